@@ -1,0 +1,60 @@
+"""The one error family: raised deep, shown once by `hetctl.app` as a sentence, a hint and an exit code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HetctlError(Exception):
+    """A failure a person can act on: one sentence, a hint on what to do, and the documented exit code."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class WorkFailed(HetctlError):
+    """The work itself failed (exit 1): a rank crashed, a check failed."""
+
+
+class ConfigError(HetctlError):
+    """What a person typed or wrote is wrong (exit 2)."""
+
+    exit_code = 2
+
+
+class Undetermined(HetctlError):
+    """Something essential could not be determined (exit 3)."""
+
+    exit_code = 3
+
+
+class Unreachable(HetctlError):
+    """One or more hosts could not be reached (exit 4)."""
+
+    exit_code = 4
+
+
+class Infeasible(HetctlError):
+    """No plan satisfies the constraints (exit 5)."""
+
+    exit_code = 5
+
+
+class Interrupted(HetctlError):
+    """A signal ended the work (exit 130 for INT, 143 for TERM)."""
+
+    exit_code = 130
+
+
+def nearest(word: str, known: Iterable[str], *, count: int = 3) -> str:
+    """A hint naming the known words closest to `word`, or all of them when none is close."""
+    choices = sorted(known)
+    close = difflib.get_close_matches(word.lower(), choices, n=count, cutoff=0.5)
+    if close:
+        return "did you mean " + " or ".join(f"'{c}'" for c in close) + "?"
+    return "known: " + ", ".join(choices)

@@ -1,0 +1,90 @@
+"""Files in and out: YAML and JSON read with caps and clear errors, everything written atomically."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.units import MiB, show_bytes
+
+MAX_YAML_BYTES = 64 * MiB
+
+
+def read_yaml(path: Path, *, what: str) -> Any:
+    """The plain data of one YAML document (safe loader, size-capped). Raises ConfigError."""
+    import yaml  # 30 ms that `hetctl --help` need not pay
+
+    text = read_text(path, what=what, max_bytes=MAX_YAML_BYTES)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return yaml.load(text, Loader=loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" (line {mark.line + 1})" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(
+            f"{path}{place} is not the plain YAML a {what} is made of: {problem}",
+            hint="only plain values are read: no tags, no code",
+        ) from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply to be a {what}") from None
+
+
+def read_text(path: Path, *, what: str, max_bytes: int) -> str:
+    """The text of a file people wrote. Raises ConfigError when absent, too large, or not UTF-8."""
+    try:
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise ConfigError(f"{path} is {show_bytes(size)}: too large to be a {what}")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {what} at {path}", hint="check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as a {what}: {error}") from None
+
+
+def write_yaml(path: Path, data: Any, *, header: str = "") -> None:
+    """Plain data as YAML, atomically, keys in the order given; `header` becomes comment lines."""
+    import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text = yaml.dump(data, Dumper=dumper, sort_keys=False, default_flow_style=None, width=160)
+    comment = "".join(f"# {line}\n" for line in header.splitlines())
+    write_atomically(path, comment + text)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Plain data as indented JSON, atomically. NaN and infinity become null: JSON has no word for them."""
+    write_atomically(path, json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
+
+
+def finite(data: Any) -> Any:
+    """`data` with NaN and infinities replaced by None, so that any JSON reader can read it."""
+    if isinstance(data, float):
+        return data if data == data and abs(data) != float("inf") else None
+    if isinstance(data, dict):
+        return {k: finite(v) for k, v in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(v) for v in data]
+    return data
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write beside `path`, sync, rename: readers see the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    payload = content.encode() if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,28 @@
+"""The one table of native back ends: a vendor's library, the torch back end that loads it, its device type.
+
+A further vendor is one more row here, a row in the hardware table, and a probe file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+NativeName = Literal["nccl", "rccl", "gloo"]
+
+
+@dataclass(frozen=True)
+class Native:
+    """One vendor's native communication library as torch knows it."""
+
+    library: NativeName  # what a person calls it
+    torch_backend: str  # what torch.distributed calls it
+    device_type: str  # torch device type of the tensors it carries
+    visible_devices: str  # the environment variable that selects devices
+
+
+NATIVES: dict[str, Native] = {
+    "nvidia": Native("nccl", "nccl", "cuda", "CUDA_VISIBLE_DEVICES"),
+    "amd": Native("rccl", "nccl", "cuda", "HIP_VISIBLE_DEVICES"),
+    "cpu": Native("gloo", "gloo", "cpu", ""),
+}

@@ -1,0 +1,75 @@
+"""What a rank knows of the plan: who it is, which islands there are, how they are joined. One JSON slice.
+
+The launcher writes it, `HETCTL_PLACEMENT` names it, and the `het` back end of any program reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+from hetctl.comm.cluster import TransportKind
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.values import decode, encode
+
+VARIABLE = "HETCTL_PLACEMENT"
+
+
+@dataclass(frozen=True)
+class PlacedIsland:
+    """An island's global ranks and the torch back end that is native to it."""
+
+    name: str
+    vendor: str
+    torch_backend: str  # nccl or gloo
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PlacedBridge:
+    """The transport between two islands (by name)."""
+
+    islands: tuple[str, str]
+    transport: TransportKind
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The islands of a job as every rank sees them; the same on all ranks."""
+
+    islands: tuple[PlacedIsland, ...]
+    bridges: tuple[PlacedBridge, ...] = ()
+    hosts: tuple[str, ...] = ()  # per rank: the host's name, for error messages
+    verify_bridge: bool = False
+
+    @cached_property
+    def island_of_rank(self) -> dict[int, PlacedIsland]:
+        return {rank: island for island in self.islands for rank in island.ranks}
+
+    def islands_of(self, ranks: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Island name -> those of `ranks` in it, in the order of `ranks`. Raises ConfigError for strangers."""
+        found: dict[str, list[int]] = {}
+        for rank in ranks:
+            island = self.island_of_rank.get(rank)
+            if island is None:
+                raise ConfigError(f"rank {rank} is in no island of the placement")
+            found.setdefault(island.name, []).append(rank)
+        return {name: tuple(members) for name, members in found.items()}
+
+    def to_json(self) -> str:
+        return json.dumps(encode(self))
+
+
+@cache
+def current_placement() -> Placement:
+    """The placement of this process, from the file `HETCTL_PLACEMENT` names. Raises ConfigError."""
+    path = os.environ.get(VARIABLE)
+    if not path:
+        raise ConfigError(
+            f"the 'het' back end needs a placement: {VARIABLE} is not set",
+            hint="start the program with `hetctl run` or `hetctl train`",
+        )
+    return decode(Placement, json.loads(Path(path).read_text(encoding="utf-8")), where=VARIABLE)

@@ -1,0 +1,277 @@
+"""The plan as frozen values: the one contract between the planner, the launcher and the ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from hetctl.comm.cluster import SCHEMA_VERSION, TransportKind, check_schema_version
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.files import read_yaml, write_yaml
+from hetctl.comm.values import decode, encode
+
+GroupKind = Literal["tensor", "data", "pipeline", "segment"]
+BackendName = Literal["nccl", "rccl", "gloo", "het"]
+Span = tuple[int, int]  # layers [first, past_last)
+
+
+@dataclass(frozen=True)
+class PlannedIsland:
+    """An island of the plan: `vendor` is what it stands for, `ranks` who is in it."""
+
+    name: str
+    vendor: str
+    device_classes: tuple[str, ...]
+    fabric: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PlannedRank:
+    """One process: where it runs and which stages it holds (several under interleaved schedules)."""
+
+    rank: int
+    host: str
+    device: int
+    device_class: str
+    island: str
+    replica: int | None  # None: the plan leaves this device idle
+    stages: tuple[int, ...]
+    nics: tuple[str, ...] = ()
+    speed: float = 1.0
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive layers on one group of ranks, and how those ranks run them."""
+
+    layers: Span
+    ranks: tuple[int, ...]
+    micro_batch_size: int  # samples per micro-batch over the whole width
+    micro_batches: int
+    tensor_parallel: int = 1
+    shards: int = 1
+    recompute: Literal["none", "selective", "full"] = "none"
+    offload: bool = False
+
+    @property
+    def width(self) -> int:
+        """How many parts the samples of a micro-batch are shared among."""
+        return len(self.ranks) // self.tensor_parallel
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One full pipeline of stages."""
+
+    stages: tuple[Stage, ...]
+
+    @property
+    def samples(self) -> int:
+        """Samples of a step that this replica works on."""
+        return self.stages[0].micro_batch_size * self.stages[0].micro_batches
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Layers that every replica keeps within one stage, and the groups that sum their gradients."""
+
+    layers: Span
+    groups: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """One process group: who is in it, what really runs it, over which network."""
+
+    name: str
+    kind: GroupKind
+    ranks: tuple[int, ...]
+    backend: BackendName
+    net: Literal["ib", "socket"] | None = None
+
+
+@dataclass(frozen=True)
+class Rail:
+    """One NIC-bound lane of a bridge."""
+
+    from_rank: int
+    from_nic: str
+    to_rank: int
+    to_nic: str
+    rate_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """How two islands talk in this plan, and why so."""
+
+    islands: tuple[str, str]
+    transport: TransportKind
+    rails: tuple[Rail, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the planner expects. `basis` says whether costs were measured or come from the table."""
+
+    basis: Literal["measured", "table"]
+    step_time_s: float
+    tokens_per_s: float
+    bubble_share: float
+    bridge_share: float
+    efficiency: float | None
+    memory_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Topology + partition + transports, with a reason for each choice."""
+
+    cluster_digest: str
+    model: str
+    seq_len: int
+    global_batch: int  # samples
+    schedule: str
+    forwards_ahead: tuple[int, ...]
+    islands: tuple[PlannedIsland, ...]
+    ranks: tuple[PlannedRank, ...]
+    replicas: tuple[Replica, ...]
+    segments: tuple[Segment, ...]
+    groups: tuple[Group, ...]
+    bridges: tuple[Bridge, ...]
+    predicted: Predicted | None
+    reasons: tuple[str, ...]
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def world_size(self) -> int:
+        return len(self.ranks)
+
+    @cached_property
+    def layer_count(self) -> int:
+        return max(stage.layers[1] for replica in self.replicas for stage in replica.stages)
+
+    @cached_property
+    def island_of_rank(self) -> dict[int, PlannedIsland]:
+        return {rank: island for island in self.islands for rank in island.ranks}
+
+    def crosses_islands(self, ranks: Iterable[int]) -> bool:
+        """Whether these ranks lie in more than one island."""
+        return len({self.island_of_rank[r].name for r in ranks}) > 1
+
+    def validate(self, *, where: str, layers: int | None = None) -> None:
+        """Raise ConfigError unless every rank and every layer is where exactly one owner expects it.
+
+        `layers` is the model's number of blocks, where known: then none may be missing at the end.
+        """
+        _check_ranks(self, where)
+        for number, replica in enumerate(self.replicas):
+            _check_replica(self, number, replica, where, self.layer_count if layers is None else layers)
+        samples = sum(r.samples for r in self.replicas)
+        if samples != self.global_batch:
+            raise ConfigError(f"{where}: the replicas take {samples} samples, global_batch is {self.global_batch}")
+        _check_segments(self, where)
+        for group in self.groups:
+            unknown = sorted(set(group.ranks) - set(range(self.world_size)))
+            if unknown:
+                raise ConfigError(f"{where}: group '{group.name}' names rank {unknown[0]}, which does not exist")
+            if group.backend != "het" and self.crosses_islands(group.ranks):
+                raise ConfigError(f"{where}: group '{group.name}' crosses islands but is {group.backend}, not het")
+
+
+def segments_of(replicas: tuple[Replica, ...]) -> tuple[Span, ...]:
+    """The coarsest spans that lie within one stage of every replica: the union of all cuts."""
+    cuts = sorted({edge for r in replicas for s in r.stages for edge in s.layers})
+    return tuple(itertools.pairwise(cuts))
+
+
+def load_plan(path: Path) -> Plan:
+    """A plan.yaml, validated. Raises ConfigError."""
+    data = read_yaml(path, what="plan")
+    check_schema_version(data, where=str(path))
+    plan = decode(Plan, data, where=path.name)
+    plan.validate(where=path.name)
+    return plan
+
+
+def save_plan(path: Path, plan: Plan) -> None:
+    """Write plan.yaml atomically."""
+    write_yaml(path, encode(plan), header="Who does what, and why. Editable: it is validated when loaded.")
+
+
+def _check_ranks(plan: Plan, where: str) -> None:
+    numbers = [r.rank for r in plan.ranks]
+    if numbers != list(range(len(numbers))):
+        raise ConfigError(f"{where}: ranks must be 0..{len(numbers) - 1} in order, each once, found {numbers[:20]}")
+    listed = sorted(rank for island in plan.islands for rank in island.ranks)
+    if listed != numbers:
+        odd = sorted(set(listed) ^ set(numbers)) or sorted({r for r in listed if listed.count(r) > 1})
+        raise ConfigError(f"{where}: rank {odd[0]} must be in exactly one island")
+    for rank in plan.ranks:
+        if plan.island_of_rank[rank.rank].name != rank.island:
+            raise ConfigError(f"{where}: rank {rank.rank} says island '{rank.island}', the islands say otherwise")
+
+
+def _check_replica(plan: Plan, number: int, replica: Replica, where: str, layers: int) -> None:
+    place = f"{where}: replica {number}"
+    if not replica.stages:
+        raise ConfigError(f"{place} has no stages")
+    edge = 0
+    for index, stage in enumerate(replica.stages):
+        _check_stage(stage, replica, f"{place}, stage {index}")
+        if stage.layers[0] != edge:
+            raise ConfigError(f"{place}: stage {index} begins at layer {stage.layers[0]}, expected {edge}")
+        edge = stage.layers[1]
+        for rank in stage.ranks:
+            owner = plan.ranks[rank] if 0 <= rank < plan.world_size else None
+            if owner is None or owner.replica != number or index not in owner.stages:
+                raise ConfigError(f"{place}: stage {index} lists rank {rank}, which is not placed there")
+    if edge != layers:
+        raise ConfigError(f"{place} covers layers up to {edge}, the model has {layers}")
+    for placed in plan.ranks:
+        for index in placed.stages if placed.replica == number else ():
+            if index >= len(replica.stages) or placed.rank not in replica.stages[index].ranks:
+                raise ConfigError(f"{place}: rank {placed.rank} is missing from stage {index}")
+
+
+def _check_stage(stage: Stage, replica: Replica, place: str) -> None:
+    first, past_last = stage.layers
+    if past_last <= first:
+        raise ConfigError(f"{place} holds no layer")
+    if not stage.ranks or len(set(stage.ranks)) != len(stage.ranks):
+        raise ConfigError(f"{place} must list its ranks, each once")
+    if stage.tensor_parallel < 1 or len(stage.ranks) % stage.tensor_parallel:
+        raise ConfigError(f"{place}: {len(stage.ranks)} ranks do not divide by tensor_parallel {stage.tensor_parallel}")
+    if stage.micro_batch_size < stage.width or stage.micro_batches < 1:
+        raise ConfigError(
+            f"{place}: {stage.micro_batches} micro-batches of {stage.micro_batch_size} samples cannot be shared "
+            f"by a width of {stage.width}",
+            hint="every rank of a stage needs at least one sample of each micro-batch",
+        )
+    if stage.micro_batch_size * stage.micro_batches != replica.samples:
+        raise ConfigError(f"{place} takes other samples than the first stage of its replica")
+
+
+def _check_segments(plan: Plan, where: str) -> None:
+    spans = tuple(s.layers for s in plan.segments)
+    if spans != segments_of(plan.replicas):
+        raise ConfigError(f"{where}: the segments do not match the stages' cuts: expected {segments_of(plan.replicas)}")
+    for segment in plan.segments:
+        holders = {
+            rank
+            for replica in plan.replicas
+            for stage in replica.stages
+            if stage.layers[0] <= segment.layers[0] and segment.layers[1] <= stage.layers[1]
+            for rank in stage.ranks
+        }
+        listed = [rank for group in segment.groups for rank in group]
+        if set(listed) != holders or len(listed) != len(holders):
+            odd = sorted(set(listed) ^ holders)
+            raise ConfigError(f"{where}: segment {segment.layers} must list each holder once (rank {odd[:1]})")

@@ -1,0 +1,42 @@
+"""The command line: registers the commands, and is the one error boundary."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from hetctl import __version__
+from hetctl.comm.errors import HetctlError
+from hetctl.console import Sink
+
+app = typer.Typer(
+    name="hetctl",
+    help="Train one large language model on a cluster that no single communication library can span.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True),
+) -> None:
+    if version:
+        print(f"hetctl {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; every HetctlError becomes a sentence, a hint and its exit code."""
+    try:
+        app()
+    except HetctlError as error:
+        Sink(as_json="--json" in sys.argv).failure(error)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader went away; nobody is left to tell
+        sys.exit(1)

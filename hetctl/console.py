@@ -1,0 +1,63 @@
+"""The one output sink. Commands hand it data; it knows people (rich on a terminal), plain text and `--json`.
+
+With `--json` exactly one JSON document goes to stdout; everything else goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from hetctl.comm.errors import HetctlError
+from hetctl.comm.files import finite
+
+
+class Sink:
+    """Where a command's words go: `say` for people, `result` for the one document a script reads."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.people = _console(sys.stderr if as_json else sys.stdout)
+        self.errors = _console(sys.stderr)
+
+    @property
+    def live(self) -> bool:
+        """Whether moving pictures (progress) make sense where people look."""
+        return self.people.is_terminal and not self.people.no_color
+
+    def say(self, content: RenderableType = "") -> None:
+        """A line, table or tree for people."""
+        self.people.print(content, highlight=False)
+
+    def warn(self, sentence: str) -> None:
+        """Something a person should know: a fallback, a doubt. Always on stderr."""
+        self.errors.print(f"[yellow]note:[/] {_plain(sentence)}", highlight=False, soft_wrap=True)
+
+    def result(self, document: Any) -> None:
+        """The one JSON document of `--json`; nothing otherwise."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(finite(document), indent=2, allow_nan=False) + "\n")
+            sys.stdout.flush()
+
+    def failure(self, error: HetctlError) -> None:
+        """One sentence, one hint; with `--json` also the document, so that scripts see why."""
+        self.errors.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False, soft_wrap=True)
+        if error.hint:
+            self.errors.print(f"[bold]hint:[/] {_plain(error.hint)}", highlight=False, soft_wrap=True)
+        self.result({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
+
+
+def _console(stream: Any) -> Console:
+    plain = not stream.isatty() or "NO_COLOR" in os.environ
+    width = None if stream.isatty() else 120
+    return Console(file=stream, no_color=plain, force_terminal=False if plain else None, width=width)
+
+
+def _plain(text: str) -> str:
+    """Text as it stands: control characters dropped, rich's markup escaped."""
+    clean = "".join(c for c in text if c in "\n\t" or (c.isprintable()))
+    return clean.replace("[", "\\[")

@@ -1,0 +1,1 @@
+"""Values to pictures: tables and trees for terminals, pages for browsers. Nothing here decides anything."""

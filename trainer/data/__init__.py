@@ -1,0 +1,1 @@
+"""From files to the samples of a step, the same whatever the layout."""
