@@ -138,7 +138,7 @@ class Recipe:
         shape = self.shape()
         if self.model.seq_len > shape.max_seq_len:
             raise ConfigError(
-                f"model.seq_len {self.model.seq_len} is longer than the {shape.max_seq_len} positions of '{shape.name}'",
+                f"model.seq_len {self.model.seq_len} is longer than the {shape.max_seq_len} positions of the model",
                 hint="shorten model.seq_len or choose another model",
             )
 
