@@ -8,6 +8,7 @@ import typer
 
 from hetctl import __version__
 from hetctl.comm.errors import HetctlError
+from hetctl.commands.plan import plan
 from hetctl.console import Sink
 
 app = typer.Typer(
@@ -28,6 +29,9 @@ def root(
     if version:
         print(f"hetctl {__version__}")
         raise typer.Exit
+
+
+app.command("plan")(plan)
 
 
 def main() -> None:
