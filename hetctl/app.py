@@ -9,6 +9,7 @@ import typer
 from hetctl import __version__
 from hetctl.comm.errors import HetctlError
 from hetctl.commands.plan import plan
+from hetctl.commands.train import train
 from hetctl.console import Sink
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ def root(
 
 
 app.command("plan")(plan)
+app.command("train")(train)
 
 
 def main() -> None:

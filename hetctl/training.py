@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -12,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from hetctl import planning
-from hetctl.comm.cluster import Cluster
-from hetctl.comm.errors import ConfigError, HetctlError, Interrupted, WorkFailed
+from hetctl.comm.cluster import Cluster, load_cluster
+from hetctl.comm.emulate import SpecIsland, SpecPart, label_machine, parse_spec
+from hetctl.comm.errors import ConfigError, Interrupted, WorkFailed
 from hetctl.comm.files import write_atomically, write_json, write_yaml
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.plan import Plan, load_plan, save_plan
@@ -23,12 +27,18 @@ from hetctl.launcher.environment import HostShape, placement_of, rank_settings
 from hetctl.launcher.failure import find_failure, read_rank_error
 from hetctl.launcher.runfolder import RunFolder, create_run
 from hetctl.launcher.supervisor import Event, HostSpec, Outcome, Supervisor
+from hetctl.render.plan import show_plan
 from hetctl.render.report import write_report
 from hetctl.render.run import LiveRun, failure_lines, summary_table
+from hetctl.thismachine import this_machine
+from hetctl.trainer import checkpoints
 from hetctl.trainer.data.sources import source_files
 from hetctl.trainer.data.tokens import open_tokens
+from hetctl.trainer.executable import check_executable
+from hetctl.trainer.hardware import CLASSES
 from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
+from hetctl.trainer.planner import EXECUTABLE, make_plan
 from hetctl.trainer.recipe import Recipe
 from hetctl.trainer.shapes import ModelShape
 
@@ -41,6 +51,92 @@ class Prepared:
     shape: ModelShape
     cluster: Cluster
     plan: Plan
+
+
+def prepare(
+    recipe: Recipe,
+    *,
+    plan_file: Path | None,
+    cluster_file: Path | None,
+    emulate: str | None,
+    profile: Path | None,
+    speed: str | None,
+    sink: Sink,
+) -> Prepared:
+    """Find the cluster, make or load the plan, check the data. Raises ConfigError or Infeasible; writes nothing."""
+    shape = recipe.shape()
+    wanted = load_plan(plan_file, layers=shape.layers) if plan_file else None
+    cluster = _find_cluster(cluster_file, emulate, wanted, sink)
+    if wanted is not None:
+        plan = _checked_plan(wanted, cluster, recipe, sink)
+    else:
+        speeds, measured = planning.read_speeds(speed), planning.read_profile(profile)
+        plan = make_plan(cluster, recipe, speeds=speeds, profile=measured, abilities=EXECUTABLE)
+    check_data(recipe, sink)
+    return Prepared(recipe, shape, cluster, plan)
+
+
+def _find_cluster(cluster_file: Path | None, emulate: str | None, plan: Plan | None, sink: Sink) -> Cluster:
+    """The cluster to run on; an emulation labels this machine's devices, and says which."""
+    if cluster_file is not None and emulate is not None:
+        raise ConfigError("--cluster and --emulate exclude each other", hint="give one of them")
+    here = Path("cluster.yaml")
+    if cluster_file is None and emulate is None and plan is None and here.is_file():
+        sink.warn("using ./cluster.yaml")
+        cluster_file = here
+    if cluster_file is not None:
+        return _only_local(load_cluster(cluster_file))
+    spec = _spec_of(plan) if plan else parse_spec(emulate or planning.DEFAULT_SPEC, CLASSES)
+    machine, words = this_machine(sum(island.count for island in spec))
+    sink.say(f"emulating {emulate or (plan_words(plan) if plan else planning.DEFAULT_SPEC)} on {words}")
+    if machine.native == "gloo" and any(p.speed != 1 for i in spec for p in i.parts):
+        sink.warn("on CPU an @SPEED weights the plan only: the processes run as fast as they can")
+    return label_machine(spec, machine)
+
+
+def _only_local(cluster: Cluster) -> Cluster:
+    """Until ranks start over SSH, a cluster of other machines is refused rather than half run."""
+    names = {socket.gethostname(), "localhost"}
+    strangers = [h.name for h in cluster.hosts if h.name not in names and h.address not in (None, "127.0.0.1")]
+    if strangers:
+        raise ConfigError(
+            f"this version starts ranks on this machine only; {strangers[0]} is another",
+            hint="try the plan with --emulate, or `hetctl plan --cluster`",
+        )
+    return cluster
+
+
+def _spec_of(plan: Plan) -> tuple[SpecIsland, ...]:
+    """The emulation a plan file was made for: its islands' ranks, class by class."""
+    islands = []
+    for island in plan.islands:
+        parts = tuple(SpecPart(plan.ranks[r].device_class, 1, plan.ranks[r].speed) for r in island.ranks)
+        islands.append(SpecIsland(island.vendor, parts))
+    return tuple(islands)
+
+
+def plan_words(plan: Plan) -> str:
+    """The plan's islands in a few words."""
+    return ",".join(f"{i.name}:{len(i.ranks)}" for i in plan.islands)
+
+
+def _checked_plan(plan: Plan, cluster: Cluster, recipe: Recipe, sink: Sink) -> Plan:
+    """A person's plan file, if this cluster and recipe can run it. Raises ConfigError."""
+    if plan.seq_len != recipe.model.seq_len or plan.global_batch != recipe.batch.global_batch:
+        raise ConfigError(
+            f"the plan is for {plan.global_batch} samples of {plan.seq_len} tokens, the recipe asks for "
+            f"{recipe.batch.global_batch} of {recipe.model.seq_len}",
+            hint="make the plan anew, or set batch.global_batch and model.seq_len to the plan's",
+        )
+    check_executable(plan)
+    if plan.cluster_digest != cluster.digest:
+        sink.warn("the plan was made for another cluster (its digest differs); its ranks fit, so it is used")
+    return plan
+
+
+def show(prepared: Prepared, sink: Sink) -> None:
+    """The plan for people, before anything starts."""
+    show_plan(sink, prepared.plan)
 
 
 def check_data(recipe: Recipe, sink: Sink) -> None:
@@ -91,8 +187,6 @@ def raise_unless_done(summary: dict[str, Any]) -> None:
 
 def _checkpoint(resume: str, folder: RunFolder) -> str | None:
     """The checkpoint to continue from, as the ranks will load it."""
-    from hetctl.trainer import checkpoints  # torch-free listing
-
     if resume == "never":
         return None
     if resume == "auto":
@@ -119,8 +213,6 @@ def _write_run_files(prepared: Prepared, folder: RunFolder, checkpoint: str | No
 
 
 def _local_host(prepared: Prepared, folder: RunFolder, files: dict[str, Path]) -> HostSpec:
-    import os
-
     device_type = "cpu" if prepared.cluster.runs == "gloo" else "cuda"
     host = HostShape(prepared.plan.ranks[0].host, len(os.sched_getaffinity(0)), device_type, "127.0.0.1", "lo")
     workers = []
@@ -233,13 +325,8 @@ def _islands(plan: Plan) -> list[dict[str, Any]]:
 
 def _show_end(summary: dict[str, Any], outcome: Outcome, folder: RunFolder, sink: Sink) -> None:
     if summary["status"] == "failed" and folder.failure.is_file():
-        import json
-
         for line in failure_lines(json.loads(folder.failure.read_text())):
             sink.errors.print(line, highlight=False, markup=False, soft_wrap=True)
     sink.say(summary_table(summary))
     left = "nothing of the run is left running" if outcome.left == 0 else f"{outcome.left} processes are left"
     sink.say(f"{left}; report: {folder.report}")
-
-
-__all__ = ["HetctlError", "Prepared", "check_data", "load_plan", "planning", "raise_unless_done", "train"]

@@ -48,7 +48,8 @@ class Layout:
 def plan_of(layout: Layout, *, seq_len: int, transport: str = "tcp") -> Plan:
     """The plan of a layout; every group it needs, `het` where one crosses islands."""
     replicas = tuple(
-        Replica(tuple(Stage(c.layers, c.ranks, p.micro_batch_size, p.micro_batches) for c in p.cuts)) for p in layout.pipes
+        Replica(tuple(Stage(c.layers, c.ranks, p.micro_batch_size, p.micro_batches) for c in p.cuts))
+        for p in layout.pipes
     )
     islands = tuple(PlannedIsland(f"i{n}", "cpu", ("cpu",), "host", r) for n, r in enumerate(layout.islands))
     home = {rank: island.name for island in islands for rank in island.ranks}
@@ -75,7 +76,9 @@ def plan_of(layout: Layout, *, seq_len: int, transport: str = "tcp") -> Plan:
 
 
 def _holders(layout: Layout, span: tuple[int, int]) -> tuple[int, ...]:
-    held = [r for p in layout.pipes for c in p.cuts if c.layers[0] <= span[0] and span[1] <= c.layers[1] for r in c.ranks]
+    held = [
+        r for p in layout.pipes for c in p.cuts if c.layers[0] <= span[0] and span[1] <= c.layers[1] for r in c.ranks
+    ]
     return tuple(sorted(held))
 
 

@@ -81,7 +81,9 @@ def _islands(plan: Plan, summary: dict[str, Any]) -> str:
         layers = ", ".join(f"{a}-{b - 1}" for a, b in island["layers"]) or "idle"
         ranks = ", ".join(map(str, island["ranks"]))
         rows += f"<tr><td>{html.escape(island['name'])}<td>{html.escape(island['vendor'])}<td>{ranks}<td>{layers}"
-    ways = "".join(f"<li>{html.escape(' and '.join(b.islands))}: {b.transport} ({html.escape(b.reason)})" for b in plan.bridges)
+    ways = "".join(
+        f"<li>{html.escape(' and '.join(b.islands))}: {b.transport} ({html.escape(b.reason)})" for b in plan.bridges
+    )
     label = "<p>Emulated on one machine: labels decide who may talk natively.</p>" if summary["emulated"] else ""
     return f"{label}<table>{rows}</table><ul>{ways}</ul>"
 
@@ -99,7 +101,8 @@ def _line(points: Sequence[tuple[float, float | None]], color: str) -> str:
 
     path = " ".join(at(x, y) for x, y in known)
     marks = "".join(
-        f'<text x="2" y="{y:.0f}" font-size="12" fill="#666">{_tick(v)}</text>' for v, y in ((high, 16), (low, HEIGHT - 26))
+        f'<text x="2" y="{y:.0f}" font-size="12" fill="#666">{_tick(v)}</text>'
+        for v, y in ((high, 16), (low, HEIGHT - 26))
     )
     ends = "".join(
         f'<text x="{x}" y="{HEIGHT - 6}" font-size="12" fill="#666" text-anchor="{a}">step {v:.0f}</text>'
