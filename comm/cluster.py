@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from hetctl.comm.access import Access
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_yaml, write_yaml
 from hetctl.comm.natives import NativeName
@@ -54,7 +55,7 @@ class Host:
     """One machine: how it is reached, what it holds, and everything its probe read (`facts`)."""
 
     name: str
-    address: str | None = None  # where SSH connects; None is this machine
+    access: Access | None = None  # how it is entered; None: emulated or described
     data_address: str | None = None  # where ranks talk
     status: str = "ok"  # ok, or the outcome of the failed discovery
     reason: str | None = None
@@ -125,8 +126,8 @@ class Cluster:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over what plans depend on; raw facts (free memory, counters) are left out."""
-        bare = replace(self, hosts=tuple(replace(h, facts={}) for h in self.hosts))
+        """SHA-256 over what plans depend on: not raw facts (free memory, counters), nor how hosts are entered."""
+        bare = replace(self, hosts=tuple(replace(h, facts={}, access=None) for h in self.hosts))
         text = json.dumps(encode(bare), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
