@@ -39,7 +39,7 @@ class Nic:
 class Device:
     """One accelerator (or one CPU process slot) of a host."""
 
-    index: int  # as the vendor's runtime counts it on that host
+    index: int  # unique on its host
     vendor: str
     device_class: str
     memory_bytes: int | None = None
@@ -48,6 +48,7 @@ class Device:
     pci: str | None = None
     numa_node: int | None = None
     speed: float = 1.0  # emulation: the share of this machine's speed, (0, 1]
+    ordinal: int | None = None  # as its vendor's runtime counts it, where that is not `index`
 
 
 @dataclass(frozen=True)
