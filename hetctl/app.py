@@ -8,6 +8,8 @@ import typer
 
 from hetctl import __version__
 from hetctl.comm.errors import HetctlError
+from hetctl.commands.plan import plan
+from hetctl.commands.train import train
 from hetctl.console import Sink
 
 app = typer.Typer(
@@ -28,6 +30,10 @@ def root(
     if version:
         print(f"hetctl {__version__}")
         raise typer.Exit
+
+
+app.command("plan")(plan)
+app.command("train")(train)
 
 
 def main() -> None:
