@@ -6,6 +6,7 @@ facts = parse(raw)                         # comm.facts.HostFacts; what cannot b
 """
 
 from hetctl.probe.assemble import parse
-from hetctl.probe.raw import MAX_STDOUT_BYTES, Options, Raw, extract, program
+from hetctl.probe.raw import MAX_STDOUT_BYTES, Options, Raw, extract
+from hetctl.probe.wanted import program
 
 __all__ = ["MAX_STDOUT_BYTES", "Options", "Raw", "extract", "parse", "program"]

@@ -6,20 +6,17 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from hetctl.comm.errors import ConfigError, HetctlError, Undetermined
 from hetctl.comm.units import MiB, show_bytes
-from hetctl.comm.values import decode, encode
+from hetctl.comm.values import decode
 
 SCHEMA = 1
 MAX_DOCUMENT_BYTES = 8 * MiB
 MAX_STDOUT_BYTES = MAX_DOCUMENT_BYTES + MiB  # a reader may stop here: banners are small
 BEGIN, END = b"=====hetctl-probe-begin=====", b"=====hetctl-probe-end====="
 UNSUPPORTED = b"hetctl-probe: python "  # what the program prints when the host's Python is too old
-_OPTIONS_MARK = "OPTIONS = {}"
 
 
 @dataclass(frozen=True)
@@ -71,22 +68,12 @@ class Raw:
         content = self.files.get(path)
         return None if content is None else content.strip()
 
+    def children(self, folder: str) -> tuple[str, ...]:
+        """The names in a listed folder, in the host's sorted order; empty when it was not there."""
+        return self.listings.get(folder.rstrip("/"), ())
+
     def tool(self, name: str) -> ToolOutput:
         return self.tools.get(name) or ToolOutput(problem="not run")
-
-
-def program(options: Options) -> bytes:
-    """The self-contained program, to be fed to `python3 -` on the host: nothing is installed there."""
-    source = _remote_source()
-    embedded = f"OPTIONS = {json.dumps(encode(options), ensure_ascii=True)}"
-    return source.replace(_OPTIONS_MARK, embedded, 1).encode("ascii")
-
-
-@cache
-def _remote_source() -> str:
-    source = (Path(__file__).parent / "remote.py").read_text(encoding="ascii")
-    assert source.count(_OPTIONS_MARK) == 1
-    return source
 
 
 def extract(stdout: bytes) -> Raw:
