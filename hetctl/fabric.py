@@ -146,7 +146,8 @@ def _cpu_devices(report: Report, ports: Sequence[Port], notes: list[Note]) -> tu
     count = report.slots or (len(report.access.gpus) if report.access.gpus else 1)
     notes.append(Note(report.name, f"no host has a GPU: it stands as {count} CPU process{'es' * (count > 1)}"))
     nics = tuple(dict.fromkeys(p.facts.netdev or p.facts.name for p in ports if p.address))[:1]
-    return tuple(Device(i, "cpu", "cpu", nics=nics) for i in range(count))
+    memory = report.facts.system.memory_total_bytes if report.facts else None
+    return tuple(Device(i, "cpu", "cpu", memory // count if memory else None, nics) for i in range(count))
 
 
 def _host(

@@ -51,19 +51,18 @@ def discover(
     from hetctl.comm.values import encode
     from hetctl.fabric import build
     from hetctl.render.cluster import show_cluster
+    from hetctl.unusual import unusual
 
     sink = Sink(as_json=as_json)
-    meant, answers = _captured(from_capture) if from_capture else _asked(hosts or [], inventory, timeout, sink)
-    fabric = build([answer.report for answer in answers], named=meant.networks)
-    if links:
-        fabric = _measured(fabric, sink)
+    meant, answers = _asked(hosts or [], inventory, timeout, sink)
+    reports = [answer.report for answer in answers]
+    fabric = build(reports, named=meant.networks)
     save_cluster(output, fabric.cluster)
-    if capture:
-        _capture(capture, answers, sink)
-    show_cluster(sink, fabric.cluster, fabric.notes)
+    notes = [*fabric.notes, *unusual(reports, fabric.cluster)]
+    show_cluster(sink, fabric.cluster, notes)
     sink.say(f"wrote {output}")
-    notes = [encode(note) for note in fabric.notes]
-    sink.result({**encode(fabric.cluster), "digest": fabric.cluster.digest, "notes": notes, "file": str(output)})
+    document = {**encode(fabric.cluster), "digest": fabric.cluster.digest}
+    sink.result({**document, "notes": [encode(note) for note in notes], "file": str(output)})
     _end(answers, sink)
 
 

@@ -50,10 +50,10 @@ def cluster_tree(cluster: Cluster) -> Tree:
         network = networks.get(island.fabric)
         where = f"{_safe(island.fabric)}: {_safe(network.reason)}" if network else "within one host"
         branch = tree.add(f"[bold]{_safe(island.name)}[/]  {_many(len(island.members), 'device')}  [dim]{where}[/]")
-        for host, devices in _by_host(island, by_name).items():
-            at = f"  [dim]{_safe(by_name[host].data_address or 'no data address')}[/]"
-            leaf = branch.add(f"{_safe(host)}{at}")
-            for line in _device_lines(devices, by_name[host]):
+        for name, devices in _by_host(island, by_name).items():
+            at = f"  [dim]{_safe(by_name[name].data_address or 'no data address')}[/]"
+            leaf = branch.add(f"{_safe(name)}{at}")
+            for line in _device_lines(devices, by_name[name]):
                 leaf.add(line)
     inside = {m.host for island in cluster.islands for m in island.members}
     for host in cluster.hosts:

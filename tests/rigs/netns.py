@@ -215,7 +215,8 @@ class _Maker:
             f"PidFile {host.folder / 'sshd.pid'}",
             f"AuthorizedKeysFile {self.folder / 'user.pub'}",
             "StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUseDNS no",
-            "PermitRootLogin prohibit-password\nPrintMotd no\nPrintLastLog no\nMaxStartups 200\nSubsystem sftp internal-sftp",
+            "PermitRootLogin prohibit-password\nPrintMotd no\nPrintLastLog no\nMaxStartups 200",
+            "Subsystem sftp internal-sftp",
             "SetEnv " + " ".join(f'{k}="{v}"' for k, v in {"PATH": path, **spec.env}.items()),
         ]
         if spec.force:
