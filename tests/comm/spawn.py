@@ -34,8 +34,10 @@ def on_islands(
         placement = placement_of(sizes, **placed)
         (Path(folder) / "placement.json").write_text(placement.to_json())
         world = sum(sizes)
+        server = mp.get_context("forkserver")  # forks clean processes that have torch already: ten times as quick
+        server.set_forkserver_preload(["torch", "torch.distributed", "hetctl.comm.backend", "hetctl.trainer.loop"])
         processes = [
-            mp.get_context("spawn").Process(target=_rank, args=(rank, world, folder, body, args, seconds), daemon=True)
+            server.Process(target=_rank, args=(rank, world, folder, body, args, seconds), daemon=True)
             for rank in range(world)
         ]
         for process in processes:
