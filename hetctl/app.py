@@ -8,6 +8,8 @@ import typer
 
 from hetctl import __version__
 from hetctl.comm.errors import HetctlError
+from hetctl.commands import hosts
+from hetctl.commands.discover import discover
 from hetctl.commands.plan import plan
 from hetctl.commands.train import train
 from hetctl.console import Sink
@@ -32,6 +34,8 @@ def root(
         raise typer.Exit
 
 
+app.command("discover")(discover)
+app.add_typer(hosts.app)
 app.command("plan")(plan)
 app.command("train")(train)
 

@@ -96,8 +96,8 @@ def _find_cluster(cluster_file: Path | None, emulate: str | None, plan: Plan | N
 
 def _only_local(cluster: Cluster) -> Cluster:
     """Until ranks start over SSH, a cluster of other machines is refused rather than half run."""
-    names = {socket.gethostname(), "localhost"}
-    strangers = [h.name for h in cluster.hosts if h.name not in names and h.address not in (None, "127.0.0.1")]
+    here = {socket.gethostname(), "localhost"}
+    strangers = [h.name for h in cluster.hosts if h.name not in here and h.access is not None and not h.access.local]
     if strangers:
         raise ConfigError(
             f"this version starts ranks on this machine only; {strangers[0]} is another",
