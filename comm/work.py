@@ -39,7 +39,7 @@ class Deadline:
         return timedelta(seconds=self.left())
 
 
-class HetWork(Work):  # type: ignore[misc]
+class HetWork(Work):
     """One operation: finished or failed by the thread that runs it, waited for by the program.
 
     On devices with streams `ready` is the event that the operation's results are behind; `wait` orders the
