@@ -167,6 +167,7 @@ class _Maker:
         _ip("-n", namespace, "link", "set", "lo", "up")
         folder = self.folder / f"h{i}"
         (folder / "bin").mkdir(parents=True)
+        (folder / "home").mkdir()
         for name, script in spec.tools.items():
             (folder / "bin" / name).write_text(script)
             (folder / "bin" / name).chmod(0o755)
@@ -208,7 +209,8 @@ class _Maker:
         return f"{block}.2"
 
     def _serve(self, host: RigHost, spec: HostSpec) -> None:
-        path = f"{host.folder / 'bin'}:{_PATH}"
+        # a HOME of its own: no shell start-up file of this machine speaks on the host
+        settings = {"PATH": f"{host.folder / 'bin'}:{_PATH}", "HOME": str(host.folder / "home"), **spec.env}
         lines = [
             f"ListenAddress {host.address}:22",
             f"HostKey {self.folder / 'host'}",
@@ -217,7 +219,7 @@ class _Maker:
             "StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUseDNS no",
             "PermitRootLogin prohibit-password\nPrintMotd no\nPrintLastLog no\nMaxStartups 200",
             "Subsystem sftp internal-sftp",
-            "SetEnv " + " ".join(f'{k}="{v}"' for k, v in {"PATH": path, **spec.env}.items()),
+            "SetEnv " + " ".join(f'{k}="{v}"' for k, v in settings.items()),
         ]
         if spec.force:
             (host.folder / "force").write_text(spec.force)
