@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from hetctl.commands import options
 from hetctl.console import Sink
 
 if TYPE_CHECKING:
+    from hetctl.comm.cluster import Cluster
     from hetctl.discover import Answer
     from hetctl.inventory import Inventory
 
@@ -57,11 +59,12 @@ def discover(
     meant, answers = _asked(hosts or [], inventory, timeout, sink)
     reports = [answer.report for answer in answers]
     fabric = build(reports, named=meant.networks)
-    save_cluster(output, fabric.cluster)
-    notes = [*fabric.notes, *unusual(reports, fabric.cluster)]
-    show_cluster(sink, fabric.cluster, notes)
+    cluster = _measured(fabric.cluster, meant, timeout, sink) if links else fabric.cluster
+    save_cluster(output, cluster)
+    notes = [*fabric.notes, *unusual(reports, cluster)]
+    show_cluster(sink, cluster, notes)
     sink.say(f"wrote {output}")
-    document = {**encode(fabric.cluster), "digest": fabric.cluster.digest}
+    document = {**encode(cluster), "digest": cluster.digest}
     sink.result({**document, "notes": [encode(note) for note in notes], "file": str(output)})
     _end(answers, sink)
 
@@ -76,6 +79,17 @@ def _asked(hosts: list[str], file: Path | None, timeout: float, sink: Sink) -> t
     sink.warn(f"discovering {count} host{'s' * (count > 1)} from {meant.origin}")
     width = max(len(entry.name) for entry in meant.entries)
     return meant, ask(meant.entries, timeout_s=timeout, on_answer=lambda a: sink.say(host_line(a.report, width)))
+
+
+def _measured(cluster: Cluster, meant: Inventory, timeout: float, sink: Sink) -> Cluster:
+    from hetctl.links import measure_links, pair_line
+
+    measured = measure_links(
+        cluster, meant.entries, connect_s=timeout, on_pair=lambda pair, rows: sink.say(escape(pair_line(pair, rows)))
+    )
+    if not measured.measured:
+        sink.warn("--links: there is no pair of hosts to measure between")
+    return measured
 
 
 def _end(answers: list[Answer], sink: Sink) -> None:
