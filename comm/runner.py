@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,31 +20,36 @@ class Runner:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: queue.SimpleQueue[tuple[HetWork, Callable[[], None], Any] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[HetWork, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._streams: dict[torch.device, Any] = {}
 
-    def put(self, work: HetWork, call: Callable[[], None], *, device: torch.device) -> None:
+    def put(self, work: HetWork, call: Callable[[], None], *, touched: Sequence[torch.Tensor]) -> None:
         """Run `call` after everything put before it, then finish `work`; on a side stream if the device has any."""
+        device = touched[0].device if touched else torch.device("cpu")
         start = None
         if device.type == "cuda":
             start = torch.cuda.Event()
             start.record(torch.cuda.current_stream(device))
         with self._lock:
-            self._queue.put((work, self._on_stream(call, device, start), device))
+            self._queue.put((work, self._on_stream(call, device, start, touched)))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
 
-    def _on_stream(self, call: Callable[[], None], device: torch.device, start: Any) -> Callable[[], Any]:
+    def _on_stream(
+        self, call: Callable[[], None], device: torch.device, start: Any, touched: Sequence[torch.Tensor]
+    ) -> Callable[[], Any]:
         def run() -> Any:
             with self._stream(device) as stream:
                 if stream is None:
                     call()
                     return None
                 stream.wait_event(start)
+                for tensor in touched:
+                    tensor.record_stream(stream)
                 call()
                 event = torch.cuda.Event()
                 event.record(stream)
@@ -75,7 +80,7 @@ class Runner:
                         self._thread = None
                         return
                 continue
-            work, call, _ = job
+            work, call = job
             try:
                 work.finish(ready=call())
             except Exception as error:  # the thread's boundary: it becomes the operation's outcome

@@ -9,6 +9,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch._C._autograd import _record_function_with_args_enter as enter_span
+from torch._C._autograd import _record_function_with_args_exit as leave_span
+from torch.autograd import _profiler_enabled as profiling
 
 from hetctl.comm.c10d import Work
 from hetctl.comm.errors import WorkFailed
@@ -43,7 +46,9 @@ class HetWork(Work):  # type: ignore[misc]
     current stream after it and returns without waiting for the device.
     """
 
-    def __init__(self, what: str, outputs: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(
+        self, what: str, outputs: Sequence[torch.Tensor] = (), *, shown: Sequence[torch.Tensor] | None = None
+    ) -> None:
         super().__init__()
         self.what = what
         self._outputs = list(outputs)
@@ -54,6 +59,9 @@ class HetWork(Work):  # type: ignore[misc]
         self._then: list[Callable[[], None]] = []
         self.ready: Any = None  # torch.cuda.Event where a stream carries the result
         self.source = -1
+        self._span: Any = None
+        if profiling():
+            self._span = enter_span(f"het:{what.split()[0]}", *(outputs if shown is None else shown))
 
     def finish(self, *, ready: Any = None, error: BaseException | None = None) -> None:
         """End the operation, once; later calls are ignored (an abort may race with success)."""
@@ -61,6 +69,8 @@ class HetWork(Work):  # type: ignore[misc]
             if self._done.is_set():
                 return
             self.ready, self._error = ready, error
+            if self._span is not None:
+                leave_span(self._span)
             self._done.set()
             then, self._then = self._then, []
         for call in then:
@@ -130,3 +140,20 @@ class HetWork(Work):  # type: ignore[misc]
             with torch.cuda.stream(torch.cuda.Stream(self._outputs[0].device)) as _:
                 torch.cuda.current_stream().wait_event(self.ready)
                 future.set_result(self._outputs)
+
+
+class Together(HetWork):
+    """Several operations waited for as one, whoever's handles they are."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        super().__init__("coalesced operations", [t for w in works if isinstance(w, HetWork) for t in w.result()])
+        self._works = works
+        self.finish()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        for work in self._works:
+            work.wait(timeout) if timeout else work.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)

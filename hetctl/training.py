@@ -88,7 +88,7 @@ def _find_cluster(cluster_file: Path | None, emulate: str | None, plan: Plan | N
         return _only_local(load_cluster(cluster_file))
     spec = _spec_of(plan) if plan else parse_spec(emulate or planning.DEFAULT_SPEC, CLASSES)
     machine, words = this_machine(sum(island.count for island in spec))
-    sink.say(f"emulating {emulate or (plan_words(plan) if plan else planning.DEFAULT_SPEC)} on {words}")
+    sink.say(f"emulating {emulate or (plan_words(plan) if plan else planning.DEFAULT_SPEC)}: {words}")
     if machine.native == "gloo" and any(p.speed != 1 for i in spec for p in i.parts):
         sink.warn("on CPU an @SPEED weights the plan only: the processes run as fast as they can")
     return label_machine(spec, machine)
@@ -162,8 +162,8 @@ def check_data(recipe: Recipe, sink: Sink) -> None:
 def train(prepared: Prepared, *, resume: str, run_dir: Path | None, sink: Sink) -> dict[str, Any]:
     """Run it. Returns the summary that is also in the run's summary.json, whatever the end was."""
     began = time.monotonic()
+    checkpoint = _checkpoint(resume, run_dir)
     folder = create_run(run_dir, prepared.plan.model)
-    checkpoint = _checkpoint(resume, folder)
     hosts = _write_run_files(prepared, folder, checkpoint)
     steps = prepared.recipe.train.steps
     found: dict[str, Any] = {}
@@ -185,12 +185,12 @@ def raise_unless_done(summary: dict[str, Any]) -> None:
         raise WorkFailed(f"the run failed: {summary['failure']}", hint=f"see {summary['run_dir']}/failure.json")
 
 
-def _checkpoint(resume: str, folder: RunFolder) -> str | None:
-    """The checkpoint to continue from, as the ranks will load it."""
+def _checkpoint(resume: str, run_dir: Path | None) -> str | None:
+    """The checkpoint to continue from, as the ranks will load it. Raises ConfigError."""
     if resume == "never":
         return None
     if resume == "auto":
-        newest = checkpoints.newest(folder.checkpoints)
+        newest = checkpoints.newest(RunFolder(run_dir.resolve()).checkpoints) if run_dir else None
         return str(newest) if newest else None
     path = Path(resume)
     if not checkpoints.is_whole(path):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +44,29 @@ def on_islands(
         ]
         for process in processes:
             process.start()
-        for process in processes:
-            process.join(seconds + 20)
-        stuck = [r for r, p in enumerate(processes) if p.is_alive()]
-        for process in processes:
-            if process.is_alive():
-                process.kill()
+        stuck = _join(processes, Path(folder), seconds=seconds + 20)
         outcomes = [_outcome(Path(folder) / f"{rank}.pt") for rank in range(world)]
     for rank, outcome in enumerate(outcomes):
         if isinstance(outcome, str) and outcome.startswith("FAILED"):
             raise AssertionError(f"rank {rank}: {outcome}")
     assert not stuck, f"ranks {stuck} did not end"
     return outcomes
+
+
+def _join(processes: list[Any], folder: Path, *, seconds: float) -> list[int]:
+    """Wait for all ranks, a short while once one has failed; kill the rest and return who they were."""
+    end = time.monotonic() + seconds
+    running = {p.sentinel: r for r, p in enumerate(processes)}
+    while running and (left := end - time.monotonic()) > 0:
+        for sentinel in wait(list(running), left):
+            rank = running.pop(sentinel)  # type: ignore[index]
+            outcome = _outcome(folder / f"{rank}.pt")
+            if isinstance(outcome, str) and outcome.startswith("FAILED"):
+                end = min(end, time.monotonic() + 3)
+    for rank in running.values():
+        processes[rank].kill()
+        processes[rank].join()
+    return list(running.values())
 
 
 def _outcome(path: Path) -> Any:
