@@ -134,5 +134,5 @@ _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f-\x9f\u200b-\u200f
 def printable(text: bytes | str, *, limit: int = 200) -> str:
     """One line safe to show on a terminal: escapes and control characters removed, length capped."""
     decoded = text[: 4 * limit].decode("utf-8", "replace") if isinstance(text, bytes) else text[: 4 * limit]
-    clean = " ".join(_CONTROL.sub(" ", decoded).split())
+    clean = " ".join(_CONTROL.sub(" ", decoded).split()).encode("utf-8", "replace").decode()  # no lone surrogates
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."

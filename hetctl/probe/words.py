@@ -42,6 +42,8 @@ def integer(value: object) -> int | None:
     """A whole number of the same shapes, also "0x12"; None for fractions and for what no counter can hold."""
     if isinstance(value, str) and re.fullmatch(r"\s*0[xX][0-9a-fA-F]{1,16}\s*", value):
         return int(value, 16)
+    if isinstance(value, str) and re.fullmatch(r"\s*[-+]?[0-9]{1,20}\s*", value):
+        value = int(value)  # a float has no room for 64 bits
     if isinstance(value, int) and not isinstance(value, bool):
         return value if abs(value) < LARGEST else None
     found, _ = _quantity(value)
