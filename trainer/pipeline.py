@@ -135,6 +135,7 @@ class StagePipeline:
 
         self.forward_in, self.forward_out = boundary(before, "forward"), boundary(after, "forward")
         self.backward_in, self.backward_out = boundary(after, "backward"), boundary(before, "backward")
+        self._connect()
 
     def train_step(self, batch: Sequence[MicroBatch], *, scale: float) -> tuple[Tensor, Tensor]:
         """Forward and backward of all micro-batches. Gradients accumulate; the loss is scaled by `scale`.
@@ -166,6 +167,28 @@ class StagePipeline:
             self._forward(k, micro_batch, forward, totals, 1.0)
         self._finish()
         return totals[0], totals[1]
+
+    def _connect(self) -> None:
+        """One element over every pair of ranks that will ever talk, in one order that all ranks share.
+
+        Native libraries connect a pair at its first transfer, and block until the peer comes to the same one:
+        left to the schedule, two ranks would each wait at another boundary's first transfer for ever.
+        """
+        device = next(self.model.parameters()).device
+        meetings = []
+        for boundary, sends, other in (
+            (self.forward_in, False, self.place.stage - 1),
+            (self.backward_out, True, self.place.stage - 1),
+            (self.forward_out, True, self.place.stage + 1),
+            (self.backward_in, False, self.place.stage + 1),
+        ):
+            if boundary is not None:
+                edge = min(self.place.stage, other)
+                for peer in boundary.peers:
+                    meetings.append((edge, boundary.tag, *sorted((self.place.rank, peer)), sends, peer, boundary))
+        for *_, sends, peer, boundary in sorted(meetings, key=lambda m: m[:4]):
+            element = torch.zeros(1, device=device)
+            (dist.send if sends else dist.recv)(element, peer, group=boundary.group, tag=boundary.tag)
 
     def _forward(
         self, k: int, data: MicroBatch, inbox: Inbox | None, totals: Tensor, scale: float
