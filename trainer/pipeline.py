@@ -175,7 +175,7 @@ class StagePipeline:
         left to the schedule, two ranks would each wait at another boundary's first transfer for ever.
         """
         device = next(self.model.parameters()).device
-        meetings = []
+        meetings: list[tuple[tuple[int, ...], bool, int, Boundary]] = []
         for boundary, sends, other in (
             (self.forward_in, False, self.place.stage - 1),
             (self.backward_out, True, self.place.stage - 1),
@@ -185,10 +185,11 @@ class StagePipeline:
             if boundary is not None:
                 edge = min(self.place.stage, other)
                 for peer in boundary.peers:
-                    meetings.append((edge, boundary.tag, *sorted((self.place.rank, peer)), sends, peer, boundary))
-        for *_, sends, peer, boundary in sorted(meetings, key=lambda m: m[:4]):
+                    turn = (edge, boundary.tag, *sorted((self.place.rank, peer)))
+                    meetings.append((turn, sends, peer, boundary))
+        for _, sends, peer, meeting in sorted(meetings, key=lambda m: m[0]):
             element = torch.zeros(1, device=device)
-            (dist.send if sends else dist.recv)(element, peer, group=boundary.group, tag=boundary.tag)
+            (dist.send if sends else dist.recv)(element, peer, group=meeting.group, tag=meeting.tag)
 
     def _forward(
         self, k: int, data: MicroBatch, inbox: Inbox | None, totals: Tensor, scale: float
