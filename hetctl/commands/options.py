@@ -29,9 +29,7 @@ Model = Annotated[
 GlobalBatch = Annotated[
     int | None, typer.Option("--global-batch", metavar="N", help="Samples per step.", rich_help_panel=_WHAT)
 ]
-SeqLen = Annotated[
-    int | None, typer.Option("--seq-len", metavar="N", help="Tokens per sample.", rich_help_panel=_WHAT)
-]
+SeqLen = Annotated[int | None, typer.Option("--seq-len", metavar="N", help="Tokens per sample.", rich_help_panel=_WHAT)]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -51,8 +49,6 @@ Split = Annotated[
 Alpha = Annotated[float | None, typer.Option("--alpha", help="Of the holmes split.", rich_help_panel=_HOW)]
 Bridge = Annotated[
     str | None,
-    typer.Option(
-        "--bridge", help="auto, direct, rdma, tcp or shm; impossible ones are errors.", rich_help_panel=_HOW
-    ),
+    typer.Option("--bridge", help="auto, direct, rdma, tcp or shm; impossible ones are errors.", rich_help_panel=_HOW),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, the rest on stderr.")]

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from hetctl.commands import options
 from hetctl.comm.errors import ConfigError
+from hetctl.commands import options
 from hetctl.console import Sink
 
 
