@@ -207,12 +207,12 @@ def segments_of(replicas: tuple[Replica, ...]) -> tuple[Span, ...]:
     return tuple(itertools.pairwise(cuts))
 
 
-def load_plan(path: Path) -> Plan:
-    """A plan.yaml, validated. Raises ConfigError."""
+def load_plan(path: Path, *, layers: int | None = None) -> Plan:
+    """A plan.yaml, validated (against the model's number of blocks, where given). Raises ConfigError."""
     data = read_yaml(path, what="plan")
     check_schema_version(data, where=str(path))
     plan = decode(Plan, data, where=path.name)
-    plan.validate(where=path.name)
+    plan.validate(where=path.name, layers=layers)
     return plan
 
 

@@ -8,7 +8,10 @@ import typer
 
 from hetctl import __version__
 from hetctl.comm.errors import HetctlError
+from hetctl.commands import hosts
+from hetctl.commands.discover import discover
 from hetctl.commands.plan import plan
+from hetctl.commands.train import train
 from hetctl.console import Sink
 
 app = typer.Typer(
@@ -31,7 +34,10 @@ def root(
         raise typer.Exit
 
 
+app.command("discover")(discover)
+app.add_typer(hosts.app)
 app.command("plan")(plan)
+app.command("train")(train)
 
 
 def main() -> None:

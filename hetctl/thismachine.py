@@ -25,7 +25,7 @@ def this_machine(wanted: int) -> tuple[Machine, str]:
     cores = len(os.sched_getaffinity(0))
     why = "no GPU here" if not memories else f"only {len(memories)} GPUs here for {wanted} ranks"
     share = psutil.virtual_memory().total // wanted
-    return Machine(name, "gloo", (share,) * wanted), f"{why}: {wanted} CPU processes share {cores} cores"
+    return Machine(name, "gloo", (share,) * wanted), f"{why}, so {wanted} CPU processes share {cores} cores"
 
 
 def _gpu_memories() -> list[int]:

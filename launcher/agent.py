@@ -178,7 +178,7 @@ class Agent:
                 self._relay(worker)  # what it said last
             worker.reported = True
             worker.signal_group(signal.SIGKILL)  # children it left behind
-            self._tell(event="exit", rank=worker.rank, code=code, at=time.time())
+            self._tell(event="exit", rank=worker.rank, code=code, at=time.time(), asked=self.deadline is not None)
 
     def _finish(self) -> int:
         until = time.monotonic() + 5.0

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# What a rank says when a peer or the network went away: a consequence, wherever there is a better cause.
+TOLD_BY_OTHERS = re.compile(
+    r"DistBackendError|DistNetworkError|BridgeError|gloo|NCCL|RCCL|Connection (closed|reset)|Broken pipe|timed? ?out",
+    re.IGNORECASE,
+)
+
 
 @dataclass(frozen=True)
 class Exit:
-    """How one rank ended: its exit code (negative: by that signal) and when (seconds since the epoch)."""
+    """How one rank ended: its exit code (negative: by that signal), when (seconds since the epoch), and whether
+    the agent had asked it to."""
 
     rank: int
     code: int
     at: float
+    asked: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,13 +52,13 @@ class RankError:
 def find_failure(exits: Sequence[Exit], hosts: Sequence[str], errors: Mapping[int, RankError]) -> Failure | None:
     """The first failure among the exits, None if all ended well. `hosts` is per rank.
 
-    A rank that wrote its error early died before one that was told by a broken connection, so error times
-    count before exit times.
+    Crashes and errors of a rank's own come before errors about peers and before ranks that were told to end;
+    within each, the earlier one. An error's own time counts before the time its process was seen to end.
     """
     failed = [e for e in exits if e.code != 0]
     if not failed:
         return None
-    first = min(failed, key=lambda e: (errors[e.rank].at if e.rank in errors else e.at, e.at))
+    first = min(failed, key=lambda e: (_is_consequence(e, errors), errors[e.rank].at if e.rank in errors else e.at))
     error = errors.get(first.rank)
     reason = error.message if error else _exit_reason(first.code)
     victims = tuple(sorted(e.rank for e in failed if e.rank != first.rank))
@@ -65,6 +74,12 @@ def read_rank_error(path: Path) -> RankError | None:
         return RankError(str(message["message"]), str(extra.get("py_callstack", "")), float(extra.get("timestamp", 0)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _is_consequence(end: Exit, errors: Mapping[int, RankError]) -> bool:
+    if end.rank in errors:
+        return TOLD_BY_OTHERS.search(errors[end.rank].message) is not None
+    return end.asked or -end.code == signal.SIGABRT  # a native library's watchdog aborts the ranks that waited
 
 
 def _exit_reason(code: int) -> str:

@@ -155,7 +155,7 @@ class Supervisor:
         if kind == "begin":
             self._begun = True
         elif kind == "exit":
-            self.outcome.exits.append(Exit(event["rank"], event["code"], event["at"]))
+            self.outcome.exits.append(Exit(event["rank"], event["code"], event["at"], asked=event["asked"]))
             if event["code"] != 0 and not self._ending:
                 self._ending = True  # its peers can only wait for it now
                 self._broadcast({"do": "stop", "grace_s": END_GRACE_S})

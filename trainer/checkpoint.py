@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import write_json
+from hetctl.trainer.checkpoints import MANIFEST
 from hetctl.trainer.gradients import Gradients
 
-MANIFEST = "manifest.json"
 FORMAT = 1
 
 
@@ -50,12 +50,6 @@ def save(folder: Path, step: int, gradients: Gradients, optimizer: torch.optim.O
         _retain(folder, keep)
     dist.barrier()
     return final
-
-
-def newest(folder: Path) -> Path | None:
-    """The latest whole checkpoint of a folder, if there is one."""
-    whole = [p for p in folder.glob("step-*") if p.suffix != ".partial" and (p / MANIFEST).is_file()]
-    return max(whole, default=None, key=lambda p: p.name)
 
 
 def load(path: Path, gradients: Gradients, optimizer: torch.optim.Optimizer) -> int:

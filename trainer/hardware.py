@@ -7,6 +7,7 @@ A further vendor is a row here, a row in `comm/natives.py`, and a probe file.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from hetctl.comm.units import GiB
@@ -86,3 +87,15 @@ _ROWS = (
     DeviceClass("cpu", "cpu", 4 * GiB, 20e9, 0.05, 0.05, 1.25e9, 4e9, 10e9, launch_s=300e-6, runtime_bytes=GiB // 4),
 )
 CLASSES: dict[str, DeviceClass] = {row.name: row for row in _ROWS}
+
+
+def class_of_product(vendor: str, product: str) -> DeviceClass | None:
+    """The row of a driver's product name: the longest known name in it as a whole word, None when there is none."""
+    found = [
+        (len(known), row)
+        for row in _ROWS
+        if row.vendor == vendor
+        for known in row.product_names
+        if re.search(rf"(?<![A-Z0-9]){re.escape(known.upper())}(?![A-Z0-9])", product.upper())
+    ]
+    return max(found, key=lambda pair: pair[0])[1] if found else None

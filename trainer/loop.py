@@ -18,6 +18,7 @@ from hetctl.comm.errors import ConfigError, WorkFailed
 from hetctl.trainer import checkpoint
 from hetctl.trainer.data.samples import Dataset, PackedTokens
 from hetctl.trainer.data.tokens import open_tokens
+from hetctl.trainer.executable import check_executable
 from hetctl.trainer.gradients import Gradients
 from hetctl.trainer.groups import create_groups
 from hetctl.trainer.job import Job
@@ -160,22 +161,6 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     return DTYPES[precision]
-
-
-def check_executable(plan: Any) -> None:
-    """Raise ConfigError for what a plan may say but this trainer does not run."""
-    for rank in plan.ranks:
-        if len(rank.stages) != 1:
-            raise ConfigError(f"rank {rank.rank} holds {len(rank.stages)} stages: interleaved schedules do not run yet")
-    for stage in (s for r in plan.replicas for s in r.stages):
-        for what, odd in (
-            ("tensor_parallel", stage.tensor_parallel != 1),
-            ("shards", stage.shards != 1),
-            ("recompute", stage.recompute != "none"),
-            ("offload", stage.offload),
-        ):
-            if odd:
-                raise ConfigError(f"the plan asks for {what}, which the trainer does not run yet")
 
 
 def run(job: Job, device: torch.device, reporter: Reporter) -> None:

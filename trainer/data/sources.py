@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.comm.errors import ConfigError
+from hetctl.comm.files import read_text
+from hetctl.comm.units import MiB
 from hetctl.trainer.recipe import DataSection
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".c", ".h", ".cpp", ".rs", ".go", ".js", ".ts", ".java", ".jsonl")
+MAX_TOKENIZER_BYTES = 256 * MiB
 LEFT_OUT = ("test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3")
 
 
@@ -51,13 +54,14 @@ def documents(section: DataSection) -> Iterator[Document]:
 
 
 def fingerprint(section: DataSection) -> str:
-    """A digest of the source as it stands now: names, sizes and modification times."""
+    """A digest of the source as it stands now: names, sizes and modification times. Raises ConfigError."""
     digest = hashlib.sha256(repr(section).encode())
     for path in source_files(section):
         stat = path.stat()
         digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     if section.tokenizer != "bytes":
-        digest.update(Path(section.tokenizer).read_bytes())
+        path = Path(section.tokenizer)
+        digest.update(read_text(path, what="tokenizer", max_bytes=MAX_TOKENIZER_BYTES).encode())
     return digest.hexdigest()[:24]
 
 

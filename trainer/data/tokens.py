@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +17,7 @@ import numpy.typing as npt
 
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_text
-from hetctl.comm.units import MiB
-from hetctl.trainer.data.sources import documents, fingerprint, held_out
+from hetctl.trainer.data.sources import MAX_TOKENIZER_BYTES, documents, fingerprint, held_out
 from hetctl.trainer.recipe import DataSection
 
 BYTES_VOCABULARY = 257  # 256 bytes and the end of a document
@@ -48,7 +48,7 @@ def load_tokenizer(section: DataSection) -> Tokenizer:
     if section.tokenizer == "bytes":
         return Tokenizer(_encode_bytes, BYTES_VOCABULARY, 256)
     path = Path(section.tokenizer)
-    text = read_text(path, what="tokenizer", max_bytes=256 * MiB)
+    text = read_text(path, what="tokenizer", max_bytes=MAX_TOKENIZER_BYTES)
     try:
         from tokenizers import Tokenizer as HuggingFaceTokenizer
     except ImportError:
@@ -86,8 +86,11 @@ def _make_once(section: DataSection, folder: Path) -> None:
         if (folder / "tokens.json").is_file():
             return  # another process made them meanwhile
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-        _make(section, temporary)
-        os.replace(temporary, folder)
+        try:
+            _make(section, temporary)
+            os.replace(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _make(section: DataSection, folder: Path) -> None:
@@ -95,16 +98,14 @@ def _make(section: DataSection, folder: Path) -> None:
     counts = {"train": 0, "validation": 0}
     end = np.asarray([tokenizer.end], dtype=np.uint32)
     files: dict[str, Any] = {side: (folder / f"{side}.bin").open("wb") for side in counts}
-    tail = None
     for document in documents(section):
         side = "validation" if held_out(document.name, section) else "train"
         tokens = np.concatenate((tokenizer.encode(document.text), end))
         files[side].write(tokens.tobytes())
         counts[side] += len(tokens)
-        tail = tokens
     for file in files.values():
         file.close()
-    if tail is None or not all(counts.values()):
+    if not all(counts.values()):
         _split_tail(folder, counts, section)
     about = {"vocabulary": tokenizer.vocabulary, **counts}
     (folder / "tokens.json").write_text(json.dumps(about))

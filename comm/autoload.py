@@ -1,0 +1,22 @@
+"""What `import torch` runs of hetctl: it makes the word `het` known, lazily, and never lets an error out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def load() -> None:
+    """Register a creator that imports the back end when a group is first made (entry point `torch.backends`)."""
+    try:
+        from torch.distributed import Backend
+
+        if "HET" not in Backend._plugins:
+            Backend.register_backend("het", _create, extended_api=True, devices=["cpu", "cuda"])
+    except Exception:  # an entry point that raises breaks every `import torch` on the machine
+        return
+
+
+def _create(options: Any, backend_options: Any = None) -> Any:
+    from hetctl.comm.backend import create
+
+    return create(options, backend_options)

@@ -1,0 +1,212 @@
+"""Hierarchical collectives over islands: native inside, intervals of the data between ranks of different islands.
+
+They know natives and a bridge, not c10d: each call runs to its end in the thread that makes it. Every choice of path
+depends only on values that all ranks share (sizes, the layout), never on what a rank sees alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hetctl.comm.bridge import Message
+from hetctl.comm.islands import settle
+from hetctl.comm.layout import Interval, pieces, shares
+from hetctl.comm.lines import Lines, Run, arrive, padded
+from hetctl.comm.reductions import Reduction
+from hetctl.comm.spans import ReducedSpan, pipelined
+from hetctl.comm.staging import CHUNK_BYTES
+from hetctl.comm.units import KiB
+
+FLAT_BYTES = 64 * KiB  # up to here one whole vector per peer costs less than two more native steps
+
+
+class Collectives(Lines):
+    """The collectives of one process group; tensors are flat, contiguous and detached."""
+
+    def all_reduce(self, data: torch.Tensor, how: Reduction, run: Run) -> None:
+        """Every rank ends with the reduction of all ranks' `data`, the same bits everywhere."""
+        how.before(data)
+        if _small(data):
+            settle(self.native(data.device).all_reduce(data, how.native), run.deadline, what=run.what)
+            self.combine_in_order(data, self.exchange_whole(data, run), how)
+        else:
+            pipelined([ReducedSpan(self, data[a:b], how, run) for a, b in self._spans(data)])
+        how.after(data, self.layout.size)
+
+    def reduce(self, data: torch.Tensor, how: Reduction, *, root: int, run: Run) -> None:
+        """The root's `data` becomes the reduction; other ranks' `data` is scratch afterwards."""
+        if _small(data):
+            self.all_reduce(data, how, run)
+            return
+        how.before(data)
+        to = self.layout.island_of[root]
+        pipelined([ReducedSpan(self, data[a:b], how, run, to=to) for a, b in self._spans(data)])
+        how.after(data, self.layout.size)
+
+    def _spans(self, data: torch.Tensor) -> list[Interval]:
+        """Intervals that give each rank of the smallest island about one chunk."""
+        parts = self.layout.common_parts
+        each = CHUNK_BYTES // data.element_size() * min(len(i) for i in self.layout.islands)
+        return list(pieces(data.numel(), max(each // parts * parts, parts)))
+
+    def reduce_scatter(self, out: torch.Tensor, data: list[torch.Tensor], how: Reduction, run: Run) -> None:
+        """`out` becomes the reduction of what all ranks hold in `data[this rank]`; `data` is scratch afterwards."""
+        layout = self.layout
+        whole = torch.cat(data)
+        how.before(whole)
+        if _small(whole):
+            settle(self.native(out.device).all_reduce(whole, how.native), run.deadline, what=run.what)
+            self.combine_in_order(whole, self.exchange_whole(whole, run), how)
+            out.copy_(whole.split([t.numel() for t in data])[layout.rank])
+        else:
+            self._reduce_scatter_blocks(out, list(whole.split([t.numel() for t in data])), how, run)
+        how.after(out, layout.size)
+
+    def _reduce_scatter_blocks(self, out: torch.Tensor, data: list[torch.Tensor], how: Reduction, run: Run) -> None:
+        layout, native = self.layout, self.native(out.device)
+        wanted = [_edges([data[r].numel() for r in island]) for island in layout.islands]
+        mine = wanted[layout.home][layout.place]
+        got, moves, kept = [], [], []
+        for island in layout.foreign:
+            held = self._reduced_share(torch.cat([data[r] for r in layout.islands[island]]), how, run)
+            kept.append(held)  # the lanes read it until everything has arrived
+            start = layout.place * held.numel()
+            moves += self.ship(held, (start, start + held.numel()), island, wanted=wanted[island], run=run)
+            got.append(torch.empty_like(out))
+            total = wanted[layout.home][-1][1]
+            theirs = _even(total, len(layout.islands[island]))
+            moves += self.fetch(got[-1], mine, island, held=theirs, run=run)
+        home = torch.cat([data[r] for r in layout.mine])
+        settle(native.all_reduce(home, how.native), run.deadline, what=run.what)
+        arrive(moves)
+        out.copy_(home[mine[0] : mine[1]])
+        self.combine_in_order(out, got, how)
+
+    def _reduced_share(self, block: torch.Tensor, how: Reduction, run: Run) -> torch.Tensor:
+        """This rank's share of the island's reduction of `block`; the last shares reach past its end."""
+        size = len(self.layout.mine)
+        whole = padded(block, size)
+        share = whole.new_empty(whole.numel() // size)
+        settle(self.native(block.device).reduce_scatter(share, whole, how.native), run.deadline, what=run.what)
+        return share
+
+    def broadcast(self, data: torch.Tensor, root: int, run: Run) -> None:
+        """Every rank ends with the root's `data` (bytes): each rank of the root's island carries a share abroad."""
+        layout, native = self.layout, self.native(data.device)
+        origin = layout.island_of[root]
+        each = CHUNK_BYTES * min(len(i) for i in layout.islands)
+        moves: list[Message] = []
+        for first, past in pieces(data.numel(), each):
+            part = data[first:past]
+            held = shares(part.numel(), len(layout.islands[origin]))
+            if layout.home != origin:
+                self._gather_block(part, origin, held=held, run=run)
+                continue
+            settle(native.broadcast(part, layout.mine.index(root)), run.deadline, what=run.what)
+            mine = held[layout.place]
+            for i in layout.foreign:
+                moves += self.ship(part[slice(*mine)], mine, i, wanted=self._wanted(part.numel(), i), run=run)
+        arrive(moves)
+
+    def _wanted(self, nbytes: int, island: int) -> list[Interval]:
+        """Which part of a foreign block each rank of `island` fetches: all of it by the first rank if it is small."""
+        size = len(self.layout.islands[island])
+        if nbytes <= FLAT_BYTES:
+            return [(0, nbytes)] + [(0, 0)] * (size - 1)
+        return _even(nbytes, size)
+
+    def _gather_block(self, block: torch.Tensor, source: int, *, held: Sequence[Interval], run: Run) -> None:
+        """Fill `block` on every rank of this island from the ranks of island `source` that hold parts of it."""
+        layout, native = self.layout, self.native(block.device)
+        wanted = self._wanted(block.numel(), layout.home)[layout.place]
+        if _small(block):
+            if layout.place == 0:
+                arrive(self.fetch(block, wanted, source, held=held, run=run))
+            settle(native.broadcast(block, 0), run.deadline, what=run.what)
+            return
+        whole = padded(block, len(layout.mine))
+        each = whole.numel() // len(layout.mine)
+        share = whole.new_empty(each)
+        arrive(self.fetch(share, wanted, source, held=held, run=run))
+        settle(native.all_gather(whole, share), run.deadline, what=run.what)
+        if whole is not block:
+            block.copy_(whole[: block.numel()])
+
+    def all_gather(self, out: list[torch.Tensor], data: torch.Tensor, run: Run) -> None:
+        """`out[r]` becomes rank r's `data` (bytes); sizes may differ, as every rank knows them all."""
+        layout = self.layout
+        if any(t.numel() != data.numel() for t in out):
+            self.exchange(out, [data] * layout.size, run)
+            return
+        step = max(CHUNK_BYTES * min(len(i) for i in layout.islands) // max(len(i) for i in layout.islands), 1)
+        for first, past in pieces(data.numel(), step):
+            self._all_gather_span([t[first:past] for t in out], data[first:past], run)
+
+    def _all_gather_span(self, out: list[torch.Tensor], data: torch.Tensor, run: Run) -> None:
+        layout, native, count = self.layout, self.native(data.device), data.numel()
+        moves = []
+        mine = (layout.place * count, (layout.place + 1) * count)
+        for i in layout.foreign:
+            moves += self.ship(data, mine, i, wanted=self._wanted(len(layout.mine) * count, i), run=run)
+        whole = data.new_empty(count * len(layout.mine))
+        settle(native.all_gather(whole, data), run.deadline, what=run.what)
+        _deal(whole, [out[r] for r in layout.mine])
+        for i in layout.foreign:
+            members = layout.islands[i]
+            block = data.new_empty(count * len(members))
+            held = [(p * count, (p + 1) * count) for p in range(len(members))]
+            self._gather_block(block, i, held=held, run=run)
+            _deal(block, [out[r] for r in members])
+        arrive(moves)
+
+    def exchange(self, out: list[torch.Tensor], data: list[torch.Tensor], run: Run) -> None:
+        """`data[r]` goes to rank r, `out[r]` comes from rank r; flat tensors, sizes agreed, any may be empty."""
+        layout = self.layout
+        strangers = [r for r in range(layout.size) if not layout.local(r)]
+        moves = [self.send(data[r], r, run) for r in strangers if data[r].numel()]
+        moves += [self.recv(out[r], r, run) for r in strangers if out[r].numel()]
+        inside = [data[r] for r in layout.mine]
+        sent, counts = torch.cat(inside), [t.numel() for t in inside]
+        out_counts = [out[r].numel() for r in layout.mine]
+        got = sent.new_empty(sum(out_counts))
+        native = self.native(sent.device)
+        settle(native.all_to_all(got, sent, out_counts=out_counts, counts=counts), run.deadline, what=run.what)
+        _deal(got, [out[r] for r in layout.mine])
+        arrive(moves)
+
+    def barrier(self, run: Run) -> None:
+        """Nobody leaves before everybody has come."""
+        token = torch.zeros(1, dtype=torch.int32)
+        native = self.native(token.device)
+        settle(native.all_reduce(token, _SUM), run.deadline, what=run.what)
+        self.exchange_whole(token, run)
+        settle(native.all_reduce(token, _SUM), run.deadline, what=run.what)
+
+
+_SUM = torch.distributed.ReduceOp.SUM
+
+
+def _small(data: torch.Tensor) -> bool:
+    return data.numel() * data.element_size() <= FLAT_BYTES
+
+
+def _even(total: int, parts: int) -> list[Interval]:
+    """`total` in `parts` intervals of one length, the last ones cut short: what a padded native share covers."""
+    each = -(-total // parts)
+    return [(min(i * each, total), min((i + 1) * each, total)) for i in range(parts)]
+
+
+def _edges(counts: Sequence[int]) -> list[Interval]:
+    """Consecutive intervals of these lengths."""
+    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    return [(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+
+def _deal(whole: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+    """Copy consecutive parts of `whole` into the targets."""
+    first = 0
+    for target in targets:
+        target.copy_(whole[first : first + target.numel()])
+        first += target.numel()

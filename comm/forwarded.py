@@ -1,0 +1,261 @@
+"""The forwarded way of a bridge: a lane's thread copies chunks through host slots, several in flight at once.
+
+So copies, the network and the other end's copies overlap, and receives are posted before their data comes. How a slot
+travels is the affair of a lane's port: over gloo rails, or in memory that both processes share.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+
+from hetctl.comm.bridge import METER, Bridge, LaneKey, Message
+from hetctl.comm.staging import Copied, TrailerMismatch, chunks, flat_bytes, seal, unseal
+from hetctl.comm.work import BridgeError
+
+WINDOW = 8  # chunks in flight per lane, which bounds its memory
+IDLE_SECONDS = 5.0  # an unused lane's thread ends; the next message starts another
+
+
+class Posted(Protocol):
+    """A slot on its way; `wait` blocks until it has gone or come. Raises RuntimeError."""
+
+    def wait(self, timeout: timedelta) -> bool | None: ...
+
+
+class Port(Protocol):
+    """One end of a lane: gives slots, sends or receives them in order, takes them back."""
+
+    def rail(self, number: int) -> str:
+        """The name of the rail that chunk `number` of a message takes, for people."""
+
+    def take(self, nbytes: int, number: int) -> torch.Tensor:
+        """The slot for the next chunk; at most WINDOW are out at a time."""
+
+    def post(self, slot: torch.Tensor, length: int, number: int) -> Posted:
+        """Start sending or receiving the first `length` bytes and the trailer of a slot."""
+
+    def give(self, slot: torch.Tensor, event: Any) -> None:
+        """Take a slot back, in order; the device still reads it until `event`, where there is one."""
+
+
+@dataclass(eq=False)
+class _Chunk:
+    message: Message
+    first: int
+    past: int
+    number: int
+    last: bool
+    slot: torch.Tensor
+    copied: Copied | None = None
+    posted: Posted | None = None
+
+    @property
+    def length(self) -> int:
+        return self.past - self.first
+
+
+class ForwardedLane:
+    """The queue and the thread shared by both directions."""
+
+    verb = ""
+
+    def __init__(self, bridge: Bridge, key: LaneKey, connect: Callable[[], Port]) -> None:
+        self._bridge, self._key, self._connect = bridge, key, connect
+        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._port: Port | None = None
+        self._operation = 0  # messages whose chunks have all gone or come
+        self._todo: deque[tuple[Message, int, int, int, bool]] = deque()  # first, past, number, last
+        self._posted: deque[_Chunk] = deque()
+
+    def put(self, message: Message) -> None:
+        with self._lock:
+            self._queue.put(message)
+            if self._thread is None:
+                name = f"het {self.verb} {self._key.peer} tag {self._key.tag}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+
+    def close(self, *, seconds: float) -> None:
+        """Do what is queued and end the thread."""
+        with self._lock:
+            thread, self._closing = self._thread, True
+        self._queue.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(seconds)
+        self._port = None
+
+    def _run(self) -> None:
+        try:
+            if self._key.device.type == "cuda":
+                torch.cuda.set_device(self._key.device)
+            if self._port is None:
+                self._port = self._connect()
+            while self._step(self._port):
+                pass
+        except Exception as error:  # the thread's boundary: any failure ends the group's operations
+            self._broken(error)
+
+    def _step(self, port: Port) -> bool:
+        raise NotImplementedError
+
+    def _broken(self, error: Exception) -> None:
+        """Stop; the pending messages end with the verdict on what is reported here."""
+        with self._lock:
+            self._thread = None
+        if self._bridge.error is None:
+            self._bridge.on_error(self._sentence(error))
+
+    def _sentence(self, error: Exception) -> str:
+        held = self._posted[0].message if self._posted else self._todo[0][0] if self._todo else None
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = lines[0][:200]
+        if held is not None and held.deadline.passed():
+            reason = f"nothing came or went within {held.deadline.seconds:g} s"
+        what = held.work.what if held is not None else "connecting"
+        return f"{what} failed {self.verb} {self._bridge.who(self._key.peer)}: {reason}"
+
+    def _more(self, *, block: bool) -> bool:
+        """Cut the next queued message into chunks to do; False when there is none now (or none for a while)."""
+        if self._todo:
+            return True
+        try:
+            message = self._queue.get(block, IDLE_SECONDS) if block else self._queue.get_nowait()
+        except queue.Empty:
+            return False
+        if message is None:
+            return False
+        cut = chunks(message.data.nbytes)
+        for number, (first, past) in enumerate(cut):
+            self._todo.append((message, first, past, number, number == len(cut) - 1))
+        return True
+
+    def _over(self) -> bool:
+        """Whether the thread, having nothing to do, ends."""
+        with self._lock:
+            if not self._queue.empty():
+                return False
+            self._thread = None
+            return True
+
+    def _begin(self, port: Port) -> _Chunk:
+        message, first, past, number, last = self._todo.popleft()
+        return _Chunk(message, first, past, number, last, port.take(past - first, number))
+
+
+class SendLane(ForwardedLane):
+    verb = "sending to"
+
+    def __init__(self, bridge: Bridge, key: LaneKey, connect: Callable[[], Port]) -> None:
+        super().__init__(bridge, key, connect)
+        self._copying: deque[_Chunk] = deque()
+
+    def _step(self, port: Port) -> bool:
+        """Start copies while slots are free, then send the oldest copied chunk or wait for the oldest sent one."""
+        while len(self._copying) + len(self._posted) < WINDOW:
+            busy = bool(self._copying or self._posted)
+            if not self._more(block=not busy):
+                if not busy:
+                    return not self._over()
+                break
+            self._copy(self._begin(port))
+        if self._copying:
+            self._send(port)
+        else:
+            self._finish(port)
+        return True
+
+    def _copy(self, chunk: _Chunk) -> None:
+        message = chunk.message
+        source = flat_bytes(message.data)[chunk.first : chunk.past]
+        chunk.copied = self._bridge.engine(source.device).out(source, chunk.slot, message.ready)
+        self._copying.append(chunk)
+        if not chunk.last:
+            return
+        message.copied_event = chunk.copied.event
+        if message.copied is not None:
+            message.copied.set()
+        if message.copied_event is not None:
+            # on a device the memory may be written again behind this event; `close` still sees the slots off
+            self._bridge.end(message, ready=message.copied_event)
+
+    def _send(self, port: Port) -> None:
+        chunk = self._copying.popleft()
+        self._posted.append(chunk)
+        assert chunk.copied is not None
+        chunk.copied.wait()
+        verify = self._bridge.verify
+        seal(chunk.slot, operation=self._operation, chunk=chunk.number, length=chunk.length, checked=verify)
+        chunk.posted = port.post(chunk.slot, chunk.length, chunk.number)
+        METER.add(chunk.length)
+        if chunk.last:
+            self._operation += 1
+
+    def _finish(self, port: Port) -> None:
+        chunk = self._posted[0]
+        assert chunk.posted is not None
+        if chunk.posted.wait(chunk.message.deadline.delta()) is False:
+            raise BridgeError("it was aborted")
+        self._posted.popleft()
+        port.give(chunk.slot, None)
+        if chunk.last:
+            self._bridge.end(chunk.message, ready=chunk.message.copied_event)
+
+
+class RecvLane(ForwardedLane):
+    verb = "receiving from"
+
+    def _step(self, port: Port) -> bool:
+        """Post receives while slots are free, then take in the oldest one."""
+        while len(self._posted) < WINDOW:
+            if not self._more(block=not self._posted):
+                if not self._posted:
+                    return not self._over()
+                break
+            chunk = self._begin(port)
+            chunk.posted = port.post(chunk.slot, chunk.length, chunk.number)
+            self._posted.append(chunk)
+        self._take(port, self._posted[0])
+        self._posted.popleft()
+        return True
+
+    def _take(self, port: Port, chunk: _Chunk) -> None:
+        message = chunk.message
+        assert chunk.posted is not None
+        if chunk.posted.wait(message.deadline.delta()) is False:
+            raise BridgeError("it was aborted")
+        try:
+            payload = unseal(
+                chunk.slot,
+                operation=self._operation,
+                chunk=chunk.number,
+                length=chunk.length,
+                checked=self._bridge.verify,
+            )
+        except TrailerMismatch as mismatch:
+            raise BridgeError(f"{port.rail(chunk.number)}: {mismatch}") from None
+        event = self._land(chunk, payload)
+        port.give(chunk.slot, event)
+        if chunk.last:
+            self._operation += 1
+            self._bridge.end(message, ready=event)
+
+    def _land(self, chunk: _Chunk, payload: torch.Tensor) -> Any:
+        message, ready = chunk.message, [chunk.message.ready]
+        if message.after is not None and message.after.copied is not None:
+            if not message.after.copied.wait(message.deadline.left()):
+                raise BridgeError("the outgoing copy of the same memory did not end")
+            ready.append(message.after.copied_event)
+        size = message.data.element_size()
+        target = message.data[chunk.first // size : chunk.past // size]
+        return self._bridge.engine(message.data.device).into(payload, target, message.combine, ready)

@@ -1,0 +1,73 @@
+"""Reduce operations in two halves: what the native library does inside an island, what torch does between islands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetctl.comm.c10d import Reduce
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.staging import Combine
+
+
+def _minimum(target: torch.Tensor, other: torch.Tensor) -> object:
+    return torch.minimum(target, other, out=target)
+
+
+def _maximum(target: torch.Tensor, other: torch.Tensor) -> object:
+    return torch.maximum(target, other, out=target)
+
+
+_COMBINE: dict[Any, Combine] = {
+    Reduce.SUM: torch.Tensor.add_,
+    Reduce.PRODUCT: torch.Tensor.mul_,
+    Reduce.MIN: _minimum,
+    Reduce.MAX: _maximum,
+    Reduce.BAND: torch.Tensor.bitwise_and_,
+    Reduce.BOR: torch.Tensor.bitwise_or_,
+    Reduce.BXOR: torch.Tensor.bitwise_xor_,
+}
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One reduce operation: scale the input, reduce natively, combine across islands, divide the result."""
+
+    native: Any  # the ReduceOp that native libraries get
+    combine: Combine
+    scale: Any = None  # a factor (number or tensor) for the input: pre-multiplied sums
+    mean: bool = False
+
+    def before(self, data: torch.Tensor) -> None:
+        """Scale what is about to be reduced, in place."""
+        if self.scale is not None:
+            data.mul_(self.scale)
+
+    def after(self, data: torch.Tensor, count: int) -> None:
+        """Turn a sum over `count` ranks into what was asked for, in place."""
+        if not self.mean:
+            return
+        if data.is_floating_point() or data.is_complex():
+            data.div_(count)
+        else:
+            data.div_(count, rounding_mode="trunc")
+
+
+def reduction(op: Any) -> Reduction:
+    """The two halves of a torch ReduceOp. Raises ConfigError for one that is unknown."""
+    kind = getattr(op, "op", op)
+    if kind == Reduce.AVG:
+        return Reduction(dist.ReduceOp.SUM, torch.Tensor.add_, mean=True)
+    if kind == Reduce.PREMUL_SUM:
+        return Reduction(dist.ReduceOp.SUM, torch.Tensor.add_, scale=_factor(op))
+    if kind not in _COMBINE:
+        raise ConfigError(f"the reduce operation {kind} is not known to the 'het' back end")
+    return Reduction(dist.ReduceOp(kind), _COMBINE[kind])
+
+
+def _factor(op: Any) -> Any:
+    """The factor of a pre-multiplied sum: torch shows it only in the operation's pickled state."""
+    return op.__getstate__()[1]

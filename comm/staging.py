@@ -1,0 +1,178 @@
+"""Bytes between a tensor and the host slots that a network can read: trailers, and one copy engine per device type."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from hetctl.comm.layout import pieces
+from hetctl.comm.units import KiB, MiB
+
+CHUNK_BYTES = 4 * MiB
+_TRAILER = struct.Struct("<QIIQ")  # operation, chunk, checksum (0: none), length
+TRAILER_BYTES = _TRAILER.size
+Combine = Callable[[torch.Tensor, torch.Tensor], object]  # (target in place, incoming)
+
+
+class TrailerMismatch(Exception):
+    """A slot held another chunk than the one expected, or other bytes than were sent."""
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor as a flat uint8 view, detached from autograd."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def chunks(nbytes: int) -> list[tuple[int, int]]:
+    """The byte intervals that a message of `nbytes` travels in; an empty message is one empty chunk."""
+    return list(pieces(nbytes, CHUNK_BYTES))
+
+
+def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> None:
+    """Write the trailer behind `length` payload bytes of `slot`."""
+    checksum = _checksum(slot[:length]) if checked else 0
+    _TRAILER.pack_into(_buffer(slot), length, operation, chunk, checksum, length)
+
+
+def unseal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> torch.Tensor:
+    """The payload of a received slot. Raises TrailerMismatch unless it is exactly the expected chunk."""
+    got = _TRAILER.unpack_from(_buffer(slot), length)
+    if (got[0], got[1], got[3]) != (operation, chunk, length):
+        raise TrailerMismatch(
+            f"expected chunk {chunk} of message {operation} with {length} bytes, "
+            f"found chunk {got[1]} of message {got[0]} with {got[3]} bytes"
+        )
+    if checked and got[2] != _checksum(slot[:length]):
+        raise TrailerMismatch(f"chunk {chunk} of message {operation} arrived with other bytes than were sent")
+    return slot[:length]
+
+
+def _checksum(payload: torch.Tensor) -> int:
+    return zlib.crc32(_buffer(payload)) or 1
+
+
+def _buffer(slot: torch.Tensor) -> Any:
+    return slot.numpy()  # shares the memory
+
+
+class Copied:
+    """A copy that was started; `event` marks its end on devices with streams."""
+
+    def __init__(self, event: Any = None) -> None:
+        self.event = event
+
+    def wait(self) -> None:
+        """Block the host until the copy is done."""
+        if self.event is not None:
+            self.event.synchronize()
+
+
+class CopyEngine(Protocol):
+    """How bytes of one device type enter and leave host slots."""
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """A host slot for `nbytes` of payload and the trailer."""
+
+    def give(self, slot: torch.Tensor, event: Any) -> None:
+        """Hand back a slot; the device still reads it until `event`, where there is one."""
+
+    def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
+        """Start copying flat bytes into a slot, after the event `ready`."""
+
+    def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]) -> Any:
+        """Copy or combine a payload into a typed flat view, after all of `ready`; the event it ends with, or None."""
+
+
+class HostEngine:
+    """Host tensors: a slot is fresh memory and a copy is over when the call returns."""
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes + TRAILER_BYTES, dtype=torch.uint8)
+
+    def give(self, slot: torch.Tensor, event: Any) -> None:
+        return None
+
+    def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
+        slot[: source.numel()].copy_(source)
+        return Copied()
+
+    def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]) -> Any:
+        typed = payload.view(target.dtype)
+        if combine is None:
+            target.copy_(typed)
+        else:
+            combine(target, typed)
+        return None
+
+
+class StreamEngine:
+    """Device tensors: pinned slots and two side streams, so that copies never touch the program's stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._down = torch.cuda.Stream(device)
+        self._up = torch.cuda.Stream(device)
+        self._lock = threading.Lock()
+        self._free: dict[int, list[torch.Tensor]] = {}
+        self._busy: list[tuple[Any, torch.Tensor]] = []
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        size = _size_class(nbytes)
+        with self._lock:
+            self._collect()
+            free = self._free.setdefault(size, [])
+            if free:
+                return free.pop()
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def give(self, slot: torch.Tensor, event: Any) -> None:
+        with self._lock:
+            if event is None:
+                self._free.setdefault(slot.numel(), []).append(slot)
+            else:
+                self._busy.append((event, slot))
+
+    def _collect(self) -> None:
+        waiting, self._busy = self._busy, []
+        for event, slot in waiting:
+            if event.query():
+                self._free.setdefault(slot.numel(), []).append(slot)
+            else:
+                self._busy.append((event, slot))
+
+    def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
+        event = torch.cuda.Event()
+        with torch.cuda.stream(self._down):
+            if ready is not None:
+                self._down.wait_event(ready)
+            slot[: source.numel()].copy_(source, non_blocking=True)
+            event.record(self._down)
+        source.record_stream(self._down)
+        return Copied(event)
+
+    def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]) -> Any:
+        event = torch.cuda.Event()
+        with torch.cuda.stream(self._up):
+            for before in ready:
+                if before is not None:
+                    self._up.wait_event(before)
+            typed = payload.view(target.dtype)
+            if combine is None:
+                target.copy_(typed, non_blocking=True)
+            else:
+                combine(target, typed.to(self.device, non_blocking=True))
+            event.record(self._up)
+        target.record_stream(self._up)
+        return event
+
+
+def _size_class(nbytes: int) -> int:
+    """Sizes that slots are kept in: powers of two, and whole chunks with a page for the trailer."""
+    if nbytes > CHUNK_BYTES // 2:
+        return CHUNK_BYTES + 4 * KiB
+    return max(1 << (nbytes + TRAILER_BYTES - 1).bit_length(), 4 * KiB)

@@ -1,0 +1,95 @@
+"""Tensors as programs hand them in, as the flat contiguous memory that collectives work on, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hetctl.comm.work import HetWork
+
+
+class Flat:
+    """A tensor as a flat contiguous one; what was changed is copied back where memory is not shared."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor.detach()
+        self._shared = is_plain(self._tensor)
+        self._flat = plain(self._tensor).view(-1)
+
+    def __enter__(self) -> torch.Tensor:
+        return self._flat
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None and not self._shared:
+            self._tensor.copy_(self._flat.view(self._tensor.shape))
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a tensor is exactly its values in order."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor contiguous in memory, detached; the tensor itself where it is so already."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def flat_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor in fresh flat memory."""
+    return plain(tensor).reshape(-1).clone()
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor as flat bytes."""
+    return plain(tensor).view(-1).view(torch.uint8)
+
+
+def room_for(tensor: torch.Tensor) -> torch.Tensor:
+    """Fresh flat bytes for the values of a tensor."""
+    return torch.empty(tensor.numel() * tensor.element_size(), dtype=torch.uint8, device=tensor.device)
+
+
+def fill(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """Give a tensor the values that flat bytes hold."""
+    tensor.detach().copy_(data.view(tensor.dtype).view(tensor.shape))
+
+
+def rows(tensor: torch.Tensor, splits: Sequence[int], parts: int) -> list[torch.Tensor]:
+    """Consecutive rows of dimension 0 for each rank; equal counts where no splits are given.
+
+    Raises ValueError as torch does when the rows cannot be shared out like that.
+    """
+    length = tensor.size(0) if tensor.dim() else 1
+    if not splits:
+        if length % parts:
+            raise ValueError(f"Tensor's dim 0 ({length}) does not divide equally across group size {parts}")
+        splits = [length // parts] * parts
+    if sum(splits) != length:
+        raise ValueError(f"Split sizes {list(splits)} don't match total dim 0 size {length}")
+    return list(tensor.split(list(splits)))
+
+
+class Returning(HetWork):
+    """A receive into scratch memory whose values go to the program's own tensor at the end."""
+
+    def __init__(self, what: str, target: torch.Tensor, scratch: torch.Tensor) -> None:
+        super().__init__(what, [target])
+        self._target, self._scratch = target.detach(), scratch
+
+    def finish(self, *, ready: Any = None, error: BaseException | None = None) -> None:
+        if error is None and ready is None:
+            self._target.copy_(self._scratch.view(self._target.shape))
+        elif error is None:
+            ready = self._copy_behind(ready)
+        super().finish(ready=ready, error=error)
+
+    def _copy_behind(self, ready: Any) -> Any:
+        stream, event = torch.cuda.Stream(self._target.device), torch.cuda.Event()
+        with torch.cuda.stream(stream):
+            stream.wait_event(ready)
+            self._target.copy_(self._scratch.view(self._target.shape), non_blocking=True)
+            event.record(stream)
+        self._target.record_stream(stream)
+        return event

@@ -1,0 +1,172 @@
+"""The handle of one operation in flight: what `async_op=True` returns, with c10d's waiting and error semantics."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._autograd import _record_function_with_args_enter as enter_span
+from torch._C._autograd import _record_function_with_args_exit as leave_span
+from torch.autograd import _profiler_enabled as profiling
+
+from hetctl.comm.c10d import Work
+from hetctl.comm.errors import WorkFailed
+
+GRACE_SECONDS = 8.0
+
+
+class BridgeError(WorkFailed, RuntimeError):
+    """An operation across islands failed; also a RuntimeError, as programs expect of torch.distributed."""
+
+
+class NativeFailed(BridgeError):
+    """The native part of an operation failed while it ran."""
+
+
+class Deadline:
+    """A point in time by which an operation must have ended."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds that remain, never below a millisecond: gloo reads zero as for ever."""
+        return max(self._end - time.monotonic(), 0.001)
+
+    def passed(self) -> bool:
+        return time.monotonic() >= self._end
+
+    def delta(self) -> timedelta:
+        return timedelta(seconds=self.left())
+
+
+class HetWork(Work):  # type: ignore[misc]
+    """One operation: finished or failed by the thread that runs it, waited for by the program.
+
+    On devices with streams `ready` is the event that the operation's results are behind; `wait` orders the
+    current stream after it and returns without waiting for the device.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        outputs: Sequence[torch.Tensor] = (),
+        *,
+        shown: Sequence[torch.Tensor] | None = None,
+        deadline: Deadline | None = None,
+    ) -> None:
+        super().__init__()
+        self.what, self._deadline = what, deadline
+        self._outputs = list(outputs)
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._future: torch.futures.Future[Any] | None = None
+        self._then: list[Callable[[], None]] = []
+        self.ready: Any = None  # torch.cuda.Event where a stream carries the result
+        self.source = -1
+        self._span: Any = None
+        if profiling():
+            self._span = enter_span(f"het:{what.split()[0]}", *(outputs if shown is None else shown))
+
+    def finish(self, *, ready: Any = None, error: BaseException | None = None) -> None:
+        """End the operation, once; later calls are ignored (an abort may race with success)."""
+        with self._lock:
+            if self._done.is_set():
+                return
+            self.ready, self._error = ready, error
+            if self._span is not None:
+                leave_span(self._span)
+            self._done.set()
+            then, self._then = self._then, []
+        for call in then:
+            call()
+        if self._future is not None:
+            self._settle(self._future)
+
+    def on_end(self, call: Callable[[], None]) -> None:
+        """Run `call` when the operation has ended, or now if it has."""
+        with self._lock:
+            if not self._done.is_set():
+                self._then.append(call)
+                return
+        call()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        seconds = timeout.total_seconds() if timeout else 0.0
+        if not seconds and self._deadline is not None:
+            seconds = self._deadline.left() + GRACE_SECONDS  # by then the group's alarm has ended it
+        if not self._done.wait(seconds or None):
+            raise BridgeError(f"{self.what} did not end within {seconds:.1f} s")
+        if self._error is not None:
+            raise self._error
+        self.synchronize()
+        return True
+
+    def synchronize(self) -> None:
+        if self.ready is not None:
+            torch.cuda.current_stream(self._outputs[0].device if self._outputs else None).wait_event(self.ready)
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._done.is_set()
+
+    def is_success(self) -> bool:
+        return self._done.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        return self._outputs
+
+    def source_rank(self) -> int:
+        return self.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        with self._lock:
+            if self._future is None:
+                devices = sorted({t.device.index for t in self._outputs if t.is_cuda and t.device.index is not None})
+                self._future = torch.futures.Future(devices=[torch.device("cuda", d) for d in devices] or None)
+                ended = self._done.is_set()
+            else:
+                ended = False
+        if ended:
+            self._settle(self._future)
+        return self._future
+
+    def _settle(self, future: torch.futures.Future[Any]) -> None:
+        if self._error is not None:
+            future.set_exception(self._error)
+        elif self.ready is None:
+            future.set_result(self._outputs)
+        else:
+            with torch.cuda.stream(torch.cuda.Stream(self._outputs[0].device)) as _:
+                torch.cuda.current_stream().wait_event(self.ready)
+                future.set_result(self._outputs)
+
+
+class Together(HetWork):
+    """Several operations waited for as one, whoever's handles they are."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        super().__init__("coalesced operations", [t for w in works if isinstance(w, HetWork) for t in w.result()])
+        self._works = works
+        self.finish()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        for work in self._works:
+            work.wait(timeout) if timeout else work.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)

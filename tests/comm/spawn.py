@@ -1,0 +1,90 @@
+"""Runs a function on every rank of an emulated cluster of CPU islands, each rank its own process."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from hetctl.comm.placement import VARIABLE, PlacedIsland, Placement
+
+
+def placement_of(sizes: tuple[int, ...], torch_backend: str = "gloo", **more: Any) -> Placement:
+    """Islands of these sizes over consecutive ranks, alternately standing for two vendors, all on gloo."""
+    islands, first = [], 0
+    for index, size in enumerate(sizes):
+        islands.append(PlacedIsland(f"island{index}", "cpu", torch_backend, tuple(range(first, first + size))))
+        first += size
+    return Placement(tuple(islands), hosts=tuple(f"host{r}" for r in range(first)), **more)
+
+
+def on_islands(
+    sizes: tuple[int, ...], body: Callable[..., Any], *args: Any, seconds: float = 60, **placed: Any
+) -> list[Any]:
+    """What `body(rank, *args)` returned on each rank, inside an initialised `het` world; raises the first failure."""
+    with tempfile.TemporaryDirectory() as folder:
+        placement = placement_of(sizes, **placed)
+        (Path(folder) / "placement.json").write_text(placement.to_json())
+        world = sum(sizes)
+        server = mp.get_context("forkserver")  # forks clean processes that have torch already: ten times as quick
+        server.set_forkserver_preload(["torch", "torch.distributed", "hetctl.comm.backend", "hetctl.trainer.loop"])
+        processes = [
+            server.Process(target=_rank, args=(rank, world, folder, body, args, seconds), daemon=True)
+            for rank in range(world)
+        ]
+        for process in processes:
+            process.start()
+        stuck = _join(processes, Path(folder), seconds=seconds + 20)
+        outcomes = [_outcome(Path(folder) / f"{rank}.pt") for rank in range(world)]
+    for rank, outcome in enumerate(outcomes):
+        if isinstance(outcome, str) and outcome.startswith("FAILED"):
+            raise AssertionError(f"rank {rank}: {outcome}")
+    assert not stuck, f"ranks {stuck} did not end"
+    return outcomes
+
+
+def _join(processes: list[Any], folder: Path, *, seconds: float) -> list[int]:
+    """Wait for all ranks, a short while once one has failed; kill the rest and return who they were."""
+    end = time.monotonic() + seconds
+    running = {p.sentinel: r for r, p in enumerate(processes)}
+    while running and (left := end - time.monotonic()) > 0:
+        for sentinel in wait(list(running), left):
+            rank = running.pop(sentinel)  # type: ignore[index]
+            outcome = _outcome(folder / f"{rank}.pt")
+            if isinstance(outcome, str) and outcome.startswith("FAILED"):
+                end = min(end, time.monotonic() + 3)
+    for rank in running.values():
+        processes[rank].kill()
+        processes[rank].join()
+    return list(running.values())
+
+
+def _outcome(path: Path) -> Any:
+    return torch.load(path, weights_only=False) if path.exists() else "FAILED: ended without an outcome"
+
+
+def _rank(rank: int, world: int, folder: str, body: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> None:
+    torch.set_num_threads(1)
+    os.environ[VARIABLE] = str(Path(folder) / "placement.json")
+    from hetctl.comm.backend import register
+
+    register()
+    store = dist.FileStore(str(Path(folder) / "store"), world)
+    try:
+        dist.init_process_group("het", rank=rank, world_size=world, store=store, timeout=timedelta(seconds=seconds))
+        outcome = body(rank, *args)
+        dist.barrier()
+        dist.destroy_process_group()
+    except Exception:
+        outcome = "FAILED\n" + traceback.format_exc()
+    torch.save(outcome, Path(folder) / f"{rank}.pt")

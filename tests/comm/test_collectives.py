@@ -1,0 +1,200 @@
+"""Every collective across islands of several shapes, against values that each rank can work out for itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+from tests.comm.spawn import on_islands
+
+SHAPES = [(1, 1), (2, 1), (1, 1, 1), (2, 3)]
+LARGE = 70_001  # elements: above the flat path, no multiple of anything
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.complex64]
+
+
+def mine(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Values that differ by rank and place, small enough that every dtype sums them exactly."""
+    return ((torch.arange(torch.Size(shape).numel()) % 5 + rank + 1) % 7).to(dtype).view(shape)
+
+
+def total(op: str, world: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    stack = torch.stack([mine(r, *shape).double() for r in range(world)])
+    return getattr(stack, op)(0).to(dtype) if op in ("sum", "prod", "mean") else getattr(stack, op)(0).values.to(dtype)
+
+
+def reductions(rank: int) -> None:
+    world, ops = dist.get_world_size(), dist.ReduceOp
+    for count in (0, 1, 13, LARGE):
+        for dtype in DTYPES:
+            data = mine(rank, count, dtype=dtype)
+            dist.all_reduce(data)
+            assert torch.equal(data, total("sum", world, count, dtype=dtype)), (count, dtype)
+        for op, name in ((ops.MAX, "max"), (ops.MIN, "min"), (ops.PRODUCT, "prod")):
+            if count:
+                data = mine(rank, count, dtype=torch.float64)
+                dist.all_reduce(data, op)
+                assert torch.equal(data, total(name, world, count, dtype=torch.float64)), (count, name)
+        data = mine(rank, count)
+        dist.all_reduce(data, ops.AVG)
+        torch.testing.assert_close(data, total("mean", world, count))
+        data = mine(rank, count)
+        dist.all_reduce(data, dist._make_nccl_premul_sum(0.5))
+        assert torch.equal(data, total("sum", world, count) * 0.5)
+        for op, fold in ((ops.BAND, "bitwise_and"), (ops.BOR, "bitwise_or"), (ops.BXOR, "bitwise_xor")):
+            data, want = mine(rank, count, dtype=torch.int32), mine(0, count, dtype=torch.int32)
+            for other in range(1, world):
+                want = getattr(want, fold)(mine(other, count, dtype=torch.int32))
+            dist.all_reduce(data, op)
+            assert torch.equal(data, want), (count, op)
+        for root in range(world):
+            data = mine(rank, count)
+            dist.reduce(data, root)
+            assert torch.equal(data, total("sum", world, count) if rank == root else mine(rank, count))
+    flags = torch.tensor([rank == 0, False, True])
+    dist.all_reduce(flags)
+    assert flags.tolist() == [True, False, True]
+
+
+def scattered_reductions(rank: int) -> None:
+    world = dist.get_world_size()
+    for count in (3, LARGE // 7):
+        want = total("sum", world, world, count)[rank]
+        out = torch.empty(count)
+        dist.reduce_scatter(out, list(mine(rank, world, count)))
+        assert torch.equal(out, want)
+        out = torch.empty(count, requires_grad=True)
+        dist.reduce_scatter_tensor(out, mine(rank, world * count), async_op=True).wait()
+        assert torch.equal(out.detach(), want)
+        dist.reduce_scatter_tensor(out := torch.empty(count), mine(rank, world * count), op=dist.ReduceOp.AVG)
+        torch.testing.assert_close(out, want / world)
+        sizes = [count + r for r in range(world)]  # unequal blocks
+        parts = [mine(rank, n) for n in sizes]
+        dist.reduce_scatter(out := torch.empty(sizes[rank]), parts)
+        assert torch.equal(out, total("sum", world, sizes[rank]))
+
+
+def copies(rank: int) -> None:
+    world = dist.get_world_size()
+    for count in (0, 5, LARGE):
+        for root in range(world):
+            data = mine(rank, count, dtype=torch.complex64)
+            dist.broadcast(data, root)
+            assert torch.equal(data, mine(root, count, dtype=torch.complex64))
+            outs = [torch.empty(count) for _ in range(world)] if rank == root else None
+            dist.gather(mine(rank, count), outs, dst=root)
+            assert outs is None or all(torch.equal(t, mine(r, count)) for r, t in enumerate(outs))
+            out = torch.empty(count)
+            dist.scatter(out, [mine(r, count) for r in range(world)] if rank == root else None, src=root)
+            assert torch.equal(out, mine(rank, count))
+        outs = [torch.empty(2, count).t() for _ in range(world)]  # not contiguous
+        dist.all_gather(outs, mine(rank, count, 2))
+        assert all(torch.equal(t, mine(r, count, 2)) for r, t in enumerate(outs))
+        whole = torch.empty(world, count, dtype=torch.bfloat16)
+        dist.all_gather_into_tensor(whole, mine(rank, count, dtype=torch.bfloat16))
+        assert all(torch.equal(whole[r], mine(r, count, dtype=torch.bfloat16)) for r in range(world))
+    sizes = [r + 1 for r in range(world)]
+    outs = [torch.empty(n) for n in sizes]
+    dist.all_gather(outs, mine(rank, sizes[rank]))
+    assert all(torch.equal(t, mine(r, sizes[r])) for r, t in enumerate(outs))
+
+
+def all_to_alls(rank: int) -> None:
+    world = dist.get_world_size()
+    out = torch.empty(world * 2)
+    dist.all_to_all_single(out, torch.arange(world * 2.0) + 100 * rank)
+    assert out.tolist() == [100.0 * r + 2 * rank + k for r in range(world) for k in range(2)]
+    gives, takes = [(rank + r) % 3 for r in range(world)], [(rank + r) % 3 for r in range(world)]
+    out = torch.empty(sum(takes), 2)
+    dist.all_to_all_single(out, torch.full((sum(gives), 2), float(rank)), takes, gives)
+    assert torch.equal(out[:, 0], torch.repeat_interleave(torch.arange(float(world)), torch.tensor(takes)))
+    outs = [torch.empty(r + rank + 1) for r in range(world)]
+    dist.all_to_all(outs, [torch.full((rank + r + 1,), float(rank)) for r in range(world)])
+    assert all((t == r).all() for r, t in enumerate(outs))
+
+
+def objects_and_functions(rank: int) -> None:
+    world = dist.get_world_size()
+    found: list[object] = [None] * world
+    dist.all_gather_object(found, {"rank": rank, "pad": "x" * rank * 100})
+    assert [f["rank"] for f in found] == list(range(world))  # type: ignore[index]
+    word = ["from the last" if rank == world - 1 else None]
+    dist.broadcast_object_list(word, src=world - 1)
+    assert word == ["from the last"]
+    taken: list[object] = [None]
+    dist.scatter_object_list(taken, list(range(world)) if rank == 0 else None, src=0)
+    assert taken == [rank]
+    group = dist.group.WORLD
+    assert torch.equal(functional.all_reduce(mine(rank, 9), "sum", group) + 0, total("sum", world, 9))
+    gathered = functional.all_gather_tensor(mine(rank, 3), 0, group)
+    assert torch.equal(gathered + 0, torch.cat([mine(r, 3) for r in range(world)]))
+    part = functional.reduce_scatter_tensor(mine(rank, world * 3), "sum", 0, group)
+    assert torch.equal(part + 0, total("sum", world, world, 3)[rank])
+    assert torch.equal(functional.broadcast(mine(rank, 4), 1, group) + 0, mine(1, 4))
+    swapped = functional.all_to_all_single(torch.arange(world * 1.0), None, None, group)
+    assert (swapped + 0).tolist() == [float(rank)] * world
+
+
+def messages(rank: int) -> None:
+    world = dist.get_world_size()
+    last = world - 1
+    counts = {0: 1, 1: LARGE, 2: 3_000_000, 3: 0}  # the third travels in several chunks
+    if rank == 0:
+        for work in [dist.isend(mine(tag, n, dtype=torch.float64), last, tag=tag) for tag, n in counts.items()]:
+            work.wait()
+    elif rank == last:
+        got = {tag: torch.zeros(n, dtype=torch.float64, requires_grad=tag == 1) for tag, n in counts.items()}
+        for work in [dist.irecv(got[tag].detach(), 0, tag=tag) for tag in (3, 2, 1, 0)]:
+            work.wait()
+        assert all(torch.equal(got[tag].detach(), mine(tag, n, dtype=torch.float64)) for tag, n in counts.items())
+    left, right = (rank - 1) % world, (rank + 1) % world
+    column = torch.zeros(4, 3)[:, 1]
+    sent, got_from_left = mine(rank, 4), torch.empty(4)
+    ops = [dist.P2POp(dist.isend, sent, right), dist.P2POp(dist.irecv, got_from_left, left)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert torch.equal(got_from_left, mine(left, 4))
+    if rank == 0:
+        dist.send(mine(0, 4), last)
+        assert dist.recv(torch.empty(1), last) == last
+    elif rank == last:
+        dist.recv(column, 0)
+        assert torch.equal(column, mine(0, 4))
+        dist.send(torch.ones(1), 0)
+
+
+def groups(rank: int) -> None:
+    world = dist.get_world_size()
+    ends = dist.new_group([0, world - 1])
+    if rank in (0, world - 1):
+        data = torch.ones(3)
+        dist.all_reduce(data, group=ends)
+        assert data.tolist() == [2.0] * 3
+        assert type(ends).__name__ == "HetGroup"
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    assert type(alone) is dist.ProcessGroup
+    works, tensors = [], [torch.full((LARGE,), float(k)) for k in range(4)]
+    for data in tensors:  # several in flight on two groups, waited for backwards
+        works.append(dist.all_reduce(data, async_op=True))
+    for work in reversed(works):
+        work.wait()
+        assert work.is_completed()
+    assert all((data == k * world).all() for k, data in enumerate(tensors))
+    future = dist.all_reduce(tensors[1], async_op=True).get_future()
+    assert torch.equal(future.then(lambda f: f.value()[0] + 1).wait(), torch.full((LARGE,), 1.0 * world * world + 1))
+    with dist._coalescing_manager():
+        dist.all_reduce(small := torch.ones(3))
+        dist.all_reduce(other := torch.ones(5) * 2)
+    assert small.tolist() == [world] * 3
+    assert other.tolist() == [2 * world] * 5
+
+
+def everything(rank: int) -> None:
+    for part in (reductions, scattered_reductions, copies, all_to_alls, objects_and_functions, messages, groups):
+        part(rank)
+
+
+@pytest.mark.parametrize("sizes", SHAPES, ids=lambda s: "+".join(map(str, s)))
+def test_every_operation_across_islands(sizes: tuple[int, ...]) -> None:
+    on_islands(sizes, everything)

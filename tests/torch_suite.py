@@ -1,0 +1,133 @@
+"""PyTorch's own collective tests against `het`: counts, and every test that gloo passes and `het` does not.
+
+`python tests/torch_suite.py het` (or `gloo` for the baseline). Each test runs in processes of its own over islands of
+2 and 1 ranks. Tests that the suite reserves for gloo run too: the decorators are told "gloo", the groups are `het`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+SIZES = (2, 1)
+os.environ.setdefault("WORLD_SIZE", str(sum(SIZES)))
+os.environ.setdefault("BACKEND", "gloo")
+os.environ.setdefault("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "90")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TEMP_DIR", tempfile.mkdtemp(prefix="hetctl-torch-suite-"))
+
+import torch  # noqa: E402
+from torch.testing._internal.common_distributed import DistTestCases  # noqa: E402
+
+for _feature in DistTestCases.backend_feature.values():
+    _feature.add("het")
+
+from torch.testing._internal.distributed import distributed_test  # noqa: E402
+
+distributed_test.BACKEND = os.environ.get("SUITE_BACKEND", "het")
+for _list in ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"):
+    getattr(distributed_test, _list).append("het")
+if distributed_test.BACKEND == "het":
+    from hetctl.comm.backend import register
+
+    register()
+
+
+class TorchSuite(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
+    """All tests of the suite; a spawn start method, as the suite itself uses."""
+
+    def setUp(self) -> None:
+        torch.set_num_threads(1)
+        super().setUp()
+        self._spawn_processes()
+
+
+class _Counting(unittest.TextTestResult):
+    """Remembers each test's outcome and says it as it comes."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.outcomes: dict[str, str] = {}
+        self._began = time.monotonic()
+
+    def startTest(self, test: unittest.TestCase) -> None:
+        self._began = time.monotonic()
+        super().startTest(test)
+
+    def _note(self, test: unittest.TestCase, outcome: str) -> None:
+        name = test.id().rsplit(".", 1)[-1]
+        self.outcomes[name] = outcome
+        print(f"{outcome:5} {time.monotonic() - self._began:5.1f} s  {name}", flush=True)
+
+    def addSuccess(self, test: unittest.TestCase) -> None:
+        self._note(test, "pass")
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+        self._note(test, "skip")
+
+    def addFailure(self, test: unittest.TestCase, err: object) -> None:
+        self._note(test, "fail")
+        print(self._exc_info_to_string(err, test)[-3000:], flush=True)  # type: ignore[attr-defined]
+
+    addError = addFailure
+
+
+def run(backend: str, names: list[str]) -> dict[str, str]:
+    """Outcome (pass, skip, fail) of each named test, or of all."""
+    suite = unittest.TestSuite(TorchSuite(n) for n in names or unittest.TestLoader().getTestCaseNames(TorchSuite))
+    result = unittest.TextTestRunner(stream=open(os.devnull, "w"), resultclass=_Counting).run(suite)  # noqa: SIM115
+    assert isinstance(result, _Counting)
+    return result.outcomes
+
+
+def placement_file() -> str:
+    """A file with the placement of islands SIZES."""
+    from hetctl.comm.placement import PlacedIsland, Placement
+
+    first, islands = 0, []
+    for index, size in enumerate(SIZES):
+        islands.append(PlacedIsland(f"island{index}", "cpu", "gloo", tuple(range(first, first + size))))
+        first += size
+    path = Path(os.environ["TEMP_DIR"]) / "placement.json"
+    path.write_text(Placement(tuple(islands)).to_json())
+    return str(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("backend", choices=["het", "gloo"])
+    parser.add_argument("tests", nargs="*", help="names of tests; all by default")
+    parser.add_argument("--baseline", type=Path, help="outcomes of a gloo run to compare with")
+    parser.add_argument("--output", type=Path, help="write the outcomes here as JSON")
+    options = parser.parse_args()
+    if os.environ.get("SUITE_BACKEND") != options.backend:  # spawned children read it at import
+        os.environ["SUITE_BACKEND"] = options.backend
+        os.environ["HETCTL_PLACEMENT"] = placement_file()
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    outcomes = run(options.backend, options.tests)
+    counts = {word: sum(o == word for o in outcomes.values()) for word in ("pass", "fail", "skip")}
+    print(f"{options.backend}: {len(outcomes)} tests, " + ", ".join(f"{n} {w}" for w, n in counts.items()))
+    if options.output:
+        options.output.write_text(json.dumps(outcomes, indent=1))
+    if not options.baseline:
+        return 0 if not counts["fail"] else 1
+    passed = [n for n, o in json.loads(options.baseline.read_text()).items() if o == "pass" and n in outcomes]
+    lost = [n for n in passed if outcomes[n] != "pass"]
+    share = 1 - len(lost) / max(len(passed), 1)
+    print(f"of {len(passed)} tests that gloo passes, het passes {len(passed) - len(lost)} ({share:.1%})")
+    print("\n".join(f"  lost: {n} ({outcomes[n]})" for n in lost))
+    return 0 if share >= 0.95 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
