@@ -142,7 +142,7 @@ class StagePipeline:
 
         Returns this rank's (sum of token losses, number of valid tokens), fp64; zero before the last stage.
         """
-        actions = stage_actions(len(batch), self.plan.forwards_ahead[self.place.stage])
+        actions = stage_actions(len(batch), self.plan.forwards_of(self.place.replica, self.place.stage))
         like = self._boundary_like(batch[0].inputs)
         forward = Inbox(self.forward_in, len(batch), like) if self.forward_in else None
         backward = Inbox(self.backward_in, len(batch), like) if self.backward_in else None
