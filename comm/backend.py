@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hetctl.comm.bridge import METER
 from hetctl.comm.c10d import PrefixStore, ProcessGroup
-from hetctl.comm.forwarded import METER
 from hetctl.comm.group import HetGroup
 from hetctl.comm.islands import make_native
 from hetctl.comm.placement import Placement, current_placement

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hetctl.comm.forwarded import Message
+from hetctl.comm.bridge import Message
 from hetctl.comm.islands import settle
 from hetctl.comm.layout import Interval, pieces, shares
 from hetctl.comm.lines import Lines, Run, arrive, padded

@@ -1,7 +1,7 @@
-"""The forwarded bridge: tensors between islands by way of host slots, chunk by chunk over the rails.
+"""The forwarded way of a bridge: a lane's thread copies chunks through host slots, several in flight at once.
 
-A lane is one ordered stream of messages to or from one peer. Its thread keeps a few chunks in flight, so that copies,
-the network and the other end's copies overlap, and so that receives are posted before their data comes.
+So copies, the network and the other end's copies overlap, and receives are posted before their data comes. How a slot
+travels is the affair of a lane's port: over gloo rails, or in memory that both processes share.
 """
 
 from __future__ import annotations
@@ -12,380 +12,250 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from hetctl.comm.c10d import Store
-from hetctl.comm.rails import Link, Rail
-from hetctl.comm.staging import (
-    TRAILER_BYTES,
-    Combine,
-    Copied,
-    CopyEngine,
-    HostEngine,
-    StreamEngine,
-    TrailerMismatch,
-    chunks,
-    flat_bytes,
-    seal,
-    unseal,
-)
-from hetctl.comm.work import BridgeError, Deadline, HetWork
+from hetctl.comm.bridge import METER, Bridge, LaneKey, Message
+from hetctl.comm.staging import Copied, TrailerMismatch, chunks, flat_bytes, seal, unseal
+from hetctl.comm.work import BridgeError
 
-WINDOW = 8  # chunks in flight per lane
+WINDOW = 8  # chunks in flight per lane, which bounds its memory
 IDLE_SECONDS = 5.0  # an unused lane's thread ends; the next message starts another
-P2P, COLLECTIVE = 0, 1
-LaneKey = tuple[str, int, int]  # direction, peer, gloo tag
 
 
-class Meter:
-    """Bytes of payload that this process sent across islands."""
+class Posted(Protocol):
+    """A slot on its way; `wait` blocks until it has gone or come. Raises RuntimeError."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.sent = 0
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self.sent += count
+    def wait(self, timeout: timedelta) -> bool | None: ...
 
 
-METER = Meter()
+class Port(Protocol):
+    """One end of a lane: gives slots, sends or receives them in order, takes them back."""
+
+    def rail(self, number: int) -> str:
+        """The name of the rail that chunk `number` of a message takes, for people."""
+
+    def take(self, nbytes: int, number: int) -> torch.Tensor:
+        """The slot for the next chunk; at most WINDOW are out at a time."""
+
+    def post(self, slot: torch.Tensor, length: int, number: int) -> Posted:
+        """Start sending or receiving the first `length` bytes and the trailer of a slot."""
+
+    def give(self, slot: torch.Tensor, event: Any) -> None:
+        """Take a slot back, in order; the device still reads it until `event`, where there is one."""
 
 
-@dataclass
-class Message:
-    """One tensor on its way: flat, contiguous; `ready` is the event after which it may be read or written."""
-
-    data: torch.Tensor
-    work: HetWork
-    deadline: Deadline
-    ready: Any = None
-    combine: Combine | None = None
-    after: Message | None = None  # a send of the same memory whose copy must be out before this one lands
-    copied: threading.Event | None = None
-    copied_event: Any = None
-
-
-@dataclass
+@dataclass(eq=False)
 class _Chunk:
     message: Message
-    slot: torch.Tensor
     first: int
     past: int
     number: int
     last: bool
-    rail: Rail
+    slot: torch.Tensor
     copied: Copied | None = None
-    work: Any = None
+    posted: Posted | None = None
+
+    @property
+    def length(self) -> int:
+        return self.past - self.first
 
 
-class Bridge:
-    """Point-to-point between this rank and ranks of other islands, for one process group."""
-
-    def __init__(self, rank: int, store: Store, *, timeout: timedelta, verify: bool, who: Callable[[int], str]) -> None:
-        self._rank, self._store, self._timeout = rank, store.clone(), timeout
-        self.verify, self.who = verify, who
-        self._lock = threading.Lock()
-        self._links: dict[tuple[str, int], Link] = {}
-        self._lanes: dict[LaneKey, _Lane] = {}
-        self._engines: dict[torch.device, CopyEngine] = {}
-        self.error: BaseException | None = None
-        self.on_error: Callable[[BaseException], None] = self.fail
-
-    def send(self, data: torch.Tensor, peer: int, *, tag: int, kind: int, work: HetWork, deadline: Deadline) -> Message:
-        """Queue the sending of a flat contiguous tensor; its work ends when the bytes have left."""
-        message = Message(data, work, deadline, ready=self._event(data), copied=threading.Event())
-        return self._put("to", peer, tag, kind, message)
-
-    def recv(
-        self,
-        data: torch.Tensor,
-        peer: int,
-        *,
-        tag: int,
-        kind: int,
-        work: HetWork,
-        deadline: Deadline,
-        combine: Combine | None = None,
-        after: Message | None = None,
-    ) -> Message:
-        """Queue the receiving of a flat contiguous tensor, copied in or combined with what is there."""
-        message = Message(data, work, deadline, ready=self._event(data), combine=combine, after=after)
-        return self._put("from", peer, tag, kind, message)
-
-    def _event(self, data: torch.Tensor) -> Any:
-        if not data.is_cuda:
-            return None
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(data.device))
-        return event
-
-    def _put(self, way: str, peer: int, tag: int, kind: int, message: Message) -> Message:
-        if self.error is not None:
-            raise self.error
-        with self._lock:
-            key = (way, peer, tag << 1 | kind)
-            lane = self._lanes.get(key)
-            if lane is None:
-                made = _SendLane if way == "to" else _RecvLane
-                lane = self._lanes[key] = made(self, peer, key[2], self._link(way, peer))
-        lane.put(message)
-        return message
-
-    def _link(self, way: str, peer: int) -> Link:
-        if (way, peer) not in self._links:
-            pair = f"{self._rank}-{peer}" if way == "to" else f"{peer}-{self._rank}"
-            link = Link(self._store, f"link/{pair}", sending=way == "to", timeout=self._timeout)
-            self._links[way, peer] = link
-        return self._links[way, peer]
-
-    def engine(self, device: torch.device) -> CopyEngine:
-        """The copy engine of a device, made when first needed."""
-        with self._lock:
-            if device not in self._engines:
-                self._engines[device] = StreamEngine(device) if device.type == "cuda" else HostEngine()
-            return self._engines[device]
-
-    def fail(self, error: BaseException) -> None:
-        """End every pending message, here and at the other ends, with `error`."""
-        with self._lock:
-            if self.error is None:
-                self.error = error
-            links, lanes = list(self._links.values()), list(self._lanes.values())
-        for link in links:
-            link.kill()
-        for lane in lanes:
-            lane.drain(error)
-
-    def close(self) -> None:
-        """End lanes (after what they still hold) and connections."""
-        with self._lock:
-            lanes, links = list(self._lanes.values()), list(self._links.values())
-            self._lanes, self._links = {}, {}
-            self.error = self.error or BridgeError("the process group was destroyed")
-        for lane in lanes:
-            lane.close()
-        for link in links:
-            link.close()
-
-
-class _Lane:
+class ForwardedLane:
     """The queue and the thread shared by both directions."""
 
     verb = ""
 
-    def __init__(self, bridge: Bridge, peer: int, tag: int, link: Link) -> None:
-        self._bridge, self._peer, self._tag, self._link = bridge, peer, tag, link
+    def __init__(self, bridge: Bridge, key: LaneKey, connect: Callable[[], Port]) -> None:
+        self._bridge, self._key, self._connect = bridge, key, connect
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = False
-        self._operation = 0
-        self._pending: deque[_Chunk] = deque()
-        self._feed: deque[_Chunk] = deque()
-        self._current: deque[tuple[Message, int, int, int, bool]] = deque()
+        self._port: Port | None = None
+        self._operation = 0  # messages whose chunks have all gone or come
+        self._todo: deque[tuple[Message, int, int, int, bool]] = deque()  # first, past, number, last
+        self._posted: deque[_Chunk] = deque()
 
     def put(self, message: Message) -> None:
         with self._lock:
             self._queue.put(message)
             if self._thread is None:
-                name = f"het {self.verb} {self._peer} tag {self._tag}"
+                name = f"het {self.verb} {self._key.peer} tag {self._key.tag}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
 
-    def close(self) -> None:
+    def close(self, *, seconds: float) -> None:
+        """Do what is queued and end the thread."""
         with self._lock:
             thread, self._closing = self._thread, True
+        self._queue.put(None)
         if thread is not None and thread is not threading.current_thread():
-            self._queue.put(None)
-            thread.join(timeout=10)
-
-    def drain(self, error: BaseException) -> None:
-        """Fail whatever waits in the queue; what the thread holds fails with the connection."""
-        while True:
-            try:
-                message = self._queue.get_nowait()
-            except queue.Empty:
-                return
-            if message is None:
-                self._queue.put(None)
-                return
-            self._end(message, error=error)
+            thread.join(seconds)
+        self._port = None
 
     def _run(self) -> None:
         try:
-            while self._work():
+            if self._key.device.type == "cuda":
+                torch.cuda.set_device(self._key.device)
+            if self._port is None:
+                self._port = self._connect()
+            while self._step(self._port):
                 pass
         except Exception as error:  # the thread's boundary: any failure ends the group's operations
             self._broken(error)
 
-    def _broken(self, error: Exception) -> None:
-        current = self._pending[0].message if self._pending else (self._current[0][0] if self._current else None)
-        known = self._bridge.error
-        shown = known or BridgeError(self._sentence(error, current))
-        with self._lock:
-            self._thread = None
-        held = {id(c.message): c.message for c in self._pending} | {id(c[0]): c[0] for c in self._current}
-        self._pending.clear()
-        self._current.clear()
-        if known is None:
-            self._bridge.on_error(shown)
-        for message in held.values():
-            self._end(message, error=shown)
-        self.drain(shown)
-
-    def _sentence(self, error: Exception, message: Message | None) -> str:
-        what = message.work.what if message else self.verb
-        detail = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        return f"{what} failed: {self.verb} {self._bridge.who(self._peer)}: {detail}"
-
-    def _end(self, message: Message, *, ready: Any = None, error: BaseException | None = None) -> None:
-        if message.copied is not None:
-            message.copied.set()
-        message.work.finish(ready=ready, error=error)
-
-    def _next(self, *, block: bool) -> bool:
-        """Cut the next queued message into chunks to do; False when there is none (or, blocking, when all is over)."""
-        while True:
-            try:
-                message = self._queue.get(block, IDLE_SECONDS) if block else self._queue.get_nowait()
-            except queue.Empty:
-                return False
-            if message is None:
-                self._queue.put(None)
-                return False
-            if message.data.is_cuda:
-                torch.cuda.set_device(message.data.device)
-            parts = chunks(message.data.numel() * message.data.element_size())
-            for number, (first, past) in enumerate(parts):
-                self._current.append((message, first, past, number, number == len(parts) - 1))
-            return True
-
-    def _idle(self) -> bool:
-        """Whether the thread may end: nothing held and nothing queued."""
-        with self._lock:
-            if not self._queue.empty() and not self._closing:
-                return False
-            self._thread = None
-            return True
-
-    def _start(self) -> _Chunk:
-        message, first, past, number, last = self._current.popleft()
-        rails = self._link.rails()
-        if not rails:
-            raise self._bridge.error or BridgeError("the connection is closed")
-        slot = self._bridge.engine(message.data.device).take(past - first)
-        return _Chunk(message, slot, first, past, number, last, rails[number % len(rails)])
-
-    def _work(self) -> bool:
+    def _step(self, port: Port) -> bool:
         raise NotImplementedError
 
+    def _broken(self, error: Exception) -> None:
+        """Stop; the pending messages end with the verdict on what is reported here."""
+        with self._lock:
+            self._thread = None
+        if self._bridge.error is None:
+            self._bridge.on_error(self._sentence(error))
 
-class _SendLane(_Lane):
+    def _sentence(self, error: Exception) -> str:
+        held = self._posted[0].message if self._posted else self._todo[0][0] if self._todo else None
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = lines[0][:200]
+        if held is not None and held.deadline.passed():
+            reason = f"nothing came or went within {held.deadline.seconds:g} s"
+        what = held.work.what if held is not None else "connecting"
+        return f"{what} failed {self.verb} {self._bridge.who(self._key.peer)}: {reason}"
+
+    def _more(self, *, block: bool) -> bool:
+        """Cut the next queued message into chunks to do; False when there is none now (or none for a while)."""
+        if self._todo:
+            return True
+        try:
+            message = self._queue.get(block, IDLE_SECONDS) if block else self._queue.get_nowait()
+        except queue.Empty:
+            return False
+        if message is None:
+            return False
+        cut = chunks(message.data.nbytes)
+        for number, (first, past) in enumerate(cut):
+            self._todo.append((message, first, past, number, number == len(cut) - 1))
+        return True
+
+    def _over(self) -> bool:
+        """Whether the thread, having nothing to do, ends."""
+        with self._lock:
+            if not self._queue.empty():
+                return False
+            self._thread = None
+            return True
+
+    def _begin(self, port: Port) -> _Chunk:
+        message, first, past, number, last = self._todo.popleft()
+        return _Chunk(message, first, past, number, last, port.take(past - first, number))
+
+
+class SendLane(ForwardedLane):
     verb = "sending to"
 
-    def __init__(self, bridge: Bridge, peer: int, tag: int, link: Link) -> None:
-        super().__init__(bridge, peer, tag, link)
+    def __init__(self, bridge: Bridge, key: LaneKey, connect: Callable[[], Port]) -> None:
+        super().__init__(bridge, key, connect)
         self._copying: deque[_Chunk] = deque()
 
-    def _work(self) -> bool:
-        """Start copies while slots are free, send the oldest copied chunk, or wait for the oldest sent one."""
-        while len(self._copying) + len(self._pending) < WINDOW:
-            busy = bool(self._copying or self._pending)
-            if not self._current and not self._next(block=not busy):
-                if not busy and self._idle():
-                    return False
+    def _step(self, port: Port) -> bool:
+        """Start copies while slots are free, then send the oldest copied chunk or wait for the oldest sent one."""
+        while len(self._copying) + len(self._posted) < WINDOW:
+            busy = bool(self._copying or self._posted)
+            if not self._more(block=not busy):
+                if not busy:
+                    return not self._over()
                 break
-            self._copy(self._start())
+            self._copy(self._begin(port))
         if self._copying:
-            self._post(self._copying.popleft())
-        elif self._pending:
-            self._finish(self._pending.popleft())
+            self._send(port)
+        else:
+            self._finish(port)
         return True
 
     def _copy(self, chunk: _Chunk) -> None:
-        source = flat_bytes(chunk.message.data)[chunk.first : chunk.past]
-        chunk.copied = self._bridge.engine(source.device).out(source, chunk.slot, chunk.message.ready)
+        message = chunk.message
+        source = flat_bytes(message.data)[chunk.first : chunk.past]
+        chunk.copied = self._bridge.engine(source.device).out(source, chunk.slot, message.ready)
         self._copying.append(chunk)
-        if chunk.last and chunk.message.copied is not None:
-            chunk.message.copied_event = getattr(chunk.copied, "event", None)
-            chunk.message.copied.set()
+        if not chunk.last:
+            return
+        message.copied_event = chunk.copied.event
+        if message.copied is not None:
+            message.copied.set()
+        if message.copied_event is not None:
+            # on a device the memory may be written again behind this event; `close` still sees the slots off
+            self._bridge.end(message, ready=message.copied_event)
 
-    def _post(self, chunk: _Chunk) -> None:
+    def _send(self, port: Port) -> None:
+        chunk = self._copying.popleft()
+        self._posted.append(chunk)
         assert chunk.copied is not None
-        self._pending.append(chunk)
         chunk.copied.wait()
-        length = chunk.past - chunk.first
-        whole = seal(
-            chunk.slot, operation=self._operation, chunk=chunk.number, length=length, checked=self._bridge.verify
-        )
-        chunk.work = chunk.rail.group.send([whole], 1, self._tag)
-        METER.add(length)
+        verify = self._bridge.verify
+        seal(chunk.slot, operation=self._operation, chunk=chunk.number, length=chunk.length, checked=verify)
+        chunk.posted = port.post(chunk.slot, chunk.length, chunk.number)
+        METER.add(chunk.length)
         if chunk.last:
             self._operation += 1
 
-    def _finish(self, chunk: _Chunk) -> None:
-        self._pending.appendleft(chunk)  # so that a failure knows whose it is
-        if not chunk.work.wait(chunk.message.deadline.delta()):
-            raise BridgeError("aborted")
-        self._pending.popleft()
-        self._bridge.engine(chunk.message.data.device).give(chunk.slot)
+    def _finish(self, port: Port) -> None:
+        chunk = self._posted[0]
+        assert chunk.posted is not None
+        if chunk.posted.wait(chunk.message.deadline.delta()) is False:
+            raise BridgeError("it was aborted")
+        self._posted.popleft()
+        port.give(chunk.slot, None)
         if chunk.last:
-            self._end(chunk.message, ready=chunk.message.copied_event)
+            self._bridge.end(chunk.message, ready=chunk.message.copied_event)
 
 
-class _RecvLane(_Lane):
+class RecvLane(ForwardedLane):
     verb = "receiving from"
 
-    def __init__(self, bridge: Bridge, peer: int, tag: int, link: Link) -> None:
-        super().__init__(bridge, peer, tag, link)
-        self._posted_operation = 0
-
-    def _work(self) -> bool:
-        """Post receives while slots are free, then take in the oldest posted chunk."""
-        while len(self._pending) < WINDOW:
-            if not self._current and not self._next(block=not self._pending):
-                if not self._pending and self._idle():
-                    return False
+    def _step(self, port: Port) -> bool:
+        """Post receives while slots are free, then take in the oldest one."""
+        while len(self._posted) < WINDOW:
+            if not self._more(block=not self._posted):
+                if not self._posted:
+                    return not self._over()
                 break
-            chunk = self._start()
-            whole = chunk.slot[: chunk.past - chunk.first + TRAILER_BYTES]
-            chunk.work = chunk.rail.group.recv([whole], 0, self._tag)
-            self._pending.append(chunk)
-        if self._pending:
-            self._take(self._pending[0])
-            self._pending.popleft()
+            chunk = self._begin(port)
+            chunk.posted = port.post(chunk.slot, chunk.length, chunk.number)
+            self._posted.append(chunk)
+        self._take(port, self._posted[0])
+        self._posted.popleft()
         return True
 
-    def _take(self, chunk: _Chunk) -> None:
+    def _take(self, port: Port, chunk: _Chunk) -> None:
         message = chunk.message
-        if not chunk.work.wait(message.deadline.delta()):
-            raise BridgeError("aborted")
+        assert chunk.posted is not None
+        if chunk.posted.wait(message.deadline.delta()) is False:
+            raise BridgeError("it was aborted")
         try:
             payload = unseal(
                 chunk.slot,
                 operation=self._operation,
                 chunk=chunk.number,
-                length=chunk.past - chunk.first,
+                length=chunk.length,
                 checked=self._bridge.verify,
             )
         except TrailerMismatch as mismatch:
-            raise BridgeError(f"{chunk.rail.name}: {mismatch}") from None
+            raise BridgeError(f"{port.rail(chunk.number)}: {mismatch}") from None
         event = self._land(chunk, payload)
-        engine = self._bridge.engine(message.data.device)
-        engine.give(chunk.slot) if event is None else engine.give_after(chunk.slot, event)
+        port.give(chunk.slot, event)
         if chunk.last:
             self._operation += 1
-            self._end(message, ready=event)
+            self._bridge.end(message, ready=event)
 
     def _land(self, chunk: _Chunk, payload: torch.Tensor) -> Any:
-        message, ready = chunk.message, chunk.message.ready
+        message, ready = chunk.message, [chunk.message.ready]
         if message.after is not None and message.after.copied is not None:
             if not message.after.copied.wait(message.deadline.left()):
                 raise BridgeError("the outgoing copy of the same memory did not end")
-            ready = message.after.copied_event or ready
+            ready.append(message.after.copied_event)
         size = message.data.element_size()
         target = message.data[chunk.first // size : chunk.past // size]
         return self._bridge.engine(message.data.device).into(payload, target, message.combine, ready)

@@ -5,7 +5,6 @@ Nothing else knows c10d's method names (both the names up to torch 2.12 and the 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,13 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hetctl.comm.alarm import Alarm
+from hetctl.comm.bridge import P2P, Bridge
 from hetctl.comm.c10d import PrefixStore, ProcessGroup, Store, Work
 from hetctl.comm.collectives import Collectives
-from hetctl.comm.forwarded import P2P, Bridge
-from hetctl.comm.islands import Native, make_native
+from hetctl.comm.islands import Native, break_native, make_native
 from hetctl.comm.layout import Layout
 from hetctl.comm.lines import Run
 from hetctl.comm.placement import Placement
+from hetctl.comm.rails import RailTransport
+from hetctl.comm.recorder import RECORDER
 from hetctl.comm.reductions import Reduction, reduction
 from hetctl.comm.runner import Runner
 from hetctl.comm.views import Flat, Returning, as_bytes, fill, flat_copy, is_plain, plain, room_for, rows
@@ -120,12 +122,20 @@ class HetGroup(_Identity):
         self._layout = _layout(self._rank, ranks, placement)
         self._natives = {}
         self._make_natives()
+        names = [self._who(r) for r in range(self._size)]
+        self._alarm = Alarm(self._store, rank=self._rank, names=names, on_verdict=self._end_all)
+        rails = RailTransport()
         self._bridge = Bridge(
-            self._rank, self._store, timeout=self._timeout, verify=placement.verify_bridge, who=self._who
+            self._rank,
+            self._store,
+            timeout=self._timeout,
+            verify=placement.verify_bridge,
+            who=self._who,
+            transport_to=lambda peer: rails,
+            on_error=self._alarm.ring,
         )
         self._collectives = Collectives(self._layout, self._native, self._bridge)
-        self._runner = Runner(f"het collectives {self._name}")
-        weakref.finalize(self, _abandon, self._bridge, self._runner)
+        self._runner = Runner(f"het collectives {self._name}", on_error=self._alarm.ring)
 
     def _make_natives(self) -> None:
         island = self._placement.island_of_rank[self._ranks[self._rank]]
@@ -147,10 +157,20 @@ class HetGroup(_Identity):
         world, hosts = self._ranks[rank], self._placement.hosts
         return f"rank {world}" + (f" on {hosts[world]}" if world < len(hosts) else "")
 
+    def _end_all(self, error: BridgeError) -> None:
+        """The verdict on a failure anywhere: end what is pending, native parts too, and keep a record."""
+        self._runner.fail(error)
+        self._bridge.fail(error)
+        for native in list(self._natives.values()):
+            break_native(native)
+        RECORDER.dump(self._ranks[self._rank], reason=str(error))
+
     def shutdown(self) -> None:
         """Finish what is queued, then end threads and connections."""
-        self._runner.close(seconds=self._timeout.total_seconds())
-        self._bridge.close()
+        seconds = 1.0 if self._bridge.error is not None else self._timeout.total_seconds()
+        self._runner.close(seconds=seconds)
+        self._bridge.close(seconds=seconds)
+        self._alarm.close()
         for native in self._natives.values():
             if native.group is not None:
                 native.group.shutdown()
@@ -158,7 +178,7 @@ class HetGroup(_Identity):
 
     def abort(self) -> None:
         """End everything pending with an error, here and at the peers."""
-        self._bridge.fail(BridgeError(f"the process group '{self._name}' was aborted"))
+        self._end_all(BridgeError(f"the process group '{self._name}' was aborted"))
 
     def _deadline(self, opts: Any) -> Deadline:
         asked = getattr(opts, "timeout", None)
@@ -176,9 +196,17 @@ class HetGroup(_Identity):
         """Queue a collective; `touched` are the tensors it reads or writes, `outputs` what its handle shows."""
         self._count += 1
         run = Run(f"{name} {self._count} of group '{self._name}'", self._deadline(opts))
-        work = HetWork(run.what, outputs, shown=touched)
+        work = HetWork(run.what, outputs, shown=touched, deadline=run.deadline)
+        self._watch(work, name, peer=None, tensors=touched)
         self._runner.put(work, lambda: call(run), touched=touched)
         return self._noted(work)
+
+    def _watch(self, work: HetWork, name: str, *, peer: int | None, tensors: Sequence[torch.Tensor]) -> None:
+        """Record the operation, and have the group's alarm on while it runs."""
+        self._alarm.watch()
+        world = None if peer is None else self._ranks[peer]
+        entry = RECORDER.begin(name, group=self._name, peer=world, nbytes=sum(t.nbytes for t in tensors))
+        work.on_end(lambda: entry.end(work.exception()))
 
     def _noted(self, work: Any) -> Any:
         if self._batch is not None:
@@ -191,8 +219,10 @@ class HetGroup(_Identity):
         data = plain(tensors[0])
         if self._layout.local(dst):
             return self._noted(self._native(data.device).group.send([data], self._layout.mine.index(dst), tag))
-        work = HetWork(f"send to {self._who(dst)}", tensors)
-        self._bridge.send(data.view(-1), dst, tag=tag, kind=P2P, work=work, deadline=self._deadline(None))
+        deadline = self._deadline(None)
+        work = HetWork(f"send to {self._who(dst)}", tensors, deadline=deadline)
+        self._watch(work, "send", peer=dst, tensors=tensors)
+        self._bridge.send(data.view(-1), dst, tag=tag, kind=P2P, work=work, deadline=deadline)
         return self._noted(work)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
@@ -201,9 +231,11 @@ class HetGroup(_Identity):
             return self._noted(self._native(target.device).group.recv([target], self._layout.mine.index(src), tag))
         what = f"recv from {self._who(src)}"
         data = target if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
-        work = HetWork(what, tensors) if data is target else Returning(what, target, data)
+        deadline = self._deadline(None)
+        work = HetWork(what, tensors, deadline=deadline) if data is target else Returning(what, target, data)
         work.source = src
-        self._bridge.recv(data.view(-1), src, tag=tag, kind=P2P, work=work, deadline=self._deadline(None))
+        self._watch(work, "recv", peer=src, tensors=tensors)
+        self._bridge.recv(data.view(-1), src, tag=tag, kind=P2P, work=work, deadline=deadline)
         return self._noted(work)
 
     # -- collectives
@@ -384,12 +416,6 @@ class HetGroup(_Identity):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         self.barrier().wait(timeout or self._timeout)
-
-
-def _abandon(bridge: Bridge, runner: Runner) -> None:
-    """A group that nobody destroyed: end its threads when it is collected."""
-    runner.close(seconds=0)
-    bridge.close()
 
 
 def _layout(rank: int, ranks: tuple[int, ...], placement: Placement) -> Layout:

@@ -19,7 +19,8 @@ from torch._C._distributed_c10d import (
 )
 
 from hetctl.comm.c10d import Gloo, Store
-from hetctl.comm.work import BridgeError, Deadline
+from hetctl.comm.rails import break_pair
+from hetctl.comm.work import Deadline, NativeFailed
 
 
 class Native:
@@ -87,16 +88,27 @@ class Native:
 
 
 def settle(work: Any, deadline: Deadline, *, what: str) -> None:
-    """Wait for a native operation until the deadline. Raises BridgeError naming the operation."""
+    """Wait for a native operation until the deadline. Raises NativeFailed naming the operation."""
     if work is None:
         return
     try:
         ended = work.wait(deadline.delta())
     except RuntimeError as error:
         detail = str(error).strip().splitlines()[0][:200]
-        raise BridgeError(f"{what} failed inside this rank's island: {detail}") from None
+        late = f"it did not end within {deadline.seconds:g} s" if deadline.passed() else detail
+        raise NativeFailed(f"{what} failed inside its island: {late}") from None
     if ended is False:
-        raise BridgeError(f"{what} failed inside this rank's island: it was aborted")
+        raise NativeFailed(f"{what} failed inside its island: it was aborted")
+
+
+def break_native(native: Native) -> None:
+    """End everything pending in an island's communicator, so that nobody waits for a rank that is gone."""
+    if native.group is None:
+        return
+    if isinstance(native.group, Gloo):
+        break_pair(native.group, 1 if native.group.rank() == 0 else 0)
+    else:
+        native.group.abort()
 
 
 def make_native(store: Store, backend: str, *, place: int, size: int, timeout: timedelta) -> Any:

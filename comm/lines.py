@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hetctl.comm.forwarded import COLLECTIVE, Bridge, Message
+from hetctl.comm.bridge import COLLECTIVE, Bridge, Message
 from hetctl.comm.islands import Native
 from hetctl.comm.layout import Interval, Layout, overlaps
 from hetctl.comm.reductions import Reduction

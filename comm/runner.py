@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hetctl.comm.work import HetWork
+from hetctl.comm.work import HetWork, NativeFailed
 
 IDLE_SECONDS = 5.0
 
@@ -18,12 +18,15 @@ IDLE_SECONDS = 5.0
 class Runner:
     """One ordered queue of collectives; its thread starts with the first and ends when there is nothing to do."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, on_error: Callable[[str], None]) -> None:
         self._name = name
         self._queue: queue.SimpleQueue[tuple[HetWork, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._open: dict[int, HetWork] = {}
+        self._error: BaseException | None = None
+        self._on_error = on_error
         self._streams: dict[torch.device, Any] = {}
 
     def put(self, work: HetWork, call: Callable[[], None], *, touched: Sequence[torch.Tensor]) -> None:
@@ -34,6 +37,9 @@ class Runner:
             start = torch.cuda.Event()
             start.record(torch.cuda.current_stream(device))
         with self._lock:
+            if self._error is not None:
+                raise self._error
+            self._open[id(work)] = work
             self._queue.put((work, self._on_stream(call, device, start, touched)))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -81,10 +87,30 @@ class Runner:
                         return
                 continue
             work, call = job
-            try:
-                work.finish(ready=call())
-            except Exception as error:  # the thread's boundary: it becomes the operation's outcome
-                work.finish(error=error)
+            self._do(work, call)
+
+    def _do(self, work: HetWork, call: Callable[[], Any]) -> None:
+        ready, error = None, self._error
+        try:
+            ready = call() if error is None else None
+        except NativeFailed as failed:
+            if self._error is None:
+                self._on_error(str(failed))
+                return  # it ends with the verdict
+            error = self._error
+        except Exception as wrong:  # the thread's boundary: it becomes the operation's outcome
+            error = wrong
+        with self._lock:
+            self._open.pop(id(work), None)
+        work.finish(ready=ready, error=error)
+
+    def fail(self, error: BaseException) -> None:
+        """End everything queued or running with `error`; nothing more is accepted."""
+        with self._lock:
+            self._error = self._error or error
+            pending, self._open = list(self._open.values()), {}
+        for work in pending:
+            work.finish(error=self._error)
 
     def close(self, *, seconds: float) -> None:
         """Run what is queued and end the thread."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hetctl.comm.forwarded import Message
+from hetctl.comm.bridge import Message
 from hetctl.comm.islands import settle
 from hetctl.comm.layout import overlaps, shares
 from hetctl.comm.lines import Lines, Run, arrive, padded

@@ -1,17 +1,17 @@
-"""Bytes between a tensor and the host buffers that a network can read: slots, their trailers, copy engines."""
+"""Bytes between a tensor and the host slots that a network can read: trailers, and one copy engine per device type."""
 
 from __future__ import annotations
 
 import struct
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from hetctl.comm.layout import pieces
-from hetctl.comm.units import MiB
+from hetctl.comm.units import KiB, MiB
 
 CHUNK_BYTES = 4 * MiB
 _TRAILER = struct.Struct("<QIIQ")  # operation, chunk, checksum (0: none), length
@@ -33,12 +33,10 @@ def chunks(nbytes: int) -> list[tuple[int, int]]:
     return list(pieces(nbytes, CHUNK_BYTES))
 
 
-def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> torch.Tensor:
-    """Write the trailer behind `length` payload bytes of `slot`; the part to be sent is returned."""
+def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> None:
+    """Write the trailer behind `length` payload bytes of `slot`."""
     checksum = _checksum(slot[:length]) if checked else 0
-    whole = slot[: length + TRAILER_BYTES]
-    _TRAILER.pack_into(_buffer(whole), length, operation, chunk, checksum, length)
-    return whole
+    _TRAILER.pack_into(_buffer(slot), length, operation, chunk, checksum, length)
 
 
 def unseal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> torch.Tensor:
@@ -62,10 +60,16 @@ def _buffer(slot: torch.Tensor) -> Any:
     return slot.numpy()  # shares the memory
 
 
-class Copied(Protocol):
-    """A copy that was started; `wait` blocks the host until it is done."""
+class Copied:
+    """A copy that was started; `event` marks its end on devices with streams."""
 
-    def wait(self) -> None: ...
+    def __init__(self, event: Any = None) -> None:
+        self.event = event
+
+    def wait(self) -> None:
+        """Block the host until the copy is done."""
+        if self.event is not None:
+            self.event.synchronize()
 
 
 class CopyEngine(Protocol):
@@ -74,24 +78,14 @@ class CopyEngine(Protocol):
     def take(self, nbytes: int) -> torch.Tensor:
         """A host slot for `nbytes` of payload and the trailer."""
 
-    def give(self, slot: torch.Tensor) -> None:
-        """Hand back a slot that nothing reads or writes any more."""
-
-    def give_after(self, slot: torch.Tensor, event: Any) -> None:
-        """Hand back a slot that is free once `event` has passed."""
+    def give(self, slot: torch.Tensor, event: Any) -> None:
+        """Hand back a slot; the device still reads it until `event`, where there is one."""
 
     def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
         """Start copying flat bytes into a slot, after the event `ready`."""
 
-    def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Any) -> Any:
-        """Copy or combine a payload into a typed flat view, after `ready`; the event it ends with, or None."""
-
-
-class Done:
-    """A copy that was over before it was asked about."""
-
-    def wait(self) -> None:
-        return None
+    def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]) -> Any:
+        """Copy or combine a payload into a typed flat view, after all of `ready`; the event it ends with, or None."""
 
 
 class HostEngine:
@@ -100,17 +94,14 @@ class HostEngine:
     def take(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes + TRAILER_BYTES, dtype=torch.uint8)
 
-    def give(self, slot: torch.Tensor) -> None:
-        return None
-
-    def give_after(self, slot: torch.Tensor, event: Any) -> None:
+    def give(self, slot: torch.Tensor, event: Any) -> None:
         return None
 
     def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
         slot[: source.numel()].copy_(source)
-        return Done()
+        return Copied()
 
-    def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Any) -> Any:
+    def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]) -> Any:
         typed = payload.view(target.dtype)
         if combine is None:
             target.copy_(typed)
@@ -128,12 +119,10 @@ class StreamEngine:
         self._up = torch.cuda.Stream(device)
         self._lock = threading.Lock()
         self._free: dict[int, list[torch.Tensor]] = {}
-        self._busy: list[tuple[torch.cuda.Event, torch.Tensor]] = []
+        self._busy: list[tuple[Any, torch.Tensor]] = []
 
     def take(self, nbytes: int) -> torch.Tensor:
-        size = max(1 << (nbytes + TRAILER_BYTES - 1).bit_length(), 4096)
-        if nbytes == CHUNK_BYTES:
-            size = CHUNK_BYTES + 4096
+        size = _size_class(nbytes)
         with self._lock:
             self._collect()
             free = self._free.setdefault(size, [])
@@ -141,13 +130,15 @@ class StreamEngine:
                 return free.pop()
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def give(self, slot: torch.Tensor) -> None:
+    def give(self, slot: torch.Tensor, event: Any) -> None:
         with self._lock:
-            self._free.setdefault(slot.numel(), []).append(slot)
+            if event is None:
+                self._free.setdefault(slot.numel(), []).append(slot)
+            else:
+                self._busy.append((event, slot))
 
     def _collect(self) -> None:
-        waiting = self._busy
-        self._busy = []
+        waiting, self._busy = self._busy, []
         for event, slot in waiting:
             if event.query():
                 self._free.setdefault(slot.numel(), []).append(slot)
@@ -162,14 +153,14 @@ class StreamEngine:
             slot[: source.numel()].copy_(source, non_blocking=True)
             event.record(self._down)
         source.record_stream(self._down)
-        return _Recorded(event)
+        return Copied(event)
 
-    def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Any) -> Any:
-        """Start the copy (or combination) of a payload into `target`; the event it ends with is returned."""
+    def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]) -> Any:
         event = torch.cuda.Event()
         with torch.cuda.stream(self._up):
-            if ready is not None:
-                self._up.wait_event(ready)
+            for before in ready:
+                if before is not None:
+                    self._up.wait_event(before)
             typed = payload.view(target.dtype)
             if combine is None:
                 target.copy_(typed, non_blocking=True)
@@ -179,15 +170,9 @@ class StreamEngine:
         target.record_stream(self._up)
         return event
 
-    def give_after(self, slot: torch.Tensor, event: Any) -> None:
-        """Give a slot back once the device has read it."""
-        with self._lock:
-            self._busy.append((event, slot))
 
-
-class _Recorded:
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self.event = event
-
-    def wait(self) -> None:
-        self.event.synchronize()
+def _size_class(nbytes: int) -> int:
+    """Sizes that slots are kept in: powers of two, and whole chunks with a page for the trailer."""
+    if nbytes > CHUNK_BYTES // 2:
+        return CHUNK_BYTES + 4 * KiB
+    return max(1 << (nbytes + TRAILER_BYTES - 1).bit_length(), 4 * KiB)

@@ -11,14 +11,20 @@ from typing import Any
 import torch
 from torch._C._autograd import _record_function_with_args_enter as enter_span
 from torch._C._autograd import _record_function_with_args_exit as leave_span
-from torch.autograd import _profiler_enabled as profiling  # type: ignore[attr-defined]
+from torch.autograd import _profiler_enabled as profiling
 
 from hetctl.comm.c10d import Work
 from hetctl.comm.errors import WorkFailed
 
+GRACE_SECONDS = 8.0
+
 
 class BridgeError(WorkFailed, RuntimeError):
     """An operation across islands failed; also a RuntimeError, as programs expect of torch.distributed."""
+
+
+class NativeFailed(BridgeError):
+    """The native part of an operation failed while it ran."""
 
 
 class Deadline:
@@ -39,7 +45,7 @@ class Deadline:
         return timedelta(seconds=self.left())
 
 
-class HetWork(Work):
+class HetWork(Work):  # type: ignore[misc]
     """One operation: finished or failed by the thread that runs it, waited for by the program.
 
     On devices with streams `ready` is the event that the operation's results are behind; `wait` orders the
@@ -47,10 +53,15 @@ class HetWork(Work):
     """
 
     def __init__(
-        self, what: str, outputs: Sequence[torch.Tensor] = (), *, shown: Sequence[torch.Tensor] | None = None
+        self,
+        what: str,
+        outputs: Sequence[torch.Tensor] = (),
+        *,
+        shown: Sequence[torch.Tensor] | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
         super().__init__()
-        self.what = what
+        self.what, self._deadline = what, deadline
         self._outputs = list(outputs)
         self._done = threading.Event()
         self._lock = threading.Lock()
@@ -87,9 +98,11 @@ class HetWork(Work):
         call()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        seconds = timeout.total_seconds() if timeout else None
+        seconds = timeout.total_seconds() if timeout else 0.0
+        if not seconds and self._deadline is not None:
+            seconds = self._deadline.left() + GRACE_SECONDS  # by then the group's alarm has ended it
         if not self._done.wait(seconds or None):
-            raise BridgeError(f"{self.what} did not end within {seconds:g} s")
+            raise BridgeError(f"{self.what} did not end within {seconds:.1f} s")
         if self._error is not None:
             raise self._error
         self.synchronize()

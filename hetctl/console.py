@@ -31,7 +31,7 @@ class Sink:
 
     def say(self, content: RenderableType = "") -> None:
         """A line, table or tree for people."""
-        self.people.print(content, highlight=False)
+        self.people.print(content, highlight=False, soft_wrap=isinstance(content, str))  # a line stays one when piped
 
     def warn(self, sentence: str) -> None:
         """Something a person should know: a fallback, a doubt. Always on stderr."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from hetctl.comm.cluster import Cluster
+from hetctl.comm.cluster import Cluster, Measured
 from hetctl.comm.facts import GpuFacts, HostFacts, NicFacts
 from hetctl.comm.units import show_rate
 from hetctl.fabric import Note, Report
@@ -18,6 +19,7 @@ def unusual(reports: Sequence[Report], cluster: Cluster) -> list[Note]:
         *_split_subnets(cluster),
         *(note for peers in _peer_groups(seen) for note in _odd_ones(peers)),
         *_slow_ports(seen),
+        *_slow_pairs(cluster),
         *(Note(host, said) for host, facts in seen.items() for gpu in facts.gpus for said in _gpu(gpu)),
         *(Note(host, said) for host, facts in seen.items() for nic in facts.nics for said in _nic(nic)),
         *(Note(host, said) for host, facts in seen.items() for said in facts.warnings),
@@ -92,6 +94,20 @@ def _slow_ports(seen: Mapping[str, HostFacts]) -> Iterator[Note]:
                 yield Note(
                     host, f"{nic.name} runs at {show_rate(rate)} where others of its kind run at {show_rate(most)}"
                 )
+
+
+def _slow_pairs(cluster: Cluster) -> Iterator[Note]:
+    """Measured rails at less than half of what rails of the same NICs usually reach."""
+    groups: dict[tuple[str, tuple[str, str]], list[Measured]] = defaultdict(list)
+    for row in cluster.measured:
+        if row.rate_bytes_per_s is not None:
+            groups[row.tool, row.nics].append(row)
+    for rows in groups.values():
+        usual = statistics.median(row.rate_bytes_per_s or 0.0 for row in rows)
+        for row in rows:
+            if (row.rate_bytes_per_s or 0.0) * 2 < usual:
+                between = f"{' - '.join(row.hosts)} over {'-'.join(row.nics)}"
+                yield Note(None, f"{between} reached {show_rate(row.rate_bytes_per_s)}, its like {show_rate(usual)}")
 
 
 def _gpu(gpu: GpuFacts) -> Iterator[str]:

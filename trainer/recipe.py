@@ -86,7 +86,7 @@ class BridgeSection:
 class TrainSection:
     """How long, how precise, and what to do about a loss that is not finite."""
 
-    steps: int = 100
+    steps: int = 160
     seed: int = 0
     precision: Literal["auto", "bf16", "fp32", "fp64"] = "auto"  # auto: bf16 where the device has it
     validation_samples: int = 32

@@ -111,6 +111,7 @@ _ROWS = (
     _llama("demo", 8, 128, 4, 2, 352, 257, max_seq_len=1024),
     _llama("llama-160m", 12, 768, 12, 12, 3072, 32000, max_seq_len=2048),
     _llama("llama-1b", 16, 2048, 32, 8, 8192, 128256, rope_theta=5e5, tied_embeddings=True),
+    _llama("llama-1b-untied", 16, 2048, 32, 8, 8192, 32000),
     _llama("llama-3b", 28, 3072, 24, 8, 8192, 128256, rope_theta=5e5, tied_embeddings=True),
     _llama("llama-8b", 32, 4096, 32, 8, 14336, 128256, rope_theta=5e5),
     _llama("llama-70b", 80, 8192, 64, 8, 28672, 128256, rope_theta=5e5),

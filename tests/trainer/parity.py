@@ -62,21 +62,29 @@ def recipe(optimizer: str, *, clip_norm: float, global_batch: int, precision: st
     )
 
 
-def train_layout(rank: int, layout: Layout, asked: Recipe, shape: ModelShape = SHAPE, plant: str = "") -> Trace:
+def train_layout(
+    rank: int, layout: Layout, asked: Recipe, shape: ModelShape = SHAPE, plant: str = "", device: str = "cpu"
+) -> Trace:
     """This rank's trace of a layout: its own parameters, and the figures all ranks share."""
     PLANTS[plant]()
     plan = plan_of(layout, seq_len=SEQ_LEN)
     plan.validate(where="test", layers=shape.layers)
     job = Job(plan, asked, shape, checkpoints="unused")
-    trainer = build(job, torch.device("cpu"), training=UnevenSamples(plan.global_batch))
+    trainer = build(job, _device(rank, device), training=UnevenSamples(plan.global_batch))
     trace = Trace([], [], [])
     for step in range(STEPS):
         figures = trainer.train_step(step)
         trainer.timeline.end_step()
         trace.losses.append(figures.loss)
         trace.norms.append(figures.grad_norm)
-        trace.parameters.append({n: m.detach().clone() for n, m in trainer.gradients.masters()})
+        trace.parameters.append({n: m.detach().cpu().clone() for n, m in trainer.gradients.masters()})
     return trace
+
+
+def _device(rank: int, kind: str) -> torch.device:
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+    return torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
 
 
 def reference(asked: Recipe, shape: ModelShape = SHAPE) -> Trace:

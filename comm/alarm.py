@@ -1,0 +1,102 @@
+"""The out-of-band error flag of a group: whoever fails first tells all others through the store, and who is silent.
+
+A rank that rings asks everybody to answer; those that do not within a moment are named in the verdict, which ends the
+pending operations of all ranks. So a dead, stopped or partitioned rank is found whichever library was waiting for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from hetctl.comm.c10d import Store
+from hetctl.comm.work import BridgeError
+
+POLL_SECONDS = 0.25
+ANSWER_SECONDS = 2.0
+VERDICT_SECONDS = 3.5
+
+
+class Alarm:
+    """One group's flag: `ring` it here; when it rang anywhere, `on_verdict` is called once, in the alarm's thread."""
+
+    def __init__(
+        self, store: Store, *, rank: int, names: Sequence[str], on_verdict: Callable[[BridgeError], None]
+    ) -> None:
+        self._base, self._rank, self._names, self._on_verdict = store, rank, names, on_verdict
+        self._wake = threading.Event()
+        self._closed = False
+        self._mine: str | None = None
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def watch(self) -> None:
+        """Start watching; called with the first operation, free afterwards."""
+        if self._thread is not None:
+            return
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="het alarm", daemon=True)
+                self._thread.start()
+
+    def ring(self, sentence: str) -> None:
+        """Tell everybody that an operation failed here; returns at once."""
+        self._mine = self._mine or sentence
+        self.watch()
+        self._wake.set()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(VERDICT_SECONDS + ANSWER_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            verdict = self._watch()
+        except Exception as error:  # the store is gone: nobody can be told, but what is pending here must end
+            if self._closed or self._mine is None:
+                return
+            detail = str(error).strip().splitlines()[:1]
+            verdict = f"{self._mine}; the job's store does not answer either: {''.join(detail)[:120]}"
+        if verdict is not None:
+            self._on_verdict(BridgeError(verdict))
+
+    def _watch(self) -> str | None:
+        store = self._base.clone()
+        while True:
+            self._wake.wait(POLL_SECONDS)
+            if self._mine is not None:
+                first = store.compare_set("alarm", "", self._mine).decode()
+                return self._judge(store, first) if first == self._mine else self._answer(store, first)
+            if self._closed:
+                return None
+            if store.check(["alarm"]):
+                return self._answer(store, store.get("alarm").decode())
+
+    def _judge(self, store: Store, sentence: str) -> str:
+        """Ask who is there, and publish the verdict with those who are not."""
+        others = [r for r in range(len(self._names)) if r != self._rank]
+        end = time.monotonic() + ANSWER_SECONDS
+        while others and time.monotonic() < end:
+            others = [r for r in others if not store.check([f"here/{r}"])]
+            self._pause()
+        silent = ", ".join(self._names[r] for r in others[:8]) + (" and more" if len(others) > 8 else "")
+        verdict = sentence + (f"; no answer from {silent}" if others else "")
+        store.set("verdict", verdict)
+        return verdict
+
+    def _answer(self, store: Store, sentence: str) -> str:
+        """Say that this rank is there, and wait a moment for the verdict."""
+        store.set(f"here/{self._rank}", "1")
+        end = time.monotonic() + VERDICT_SECONDS
+        while time.monotonic() < end:
+            if store.check(["verdict"]):
+                return str(store.get("verdict").decode())
+            self._pause()
+        return sentence
+
+    def _pause(self) -> None:
+        threading.Event().wait(POLL_SECONDS / 4)

@@ -1,0 +1,187 @@
+"""A group's bridge: messages between this rank and ranks of other islands, whichever transport carries them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+
+from hetctl.comm.c10d import Store
+from hetctl.comm.staging import Combine, CopyEngine, HostEngine, StreamEngine
+from hetctl.comm.work import BridgeError, Deadline, HetWork
+
+P2P, COLLECTIVE = 0, 1  # the program's own messages, and those that collectives are made of, never meet
+
+
+class Meter:
+    """Bytes of payload that this process sent across islands."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.sent = 0
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.sent += count
+
+
+METER = Meter()
+
+
+@dataclass(eq=False)
+class Message:
+    """One tensor on its way: flat, contiguous; `ready` is the event after which it may be read or written."""
+
+    data: torch.Tensor
+    work: HetWork
+    deadline: Deadline
+    ready: Any = None
+    combine: Combine | None = None
+    after: Message | None = None  # a send of the same memory whose copy must be out before this one lands
+    copied: threading.Event | None = None
+    copied_event: Any = None
+
+
+@dataclass(frozen=True)
+class LaneKey:
+    """One ordered stream of messages: direction, peer, and what tells streams of one pair apart."""
+
+    sending: bool
+    peer: int
+    tag: int
+    kind: int
+    device: torch.device
+
+    @property
+    def wire_tag(self) -> int:
+        return self.tag << 2 | self.kind << 1 | (self.device.type != "cpu")
+
+    def link_name(self, rank: int) -> str:
+        return f"{rank}-{self.peer}" if self.sending else f"{self.peer}-{rank}"
+
+
+class Lane(Protocol):
+    """What carries the messages of one stream, in order."""
+
+    def put(self, message: Message) -> None: ...
+
+    def close(self, *, seconds: float) -> None: ...
+
+
+class Transport(Protocol):
+    """How lanes to some peers are made, and how all of them are broken."""
+
+    def lane(self, bridge: Bridge, key: LaneKey) -> Lane: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Bridge:
+    """Point-to-point between this rank and ranks of other islands, for one process group."""
+
+    def __init__(
+        self,
+        rank: int,
+        store: Store,
+        *,
+        timeout: timedelta,
+        verify: bool,
+        who: Callable[[int], str],
+        transport_to: Callable[[int], Transport],
+        on_error: Callable[[str], None],
+    ) -> None:
+        self.rank, self.store, self.timeout = rank, store, timeout
+        self.verify, self.who, self.on_error = verify, who, on_error
+        self._transport_to = transport_to
+        self._lock = threading.Lock()
+        self._lanes: dict[LaneKey, Lane] = {}
+        self._transports: dict[int, Transport] = {}  # by identity: few, and shared by peers
+        self._engines: dict[torch.device, CopyEngine] = {}
+        self._open: dict[int, Message] = {}
+        self.error: BaseException | None = None
+
+    def send(self, data: torch.Tensor, peer: int, *, tag: int, kind: int, work: HetWork, deadline: Deadline) -> Message:
+        """Queue the sending of a flat contiguous tensor; its work ends when the memory may be written again."""
+        message = Message(data, work, deadline, ready=_event(data), copied=threading.Event())
+        return self._put(LaneKey(True, peer, tag, kind, data.device), message)
+
+    def recv(
+        self,
+        data: torch.Tensor,
+        peer: int,
+        *,
+        tag: int,
+        kind: int,
+        work: HetWork,
+        deadline: Deadline,
+        combine: Combine | None = None,
+        after: Message | None = None,
+    ) -> Message:
+        """Queue the receiving of a flat contiguous tensor, copied in or combined with what is there."""
+        message = Message(data, work, deadline, ready=_event(data), combine=combine, after=after)
+        return self._put(LaneKey(False, peer, tag, kind, data.device), message)
+
+    def _put(self, key: LaneKey, message: Message) -> Message:
+        with self._lock:
+            if self.error is not None:
+                raise self.error
+            lane = self._lanes.get(key)
+            if lane is None:
+                transport = self._transport_to(key.peer)
+                self._transports[id(transport)] = transport
+                lane = self._lanes[key] = transport.lane(self, key)
+            self._open[id(message)] = message
+        lane.put(message)
+        return message
+
+    def engine(self, device: torch.device) -> CopyEngine:
+        """The copy engine of a device, made when first needed."""
+        with self._lock:
+            if device not in self._engines:
+                self._engines[device] = StreamEngine(device) if device.type == "cuda" else HostEngine()
+            return self._engines[device]
+
+    def end(self, message: Message, *, ready: Any = None, error: BaseException | None = None) -> None:
+        """A message has ended; whoever waits for it, or for its outgoing copy, goes on."""
+        with self._lock:
+            self._open.pop(id(message), None)
+        message.work.finish(ready=ready, error=error)
+        if message.copied is not None:
+            message.copied.set()
+
+    def fail(self, error: BaseException) -> None:
+        """End every pending message with `error`, and the connections, so that their other ends see it too."""
+        with self._lock:
+            self.error = self.error or error
+            pending, transports = list(self._open.values()), list(self._transports.values())
+        for message in pending:
+            self.end(message, error=self.error)
+        for transport in transports:
+            transport.kill()
+
+    def close(self, *, seconds: float) -> None:
+        """Send what is queued, then end lanes and connections."""
+        with self._lock:
+            lanes, transports = list(self._lanes.values()), list(self._transports.values())
+            self._lanes, self._transports = {}, {}
+        for lane in lanes:
+            lane.close(seconds=seconds)
+        with self._lock:
+            self.error = self.error or BridgeError("the process group was destroyed")
+            self._engines = {}
+        for transport in transports:
+            transport.close()
+
+
+def _event(data: torch.Tensor) -> Any:
+    if not data.is_cuda:
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(data.device))
+    return event
