@@ -20,7 +20,7 @@ from hetctl.probe.nics import parse_ibv_devinfo, parse_if_inet6, parse_ip_json, 
 from hetctl.probe.raw import BEGIN, END, Raw, ToolOutput, load
 from hetctl.probe.rdma import parse_ldconfig
 from hetctl.probe.software import parse_header, parse_torch_version
-from hetctl.probe.vendors import amd_smi, nvidia_smi
+from hetctl.probe.vendors import amd_smi, intel, nvidia_smi
 from hetctl.probe.words import gt_per_s, integer, json_documents, node, number, pci_address, size, told
 
 FACTS = Path(__file__).resolve().parents[2] / "facts"
@@ -39,6 +39,7 @@ TEXT_PARSERS: list[Callable[[str], Any]] = [
     amd_smi.parse_topology,
     amd_smi.parse_rocm_smi,
     amd_smi.parse_ras,
+    intel.parse_dump,
     parse_ibv_devinfo,
     parse_if_inet6,
     parse_ip_json,
@@ -105,7 +106,16 @@ def test_any_json_is_a_record_or_a_named_error(value: object) -> None:
 RAW_SEEDS = [json.loads(path.read_text()) for path in sorted(FACTS.glob("*/*/raw.json"))]
 TOOLS = [
     *("nvidia-smi -q -x", "nvidia-smi topo -m", "nvidia-smi nvlink -s", "nvidia-smi -L", "nvidia-smi --query-gpu"),
-    *("amd-smi static", "amd-smi metric", "amd-smi process", "amd-smi topology", "rocm-smi", "ip", "ip text"),
+    *(
+        "amd-smi static",
+        "amd-smi metric",
+        "amd-smi process",
+        "amd-smi topology",
+        "rocm-smi",
+        "xpu-smi discovery",
+        "ip",
+        "ip text",
+    ),
     *("ibv_devinfo", "ldconfig", "docker"),
 ]
 PATHS = [
@@ -123,7 +133,11 @@ PATHS = [
 def raws(draw: st.DrawFn) -> Raw:
     """Raw material of the right types and any content, often beginning from a recording."""
     data = dict(draw(st.sampled_from([{"schema": 1}, *RAW_SEEDS])))
-    noise = st.text(max_size=60) | mutated() | st.sampled_from(["0x10de", "0x1002", "0x030200", "-1", "4294967295"])
+    noise = (
+        st.text(max_size=60)
+        | mutated()
+        | st.sampled_from(["0x10de", "0x1002", "0x8086", "0x030200", "-1", "4294967295"])
+    )
     data["files"] = {**data.get("files", {}), **draw(st.dictionaries(st.sampled_from(PATHS), noise, max_size=6))}
     outputs = st.builds(
         ToolOutput, exit_code=st.sampled_from([0, 1, None]), stdout=mutated(), stderr=st.text(max_size=9)
