@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "launcher": {"launcher", "comm"},
     "trainer": {"trainer", "comm"},
 }
-VENDOR_WORDS = re.compile(r"[\"'](nvidia|amd)[\"']", re.IGNORECASE)
+VENDOR_WORDS = re.compile(r"[\"'](nvidia|amd|intel)[\"']", re.IGNORECASE)
 VENDOR_FILES = ("comm/natives.py", "trainer/hardware.py", "hetctl/probe/vendors/")
 
 

@@ -62,7 +62,7 @@ def _gpus(raw: Raw, ports: tuple[NicFacts, ...], notes: Notes) -> tuple[tuple[Gp
 def _state(raw: Raw, vendor: Vendor, gpus: tuple[GpuFacts, ...]) -> str:
     if gpus:
         return "present"
-    drivers = bound_devices(raw, pci_vendor=vendor.pci_vendor)
+    drivers = bound_devices(raw, pci_vendor=vendor.pci_vendor, ignored=vendor.integrated)
     if not drivers:
         return "absent"
     names = sorted({driver or "no driver" for driver in drivers.values()})

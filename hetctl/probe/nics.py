@@ -25,6 +25,7 @@ def nics(raw: Raw, notes: Notes) -> tuple[NicFacts, ...]:
     addresses = _addresses(raw, notes)
     active_mtus = parse_ibv_devinfo(raw.tool("ibv_devinfo").stdout)
     interfaces = {n: _interface(raw, n, addresses.get(n)) for n in raw.children(NET) if raw.files.get(NET + n + "/mtu")}
+    interfaces = {name: _over_members(facts, interfaces) for name, facts in interfaces.items()}
     found, taken = [], set()
     for device in raw.children(RDMA):
         for port in sorted(filter(str.isdecimal, raw.children(f"{RDMA}{device}/ports/")), key=int):
@@ -79,6 +80,14 @@ def _hardware(raw: Raw, base: str, pci: str | None) -> dict[str, Any]:
         "pcie": sysfs_pcie(raw, pci),
         "driver": driver.rpartition("/")[2] or None,
     }
+
+
+def _over_members(bond: NicFacts, interfaces: Mapping[str, NicFacts]) -> NicFacts:
+    """A bond with the place of its first hardware member: it is as near to a GPU as that is, and no virtual thing."""
+    first = next((interfaces[m] for m in bond.bond_members if m in interfaces and interfaces[m].pci), None)
+    if first is None:
+        return bond
+    return replace(bond, virtual=False, pci=first.pci, pci_id=first.pci_id, numa_node=first.numa_node, pcie=first.pcie)
 
 
 def _mac(text: str | None) -> str | None:
@@ -177,6 +186,7 @@ def _rdma_port(raw: Raw, device: str, port: int, active_mtus: Mapping[tuple[str,
         guid=told(raw.text(of + "/node_guid")),
         firmware=told(raw.text(of + "/fw_ver")),
         virtual_function=of + "/device/physfn" in raw.links if pci else None,
+        rdma_software=pci is None and of + "/device" not in raw.links,
         counters=_counters(raw, base),
         **_hardware(raw, of, pci),
     )
@@ -282,6 +292,7 @@ def _joined(port: NicFacts, interface: NicFacts | None) -> NicFacts:
         name=interface.name,
         netdev=interface.netdev,
         link_layer=port.link_layer or interface.link_layer,
+        rate_bytes_per_s=interface.rate_bytes_per_s if port.rdma_software else port.rate_bytes_per_s,
         mtu=interface.mtu,
         mac=interface.mac,
         addresses=interface.addresses,

@@ -70,7 +70,8 @@ class Raw:
 
     def children(self, folder: str) -> tuple[str, ...]:
         """The names in a listed folder, in the host's sorted order; empty when it was not there."""
-        return self.listings.get(folder.rstrip("/"), ())
+        names = self.listings.get(folder.rstrip("/"), ())
+        return tuple(dict.fromkeys(name for name in names if name and "/" not in name))
 
     def tool(self, name: str) -> ToolOutput:
         return self.tools.get(name) or ToolOutput(problem="not run")

@@ -120,7 +120,7 @@ def json_documents(text: str) -> list[Any]:
     decoder, at, failures = json.JSONDecoder(), 0, 0
     found: list[Any] = []
     while failures < 64:
-        match = re.compile(r"[\[{]").search(text, at)
+        match = _OPENING.search(text, at)
         if match is None:
             return found
         try:
@@ -129,6 +129,9 @@ def json_documents(text: str) -> list[Any]:
         except (ValueError, RecursionError):
             at, failures = match.start() + 1, failures + 1
     return found
+
+
+_OPENING = re.compile(r"[\[{]")
 
 
 def mapping(value: object) -> Mapping[str, Any]:

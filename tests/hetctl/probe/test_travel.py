@@ -34,7 +34,7 @@ def dressed(folder: Path, costume: Costume) -> HostFacts:
 def test_a_dressed_nvidia_host(tmp_path: Path) -> None:
     facts = dressed(tmp_path, Costume(name="h200-7", number=7, tool_delay_s=0))
     assert facts.system.hostname == "h200-7"
-    assert facts.vendors == {"nvidia": "present", "amd": "absent"}
+    assert facts.vendors == {"nvidia": "present", "amd": "absent", "intel": "absent"}
     assert [g.id for g in facts.gpus] == [f"nvidia:{i}" for i in range(8)]
     first = facts.gpus[0]
     assert (first.name, first.architecture, first.memory_total_bytes) == ("NVIDIA H200", "sm_90", 143771 * 2**20)
@@ -55,7 +55,7 @@ def test_a_dressed_amd_host(tmp_path: Path) -> None:
         name="mi", number=3, vendor="amd", fabric="roce", nic_driver="bnxt_en", down=frozenset({2}), tool_delay_s=0
     )
     facts = dressed(tmp_path, costume)
-    assert facts.vendors == {"nvidia": "absent", "amd": "present"}
+    assert facts.vendors == {"nvidia": "absent", "amd": "present", "intel": "absent"}
     first = facts.gpus[0]
     assert (first.name, first.architecture, first.uuid) == ("AMD Instinct MI325X", "gfx942", "GPU-a000000000000301")
     assert first.memory_total_bytes == 274861129728
