@@ -397,5 +397,5 @@ def test_what_is_unusual_is_said_once_and_about_the_right_host() -> None:
     assert ("c", "the GPU driver is 535.9, its peers have 550.1") in sentences
     assert ("c", "the count of GPUs is 1, its peers have 2") in sentences
     assert ("c", "GPU nvidia:0 has 8 of its 16 PCIe lanes") in sentences
-    assert ("c", "ib0 runs at 25.0 GB/s where others of its kind run at 50.0 GB/s") in sentences
+    assert ("c", "ib0 runs at 25.0 GB/s where others of the kind reach 50.0 GB/s") in sentences
     assert {host for host, _ in sentences} == {"c"}
