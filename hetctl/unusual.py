@@ -88,12 +88,16 @@ def _slow_ports(seen: Mapping[str, HostFacts]) -> Iterator[Note]:
             if nic.pci_id and nic.rate_bytes_per_s and nic.state != "down":
                 best[nic.pci_id] = max(best.get(nic.pci_id, 0.0), nic.rate_bytes_per_s)
     for host, facts in seen.items():
+        slow: dict[tuple[float, float], list[str]] = defaultdict(list)
         for nic in facts.nics:
             rate, most = nic.rate_bytes_per_s, best.get(nic.pci_id or "", 0.0)
             if rate and nic.state != "down" and rate < most:
-                yield Note(
-                    host, f"{nic.name} runs at {show_rate(rate)} where others of its kind run at {show_rate(most)}"
-                )
+                slow[rate, most].append(nic.name)
+        for (rate, most), names in slow.items():
+            run = "runs" if len(names) == 1 else "run"
+            yield Note(
+                host, f"{', '.join(names)} {run} at {show_rate(rate)} where others of the kind reach {show_rate(most)}"
+            )
 
 
 def _slow_pairs(cluster: Cluster) -> Iterator[Note]:
@@ -125,6 +129,8 @@ def _gpu(gpu: GpuFacts) -> Iterator[str]:
 
 
 def _nic(nic: NicFacts) -> Iterator[str]:
+    if nic.rdma_software:
+        yield f"{nic.name} ({nic.rdma_device}) is RDMA emulated by the kernel: correct, but slower than TCP"
     width, most = nic.pcie.width, nic.pcie.max_width
     if nic.rdma_device and width is not None and most is not None and width < most:
         yield f"{nic.name} has {width} of its {most} PCIe lanes"

@@ -49,6 +49,13 @@ def test_layers_hold(folder: str) -> None:
                     assert name.split(".")[1] in MAY_IMPORT[folder], f"{path} imports {name}"
 
 
+def test_only_one_folder_knows_paramiko() -> None:
+    for folder in ("hetctl", *FOLDERS):
+        for path in (p for p in sources(folder) if folder != "hetctl" or not set(p.parts) & set(FOLDERS)):
+            if not path.relative_to(ROOT).as_posix().startswith("launcher/ssh/"):
+                assert not re.search(r"^\s*(import|from) paramiko", path.read_text(), re.MULTILINE), path
+
+
 def test_vendor_names_stand_only_where_they_belong() -> None:
     for folder in ("hetctl", *FOLDERS):
         for path in (p for p in sources(folder) if folder != "hetctl" or not set(p.parts) & set(FOLDERS)):

@@ -180,6 +180,27 @@ def test_trust_pins_what_is_new_and_refuses_what_changed(run: Run, tmp_path: Pat
     assert after.document["hosts"][0]["status"] == "authentication-failed"
 
 
+def test_a_key_of_the_agent_lets_us_in(run: Run, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh" / "known_hosts").write_text(run.rig.known_hosts.read_text())
+    rig, host = netns.Rig(run.rig.hosts, home), run.rig.hosts[2].address
+    socket = tmp_path / "agent"
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 10
+        while not socket.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        env = {"SSH_AUTH_SOCK": str(socket)}
+        key = run.rig.home / ".ssh" / "id_ed25519"
+        subprocess.run(["ssh-add", "-q", str(key)], env={**os.environ, **env}, check=True)
+        found = hetctl(rig, tmp_path, "discover", host, "-o", "x.yaml", env=env)
+        assert found.document["hosts"][0]["status"] == "ok", found.stderr
+    finally:
+        agent.terminate()
+        agent.wait()
+
+
 def test_nobody_is_trusted_without_an_answer(run: Run, tmp_path: Path) -> None:
     rig = netns.Rig(run.rig.hosts, tmp_path)
     asked = hetctl(rig, tmp_path, "hosts", "trust", run.rig.hosts[1].address)
