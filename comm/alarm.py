@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from hetctl.comm.c10d import Store
 from hetctl.comm.work import BridgeError
 
-POLL_SECONDS = 0.25
+POLL_SECONDS = 0.5
+PAUSE_SECONDS = 0.05
 ANSWER_SECONDS = 2.0
 VERDICT_SECONDS = 3.5
 
@@ -32,7 +33,7 @@ class Alarm:
         self._thread: threading.Thread | None = None
 
     def watch(self) -> None:
-        """Start watching; called with the first operation, free afterwards."""
+        """Start watching."""
         if self._thread is not None:
             return
         with self._lock:
@@ -99,4 +100,4 @@ class Alarm:
         return sentence
 
     def _pause(self) -> None:
-        threading.Event().wait(POLL_SECONDS / 4)
+        threading.Event().wait(PAUSE_SECONDS)

@@ -99,15 +99,20 @@ class ForwardedLane:
         try:
             if self._key.device.type == "cuda":
                 torch.cuda.set_device(self._key.device)
-            if self._port is None:
-                self._port = self._connect()
-            while self._step(self._port):
+            while self._step():
                 pass
         except Exception as error:  # the thread's boundary: any failure ends the group's operations
             self._broken(error)
 
-    def _step(self, port: Port) -> bool:
+    def _step(self) -> bool:
         raise NotImplementedError
+
+    @property
+    def port(self) -> Port:
+        """This end of the lane, connected when the first message is there."""
+        if self._port is None:
+            self._port = self._connect()
+        return self._port
 
     def _broken(self, error: Exception) -> None:
         """Stop; the pending messages end with the verdict on what is reported here."""
@@ -148,9 +153,11 @@ class ForwardedLane:
             self._thread = None
             return True
 
-    def _begin(self, port: Port) -> _Chunk:
-        message, first, past, number, last = self._todo.popleft()
-        return _Chunk(message, first, past, number, last, port.take(past - first, number))
+    def _begin(self) -> _Chunk:
+        message, first, past, number, last = self._todo[0]
+        slot = self.port.take(past - first, number)
+        self._todo.popleft()
+        return _Chunk(message, first, past, number, last, slot)
 
 
 class SendLane(ForwardedLane):
@@ -160,7 +167,7 @@ class SendLane(ForwardedLane):
         super().__init__(bridge, key, connect)
         self._copying: deque[_Chunk] = deque()
 
-    def _step(self, port: Port) -> bool:
+    def _step(self) -> bool:
         """Start copies while slots are free, then send the oldest copied chunk or wait for the oldest sent one."""
         while len(self._copying) + len(self._posted) < WINDOW:
             busy = bool(self._copying or self._posted)
@@ -168,11 +175,11 @@ class SendLane(ForwardedLane):
                 if not busy:
                     return not self._over()
                 break
-            self._copy(self._begin(port))
+            self._copy(self._begin())
         if self._copying:
-            self._send(port)
+            self._send()
         else:
-            self._finish(port)
+            self._finish()
         return True
 
     def _copy(self, chunk: _Chunk) -> None:
@@ -189,25 +196,25 @@ class SendLane(ForwardedLane):
             # on a device the memory may be written again behind this event; `close` still sees the slots off
             self._bridge.end(message, ready=message.copied_event)
 
-    def _send(self, port: Port) -> None:
+    def _send(self) -> None:
         chunk = self._copying.popleft()
         self._posted.append(chunk)
         assert chunk.copied is not None
         chunk.copied.wait()
         verify = self._bridge.verify
         seal(chunk.slot, operation=self._operation, chunk=chunk.number, length=chunk.length, checked=verify)
-        chunk.posted = port.post(chunk.slot, chunk.length, chunk.number)
+        chunk.posted = self.port.post(chunk.slot, chunk.length, chunk.number)
         METER.add(chunk.length)
         if chunk.last:
             self._operation += 1
 
-    def _finish(self, port: Port) -> None:
+    def _finish(self) -> None:
         chunk = self._posted[0]
         assert chunk.posted is not None
         if chunk.posted.wait(chunk.message.deadline.delta()) is False:
             raise BridgeError("it was aborted")
         self._posted.popleft()
-        port.give(chunk.slot, None)
+        self.port.give(chunk.slot, None)
         if chunk.last:
             self._bridge.end(chunk.message, ready=chunk.message.copied_event)
 
@@ -215,21 +222,21 @@ class SendLane(ForwardedLane):
 class RecvLane(ForwardedLane):
     verb = "receiving from"
 
-    def _step(self, port: Port) -> bool:
+    def _step(self) -> bool:
         """Post receives while slots are free, then take in the oldest one."""
         while len(self._posted) < WINDOW:
             if not self._more(block=not self._posted):
                 if not self._posted:
                     return not self._over()
                 break
-            chunk = self._begin(port)
-            chunk.posted = port.post(chunk.slot, chunk.length, chunk.number)
+            chunk = self._begin()
+            chunk.posted = self.port.post(chunk.slot, chunk.length, chunk.number)
             self._posted.append(chunk)
-        self._take(port, self._posted[0])
+        self._take(self._posted[0])
         self._posted.popleft()
         return True
 
-    def _take(self, port: Port, chunk: _Chunk) -> None:
+    def _take(self, chunk: _Chunk) -> None:
         message = chunk.message
         assert chunk.posted is not None
         if chunk.posted.wait(message.deadline.delta()) is False:
@@ -243,9 +250,9 @@ class RecvLane(ForwardedLane):
                 checked=self._bridge.verify,
             )
         except TrailerMismatch as mismatch:
-            raise BridgeError(f"{port.rail(chunk.number)}: {mismatch}") from None
+            raise BridgeError(f"{self.port.rail(chunk.number)}: {mismatch}") from None
         event = self._land(chunk, payload)
-        port.give(chunk.slot, event)
+        self.port.give(chunk.slot, event)
         if chunk.last:
             self._operation += 1
             self._bridge.end(message, ready=event)

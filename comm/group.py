@@ -124,6 +124,7 @@ class HetGroup(_Identity):
         self._make_natives()
         names = [self._who(r) for r in range(self._size)]
         self._alarm = Alarm(self._store, rank=self._rank, names=names, on_verdict=self._end_all)
+        self._alarm.watch()
         rails = RailTransport()
         self._bridge = Bridge(
             self._rank,
@@ -197,13 +198,12 @@ class HetGroup(_Identity):
         self._count += 1
         run = Run(f"{name} {self._count} of group '{self._name}'", self._deadline(opts))
         work = HetWork(run.what, outputs, shown=touched, deadline=run.deadline)
-        self._watch(work, name, peer=None, tensors=touched)
+        self._record(work, name, peer=None, tensors=touched)
         self._runner.put(work, lambda: call(run), touched=touched)
         return self._noted(work)
 
-    def _watch(self, work: HetWork, name: str, *, peer: int | None, tensors: Sequence[torch.Tensor]) -> None:
-        """Record the operation, and have the group's alarm on while it runs."""
-        self._alarm.watch()
+    def _record(self, work: HetWork, name: str, *, peer: int | None, tensors: Sequence[torch.Tensor]) -> None:
+        """Record the operation."""
         world = None if peer is None else self._ranks[peer]
         entry = RECORDER.begin(name, group=self._name, peer=world, nbytes=sum(t.nbytes for t in tensors))
         work.on_end(lambda: entry.end(work.exception()))
@@ -221,7 +221,7 @@ class HetGroup(_Identity):
             return self._noted(self._native(data.device).group.send([data], self._layout.mine.index(dst), tag))
         deadline = self._deadline(None)
         work = HetWork(f"send to {self._who(dst)}", tensors, deadline=deadline)
-        self._watch(work, "send", peer=dst, tensors=tensors)
+        self._record(work, "send", peer=dst, tensors=tensors)
         self._bridge.send(data.view(-1), dst, tag=tag, kind=P2P, work=work, deadline=deadline)
         return self._noted(work)
 
@@ -234,7 +234,7 @@ class HetGroup(_Identity):
         deadline = self._deadline(None)
         work = HetWork(what, tensors, deadline=deadline) if data is target else Returning(what, target, data)
         work.source = src
-        self._watch(work, "recv", peer=src, tensors=tensors)
+        self._record(work, "recv", peer=src, tensors=tensors)
         self._bridge.recv(data.view(-1), src, tag=tag, kind=P2P, work=work, deadline=deadline)
         return self._noted(work)
 

@@ -61,7 +61,10 @@ def listen(addresses: list[str], secret: bytes) -> None:
 
 def accept(server: socket.socket, secret: bytes) -> None:
     while True:
-        sock, _ = server.accept()
+        try:
+            sock, _ = server.accept()
+        except OSError:
+            return  # it was closed
         threading.Thread(target=serve, args=(sock, secret), daemon=True).start()
 
 

@@ -65,7 +65,7 @@ class Seconds:
 NOTHING = Seconds(0.0, 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerCosts:
     """What the layers of one model cost at one sequence length. All `samples` are per rank and micro-batch."""
 

@@ -12,79 +12,76 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Whole = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageTable:
-    """One stage: entry [mode, k] holds for k layers; infinity where that mode does not fit into memory.
+    """One stage: entry [row, k] holds for k layers; infinity where that row's way does not fit into memory.
 
-    `beat` is seconds of one micro-batch (forward and backward), `end` seconds once a step (synchronising
-    gradients that backward does not hide, optimiser).
+    `beat` is seconds of one micro-batch (forward and backward), `end` seconds once a step (gradient sums that
+    backward does not hide, optimiser), `wait` what each further micro-batch waits for transfers.
     """
 
-    beat: Floats  # [modes, layers + 1]
-    end: Floats  # [modes, layers + 1]
+    beat: Floats  # [rows, layers + 1]
+    end: Floats  # [rows, layers + 1]
+    wait: float = 0.0
 
     def load(self, micro_batches: int) -> Floats:
         """Seconds beyond the first micro-batch: what the slowest stage adds to a step."""
         fits = np.isfinite(self.beat)
-        return np.where(fits, (micro_batches - 1) * np.where(fits, self.beat, 0.0) + self.end, np.inf)
+        return np.where(fits, (micro_batches - 1) * (np.where(fits, self.beat, 0.0) + self.wait) + self.end, np.inf)
 
 
 @dataclass(frozen=True)
 class Split:
-    """Layers and mode (an index into the tables' first axis) per stage, and the time the rule below gives."""
+    """Layers and row (an index into the tables' first axis) per stage, and the time the rule below gives."""
 
     layers: tuple[int, ...]
-    modes: tuple[int, ...]
+    rows: tuple[int, ...]
     seconds: float
 
 
-def best_split(tables: Sequence[StageTable], layers: int, *, micro_batches: int, bound: float = np.inf) -> Split | None:
-    """The split with the least `sum(beat) + max((m - 1) beat + end)` (FACTS: overlapped iteration time).
+def best_split(
+    tables: Sequence[StageTable], layers: int, *, micro_batches: int, floor: float = 0.0, bound: float = np.inf
+) -> Split | None:
+    """The split with the least `sum(beat) + max(floor, (m - 1)(beat + wait) + end)` (FACTS: iteration time).
 
     Exact: for each threshold on the slowest stage, smallest first, a dynamic program minimises the sum of beats
-    among stages under the threshold; it ends when the threshold alone is no better than the best found.
+    among splits under the threshold; it ends when the threshold alone is no better than the best found.
     None when nothing fits, or nothing is faster than `bound`.
     """
     loads = [t.load(micro_batches) for t in tables]
-    choices = np.unique(np.concatenate([load[np.isfinite(load)].ravel() for load in loads]))
-    if not len(choices):
-        return None
-    first = _first_feasible(choices, loads, layers)
     least = _least_sum(tables, loads, layers, np.inf)
-    if first is None or least is None:
+    if least is None or least[0] + floor >= bound:
         return None
+    distinct = {id(t): load for t, load in zip(tables, loads, strict=True)}.values()
+    values = np.concatenate([load[:, 1:].ravel() for load in distinct])
+    thresholds = np.unique(values[values < bound - least[0]])
     best: Split | None = None
-    for threshold in choices[first:]:
-        if threshold + least[0] >= bound:
+    for threshold in thresholds[_first_feasible(thresholds, loads, layers) :]:
+        if max(floor, threshold) + least[0] >= bound:
             break
         found = _least_sum(tables, loads, layers, float(threshold))
         if found is None:
             continue
-        total = found[0] + max(float(load[mode, k]) for load, k, mode in zip(loads, found[1], found[2], strict=True))
+        slowest = max(float(load[r, k]) for load, k, r in zip(loads, found[1], found[2], strict=True))
+        total = found[0] + max(floor, slowest)
         if total < bound:
             best, bound = Split(found[1], found[2], total), total
     return best
 
 
-def split_seconds(
-    tables: Sequence[StageTable], layers: Sequence[int], modes: Sequence[int], *, micro_batches: int
-) -> float:
-    """The rule's time of one given split; infinity where it does not fit."""
-    beats = [float(t.beat[m, k]) for t, m, k in zip(tables, modes, layers, strict=True)]
-    ends = [float(t.end[m, k]) for t, m, k in zip(tables, modes, layers, strict=True)]
-    return sum(beats) + max((micro_batches - 1) * b + e for b, e in zip(beats, ends, strict=True))
-
-
-def fixed_split(tables: Sequence[StageTable], layers: Sequence[int], *, micro_batches: int) -> Split | None:
-    """The best modes for layers given by hand. None when they do not fit."""
+def fixed_split(
+    tables: Sequence[StageTable], layers: Sequence[int], *, micro_batches: int, floor: float = 0.0
+) -> Split | None:
+    """The best rows for layers given by hand. None when they do not fit."""
     only = []
     for table, count in zip(tables, layers, strict=True):
         keep = np.full(table.beat.shape, np.inf)
         keep[:, count] = 0.0
-        only.append(StageTable(table.beat + keep, table.end + keep))
-    return best_split(only, sum(layers), micro_batches=micro_batches)
+        only.append(StageTable(table.beat + keep, table.end + keep, table.wait))
+    return best_split(only, sum(layers), micro_batches=micro_batches, floor=floor)
 
 
 def uniform_layers(stages: int, layers: int) -> tuple[int, ...]:
@@ -100,38 +97,22 @@ def holmes_layers(speeds: Sequence[float], layers: int, *, alpha: float = 1.0) -
     return (*counts, layers - sum(counts))
 
 
-def largest_remainder(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """`total` shared by weight, in whole numbers that add up; ties go to the earlier."""
-    whole = sum(weights)
-    exact = [total * w / whole for w in weights]
-    counts = [int(e) for e in exact]
-    order = sorted(range(len(weights)), key=lambda i: (counts[i] - exact[i], i))
-    for index in order[: total - sum(counts)]:
-        counts[index] += 1
-    return tuple(counts)
+def _first_feasible(thresholds: Floats, loads: Sequence[Floats], layers: int) -> int:
+    """Index of the first threshold under which the stages' largest counts together reach all layers (bisection)."""
 
-
-def _first_feasible(choices: Floats, loads: Sequence[Floats], layers: int) -> int | None:
-    """Index of the least threshold under which the layers can be placed at all (bisection).
-
-    Sums of feasible counts may have gaps, so this is a start from below: the sum of largest counts only.
-    """
-
-    def reach(threshold: float) -> int:
+    def reaches(threshold: float) -> bool:
         total = 0
         for load in loads:
             fits = np.flatnonzero((load[:, 1:] <= threshold).any(axis=0))
             if not len(fits):
-                return -1
+                return False
             total += int(fits[-1]) + 1
-        return total
+        return total >= layers
 
-    low, high = 0, len(choices) - 1
-    if reach(float(choices[high])) < layers:
-        return None
+    low, high = 0, len(thresholds)
     while low < high:
         middle = (low + high) // 2
-        if reach(float(choices[middle])) >= layers:
+        if reaches(float(thresholds[middle])):
             high = middle
         else:
             low = middle + 1
@@ -141,28 +122,32 @@ def _first_feasible(choices: Floats, loads: Sequence[Floats], layers: int) -> in
 def _least_sum(
     tables: Sequence[StageTable], loads: Sequence[Floats], layers: int, threshold: float
 ) -> tuple[float, tuple[int, ...], tuple[int, ...]] | None:
-    """(sum of beats, layers, modes) of the least sum with every stage's load within the threshold."""
+    """(sum of beats, layers, rows) of the least sum with every stage's load within the threshold."""
     best = np.full(layers + 1, np.inf)
     best[0] = 0.0
-    takes: list[NDArray[np.int64]] = []
-    modes: list[NDArray[np.int64]] = []
-    shift = np.arange(layers + 1)[:, None] - np.arange(layers + 1)[None, :]
+    takes: list[Whole] = []
+    rows: list[Whole] = []
+    index = np.arange(layers + 1)
+    shift = index[:, None] - index[None, :]
+    inside = shift >= 0
     for table, load in zip(tables, loads, strict=True):
         allowed = np.where(load <= threshold, table.beat, np.inf)
         allowed[:, 0] = np.inf
-        mode = allowed.argmin(axis=0)
-        beat = allowed.min(axis=0)
-        reach = np.where(shift >= 0, best[shift], np.inf) + beat[None, :]
+        row = allowed.argmin(axis=0)
+        beat = allowed[row, index]
+        reach = np.where(inside, best[shift], np.inf) + beat[None, :]
         take = reach.argmin(axis=1)
-        best = reach[np.arange(layers + 1), take]
+        best = reach[index, take]
         takes.append(take)
-        modes.append(mode)
+        rows.append(row)
     if not np.isfinite(best[layers]):
         return None
-    counts, chosen, left = [], [], layers
-    for take, mode in zip(reversed(takes), reversed(modes), strict=True):
+    counts: list[int] = []
+    chosen: list[int] = []
+    left = layers
+    for take, row in zip(reversed(takes), reversed(rows), strict=True):
         count = int(take[left])
         counts.append(count)
-        chosen.append(int(mode[count]))
+        chosen.append(int(row[count]))
         left -= count
     return float(best[layers]), tuple(reversed(counts)), tuple(reversed(chosen))

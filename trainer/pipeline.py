@@ -135,13 +135,14 @@ class StagePipeline:
 
         self.forward_in, self.forward_out = boundary(before, "forward"), boundary(after, "forward")
         self.backward_in, self.backward_out = boundary(after, "backward"), boundary(before, "backward")
+        self._connect()
 
     def train_step(self, batch: Sequence[MicroBatch], *, scale: float) -> tuple[Tensor, Tensor]:
         """Forward and backward of all micro-batches. Gradients accumulate; the loss is scaled by `scale`.
 
         Returns this rank's (sum of token losses, number of valid tokens), fp64; zero before the last stage.
         """
-        actions = stage_actions(len(batch), self.plan.forwards_ahead[self.place.stage])
+        actions = stage_actions(len(batch), self.plan.forwards_of(self.place.replica, self.place.stage))
         like = self._boundary_like(batch[0].inputs)
         forward = Inbox(self.forward_in, len(batch), like) if self.forward_in else None
         backward = Inbox(self.backward_in, len(batch), like) if self.backward_in else None
@@ -166,6 +167,29 @@ class StagePipeline:
             self._forward(k, micro_batch, forward, totals, 1.0)
         self._finish()
         return totals[0], totals[1]
+
+    def _connect(self) -> None:
+        """One element over every pair of ranks that will ever talk, in one order that all ranks share.
+
+        Native libraries connect a pair at its first transfer, and block until the peer comes to the same one:
+        left to the schedule, two ranks would each wait at another boundary's first transfer for ever.
+        """
+        device = next(self.model.parameters()).device
+        meetings: list[tuple[tuple[int, ...], bool, int, Boundary]] = []
+        for boundary, sends, other in (
+            (self.forward_in, False, self.place.stage - 1),
+            (self.backward_out, True, self.place.stage - 1),
+            (self.forward_out, True, self.place.stage + 1),
+            (self.backward_in, False, self.place.stage + 1),
+        ):
+            if boundary is not None:
+                edge = min(self.place.stage, other)
+                for peer in boundary.peers:
+                    turn = (edge, boundary.tag, *sorted((self.place.rank, peer)))
+                    meetings.append((turn, sends, peer, boundary))
+        for _, sends, peer, meeting in sorted(meetings, key=lambda m: m[0]):
+            element = torch.zeros(1, device=device)
+            (dist.send if sends else dist.recv)(element, peer, group=meeting.group, tag=meeting.tag)
 
     def _forward(
         self, k: int, data: MicroBatch, inbox: Inbox | None, totals: Tensor, scale: float

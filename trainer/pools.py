@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import groupby
 
 from hetctl.comm.cluster import Cluster, Host, Member
@@ -25,11 +26,22 @@ class Rates:
     runtime_bytes: int
     base: str = ""  # the class whose measured profile holds, '' when a speed was given by hand
     speed: float = 1.0  # the share of that profile's speed
+    peak_flops_per_s: float = 0.0  # 0: unknown
+
+    def least(self, others: Iterable[Rates]) -> Rates:
+        """These rates with every rate and the memory lowered to the least of all."""
+        every = [self, *others]
+        names = [f.name for f in fields(self) if f.name.endswith(("_per_s", "memory_bytes"))]
+        most = max(r.runtime_bytes for r in every)
+        return replace(self, runtime_bytes=most, **{n: min(getattr(r, n) for r in every) for n in names})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pool:
-    """Devices of one island that compute alike. `hosts` are the ranks of each host, in rank order."""
+    """Devices of one island that compute alike. `hosts` are the ranks of each host, in rank order.
+
+    Pools are told apart by identity: comparing thousands of ranks would dominate the search.
+    """
 
     island: str
     device_class: str
@@ -41,9 +53,18 @@ class Pool:
     def ranks(self) -> tuple[int, ...]:
         return tuple(rank for host in self.hosts for rank in host)
 
-    @property
+    @cached_property
     def size(self) -> int:
         return sum(len(host) for host in self.hosts)
+
+    @cached_property
+    def per_host(self) -> int:
+        """Devices on the fullest host."""
+        return max(len(host) for host in self.hosts)
+
+    def units(self, tensor: int) -> int:
+        """How many tensor groups of this degree its hosts can form."""
+        return sum(len(host) // tensor for host in self.hosts)
 
     @property
     def name(self) -> str:
@@ -120,4 +141,5 @@ def _rates(
         runtime_bytes=row.runtime_bytes,
         base="" if label in speeds else row.name,
         speed=speed,
+        peak_flops_per_s=row.peak_tflops * 1e12,
     )
