@@ -300,14 +300,14 @@ def test_product_names(vendor: str, product: str, name: str | None) -> None:
 
 def test_an_unknown_vendor_or_product_is_no_device() -> None:
     strange = (
-        GpuFacts("intel", 0, "Intel Data Center GPU Max 1550"),
+        GpuFacts("biren", 0, "Biren106B"),
         GpuFacts("nvidia", 0, "NVIDIA Z9000"),
         GpuFacts("amd", 0),
     )
     fabric = build([host("a", [ethernet("e", "10.0.0.1")], strange)])
     assert fabric.cluster.islands == ()
     for words in (
-        "the vendor 'intel'",
+        "the vendor 'biren'",
         "'NVIDIA Z9000', which is not in the hardware table",
         "does not say what product",
     ):
