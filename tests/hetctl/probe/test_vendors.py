@@ -188,6 +188,13 @@ def test_gid_words() -> None:
     assert Gid(0, "fec0:0000:0000:0001:0000:0000:0000:0001", "ib").ipv4 is None
 
 
+def test_what_a_host_refuses_is_said() -> None:
+    failed = {"/etc/machine-id": "Permission denied", "/sys/class/net/eth0/speed": "Invalid argument"}
+    facts = parse(Raw(1, failed=failed))
+    assert facts.unknown["/etc/machine-id"] == "the host said: Permission denied"
+    assert "/sys/class/net/eth0/speed" not in facts.unknown
+
+
 def test_equal_notes_of_a_list_become_one() -> None:
     notes = {"gpus[0].uuid": "a", "gpus[1].uuid": "a", "gpus[0].name": "a", "gpus[1].name": "b", "system.os": "c"}
     assert compact(notes, {"gpus": 2}) == {
