@@ -41,7 +41,7 @@ def find_running_cluster(
 def _only_local(cluster: Cluster) -> Cluster:
     """Until ranks start over SSH, a cluster of other machines is refused rather than half run."""
     names = {socket.gethostname(), "localhost"}
-    strangers = [h.name for h in cluster.hosts if h.name not in names and h.ssh_address not in (None, "127.0.0.1")]
+    strangers = [h.name for h in cluster.hosts if h.name not in names and h.access and h.access.address]
     if strangers:
         raise ConfigError(
             f"this version starts ranks on this machine only; {strangers[0]} is another",
