@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from hetctl.comm.access import Access
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_yaml, write_yaml
 from hetctl.comm.natives import NativeName
@@ -38,7 +39,7 @@ class Nic:
 class Device:
     """One accelerator (or one CPU process slot) of a host."""
 
-    index: int  # as the vendor's runtime counts it on that host
+    index: int  # unique on its host
     vendor: str
     device_class: str
     memory_bytes: int | None = None
@@ -47,6 +48,7 @@ class Device:
     pci: str | None = None
     numa_node: int | None = None
     speed: float = 1.0  # emulation: the share of this machine's speed, (0, 1]
+    ordinal: int | None = None  # as its vendor's runtime counts it, where that is not `index`
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Host:
     """One machine: how it is reached, what it holds, and everything its probe read (`facts`)."""
 
     name: str
-    address: str | None = None  # where SSH connects; None is this machine
+    access: Access | None = None  # how it is entered; None: emulated or described
     data_address: str | None = None  # where ranks talk
     status: str = "ok"  # ok, or the outcome of the failed discovery
     reason: str | None = None
@@ -112,6 +114,18 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """One rail between two hosts as it was measured (or why it could not be), by which tool."""
+
+    hosts: tuple[str, str]
+    nics: tuple[str, str]
+    tool: str  # tcp: our own sender; else the native tool's name
+    latency_s: float | None = None  # one way
+    rate_bytes_per_s: float | None = None  # of the slower direction
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
 class Cluster:
     """All facts together. `source` says whether it was discovered or is an emulation."""
 
@@ -119,14 +133,15 @@ class Cluster:
     islands: tuple[Island, ...]
     networks: tuple[Network, ...] = ()
     links: tuple[Link, ...] = ()
+    measured: tuple[Measured, ...] = ()
     source: Literal["discovered", "emulated", "described"] = "discovered"
     runs: NativeName | None = None  # emulation: the native library this machine really has
     schema_version: int = SCHEMA_VERSION
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over what plans depend on; raw facts (free memory, counters) are left out."""
-        bare = replace(self, hosts=tuple(replace(h, facts={}) for h in self.hosts))
+        """SHA-256 over what plans depend on: not raw facts (free memory, counters), nor how hosts are entered."""
+        bare = replace(self, hosts=tuple(replace(h, facts={}, access=None) for h in self.hosts))
         text = json.dumps(encode(bare), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -15,7 +15,7 @@ from hetctl.comm.files import read_yaml, write_yaml
 from hetctl.comm.values import decode, encode
 
 GroupKind = Literal["tensor", "data", "pipeline", "segment"]
-BackendName = Literal["nccl", "rccl", "gloo", "het"]
+BackendName = Literal["nccl", "rccl", "xccl", "gloo", "het"]
 Span = tuple[int, int]  # layers [first, past_last)
 
 
@@ -70,6 +70,7 @@ class Replica:
     """One full pipeline of stages."""
 
     stages: tuple[Stage, ...]
+    forwards_ahead: tuple[int, ...] | None = None  # per stage; None: as the plan says for all
 
     @property
     def samples(self) -> int:
@@ -126,8 +127,10 @@ class Predicted:
     tokens_per_s: float
     bubble_share: float
     bridge_share: float
-    efficiency: float | None
+    efficiency: float | None  # tokens/s over the sum of what each island's own best plan reaches alone
     memory_bytes: tuple[int, ...]
+    mfu: float | None = None  # over the peak of all devices
+    bound_tokens_per_s: float | None = None  # every device computing all the time: no bubbles, no transfers
 
 
 @dataclass(frozen=True)
@@ -158,9 +161,21 @@ class Plan:
     def layer_count(self) -> int:
         return max(stage.layers[1] for replica in self.replicas for stage in replica.stages)
 
+    def forwards_of(self, replica: int, stage: int) -> int:
+        """Forwards in flight of one stage of one replica."""
+        own = self.replicas[replica].forwards_ahead
+        return (self.forwards_ahead if own is None else own)[stage]
+
     @cached_property
     def island_of_rank(self) -> dict[int, PlannedIsland]:
         return {rank: island for island in self.islands for rank in island.ranks}
+
+    @cached_property
+    def ranks_of_replica(self) -> dict[int | None, list[PlannedRank]]:
+        found: dict[int | None, list[PlannedRank]] = {}
+        for rank in self.ranks:
+            found.setdefault(rank.replica, []).append(rank)
+        return found
 
     def crosses_islands(self, ranks: Iterable[int]) -> bool:
         """Whether these ranks lie in more than one island."""
@@ -179,7 +194,7 @@ class Plan:
             raise ConfigError(f"{where}: the replicas take {samples} samples, global_batch is {self.global_batch}")
         _check_segments(self, where)
         for group in self.groups:
-            unknown = sorted(set(group.ranks) - set(range(self.world_size)))
+            unknown = [r for r in group.ranks if not 0 <= r < self.world_size]
             if unknown:
                 raise ConfigError(f"{where}: group '{group.name}' names rank {unknown[0]}, which does not exist")
             if group.backend != "het" and self.crosses_islands(group.ranks):
@@ -192,12 +207,12 @@ def segments_of(replicas: tuple[Replica, ...]) -> tuple[Span, ...]:
     return tuple(itertools.pairwise(cuts))
 
 
-def load_plan(path: Path) -> Plan:
-    """A plan.yaml, validated. Raises ConfigError."""
+def load_plan(path: Path, *, layers: int | None = None) -> Plan:
+    """A plan.yaml, validated (against the model's number of blocks, where given). Raises ConfigError."""
     data = read_yaml(path, what="plan")
     check_schema_version(data, where=str(path))
     plan = decode(Plan, data, where=path.name)
-    plan.validate(where=path.name)
+    plan.validate(where=path.name, layers=layers)
     return plan
 
 
@@ -235,9 +250,13 @@ def _check_replica(plan: Plan, number: int, replica: Replica, where: str, layers
                 raise ConfigError(f"{place}: stage {index} lists rank {rank}, which is not placed there")
     if edge != layers:
         raise ConfigError(f"{place} covers layers up to {edge}, the model has {layers}")
-    for placed in plan.ranks:
-        for index in placed.stages if placed.replica == number else ():
-            if index >= len(replica.stages) or placed.rank not in replica.stages[index].ranks:
+    ahead = plan.forwards_ahead if replica.forwards_ahead is None else replica.forwards_ahead
+    if len(ahead) < len(replica.stages) or min(ahead, default=1) < 1:
+        raise ConfigError(f"{place}: forwards_ahead {list(ahead)} must name each stage's forwards in flight")
+    members = [frozenset(stage.ranks) for stage in replica.stages]
+    for placed in plan.ranks_of_replica.get(number, ()):
+        for index in placed.stages:
+            if index >= len(members) or placed.rank not in members[index]:
                 raise ConfigError(f"{place}: rank {placed.rank} is missing from stage {index}")
 
 

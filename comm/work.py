@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._C._autograd import _record_function_with_args_enter as enter_span
 from torch._C._autograd import _record_function_with_args_exit as leave_span
-from torch.autograd import _profiler_enabled as profiling  # type: ignore[attr-defined]
+from torch.autograd import _profiler_enabled as profiling
 
 from hetctl.comm.c10d import Work
 from hetctl.comm.errors import WorkFailed

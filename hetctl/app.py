@@ -8,6 +8,11 @@ import typer
 
 from hetctl import __version__
 from hetctl.comm.errors import HetctlError
+from hetctl.commands import hosts
+from hetctl.commands.discover import discover
+from hetctl.commands.plan import plan
+from hetctl.commands.run import run
+from hetctl.commands.train import train
 from hetctl.console import Sink
 
 app = typer.Typer(
@@ -28,6 +33,13 @@ def root(
     if version:
         print(f"hetctl {__version__}")
         raise typer.Exit
+
+
+app.command("discover")(discover)
+app.add_typer(hosts.app)
+app.command("plan")(plan)
+app.command("train")(train)
+app.command("run")(run)
 
 
 def main() -> None:

@@ -19,11 +19,11 @@ import torch.multiprocessing as mp
 from hetctl.comm.placement import VARIABLE, PlacedIsland, Placement
 
 
-def placement_of(sizes: tuple[int, ...], **more: Any) -> Placement:
+def placement_of(sizes: tuple[int, ...], torch_backend: str = "gloo", **more: Any) -> Placement:
     """Islands of these sizes over consecutive ranks, alternately standing for two vendors, all on gloo."""
     islands, first = [], 0
     for index, size in enumerate(sizes):
-        islands.append(PlacedIsland(f"island{index}", "cpu", "gloo", tuple(range(first, first + size))))
+        islands.append(PlacedIsland(f"island{index}", "cpu", torch_backend, tuple(range(first, first + size))))
         first += size
     return Placement(tuple(islands), hosts=tuple(f"host{r}" for r in range(first)), **more)
 
@@ -45,8 +45,10 @@ def on_islands(
         placement = placement_of(sizes, **placed)
         (Path(folder) / "placement.json").write_text(placement.to_json())
         world = sum(sizes)
+        server = mp.get_context("forkserver")  # forks clean processes that have torch already: ten times as quick
+        server.set_forkserver_preload(["torch", "torch.distributed", "hetctl.comm.backend", "hetctl.trainer.loop"])
         processes = [
-            mp.get_context("spawn").Process(
+            server.Process(
                 target=_rank, args=(rank, world, folder, body, args, seconds, broken or bool(lost)), daemon=True
             )
             for rank in range(world)

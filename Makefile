@@ -1,0 +1,47 @@
+# The two commands of the README, and what keeps the code in order. Each makes .venv when it is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+
+.PHONY: demo test lint format clean
+demo: .venv/ready
+	$(BIN)/hetctl train
+
+test: .venv/ready
+	$(BIN)/python -m pytest
+
+lint: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv build *.egg-info runs
+
+# Without a GPU: a CPU build that pip finds at hand, otherwise PyTorch's CPU index; never the CUDA packages.
+# With one: the build for it, from PyPI (NVIDIA); on AMD install torch for your ROCm into .venv first.
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "hetctl needs Python 3.11 or newer; name one with: make PYTHON=python3.11"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -c 'import torch' 2>/dev/null || \
+	if [ -e /dev/nvidiactl ]; then \
+	  echo "installing torch for NVIDIA"; $(BIN)/pip install -q 'torch>=2.11'; \
+	elif [ -e /dev/kfd ]; then \
+	  echo "install torch >= 2.11 for your ROCm into .venv first: see https://pytorch.org/get-started"; exit 2; \
+	else \
+	  echo "installing torch $(TORCH) for CPU"; \
+	  $(BIN)/pip install -q --no-index --no-deps torch==$(TORCH) 2>/dev/null || \
+	  $(BIN)/pip install -q --index-url https://download.pytorch.org/whl/cpu torch==$(TORCH); \
+	fi
+	@if $(BIN)/python -c 'import torch, sys; sys.exit(torch.version.cuda is not None)' 2>/dev/null; then \
+	  $(BIN)/pip install -q -c constraints.txt -e '.[dev]'; \
+	else \
+	  grep -v '^torch==' constraints.txt > .venv/constraints.txt; \
+	  $(BIN)/pip install -q -c .venv/constraints.txt -e '.[dev]'; \
+	fi
+	@touch $@

@@ -1,0 +1,122 @@
+"""`hetctl discover`: what is this cluster, really?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from hetctl.commands import options
+from hetctl.console import Sink
+
+if TYPE_CHECKING:
+    from hetctl.comm.cluster import Cluster
+    from hetctl.discover import Answer
+    from hetctl.inventory import Inventory
+
+Hosts = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[HOSTS]...", help="node[01-16], user@host:port, or groups of the inventory.", show_default=False
+    ),
+]
+InventoryPath = Annotated[
+    Path | None,
+    typer.Option("-i", "--inventory", help="inventory.yaml, or a hostfile (`host slots=8`).", show_default=False),
+]
+
+
+def discover(
+    hosts: Hosts = None,
+    inventory: InventoryPath = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the cluster is written.")] = Path(
+        "cluster.yaml"
+    ),
+    links: Annotated[bool, typer.Option("--links", help="Measure latency and bandwidth between hosts.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds for each host.")] = 60.0,
+    capture: Annotated[
+        Path | None, typer.Option("--capture", help="Write all raw material, names and serials masked, to this .tgz.")
+    ] = None,
+    from_capture: Annotated[
+        Path | None, typer.Option("--from-capture", help="Read a capture instead of hosts.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Find out what the machines are: GPUs, NICs, networks, and who can talk to whom how.
+
+    Hosts come from the arguments, from -i or ./inventory.yaml, from a Slurm allocation; with none of these
+    it is this machine. Nothing is installed on them. Exit code 4 when some were not reached: the file is still written.
+    """
+    from hetctl.comm.cluster import save_cluster
+    from hetctl.comm.errors import ConfigError
+    from hetctl.comm.values import encode
+    from hetctl.discover import recordings
+    from hetctl.fabric import build
+    from hetctl.probe.capture import write_capture
+    from hetctl.render.cluster import show_cluster
+    from hetctl.unusual import unusual
+
+    sink = Sink(as_json=as_json)
+    if from_capture and (hosts or links):
+        raise ConfigError("--from-capture asks no hosts: neither HOSTS nor --links go with it")
+    meant, answers = _replayed(from_capture, sink) if from_capture else _asked(hosts or [], inventory, timeout, sink)
+    reports = [answer.report for answer in answers]
+    fabric = build(reports, named=meant.networks)
+    cluster = _measured(fabric.cluster, meant, timeout, sink) if links else fabric.cluster
+    save_cluster(output, cluster)
+    if capture:
+        write_capture(capture, recordings(answers))
+    notes = [*fabric.notes, *unusual(reports, cluster)]
+    show_cluster(sink, cluster, notes)
+    sink.say(f"wrote {output}" + (f" and {capture} (names, serial numbers and addresses masked)" if capture else ""))
+    document = {**encode(cluster), "digest": cluster.digest}
+    sink.result({**document, "notes": [encode(note) for note in notes], "file": str(output)})
+    _end(answers, sink)
+
+
+def _asked(hosts: list[str], file: Path | None, timeout: float, sink: Sink) -> tuple[Inventory, list[Answer]]:
+    from hetctl.discover import discover as ask
+    from hetctl.inventory import resolve
+    from hetctl.render.cluster import host_line
+
+    meant = resolve(hosts, file)
+    count = len(meant.entries)
+    sink.warn(f"discovering {count} host{'s' * (count > 1)} from {meant.origin}")
+    width = max(len(entry.name) for entry in meant.entries)
+    return meant, ask(meant.entries, timeout_s=timeout, on_answer=lambda a: sink.say(host_line(a.report, width)))
+
+
+def _replayed(path: Path, sink: Sink) -> tuple[Inventory, list[Answer]]:
+    from hetctl.discover import replay
+    from hetctl.inventory import Inventory
+    from hetctl.render.cluster import host_line
+
+    answers = replay(path)
+    for answer in answers:
+        sink.say(host_line(answer.report, max(len(a.report.name) for a in answers)))
+    return Inventory((), f"the capture {path}"), answers
+
+
+def _measured(cluster: Cluster, meant: Inventory, timeout: float, sink: Sink) -> Cluster:
+    from hetctl.links import measure_links, pair_line
+
+    measured = measure_links(
+        cluster, meant.entries, connect_s=timeout, on_pair=lambda pair, rows: sink.say(escape(pair_line(pair, rows)))
+    )
+    if not measured.measured:
+        sink.warn("--links: there is no pair of hosts to measure between")
+    return measured
+
+
+def _end(answers: list[Answer], sink: Sink) -> None:
+    """Exit 4 when a host is missing, saying which and what to do about the first of each kind."""
+    missing = [answer.report for answer in answers if not answer.report.ok]
+    if not missing:
+        return
+    sink.warn(f"{len(missing)} of {len(answers)} hosts are missing: " + ", ".join(r.name for r in missing))
+    hints = {report.status: f"{report.name}: {report.hint}" for report in reversed(missing) if report.hint}
+    for hint in reversed(hints.values()):
+        sink.warn(hint)
+    raise typer.Exit(4)

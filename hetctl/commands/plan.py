@@ -1,0 +1,64 @@
+"""`hetctl plan`: who does what, why, and how fast it will be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetctl.commands import options
+from hetctl.console import Sink
+
+
+def plan(
+    recipe: options.Recipe = None,
+    cluster: options.ClusterFile = None,
+    emulate: options.Emulate = None,
+    model: options.Model = None,
+    global_batch: options.GlobalBatch = None,
+    seq_len: options.SeqLen = None,
+    settings: options.Settings = None,
+    profile: options.Profile = None,
+    speed: options.Speed = None,
+    split: options.Split = None,
+    alpha: options.Alpha = None,
+    bridge: options.Bridge = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here (plan.yaml).")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Decide who does what on a cluster, say why, and predict how fast it will be.
+
+    With --emulate it plans for a cluster you do not own, from published and vendors' figures.
+    """
+    from hetctl import planning
+    from hetctl.comm.plan import save_plan
+    from hetctl.comm.values import encode
+    from hetctl.render.plan import show_plan
+    from hetctl.trainer.planner import make_plan
+
+    sink = Sink(as_json=as_json)
+    asked = planning.read_recipe(
+        recipe,
+        settings=settings,
+        model=model,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        split=split,
+        alpha=alpha,
+        bridge=bridge,
+    )
+    there = planning.find_cluster(cluster, emulate, sink=sink)
+    if recipe is None:
+        given = planning.given_keys(settings, seq_len=seq_len, global_batch=global_batch)
+        asked, notes = planning.with_sizes(asked, there, given=given)
+        for note in notes:
+            sink.warn(note)
+    made = make_plan(there, asked, speeds=planning.read_speeds(speed), profile=planning.read_profile(profile))
+    if output:
+        save_plan(output, made)
+        sink.warn(f"wrote {output}")
+    if as_json:
+        sink.result(encode(made))
+    else:
+        show_plan(sink, made)

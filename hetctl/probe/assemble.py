@@ -1,0 +1,122 @@
+"""Raw material of one host to HostFacts: every parser in turn, distances between what they found, and all notes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hetctl.comm.facts import GpuFacts, HostFacts, NicFacts, Reach
+from hetctl.comm.values import decode, encode
+from hetctl.probe.nics import nics
+from hetctl.probe.notes import Notes, compact
+from hetctl.probe.raw import Raw, printable
+from hetctl.probe.rdma import rdma
+from hetctl.probe.software import containers, interpreters
+from hetctl.probe.system import limits, system
+from hetctl.probe.topology import branch, distance, nearest_first
+from hetctl.probe.vendors import VENDORS
+from hetctl.probe.vendors.base import Vendor, bound_devices
+
+_TEXT_LIMIT = 4096
+# Other failures are ordinary: an interface that is down has no speed to read.
+_REFUSALS = ("Permission denied", "Operation not permitted", "Input/output error", "too large for the answer")
+
+
+def parse(raw: Raw) -> HostFacts:
+    """The facts in raw material. A strange host gives unknowns with reasons, never an exception."""
+    notes = Notes()
+    ports = nics(raw, notes)
+    gpus, states = _gpus(raw, ports, notes)
+    pythons = interpreters(raw, notes)
+    facts = HostFacts(
+        system=system(raw, notes.at("system")),
+        gpus=gpus,
+        nics=ports,
+        rdma=rdma(raw, notes.at("rdma")),
+        interpreters=pythons,
+        containers=containers(raw, notes),
+        limits=limits(raw),
+        vendors=states,
+        warnings=tuple(notes.warnings + [f"probe: {problem}" for problem in raw.problems]),
+    )
+    lengths = {"gpus": len(gpus), "nics": len(ports), "interpreters": len(pythons)}
+    numbered = {gpu.id: i for i, gpu in enumerate(gpus)}
+    sources, unknown = (compact(_numbered(n, numbered), lengths) for n in (notes.sources, notes.unknown))
+    refused = {path: f"the host said: {why}" for path, why in raw.failed.items() if why in _REFUSALS}
+    unknown = {**unknown, **refused}
+    return _clean(replace(facts, sources=sources, unknown=unknown))
+
+
+def _gpus(raw: Raw, ports: tuple[NicFacts, ...], notes: Notes) -> tuple[tuple[GpuFacts, ...], dict[str, str]]:
+    """The GPUs of every vendor present, with their distances, and per vendor whether it is present."""
+    found: list[GpuFacts] = []
+    native: dict[tuple[str, str], Reach] = {}
+    states = {}
+    for vendor in VENDORS:
+        theirs = vendor.gpus(raw, notes)
+        native.update(vendor.links(raw, theirs))
+        found += theirs
+        states[vendor.name] = _state(raw, vendor, theirs)
+    branches = {g.id: branch(raw.links, g.pci or "") for g in found}
+    branches.update((n.name, branch(raw.links, n.pci or "")) for n in ports)
+    return tuple(_with_distances(g, found, ports, native, branches) for g in found), states
+
+
+def _state(raw: Raw, vendor: Vendor, gpus: tuple[GpuFacts, ...]) -> str:
+    if gpus:
+        return "present"
+    drivers = bound_devices(raw, pci_vendor=vendor.pci_vendor, ignored=vendor.integrated)
+    if not drivers:
+        return "absent"
+    names = sorted({driver or "no driver" for driver in drivers.values()})
+    return f"{len(drivers)} on the PCI bus, none usable: bound to {', '.join(names)}"
+
+
+def _with_distances(
+    gpu: GpuFacts,
+    gpus: list[GpuFacts],
+    ports: tuple[NicFacts, ...],
+    native: Mapping[tuple[str, str], Reach],
+    branches: Mapping[str, tuple[str, ...]],
+) -> GpuFacts:
+    """NVLink or xGMI as the vendor tells; PCIe distance as sysfs tells, as the vendor's tool tells where it cannot."""
+    peers, near = [], []
+    for peer in gpus:
+        told = native.get((gpu.id, peer.id))
+        path = distance(branches[gpu.id], branches[peer.id], (gpu.numa_node, peer.numa_node))
+        if peer.id != gpu.id and (told or path):
+            direct = told is not None and told.path in ("nvlink", "xgmi")
+            peers.append(told if told and (direct or path is None) else Reach(peer.id, path or "sys"))
+    for port in ports:
+        if port.virtual and not port.rdma_device:
+            continue
+        told = native.get((gpu.id, port.rdma_device or ""))
+        path = distance(branches[gpu.id], branches[port.name], (gpu.numa_node, port.numa_node))
+        if path or told:
+            near.append(Reach(port.name, path or (told.path if told else "sys")))
+    return replace(gpu, gpus=nearest_first(peers), nics=nearest_first(near))
+
+
+def _numbered(notes: Mapping[str, str], numbers: Mapping[str, int]) -> dict[str, str]:
+    """`gpus[<id>].x` as `gpus[<position>].x`."""
+
+    def position(match: re.Match[str]) -> str:
+        return f"gpus[{numbers.get(match.group(1), match.group(1))}]"
+
+    return {re.sub(r"^gpus\[([a-z]+:\d+)\]", position, path): text for path, text in notes.items()}
+
+
+def _clean(facts: HostFacts) -> HostFacts:
+    """The same facts with every text fit to be shown: no terminal escapes, no control characters, no endless lines."""
+    return decode(HostFacts, _cleaned(encode(facts)), where="facts")
+
+
+def _cleaned(data: object) -> object:
+    if isinstance(data, str):
+        return printable(data, limit=_TEXT_LIMIT)
+    if isinstance(data, dict):
+        return {printable(k, limit=_TEXT_LIMIT): _cleaned(v) for k, v in data.items()}
+    if isinstance(data, list):
+        return [_cleaned(v) for v in data]
+    return data

@@ -1,0 +1,270 @@
+"""AMD GPUs: the KFD topology and sysfs first, then `amd-smi --json`, then `rocm-smi --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TypeVar
+
+from hetctl.comm.errors import Undetermined
+from hetctl.comm.facts import GpuFacts, Health, Partition, Pcie, Process, Reach
+from hetctl.probe.notes import Notes
+from hetctl.probe.raw import Raw
+from hetctl.probe.topology import PCI
+from hetctl.probe.vendors.amd_smi import (
+    KFD,
+    KfdNode,
+    Metric,
+    kfd_nodes,
+    parse_metric,
+    parse_processes,
+    parse_ras,
+    parse_rocm_smi,
+    parse_static,
+    parse_topology,
+)
+from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, sysfs_pcie
+from hetctl.probe.words import count, node, told
+
+T = TypeVar("T")
+NAME, PCI_VENDOR, DRIVER = "amd", "0x1002", "amdgpu"
+STATIC, METRIC, PROCESS, TOPO = (f"amd-smi {word}" for word in ("static", "metric", "process", "topology"))
+ROCM = "rocm-smi"
+_ROCM_WORDS = (
+    *("--showproductname", "--showuniqueid", "--showserial", "--showbus", "--showdriverversion", "--showvbios"),
+    *("--showmeminfo", "vram", "--showcomputepartition", "--showmemorypartition", "--showtoponuma", "--json"),
+)
+TOOLS = {
+    STATIC: Tool(("amd-smi", "static", "--json")),
+    METRIC: Tool(("amd-smi", "metric", "--json")),
+    PROCESS: Tool(("amd-smi", "process", "--json")),
+    TOPO: Tool(("amd-smi", "topology", "--json")),
+    ROCM: Tool(("rocm-smi", *_ROCM_WORDS), instead_of=STATIC),
+}
+
+
+def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
+    """Every GPU that a process on the host can use, in KFD's order, which is the order in which HIP counts them."""
+    bound = [pci for pci, driver in bound_devices(raw, pci_vendor=PCI_VENDOR).items() if driver == DRIVER]
+    nodes = kfd_nodes(raw)
+    tools = _ask_tools(raw, notes, expected=bool(nodes or bound))
+    if nodes:
+        shown = [(GpuFacts(NAME, i, pci=n.pci), n) for i, n in enumerate(nodes)]
+    else:
+        listed = [g.pci for g in tools.static] or [g.pci for g in tools.rocm] or bound
+        shown = [(GpuFacts(NAME, i, pci=pci), KfdNode(-1)) for i, pci in enumerate(listed)]
+        if shown:
+            notes.warn("KFD's topology cannot be read: GPUs are counted as the tools list them, HIP may differ")
+    return tuple(_merge(raw, notes.at(f"gpus[{gpu.id}]"), gpu, known, tools) for gpu, known in shown)
+
+
+def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reach]:
+    """(GPU id, GPU id) -> xGMI as KFD's links say, or as `amd-smi topology` does where KFD is silent."""
+    nodes = kfd_nodes(raw)
+    by_node = {n.number: g.id for n, g in zip(nodes, gpus, strict=False)}
+    found = {
+        (by_node[n.number], by_node[peer]): Reach(by_node[peer], "xgmi")
+        for n in nodes
+        for peer in n.xgmi
+        if n.number in by_node and peer in by_node
+    }
+    told_by_tool = _parsed(raw, TOPO, parse_topology, Notes()) or {}
+    statics = _parsed(raw, STATIC, parse_static, Notes()) or ()
+    ids = {s.index: g.id for s in statics for g in gpus if s.pci and s.pci == g.pci}
+    for (a, b), kind in told_by_tool.items():
+        if kind == "XGMI" and a in ids and b in ids and ids[a] != ids[b]:
+            found.setdefault((ids[a], ids[b]), Reach(ids[b], "xgmi"))
+    return found
+
+
+def dma_buf_blocker(raw: Raw) -> str | None:
+    """Nothing in files tells: in-tree drivers need CONFIG_HSA_AMD_P2P, packaged ones carry it."""
+    return None
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the tools said, by PCI address where they say one."""
+
+    static: tuple[GpuFacts, ...] = ()
+    rocm: tuple[GpuFacts, ...] = ()
+    metrics: Mapping[int, Metric] = field(default_factory=dict)
+    processes: Mapping[int, tuple[Process, ...]] = field(default_factory=dict)
+
+    def of(self, gpu: GpuFacts) -> tuple[GpuFacts, GpuFacts, Metric | None, tuple[Process, ...] | None]:
+        nothing = GpuFacts(NAME, -1)
+        static = next((s for s in self.static if s.pci and s.pci == gpu.pci), nothing)
+        rocm = next((r for r in self.rocm if r.pci and r.pci == gpu.pci), nothing)
+        return static, rocm, self.metrics.get(static.index), self.processes.get(static.index)
+
+
+def _ask_tools(raw: Raw, notes: Notes, *, expected: bool) -> Tools:
+    quiet = Notes()
+    static = _parsed(raw, STATIC, parse_static, quiet) or ()
+    rocm = _parsed(raw, ROCM, parse_rocm_smi, quiet) or ()
+    if expected and not static and not rocm:
+        for sentence in quiet.warnings:
+            notes.warn(sentence)
+    metrics = _parsed(raw, METRIC, parse_metric, quiet) or ()
+    processes = _parsed(raw, PROCESS, parse_processes, quiet) or {}
+    return Tools(static, rocm, {m.index: m for m in metrics}, processes)
+
+
+def _parsed(raw: Raw, tool: str, parse: Callable[[str], T], notes: Notes) -> T | None:
+    output = raw.tool(tool)
+    if not output.stdout.strip():
+        said = told(output.stderr.strip()[-200:])
+        notes.warn(f"{tool} gave no answer: {output.problem or said or f'exit code {output.exit_code}'}")
+        return None
+    try:
+        return parse(output.stdout)
+    except Undetermined as error:
+        notes.warn(error.message)
+        return None
+
+
+def _merge(raw: Raw, notes: Notes, gpu: GpuFacts, kfd: KfdNode, tools: Tools) -> GpuFacts:
+    """One GPU from KFD and sysfs where they tell, else from amd-smi, else from rocm-smi."""
+    base = PCI + _physical(raw, gpu.pci)
+    static, rocm, metric, processes = tools.of(gpu)
+    pick = notes.pick
+    driver = raw.text("/sys/module/amdgpu/version")
+    total = count(raw.text(base + "/mem_info_vram_total")) or None
+    unique = count(f"0x{raw.text(base + '/unique_id') or ''}")
+    return replace(
+        gpu,
+        name=pick("name", (told(raw.text(base + "/product_name")), "sysfs"), (static.name, STATIC), (rocm.name, ROCM)),
+        architecture=pick(
+            "architecture", (kfd.architecture, KFD), (static.architecture, STATIC), (rocm.architecture, ROCM)
+        ),
+        memory_total_bytes=pick(
+            "memory_total_bytes",
+            (kfd.memory_total_bytes, KFD),
+            (total, "sysfs"),
+            (static.memory_total_bytes, STATIC),
+            (rocm.memory_total_bytes, ROCM),
+        ),
+        memory_free_bytes=_free(raw, notes, base, kfd, metric, rocm),
+        uuid=pick(
+            "uuid",
+            (f"GPU-{kfd.unique_id}" if kfd.unique_id else None, KFD),
+            (f"GPU-{unique:016x}" if unique else None, "sysfs"),
+            (static.uuid, STATIC),
+            (rocm.uuid, ROCM),
+        ),
+        serial=pick(
+            "serial", (told(raw.text(base + "/serial_number")), "sysfs"), (static.serial, STATIC), (rocm.serial, ROCM)
+        ),
+        numa_node=pick(
+            "numa_node",
+            (node(raw.text(base + "/numa_node")), "sysfs"),
+            (static.numa_node, STATIC),
+            (rocm.numa_node, ROCM),
+        ),
+        pcie=_pcie(notes, sysfs_pcie(raw, _physical(raw, gpu.pci)), static.pcie, metric),
+        partition=_partition(raw, notes, base, static, rocm),
+        driver=pick("driver", (told(driver), "sysfs"), (static.driver, STATIC), (rocm.driver, ROCM)),
+        firmware=pick(
+            "firmware",
+            (told(raw.text(base + "/vbios_version")), "sysfs"),
+            (static.firmware, STATIC),
+            (rocm.firmware, ROCM),
+        ),
+        processes=pick("processes", (processes, PROCESS)),
+        health=_health(raw, notes, base, kfd, static, metric),
+    )
+
+
+def _free(raw: Raw, notes: Notes, base: str, kfd: KfdNode, metric: Metric | None, rocm: GpuFacts) -> int | None:
+    """Free memory; sysfs counts the whole package, so it is believed only where that is what the device is."""
+    total, used = (count(raw.text(f"{base}/mem_info_vram_{word}")) for word in ("total", "used"))
+    whole = total and used is not None and used <= total and kfd.memory_total_bytes in (None, total)
+    return notes.pick(
+        "memory_free_bytes",
+        (total - used if whole and total and used is not None else None, "sysfs"),
+        (metric.memory_free_bytes if metric else None, METRIC),
+        (rocm.memory_free_bytes, ROCM),
+    )
+
+
+def _pcie(notes: Notes, sysfs: Pcie, static: Pcie, metric: Metric | None) -> Pcie:
+    now = Pcie(width=metric.width, speed_gt_per_s=metric.speed_gt_per_s) if metric else Pcie()
+    picked = {
+        f.name: notes.pick(
+            "pcie." + f.name,
+            (getattr(sysfs, f.name), "sysfs"),
+            (getattr(now, f.name), METRIC),
+            (getattr(static, f.name), STATIC),
+        )
+        for f in fields(Pcie)
+    }
+    return Pcie(**picked)
+
+
+def _partition(raw: Raw, notes: Notes, base: str, static: GpuFacts, rocm: GpuFacts) -> Partition:
+    mode, memory = (told(raw.text(f"{base}/current_{word}_partition")) for word in ("compute", "memory"))
+    return Partition(
+        mode=notes.pick(
+            "partition.mode",
+            (mode.lower() if mode else None, "sysfs"),
+            (static.partition.mode, STATIC),
+            (rocm.partition.mode, ROCM),
+        ),
+        memory_mode=notes.pick(
+            "partition.memory_mode",
+            (memory.lower() if memory else None, "sysfs"),
+            (static.partition.memory_mode, STATIC),
+            (rocm.partition.memory_mode, ROCM),
+        ),
+    )
+
+
+def _health(raw: Raw, notes: Notes, base: str, kfd: KfdNode, static: GpuFacts, metric: Metric | None) -> Health:
+    corrected, uncorrected = parse_ras(raw.files.get(base + "/ras/umc_err_count", ""))
+    told_by_tool = metric.health if metric else Health()
+    return Health(
+        ecc_corrected=notes.pick("health.ecc_corrected", (told_by_tool.ecc_corrected, METRIC), (corrected, "sysfs")),
+        ecc_uncorrected=notes.pick(
+            "health.ecc_uncorrected", (told_by_tool.ecc_uncorrected, METRIC), (uncorrected, "sysfs umc only")
+        ),
+        temperature_c=notes.pick("health.temperature_c", (told_by_tool.temperature_c, METRIC)),
+        power_w=notes.pick("health.power_w", (told_by_tool.power_w, METRIC)),
+        power_limit_w=notes.pick("health.power_limit_w", (static.health.power_limit_w, STATIC)),
+        pcie_replays=notes.pick("health.pcie_replays", (told_by_tool.pcie_replays, METRIC)),
+        links_up=notes.pick("health.links_up", (len(kfd.xgmi) or None, KFD)),
+    )
+
+
+def _physical(raw: Raw, pci: str | None) -> str:
+    """The PCI function with the sysfs files: partitions of a package count on from function 0."""
+    if not pci or raw.text(f"{PCI}{pci}/vendor"):
+        return pci or "none"
+    return pci[:-1] + "0"
+
+
+VENDOR = Vendor(
+    name=NAME,
+    pci_vendor=PCI_VENDOR,
+    drivers=(DRIVER,),
+    gpus=gpus,
+    links=links,
+    dma_buf_blocker=dma_buf_blocker,
+    tools=TOOLS,
+    tool_path=("/opt/rocm/bin",),
+    files=(
+        *("/sys/module/amdgpu/version", "/opt/rocm/.info/version", "/opt/rocm/include/rccl/rccl.h"),
+        "/usr/include/rccl/rccl.h",
+    ),
+    pci_files=(
+        *("mem_info_vram_total", "mem_info_vram_used", "unique_id", "product_name", "serial_number", "vbios_version"),
+        *("current_compute_partition", "current_memory_partition", "ras/umc_err_count"),
+    ),
+    trees={
+        "/sys/class/kfd/kfd/topology/nodes": ("gpu_id", "properties", "mem_banks/*/properties", "io_links/*/properties")
+    },
+    modules="amdgpu|amdkfd|amd_peer",
+    peer_memory=("ib_peer_mem", "amdkfd_peer"),
+    libraries="librccl|libamdhip64",
+    environment=("RCCL", "HIP", "HSA", "ROCR", "GPU_", "AMD_"),
+    packages=("pytorch_triton_rocm", "triton_rocm", "rocm", "rocm_sdk_core", "rocm_sdk_libraries", "amdsmi"),
+)

@@ -1,0 +1,75 @@
+"""What a vendor's file provides: one Vendor value, and below it one parser per source of that vendor's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from hetctl.comm.facts import GpuFacts, Pcie, Reach
+from hetctl.probe.notes import Notes
+from hetctl.probe.raw import Raw
+from hetctl.probe.topology import PCI
+from hetctl.probe.words import gt_per_s, integer
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A command the probe runs. `instead_of` names the tool that it replaces when that one gave no answer."""
+
+    argv: tuple[str, ...]
+    instead_of: str = ""
+    keep: str = ""  # only output lines in which this pattern is found
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """One vendor of accelerators as the probe knows it. Patterns are regular expressions joined by the program."""
+
+    name: str
+    pci_vendor: str  # as /sys/bus/pci/devices/*/vendor writes it
+    drivers: tuple[str, ...]  # the kernel drivers that make its devices usable
+    gpus: Callable[[Raw, Notes], tuple[GpuFacts, ...]]
+    links: Callable[[Raw, tuple[GpuFacts, ...]], Mapping[tuple[str, str], Reach]]
+    dma_buf_blocker: Callable[[Raw], str | None]  # why its driver exports no dma-buf, None when nothing is known
+    tools: Mapping[str, Tool]
+    integrated: tuple[str, ...] = ()  # PCI addresses of graphics that are part of a processor
+    tool_path: tuple[str, ...] = ()  # where its tools live when PATH does not say
+    files: tuple[str, ...] = ()
+    pci_files: tuple[str, ...] = ()  # what its driver adds to /sys/bus/pci/devices/*
+    trees: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # folder -> files of every entry
+    modules: str = ""  # kernel modules of interest
+    peer_memory: tuple[str, ...] = ()  # modules through which NICs reach its memory
+    libraries: str = ""  # shared libraries of interest
+    environment: tuple[str, ...] = ()  # beginnings of its variables' names
+    packages: tuple[str, ...] = ()
+
+
+def bound_devices(raw: Raw, *, pci_vendor: str, ignored: tuple[str, ...] = ()) -> dict[str, str | None]:
+    """PCI address -> bound kernel driver (None: none) of a vendor's display and accelerator devices, in PCI order."""
+    found: dict[str, str | None] = {}
+    for path, content in raw.files.items():
+        folder, _, file = path.rpartition("/")
+        if file != "vendor" or not folder.startswith(PCI) or content.strip().lower() != pci_vendor:
+            continue
+        if folder[len(PCI) :] in ignored:
+            continue
+        if (raw.text(folder + "/class") or "").startswith(("0x03", "0x12")):
+            driver = raw.links.get(folder + "/driver", "").rpartition("/")[2]
+            found[folder[len(PCI) :]] = driver or None
+    return dict(sorted(found.items()))
+
+
+def sysfs_pcie(raw: Raw, pci: str | None) -> Pcie:
+    """The PCIe link of a device as sysfs shows it; a link that is down reads width 0 or 63, which is no width."""
+    base = PCI + (pci or "none")
+    return Pcie(
+        width=_width(raw.text(base + "/current_link_width")),
+        max_width=_width(raw.text(base + "/max_link_width")),
+        speed_gt_per_s=gt_per_s(raw.text(base + "/current_link_speed")),
+        max_speed_gt_per_s=gt_per_s(raw.text(base + "/max_link_speed")),
+    )
+
+
+def _width(text: str | None) -> int | None:
+    found = integer(text)
+    return found if found and 0 < found <= 32 else None

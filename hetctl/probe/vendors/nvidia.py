@@ -1,0 +1,198 @@
+"""NVIDIA GPUs: procfs and sysfs first, then `nvidia-smi -q -x`, then the text of `nvidia-smi topo`, `nvlink`, `-L`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+from hetctl.comm.errors import Undetermined
+from hetctl.comm.facts import GpuFacts, Health, Partition, Pcie, Reach
+from hetctl.probe.notes import Notes
+from hetctl.probe.raw import Raw
+from hetctl.probe.topology import PCI
+from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, sysfs_pcie
+from hetctl.probe.vendors.nvidia_smi import (
+    Answer,
+    parse_compute_capabilities,
+    parse_instances,
+    parse_nvlink,
+    parse_topology,
+    parse_xml,
+)
+from hetctl.probe.words import key_values, node, pci_address, told
+
+NAME, PCI_VENDOR, DRIVER = "nvidia", "0x10de", "nvidia"
+XML, QUERY, TOPO, NVLINK, LIST = (f"nvidia-smi {a}" for a in ("-q -x", "--query-gpu", "topo -m", "nvlink -s", "-L"))
+TOOLS = {
+    XML: Tool(("nvidia-smi", "-q", "-x")),
+    QUERY: Tool(("nvidia-smi", "--query-gpu=uuid,compute_cap", "--format=csv,noheader")),
+    TOPO: Tool(("nvidia-smi", "topo", "-m")),
+    NVLINK: Tool(("nvidia-smi", "nvlink", "-s")),
+    LIST: Tool(("nvidia-smi", "-L")),
+}
+PROC = "/proc/driver/nvidia/gpus/"
+
+
+def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
+    """Every GPU that a process on the host can use, in PCI order (nvidia-smi's and CUDA_DEVICE_ORDER=PCI_BUS_ID's)."""
+    bound = [pci for pci, driver in bound_devices(raw, pci_vendor=PCI_VENDOR).items() if driver == DRIVER]
+    in_proc = sorted(a for a in map(pci_address, {p[len(PROC) :].split("/")[0] for p in _proc_files(raw)}) if a)
+    answer = _answer(raw, notes, expected=bool(bound or in_proc))
+    shown = sorted(answer.gpus, key=lambda g: g.pci or "")
+    if shown:
+        _warn_of_hidden(notes, bound, shown)
+    else:
+        shown = [GpuFacts(NAME, index, pci=pci) for index, pci in enumerate(in_proc or bound)]
+    capabilities = parse_compute_capabilities(raw.tool(QUERY).stdout)
+    states = parse_nvlink(raw.tool(NVLINK).stdout)
+    found = []
+    for index, gpu in enumerate(shown):
+        below = notes.at(f"gpus[{NAME}:{index}]")
+        merged = _merge(raw, below, replace(gpu, index=index), answer)
+        found.append(_with_text(merged, capabilities, states, below))
+    return tuple(found)
+
+
+def _warn_of_hidden(notes: Notes, bound: list[str], shown: list[GpuFacts]) -> None:
+    hidden = sorted(set(bound) - {g.pci for g in shown})
+    if hidden:
+        notes.warn(
+            f"sysfs shows {len(hidden)} GPU(s) that nvidia-smi does not ({', '.join(hidden[:16])}):"
+            " hidden from this container, or fallen off the bus"
+        )
+
+
+def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reach]:
+    """(GPU id, GPU id or RDMA device) -> how near, as `nvidia-smi topo -m` says."""
+    matrix = parse_topology(raw.tool(TOPO).stdout)
+    names = {f"GPU{g.index}": g.id for g in gpus} | dict(matrix.nics)
+    found: dict[tuple[str, str], Reach] = {}
+    for (row, column), (path, lanes) in matrix.cells.items():
+        if row.startswith("GPU") and row in names and names.get(column, "") != names[row]:
+            to = names.get(column, column)
+            found[names[row], to] = Reach(to, path, lanes)
+    return found
+
+
+def dma_buf_blocker(raw: Raw) -> str | None:
+    """Only the open kernel modules export device memory as dma-buf."""
+    version = raw.text(PROC_VERSION) or ""
+    return None if not version or "Open Kernel Module" in version else "proprietary kernel modules export no dma-buf"
+
+
+def _answer(raw: Raw, notes: Notes, *, expected: bool) -> Answer:
+    output = raw.tool(XML)
+    if not output.ok or not output.stdout.strip():
+        if expected:
+            said = told(output.stderr.strip()[-200:] or output.stdout.strip()[-200:])
+            notes.warn(f"nvidia-smi gave no answer: {output.problem or said or f'exit code {output.exit_code}'}")
+        return Answer()
+    try:
+        return parse_xml(output.stdout)
+    except Undetermined as error:
+        notes.warn(error.message)
+        return Answer()
+
+
+def _merge(raw: Raw, notes: Notes, gpu: GpuFacts, answer: Answer) -> GpuFacts:
+    """One GPU from sysfs and procfs where they tell, from the XML where they do not."""
+    base = PCI + (gpu.pci or "")
+    proc = key_values(_information(raw, gpu.pci))
+    version = re.search(r"Kernel Module[^\n]*?\s(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)\s", raw.text(PROC_VERSION) or "")
+    pick = notes.pick
+    return replace(
+        gpu,
+        name=pick("name", (told(proc.get("Model")), PROC), (gpu.name, XML)),
+        uuid=pick("uuid", (_uuid(proc.get("GPU UUID")), PROC), (gpu.uuid, XML)),
+        firmware=pick("firmware", (_vbios(proc.get("Video BIOS")), PROC), (gpu.firmware, XML)),
+        driver=pick("driver", (version.group(1) if version else None, PROC_VERSION), (answer.driver, XML)),
+        numa_node=pick("numa_node", (node(raw.text(base + "/numa_node")), "sysfs"), (gpu.numa_node, XML)),
+        pcie=_pcie(notes, sysfs_pcie(raw, gpu.pci), gpu.pcie),
+        memory_total_bytes=pick("memory_total_bytes", (gpu.memory_total_bytes, XML)),
+        memory_free_bytes=pick("memory_free_bytes", (gpu.memory_free_bytes, XML)),
+        serial=pick("serial", (gpu.serial, XML)),
+        ecc_enabled=pick("ecc_enabled", (gpu.ecc_enabled, XML)),
+        processes=pick("processes", (gpu.processes, XML)),
+        partition=_named_instances(raw, notes, gpu),
+        health=_noted(notes, gpu.health),
+    )
+
+
+def _with_text(
+    gpu: GpuFacts, capabilities: Mapping[str, str], states: Mapping[str, tuple[int, int]], notes: Notes
+) -> GpuFacts:
+    """What only the tool's text tells: the compute capability and how many NVLinks are up."""
+    architecture = notes.pick(
+        "architecture", (capabilities.get(gpu.uuid or ""), QUERY), (gpu.architecture, XML + " product_architecture")
+    )
+    up, down = states.get(gpu.uuid or "", (None, None))
+    health = replace(
+        gpu.health,
+        links_up=notes.pick("health.links_up", (up, NVLINK)),
+        links_down=notes.pick("health.links_down", (down, NVLINK)),
+    )
+    return replace(gpu, architecture=architecture, health=health)
+
+
+def _named_instances(raw: Raw, notes: Notes, gpu: GpuFacts) -> Partition:
+    notes.pick("partition.mode", (gpu.partition.mode, XML))
+    named = parse_instances(raw.tool(LIST).stdout).get(gpu.uuid or "", ())
+    known = gpu.partition.instances
+    if len(named) == len(known):
+        pairs = zip(named, known, strict=True)
+        known = tuple(replace(b, profile=b.profile or a.profile, uuid=b.uuid or a.uuid) for a, b in pairs)
+    elif not known:
+        known = named
+    return replace(gpu.partition, instances=known)
+
+
+def _noted(notes: Notes, health: Health) -> Health:
+    for field in fields(health):
+        if field.name not in ("links_up", "links_down"):
+            notes.pick("health." + field.name, (getattr(health, field.name), XML))
+    return health
+
+
+def _pcie(notes: Notes, sysfs: Pcie, told_by_tool: Pcie) -> Pcie:
+    picked = {
+        f.name: notes.pick("pcie." + f.name, (getattr(sysfs, f.name), "sysfs"), (getattr(told_by_tool, f.name), XML))
+        for f in fields(Pcie)
+    }
+    return Pcie(**picked)
+
+
+def _proc_files(raw: Raw) -> list[str]:
+    return [path for path in raw.files if path.startswith(PROC)]
+
+
+def _information(raw: Raw, pci: str | None) -> str:
+    ours = (p for p in _proc_files(raw) if pci and pci_address(p[len(PROC) :].split("/")[0]) == pci)
+    return next((raw.files[path] for path in ours), "")
+
+
+def _uuid(text: str | None) -> str | None:
+    return text if text and re.fullmatch(r"GPU-[0-9a-fA-F-]{32,40}", text) else None  # GPU-???????? while starting
+
+
+def _vbios(text: str | None) -> str | None:
+    return text if text and "?" not in text else None
+
+
+PROC_VERSION = "/proc/driver/nvidia/version"
+VENDOR = Vendor(
+    name=NAME,
+    pci_vendor=PCI_VENDOR,
+    drivers=(DRIVER,),
+    gpus=gpus,
+    links=links,
+    dma_buf_blocker=dma_buf_blocker,
+    tools=TOOLS,
+    tool_path=("/usr/local/nvidia/bin", "/usr/lib/wsl/lib"),
+    files=(PROC_VERSION, "/proc/driver/nvidia/params", PROC + "*/information", "/etc/nccl.conf", "/usr/include/nccl.h"),
+    modules="nvidia|nv_peer|gdrdrv",
+    peer_memory=("nvidia_peermem", "nv_peer_mem"),
+    libraries="libnccl|libnvidia-ml|libcuda\\.so",
+    environment=("NCCL", "CUDA", "NVIDIA_VISIBLE_DEVICES"),
+    packages=("nvidia_nccl_cu11", "nvidia_nccl_cu12", "nvidia_nccl_cu13", "nixl_cu12", "nixl_cu13"),
+)

@@ -1,0 +1,191 @@
+"""What the program on a host is asked to read: the general part here, the rest from each vendor's own file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from hetctl.comm.values import encode
+from hetctl.probe.raw import Options
+from hetctl.probe.vendors import VENDORS
+from hetctl.probe.vendors.base import Tool
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Of every entry of `folder` (a pattern): files, links and listings; see `Probe.tree` in remote.py."""
+
+    folder: str
+    files: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    non_zero: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The whole request, as plain values that travel as JSON."""
+
+    files: tuple[str, ...]
+    filtered: Mapping[str, str]
+    folders: tuple[str, ...]
+    trees: tuple[Tree, ...]
+    tools: Mapping[str, Tool]
+    tool_path: tuple[str, ...]
+    openable: tuple[str, ...]
+    environment: str
+    secret: str
+    packages: tuple[str, ...]
+    package_files: Mapping[str, str]
+    package_libraries: tuple[str, ...]
+
+
+def program(options: Options) -> bytes:
+    """The self-contained program, to be fed to `python3 -` on the host; it says so when that Python is too old."""
+    return _BOOT.format(source=_source(), request=request(options)).encode("ascii")
+
+
+def request(options: Options) -> str:
+    """The request as ASCII JSON."""
+    return json.dumps({"options": encode(options), "want": encode(wanted())})
+
+
+@cache
+def _source() -> str:
+    return (Path(__file__).parent / "remote.py").read_text(encoding="ascii")
+
+
+# Parsed by any Python since 2.6: only behind the check is the program itself compiled.
+_BOOT = """import sys
+if sys.version_info < (3, 8):
+    sys.stdout.write("hetctl-probe: python %d.%d.%d\\n" % sys.version_info[:3])
+    sys.stdout.flush()
+    sys.exit(3)
+scope = {{"__name__": "hetctl_probe"}}
+exec(compile({source!r}, "<hetctl-probe>", "exec"), scope)
+scope["main"]({request!r})
+"""
+
+
+def wanted() -> Wanted:
+    """The request for a host of any vendor."""
+    return Wanted(
+        files=_FILES + tuple(file for vendor in VENDORS for file in vendor.files),
+        filtered={
+            "/proc/cpuinfo": "processor|model name|physical id|core id|cpu cores|CPU implementer|CPU part",
+            "/boot/config-{release}": "CONFIG_(DMABUF_MOVE_NOTIFY|PCI_P2PDMA|HSA_AMD_P2P|DMA_SHARED_BUFFER)=",
+            "/proc/modules": "(" + "|".join([_MODULES, *(v.modules for v in VENDORS if v.modules)]) + ")",
+        },
+        folders=("/dev/infiniband", "/sys/class/iommu", "/sys/kernel/mm/memory_peers"),
+        trees=_trees(),
+        tools={**_tools(), **{name: tool for vendor in VENDORS for name, tool in vendor.tools.items()}},
+        tool_path=tuple(folder for vendor in VENDORS for folder in vendor.tool_path),
+        openable=("/dev/infiniband/*", "/dev/kfd", "/var/run/docker.sock"),
+        environment="(" + "|".join([_VARIABLES, *(p for v in VENDORS for p in v.environment)]) + ")[A-Z0-9_]*",
+        secret="KEY|TOKEN|SECRET|PASS|CRED|AUTH",
+        packages=_PACKAGES + tuple(package for vendor in VENDORS for package in vendor.packages),
+        package_files={
+            "torch/version.py": r"(__version__|cuda|hip|rocm|xpu|git_version)\b",
+            "nvidia/nccl/include/nccl.h": r"#define NCCL_(MAJOR|MINOR|PATCH)\b",
+        },
+        package_libraries=("torch/lib/lib[nr]ccl*.so*", "nvidia/nccl/lib/libnccl.so*"),
+    )
+
+
+def _trees() -> tuple[Tree, ...]:
+    pci_files = _PCI_FILES + tuple(file for vendor in VENDORS for file in vendor.pci_files)
+    rdma = "/sys/class/infiniband"
+    return (
+        Tree(
+            "/sys/bus/pci/devices",
+            files=pci_files,
+            links=("", "driver", "physfn"),
+            # network, display, accelerator, co-processor
+            only=("class", "0x02", "0x03", "0x12", "0x0b40"),
+        ),
+        Tree("/sys/class/net", files=_NET_FILES, links=("", *_DEVICE_LINKS, "master", "lower_*")),
+        Tree(rdma, files=_RDMA_FILES, links=_DEVICE_LINKS, folders=("device/net",)),
+        Tree(rdma + "/*/ports", files=_PORT_FILES, non_zero=("gids", "gid_attrs/types", "gid_attrs/ndevs")),
+        *(Tree(folder, files=files) for vendor in VENDORS for folder, files in vendor.trees.items()),
+    )
+
+
+def _tools() -> dict[str, Tool]:
+    libraries = "|".join(["lib(ibverbs|rdmacm|mlx5|mlx4|bnxt_re|ionic|irdma|efa|rxe|siw|ucp)", *_vendor_libraries()])
+    return {
+        "ibv_devinfo": Tool(("ibv_devinfo",)),
+        "ip": Tool(("ip", "-j", "addr")),
+        "ip text": Tool(("ip", "-o", "addr"), instead_of="ip"),
+        "ldconfig": Tool(("ldconfig", "-p"), keep=libraries),
+        "docker": Tool(("docker", "--version")),
+        "podman": Tool(("podman", "--version")),
+        "apptainer": Tool(("apptainer", "--version")),
+        "singularity": Tool(("singularity", "--version")),
+    }
+
+
+def _vendor_libraries() -> list[str]:
+    return [vendor.libraries for vendor in VENDORS if vendor.libraries]
+
+
+_FILES = (
+    "/etc/os-release",
+    "/etc/machine-id",
+    "/.dockerenv",
+    "/run/.containerenv",
+    "/run/systemd/container",
+    "/proc/sys/kernel/hostname",
+    "/proc/sys/kernel/osrelease",
+    "/proc/sys/kernel/numa_balancing",
+    "/proc/sys/kernel/random/boot_id",
+    "/proc/sys/net/ipv4/ip_local_port_range",
+    "/proc/sys/net/ipv4/ip_local_reserved_ports",
+    "/proc/sys/net/core/rmem_max",
+    "/proc/sys/net/core/wmem_max",
+    "/proc/sys/vm/swappiness",
+    "/proc/cmdline",
+    "/proc/meminfo",
+    "/proc/uptime",
+    "/proc/swaps",
+    "/proc/net/if_inet6",
+    "/proc/net/bonding/*",
+    "/sys/kernel/mm/transparent_hugepage/enabled",
+    "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+    "/sys/devices/system/node/node*/cpulist",
+    "/sys/devices/system/node/node*/meminfo",
+    "/sys/module/ib_core/version",
+    "/sys/module/mlx5_core/version",
+    "/sys/module/bnxt_re/version",
+    "/sys/module/ionic/version",
+    "/sys/module/irdma/version",
+)
+_PCI_FILES = (
+    *("class", "vendor", "device", "subsystem_vendor", "subsystem_device", "numa_node", "local_cpulist"),
+    *("current_link_width", "current_link_speed", "max_link_width", "max_link_speed", "iommu_group/type"),
+)
+_NET_FILES = ("address", "mtu", "operstate", "carrier", "speed", "type", "flags", "dev_port", "bonding/slaves")
+_DEVICE_LINKS = ("device", "device/driver", "device/physfn")
+_RDMA_FILES = ("node_guid", "node_type", "fw_ver", "hca_type", "board_id", "sys_image_guid")
+_COUNTERS = (
+    *("symbol_error", "link_downed", "port_rcv_errors", "link_error_recovery", "local_link_integrity_errors"),
+    *("excessive_buffer_overrun_errors", "port_xmit_discards"),
+)
+_HARDWARE_COUNTERS = (
+    *("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err", "np_cnp_sent"),
+    *("rp_cnp_handled", "roce_slow_restart", "tx_roce_discards", "rx_roce_discards"),
+)
+_PORT_FILES = (
+    *("state", "phys_state", "rate", "link_layer", "lid", "sm_lid", "cap_mask"),
+    *("counters/" + name for name in _COUNTERS),
+    *("hw_counters/" + name for name in _HARDWARE_COUNTERS),
+)
+_MODULES = "ib_|rdma|mlx|bnxt|ionic|irdma|iw_|efa|siw|gdrdrv"
+_VARIABLES = "UCX|GLOO|TORCH|TRITON|PYTORCH|OMP|MKL|LD_LIBRARY_PATH|SLURM_JOB"
+_PACKAGES = (
+    *("torch", "triton", "numpy", "safetensors", "tokenizers", "transformers", "hetctl", "flash_attn", "nixl"),
+    *("mooncake_transfer_engine", "mooncake_transfer_engine_non_cuda", "transformer_engine"),
+)

@@ -1,0 +1,96 @@
+"""A plan for people: islands, who runs which layers, what joins them, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.tree import Tree
+
+from hetctl.comm.plan import Plan
+from hetctl.comm.units import show_bytes, show_rate, show_seconds
+from hetctl.console import Sink
+
+
+def show_plan(sink: Sink, plan: Plan) -> None:
+    """Print islands, stages, groups, bridges, the prediction and the reasons."""
+    sink.say(f"{plan.model}: {plan.global_batch} samples of {plan.seq_len} tokens a step on {plan.world_size} devices")
+    sink.say(_islands(plan))
+    sink.say(_stages(plan))
+    sink.say(_groups(plan))
+    if plan.predicted is not None:
+        p = plan.predicted
+        parts = [
+            f"step {show_seconds(p.step_time_s)}",
+            f"{p.tokens_per_s:,.0f} tokens/s",
+            f"bubble {p.bubble_share:.1%}",
+            f"bridge {p.bridge_share:.1%}",
+        ]
+        if p.efficiency is not None:
+            parts.append(f"efficiency {p.efficiency:.1%} of what the islands reach alone")
+        sink.say(f"predicted ({p.basis}): " + ", ".join(parts))
+    for reason in plan.reasons:
+        sink.say(f"- {reason}")
+
+
+def show_ranks(ranks: Sequence[int]) -> str:
+    """`0-7`, `0-3,8`: ranks as ranges."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in parts)
+
+
+def _islands(plan: Plan) -> Tree:
+    tree = Tree("islands")
+    for island in plan.islands:
+        classes = " + ".join(island.device_classes)
+        branch = tree.add(
+            f"{island.name}: {island.vendor} {classes} on {island.fabric}, ranks {show_ranks(island.ranks)}"
+        )
+        idle = [r for r in island.ranks if plan.ranks[r].replica is None]
+        if idle:
+            branch.add(f"idle: ranks {show_ranks(idle)}")
+    for bridge in plan.bridges:
+        rates = [r.rate_bytes_per_s for r in bridge.rails]
+        total = sum(r for r in rates if r is not None) if None not in rates else None
+        lanes = f"{len(bridge.rails)} rail" + ("s" if len(bridge.rails) != 1 else "")
+        tree.add(f"bridge {bridge.islands[0]} - {bridge.islands[1]}: {bridge.transport}, {lanes}, {show_rate(total)}")
+    return tree
+
+
+def _stages(plan: Plan) -> Table:
+    table = Table("replica", "stage", "island", "ranks", "layers", "tensor", "shards", "micro-batches", "memory")
+    for number, replica in enumerate(plan.replicas):
+        for index, stage in enumerate(replica.stages):
+            notes = [stage.recompute + " recompute"] if stage.recompute != "none" else []
+            notes += ["offload"] if stage.offload else []
+            memory = max((plan.predicted.memory_bytes[r] for r in stage.ranks), default=0) if plan.predicted else 0
+            table.add_row(
+                str(number),
+                str(index),
+                plan.ranks[stage.ranks[0]].island,
+                show_ranks(stage.ranks),
+                f"{stage.layers[0]}-{stage.layers[1] - 1} ({stage.layers[1] - stage.layers[0]})",
+                str(stage.tensor_parallel),
+                str(stage.shards),
+                f"{stage.micro_batches} x {stage.micro_batch_size}",
+                " ".join([show_bytes(memory or None), *notes]),
+            )
+    return table
+
+
+def _groups(plan: Plan) -> Table:
+    """Groups counted by kind, back end and network: a large plan has thousands."""
+    counts: dict[tuple[str, str, str], int] = {}
+    for group in plan.groups:
+        crosses = "bridged" if group.backend == "het" else "native"
+        key = (group.kind, f"{group.backend} ({crosses})", group.net or "")
+        counts[key] = counts.get(key, 0) + 1
+    table = Table("groups", "kind", "runs on", "net")
+    for (kind, backend, net), count in counts.items():
+        table.add_row(str(count), kind, backend, net)
+    return table

@@ -1,0 +1,40 @@
+"""This machine as emulation sees it: its GPUs if there are enough, otherwise CPU processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import psutil
+
+from hetctl.comm.emulate import Machine
+
+GPU_NODES = ("/dev/nvidiactl", "/dev/kfd")
+
+
+def this_machine(wanted: int) -> tuple[Machine, str]:
+    """The machine with at least `wanted` devices, and a sentence on what they are.
+
+    A CPU process slot has no memory of its own: it is unknown, and bounded by the whole.
+    """
+    memories = _gpu_memories()
+    name = socket.gethostname()
+    if memories and len(memories) >= wanted:
+        return Machine(name, "nccl", tuple(memories)), f"{wanted} of this machine's {len(memories)} GPUs"
+    cores = len(os.sched_getaffinity(0))
+    why = "no GPU here" if not memories else f"only {len(memories)} GPUs here for {wanted} ranks"
+    share = psutil.virtual_memory().total // wanted
+    return Machine(name, "gloo", (share,) * wanted), f"{why}, so {wanted} CPU processes share {cores} cores"
+
+
+def _gpu_memories() -> list[int]:
+    """Memory of each GPU torch can use, in bytes. Where no driver shows itself torch is not even imported."""
+    if not any(Path(node).exists() for node in GPU_NODES):
+        return []
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    count = torch.cuda.device_count()
+    return [int(torch.cuda.get_device_properties(i).total_memory) for i in range(count)]

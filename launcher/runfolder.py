@@ -1,0 +1,115 @@
+"""A run's folder: where its plan, recipe, metrics, logs, checkpoints and summary are, and the link to the newest."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.files import finite, write_json
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The names inside one run's folder."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.yaml"
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def failure(self) -> Path:
+        return self.path / "failure.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def launch(self) -> Path:
+        """What ranks read: the job and the placement."""
+        return self.path / "launch"
+
+    def log(self, rank: int) -> Path:
+        return self.path / "logs" / f"rank-{rank}.log"
+
+    def error_file(self, rank: int) -> Path:
+        return self.path / "logs" / f"rank-{rank}.error.json"
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        """One object per step, one line each."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite(record), allow_nan=False) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        if not self.metrics.is_file():
+            return []
+        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write_json(self.summary, summary)
+
+
+def create_run(directory: Path | None, label: str) -> RunFolder:
+    """A new folder `runs/<time>-<label>` with `runs/latest` pointing at it, or `directory` itself.
+
+    Raises ConfigError when the folder cannot be made.
+    """
+    try:
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            return RunFolder(directory.resolve())
+        base = Path("runs").absolute()
+        base.mkdir(exist_ok=True)
+        path = _fresh(base, f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9._-]+', '-', label).strip('-.')}")
+        _point(base / "latest", path.name)
+    except OSError as error:
+        raise ConfigError(f"the run folder cannot be made: {error}", hint="choose another with --run-dir") from None
+    return RunFolder(path)
+
+
+def _fresh(base: Path, name: str) -> Path:
+    for number in range(1000):
+        path = base / (f"{name}-{number}" if number else name)
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            continue
+    raise ConfigError(f"{base} already holds a thousand runs named {name}")
+
+
+def _point(link: Path, target: str) -> None:
+    if link.exists() and not link.is_symlink():
+        return  # a person put something there: leave it
+    temporary = link.with_name(f".latest.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, link)

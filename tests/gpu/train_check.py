@@ -1,0 +1,99 @@
+"""On real GPUs: fp64 parity across emulated islands, the demo, and a pipeline bridged beside native. Prints a table.
+
+PYTHONPATH=. python3 tests/gpu/train_check.py        (two or four GPUs of one host)
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.comm.spawn import on_islands
+from tests.layouts import Cut, Layout, Pipe
+from tests.trainer.parity import SHAPE, difference, recipe, reference, train_layout
+
+TWO = Layout(((0,), (1,)), (Pipe((Cut((0, 1), (0,)), Cut((1, 4), (1,))), 2, 4),))
+FOUR = Layout(((0, 1), (2, 3)), (Pipe((Cut((0, 2), (0, 1)), Cut((2, 4), (2, 3))), 4, 2),))
+UNEQUAL = Layout(((0,), (1, 2, 3)), (Pipe((Cut((0, 1), (0,)), Cut((1, 4), (1, 2, 3))), 4, 2),))
+ROWS: list[tuple[str, str, str]] = []
+
+
+def part(name: str, body: Callable[[], str]) -> None:
+    """One part of the check: its outcome is a row, and an error does not stop the others."""
+    begin = time.monotonic()
+    try:
+        words, verdict = body(), "ok"
+    except Exception as error:
+        traceback.print_exc()
+        words, verdict = f"{type(error).__name__}: {error}"[:300], "FAILED"
+    ROWS.append((name, verdict, f"{words}  ({time.monotonic() - begin:.0f} s)"))
+    print(*ROWS[-1], sep=" | ", flush=True)
+
+
+def parity(layout: Layout) -> str:
+    sizes = tuple(len(island) for island in layout.islands)
+    asked = recipe("adamw", clip_norm=0.5, global_batch=8)
+    found = on_islands(sizes, train_layout, layout, asked, SHAPE, "", "cuda", torch_backend="nccl")
+    worst = difference(found, reference(asked))
+    assert worst < 1e-10, f"deviates by {worst:.1e}"
+    return f"worst deviation {worst:.1e} over 20 steps"
+
+
+def train(spec: str, *settings: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [sys.executable, "-m", "hetctl", "train", "--emulate", spec, "--json", "--run-dir", folder]
+        argv += [word for s in settings for word in ("--set", s)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=400)
+        if done.returncode:
+            logs = "\n".join(p.read_text()[-1500:] for p in sorted((Path(folder) / "logs").glob("rank-*.log")))
+            raise RuntimeError(done.stderr[-2000:] + logs)
+        summary: dict[str, Any] = json.loads(done.stdout)
+        summary["steps_list"] = [json.loads(x) for x in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return summary
+
+
+def demo(spec: str) -> str:
+    found = train(spec)
+    assert found["last_loss"] < 0.8 * found["first_loss"]
+    return f"loss {found['first_loss']:.3f} -> {found['last_loss']:.3f}, wall {found['wall_s']:.0f} s"
+
+
+def pipeline() -> str:
+    """A 1.2-billion-parameter Llama in two stages: native and bridged, median of the later steps' tokens/s."""
+    common = ("model.name=llama-1b-untied", "model.seq_len=4096", "batch.global_batch=16", "batch.micro_batch_size=1")
+    common += ("train.steps=8", "train.validation_samples=16", "parallelism.pipeline=2", "checkpoint.keep=1")
+    rates = {}
+    for name, spec in (("native", "h200:2"), ("bridged", "h200:1,mi325x:1")):
+        found = train(spec, *common)
+        later = sorted(m["tokens_per_s"] for m in found["steps_list"][3:])
+        rates[name] = later[len(later) // 2]
+        print(name, {k: found[k] for k in ("first_loss", "last_loss", "shares", "bridge_bytes")}, flush=True)
+    ratio = rates["bridged"] / rates["native"]
+    return f"native {rates['native']:.0f}, bridged {rates['bridged']:.0f} tokens/s: {ratio:.3f}"
+
+
+def main() -> int:
+    count = torch.cuda.device_count()
+    print(f"{count} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}", flush=True)
+    part("parity 1+1", lambda: parity(TWO))
+    if count >= 4:
+        part("parity 2+2", lambda: parity(FOUR))
+        part("parity 1+3", lambda: parity(UNEQUAL))
+        part("demo 2+2", lambda: demo("h200:2,mi325x:2"))
+    part("demo 1+1", lambda: demo("h200:1,mi325x:1"))
+    part("pipeline", pipeline)
+    print("\n" + "\n".join(" | ".join(row) for row in ROWS))
+    return int(any(verdict != "ok" for _, verdict, _ in ROWS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

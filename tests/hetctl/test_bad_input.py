@@ -1,0 +1,140 @@
+"""Bad input: the documented exit code, one sentence with a hint, and nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from hetctl.app import app
+from hetctl.comm.errors import HetctlError
+from hetctl.comm.values import encode
+from hetctl.trainer.recipe import Recipe
+from tests.layouts import Cut, Layout, Pipe, plan_of
+
+TWO_EACH = Layout(((0, 1), (2, 3)), (Pipe((Cut((0, 4), (0, 1)), Cut((4, 8), (2, 3))), 4, 4),))
+
+
+def outcome(*argv: str) -> HetctlError:
+    result = CliRunner().invoke(app, list(argv))
+    assert isinstance(result.exception, HetctlError), (result.output, result.exception)
+    return result.exception
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("spec", "words", "hint"),
+    [
+        ("h2oo:2,mi325x:2", "'h2oo' is not a device class", "'h200'"),
+        ("h200:0,mi325x:2", "count of at least 1", "CLASS:COUNT"),
+        ("h200:2@0,mi325x:2", "(0, 1]", "@0.6"),
+        ("h200:2@1.5,mi325x:2", "(0, 1]", "@0.6"),
+        ("h200:2@fast,mi325x:2", "(0, 1]", "@0.6"),
+        ("h200:2,", "not a class and a count", "CLASS:COUNT"),
+        ("h200:2+mi325x:2", "into one island", "','"),
+        ("h200:2~40XB", "not a size", "40GiB"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_a_bad_spec(empty: Path, command: str, spec: str, words: str, hint: str) -> None:
+    error = outcome(command, "--emulate", spec)
+    assert error.exit_code == 2
+    assert words in error.message
+    assert hint in error.hint
+    assert list(empty.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "words", "hint"),
+    [
+        ("optimizer.learning_rate=1", "unknown key 'learning_rate'", ""),
+        ("optimiser.lr=1", "unknown key 'optimiser'", "'optimizer'"),
+        ("train.stepz=3", "unknown key 'stepz'", "'steps'"),
+        ("train.steps=0", "at least 1", ""),
+        ("train.steps=many", "expected a whole number", ""),
+        ("train.steps", "not key=value", "--set"),
+        ("data.source=/nowhere/at/all", "does not exist", "data.source"),
+        ("model.name=lama-8b", "neither a model", "'llama-8b'"),
+        ("model.seq_len=100000", "longer than", "seq_len"),
+        ("data.tokenizer=/nowhere/tokenizer.json", "no tokenizer", ""),
+    ],
+)
+def test_a_bad_setting(empty: Path, setting: str, words: str, hint: str) -> None:
+    error = outcome("train", "--emulate", "h200:1,mi325x:1", "--set", setting)
+    assert error.exit_code == 2
+    assert words in error.message
+    assert hint in error.hint
+    assert list(empty.iterdir()) == []
+
+
+def test_an_empty_data_path(empty: Path) -> None:
+    (empty / "data").mkdir()
+    assert outcome("train", "--set", f"data.source={empty}/data").exit_code == 2
+    (empty / "data" / "a.txt").write_text("")
+    error = outcome("train", "--set", f"data.source={empty}/data/a.txt")
+    assert error.exit_code == 2
+    assert "is empty" in error.message
+    (empty / "data" / "a.txt").write_text("too short")
+    error = outcome("train", "--set", f"data.source={empty}/data/a.txt")
+    assert "too few" in error.message
+    assert not (empty / "runs").exists()
+
+
+def test_a_jsonl_without_the_key(empty: Path) -> None:
+    (empty / "a.jsonl").write_text('{"text": "fine"}\n{"body": "not here"}\n')
+    error = outcome("train", "--set", "data.source=a.jsonl")
+    assert error.exit_code == 2
+    assert "line 2" in error.message
+
+
+def test_a_yaml_that_tries_to_run_code(empty: Path) -> None:
+    (empty / "recipe.yaml").write_text("train: !!python/object/apply:os.system ['touch hacked']\n")
+    error = outcome("train", "recipe.yaml")
+    assert error.exit_code == 2
+    assert "line 1" in error.message
+    assert not (empty / "hacked").exists()
+
+
+def test_more_stages_than_layers(empty: Path) -> None:
+    error = outcome("train", "--emulate", "h200:5,mi325x:5", "--set", "parallelism.pipeline=9")
+    assert error.exit_code in (2, 5)
+    assert "layer" in error.message
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda p: p["replicas"][0]["stages"][1].update(layers=[5, 8]), "expected 4"),
+        (lambda p: p["replicas"][0]["stages"][1].update(layers=[4, 7]), "the model has 8"),
+        (lambda p: p["replicas"][0]["stages"][0].update(ranks=[0]), "rank 1"),
+        (lambda p: p["ranks"].pop(), "rank 3"),
+        (lambda p: p["islands"][0].update(ranks=[0]), "rank 1"),
+        (lambda p: p["replicas"][0]["stages"][0].update(micro_batches=3), "samples"),
+        (lambda p: p.update(schedul="1f1b"), "unknown key 'schedul'"),
+        (lambda p: p.update(schema_version=9), "schema_version"),
+        (lambda p: [g.update(backend="gloo") for g in p["groups"]], "crosses islands"),
+    ],
+)
+def test_a_plan_edited_wrongly(empty: Path, edit: Any, words: str) -> None:
+    plan = encode(plan_of(TWO_EACH, seq_len=Recipe().model.seq_len))
+    edit(plan)
+    (empty / "plan.yaml").write_text(yaml.safe_dump(plan))
+    error = outcome("train", "--plan", "plan.yaml")
+    assert error.exit_code == 2
+    assert words in error.message
+    assert sorted(p.name for p in empty.iterdir()) == ["plan.yaml"]
+
+
+def test_a_wrong_resume_and_a_damaged_checkpoint_path(empty: Path) -> None:
+    error = outcome("train", "--resume", "elsewhere", "--set", "train.steps=1")
+    assert error.exit_code == 2
+    assert "not a checkpoint" in error.message
+    assert not (empty / "runs").exists()

@@ -1,0 +1,179 @@
+"""`hetctl train` end to end on this machine: a whole run, an interrupted one, a rank that dies, a resumed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+SMALL = ("model.seq_len=32", "batch.global_batch=8", "train.validation_samples=8", "optimizer.warmup_steps=2")
+
+
+def command(run: Path, *more: str, steps: int) -> list[str]:
+    settings = [word for key in (*SMALL, f"train.steps={steps}") for word in ("--set", key)]
+    argv = [sys.executable, "-m", "hetctl", "train", "--emulate", "h200:1,mi325x:2", "--run-dir", str(run)]
+    return [*argv, *settings, *more]
+
+
+def start(run: Path, *more: str, steps: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(run, *more, steps=steps), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def processes_of(run: Path) -> list[int]:
+    """Processes whose environment names a file of this run: its ranks."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(run / "launch").encode() in environment:
+                found.append(int(entry.name))
+    return found
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 90) -> Any:
+    until = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
+    return value
+
+
+def steps_done(run: Path) -> int:
+    metrics = run / "metrics.jsonl"
+    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of 12 steps, and the document `--json` printed."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    done = subprocess.run(command(run, "--json", steps=12), cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return run, document
+
+
+def test_the_summary_says_what_the_run_came_to(whole: tuple[Path, dict[str, Any]]) -> None:
+    run, document = whole
+    assert json.loads((run / "summary.json").read_text()) == document
+    assert document["status"] == "done"
+    assert document["last_loss"] < 0.8 * document["first_loss"]
+    assert 0 < document["validation_loss"] < document["first_loss"]
+    assert document["tokens"] == 12 * 8 * 32
+    assert document["tokens_per_s"] > 0
+    assert document["bridge_bytes"] > 0
+    assert document["wall_s"] > 0
+    assert document["processes_left"] == 0
+    assert 0 < document["bubble_share"] < 1
+    assert 0 < document["bridge_share"] < 1
+    assert sum(document["shares"].values()) == pytest.approx(1, abs=0.02)
+
+
+def test_the_summary_knows_the_islands(whole: tuple[Path, dict[str, Any]]) -> None:
+    islands = {i["name"]: i for i in whole[1]["islands"]}
+    assert {n: i["vendor"] for n, i in islands.items()} == {"h200": "nvidia", "mi325x": "amd"}
+    assert islands["h200"]["ranks"] == [0]
+    assert islands["mi325x"]["ranks"] == [1, 2]
+    assert sorted(tuple(s) for i in islands.values() for s in i["layers"])[0][0] == 0
+    assert max(s[1] for i in islands.values() for s in i["layers"]) == 8
+
+
+def test_the_run_folder_holds_what_it_promises(whole: tuple[Path, dict[str, Any]]) -> None:
+    run, document = whole
+    for name in ("plan.yaml", "recipe.yaml", "metrics.jsonl", "summary.json", "report.html", "checkpoints"):
+        assert (run / name).exists(), name
+    assert not (run / "failure.json").exists()
+    assert {f"rank-{r}.log" for r in range(3)} <= {p.name for p in (run / "logs").iterdir()}
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [m["step"] for m in metrics] == list(range(1, 13))
+    wanted = {"step", "loss", "tokens", "tokens_per_s", "step_time_s", "grad_norm", "lr"}
+    assert all(wanted <= set(m) for m in metrics)
+    assert metrics[-1]["loss"] == document["last_loss"]
+    page = (run / "report.html").read_text()
+    assert "<polyline" in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_a_run_continues_from_its_checkpoint_as_if_never_stopped(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """12 steps at once, or 5, a checkpoint, a new process, and 7: the same losses to the last digit."""
+    run = tmp_path / "run"
+    first = start(run, "--set", "checkpoint.every=5", steps=12)
+    wait_for(lambda: (run / "checkpoints" / "step-00000005").is_dir())
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=90)
+    again = subprocess.run(command(run, steps=12), cwd=ROOT, text=True, capture_output=True, check=False)
+    assert again.returncode == 0, again.stderr
+    losses = {}
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        losses[json.loads(line)["step"]] = json.loads(line)["loss"]
+    wanted = [json.loads(line)["loss"] for line in (whole[0] / "metrics.jsonl").read_text().splitlines()]
+    assert [losses[s] for s in range(1, 13)] == wanted
+
+
+def test_ctrl_c_once_stops_cleanly(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(run, "--json", steps=100_000)
+    wait_for(lambda: steps_done(run) >= 2)
+    process.send_signal(signal.SIGINT)
+    document, errors = process.communicate(timeout=90)
+    assert process.returncode == 130
+    assert json.loads(document)["status"] == "interrupted"
+    assert "interrupted" in errors
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["steps"] >= 2
+    assert summary["processes_left"] == 0
+    assert processes_of(run) == []
+    assert list((run / "checkpoints").glob("step-*")), "an interrupted run keeps what it learned"
+
+
+def test_ctrl_c_before_the_first_step_stops_cleanly(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(run, steps=100_000)
+    wait_for(lambda: processes_of(run))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=90)
+    assert process.returncode == 130
+    assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
+    assert processes_of(run) == []
+
+
+def test_a_rank_that_dies_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(run, steps=100_000)
+    wait_for(lambda: steps_done(run) >= 2)
+    victim = next(p for p in processes_of(run) if b"RANK=1\0" in (Path("/proc") / str(p) / "environ").read_bytes())
+    os.kill(victim, signal.SIGKILL)
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 1
+    failure = json.loads((run / "failure.json").read_text())
+    assert failure["rank"] == 1
+    assert "SIGKILL" in failure["reason"]
+    assert "rank 1" in errors
+    assert json.loads((run / "summary.json").read_text())["status"] == "failed"
+    assert processes_of(run) == []
+
+
+def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(run, steps=100_000)
+    wait_for(lambda: steps_done(run) >= 1)
+    process.kill()
+    process.communicate(timeout=30)
+    wait_for(lambda: processes_of(run) == [], seconds=20)

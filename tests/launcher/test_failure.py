@@ -1,0 +1,46 @@
+"""Which rank failed first: crashes and own errors before those that only heard of them."""
+
+from __future__ import annotations
+
+import signal
+
+from hetctl.launcher.failure import Exit, RankError, find_failure
+
+HOSTS = ["a", "a", "b", "b"]
+
+
+def test_all_well_is_no_failure() -> None:
+    assert find_failure([Exit(0, 0, 1.0), Exit(1, 0, 2.0)], HOSTS, {}) is None
+
+
+def test_a_killed_rank_comes_before_the_peers_that_noticed_it_sooner() -> None:
+    errors = {0: RankError("RuntimeError: Connection closed by peer [10.0.0.1]", "", 9.9)}
+    exits = [Exit(0, 1, 10.2), Exit(3, -signal.SIGKILL, 10.1), Exit(1, -signal.SIGTERM, 10.4, asked=True)]
+    failure = find_failure(exits, HOSTS, errors)
+    assert failure is not None
+    assert (failure.rank, failure.host, failure.victims) == (3, "b", (0, 1))
+    assert "SIGKILL" in failure.reason
+
+
+def test_an_error_of_its_own_comes_before_an_earlier_one_about_peers() -> None:
+    errors = {
+        1: RankError("BridgeError: all_reduce: rank 2 on b did not answer", "", 5.0),
+        2: RankError("ValueError: wrong", "Traceback ...", 6.0),
+    }
+    failure = find_failure([Exit(1, 1, 5.1), Exit(2, 1, 6.1)], HOSTS, errors)
+    assert failure is not None
+    assert (failure.rank, failure.error_type, failure.traceback) == (2, "ValueError", "Traceback ...")
+
+
+def test_a_watchdogs_abort_is_a_consequence() -> None:
+    errors = {2: RankError("ValueError: wrong", "", 6.0)}
+    failure = find_failure([Exit(0, -signal.SIGABRT, 5.0), Exit(2, 1, 6.1)], HOSTS, errors)
+    assert failure is not None
+    assert failure.rank == 2
+
+
+def test_where_there_are_only_consequences_the_first_is_named() -> None:
+    errors = {r: RankError("DistNetworkError: connection timed out", "", 5.0 + r) for r in (3, 1)}
+    failure = find_failure([Exit(3, 1, 8.0), Exit(1, 1, 9.0)], HOSTS, errors)
+    assert failure is not None
+    assert failure.rank == 1

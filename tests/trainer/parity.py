@@ -1,0 +1,175 @@
+"""What parity tests run on each rank, the single-process reference they compare with, and bugs to plant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hetctl.trainer import gradients, pipeline
+from hetctl.trainer.data.samples import Samples
+from hetctl.trainer.job import Job
+from hetctl.trainer.loop import build
+from hetctl.trainer.model import IGNORED, StageModel, summed_loss
+from hetctl.trainer.optimizer import learning_rate
+from hetctl.trainer.recipe import BatchSection, ModelSection, OptimizerSection, Recipe, TrainSection
+from hetctl.trainer.shapes import ModelShape
+from tests.layouts import Layout, plan_of
+
+SEQ_LEN, STEPS = 12, 20
+SHAPE = ModelShape("tiny", "llama", layers=4, hidden=16, heads=4, kv_heads=2, intermediate=24, vocab=48)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A run, step by step: loss, gradient norm, and every parameter after the step."""
+
+    losses: list[float]
+    norms: list[float]
+    parameters: list[dict[str, torch.Tensor]]
+
+
+class UnevenSamples:
+    """Random tokens; each sample has its own number of valid targets, some as few as one."""
+
+    def __init__(self, global_batch: int) -> None:
+        self.global_batch = global_batch
+
+    def batch(self, step: int, first: int, past_last: int) -> tuple[Samples, Samples]:
+        inputs, targets = [], []
+        for sample in range(first, past_last):
+            random = np.random.default_rng((step, sample))
+            tokens = random.integers(0, SHAPE.vocab, SEQ_LEN + 1)
+            wanted = tokens[1:].copy()
+            wanted[int(random.integers(1, SEQ_LEN + 1)) :] = IGNORED
+            inputs.append(tokens[:-1])
+            targets.append(wanted)
+        return np.asarray(inputs), np.asarray(targets)
+
+
+def recipe(optimizer: str, *, clip_norm: float, global_batch: int, precision: str = "fp64") -> Recipe:
+    lr = 0.05 if optimizer == "sgd" else 3e-3
+    section = OptimizerSection(name=optimizer, lr=lr, warmup_steps=3, clip_norm=clip_norm)  # type: ignore[arg-type]
+    return Recipe(
+        model=ModelSection("tiny", SEQ_LEN),
+        batch=BatchSection(global_batch),
+        optimizer=section,
+        train=TrainSection(steps=STEPS, precision=precision),  # type: ignore[arg-type]
+    )
+
+
+def train_layout(
+    rank: int, layout: Layout, asked: Recipe, shape: ModelShape = SHAPE, plant: str = "", device: str = "cpu"
+) -> Trace:
+    """This rank's trace of a layout: its own parameters, and the figures all ranks share."""
+    PLANTS[plant]()
+    plan = plan_of(layout, seq_len=SEQ_LEN)
+    plan.validate(where="test", layers=shape.layers)
+    job = Job(plan, asked, shape, checkpoints="unused")
+    trainer = build(job, _device(rank, device), training=UnevenSamples(plan.global_batch))
+    trace = Trace([], [], [])
+    for step in range(STEPS):
+        figures = trainer.train_step(step)
+        trainer.timeline.end_step()
+        trace.losses.append(figures.loss)
+        trace.norms.append(figures.grad_norm)
+        trace.parameters.append({n: m.detach().cpu().clone() for n, m in trainer.gradients.masters()})
+    return trace
+
+
+def _device(rank: int, kind: str) -> torch.device:
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+    return torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+
+
+def reference(asked: Recipe, shape: ModelShape = SHAPE) -> Trace:
+    """The same training by plain torch: one process, the whole batch at once, torch's own clipping."""
+    model = StageModel(shape, (0, shape.layers))
+    model.initialise(asked.train.seed)
+    model.double()
+    section = asked.optimizer
+    named = model.named()
+    decays = [p for p in named.values() if p.dim() >= 2]
+    others = [p for p in named.values() if p.dim() < 2]
+    groups = [{"params": decays, "weight_decay": section.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    if section.name == "sgd":
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=1.0)
+    else:
+        optimizer = torch.optim.AdamW(groups, betas=(section.beta1, section.beta2), eps=section.eps)
+    data = UnevenSamples(asked.batch.global_batch)
+    trace = Trace([], [], [])
+    for step in range(STEPS):
+        inputs, targets = (torch.as_tensor(a) for a in data.batch(step, 0, asked.batch.global_batch))
+        loss = summed_loss(model(inputs), targets) / (targets != IGNORED).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in named.values() if p.grad is not None])
+        for parameter in named.values():
+            if section.clip_norm and parameter.grad is not None:
+                parameter.grad.mul_(min(1.0, section.clip_norm / norm.item()))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, STEPS, section)
+        optimizer.step()
+        trace.losses.append(loss.item())
+        trace.norms.append(norm.item())
+        trace.parameters.append({n: p.detach().clone() for n, p in named.items()})
+    return trace
+
+
+def difference(found: list[Trace], wanted: Trace) -> float:
+    """The largest deviation of any rank from the reference: loss, norm, any parameter, at any step."""
+    worst = 0.0
+    held: set[str] = set()
+    for trace in found:
+        assert len(trace.losses) == len(wanted.losses)
+        for step in range(len(wanted.losses)):
+            worst = max(worst, abs(trace.losses[step] - wanted.losses[step]))
+            worst = max(worst, abs(trace.norms[step] - wanted.norms[step]))
+            for name, value in trace.parameters[step].items():
+                held.add(name)
+                worst = max(worst, float((value - wanted.parameters[step][name]).abs().max()))
+    assert held == set(wanted.parameters[0]), "some parameter is on no rank"
+    return worst if math.isfinite(worst) else math.inf
+
+
+def _mean_of_means() -> None:
+    def wrong(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        valid = (targets != IGNORED).sum()
+        return summed_loss(logits, targets) / valid * targets.numel()
+
+    pipeline.summed_loss = wrong  # type: ignore[attr-defined]
+
+
+def _factor_two() -> None:
+    right = pipeline.StagePipeline.train_step
+    pipeline.StagePipeline.train_step = lambda self, batch, *, scale: right(self, batch, scale=2 * scale)  # type: ignore[method-assign]
+
+
+def _dropped_replica() -> None:
+    gradients.Gradients.synchronise = lambda self, timeline: None  # type: ignore[method-assign]
+
+
+def _stale_activation() -> None:
+    right, seen = pipeline.Inbox.take, {}  # type: ignore[var-annotated]
+
+    def wrong(self: Any) -> torch.Tensor:
+        fresh = right(self)
+        stale = seen.get(id(self), fresh)
+        seen[id(self)] = fresh.detach().clone()
+        return stale
+
+    pipeline.Inbox.take = wrong  # type: ignore[method-assign]
+
+
+PLANTS: dict[str, Callable[[], None]] = {
+    "": lambda: None,
+    "mean of means": _mean_of_means,
+    "factor two": _factor_two,
+    "dropped replica": _dropped_replica,
+    "stale activation": _stale_activation,
+}

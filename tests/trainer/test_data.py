@@ -1,0 +1,104 @@
+"""Data: real files to tokens to samples, held-out ones apart, the same whatever asks for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hetctl.comm.errors import ConfigError
+from hetctl.trainer.data.samples import PackedTokens
+from hetctl.trainer.data.sources import documents, held_out, source_files
+from hetctl.trainer.data.tokens import open_tokens
+from hetctl.trainer.recipe import DataSection
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(40):
+        (texts / f"{number:02d}.txt").write_text(f"text number {number} " * 5)
+    return texts
+
+
+def test_the_standard_library_is_there_and_has_no_tests_in_it() -> None:
+    files = source_files(DataSection())
+    assert len(files) > 100
+    assert not [f for f in files if "test" in f.parts or "site-packages" in f.parts]
+
+
+def test_documents_are_held_out_whole_and_for_ever(folder: Path, tmp_path: Path) -> None:
+    section = DataSection(source=str(folder), validation_share=0.25)
+    names = [d.name for d in documents(section)]
+    sides = {n: held_out(n, section) for n in names}
+    assert 0 < sum(sides.values()) < len(names)
+    tokens = open_tokens(section, tmp_path / "cache")
+    held = bytes(int(t) for t in tokens.validation if t < 256).decode()
+    assert all((f"text number {int(n[:2])} " in held) == side for n, side in sides.items())
+    assert np.count_nonzero(tokens.train == 256) == len(names) - sum(sides.values())
+
+
+def test_one_text_holds_out_its_end(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("a" * 900 + "b" * 100)
+    tokens = open_tokens(DataSection(source=str(tmp_path / "one.txt"), validation_share=0.1), tmp_path / "cache")
+    assert len(tokens.train) + len(tokens.validation) == 1001
+    assert set(tokens.validation[:-1]) == {ord("b")}
+
+
+def test_a_changed_text_is_tokenised_anew(tmp_path: Path) -> None:
+    path = tmp_path / "one.txt"
+    section = DataSection(source=str(path), validation_share=0.5)
+    path.write_text("first")
+    first = open_tokens(section, tmp_path / "cache").train.copy()
+    path.write_text("second text")
+    assert len(open_tokens(section, tmp_path / "cache").train) > len(first)
+
+
+def test_jsonl_and_a_hugging_face_tokenizer(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"<|endoftext|>": 0, "[UNK]": 1, "hello": 2, "world": 3}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    lines = [json.dumps({"body": "hello world hello"}) for _ in range(20)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    section = DataSection(
+        source=str(tmp_path / "a.jsonl"), tokenizer=str(tmp_path / "tokenizer.json"), field="body", validation_share=0.3
+    )
+    tokens = open_tokens(section, tmp_path / "cache")
+    assert tokens.vocabulary == 4
+    assert tokens.train[:4].tolist() == [2, 3, 2, 0]
+    assert len(tokens.train) + len(tokens.validation) == 80
+
+
+def test_a_tokenizer_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "a.txt").write_text("text")
+    section = DataSection(source=str(tmp_path / "a.txt"), tokenizer=str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="not a Hugging Face tokenizer"):
+        open_tokens(section, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*/"))
+
+
+def test_an_epoch_shows_every_window_once_and_any_share_is_the_same() -> None:
+    tokens = np.arange(1001, dtype=np.uint32)
+    data = PackedTokens(tokens, seq_len=10, global_batch=20, seed=3)
+    seen = []
+    for step in range(5):
+        inputs, targets = data.batch(step, 0, 20)
+        assert (targets == inputs + 1).all()
+        seen += inputs[:, 0].tolist()
+        parts = np.concatenate([data.batch(step, a, b)[0] for a, b in ((0, 7), (7, 8), (8, 20))])
+        assert (parts == inputs).all()
+    assert sorted(seen) == list(range(0, 1000, 10))
+    again = [data.batch(step, 0, 20)[0][0, 0] for step in range(5, 10)]
+    assert again != seen[::20], "a new epoch has a new order"
+
+
+def test_too_little_text_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="too short"):
+        PackedTokens(np.arange(10, dtype=np.uint32), seq_len=10, global_batch=1, seed=0)

@@ -1,0 +1,62 @@
+"""Parity in fp64: any layout trains exactly as one process does, and bugs that would break that are caught."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.comm.spawn import on_islands
+from tests.layouts import Cut, Layout, Pipe
+from tests.trainer.parity import SHAPE, difference, recipe, reference, train_layout
+
+TOLERANCE = 1e-10
+ONE_EACH = Layout(((0,), (1,)), (Pipe((Cut((0, 2), (0,)), Cut((2, 4), (1,))), 2, 4),))
+TWO_EACH = Layout(((0, 1), (2, 3)), (Pipe((Cut((0, 2), (0, 1)), Cut((2, 4), (2, 3))), 4, 2),))
+UNEQUAL = Layout(((0,), (1, 2)), (Pipe((Cut((0, 1), (0,)), Cut((1, 4), (1, 2))), 4, 2),), ahead=(3, 1))
+THREE = Layout(((0,), (1,), (2,)), (Pipe((Cut((0, 1), (0,)), Cut((1, 3), (1,)), Cut((3, 4), (2,))), 2, 4),))
+REPLICAS = Layout(
+    ((0, 1), (2, 3)),
+    (
+        Pipe((Cut((0, 1), (0,)), Cut((1, 4), (1,))), 1, 5),
+        Pipe((Cut((0, 3), (2,)), Cut((3, 4), (3,))), 1, 3),
+    ),
+)
+TWO_TO_THREE = Layout(((0, 1), (2, 3, 4)), (Pipe((Cut((0, 2), (0, 1)), Cut((2, 4), (2, 3, 4))), 4, 2),))
+LAYOUTS = {
+    "1+1": ONE_EACH,
+    "2+2": TWO_EACH,
+    "1+2": UNEQUAL,
+    "1+1+1": THREE,
+    "replicas 5:3": REPLICAS,
+    "2 to 3": TWO_TO_THREE,
+}
+SAMPLES = 8
+
+
+def deviation(layout: Layout, optimizer: str, *, clip_norm: float = 0.5, plant: str = "") -> float:
+    asked = recipe(optimizer, clip_norm=clip_norm, global_batch=SAMPLES)
+    sizes = tuple(len(island) for island in layout.islands)
+    found = on_islands(sizes, train_layout, layout, asked, SHAPE, plant)
+    return difference(found, reference(asked))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_trains_as_one_process_does(name: str, optimizer: str) -> None:
+    assert deviation(LAYOUTS[name], optimizer) < TOLERANCE
+
+
+def test_parity_holds_without_clipping() -> None:
+    assert deviation(UNEQUAL, "sgd", clip_norm=0.0) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("plant", "layout"),
+    [
+        ("mean of means", "1+1"),
+        ("factor two", "2+2"),
+        ("dropped replica", "replicas 5:3"),
+        ("stale activation", "1+2"),
+    ],
+)
+def test_planted_bugs_are_caught(plant: str, layout: str) -> None:
+    assert deviation(LAYOUTS[layout], "adamw", plant=plant) > 1e-6

@@ -1,0 +1,30 @@
+"""Where a step's time went: waiting for unfinished work is bubble, for finished work bridge or native."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetctl.trainer.timeline import Span, shares
+
+
+def test_a_wait_is_split_at_the_moment_the_peer_was_ready() -> None:
+    first = [Span("F", 0.0, 4.0, 0), Span("wait-B", 4.0, 10.0, 0, (1,), True)]
+    second = [Span("wait-F", 0.0, 5.0, 0, (0,), True), Span("F", 5.0, 7.0, 0), Span("B", 7.0, 9.0, 0)]
+    found = shares([[first], [second]])
+    # of 2 x 10 s: compute 4 + 4, bridge 1 (5 - 4) + 1 (10 - 9), bubble 5 + 4 and the last second of the second
+    assert found.compute == pytest.approx(8 / 20)
+    assert found.bridge == pytest.approx(2 / 20)
+    assert found.bubble == pytest.approx(10 / 20)
+    assert found.native == 0
+
+
+def test_collectives_wait_for_the_last_to_arrive() -> None:
+    early = [Span("F", 0.0, 1.0, 0), Span("sync", 1.0, 6.0, 0, (1,), False)]
+    late = [Span("F", 0.0, 4.0, 0), Span("sync", 4.0, 6.0, 0, (0,), False)]
+    found = shares([[early], [late]])
+    assert found.bubble == pytest.approx(3 / 12)
+    assert found.native == pytest.approx(4 / 12)
+
+
+def test_no_spans_are_no_shares() -> None:
+    assert shares([]).compute == 0

@@ -1,0 +1,34 @@
+"""`python -m hetctl.trainer`: one rank, started by an agent with torchrun's environment and a job file."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from hetctl.comm import backend
+from hetctl.trainer.job import current_job
+from hetctl.trainer.loop import run
+from hetctl.trainer.reporter import Reporter
+
+
+@record
+def main() -> None:
+    """Join the job's ranks, train, leave."""
+    job = current_job()
+    rank = int(os.environ["RANK"])
+    device = torch.device("cpu")
+    if os.environ.get("HETCTL_DEVICE_TYPE") == "cuda":
+        device = torch.device("cuda", int(os.environ.get("HETCTL_DEVICE_INDEX", "0")))
+        torch.cuda.set_device(device)
+    backend.register()
+    dist.init_process_group("het", timeout=timedelta(seconds=job.timeout_s))
+    run(job, device, Reporter(active=rank == 0))
+    dist.destroy_process_group()  # not after an error: peers may be gone, and leaving politely would wait for them
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""One arrangement made exact: pool uses in an order, micro-batches and a schedule become a timed pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hetctl.trainer.partition import Split, best_split, fixed_split, holmes_layers, uniform_layers
+from hetctl.trainer.problem import Problem
+from hetctl.trainer.schedule import in_flight
+from hetctl.trainer.space import PoolUse
+from hetctl.trainer.stages import Choice, StageBook, StageCosts, StagePlace
+
+
+@dataclass(frozen=True)
+class Batching:
+    """A replica's micro-batches, and how it sums gradients with the others (None: it is alone)."""
+
+    micro_batch_size: int
+    micro_batches: int
+    replicas: int = 1
+    sync_bytes_per_s: float | None = None
+
+    @property
+    def samples(self) -> int:
+        return self.micro_batch_size * self.micro_batches
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """A replica with everything decided. `hops` are seconds per boundary and direction."""
+
+    uses: tuple[PoolUse, ...]
+    batching: Batching
+    schedule: str
+    forwards_ahead: tuple[int, ...]
+    layers: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    memory_bytes: tuple[int, ...]  # per stage, on each of its ranks
+    hops: tuple[float, ...]
+    seconds: float  # of a step, by the closed form
+
+    @property
+    def stage_uses(self) -> tuple[PoolUse, ...]:
+        """The pool use of each stage."""
+        return tuple(use for use in self.uses for _ in range(use.stages))
+
+    @property
+    def arrangement(self) -> tuple[object, ...]:
+        """What tells two pipelines apart beyond their times."""
+        return (tuple((u.pool.name, u.tensor, u.stages, u.width) for u in self.uses), self.layers, self.batching)
+
+
+def schedules(problem: Problem, uses: Sequence[PoolUse]) -> list[str]:
+    """Schedules worth trying: eager 1F1B where a bridge is crossed."""
+    if problem.schedule != "auto":
+        return [problem.schedule]
+    crosses = len({u.pool.island for u in uses}) > 1
+    return ["1f1b", "eager-1f1b"] if crosses else ["1f1b"]
+
+
+def arrange(
+    problem: Problem,
+    book: StageBook,
+    uses: tuple[PoolUse, ...],
+    batching: Batching,
+    *,
+    schedule: str,
+    bound: float = float("inf"),
+) -> Pipeline | None:
+    """The exact best split of an arrangement; None when nothing fits or nothing is faster than `bound` seconds.
+
+    Seconds: `sum(beat) + 2 sum(hop) + max((m - 1) max(hop), max((m - 1)(beat + wait) + end))`.
+    """
+    stages = tuple(use for use in uses for _ in range(use.stages))
+    count, size = batching.micro_batches, batching.micro_batch_size
+    ahead = _ahead(problem, len(stages), count, schedule)
+    payload = problem.costs.boundary_bytes(size)
+    hops = tuple(problem.lanes.hop_seconds(a, b, payload) for a, b in pairwise(stages))
+    fill, floor = 2 * sum(hops), (count - 1) * max(hops, default=0.0)
+    waits = [2 * h if schedule == "1f1b" else 0.0 for h in (*hops, 0.0)]
+    found = [
+        book.of(
+            use.site,
+            StagePlace(
+                first=i == 0,
+                last=i == len(stages) - 1,
+                micro_batch_size=size,
+                held=min(ahead[i], count),
+                wait_s=waits[i],
+                sync_bytes_per_s=batching.sync_bytes_per_s,
+                replicas=batching.replicas,
+            ),
+        )
+        for i, use in enumerate(stages)
+    ]
+    split = _split(problem, stages, found, count, floor, bound - fill)
+    if split is None:
+        return None
+    memory = tuple(int(f.memory[r, k]) for f, r, k in zip(found, split.rows, split.layers, strict=True))
+    choices = tuple(f.choices[r] for f, r in zip(found, split.rows, strict=True))
+    return Pipeline(uses, batching, schedule, ahead, split.layers, choices, memory, hops, split.seconds + fill)
+
+
+def _ahead(problem: Problem, stages: int, micro_batches: int, schedule: str) -> tuple[int, ...]:
+    if problem.forwards_ahead is not None and len(problem.forwards_ahead) == stages:
+        return problem.forwards_ahead
+    if schedule == "gpipe":
+        return (micro_batches,) * stages
+    return in_flight(stages, schedule=schedule)
+
+
+def _split(
+    problem: Problem, stages: Sequence[PoolUse], found: Sequence[StageCosts], count: int, floor: float, bound: float
+) -> Split | None:
+    tables, layers = [f.table for f in found], problem.costs.shape.layers
+    if problem.layers is None and problem.split == "auto":
+        return best_split(tables, layers, micro_batches=count, floor=floor, bound=bound)
+    if problem.layers is not None:
+        fixed = problem.layers
+    elif problem.split == "uniform":
+        fixed = uniform_layers(len(stages), layers)
+    else:
+        speeds = [u.pool.rates.flops_per_s * u.width * u.tensor for u in stages]
+        fixed = holmes_layers(speeds, layers, alpha=problem.alpha)
+    if len(fixed) != len(stages) or min(fixed) < 1:
+        return None
+    split = fixed_split(tables, fixed, micro_batches=count, floor=floor)
+    return split if split is not None and split.seconds < bound else None

@@ -1,0 +1,174 @@
+"""Costs: seconds and bytes of each kind of layer (embedding, block, norm + head + loss) on a device.
+
+From the hardware table seconds are FLOPs over sustained FLOPS; a measured profile replaces them per class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hetctl.trainer.pools import Rates
+from hetctl.trainer.profile import ClassProfile
+from hetctl.trainer.shapes import ModelShape
+
+Recompute = Literal["none", "selective", "full"]
+USABLE_SHARE = 0.96  # of a device's memory: allocators fragment
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What a stage does about memory: activations computed again, optimiser state on the host."""
+
+    recompute: Recompute = "none"
+    offload: bool = False
+
+
+MODES = tuple(Mode(r, o) for o in (False, True) for r in ("none", "selective", "full"))
+PLAIN = Mode()
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Bytes of one value in computation, and of one parameter's whole state (weights, gradients, optimiser)."""
+
+    compute: int = 2
+    weights: int = 4
+    gradients: int = 4
+    optimizer: int = 8
+
+    @property
+    def copy(self) -> int:
+        """A second copy of the weights in the precision of computation, where the two differ."""
+        return 0 if self.compute == self.weights else self.compute
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Forward and backward time of one micro-batch."""
+
+    forward: float
+    backward: float
+
+    @property
+    def both(self) -> float:
+        return self.forward + self.backward
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(self.forward + other.forward, self.backward + other.backward)
+
+    def __mul__(self, factor: float) -> Seconds:
+        return Seconds(self.forward * factor, self.backward * factor)
+
+
+NOTHING = Seconds(0.0, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCosts:
+    """What the layers of one model cost at one sequence length. All `samples` are per rank and micro-batch."""
+
+    shape: ModelShape
+    seq_len: int
+    numbers: Numbers = Numbers()
+    profiles: Mapping[str, ClassProfile] = field(default_factory=dict)  # measured, by device class
+
+    def block(self, rates: Rates, samples: float, *, tensor: int = 1, mode: Mode = PLAIN) -> Seconds:
+        """One block. Backward is twice forward, plus what the mode computes again."""
+        plain = self._block(rates, samples, tensor)
+        if mode.recompute == "full":
+            again = plain.forward
+        elif mode.recompute == "selective":
+            again = samples * self.seq_len * self._elementwise_bytes() / tensor / rates.memory_bytes_per_s
+        else:
+            again = 0.0
+        return Seconds(plain.forward, plain.backward + again)
+
+    def embedding(self, rates: Rates, samples: float) -> Seconds:
+        """Looking rows up and adding gradients to them: bytes moved, no FLOPs."""
+        if measured := self.profiles.get(rates.base):
+            return Seconds(*measured.at("embedding", samples)) * (1 / rates.speed)
+        row = samples * self.seq_len * self.shape.hidden
+        once = row * 2 * self.numbers.compute / rates.memory_bytes_per_s
+        back = row * 2 * self.numbers.gradients / rates.memory_bytes_per_s
+        return Seconds(once + rates.launch_s, back + rates.launch_s)
+
+    def head(self, rates: Rates, samples: float, *, tensor: int = 1) -> Seconds:
+        """Final norm, LM head and loss: 1.8-2.5 blocks of common models."""
+        if measured := self.profiles.get(rates.base):
+            return Seconds(*measured.at("head", samples)) * (1 / (tensor * rates.speed))
+        forward = samples * self.seq_len * self.shape.head_flops() / tensor / rates.flops_per_s
+        return Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s)
+
+    def update(self, rates: Rates, parameters: float, *, offload: bool = False) -> float:
+        """Seconds of the optimiser step over so many parameters: bytes of state read and written."""
+        state = parameters * (self.numbers.weights + self.numbers.gradients + self.numbers.optimizer)
+        return 2 * state / (rates.host_bytes_per_s if offload else rates.memory_bytes_per_s)
+
+    def boundary_bytes(self, samples: float) -> float:
+        """Bytes of hidden states (or of their gradients) that cross a stage boundary, for so many samples."""
+        return samples * self.seq_len * self.shape.hidden * self.numbers.compute
+
+    def _block(self, rates: Rates, samples: float, tensor: int) -> Seconds:
+        if measured := self.profiles.get(rates.base):
+            plain = Seconds(*measured.at("block", samples)) * (1 / (tensor * rates.speed))
+        else:
+            forward = samples * self.seq_len * self.shape.block_flops(self.seq_len) / tensor / rates.flops_per_s
+            plain = Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s)
+        if tensor == 1:
+            return plain
+        # two all-reduces of the hidden states forward, two backward: 2(n-1)/n of the bytes each (ring)
+        sums = 2 * 2 * (tensor - 1) / tensor * self.boundary_bytes(samples) / rates.native_bytes_per_s
+        return plain + Seconds(sums, sums)
+
+    # bytes
+
+    def stage_parameters(self, layers: int, *, first: bool, last: bool) -> int:
+        """Parameters that a stage of so many blocks holds; a tied head on another stage is held twice."""
+        count = layers * self.shape.block_parameters
+        count += self.shape.embedding_parameters if first else 0
+        if last:
+            tied = self.shape.tied_embeddings and first
+            count += self.shape.hidden if tied else self.shape.head_parameters
+        return count
+
+    def state_bytes_per_parameter(self, *, shards: int = 1, offload: bool = False) -> float:
+        """Weights, gradients and optimiser state of one parameter on one rank; shards divide all three."""
+        n = self.numbers
+        resident = n.gradients + (0 if offload else n.weights + n.optimizer)
+        copy = n.compute if offload else n.copy
+        return (resident + copy) / shards
+
+    def activation_bytes(self, samples: float, *, tensor: int = 1, mode: Mode = PLAIN) -> float:
+        """What one block keeps of one micro-batch until its backward."""
+        s, c = self.shape, self.numbers.compute
+        tokens = samples * self.seq_len
+        if mode.recompute == "full":
+            return tokens * c * s.hidden
+        per_token = c * self._kept_values() - (self._elementwise_bytes() / 2 if mode.recompute == "selective" else 0)
+        return tokens * per_token / tensor
+
+    def working_bytes(self, samples: float, *, tensor: int = 1, mode: Mode = PLAIN, last: bool, shards: int) -> float:
+        """What exists only for a moment: a recomputed block, logits and their gradient, gathered weights."""
+        tokens = samples * self.seq_len
+        again = self.activation_bytes(samples, tensor=tensor) if mode.recompute != "none" else 0.0
+        logits = tokens * self.shape.vocab * (2 * 4 + self.numbers.compute) / tensor if last else 0.0
+        block = self.shape.block_parameters * (self.numbers.compute + self.numbers.gradients) / tensor
+        return max(again, logits) + (2 * block if shards > 1 else 0.0)
+
+    def _kept_values(self) -> int:
+        """Values per token that a block's backward needs, attention without its square (flash)."""
+        s = self.shape
+        q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+        gates = 2 if s.family == "gpt" else 3
+        return 4 * s.hidden + 2 * q + 2 * kv + gates * s.intermediate
+
+    def _elementwise_bytes(self) -> int:
+        """Bytes per token to make norms and the gated product again: each read once and written once."""
+        return 2 * self.numbers.compute * (2 * self.shape.hidden + self.shape.intermediate)
+
+
+def usable_bytes(rates: Rates) -> float:
+    """Bytes of a device that a plan may count on."""
+    return rates.memory_bytes * USABLE_SHARE - rates.runtime_bytes

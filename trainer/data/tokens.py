@@ -1,0 +1,136 @@
+"""Tokens: documents through a tokenizer into one flat file per side (training, validation), made once and mapped."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.files import read_text
+from hetctl.trainer.data.sources import MAX_TOKENIZER_BYTES, documents, fingerprint, held_out
+from hetctl.trainer.recipe import DataSection
+
+BYTES_VOCABULARY = 257  # 256 bytes and the end of a document
+TokenArray = npt.NDArray[np.uint32]
+Encode = Callable[[str], TokenArray]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Both sides of a source as flat token arrays: documents in order, each followed by the end token."""
+
+    train: TokenArray
+    validation: TokenArray
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Text to tokens; `end` closes a document."""
+
+    encode: Encode
+    vocabulary: int
+    end: int
+
+
+def load_tokenizer(section: DataSection) -> Tokenizer:
+    """The byte tokenizer, or a Hugging Face tokenizer.json. Raises ConfigError when it cannot be used."""
+    if section.tokenizer == "bytes":
+        return Tokenizer(_encode_bytes, BYTES_VOCABULARY, 256)
+    path = Path(section.tokenizer)
+    text = read_text(path, what="tokenizer", max_bytes=MAX_TOKENIZER_BYTES)
+    try:
+        from tokenizers import Tokenizer as HuggingFaceTokenizer
+    except ImportError:
+        raise ConfigError("the package 'tokenizers' is not installed", hint="pip install hetctl[tokenizers]") from None
+    try:
+        loaded = HuggingFaceTokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception for any malformed file
+        raise ConfigError(f"{path} is not a Hugging Face tokenizer.json: {error}") from None
+    end = _end_token(loaded, path)
+    encode = lambda words: np.asarray(loaded.encode(words, add_special_tokens=False).ids, dtype=np.uint32)  # noqa: E731
+    return Tokenizer(encode, loaded.get_vocab_size(with_added_tokens=True), end)
+
+
+def open_tokens(section: DataSection, cache: Path | None = None) -> Tokens:
+    """The tokens of a source, from the cache where they are already made. Several processes may ask at once."""
+    folder = (cache or default_cache()) / fingerprint(section)
+    if not (folder / "tokens.json").is_file():
+        _make_once(section, folder)
+    about = json.loads((folder / "tokens.json").read_text())
+    sides = (np.memmap(folder / f"{side}.bin", dtype=np.uint32, mode="r") for side in ("train", "validation"))
+    train, validation = sides
+    return Tokens(train, validation, about["vocabulary"])
+
+
+def default_cache() -> Path:
+    """Where tokens are kept between runs: XDG_CACHE_HOME or ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "hetctl" / "tokens"
+
+
+def _make_once(section: DataSection, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / "tokens.json").is_file():
+            return  # another process made them meanwhile
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        try:
+            _make(section, temporary)
+            os.replace(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _make(section: DataSection, folder: Path) -> None:
+    tokenizer = load_tokenizer(section)
+    counts = {"train": 0, "validation": 0}
+    end = np.asarray([tokenizer.end], dtype=np.uint32)
+    files: dict[str, Any] = {side: (folder / f"{side}.bin").open("wb") for side in counts}
+    for document in documents(section):
+        side = "validation" if held_out(document.name, section) else "train"
+        tokens = np.concatenate((tokenizer.encode(document.text), end))
+        files[side].write(tokens.tobytes())
+        counts[side] += len(tokens)
+    for file in files.values():
+        file.close()
+    if not all(counts.values()):
+        _split_tail(folder, counts, section)
+    about = {"vocabulary": tokenizer.vocabulary, **counts}
+    (folder / "tokens.json").write_text(json.dumps(about))
+
+
+def _split_tail(folder: Path, counts: dict[str, int], section: DataSection) -> None:
+    """Too few documents to hold whole ones out (one text file, say): hold out the end of the text."""
+    both = np.concatenate([np.fromfile(folder / f"{side}.bin", dtype=np.uint32) for side in counts])
+    if not len(both):
+        raise ConfigError(f"'{section.source}' holds no text")
+    cut = max(1, int(len(both) * (1 - section.validation_share)))
+    both[:cut].tofile(folder / "train.bin")
+    both[cut:].tofile(folder / "validation.bin")
+    counts.update(train=cut, validation=len(both) - cut)
+
+
+def _encode_bytes(text: str) -> TokenArray:
+    return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint32)
+
+
+def _end_token(loaded: Any, path: Path) -> int:
+    for word in ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|im_end|>"):
+        token = loaded.token_to_id(word)
+        if token is not None:
+            return int(token)
+    raise ConfigError(
+        f"{path} has no end-of-text token hetctl knows", hint="known: <|end_of_text|>, </s>, <|endoftext|>"
+    )

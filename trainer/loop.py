@@ -1,0 +1,243 @@
+"""The training loop of one rank: steps, validation, checkpoints, and the figures everybody agrees on."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetctl.comm import backend
+from hetctl.comm.errors import ConfigError, WorkFailed
+from hetctl.trainer import checkpoint
+from hetctl.trainer.data.samples import Dataset, PackedTokens
+from hetctl.trainer.data.tokens import open_tokens
+from hetctl.trainer.executable import check_executable
+from hetctl.trainer.gradients import Gradients
+from hetctl.trainer.groups import create_groups
+from hetctl.trainer.job import Job
+from hetctl.trainer.model import StageModel
+from hetctl.trainer.optimizer import build_optimizer, clip_factor, learning_rate
+from hetctl.trainer.pipeline import MicroBatch, Place, StagePipeline
+from hetctl.trainer.reporter import Reporter
+from hetctl.trainer.spans import share
+from hetctl.trainer.timeline import Span, Timeline, shares
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What a step came to, equal on all ranks."""
+
+    loss: float  # mean over all valid tokens
+    tokens: int
+    grad_norm: float  # before clipping
+    lr: float
+
+
+@dataclass
+class Trainer:
+    """One rank's share of a run: built once, then stepped."""
+
+    job: Job
+    device: torch.device
+    place: Place
+    pipeline: StagePipeline
+    gradients: Gradients
+    optimizer: torch.optim.Optimizer
+    timeline: Timeline
+    training: Dataset
+    validation: Dataset | None
+    stop_requested: bool = False
+    stopping: bool = False  # agreed by all ranks
+    history: list[StepFigures] = field(default_factory=list)
+
+    def train_step(self, step: int) -> StepFigures:
+        """One optimiser step over the global batch. Raises WorkFailed when the loss is not finite."""
+        recipe = self.job.recipe
+        nominal = self.job.plan.global_batch * self.job.plan.seq_len
+        self.timeline.begin_step()
+        loss_sum, tokens = self.pipeline.train_step(self._batch(self.training, step), scale=1.0 / nominal)
+        self.gradients.synchronise(self.timeline)
+        loss_total, token_total, squares, stop = self._agree(
+            loss_sum, tokens, self.gradients.squared_norm(), torch.as_tensor(float(self.stop_requested))
+        )
+        if token_total == 0:
+            raise WorkFailed(f"step {step + 1} has no valid token", hint="look at the data: every target is ignored")
+        norm = math.sqrt(squares) * nominal / token_total if math.isfinite(squares) else math.nan
+        lr = learning_rate(step, recipe.train.steps, recipe.optimizer)
+        with self.timeline.span("update"):
+            if math.isfinite(loss_total) and math.isfinite(norm):
+                self._update(lr, nominal / token_total * clip_factor(norm, recipe.optimizer.clip_norm))
+            elif recipe.train.on_nonfinite == "stop":
+                raise WorkFailed(
+                    f"the loss or its gradient is not finite at step {step + 1}",
+                    hint="lower optimizer.lr, or set train.on_nonfinite=skip",
+                )
+        self.gradients.zero_()
+        self.stopping = stop > 0
+        figures = StepFigures(loss_total / token_total, int(token_total), norm, lr)
+        self.history.append(figures)
+        return figures
+
+    def validate(self) -> float | None:
+        """Mean loss over the held-out samples the recipe asks for, rounded up to whole global batches."""
+        if self.validation is None:
+            return None
+        steps = math.ceil(self.job.recipe.train.validation_samples / self.job.plan.global_batch)
+        loss_sum = tokens = torch.zeros((), dtype=torch.float64, device=self.device)
+        for step in range(steps):
+            self.timeline.begin_step()
+            more, count = self.pipeline.evaluate(self._batch(self.validation, step))
+            loss_sum, tokens = loss_sum + more, tokens + count
+        loss_total, token_total = self._agree(loss_sum, tokens)
+        return loss_total / token_total if token_total else None
+
+    def _update(self, lr: float, factor: float) -> None:
+        self.gradients.scale_(factor)
+        self.gradients.attach()
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.gradients.publish()
+
+    def _agree(self, *values: torch.Tensor) -> list[float]:
+        """Sums over all ranks, in fp64, read on the host: the step's one point where everybody meets."""
+        vector = torch.stack([v.to(self.device, torch.float64) for v in values])
+        others = tuple(r for r in range(dist.get_world_size()) if r != self.place.rank)
+        with self.timeline.span("world", peers=others, bridged=len(self.job.plan.islands) > 1):
+            dist.all_reduce(vector)
+        found: list[float] = vector.tolist()
+        return found
+
+    def _batch(self, dataset: Dataset, step: int) -> list[MicroBatch]:
+        """This rank's samples of a step: its replica's share, cut into micro-batches, cut by width."""
+        plan, place = self.job.plan, self.place
+        stage = plan.replicas[place.replica].stages[place.stage]
+        offset = sum(r.samples for r in plan.replicas[: place.replica])
+        low, high = share(stage.micro_batch_size, stage.width, place.part)
+        batch = []
+        for k in range(stage.micro_batches):
+            start = offset + k * stage.micro_batch_size
+            inputs, targets = dataset.batch(step, start + low, start + high)
+            batch.append(MicroBatch(self._to_device(inputs), self._to_device(targets)))
+        return batch
+
+    def _to_device(self, array: Any) -> torch.Tensor:
+        tensor = torch.as_tensor(array)
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor
+
+
+def build(job: Job, device: torch.device, *, training: Dataset, validation: Dataset | None = None) -> Trainer:
+    """This rank's trainer; the default process group exists. Raises ConfigError for plans it cannot execute."""
+    plan, rank = job.plan, dist.get_rank()
+    check_executable(plan)
+    torch.manual_seed(job.recipe.train.seed)
+    groups = create_groups(plan, timeout=timedelta(seconds=job.timeout_s))
+    place = Place.of(plan, rank)
+    stage = plan.replicas[place.replica].stages[place.stage]
+    model = StageModel(job.shape, stage.layers)
+    model.initialise(job.recipe.train.seed)
+    model.to(device=device, dtype=compute_dtype(job.recipe.train.precision, device))
+    gradients = Gradients(model, plan, place, groups)
+    timeline = Timeline(device)
+    pipeline = StagePipeline(plan, place, model, groups, timeline=timeline)
+    masters = [master for _, master in gradients.masters()]
+    optimizer = build_optimizer(masters, job.recipe.optimizer)
+    return Trainer(job, device, place, pipeline, gradients, optimizer, timeline, training, validation)
+
+
+def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """What the model computes in; masters and gradients stay in fp32 (fp64 under fp64)."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    return DTYPES[precision]
+
+
+def run(job: Job, device: torch.device, reporter: Reporter) -> None:
+    """Train from the first step (or the checkpoint's) to the last, or until asked to stop; then validate and save."""
+    trainer = build(job, device, **_datasets(job))
+    start = checkpoint.load(Path(job.resume), trainer.gradients, trainer.optimizer) if job.resume else 0
+    signal.signal(signal.SIGTERM, lambda *_: setattr(trainer, "stop_requested", True))
+    reporter.emit("begin", step=start, steps=job.recipe.train.steps)
+    done, began = start, time.monotonic()
+    for step in range(start, job.recipe.train.steps):
+        at = time.monotonic()
+        figures = trainer.train_step(step)
+        trainer.timeline.end_step()
+        seconds = time.monotonic() - at
+        reporter.emit(
+            "step", step=step + 1, **asdict(figures), step_time_s=seconds, tokens_per_s=figures.tokens / seconds
+        )
+        done = step + 1
+        if trainer.stopping:
+            break
+        if job.recipe.checkpoint.every and done % job.recipe.checkpoint.every == 0:
+            _save(trainer, done)
+    seconds = time.monotonic() - began
+    interrupted = trainer.stopping and done < job.recipe.train.steps
+    validation = None if interrupted else trainer.validate()
+    _save(trainer, done)
+    _summarise(trainer, reporter, seconds=seconds, validation=validation, done=done, interrupted=interrupted)
+
+
+def _datasets(job: Job) -> dict[str, Any]:
+    tokens = open_tokens(job.recipe.data)
+    if tokens.vocabulary > job.shape.vocab:
+        raise ConfigError(f"the tokenizer has {tokens.vocabulary} tokens, the model's vocabulary is {job.shape.vocab}")
+    about = {"seq_len": job.plan.seq_len, "global_batch": job.plan.global_batch, "seed": job.recipe.data.seed}
+    return {"training": PackedTokens(tokens.train, **about), "validation": PackedTokens(tokens.validation, **about)}
+
+
+def _save(trainer: Trainer, done: int) -> None:
+    folder, keep = Path(trainer.job.checkpoints), trainer.job.recipe.checkpoint.keep
+    checkpoint.save(folder, done, trainer.gradients, trainer.optimizer, keep=keep)
+
+
+def _summarise(
+    trainer: Trainer, reporter: Reporter, *, seconds: float, validation: float | None, done: int, interrupted: bool
+) -> None:
+    """Collect what only ranks know, and report it from rank 0."""
+    mine = {
+        "spans": list(trainer.timeline.steps),
+        "bridge_bytes": backend.bridge_bytes(),
+        "memory_bytes": _peak_memory(trainer.device),
+    }
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, mine)
+    if not trainer.history:
+        return
+    spans: list[list[list[Span]]] = [e["spans"] for e in everybody]
+    tokens = sum(f.tokens for f in trainer.history)
+    reporter.emit(
+        "summary",
+        interrupted=interrupted,
+        steps=done,
+        first_loss=trainer.history[0].loss,
+        last_loss=trainer.history[-1].loss,
+        validation_loss=validation,
+        tokens=tokens,
+        tokens_per_s=tokens / seconds,
+        train_s=seconds,
+        bridge_bytes=sum(e["bridge_bytes"] for e in everybody),
+        memory_bytes=[e["memory_bytes"] for e in everybody],
+        shares=asdict(shares(spans)),
+        timeline=[[asdict(s) for s in steps[-1]] if steps else [] for steps in spans],
+    )
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,190 @@
+"""The decoder-only transformers that hetctl trains (Llama and Qwen2), cut into stages.
+
+Parameters carry their Hugging Face names, whatever stage they live on, and are initialised from (seed, name):
+every layout starts from the same weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hetctl.comm.plan import Span
+from hetctl.trainer.shapes import ModelShape
+
+IGNORED = -100  # a target that carries no loss
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with a learned scale; the mean is taken in at least fp32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight.to(x.dtype) * wide.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention with rotary positions."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = shape.heads, shape.kv_heads, shape.head_dim
+        q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden, q, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(shape.hidden, kv, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(shape.hidden, kv, bias=shape.qkv_bias)
+        self.o_proj = nn.Linear(q, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[batch, seq, hidden] -> the same; cos and sin are [seq, head_dim]."""
+        batch, seq, _ = x.shape
+        q = self.q_proj(x).view(batch, seq, self.heads, self.head_dim).transpose(1, 2)
+        k = self.k_proj(x).view(batch, seq, self.kv_heads, self.head_dim).transpose(1, 2)
+        v = self.v_proj(x).view(batch, seq, self.kv_heads, self.head_dim).transpose(1, 2)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        grouped = self.kv_heads != self.heads
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        out: Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, seq, -1))
+        return out
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class Block(nn.Module):
+    """One transformer layer: attention and MLP, each behind a norm and beside a residual."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape)
+        self.mlp = MLP(shape)
+        self.input_layernorm = RMSNorm(shape.hidden, shape.rms_eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.rms_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class StageModel(nn.Module):
+    """The layers [first, past_last) of a model, with the embedding before and norm + LM head after where due."""
+
+    def __init__(self, shape: ModelShape, layers: Span) -> None:
+        super().__init__()
+        self.shape = shape
+        self.first, self.past_last = layers
+        self.layers = nn.ModuleDict({str(i): Block(shape) for i in range(*layers)})
+        self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden) if self.is_first else None
+        self.norm = RMSNorm(shape.hidden, shape.rms_eps) if self.is_last else None
+        self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False) if self.is_last else None
+        if shape.tied_embeddings and self.embed_tokens is not None and self.lm_head is not None:
+            self.lm_head.weight = self.embed_tokens.weight
+        self._rotary: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.past_last == self.shape.layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Token ids [batch, seq] (first stage) or hidden states -> hidden states, or logits (last stage)."""
+        hidden: Tensor = x if self.embed_tokens is None else self.embed_tokens(x)
+        cos, sin = self._rotary_tables(hidden)
+        for block in self.layers.values():
+            hidden = block(hidden, cos, sin)
+        if self.norm is None or self.lm_head is None:
+            return hidden
+        logits: Tensor = self.lm_head(self.norm(hidden))
+        return logits
+
+    def named(self) -> dict[str, nn.Parameter]:
+        """Hugging Face name -> parameter, in layer order; a tied head goes by the embedding's name."""
+        found: dict[str, nn.Parameter] = {}
+        seen: set[int] = set()
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                found[self.full_name(name)] = parameter
+        return found
+
+    def full_name(self, name: str) -> str:
+        """The Hugging Face name. A tied head is the embedding's own weight, wherever it lives."""
+        if name == "lm_head.weight":
+            return EMBEDDING if self.shape.tied_embeddings else name
+        return "model." + name
+
+    def initialise(self, seed: int) -> None:
+        """Normal(0, 0.02) weights (residual outputs scaled by depth), zero biases; each from (seed, name) alone."""
+        with torch.no_grad():
+            for name, parameter in self.named().items():
+                if name.endswith("norm.weight"):
+                    parameter.fill_(1.0)
+                elif parameter.dim() < 2:
+                    parameter.zero_()
+                else:
+                    deep = name.endswith(("o_proj.weight", "down_proj.weight"))
+                    std = 0.02 / (math.sqrt(2 * self.shape.layers) if deep else 1.0)
+                    parameter.copy_(_normal(seed, name, parameter.shape) * std)
+
+    def _rotary_tables(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        seq = like.shape[1]
+        if self._rotary is None or self._rotary[0].shape[0] < seq or self._rotary[0].device != like.device:
+            self._rotary = rotary_tables(seq, self.shape, dtype=like.dtype, device=like.device)
+        cos, sin = self._rotary
+        return cos[:seq].to(like.dtype), sin[:seq].to(like.dtype)
+
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def rotary_tables(seq: int, shape: ModelShape, *, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin [seq, head_dim] of rotary embeddings (RoFormer, arXiv 2104.09864), both halves alike."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    powers = torch.arange(0, shape.head_dim, 2, dtype=wide, device=device) / shape.head_dim
+    angles = torch.outer(torch.arange(seq, dtype=wide, device=device), shape.rope_theta**-powers)
+    both = torch.cat((angles, angles), dim=-1)
+    return both.cos(), both.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate [batch, heads, seq, head_dim] by position, halves paired as in Hugging Face's Llama."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos.to(x.dtype) + turned * sin.to(x.dtype)
+
+
+def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum of the cross entropies of all valid targets (not IGNORED), in at least fp32."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+def _normal(seed: int, name: str, shape: torch.Size) -> Tensor:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") & (2**63 - 1))
+    return torch.randn(shape, generator=generator)

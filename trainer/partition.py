@@ -1,0 +1,153 @@
+"""Which stage takes how many layers: an exact dynamic program over stages under memory, and two simpler rules.
+
+All blocks of a model are alike, so a stage is described by tables over its number of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Whole = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class StageTable:
+    """One stage: entry [row, k] holds for k layers; infinity where that row's way does not fit into memory.
+
+    `beat` is seconds of one micro-batch (forward and backward), `end` seconds once a step (gradient sums that
+    backward does not hide, optimiser), `wait` what each further micro-batch waits for transfers.
+    """
+
+    beat: Floats  # [rows, layers + 1]
+    end: Floats  # [rows, layers + 1]
+    wait: float = 0.0
+
+    def load(self, micro_batches: int) -> Floats:
+        """Seconds beyond the first micro-batch: what the slowest stage adds to a step."""
+        fits = np.isfinite(self.beat)
+        return np.where(fits, (micro_batches - 1) * (np.where(fits, self.beat, 0.0) + self.wait) + self.end, np.inf)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Layers and row (an index into the tables' first axis) per stage, and the time the rule below gives."""
+
+    layers: tuple[int, ...]
+    rows: tuple[int, ...]
+    seconds: float
+
+
+def best_split(
+    tables: Sequence[StageTable], layers: int, *, micro_batches: int, floor: float = 0.0, bound: float = np.inf
+) -> Split | None:
+    """The split with the least `sum(beat) + max(floor, (m - 1)(beat + wait) + end)` (FACTS: iteration time).
+
+    Exact: for each threshold on the slowest stage, smallest first, a dynamic program minimises the sum of beats
+    among splits under the threshold; it ends when the threshold alone is no better than the best found.
+    None when nothing fits, or nothing is faster than `bound`.
+    """
+    loads = [t.load(micro_batches) for t in tables]
+    least = _least_sum(tables, loads, layers, np.inf)
+    if least is None or least[0] + floor >= bound:
+        return None
+    distinct = {id(t): load for t, load in zip(tables, loads, strict=True)}.values()
+    values = np.concatenate([load[:, 1:].ravel() for load in distinct])
+    thresholds = np.unique(values[values < bound - least[0]])
+    best: Split | None = None
+    for threshold in thresholds[_first_feasible(thresholds, loads, layers) :]:
+        if max(floor, threshold) + least[0] >= bound:
+            break
+        found = _least_sum(tables, loads, layers, float(threshold))
+        if found is None:
+            continue
+        slowest = max(float(load[r, k]) for load, k, r in zip(loads, found[1], found[2], strict=True))
+        total = found[0] + max(floor, slowest)
+        if total < bound:
+            best, bound = Split(found[1], found[2], total), total
+    return best
+
+
+def fixed_split(
+    tables: Sequence[StageTable], layers: Sequence[int], *, micro_batches: int, floor: float = 0.0
+) -> Split | None:
+    """The best rows for layers given by hand. None when they do not fit."""
+    only = []
+    for table, count in zip(tables, layers, strict=True):
+        keep = np.full(table.beat.shape, np.inf)
+        keep[:, count] = 0.0
+        only.append(StageTable(table.beat + keep, table.end + keep, table.wait))
+    return best_split(only, sum(layers), micro_batches=micro_batches, floor=floor)
+
+
+def uniform_layers(stages: int, layers: int) -> tuple[int, ...]:
+    """Equal shares; the first stages take the remainder."""
+    return tuple(layers // stages + (i < layers % stages) for i in range(stages))
+
+
+def holmes_layers(speeds: Sequence[float], layers: int, *, alpha: float = 1.0) -> tuple[int, ...]:
+    """Holmes' rule (arXiv 2312.03549): floor(alpha S_i / sum(S) N) layers, the remainder to the last stage."""
+    total = sum(speeds)
+    # the small addend keeps exact shares (such as 0.5 x 30) from falling through floor
+    counts = [int(alpha * s / total * layers + 1e-9) for s in speeds[:-1]]
+    return (*counts, layers - sum(counts))
+
+
+def _first_feasible(thresholds: Floats, loads: Sequence[Floats], layers: int) -> int:
+    """Index of the first threshold under which the stages' largest counts together reach all layers (bisection)."""
+
+    def reaches(threshold: float) -> bool:
+        total = 0
+        for load in loads:
+            fits = np.flatnonzero((load[:, 1:] <= threshold).any(axis=0))
+            if not len(fits):
+                return False
+            total += int(fits[-1]) + 1
+        return total >= layers
+
+    low, high = 0, len(thresholds)
+    while low < high:
+        middle = (low + high) // 2
+        if reaches(float(thresholds[middle])):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _least_sum(
+    tables: Sequence[StageTable], loads: Sequence[Floats], layers: int, threshold: float
+) -> tuple[float, tuple[int, ...], tuple[int, ...]] | None:
+    """(sum of beats, layers, rows) of the least sum with every stage's load within the threshold."""
+    best = np.full(layers + 1, np.inf)
+    best[0] = 0.0
+    takes: list[Whole] = []
+    rows: list[Whole] = []
+    index = np.arange(layers + 1)
+    shift = index[:, None] - index[None, :]
+    inside = shift >= 0
+    for table, load in zip(tables, loads, strict=True):
+        allowed = np.where(load <= threshold, table.beat, np.inf)
+        allowed[:, 0] = np.inf
+        row = allowed.argmin(axis=0)
+        beat = allowed[row, index]
+        reach = np.where(inside, best[shift], np.inf) + beat[None, :]
+        take = reach.argmin(axis=1)
+        best = reach[index, take]
+        takes.append(take)
+        rows.append(row)
+    if not np.isfinite(best[layers]):
+        return None
+    counts: list[int] = []
+    chosen: list[int] = []
+    left = layers
+    for take, row in zip(reversed(takes), reversed(rows), strict=True):
+        count = int(take[left])
+        counts.append(count)
+        chosen.append(int(row[count]))
+        left -= count
+    return float(best[layers]), tuple(reversed(counts)), tuple(reversed(chosen))

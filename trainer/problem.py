@@ -1,0 +1,147 @@
+"""The planning problem as frozen values: pools, costs, lanes, and what the recipe leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hetctl.comm.cluster import Cluster
+from hetctl.comm.errors import ConfigError, nearest
+from hetctl.trainer.costs import MODES, LayerCosts, Numbers
+from hetctl.trainer.lanes import Lanes, read_lanes
+from hetctl.trainer.pools import Pool, read_pools
+from hetctl.trainer.profile import Profile
+from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.space import TENSOR_DEGREES, Pins
+from hetctl.trainer.stages import Means, Sharding
+
+Ability = Literal["tensor", "shards", "recompute", "offload", "overlap"]
+EVERYTHING: frozenset[Ability] = frozenset({"tensor", "shards", "recompute", "offload", "overlap"})
+EXECUTABLE: frozenset[Ability] = frozenset()  # what trainer.loop runs beyond plain pipelines and replicas
+
+# what CPU processes of one machine cost is a guess: activations are the smallest traffic unless much says otherwise
+GUESSED = 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is to be planned. `samples` is the global batch."""
+
+    costs: LayerCosts
+    pools: tuple[Pool, ...]
+    lanes: Lanes
+    means: Means
+    tensors: tuple[int, ...]
+    pins: Pins
+    samples: int
+    micro_batch_size: int | None = None
+    schedule: str = "auto"
+    forwards_ahead: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = None
+    split: str = "auto"
+    alpha: float = 1.0
+    across: float = 1.0  # handicap of data parallelism across islands: how much faster it must be
+
+
+def read_problem(
+    cluster: Cluster,
+    recipe: Recipe,
+    *,
+    speeds: Mapping[str, float] | None = None,
+    profile: Profile | None = None,
+    abilities: frozenset[Ability] = EVERYTHING,
+) -> Problem:
+    """The problem of a recipe on a cluster. Raises ConfigError for wishes that contradict each other."""
+    pools = read_pools(cluster, speeds=speeds)
+    lanes = read_lanes(cluster, pools, forced=recipe.bridge.transport)
+    if recipe.bridge.transport != "auto":
+        for refusal in lanes.refused.values():
+            raise refusal
+    wish = recipe.parallelism
+    size = None if recipe.batch.micro_batch_size == "auto" else recipe.batch.micro_batch_size
+    if size is not None and recipe.batch.global_batch % size:
+        raise ConfigError(
+            f"batch.global_batch {recipe.batch.global_batch} is no multiple of batch.micro_batch_size {size}"
+        )
+    return Problem(
+        costs=layer_costs(cluster, recipe, profile),
+        pools=pools,
+        lanes=lanes,
+        means=_means(recipe, abilities),
+        tensors=TENSOR_DEGREES if "tensor" in abilities else (1,),
+        pins=_pins(cluster, recipe, abilities),
+        samples=recipe.batch.global_batch,
+        micro_batch_size=size,
+        schedule=wish.schedule,
+        forwards_ahead=None if wish.forwards_ahead == "auto" else wish.forwards_ahead,
+        layers=wish.layers,
+        split=wish.split,
+        alpha=wish.alpha,
+        across=GUESSED if cluster.runs == "gloo" else 1.0,
+    )
+
+
+def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> LayerCosts:
+    """The cost model of a recipe's layers on a cluster."""
+    shape, seq_len = recipe.shape(), recipe.model.seq_len
+    precision = recipe.train.precision
+    if precision == "auto":
+        precision = "fp32" if cluster.runs == "gloo" or {i.vendor for i in cluster.islands} == {"cpu"} else "bf16"
+    width = 8 if precision == "fp64" else 4
+    optimizer = 2 * width if recipe.optimizer.name == "adamw" else 0
+    numbers = Numbers(2 if precision == "bf16" else width, width, width, optimizer)
+    return LayerCosts(shape, seq_len, numbers, profile.matching(shape, seq_len) if profile else {})
+
+
+def _means(recipe: Recipe, abilities: frozenset[Ability]) -> Means:
+    wanted = recipe.parallelism.recompute
+    modes = tuple(
+        m
+        for m in MODES
+        if (not m.offload or "offload" in abilities)
+        and (m.recompute == "none" or "recompute" in abilities)
+        and wanted in ("auto", m.recompute)
+    )
+    if not modes:
+        raise ConfigError(f"recompute '{wanted}' cannot be run yet", hint="use parallelism.recompute=none")
+    shardings: tuple[Sharding, ...] = ("none", "host", "all") if "shards" in abilities else ("none",)
+    return Means(modes, shardings, "overlap" in abilities)
+
+
+def _pins(cluster: Cluster, recipe: Recipe, abilities: frozenset[Ability]) -> Pins:
+    wish, shape = recipe.parallelism, recipe.shape()
+    stages = None if wish.pipeline == "auto" else wish.pipeline
+    if wish.layers is not None:
+        if sum(wish.layers) != shape.layers or min(wish.layers) < 1:
+            raise ConfigError(f"parallelism.layers must be positive and add up to {shape.layers}: {list(wish.layers)}")
+        if stages not in (None, len(wish.layers)):
+            raise ConfigError(f"parallelism.pipeline={stages}, but parallelism.layers lists {len(wish.layers)} stages")
+        stages = len(wish.layers)
+    if stages is not None and stages > shape.layers:
+        raise ConfigError(
+            f"{stages} pipeline stages are more than the {shape.layers} layers of '{shape.name}'",
+            hint=f"use parallelism.pipeline of at most {shape.layers}",
+        )
+    tensor = None if wish.tensor == "auto" else wish.tensor
+    if tensor not in (None, 1) and "tensor" not in abilities:
+        raise ConfigError(f"parallelism.tensor={tensor} cannot be run yet", hint="use parallelism.tensor=1")
+    if tensor is not None and (tensor not in TENSOR_DEGREES or shape.heads % tensor):
+        raise ConfigError(f"parallelism.tensor={tensor} is not possible", hint="1, 2, 4 or 8, dividing the heads")
+    replicas = None if wish.data == "auto" else wish.data
+    return Pins(tensor, stages, replicas, _order(cluster, recipe), every_island=cluster.source == "emulated")
+
+
+def _order(cluster: Cluster, recipe: Recipe) -> tuple[str, ...] | None:
+    order = recipe.parallelism.order
+    if order == "auto":
+        return None
+    names = tuple(i.name for i in cluster.islands)
+    if order == "given":
+        return names
+    for name in order:
+        if name not in names:
+            raise ConfigError(f"parallelism.order names '{name}', which is no island", hint=nearest(name, names))
+    if len(set(order)) != len(order):
+        raise ConfigError("parallelism.order names an island twice")
+    return order

@@ -1,0 +1,84 @@
+"""profile.yaml: what layers really cost, in seconds per device class, as `hetctl bench ops` measured it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hetctl.comm.cluster import SCHEMA_VERSION, check_schema_version
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.files import read_yaml, write_yaml
+from hetctl.comm.values import decode, encode
+from hetctl.trainer.shapes import ModelShape
+
+LayerKind = Literal["embedding", "block", "head"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Seconds of one layer at so many samples per rank and micro-batch."""
+
+    samples: int
+    forward_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True)
+class ClassProfile:
+    """One device class at one model and sequence length; points in ascending order of samples."""
+
+    device_class: str
+    model: str
+    seq_len: int
+    block: tuple[Point, ...]
+    embedding: tuple[Point, ...]
+    head: tuple[Point, ...]
+
+    def at(self, kind: LayerKind, samples: float) -> tuple[float, float]:
+        """(forward, backward) seconds, linear between points and, by the last slope, beyond them."""
+        points: tuple[Point, ...] = getattr(self, kind)
+        if len(points) == 1:
+            scale = samples / points[0].samples
+            return points[0].forward_s * scale, points[0].backward_s * scale
+        index = next((i for i, p in enumerate(points) if p.samples >= samples), len(points) - 1)
+        a, b = points[max(index, 1) - 1], points[max(index, 1)]
+        part = (samples - a.samples) / (b.samples - a.samples)
+        forward = a.forward_s + part * (b.forward_s - a.forward_s)
+        backward = a.backward_s + part * (b.backward_s - a.backward_s)
+        return max(forward, 0.0), max(backward, 0.0)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All measurements of one cluster's device classes."""
+
+    classes: tuple[ClassProfile, ...]
+    schema_version: int = SCHEMA_VERSION
+
+    def matching(self, shape: ModelShape, seq_len: int) -> Mapping[str, ClassProfile]:
+        """Device class -> its measurement of exactly this model and sequence length."""
+        return {c.device_class: c for c in self.classes if c.model == shape.name and c.seq_len == seq_len}
+
+    def validate(self, *, where: str) -> None:
+        """Raise ConfigError unless every layer kind has points in ascending order."""
+        for entry in self.classes:
+            for kind in ("block", "embedding", "head"):
+                samples = [p.samples for p in getattr(entry, kind)]
+                if not samples or samples != sorted(set(samples)) or samples[0] < 1:
+                    raise ConfigError(f"{where}: '{entry.device_class}' needs ascending points of {kind}")
+
+
+def load_profile(path: Path) -> Profile:
+    """A profile.yaml, validated. Raises ConfigError."""
+    data = read_yaml(path, what="profile")
+    check_schema_version(data, where=str(path))
+    profile = decode(Profile, data, where=path.name)
+    profile.validate(where=path.name)
+    return profile
+
+
+def save_profile(path: Path, profile: Profile) -> None:
+    """Write profile.yaml atomically."""
+    write_yaml(path, encode(profile), header="Seconds per layer and device class, written by `hetctl bench ops`.")

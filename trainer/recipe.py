@@ -1,0 +1,181 @@
+"""The recipe: what a person asks for (model, data, optimiser, batch, parallelism), as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hetctl.comm.cluster import TransportKind
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.files import read_yaml
+from hetctl.comm.values import decode, encode
+from hetctl.trainer.shapes import ModelShape, find_shape
+
+Auto = Literal["auto"]
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """Which model: a known name, or the path of a Hugging Face config.json or its folder."""
+
+    name: str = "demo"
+    seq_len: int = 128  # tokens per sample
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """Where the text comes from. `python-stdlib` is the source of the running Python's standard library."""
+
+    source: str = "python-stdlib"  # or a text file, a .jsonl file, or a folder of such
+    tokenizer: str = "bytes"  # or the path of a Hugging Face tokenizer.json
+    field: str = "text"  # the key of the text in JSONL
+    validation_share: float = 0.05  # of the files (or documents), held out
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class BatchSection:
+    """Samples per step over all replicas; the planner shares them out."""
+
+    global_batch: int = 16
+    micro_batch_size: int | Auto = "auto"
+
+
+@dataclass(frozen=True)
+class OptimizerSection:
+    """AdamW (or SGD) with linear warm-up, then cosine decay to `min_lr_share` of the peak."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 2e-3
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    warmup_steps: int = 10
+    min_lr_share: float = 0.1
+    clip_norm: float = 1.0  # 0: no clipping
+
+
+@dataclass(frozen=True)
+class ParallelismSection:
+    """`auto` leaves it to the planner; anything else pins it."""
+
+    pipeline: int | Auto = "auto"  # stages per replica
+    tensor: int | Auto = "auto"
+    data: int | Auto = "auto"  # replicas
+    order: Literal["auto", "given"] | tuple[str, ...] = "auto"  # of islands along the pipeline
+    layers: tuple[int, ...] | None = None  # blocks per stage
+    split: Literal["auto", "uniform", "holmes"] = "auto"
+    alpha: float = 1.0  # of the holmes split
+    schedule: Literal["auto", "1f1b", "eager-1f1b", "gpipe"] = "auto"
+    forwards_ahead: tuple[int, ...] | Auto = "auto"
+    recompute: Literal["auto", "none", "selective", "full"] = "auto"
+
+
+@dataclass(frozen=True)
+class BridgeSection:
+    """How islands talk; a forced transport that is impossible is an error."""
+
+    transport: TransportKind | Auto = "auto"
+    verify: bool = False
+
+
+@dataclass(frozen=True)
+class TrainSection:
+    """How long, how precise, and what to do about a loss that is not finite."""
+
+    steps: int = 160
+    seed: int = 0
+    precision: Literal["auto", "bf16", "fp32", "fp64"] = "auto"  # auto: bf16 where the device has it
+    validation_samples: int = 32
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+
+
+@dataclass(frozen=True)
+class CheckpointSection:
+    """When to save (0: only at the end) and how many to keep."""
+
+    every: int = 0
+    keep: int = 2
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a training run is asked to do; the defaults are the demo."""
+
+    model: ModelSection = field(default_factory=ModelSection)
+    data: DataSection = field(default_factory=DataSection)
+    batch: BatchSection = field(default_factory=BatchSection)
+    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
+    parallelism: ParallelismSection = field(default_factory=ParallelismSection)
+    bridge: BridgeSection = field(default_factory=BridgeSection)
+    train: TrainSection = field(default_factory=TrainSection)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+
+    def shape(self) -> ModelShape:
+        """The model's shape. Raises ConfigError when the name says nothing."""
+        return find_shape(self.model.name)
+
+    def validate(self) -> None:
+        """Raise ConfigError for values that no run could use."""
+        for key, value in (
+            ("model.seq_len", self.model.seq_len),
+            ("batch.global_batch", self.batch.global_batch),
+            ("train.steps", self.train.steps),
+            ("train.validation_samples", self.train.validation_samples),
+            ("checkpoint.keep", self.checkpoint.keep),
+            *((f"parallelism.{k}", getattr(self.parallelism, k)) for k in ("pipeline", "tensor", "data")),
+            ("batch.micro_batch_size", self.batch.micro_batch_size),
+        ):
+            if isinstance(value, int) and value < 1:
+                raise ConfigError(f"{key} must be at least 1, found {value}")
+        if not 0 < self.data.validation_share < 1:
+            raise ConfigError(f"data.validation_share must be in (0, 1), found {self.data.validation_share}")
+        if self.optimizer.lr <= 0:
+            raise ConfigError(f"optimizer.lr must be positive, found {self.optimizer.lr}")
+        shape = self.shape()
+        if self.model.seq_len > shape.max_seq_len:
+            raise ConfigError(
+                f"model.seq_len {self.model.seq_len} is longer than the {shape.max_seq_len} positions of the model",
+                hint="shorten model.seq_len or choose another model",
+            )
+
+
+def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) -> Recipe:
+    """The recipe of a YAML file (none: the demo's defaults) with `a.b` -> value overrides. Raises ConfigError."""
+    data = read_yaml(path, what="recipe") if path else {}
+    if data is None:
+        data = {}
+    where = path.name if path else "recipe"
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: a recipe is keys and values", hint="sections: " + ", ".join(encode(Recipe())))
+    for key, value in overrides:
+        _set(data, key, value)
+    recipe = decode(Recipe, data, where=where)
+    recipe.validate()
+    return recipe
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`a.b=c` as (key, value), the value read as YAML. Raises ConfigError."""
+    import yaml
+
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"'{text}' is not key=value", hint="for example --set train.steps=50")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ConfigError(f"the value of '{text}' is not plain YAML", hint="for example --set train.steps=50") from None
+
+
+def _set(data: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        inner = data.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"'{key}': '{section}' is not a section")
+        data = inner
+    data[last] = value

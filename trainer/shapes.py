@@ -1,0 +1,190 @@
+"""Model shapes: how large the parts of a transformer are, and what they cost in FLOPs and parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hetctl.comm.errors import ConfigError, nearest
+from hetctl.comm.files import read_text
+from hetctl.comm.units import MiB
+
+Family = Literal["llama", "qwen2", "gpt"]
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder-only transformer. Counts are exact; FLOPs count a multiply-add as two."""
+
+    name: str
+    family: Family
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocab: int
+    head_dim: int = 0  # 0: hidden / heads
+    max_seq_len: int = 8192
+    rope_theta: float = 10000.0
+    rms_eps: float = 1e-5
+    tied_embeddings: bool = False
+    qkv_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.head_dim == 0:
+            object.__setattr__(self, "head_dim", self.hidden // max(1, self.heads))
+
+    def validate(self) -> None:
+        """Raise ConfigError unless the sizes can form a model."""
+        for key in ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "max_seq_len", "head_dim"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"model '{self.name}': {key} must be at least 1, found {getattr(self, key)}")
+        if self.heads % self.kv_heads:
+            raise ConfigError(
+                f"model '{self.name}': {self.heads} heads do not divide by {self.kv_heads} key-value heads"
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"model '{self.name}': rotary embeddings need an even head size, found {self.head_dim}")
+
+    @property
+    def attention_parameters(self) -> int:
+        """Q, K, V and output projections of one block (with biases where the family has them)."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return self.hidden * (q + 2 * kv) + q * self.hidden + (q + 2 * kv if self.qkv_bias else 0)
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Gate, up and down projections of one block; GPT has no gate."""
+        return (2 if self.family == "gpt" else 3) * self.hidden * self.intermediate
+
+    @property
+    def block_parameters(self) -> int:
+        return self.attention_parameters + self.mlp_parameters + 2 * self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        return self.vocab * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Final norm and LM head; the head's matrix counts even when it is tied (it is computed with)."""
+        return self.vocab * self.hidden + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All distinct parameters; a tied head is counted once, with the embedding."""
+        head = self.hidden if self.tied_embeddings else self.head_parameters
+        return self.layers * self.block_parameters + self.embedding_parameters + head
+
+    def block_flops(self, seq_len: int) -> float:
+        """Forward FLOPs of one block per token: 2 per weight, plus causal attention (half the square)."""
+        weights = self.attention_parameters + self.mlp_parameters
+        return 2.0 * weights + 2.0 * self.heads * self.head_dim * seq_len
+
+    def head_flops(self) -> float:
+        """Forward FLOPs of norm + LM head per token (the matrix product dominates)."""
+        return 2.0 * self.vocab * self.hidden
+
+    def token_flops(self, seq_len: int) -> float:
+        """Forward + backward FLOPs per token, without recomputation: three times the forward's."""
+        return 3.0 * (self.layers * self.block_flops(seq_len) + self.head_flops())
+
+
+def _llama(name: str, layers: int, hidden: int, heads: int, kv: int, inter: int, vocab: int, **more: Any) -> ModelShape:
+    return ModelShape(name, "llama", layers, hidden, heads, kv, inter, vocab, **more)
+
+
+def _qwen2(name: str, layers: int, hidden: int, heads: int, kv: int, inter: int, vocab: int) -> ModelShape:
+    extra: dict[str, Any] = {"qkv_bias": True, "rope_theta": 1e6, "rms_eps": 1e-6, "max_seq_len": 32768}
+    return ModelShape(name, "qwen2", layers, hidden, heads, kv, inter, vocab, **extra)
+
+
+def _gpt(name: str, layers: int, hidden: int, heads: int) -> ModelShape:
+    return ModelShape(name, "gpt", layers, hidden, heads, heads, 4 * hidden, 51200, max_seq_len=2048)
+
+
+_ROWS = (
+    _llama("demo", 8, 128, 4, 2, 352, 257, max_seq_len=1024),
+    _llama("llama-160m", 12, 768, 12, 12, 3072, 32000, max_seq_len=2048),
+    _llama("llama-1b", 16, 2048, 32, 8, 8192, 128256, rope_theta=5e5, tied_embeddings=True),
+    _llama("llama-1b-untied", 16, 2048, 32, 8, 8192, 32000),
+    _llama("llama-3b", 28, 3072, 24, 8, 8192, 128256, rope_theta=5e5, tied_embeddings=True),
+    _llama("llama-8b", 32, 4096, 32, 8, 14336, 128256, rope_theta=5e5),
+    _llama("llama-70b", 80, 8192, 64, 8, 28672, 128256, rope_theta=5e5),
+    _llama("llama2-7b", 32, 4096, 32, 32, 11008, 32000, max_seq_len=4096),
+    _llama("llama2-13b", 40, 5120, 40, 40, 13824, 32000, max_seq_len=4096),
+    _qwen2("qwen2-7b", 28, 3584, 28, 4, 18944, 152064),
+    _qwen2("qwen2-72b", 80, 8192, 64, 8, 29568, 152064),
+    _gpt("gpt-3.6b", 30, 3072, 32),
+    _gpt("gpt-7.5b", 36, 4096, 32),
+    _gpt("gpt-39b", 48, 8192, 64),
+)
+SHAPES: dict[str, ModelShape] = {row.name: row for row in _ROWS}
+
+
+def find_shape(name: str) -> ModelShape:
+    """A shape by its name or from a Hugging Face `config.json` (the file or its folder). Raises ConfigError."""
+    if name in SHAPES:
+        return SHAPES[name]
+    path = Path(name)
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"'{name}' is neither a model hetctl knows nor a config.json", hint=nearest(name, SHAPES))
+    try:
+        config = json.loads(read_text(path, what="model config", max_bytes=MiB))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    return shape_from_config(config, where=str(path))
+
+
+def shape_from_config(config: object, *, where: str) -> ModelShape:
+    """The shape a Hugging Face config describes. Raises ConfigError for other families or missing keys."""
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where}: a model config is a JSON object")
+    family = config.get("model_type")
+    if family not in ("llama", "qwen2"):
+        raise ConfigError(f"{where}: model_type {family!r} is not supported", hint="known: llama, qwen2")
+    get = _Reader(config, where)
+    shape = ModelShape(
+        name=str(config.get("_name_or_path") or Path(where).parent.name or family),
+        family=family,
+        layers=get.whole("num_hidden_layers"),
+        hidden=get.whole("hidden_size"),
+        heads=get.whole("num_attention_heads"),
+        kv_heads=get.whole("num_key_value_heads", get.whole("num_attention_heads")),
+        intermediate=get.whole("intermediate_size"),
+        vocab=get.whole("vocab_size"),
+        head_dim=get.whole("head_dim", 0),
+        max_seq_len=get.whole("max_position_embeddings", 2048),
+        rope_theta=get.number("rope_theta", 10000.0),
+        rms_eps=get.number("rms_norm_eps", 1e-6),
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
+    )
+    shape.validate()
+    return shape
+
+
+@dataclass(frozen=True)
+class _Reader:
+    config: Mapping[str, Any]
+    where: str
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        value = self.config.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"{self.where}: '{key}' must be a whole number, found {value!r}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self.config.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"{self.where}: '{key}' must be a number, found {value!r}")
+        return float(value)

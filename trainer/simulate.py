@@ -1,0 +1,158 @@
+"""An event-driven simulator of a step: every forward, backward, transfer, gradient sum and update with its times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hetctl.trainer.schedule import Action, stage_actions
+
+SpanKind = Literal["F", "B", "send", "sync", "update"]
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """What the stages of a pipeline take: seconds per micro-batch, and once a step."""
+
+    forward_s: float
+    backward_s: float
+    sync_s: float = 0.0  # gradient sums that backward does not hide
+    update_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class PipelineTimes:
+    """One replica to simulate. `hops` are seconds per boundary and direction, `bridged` whether islands are crossed."""
+
+    stages: tuple[StageTimes, ...]
+    hops: tuple[float, ...]
+    bridged: tuple[bool, ...]
+    micro_batches: int
+    forwards_ahead: tuple[int, ...]
+
+    def without_bridges(self) -> PipelineTimes:
+        """The same with transfers between islands in no time."""
+        return replace(self, hops=tuple(0.0 if b else h for h, b in zip(self.hops, self.bridged, strict=True)))
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that took a while. `stage` is where it ran; a send runs from `stage` to `peer`."""
+
+    kind: SpanKind
+    replica: int
+    stage: int
+    start_s: float
+    end_s: float
+    micro_batch: int | None = None
+    peer: int | None = None
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A whole step of all replicas."""
+
+    step_time_s: float
+    spans: tuple[Span, ...]
+
+    def busy_seconds(self, replica: int, stage: int) -> float:
+        """Seconds of the step that a stage computes."""
+        return sum(
+            s.end_s - s.start_s
+            for s in self.spans
+            if s.replica == replica and s.stage == stage and s.kind in ("F", "B", "update")
+        )
+
+
+def simulate(replicas: Sequence[PipelineTimes]) -> Simulated:
+    """The step of these replicas: pipelines side by side, then gradient sums, then the update everywhere.
+
+    Gradients are summed when all replicas have finished the backward passes; the optimiser waits for the exact
+    global norm, hence for everybody.
+    """
+    spans: list[Span] = []
+    ends: list[list[float]] = []
+    for number, times in enumerate(replicas):
+        made, finished = _pipeline(number, times)
+        spans += made
+        ends.append(finished)
+    together = max((e for finished in ends for e in finished), default=0.0) if len(replicas) > 1 else None
+    synced = 0.0
+    for number, times in enumerate(replicas):
+        for index, stage in enumerate(times.stages):
+            start = ends[number][index] if together is None else together
+            if stage.sync_s > 0:
+                spans.append(Span("sync", number, index, start, start + stage.sync_s))
+            synced = max(synced, start + stage.sync_s)
+    step = synced
+    for number, times in enumerate(replicas):
+        for index, stage in enumerate(times.stages):
+            if stage.update_s > 0:
+                spans.append(Span("update", number, index, synced, synced + stage.update_s))
+            step = max(step, synced + stage.update_s)
+    return Simulated(step, tuple(spans))
+
+
+class _Stage:
+    """A stage's place in its action list, and when it is free."""
+
+    def __init__(self, actions: Sequence[Action]) -> None:
+        self.actions = actions
+        self.next = 0
+        self.free = 0.0
+
+
+def _pipeline(number: int, times: PipelineTimes) -> tuple[list[Span], list[float]]:
+    """(spans, end of each stage's last backward) of one replica, transfers first come, first served."""
+    count = len(times.stages)
+    stages = [_Stage(stage_actions(times.micro_batches, min(a, times.micro_batches))) for a in times.forwards_ahead]
+    arrived: dict[tuple[str, int, int], float] = {}  # (kind, stage, micro-batch) -> when its input is there
+    links = {(kind, i): 0.0 for kind in "FB" for i in range(count - 1)}
+    spans: list[Span] = []
+    progress = True
+    while progress:
+        progress = False
+        for index, stage in enumerate(stages):
+            while stage.next < len(stage.actions):
+                action = stage.actions[stage.next]
+                ready = _ready(action, index, count, arrived)
+                if ready is None:
+                    break
+                start = max(ready, stage.free)
+                seconds = times.stages[index]
+                stage.free = start + (seconds.forward_s if action.kind == "F" else seconds.backward_s)
+                spans.append(Span(action.kind, number, index, start, stage.free, action.micro_batch))
+                spans += _send(number, action, index, count, times.hops, links, arrived, stage.free)
+                stage.next += 1
+                progress = True
+    assert all(s.next == len(s.actions) for s in stages), "the schedule waits for itself"
+    return spans, [s.free for s in stages]
+
+
+def _ready(action: Action, index: int, count: int, arrived: dict[tuple[str, int, int], float]) -> float | None:
+    """When an action's input is there; None: not known yet."""
+    starts = (action.kind == "F" and index == 0) or (action.kind == "B" and index == count - 1)
+    return 0.0 if starts else arrived.get((action.kind, index, action.micro_batch))
+
+
+def _send(
+    number: int,
+    action: Action,
+    index: int,
+    count: int,
+    hops: Sequence[float],
+    links: dict[tuple[str, int], float],
+    arrived: dict[tuple[str, int, int], float],
+    now: float,
+) -> list[Span]:
+    """Pass an action's result on, over a link that carries one micro-batch at a time in each direction."""
+    peer = index + 1 if action.kind == "F" else index - 1
+    if not 0 <= peer < count:
+        return []
+    boundary = min(index, peer)
+    start = max(now, links[action.kind, boundary])
+    end = start + hops[boundary]
+    links[action.kind, boundary] = end
+    arrived[action.kind, peer, action.micro_batch] = end
+    return [Span("send", number, index, start, end, action.micro_batch, peer)] if end > start else []

@@ -1,0 +1,133 @@
+"""What a rank did when: spans of compute and waiting, and where the time of a step went."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+KEPT_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Span:
+    """One action of a rank. Times in seconds of the host's monotonic clock.
+
+    `kind`: F, B (compute); wait-F, wait-B (for micro-batch data of `peers`); sync (gradients with `peers`);
+    world (the step's figures, everybody); update (optimiser). `bridged`: the data crosses islands.
+    """
+
+    kind: str
+    start: float
+    end: float
+    micro_batch: int = -1
+    peers: tuple[int, ...] = ()
+    bridged: bool = False
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of all ranks' step time, in [0, 1]; they sum to 1 with `compute`."""
+
+    compute: float
+    bubble: float  # waiting for work that another rank had not finished
+    bridge: float  # waiting for finished work to cross islands
+    native: float  # waiting for finished work inside an island
+    update: float
+
+
+class Timeline:
+    """Records the spans of the latest steps. On CUDA, from events on the compute stream: no host stalls."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_cuda = device.type == "cuda"
+        self.steps: deque[list[Span]] = deque(maxlen=KEPT_STEPS)
+        self._open: list[tuple[str, Any, Any, dict[str, Any]]] = []
+        self._base: tuple[float, Any] = (0.0, None)
+
+    def begin_step(self) -> None:
+        """Anchor this step's clock. On CUDA the device is idle here: the last step ended by reading its loss."""
+        self._open.clear()
+        if self.on_cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            event.synchronize()
+            self._base = (time.monotonic(), event)
+
+    @contextmanager
+    def span(self, kind: str, **about: Any) -> Iterator[None]:
+        """Record what happens inside as one span."""
+        start = self._mark()
+        try:
+            yield
+        finally:
+            self._open.append((kind, start, self._mark(), about))
+
+    def end_step(self) -> float:
+        """Close the step; the device must have finished it. Returns its seconds, waiting included."""
+        spans = [Span(kind, self._seconds(a), self._seconds(b), **about) for kind, a, b, about in self._open]
+        self.steps.append(spans)
+        return max(s.end for s in spans) - min(s.start for s in spans)
+
+    def _mark(self) -> Any:
+        if not self.on_cuda:
+            return time.monotonic()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, mark: Any) -> float:
+        if not self.on_cuda:
+            return float(mark)
+        at, event = self._base
+        return at + float(event.elapsed_time(mark)) / 1e3
+
+
+def shares(steps_of_ranks: Sequence[Sequence[Sequence[Span]]]) -> Shares:
+    """Where the time went, from the spans [rank][step] of the same steps on all ranks (one clock).
+
+    A wait counts as bubble until the last peer had the data ready, after that as bridge or native transfer.
+    """
+    totals = dict.fromkeys(("compute", "bubble", "bridge", "native", "update", "all"), 0.0)
+    for step in range(min(map(len, steps_of_ranks), default=0)):
+        spans_of = [steps[step] for steps in steps_of_ranks]
+        ready = _ready_times(spans_of)
+        begin = min(s.start for spans in spans_of for s in spans)
+        end = max(s.end for spans in spans_of for s in spans)
+        for rank, spans in enumerate(spans_of):
+            for span in spans:
+                _account(span, rank, ready, totals)
+            # what no span covers is idle time too: before the first action or after the last
+            totals["bubble"] += (end - begin) - sum(s.end - s.start for s in spans)
+        totals["all"] += (end - begin) * len(spans_of)
+    whole = totals["all"] or 1.0
+    return Shares(*(max(0.0, totals[k]) / whole for k in ("compute", "bubble", "bridge", "native", "update")))
+
+
+def _ready_times(spans_of: Sequence[Sequence[Span]]) -> dict[tuple[int, str, int], float]:
+    """(rank, kind, micro-batch) -> when that rank had it ready (collectives: when it arrived)."""
+    ready: dict[tuple[int, str, int], float] = {}
+    for rank, spans in enumerate(spans_of):
+        for span in spans:
+            at = span.start if span.kind in ("sync", "world") else span.end
+            ready[rank, span.kind, span.micro_batch] = at
+    return ready
+
+
+def _account(span: Span, rank: int, ready: dict[tuple[int, str, int], float], totals: dict[str, float]) -> None:
+    seconds = span.end - span.start
+    if span.kind in ("F", "B"):
+        totals["compute"] += seconds
+    elif span.kind == "update":
+        totals["update"] += seconds
+    else:
+        awaited = span.kind.removeprefix("wait-")
+        times = [ready[key] for p in span.peers if (key := (p, awaited, span.micro_batch)) in ready]
+        idle = min(seconds, max(0.0, max(times, default=span.start) - span.start))
+        totals["bubble"] += idle
+        totals["bridge" if span.bridged else "native"] += seconds - idle
