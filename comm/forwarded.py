@@ -138,6 +138,8 @@ class ForwardedLane:
         held = self._posted[0].message if self._posted else self._todo[0][0] if self._todo else None
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = lines[0][:200]
+        if self._port is not None and self._posted:
+            reason = f"{self._port.rail(self._posted[0].number)}: {reason}"
         if held is not None and held.deadline.passed():
             reason = f"nothing came or went within {held.deadline.seconds:g} s"
         what = held.work.what if held is not None else "connecting"
@@ -265,7 +267,7 @@ class RecvLane(ForwardedLane):
                 checked=self._bridge.verify,
             )
         except TrailerMismatch as mismatch:
-            raise BridgeError(f"{self.port.rail(chunk.number)}: {mismatch}") from None
+            raise BridgeError(str(mismatch)) from None
         event = self._land(chunk, payload)
         self.port.give(chunk.slot, event)
         if chunk.last:

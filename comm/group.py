@@ -21,6 +21,7 @@ from hetctl.comm.collectives import Collectives
 from hetctl.comm.islands import Native, break_native, make_native
 from hetctl.comm.layout import Layout
 from hetctl.comm.lines import Run
+from hetctl.comm.local import NativeMessage
 from hetctl.comm.placement import Placement
 from hetctl.comm.rails import RailTransport
 from hetctl.comm.recorder import RECORDER
@@ -205,15 +206,19 @@ class HetGroup(_Identity):
         call: Callable[[Run], None],
         *,
         touched: Sequence[torch.Tensor],
+        shown: Sequence[torch.Tensor] | None = None,
         outputs: Sequence[torch.Tensor],
         opts: Any,
     ) -> Any:
-        """Queue a collective; `touched` are the tensors it reads or writes, `outputs` what its handle shows."""
+        """Queue a collective; `touched` are the tensors it reads or writes, `outputs` what its handle returns.
+
+        Profilers see the shapes of `shown`, by default of all it touches.
+        """
         self._count += 1
         run = Run(f"{name} {self._count} of group '{self._name}'", self._deadline(opts))
         work = HetWork(run.what, outputs, deadline=run.deadline)
-        self._record(work, name, peer=None, tensors=touched)
-        self._runner.put(work, lambda: call(run), touched=touched)
+        self._record(work, name, peer=None, tensors=touched if shown is None else shown)
+        self._runner.put(work, lambda: call(run), touched=touched, waited=not getattr(opts, "asyncOp", True))
         return self._noted(work)
 
     def _record(self, work: HetWork, name: str, *, peer: int | None, tensors: Sequence[torch.Tensor]) -> None:
@@ -231,27 +236,36 @@ class HetGroup(_Identity):
     # -- point to point
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
-        data = plain(tensors[0])
+        data, deadline, what = plain(tensors[0]), self._deadline(None), f"send to {self._who(dst)}"
         if self._layout.local(dst):
-            return self._noted(self._native(data.device).group.send([data], self._layout.mine.index(dst), tag))
-        deadline = self._deadline(None)
-        work = HetWork(f"send to {self._who(dst)}", tensors, deadline=deadline)
+            native = self._native(data.device).group.send([data], self._layout.mine.index(dst), tag)
+            return self._local(what, tensors, native, peer=dst, deadline=deadline)
+        work = HetWork(what, tensors, deadline=deadline)
         self._record(work, "send", peer=dst, tensors=tensors)
         self._bridge.send(data.view(-1), dst, tag=tag, kind=P2P, work=work, deadline=deadline)
         return self._noted(work)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
-        target = tensors[0].detach()
+        target, deadline, what = tensors[0].detach(), self._deadline(None), f"recv from {self._who(src)}"
         if self._layout.local(src):
-            return self._noted(self._native(target.device).group.recv([target], self._layout.mine.index(src), tag))
-        what = f"recv from {self._who(src)}"
+            native = self._native(target.device).group.recv([target], self._layout.mine.index(src), tag)
+            return self._local(what, tensors, native, peer=src, deadline=deadline)
         data = target if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
-        deadline = self._deadline(None)
-        work = HetWork(what, tensors, deadline=deadline) if data is target else Returning(what, target, data)
+        work = HetWork(what, tensors, deadline=deadline) if data is target else Returning(what, target, data, deadline)
         work.source = src
         self._record(work, "recv", peer=src, tensors=tensors)
         self._bridge.recv(data.view(-1), src, tag=tag, kind=P2P, work=work, deadline=deadline)
         return self._noted(work)
+
+    def _local(
+        self, what: str, tensors: list[torch.Tensor], native: Any, *, peer: int, deadline: Deadline
+    ) -> NativeMessage:
+        """A native message of this rank's own island, with this group's way of failing."""
+        work = NativeMessage(what, tensors, native=native, deadline=deadline, on_error=self._alarm.judged)
+        work.source = peer
+        self._record(work, what.split()[0], peer=peer, tensors=tensors)
+        self._noted(work)
+        return work
 
     # -- collectives
 
@@ -295,7 +309,7 @@ class HetGroup(_Identity):
                 self._gather_all(outs, data, run)
 
         outs = [t for group in outputs for t in group]
-        return self._submit("all_gather", call, touched=[*inputs, *outs], outputs=outs, opts=opts)
+        return self._submit("all_gather", call, touched=[*inputs, *outs], shown=inputs, outputs=outs, opts=opts)
 
     def _gather_all(self, outs: Sequence[torch.Tensor], data: torch.Tensor, run: Run) -> None:
         targets = [as_bytes(t) if is_plain(t) else room_for(t) for t in outs]
@@ -312,7 +326,9 @@ class HetGroup(_Identity):
                 self._gather_all([of_rank[index] for of_rank in outputs], data, run)
 
         outs = [t for group in outputs for t in group]
-        return self._submit("all_gather_coalesced", call, touched=[*inputs, *outs], outputs=outs, opts=opts)
+        return self._submit(
+            "all_gather_coalesced", call, touched=[*inputs, *outs], shown=inputs, outputs=outs, opts=opts
+        )
 
     def all_gather_single(self, output: torch.Tensor, data: torch.Tensor, opts: Any = None) -> Work:
         return self._all_gather_single("all_gather_single", [output], [data], opts)
@@ -332,7 +348,7 @@ class HetGroup(_Identity):
                     parts = flat.view(torch.uint8).view(self._size, -1)
                     self._collectives.all_gather(list(parts), as_bytes(data), run)
 
-        return self._submit(name, call, touched=[*inputs, *outputs], outputs=outputs, opts=opts)
+        return self._submit(name, call, touched=[*inputs, *outputs], shown=inputs, outputs=outputs, opts=opts)
 
     def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Work:
         return self._reduce_scatter("reduce_scatter", outputs, inputs, opts)
@@ -361,8 +377,8 @@ class HetGroup(_Identity):
                 with Flat(out) as flat:
                     self._collectives.reduce_scatter(flat, [plain(p).view(-1) for p in parts], how, run)
 
-        touched = [*outputs, *(t for parts in inputs for t in parts)]
-        return self._submit(name, call, touched=touched, outputs=outputs, opts=opts)
+        given = [t for parts in inputs for t in parts]
+        return self._submit(name, call, touched=[*outputs, *given], shown=given, outputs=outputs, opts=opts)
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         root = opts.rootRank
@@ -376,7 +392,7 @@ class HetGroup(_Identity):
                     fill(out, part)
 
         outs = [t for group in outputs for t in group]
-        return self._submit("gather", call, touched=[*inputs, *outs], outputs=outs, opts=opts)
+        return self._submit("gather", call, touched=[*inputs, *outs], shown=inputs, outputs=outs, opts=opts)
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Work:
         root = opts.rootRank
@@ -388,8 +404,8 @@ class HetGroup(_Identity):
                 self._collectives.exchange([got if r == root else got[:0] for r in range(self._size)], sent, run)
                 fill(out, got)
 
-        touched = [*outputs, *(t for parts in inputs for t in parts)]
-        return self._submit("scatter", call, touched=touched, outputs=outputs, opts=opts)
+        given = [t for parts in inputs for t in parts]
+        return self._submit("scatter", call, touched=[*outputs, *given], shown=given, outputs=outputs, opts=opts)
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         return self._all_to_all("all_to_all", outputs, inputs, outputs, opts)
@@ -422,7 +438,7 @@ class HetGroup(_Identity):
             for out, part in zip(outputs, got, strict=True):
                 fill(out, part)
 
-        return self._submit(name, call, touched=[*outputs, *inputs], outputs=shown, opts=opts)
+        return self._submit(name, call, touched=[*outputs, *inputs], shown=inputs, outputs=shown, opts=opts)
 
     def barrier(self, opts: Any = None) -> Work:
         if torch.cuda.is_available() and torch.cuda.is_initialized():

@@ -45,10 +45,18 @@ class Link:
             if not self._rails and not self._killed:
                 # its own connection: a blocking read on a shared one would stop every other thread's store access
                 store = self._store.clone()
-                self._rails = [self._connect(store, index) for index in range(rail_count())]
+                self._rails = [self._connect(store, index) for index in range(self._count(store))]
             if self._killed:
                 raise RuntimeError("the connection was closed")
             return self._rails
+
+    def _count(self, store: Store) -> int:
+        """As many rails as the end with more of them has; the other end takes its own in turn."""
+        mine, key = rail_count(), f"link/{self._name}/rails/"
+        here, there = ("to", "from") if self._sending else ("from", "to")
+        store.set(key + here, str(mine))
+        store.wait([key + there], self._timeout)
+        return max(mine, int(store.get(key + there)))
 
     def _connect(self, store: Store, index: int) -> Rail:
         interface, device = _devices()[index % len(_devices())]
