@@ -5,6 +5,7 @@ Nothing else knows c10d's method names (both the names up to torch 2.12 and the 
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.alarm import Alarm
+from hetctl.comm.anysource import AnySource
 from hetctl.comm.bridge import P2P, Bridge, Transport
 from hetctl.comm.c10d import PrefixStore, ProcessGroup, Store, Work
 from hetctl.comm.cluster import TransportKind
@@ -28,6 +30,7 @@ from hetctl.comm.recorder import RECORDER
 from hetctl.comm.reductions import Reduction, reduction
 from hetctl.comm.runner import Runner
 from hetctl.comm.shm import ShmTransport
+from hetctl.comm.sparse import sum_sparse
 from hetctl.comm.views import Flat, Returning, as_bytes, fill, flat_copy, is_plain, plain, room_for, rows
 from hetctl.comm.work import BridgeError, Deadline, HetWork, Together
 
@@ -140,6 +143,7 @@ class HetGroup(_Identity):
             on_error=self._alarm.ring,
         )
         self._collectives = Collectives(self._layout, self._native, self._bridge)
+        self._any = AnySource(self._post_unbounded, tuple(r for r in range(self._size) if r != self._rank))
         self._runner = Runner(f"het collectives {self._name}", on_error=self._alarm.ring)
 
     def _make_natives(self) -> None:
@@ -175,14 +179,19 @@ class HetGroup(_Identity):
 
     def _end_all(self, error: BridgeError) -> None:
         """The verdict on a failure anywhere: end what is pending, native parts too, and keep a record."""
+        self._break(error)
+        RECORDER.dump(self._ranks[self._rank], reason=str(error))
+
+    def _break(self, error: BridgeError) -> None:
         self._runner.fail(error)
         self._bridge.fail(error)
         for native in list(self._natives.values()):
             break_native(native)
-        RECORDER.dump(self._ranks[self._rank], reason=str(error))
 
     def shutdown(self) -> None:
         """Finish what is queued, then end threads and connections."""
+        if self._any.under_way():  # receives that nothing will answer any more
+            self._break(BridgeError(f"the process group '{self._name}' was destroyed"))
         seconds = 1.0 if self._bridge.error is not None else self._timeout.total_seconds()
         self._runner.close(seconds=seconds)
         self._bridge.close(seconds=seconds)
@@ -225,7 +234,9 @@ class HetGroup(_Identity):
         """Let the flight recorder and a profiler see the operation."""
         work.show(name, tensors)
         world = None if peer is None else self._ranks[peer]
-        entry = RECORDER.begin(name, group=self._name, peer=world, nbytes=sum(t.nbytes for t in tensors))
+        entry = RECORDER.begin(
+            name, group=self._name, peer=world, nbytes=sum(t.numel() * t.element_size() for t in tensors)
+        )
         work.on_end(lambda: entry.end(work.exception()))
 
     def _noted(self, work: Any) -> Any:
@@ -247,15 +258,40 @@ class HetGroup(_Identity):
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
         target, deadline, what = tensors[0].detach(), self._deadline(None), f"recv from {self._who(src)}"
+        work = HetWork(what, tensors, deadline=deadline)
+        if self._any.claims(target, src, tag, work):
+            return self._noted(work)
         if self._layout.local(src):
             native = self._native(target.device).group.recv([target], self._layout.mine.index(src), tag)
             return self._local(what, tensors, native, peer=src, deadline=deadline)
         data = target if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
-        work = HetWork(what, tensors, deadline=deadline) if data is target else Returning(what, target, data, deadline)
+        if data is not target:
+            work = Returning(what, target, data, deadline)
         work.source = src
         self._record(work, "recv", peer=src, tensors=tensors)
         self._bridge.recv(data.view(-1), src, tag=tag, kind=P2P, work=work, deadline=deadline)
         return self._noted(work)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
+        """Receive from whoever sends first, as gloo can (and device libraries cannot)."""
+        if tensors[0].is_cuda:
+            raise BridgeError("a receive from any source needs a host tensor: device libraries know none")
+        work = HetWork("recv from any rank", tensors, deadline=self._deadline(None))
+        self._record(work, "recvAnySource", peer=None, tensors=tensors)
+        self._any.recv(tensors[0].detach(), tag, work)
+        return self._noted(work)
+
+    def _post_unbounded(self, data: torch.Tensor, peer: int, tag: int) -> HetWork:
+        """A receive that may stay unanswered for as long as the group lives."""
+        forever, what = Deadline(_FOREVER), f"recv from {self._who(peer)} among others"
+        if not self._layout.local(peer):
+            work = HetWork(what, [data])
+            self._bridge.recv(data.view(-1), peer, tag=tag, kind=P2P, work=work, deadline=forever)
+            return work
+        native = self._native(data.device).group.recv([data], self._layout.mine.index(peer), tag)
+        local = NativeMessage(what, [data], native=native, deadline=forever, on_error=BridgeError)
+        threading.Thread(target=local.end, name="het any-source", daemon=True).start()
+        return local
 
     def _local(
         self, what: str, tensors: list[torch.Tensor], native: Any, *, peer: int, deadline: Deadline
@@ -274,6 +310,9 @@ class HetGroup(_Identity):
 
         def call(run: Run) -> None:
             for tensor in tensors:
+                if tensor.is_sparse:
+                    sum_sparse(tensor, self._collectives, run)
+                    continue
                 with Flat(tensor) as flat:
                     self._collectives.all_reduce(flat, how, run)
 
@@ -447,6 +486,9 @@ class HetGroup(_Identity):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         self.barrier().wait(timeout or self._timeout)
+
+
+_FOREVER = 3e8  # seconds
 
 
 def _layout(rank: int, ranks: tuple[int, ...], placement: Placement) -> Layout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -26,6 +27,11 @@ class NativeMessage(HetWork):
         super().__init__(what, tensors, deadline=deadline)
         self._native, self._until, self._on_error = native, deadline, on_error
         self._on_host = not tensors[0].is_cuda
+
+    def end(self) -> None:
+        """Wait, keeping the outcome: for a thread of its own."""
+        with contextlib.suppress(RuntimeError):
+            self.wait()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if not self._done.is_set():
