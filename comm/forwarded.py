@@ -45,6 +45,9 @@ class Port(Protocol):
     def give(self, slot: torch.Tensor, event: Any) -> None:
         """Take a slot back, in order; the device still reads it until `event`, where there is one."""
 
+    def idle(self) -> None:
+        """Nothing is left to do for now: settle what was put off."""
+
 
 @dataclass(eq=False)
 class _Chunk:
@@ -134,6 +137,8 @@ class ForwardedLane:
         """Cut the next queued message into chunks to do; False when there is none now (or none for a while)."""
         if self._todo:
             return True
+        if block and self._port is not None:
+            self._port.idle()
         try:
             message = self._queue.get(block, IDLE_SECONDS) if block else self._queue.get_nowait()
         except queue.Empty:

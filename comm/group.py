@@ -5,6 +5,7 @@ Nothing else knows c10d's method names (both the names up to torch 2.12 and the 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.alarm import Alarm
-from hetctl.comm.bridge import P2P, Bridge
+from hetctl.comm.bridge import P2P, Bridge, Transport
 from hetctl.comm.c10d import PrefixStore, ProcessGroup, Store, Work
+from hetctl.comm.cluster import TransportKind
 from hetctl.comm.collectives import Collectives
 from hetctl.comm.islands import Native, break_native, make_native
 from hetctl.comm.layout import Layout
@@ -24,6 +26,7 @@ from hetctl.comm.rails import RailTransport
 from hetctl.comm.recorder import RECORDER
 from hetctl.comm.reductions import Reduction, reduction
 from hetctl.comm.runner import Runner
+from hetctl.comm.shm import ShmTransport
 from hetctl.comm.views import Flat, Returning, as_bytes, fill, flat_copy, is_plain, plain, room_for, rows
 from hetctl.comm.work import BridgeError, Deadline, HetWork, Together
 
@@ -125,14 +128,14 @@ class HetGroup(_Identity):
         names = [self._who(r) for r in range(self._size)]
         self._alarm = Alarm(self._store, rank=self._rank, names=names, on_verdict=self._end_all)
         self._alarm.watch()
-        rails = RailTransport()
+        self._transports: dict[TransportKind, Transport] = {}
         self._bridge = Bridge(
             self._rank,
             self._store,
             timeout=self._timeout,
             verify=placement.verify_bridge,
             who=self._who,
-            transport_to=lambda peer: rails,
+            transport_to=self._transport_to,
             on_error=self._alarm.ring,
         )
         self._collectives = Collectives(self._layout, self._native, self._bridge)
@@ -147,6 +150,17 @@ class HetGroup(_Identity):
             if size > 1:
                 made = make_native(store, name, place=self._layout.place, size=size, timeout=self._timeout)
             self._natives["cpu" if name == "gloo" else "cuda"] = Native(made, size=size)
+
+    def _transport_to(self, peer: int) -> Transport:
+        """The transport that the plan gives the pair of islands; one object for each kind."""
+        place = self._placement.island_of_rank
+        kind = self._placement.transport(place[self._ranks[self._rank]].name, place[self._ranks[peer]].name)
+        if kind not in ("shm", "tcp"):
+            warnings.warn(f"the 'het' back end has no '{kind}' transport: this bridge takes tcp", stacklevel=2)
+            kind = "tcp"
+        if kind not in self._transports:
+            self._transports[kind] = ShmTransport() if kind == "shm" else RailTransport()
+        return self._transports[kind]
 
     def _native(self, device: torch.device) -> Native:
         native = self._natives.get(device.type)

@@ -116,6 +116,9 @@ class RailPort:
     def give(self, slot: torch.Tensor, event: Any) -> None:
         self._engine.give(slot, event)
 
+    def idle(self) -> None:
+        return None
+
 
 def break_pair(group: Any, peer: int) -> None:
     """Close a gloo context: gloo does so, for all that is pending, when any one receive on it times out."""

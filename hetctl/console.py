@@ -48,7 +48,8 @@ class Sink:
         self.errors.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False, soft_wrap=True)
         if error.hint:
             self.errors.print(f"[bold]hint:[/] {_plain(error.hint)}", highlight=False, soft_wrap=True)
-        self.result({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
+        if not error.documented:
+            self.result({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
 
 
 def _console(stream: Any) -> Console:

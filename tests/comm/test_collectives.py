@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+from hetctl.comm.placement import PlacedBridge
 from tests.comm.spawn import on_islands
 
 SHAPES = [(1, 1), (2, 1), (1, 1, 1), (2, 3)]
@@ -198,3 +202,24 @@ def everything(rank: int) -> None:
 @pytest.mark.parametrize("sizes", SHAPES, ids=lambda s: "+".join(map(str, s)))
 def test_every_operation_across_islands(sizes: tuple[int, ...]) -> None:
     on_islands(sizes, everything)
+
+
+def shared(rank: int) -> list[str]:
+    messages(rank)
+    reductions(rank)
+    dist.barrier()
+    dist.destroy_process_group()
+    held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _alive(fd)]
+    mapped = Path("/proc/self/maps").read_text()
+    dist.init_process_group("het", rank=0, world_size=1, store=dist.HashStore())  # for the harness to destroy
+    return [name for name in [*held, mapped] if "hetctl-ring" in name]
+
+
+def _alive(fd: str) -> bool:
+    return os.path.exists(f"/proc/self/fd/{fd}") or os.path.islink(f"/proc/self/fd/{fd}")
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1)], ids=lambda s: "+".join(map(str, s)))
+def test_shared_memory_carries_the_same_and_leaves_nothing_behind(sizes: tuple[int, ...]) -> None:
+    bridges = (PlacedBridge(("island0", "island1"), "shm"),)
+    assert on_islands(sizes, shared, broken=True, bridges=bridges) == [[]] * sum(sizes)

@@ -6,6 +6,7 @@ python tests/gpu/discover_check.py [--raw FILE] [--interpreter PYTHON]
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import time
@@ -32,6 +33,9 @@ def main() -> int:
     parser.add_argument("--raw", type=Path, help="also keep the probe's raw answer here")
     parser.add_argument("--interpreter", default=sys.executable)
     arguments = parser.parse_args()
+    if shutil.which("nvidia-smi") is None:
+        print("there is no nvidia-smi here to compare with")
+        return 1
     raw, seconds = run_probe(arguments.interpreter, arguments.raw)
     facts = parse(raw)
     rows = compare_gpus(facts, query()) + compare_distances(facts) + compare_torch(facts, arguments.interpreter)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -76,10 +75,10 @@ def test_facts_survive_a_file(tmp_path: Path) -> None:
 
 def test_tools_run_side_by_side(tmp_path: Path) -> None:
     dress = dress_host(tmp_path, Costume(gpus=1, nics=0, tool_delay_s=0.4))
-    began = time.monotonic()
     raw = probe(Options(root=str(dress.root), path=str(dress.tools)))
-    assert sum(t.seconds for t in raw.tools.values()) > 1.9  # five answers of nvidia-smi
-    assert time.monotonic() - began < 1.9
+    one_after_another = sum(t.seconds for t in raw.tools.values())
+    assert one_after_another > 1.9  # five answers of nvidia-smi
+    assert raw.values["probe_seconds"] < 0.75 * one_after_another
 
 
 def test_a_wedged_tool_costs_its_deadline_only(tmp_path: Path) -> None:

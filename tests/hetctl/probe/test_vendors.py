@@ -188,6 +188,13 @@ def test_gid_words() -> None:
     assert Gid(0, "fec0:0000:0000:0001:0000:0000:0000:0001", "ib").ipv4 is None
 
 
+def test_what_a_host_refuses_is_said() -> None:
+    failed = {"/etc/machine-id": "Permission denied", "/sys/class/net/eth0/speed": "Invalid argument"}
+    facts = parse(Raw(1, failed=failed))
+    assert facts.unknown["/etc/machine-id"] == "the host said: Permission denied"
+    assert "/sys/class/net/eth0/speed" not in facts.unknown
+
+
 def test_equal_notes_of_a_list_become_one() -> None:
     notes = {"gpus[0].uuid": "a", "gpus[1].uuid": "a", "gpus[0].name": "a", "gpus[1].name": "b", "system.os": "c"}
     assert compact(notes, {"gpus": 2}) == {
@@ -204,3 +211,21 @@ def test_the_request_is_plain_ascii_and_small() -> None:
     assert text.isascii()
     assert len(text) < 16_000
     assert json.loads(text)["options"]["interpreters"] == ["/opt/pythön/bin/python"]
+
+
+def test_a_vlan_on_a_bridge_stands_on_hardware() -> None:
+    net = "/sys/class/net/"
+    names = ("br0", "br0.7", "docker0", "eno1", "loop0", "loop1", "veth1")
+    links = {f"{net}{name}": f"/sys/devices/virtual/net/{name}" for name in names if name != "eno1"}
+    links |= {f"{net}eno1": "/sys/devices/pci0000:00/0000:00:1f.0/net/eno1", f"{net}eno1/master": f"{net}br0"}
+    links |= {f"{net}eno1/device": "/sys/devices/pci0000:00/0000:00:1f.0"}
+    lowers = [("br0", "veth1"), ("br0", "eno1"), ("br0.7", "br0"), ("docker0", "veth1"), ("loop0", "loop1")]
+    links |= {f"{net}{upper}/lower_{lower}": f"{net}{lower}" for upper, lower in [*lowers, ("loop1", "loop0")]}
+    files = {f"{net}{name}/mtu": "1500" for name in names}
+    found = {n.name: n for n in parse(Raw(1, files=files, links=links, listings={net.rstrip("/"): names})).nics}
+    assert {name: nic.virtual for name, nic in found.items()} == {
+        **dict.fromkeys(("br0", "br0.7", "eno1"), False),
+        **dict.fromkeys(("docker0", "loop0", "loop1", "veth1"), True),
+    }
+    assert found["br0.7"].pci == "0000:00:1f.0"
+    assert found["br0"].over == ("eno1", "veth1")
