@@ -211,13 +211,14 @@ class HetGroup(_Identity):
         """Queue a collective; `touched` are the tensors it reads or writes, `outputs` what its handle shows."""
         self._count += 1
         run = Run(f"{name} {self._count} of group '{self._name}'", self._deadline(opts))
-        work = HetWork(run.what, outputs, shown=touched, deadline=run.deadline)
+        work = HetWork(run.what, outputs, deadline=run.deadline)
         self._record(work, name, peer=None, tensors=touched)
         self._runner.put(work, lambda: call(run), touched=touched)
         return self._noted(work)
 
     def _record(self, work: HetWork, name: str, *, peer: int | None, tensors: Sequence[torch.Tensor]) -> None:
-        """Record the operation."""
+        """Let the flight recorder and a profiler see the operation."""
+        work.show(name, tensors)
         world = None if peer is None else self._ranks[peer]
         entry = RECORDER.begin(name, group=self._name, peer=world, nbytes=sum(t.nbytes for t in tensors))
         work.on_end(lambda: entry.end(work.exception()))

@@ -57,7 +57,6 @@ class HetWork(Work):  # type: ignore[misc]
         what: str,
         outputs: Sequence[torch.Tensor] = (),
         *,
-        shown: Sequence[torch.Tensor] | None = None,
         deadline: Deadline | None = None,
     ) -> None:
         super().__init__()
@@ -71,8 +70,11 @@ class HetWork(Work):  # type: ignore[misc]
         self.ready: Any = None  # torch.cuda.Event where a stream carries the result
         self.source = -1
         self._span: Any = None
+
+    def show(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Let a profiler, where one is on, see the operation from now to its end."""
         if profiling():
-            self._span = enter_span(f"het:{what.split()[0]}", *(outputs if shown is None else shown))
+            self._span = enter_span(f"het:{name}", *tensors)
 
     def finish(self, *, ready: Any = None, error: BaseException | None = None) -> None:
         """End the operation, once; later calls are ignored (an abort may race with success)."""
@@ -84,10 +86,11 @@ class HetWork(Work):  # type: ignore[misc]
                 leave_span(self._span)
             self._done.set()
             then, self._then = self._then, []
+            future = self._future
         for call in then:
             call()
-        if self._future is not None:
-            self._settle(self._future)
+        if future is not None:
+            self._settle(future)
 
     def on_end(self, call: Callable[[], None]) -> None:
         """Run `call` when the operation has ended, or now if it has."""
