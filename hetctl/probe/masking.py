@@ -89,8 +89,7 @@ class Masker:
         """Another address of the same kind (private, public), sharing prefixes exactly as the original did."""
         if address.is_loopback or address.is_link_local or address.is_unspecified or int(address) == 2**32 - 1:
             return address
-        kept = next((n.prefixlen for n in _PRIVATE if address in n), 8)
-        return ipaddress.IPv4Address(self._prefix_preserving("4", int(address), 32, kept))
+        return ipaddress.IPv4Address(self._prefix_preserving("4", int(address), 32, 8))
 
     def ipv6(self, address: ipaddress.IPv6Address) -> ipaddress.IPv6Address:
         """As `ipv4`; a link-local or GID address keeps its prefix and gets its GUID's mask; mapped ones go by IPv4."""
@@ -120,7 +119,8 @@ class Masker:
         result = value >> (bits - kept)
         for position in range(kept, bits):
             prefix = value >> (bits - position)
-            flip = self._digest(kind, f"{position}:{prefix:x}") & 1
+            on_special_path = kind == "4" and (position, prefix) in _SPECIAL_PATHS
+            flip = 0 if on_special_path else self._digest(kind, f"{position}:{prefix:x}") & 1
             result = result << 1 | (value >> (bits - 1 - position) & 1) ^ flip
         return result
 
@@ -170,7 +170,13 @@ class Masker:
         return int.from_bytes(mac.digest(), "big")
 
 
-_PRIVATE = tuple(map(ipaddress.IPv4Network, ("172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")))
+# Blocks with a meaning map onto themselves, and nothing else onto them: no bit is flipped on the way down to them.
+_SPECIAL = map(ipaddress.IPv4Network, ("172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16"))
+_SPECIAL_PATHS = frozenset(
+    (position, int(block.network_address) >> (32 - position))
+    for block in _SPECIAL
+    for position in range(block.prefixlen)
+)
 
 
 def _same_kind(character: str, number: int) -> str:
