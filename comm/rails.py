@@ -168,15 +168,16 @@ def break_pair(group: Any, peer: int) -> None:
 
 
 def rail_count() -> int:
-    """Rails per direction: as many as interfaces are named, else more for devices than for a CPU's own memory."""
-    return int(os.environ.get(RAILS_VARIABLE) or len(_devices()))
+    """Rails per direction: at least one per interface that is named, more for devices than for a CPU's own memory."""
+    return len(_devices())
 
 
 @functools.cache
 def _devices() -> list[tuple[str, Any]]:
     """(interface, gloo device) for each rail of this process; a device is a listening socket and its thread."""
     names = [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
-    if names:
-        return [(name, Gloo.create_device(interface=name)) for name in names]
-    count = int(os.environ.get(RAILS_VARIABLE) or (DEVICE_RAILS if torch.cuda.is_available() else 1))
-    return [("default interface", Gloo.create_default_device()) for _ in range(count)]
+    count = int(os.environ.get(RAILS_VARIABLE) or max(len(names), DEVICE_RAILS if torch.cuda.is_available() else 1))
+    if not names:
+        return [("default interface", Gloo.create_default_device()) for _ in range(count)]
+    taken = [names[i % len(names)] for i in range(count)]
+    return [(name, Gloo.create_device(interface=name)) for name in taken]
