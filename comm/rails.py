@@ -23,10 +23,7 @@ from hetctl.comm.units import KiB
 RAILS_VARIABLE = "HETCTL_RAILS"
 DEVICE_RAILS = 8  # loopback moved 6.7 GB/s with one gloo group, 23.9 with eight
 HOST_FLOW = Flow(CHUNK_BYTES, window=16)
-# larger for devices: each chunk costs Python time, which bounds fast rails
-DEVICE_FLOW = Flow(2 * CHUNK_BYTES - 4 * KiB, window=16)
-    2 * CHUNK_BYTES - 4 * KiB, window=16
-)  # larger: each chunk costs Python time, which bounds fast rails
+DEVICE_FLOW = Flow(2 * CHUNK_BYTES - 4 * KiB, window=16)  # each chunk costs Python time, which bounds fast rails
 _KILL_TAG = 2**31 - 1
 
 
