@@ -20,7 +20,7 @@ from hetctl.comm.bridge import P2P, Bridge, Transport
 from hetctl.comm.c10d import PrefixStore, ProcessGroup, Store, Work
 from hetctl.comm.cluster import TransportKind
 from hetctl.comm.collectives import Collectives
-from hetctl.comm.islands import Native, break_native, make_native
+from hetctl.comm.islands import Native, break_native, make_island
 from hetctl.comm.layout import Layout
 from hetctl.comm.lines import Run
 from hetctl.comm.local import NativeMessage
@@ -151,10 +151,8 @@ class HetGroup(_Identity):
         size = len(self._layout.mine)
         for name in sorted({island.torch_backend, "gloo"}):
             store = PrefixStore(f"native/{name}/{self._layout.home}/", self._store)
-            made = None
-            if size > 1:
-                made = make_native(store, name, place=self._layout.place, size=size, timeout=self._timeout)
-            self._natives["cpu" if name == "gloo" else "cuda"] = Native(made, size=size)
+            made = make_island(store, name, place=self._layout.place, size=size, timeout=self._timeout)
+            self._natives["cpu" if name == "gloo" else "cuda"] = made
 
     def _transport_to(self, peer: int) -> Transport:
         """The transport that the plan gives the pair of islands; one object for each kind."""
@@ -197,8 +195,8 @@ class HetGroup(_Identity):
         self._bridge.close(seconds=seconds)
         self._alarm.close()
         for native in self._natives.values():
-            if native.group is not None:
-                native.group.shutdown()
+            for group in native.groups():
+                group.shutdown()
         self._natives = {}
 
     def abort(self) -> None:
@@ -249,7 +247,8 @@ class HetGroup(_Identity):
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
         data, deadline, what = plain(tensors[0]), self._deadline(None), f"send to {self._who(dst)}"
         if self._layout.local(dst):
-            native = self._native(data.device).group.send([data], self._layout.mine.index(dst), tag)
+            place = self._layout.mine.index(dst)
+            native = self._native(data.device).messenger(self._layout.place, place).send([data], place, tag)
             return self._local(what, tensors, native, peer=dst, deadline=deadline)
         work = HetWork(what, tensors, deadline=deadline)
         self._record(work, "send", peer=dst, tensors=tensors)
@@ -262,7 +261,8 @@ class HetGroup(_Identity):
         if self._any.claims(target, src, tag, work):
             return self._noted(work)
         if self._layout.local(src):
-            native = self._native(target.device).group.recv([target], self._layout.mine.index(src), tag)
+            place = self._layout.mine.index(src)
+            native = self._native(target.device).messenger(place, self._layout.place).recv([target], place, tag)
             return self._local(what, tensors, native, peer=src, deadline=deadline)
         data = target if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
         if data is not target:

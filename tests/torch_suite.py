@@ -126,6 +126,7 @@ def main() -> int:
     counts = {word: sum(o == word for o in outcomes.values()) for word in ("pass", "fail", "skip")}
     print(f"{options.backend}: {len(outcomes)} tests, " + ", ".join(f"{n} {w}" for w, n in counts.items()))
     if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(outcomes, indent=1))
     if not options.baseline:
         return 0 if not counts["fail"] else 1
