@@ -140,7 +140,7 @@ class ForwardedLane:
         if self._port is not None and self._posted:
             reason = f"{self._port.rail(self._posted[0].number)}: {reason}"
         if held is not None and held.deadline.passed():
-            reason = f"nothing came or went within {held.deadline.seconds:g} s"
+            reason = f"Timed out after {held.deadline.seconds:g} s"
         what = held.work.what if held is not None else "connecting"
         return f"{what} failed {self.verb} {self._bridge.who(self._key.peer)}: {reason}"
 
