@@ -21,6 +21,7 @@ from hetctl.comm.layout import pieces
 from hetctl.comm.staging import Copied, CopyEngine, TrailerMismatch, flat_bytes, seal, unseal
 from hetctl.comm.work import BridgeError, reason_of
 
+COPIES_AHEAD = 2  # copies that stay in flight while the window is full: one at a time would idle the copy engine
 IDLE_SECONDS = 5.0  # an unused lane's thread ends; the next message starts another
 
 
@@ -192,7 +193,8 @@ class SendLane(ForwardedLane):
                     return not self._over()
                 break
             self._copy(self._begin())
-        if self._copying:
+        more = bool(self._todo) or not self._queue.empty()
+        if self._copying and (len(self._copying) > COPIES_AHEAD or not self._posted or not more):
             self._send()
         else:
             self._finish()

@@ -47,7 +47,8 @@ def flipped(rank: int) -> str:
 
     def harmful(slot: torch.Tensor, **trailer: int) -> None:
         seal(slot, **trailer)  # type: ignore[arg-type]
-        slot[100] ^= trailer["chunk"] == 1
+        if trailer["chunk"] == 1:
+            slot[100] ^= 1
 
     if rank == 0:
         forwarded.seal = harmful  # type: ignore[assignment]
