@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from hetctl.comm.c10d import Store
 from hetctl.comm.work import BridgeError
 
-POLL_SECONDS = 0.25
+POLL_SECONDS = 0.5
+PAUSE_SECONDS = 0.05
 ANSWER_SECONDS = 2.0
 VERDICT_SECONDS = 3.5
 
@@ -30,9 +31,11 @@ class Alarm:
         self._mine: str | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._judged = threading.Event()
+        self._verdict: BridgeError | None = None
 
     def watch(self) -> None:
-        """Start watching; called with the first operation, free afterwards."""
+        """Start watching."""
         if self._thread is not None:
             return
         with self._lock:
@@ -45,6 +48,12 @@ class Alarm:
         self._mine = self._mine or sentence
         self.watch()
         self._wake.set()
+
+    def judged(self, sentence: str) -> BridgeError:
+        """Ring, and wait for the verdict: for errors that are met in the program's own thread."""
+        self.ring(sentence)
+        self._judged.wait(ANSWER_SECONDS + VERDICT_SECONDS)
+        return self._verdict or BridgeError(sentence)
 
     def close(self) -> None:
         with self._lock:
@@ -62,7 +71,9 @@ class Alarm:
             detail = str(error).strip().splitlines()[:1]
             verdict = f"{self._mine}; the job's store does not answer either: {''.join(detail)[:120]}"
         if verdict is not None:
-            self._on_verdict(BridgeError(verdict))
+            self._verdict = BridgeError(verdict)
+            self._judged.set()
+            self._on_verdict(self._verdict)
 
     def _watch(self) -> str | None:
         store = self._base.clone()
@@ -99,4 +110,4 @@ class Alarm:
         return sentence
 
     def _pause(self) -> None:
-        threading.Event().wait(POLL_SECONDS / 4)
+        threading.Event().wait(PAUSE_SECONDS)

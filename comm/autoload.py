@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 
@@ -12,6 +13,10 @@ def load() -> None:
 
         if "HET" not in Backend._plugins:
             Backend.register_backend("het", _create, extended_api=True, devices=["cpu", "cuda"])
+        if os.environ.get("HETCTL_AS_NCCL") == "1":
+            from hetctl.comm.as_nccl import redirect
+
+            redirect()
     except Exception:  # an entry point that raises breaks every `import torch` on the machine
         return
 

@@ -114,6 +114,18 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """One rail between two hosts as it was measured (or why it could not be), by which tool."""
+
+    hosts: tuple[str, str]
+    nics: tuple[str, str]
+    tool: str  # tcp: our own sender; else the native tool's name
+    latency_s: float | None = None  # one way
+    rate_bytes_per_s: float | None = None  # of the slower direction
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
 class Cluster:
     """All facts together. `source` says whether it was discovered or is an emulation."""
 
@@ -121,6 +133,7 @@ class Cluster:
     islands: tuple[Island, ...]
     networks: tuple[Network, ...] = ()
     links: tuple[Link, ...] = ()
+    measured: tuple[Measured, ...] = ()
     source: Literal["discovered", "emulated", "described"] = "discovered"
     runs: NativeName | None = None  # emulation: the native library this machine really has
     schema_version: int = SCHEMA_VERSION

@@ -97,8 +97,13 @@ def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
         members = tuple(Member(machine.host, i) for i in range(first, len(devices)))
         islands.append(Island(name, island.vendor, "host", members))
     host = Host(machine.host, data_address="127.0.0.1", devices=tuple(devices), nics=(nic,))
-    tcp = Transport("tcp", True, "both islands are on this machine: loopback TCP")
-    links = tuple(Link((a.name, b.name), (tcp,)) for a, b in combinations(islands, 2))
+    ways = (
+        Transport("shm", True, "both islands are on this machine: memory that both processes map"),
+        Transport("tcp", True, "loopback TCP on this machine: what a network would see"),
+        Transport("rdma", False, "emulated islands have no RDMA NIC between them"),
+        Transport("direct", False, "a copy between devices of one host is no RDMA, and exists only inside a vendor"),
+    )
+    links = tuple(Link((a.name, b.name), ways) for a, b in combinations(islands, 2))
     network = Network("host", "host", (host.name,), "one machine")
     return Cluster((host,), tuple(islands), (network,), links, source="emulated", runs=machine.native)
 

@@ -11,10 +11,11 @@ class HetctlError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", documented: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.documented = documented  # `--json` has already printed the document that says so
 
 
 class WorkFailed(HetctlError):

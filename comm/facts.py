@@ -187,7 +187,9 @@ class NicFacts:
     admin_up: bool | None = None
     bond: str | None = None  # the interface this one is enslaved to
     bond_members: tuple[str, ...] = ()
-    virtual: bool | None = None  # no hardware below: lo, docker0, veth, bridges
+    over: tuple[str, ...] = ()  # the interfaces it stands on: a VLAN's parent, the members of a bond or bridge
+    virtual: bool | None = None  # no hardware below: lo, veth, docker0 (not a bond, VLAN or bridge over a real port)
+    rdma_software: bool | None = None  # the RDMA port is the kernel's emulation over the interface (rxe, siw)
     virtual_function: bool | None = None  # SR-IOV
     counters: Mapping[str, int] = field(default_factory=dict)  # link_downed, symbol_error ...
 

@@ -17,10 +17,11 @@ from typing import Any, Protocol
 import torch
 
 from hetctl.comm.bridge import METER, Bridge, LaneKey, Message
-from hetctl.comm.staging import Copied, TrailerMismatch, chunks, flat_bytes, seal, unseal
+from hetctl.comm.layout import pieces
+from hetctl.comm.staging import Copied, CopyEngine, TrailerMismatch, flat_bytes, seal, unseal
 from hetctl.comm.work import BridgeError
 
-WINDOW = 8  # chunks in flight per lane, which bounds its memory
+COPIES_AHEAD = 2  # copies that stay in flight while the window is full: one at a time would idle the copy engine
 IDLE_SECONDS = 5.0  # an unused lane's thread ends; the next message starts another
 
 
@@ -37,13 +38,24 @@ class Port(Protocol):
         """The name of the rail that chunk `number` of a message takes, for people."""
 
     def take(self, nbytes: int, number: int) -> torch.Tensor:
-        """The slot for the next chunk; at most WINDOW are out at a time."""
+        """The slot for the next chunk; at most a window of them is out at a time."""
 
     def post(self, slot: torch.Tensor, length: int, number: int) -> Posted:
         """Start sending or receiving the first `length` bytes and the trailer of a slot."""
 
     def give(self, slot: torch.Tensor, event: Any) -> None:
         """Take a slot back, in order; the device still reads it until `event`, where there is one."""
+
+    def idle(self) -> None:
+        """Nothing is left to do for now: settle what was put off."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The sizes of a transport, the same at both ends: bytes per chunk, and chunks in flight per lane."""
+
+    chunk_bytes: int
+    window: int  # together with the chunk it bounds a lane's memory
 
 
 @dataclass(eq=False)
@@ -67,8 +79,10 @@ class ForwardedLane:
 
     verb = ""
 
-    def __init__(self, bridge: Bridge, key: LaneKey, connect: Callable[[], Port]) -> None:
-        self._bridge, self._key, self._connect = bridge, key, connect
+    def __init__(
+        self, bridge: Bridge, key: LaneKey, connect: Callable[[], Port], *, flow: Flow, engine: CopyEngine
+    ) -> None:
+        self._bridge, self._key, self._connect, self._flow, self._engine = bridge, key, connect, flow, engine
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -99,15 +113,20 @@ class ForwardedLane:
         try:
             if self._key.device.type == "cuda":
                 torch.cuda.set_device(self._key.device)
-            if self._port is None:
-                self._port = self._connect()
-            while self._step(self._port):
+            while self._step():
                 pass
         except Exception as error:  # the thread's boundary: any failure ends the group's operations
             self._broken(error)
 
-    def _step(self, port: Port) -> bool:
+    def _step(self) -> bool:
         raise NotImplementedError
+
+    @property
+    def port(self) -> Port:
+        """This end of the lane, connected when the first message is there."""
+        if self._port is None:
+            self._port = self._connect()
+        return self._port
 
     def _broken(self, error: Exception) -> None:
         """Stop; the pending messages end with the verdict on what is reported here."""
@@ -120,6 +139,8 @@ class ForwardedLane:
         held = self._posted[0].message if self._posted else self._todo[0][0] if self._todo else None
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = lines[0][:200]
+        if self._port is not None and self._posted:
+            reason = f"{self._port.rail(self._posted[0].number)}: {reason}"
         if held is not None and held.deadline.passed():
             reason = f"nothing came or went within {held.deadline.seconds:g} s"
         what = held.work.what if held is not None else "connecting"
@@ -129,13 +150,15 @@ class ForwardedLane:
         """Cut the next queued message into chunks to do; False when there is none now (or none for a while)."""
         if self._todo:
             return True
+        if block and self._port is not None:
+            self._port.idle()
         try:
             message = self._queue.get(block, IDLE_SECONDS) if block else self._queue.get_nowait()
         except queue.Empty:
             return False
         if message is None:
             return False
-        cut = chunks(message.data.nbytes)
+        cut = list(pieces(message.data.nbytes, self._flow.chunk_bytes))
         for number, (first, past) in enumerate(cut):
             self._todo.append((message, first, past, number, number == len(cut) - 1))
         return True
@@ -148,37 +171,40 @@ class ForwardedLane:
             self._thread = None
             return True
 
-    def _begin(self, port: Port) -> _Chunk:
-        message, first, past, number, last = self._todo.popleft()
-        return _Chunk(message, first, past, number, last, port.take(past - first, number))
+    def _begin(self) -> _Chunk:
+        message, first, past, number, last = self._todo[0]
+        slot = self.port.take(past - first, number)
+        self._todo.popleft()
+        return _Chunk(message, first, past, number, last, slot)
 
 
 class SendLane(ForwardedLane):
     verb = "sending to"
 
-    def __init__(self, bridge: Bridge, key: LaneKey, connect: Callable[[], Port]) -> None:
-        super().__init__(bridge, key, connect)
+    def __init__(self, *args: Any, **sizes: Any) -> None:
+        super().__init__(*args, **sizes)
         self._copying: deque[_Chunk] = deque()
 
-    def _step(self, port: Port) -> bool:
+    def _step(self) -> bool:
         """Start copies while slots are free, then send the oldest copied chunk or wait for the oldest sent one."""
-        while len(self._copying) + len(self._posted) < WINDOW:
+        while len(self._copying) + len(self._posted) < self._flow.window:
             busy = bool(self._copying or self._posted)
             if not self._more(block=not busy):
                 if not busy:
                     return not self._over()
                 break
-            self._copy(self._begin(port))
-        if self._copying:
-            self._send(port)
+            self._copy(self._begin())
+        more = bool(self._todo) or not self._queue.empty()
+        if self._copying and (len(self._copying) > COPIES_AHEAD or not self._posted or not more):
+            self._send()
         else:
-            self._finish(port)
+            self._finish()
         return True
 
     def _copy(self, chunk: _Chunk) -> None:
         message = chunk.message
         source = flat_bytes(message.data)[chunk.first : chunk.past]
-        chunk.copied = self._bridge.engine(source.device).out(source, chunk.slot, message.ready)
+        chunk.copied = self._engine.out(source, chunk.slot, message.ready)
         self._copying.append(chunk)
         if not chunk.last:
             return
@@ -189,25 +215,25 @@ class SendLane(ForwardedLane):
             # on a device the memory may be written again behind this event; `close` still sees the slots off
             self._bridge.end(message, ready=message.copied_event)
 
-    def _send(self, port: Port) -> None:
+    def _send(self) -> None:
         chunk = self._copying.popleft()
         self._posted.append(chunk)
         assert chunk.copied is not None
         chunk.copied.wait()
         verify = self._bridge.verify
         seal(chunk.slot, operation=self._operation, chunk=chunk.number, length=chunk.length, checked=verify)
-        chunk.posted = port.post(chunk.slot, chunk.length, chunk.number)
+        chunk.posted = self.port.post(chunk.slot, chunk.length, chunk.number)
         METER.add(chunk.length)
         if chunk.last:
             self._operation += 1
 
-    def _finish(self, port: Port) -> None:
+    def _finish(self) -> None:
         chunk = self._posted[0]
         assert chunk.posted is not None
         if chunk.posted.wait(chunk.message.deadline.delta()) is False:
             raise BridgeError("it was aborted")
         self._posted.popleft()
-        port.give(chunk.slot, None)
+        self.port.give(chunk.slot, None)
         if chunk.last:
             self._bridge.end(chunk.message, ready=chunk.message.copied_event)
 
@@ -215,21 +241,21 @@ class SendLane(ForwardedLane):
 class RecvLane(ForwardedLane):
     verb = "receiving from"
 
-    def _step(self, port: Port) -> bool:
+    def _step(self) -> bool:
         """Post receives while slots are free, then take in the oldest one."""
-        while len(self._posted) < WINDOW:
+        while len(self._posted) < self._flow.window:
             if not self._more(block=not self._posted):
                 if not self._posted:
                     return not self._over()
                 break
-            chunk = self._begin(port)
-            chunk.posted = port.post(chunk.slot, chunk.length, chunk.number)
+            chunk = self._begin()
+            chunk.posted = self.port.post(chunk.slot, chunk.length, chunk.number)
             self._posted.append(chunk)
-        self._take(port, self._posted[0])
+        self._take(self._posted[0])
         self._posted.popleft()
         return True
 
-    def _take(self, port: Port, chunk: _Chunk) -> None:
+    def _take(self, chunk: _Chunk) -> None:
         message = chunk.message
         assert chunk.posted is not None
         if chunk.posted.wait(message.deadline.delta()) is False:
@@ -243,9 +269,9 @@ class RecvLane(ForwardedLane):
                 checked=self._bridge.verify,
             )
         except TrailerMismatch as mismatch:
-            raise BridgeError(f"{port.rail(chunk.number)}: {mismatch}") from None
+            raise BridgeError(str(mismatch)) from None
         event = self._land(chunk, payload)
-        port.give(chunk.slot, event)
+        self.port.give(chunk.slot, event)
         if chunk.last:
             self._operation += 1
             self._bridge.end(message, ready=event)
@@ -258,4 +284,4 @@ class RecvLane(ForwardedLane):
             ready.append(message.after.copied_event)
         size = message.data.element_size()
         target = message.data[chunk.first // size : chunk.past // size]
-        return self._bridge.engine(message.data.device).into(payload, target, message.combine, ready)
+        return self._engine.into(payload, target, message.combine, ready)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-NativeName = Literal["nccl", "rccl", "gloo"]
+NativeName = Literal["nccl", "rccl", "xccl", "gloo"]
 
 
 @dataclass(frozen=True)
@@ -24,5 +24,6 @@ class Native:
 NATIVES: dict[str, Native] = {
     "nvidia": Native("nccl", "nccl", "cuda", "CUDA_VISIBLE_DEVICES"),
     "amd": Native("rccl", "nccl", "cuda", "HIP_VISIBLE_DEVICES"),
+    "intel": Native("xccl", "xccl", "xpu", "ZE_AFFINITY_MASK"),
     "cpu": Native("gloo", "gloo", "cpu", ""),
 }

@@ -59,6 +59,13 @@ class Placement:
             found.setdefault(island.name, []).append(rank)
         return {name: tuple(members) for name, members in found.items()}
 
+    def transport(self, one: str, other: str) -> TransportKind:
+        """The transport between two islands; TCP reaches everywhere, so it is what an unlisted pair gets."""
+        for bridge in self.bridges:
+            if set(bridge.islands) == {one, other}:
+                return bridge.transport
+        return "tcp"
+
     def to_json(self) -> str:
         return json.dumps(encode(self))
 

@@ -15,7 +15,7 @@ from hetctl.comm.files import read_yaml, write_yaml
 from hetctl.comm.values import decode, encode
 
 GroupKind = Literal["tensor", "data", "pipeline", "segment"]
-BackendName = Literal["nccl", "rccl", "gloo", "het"]
+BackendName = Literal["nccl", "rccl", "xccl", "gloo", "het"]
 Span = tuple[int, int]  # layers [first, past_last)
 
 

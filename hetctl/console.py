@@ -31,7 +31,7 @@ class Sink:
 
     def say(self, content: RenderableType = "") -> None:
         """A line, table or tree for people."""
-        self.people.print(content, highlight=False)
+        self.people.print(content, highlight=False, soft_wrap=isinstance(content, str))  # a line stays one when piped
 
     def warn(self, sentence: str) -> None:
         """Something a person should know: a fallback, a doubt. Always on stderr."""
@@ -48,7 +48,8 @@ class Sink:
         self.errors.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False, soft_wrap=True)
         if error.hint:
             self.errors.print(f"[bold]hint:[/] {_plain(error.hint)}", highlight=False, soft_wrap=True)
-        self.result({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
+        if not error.documented:
+            self.result({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
 
 
 def _console(stream: Any) -> Console:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetctl.comm.access import Access
@@ -17,6 +18,7 @@ from hetctl.launcher.fanout import Outcome, fan_out
 from hetctl.launcher.local import LocalShell
 from hetctl.launcher.shell import Finished, Shell, ShellError, run
 from hetctl.probe import MAX_STDOUT_BYTES, Options, Raw, extract, parse, program
+from hetctl.probe.capture import Recording, read_capture
 from hetctl.probe.raw import UNSUPPORTED, printable
 
 if TYPE_CHECKING:
@@ -58,6 +60,28 @@ def discover(
             answers[outcome.item.name] = answer
             on_answer(answer)
     return [answers[entry.name] for entry in entries]
+
+
+def recordings(answers: Sequence[Answer]) -> list[Recording]:
+    """The answers as a capture holds them, hosts that failed among them."""
+    return [Recording(a.report.name, a.raw, a.report.status, a.report.reason, a.report.access.address) for a in answers]
+
+
+def replay(path: Path) -> list[Answer]:
+    """The answers in a capture, parsed anew. Raises ConfigError when it is none."""
+    return [
+        Answer(
+            Report(
+                name=one.name,
+                access=Access(address=one.address),
+                facts=parse(one.raw) if one.raw else None,
+                status=one.status,
+                reason=one.reason,
+            ),
+            one.raw,
+        )
+        for one in read_capture(path)
+    ]
 
 
 def ask_host(entry: Entry, options: Options, deadline: Deadline, *, book: SshBook | None = None) -> Answer:

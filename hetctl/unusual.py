@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from hetctl.comm.cluster import Cluster
+from hetctl.comm.cluster import Cluster, Measured
 from hetctl.comm.facts import GpuFacts, HostFacts, NicFacts
 from hetctl.comm.units import show_rate
 from hetctl.fabric import Note, Report
@@ -18,6 +19,7 @@ def unusual(reports: Sequence[Report], cluster: Cluster) -> list[Note]:
         *_split_subnets(cluster),
         *(note for peers in _peer_groups(seen) for note in _odd_ones(peers)),
         *_slow_ports(seen),
+        *_slow_pairs(cluster),
         *(Note(host, said) for host, facts in seen.items() for gpu in facts.gpus for said in _gpu(gpu)),
         *(Note(host, said) for host, facts in seen.items() for nic in facts.nics for said in _nic(nic)),
         *(Note(host, said) for host, facts in seen.items() for said in facts.warnings),
@@ -86,12 +88,30 @@ def _slow_ports(seen: Mapping[str, HostFacts]) -> Iterator[Note]:
             if nic.pci_id and nic.rate_bytes_per_s and nic.state != "down":
                 best[nic.pci_id] = max(best.get(nic.pci_id, 0.0), nic.rate_bytes_per_s)
     for host, facts in seen.items():
+        slow: dict[tuple[float, float], list[str]] = defaultdict(list)
         for nic in facts.nics:
             rate, most = nic.rate_bytes_per_s, best.get(nic.pci_id or "", 0.0)
             if rate and nic.state != "down" and rate < most:
-                yield Note(
-                    host, f"{nic.name} runs at {show_rate(rate)} where others of its kind run at {show_rate(most)}"
-                )
+                slow[rate, most].append(nic.name)
+        for (rate, most), names in slow.items():
+            run = "runs" if len(names) == 1 else "run"
+            yield Note(
+                host, f"{', '.join(names)} {run} at {show_rate(rate)} where others of the kind reach {show_rate(most)}"
+            )
+
+
+def _slow_pairs(cluster: Cluster) -> Iterator[Note]:
+    """Measured rails at less than half of what rails of the same NICs usually reach."""
+    groups: dict[tuple[str, tuple[str, str]], list[Measured]] = defaultdict(list)
+    for row in cluster.measured:
+        if row.rate_bytes_per_s is not None:
+            groups[row.tool, row.nics].append(row)
+    for rows in groups.values():
+        usual = statistics.median(row.rate_bytes_per_s or 0.0 for row in rows)
+        for row in rows:
+            if (row.rate_bytes_per_s or 0.0) * 2 < usual:
+                between = f"{' - '.join(row.hosts)} over {'-'.join(row.nics)}"
+                yield Note(None, f"{between} reached {show_rate(row.rate_bytes_per_s)}, its like {show_rate(usual)}")
 
 
 def _gpu(gpu: GpuFacts) -> Iterator[str]:
@@ -109,6 +129,8 @@ def _gpu(gpu: GpuFacts) -> Iterator[str]:
 
 
 def _nic(nic: NicFacts) -> Iterator[str]:
+    if nic.rdma_software:
+        yield f"{nic.name} ({nic.rdma_device}) is RDMA emulated by the kernel: correct, but slower than TCP"
     width, most = nic.pcie.width, nic.pcie.max_width
     if nic.rdma_device and width is not None and most is not None and width < most:
         yield f"{nic.name} has {width} of its {most} PCIe lanes"

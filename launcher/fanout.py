@@ -16,7 +16,6 @@ from hetctl.launcher.shell import timed_out
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 MAX_AT_ONCE = 128
-_THREAD_STACK_BYTES = 512 * 1024  # the default of 8 MiB is only address space, but limits count it
 
 
 @dataclass(frozen=True)
@@ -87,12 +86,8 @@ def _start(
             done.put((index, None, HetctlError(f"{type(error).__name__}: {error}", hint="this is a defect of hetctl")))
 
     running = _Running(item, deadline, time.monotonic())
-    before = threading.stack_size(_THREAD_STACK_BYTES)
-    try:
-        # a daemon: a name server that never answers must not keep the program from ending
-        threading.Thread(target=body, name=f"host-{index}", daemon=True).start()
-    finally:
-        threading.stack_size(before)
+    # a daemon: a name server that never answers must not keep the program from ending
+    threading.Thread(target=body, name=f"host-{index}", daemon=True).start()
     return running
 
 

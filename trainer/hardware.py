@@ -84,6 +84,7 @@ _ROWS = (
     _row("mi325x", "amd", 256, 6000, 1307, "MI325X", published=534.9, nic=50e9),
     _row("mi350x", "amd", 288, 8000, 2300, "MI350X", nic=50e9),
     _row("mi355x", "amd", 288, 8000, 2500, "MI355X", nic=50e9),
+    _row("max1100", "intel", 48, 1229, 352, "Data Center GPU Max 1100", native=24e9, host=25e9),
     DeviceClass("cpu", "cpu", 4 * GiB, 20e9, 0.05, 0.05, 1.25e9, 4e9, 10e9, launch_s=300e-6, runtime_bytes=GiB // 4),
 )
 CLASSES: dict[str, DeviceClass] = {row.name: row for row in _ROWS}

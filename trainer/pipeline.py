@@ -86,6 +86,10 @@ class Boundary:
         works = [dist.irecv(buffer[p.first : p.past_last], p.peer, group=self.group, tag=self.tag) for p in self.pieces]
         return buffer, works
 
+    def carries(self, device: torch.device) -> torch.device:
+        """Where the tensors are that its group carries, for ranks that compute on `device`."""
+        return device
+
     def finish(self) -> None:
         """Wait until everything sent has left."""
         while self._sent:
@@ -119,7 +123,14 @@ class StagePipeline:
     """One rank's part of a pipeline: the stage's module, its boundaries, and the schedule it follows."""
 
     def __init__(
-        self, plan: Plan, place: Place, model: StageModel, groups: ProcessGroups, *, timeline: Timeline
+        self,
+        plan: Plan,
+        place: Place,
+        model: StageModel,
+        groups: ProcessGroups,
+        *,
+        timeline: Timeline,
+        boundary: type[Boundary] = Boundary,
     ) -> None:
         self.plan, self.place, self.model, self.timeline = plan, place, model, timeline
         self.replica: Replica = plan.replicas[place.replica]
@@ -129,12 +140,13 @@ class StagePipeline:
         self.is_last = place.stage == len(self.replica.stages) - 1
         before, after = place.stage - 1, place.stage + 1
 
-        def boundary(other: int, direction: str) -> Boundary | None:
+        def towards(other: int, direction: str) -> Boundary | None:
             exists = 0 <= other < len(self.replica.stages)
-            return Boundary(plan, place, groups, other=other, direction=direction) if exists else None
+            return boundary(plan, place, groups, other=other, direction=direction) if exists else None
 
-        self.forward_in, self.forward_out = boundary(before, "forward"), boundary(after, "forward")
-        self.backward_in, self.backward_out = boundary(after, "backward"), boundary(before, "backward")
+        self.forward_in, self.forward_out = towards(before, "forward"), towards(after, "forward")
+        self.backward_in, self.backward_out = towards(after, "backward"), towards(before, "backward")
+        self._connect()
 
     def train_step(self, batch: Sequence[MicroBatch], *, scale: float) -> tuple[Tensor, Tensor]:
         """Forward and backward of all micro-batches. Gradients accumulate; the loss is scaled by `scale`.
@@ -166,6 +178,29 @@ class StagePipeline:
             self._forward(k, micro_batch, forward, totals, 1.0)
         self._finish()
         return totals[0], totals[1]
+
+    def _connect(self) -> None:
+        """One element over every pair of ranks that will ever talk, in one order that all ranks share.
+
+        Native libraries connect a pair at its first transfer, and block until the peer comes to the same one:
+        left to the schedule, two ranks would each wait at another boundary's first transfer for ever.
+        """
+        device = next(self.model.parameters()).device
+        meetings: list[tuple[tuple[int, ...], bool, int, Boundary]] = []
+        for boundary, sends, other in (
+            (self.forward_in, False, self.place.stage - 1),
+            (self.backward_out, True, self.place.stage - 1),
+            (self.forward_out, True, self.place.stage + 1),
+            (self.backward_in, False, self.place.stage + 1),
+        ):
+            if boundary is not None:
+                edge = min(self.place.stage, other)
+                for peer in boundary.peers:
+                    turn = (edge, boundary.tag, *sorted((self.place.rank, peer)))
+                    meetings.append((turn, sends, peer, boundary))
+        for _, sends, peer, meeting in sorted(meetings, key=lambda m: m[0]):
+            element = torch.zeros(1, device=meeting.carries(device))
+            (dist.send if sends else dist.recv)(element, peer, group=meeting.group, tag=meeting.tag)
 
     def _forward(
         self, k: int, data: MicroBatch, inbox: Inbox | None, totals: Tensor, scale: float

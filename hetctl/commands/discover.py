@@ -11,6 +11,7 @@ from hetctl.commands import options
 from hetctl.console import Sink
 
 if TYPE_CHECKING:
+    from hetctl.comm.cluster import Cluster
     from hetctl.discover import Answer
     from hetctl.inventory import Inventory
 
@@ -48,20 +49,28 @@ def discover(
     it is this machine. Nothing is installed on them. Exit code 4 when some were not reached: the file is still written.
     """
     from hetctl.comm.cluster import save_cluster
+    from hetctl.comm.errors import ConfigError
     from hetctl.comm.values import encode
+    from hetctl.discover import recordings
     from hetctl.fabric import build
+    from hetctl.probe.capture import write_capture
     from hetctl.render.cluster import show_cluster
     from hetctl.unusual import unusual
 
     sink = Sink(as_json=as_json)
-    meant, answers = _asked(hosts or [], inventory, timeout, sink)
+    if from_capture and (hosts or links):
+        raise ConfigError("--from-capture asks no hosts: neither HOSTS nor --links go with it")
+    meant, answers = _replayed(from_capture, sink) if from_capture else _asked(hosts or [], inventory, timeout, sink)
     reports = [answer.report for answer in answers]
     fabric = build(reports, named=meant.networks)
-    save_cluster(output, fabric.cluster)
-    notes = [*fabric.notes, *unusual(reports, fabric.cluster)]
-    show_cluster(sink, fabric.cluster, notes)
-    sink.say(f"wrote {output}")
-    document = {**encode(fabric.cluster), "digest": fabric.cluster.digest}
+    cluster = _measured(fabric.cluster, meant, timeout, sink) if links else fabric.cluster
+    save_cluster(output, cluster)
+    if capture:
+        write_capture(capture, recordings(answers))
+    notes = [*fabric.notes, *unusual(reports, cluster)]
+    show_cluster(sink, cluster, notes)
+    sink.say(f"wrote {output}" + (f" and {capture} (names, serial numbers and addresses masked)" if capture else ""))
+    document = {**encode(cluster), "digest": cluster.digest}
     sink.result({**document, "notes": [encode(note) for note in notes], "file": str(output)})
     _end(answers, sink)
 
@@ -76,6 +85,30 @@ def _asked(hosts: list[str], file: Path | None, timeout: float, sink: Sink) -> t
     sink.warn(f"discovering {count} host{'s' * (count > 1)} from {meant.origin}")
     width = max(len(entry.name) for entry in meant.entries)
     return meant, ask(meant.entries, timeout_s=timeout, on_answer=lambda a: sink.say(host_line(a.report, width)))
+
+
+def _replayed(path: Path, sink: Sink) -> tuple[Inventory, list[Answer]]:
+    from hetctl.discover import replay
+    from hetctl.inventory import Inventory
+    from hetctl.render.cluster import host_line
+
+    answers = replay(path)
+    for answer in answers:
+        sink.say(host_line(answer.report, max(len(a.report.name) for a in answers)))
+    return Inventory((), f"the capture {path}"), answers
+
+
+def _measured(cluster: Cluster, meant: Inventory, timeout: float, sink: Sink) -> Cluster:
+    from rich.markup import escape
+
+    from hetctl.links import measure_links, pair_line
+
+    measured = measure_links(
+        cluster, meant.entries, connect_s=timeout, on_pair=lambda pair, rows: sink.say(escape(pair_line(pair, rows)))
+    )
+    if not measured.measured:
+        sink.warn("--links: there is no pair of hosts to measure between")
+    return measured
 
 
 def _end(answers: list[Answer], sink: Sink) -> None:

@@ -41,7 +41,7 @@ def train(
     ranks and reports. With nothing configured it trains a small Llama across an emulated NVIDIA + AMD pair on
     this machine, on the source text of Python's standard library, in about a minute.
     """
-    from hetctl import planning, training
+    from hetctl import planning, supervising, training
 
     sink = Sink(as_json=as_json)
     asked = planning.read_recipe(
@@ -68,4 +68,4 @@ def train(
     training.show(prepared, sink)
     summary = training.train(prepared, resume=resume, run_dir=run_dir, sink=sink)
     sink.result(summary)
-    training.raise_unless_done(summary)
+    supervising.raise_unless_done(summary)

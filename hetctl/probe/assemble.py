@@ -19,6 +19,8 @@ from hetctl.probe.vendors import VENDORS
 from hetctl.probe.vendors.base import Vendor, bound_devices
 
 _TEXT_LIMIT = 4096
+# Other failures are ordinary: an interface that is down has no speed to read.
+_REFUSALS = ("Permission denied", "Operation not permitted", "Input/output error", "too large for the answer")
 
 
 def parse(raw: Raw) -> HostFacts:
@@ -41,6 +43,8 @@ def parse(raw: Raw) -> HostFacts:
     lengths = {"gpus": len(gpus), "nics": len(ports), "interpreters": len(pythons)}
     numbered = {gpu.id: i for i, gpu in enumerate(gpus)}
     sources, unknown = (compact(_numbered(n, numbered), lengths) for n in (notes.sources, notes.unknown))
+    refused = {path: f"the host said: {why}" for path, why in raw.failed.items() if why in _REFUSALS}
+    unknown = {**unknown, **refused}
     return _clean(replace(facts, sources=sources, unknown=unknown))
 
 
@@ -62,7 +66,7 @@ def _gpus(raw: Raw, ports: tuple[NicFacts, ...], notes: Notes) -> tuple[tuple[Gp
 def _state(raw: Raw, vendor: Vendor, gpus: tuple[GpuFacts, ...]) -> str:
     if gpus:
         return "present"
-    drivers = bound_devices(raw, pci_vendor=vendor.pci_vendor)
+    drivers = bound_devices(raw, pci_vendor=vendor.pci_vendor, ignored=vendor.integrated)
     if not drivers:
         return "absent"
     names = sorted({driver or "no driver" for driver in drivers.values()})

@@ -25,6 +25,7 @@ def nics(raw: Raw, notes: Notes) -> tuple[NicFacts, ...]:
     addresses = _addresses(raw, notes)
     active_mtus = parse_ibv_devinfo(raw.tool("ibv_devinfo").stdout)
     interfaces = {n: _interface(raw, n, addresses.get(n)) for n in raw.children(NET) if raw.files.get(NET + n + "/mtu")}
+    interfaces = {name: _over_hardware(facts, interfaces) for name, facts in interfaces.items()}
     found, taken = [], set()
     for device in raw.children(RDMA):
         for port in sorted(filter(str.isdecimal, raw.children(f"{RDMA}{device}/ports/")), key=int):
@@ -61,6 +62,7 @@ def _interface(raw: Raw, name: str, addresses: tuple[Address, ...] | None) -> Ni
         admin_up=None if flags is None else bool(flags & _UP),
         bond=master or None,
         bond_members=tuple((raw.text(base + "/bonding/slaves") or "").split()),
+        over=tuple(sorted(p[len(base) + 7 :] for p in raw.links if p.startswith(base + "/lower_"))),
         virtual=None if way is None else "/devices/virtual/" in way,
         virtual_function=base + "/device/physfn" in raw.links if pci else None,
         **_hardware(raw, base, pci),
@@ -79,6 +81,17 @@ def _hardware(raw: Raw, base: str, pci: str | None) -> dict[str, Any]:
         "pcie": sysfs_pcie(raw, pci),
         "driver": driver.rpartition("/")[2] or None,
     }
+
+
+def _over_hardware(nic: NicFacts, interfaces: Mapping[str, NicFacts], depth: int = 4) -> NicFacts:
+    """A bond, VLAN or bridge with the place of its first real port: as near to a GPU as that is, nothing virtual."""
+    if nic.pci or depth == 0:
+        return nic
+    below = (interfaces[name] for name in (*nic.bond_members, *nic.over) if name in interfaces)
+    real = next((port for lower in below if (port := _over_hardware(lower, interfaces, depth - 1)).pci), None)
+    if real is None:
+        return nic
+    return replace(nic, virtual=False, pci=real.pci, pci_id=real.pci_id, numa_node=real.numa_node, pcie=real.pcie)
 
 
 def _mac(text: str | None) -> str | None:
@@ -177,6 +190,7 @@ def _rdma_port(raw: Raw, device: str, port: int, active_mtus: Mapping[tuple[str,
         guid=told(raw.text(of + "/node_guid")),
         firmware=told(raw.text(of + "/fw_ver")),
         virtual_function=of + "/device/physfn" in raw.links if pci else None,
+        rdma_software=pci is None and of + "/device" not in raw.links,
         counters=_counters(raw, base),
         **_hardware(raw, of, pci),
     )
@@ -282,6 +296,7 @@ def _joined(port: NicFacts, interface: NicFacts | None) -> NicFacts:
         name=interface.name,
         netdev=interface.netdev,
         link_layer=port.link_layer or interface.link_layer,
+        rate_bytes_per_s=interface.rate_bytes_per_s if port.rdma_software else port.rate_bytes_per_s,
         mtu=interface.mtu,
         mac=interface.mac,
         addresses=interface.addresses,
@@ -289,6 +304,7 @@ def _joined(port: NicFacts, interface: NicFacts | None) -> NicFacts:
         admin_up=interface.admin_up,
         bond=interface.bond,
         bond_members=interface.bond_members,
+        over=interface.over,
         virtual=interface.virtual,
         numa_node=port.numa_node if port.numa_node is not None else interface.numa_node,
         pci=port.pci or interface.pci,

@@ -70,7 +70,8 @@ class Raw:
 
     def children(self, folder: str) -> tuple[str, ...]:
         """The names in a listed folder, in the host's sorted order; empty when it was not there."""
-        return self.listings.get(folder.rstrip("/"), ())
+        names = self.listings.get(folder.rstrip("/"), ())
+        return tuple(dict.fromkeys(name for name in names if name and "/" not in name))
 
     def tool(self, name: str) -> ToolOutput:
         return self.tools.get(name) or ToolOutput(problem="not run")
@@ -134,5 +135,5 @@ _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f-\x9f\u200b-\u200f
 def printable(text: bytes | str, *, limit: int = 200) -> str:
     """One line safe to show on a terminal: escapes and control characters removed, length capped."""
     decoded = text[: 4 * limit].decode("utf-8", "replace") if isinstance(text, bytes) else text[: 4 * limit]
-    clean = " ".join(_CONTROL.sub(" ", decoded).split())
+    clean = " ".join(_CONTROL.sub(" ", decoded).split()).encode("utf-8", "replace").decode()  # no lone surrogates
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."

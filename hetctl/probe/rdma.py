@@ -91,7 +91,7 @@ def _dma_buf_blocker(raw: Raw) -> tuple[bool | None, str]:
                 return False, f"kernel built without {option}"
     loaded = modules(raw)
     for vendor in VENDORS:
-        blocker = vendor.dma_buf_blocker(raw) if vendor.driver in loaded else None
+        blocker = vendor.dma_buf_blocker(raw) if loaded.keys() & set(vendor.drivers) else None
         if blocker:
             return False, blocker
     if config is None:

@@ -181,7 +181,8 @@ class Probe:
                     self.files.pop(entry + "/" + only[0], None)
                     continue
                 for link in links:
-                    self.link((entry + "/" + link).rstrip("/"))
+                    for path in self.matching((entry + "/" + link).rstrip("/")):
+                        self.link(path)
                 for file in files:
                     for path in self.matching(entry + "/" + file):
                         self.read(path)

@@ -60,7 +60,8 @@ def system(raw: Raw, notes: Notes) -> System:
 def limits(raw: Raw) -> dict[str, Limit]:
     """Resource limits of a process started as workers are started."""
     pairs = {str(name): items(pair) for name, pair in mapping(raw.values.get("limits")).items()}
-    return {name: Limit(limit(pair[0]), limit(pair[1])) for name, pair in pairs.items() if len(pair) == 2}
+    found = {name: Limit(limit(pair[0]), limit(pair[1])) for name, pair in pairs.items() if len(pair) == 2}
+    return {name: both for name, both in found.items() if both != Limit()}
 
 
 def _cpu(raw: Raw, notes: Notes) -> Cpu:

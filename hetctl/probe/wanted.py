@@ -107,8 +107,8 @@ def _trees() -> tuple[Tree, ...]:
             # network, display, accelerator, co-processor
             only=("class", "0x02", "0x03", "0x12", "0x0b40"),
         ),
-        Tree("/sys/class/net", files=_NET_FILES, links=("", "device", "device/driver", "device/physfn", "master")),
-        Tree(rdma, files=_RDMA_FILES, links=("device", "device/driver", "device/physfn"), folders=("device/net",)),
+        Tree("/sys/class/net", files=_NET_FILES, links=("", *_DEVICE_LINKS, "master", "lower_*")),
+        Tree(rdma, files=_RDMA_FILES, links=_DEVICE_LINKS, folders=("device/net",)),
         Tree(rdma + "/*/ports", files=_PORT_FILES, non_zero=("gids", "gid_attrs/types", "gid_attrs/ndevs")),
         *(Tree(folder, files=files) for vendor in VENDORS for folder, files in vendor.trees.items()),
     )
@@ -168,6 +168,7 @@ _PCI_FILES = (
     *("current_link_width", "current_link_speed", "max_link_width", "max_link_speed", "iommu_group/type"),
 )
 _NET_FILES = ("address", "mtu", "operstate", "carrier", "speed", "type", "flags", "dev_port", "bonding/slaves")
+_DEVICE_LINKS = ("device", "device/driver", "device/physfn")
 _RDMA_FILES = ("node_guid", "node_type", "fw_ver", "hca_type", "board_id", "sys_image_guid")
 _COUNTERS = (
     *("symbol_error", "link_downed", "port_rcv_errors", "link_error_recovery", "local_link_integrity_errors"),

@@ -42,6 +42,8 @@ def integer(value: object) -> int | None:
     """A whole number of the same shapes, also "0x12"; None for fractions and for what no counter can hold."""
     if isinstance(value, str) and re.fullmatch(r"\s*0[xX][0-9a-fA-F]{1,16}\s*", value):
         return int(value, 16)
+    if isinstance(value, str) and re.fullmatch(r"\s*[-+]?[0-9]{1,20}\s*", value):
+        value = int(value)  # a float has no room for 64 bits
     if isinstance(value, int) and not isinstance(value, bool):
         return value if abs(value) < LARGEST else None
     found, _ = _quantity(value)
@@ -118,7 +120,7 @@ def json_documents(text: str) -> list[Any]:
     decoder, at, failures = json.JSONDecoder(), 0, 0
     found: list[Any] = []
     while failures < 64:
-        match = re.compile(r"[\[{]").search(text, at)
+        match = _OPENING.search(text, at)
         if match is None:
             return found
         try:
@@ -127,6 +129,9 @@ def json_documents(text: str) -> list[Any]:
         except (ValueError, RecursionError):
             at, failures = match.start() + 1, failures + 1
     return found
+
+
+_OPENING = re.compile(r"[\[{]")
 
 
 def mapping(value: object) -> Mapping[str, Any]:

@@ -29,9 +29,18 @@ def placement_of(sizes: tuple[int, ...], torch_backend: str = "gloo", **more: An
 
 
 def on_islands(
-    sizes: tuple[int, ...], body: Callable[..., Any], *args: Any, seconds: float = 60, **placed: Any
+    sizes: tuple[int, ...],
+    body: Callable[..., Any],
+    *args: Any,
+    seconds: float = 60,
+    lost: tuple[int, ...] = (),
+    broken: bool = False,
+    **placed: Any,
 ) -> list[Any]:
-    """What `body(rank, *args)` returned on each rank, inside an initialised `het` world; raises the first failure."""
+    """What `body(rank, *args)` returned on each rank, inside an initialised `het` world; raises the first failure.
+
+    The ranks in `lost` are expected never to return; they are killed when the others have.
+    """
     with tempfile.TemporaryDirectory() as folder:
         placement = placement_of(sizes, **placed)
         (Path(folder) / "placement.json").write_text(placement.to_json())
@@ -39,31 +48,33 @@ def on_islands(
         server = mp.get_context("forkserver")  # forks clean processes that have torch already: ten times as quick
         server.set_forkserver_preload(["torch", "torch.distributed", "hetctl.comm.backend", "hetctl.trainer.loop"])
         processes = [
-            server.Process(target=_rank, args=(rank, world, folder, body, args, seconds), daemon=True)
+            server.Process(
+                target=_rank, args=(rank, world, folder, body, args, seconds, broken or bool(lost)), daemon=True
+            )
             for rank in range(world)
         ]
         for process in processes:
             process.start()
-        stuck = _join(processes, Path(folder), seconds=seconds + 20)
+        stuck = _join(processes, Path(folder), seconds=seconds + 20, lost=lost)
         outcomes = [_outcome(Path(folder) / f"{rank}.pt") for rank in range(world)]
     for rank, outcome in enumerate(outcomes):
-        if isinstance(outcome, str) and outcome.startswith("FAILED"):
+        if isinstance(outcome, str) and outcome.startswith("FAILED") and rank not in lost:
             raise AssertionError(f"rank {rank}: {outcome}")
     assert not stuck, f"ranks {stuck} did not end"
     return outcomes
 
 
-def _join(processes: list[Any], folder: Path, *, seconds: float) -> list[int]:
+def _join(processes: list[Any], folder: Path, *, seconds: float, lost: tuple[int, ...]) -> list[int]:
     """Wait for all ranks, a short while once one has failed; kill the rest and return who they were."""
     end = time.monotonic() + seconds
-    running = {p.sentinel: r for r, p in enumerate(processes)}
+    running = {p.sentinel: r for r, p in enumerate(processes) if r not in lost}
     while running and (left := end - time.monotonic()) > 0:
         for sentinel in wait(list(running), left):
             rank = running.pop(sentinel)  # type: ignore[index]
             outcome = _outcome(folder / f"{rank}.pt")
             if isinstance(outcome, str) and outcome.startswith("FAILED"):
                 end = min(end, time.monotonic() + 3)
-    for rank in running.values():
+    for rank in [*running.values(), *lost]:
         processes[rank].kill()
         processes[rank].join()
     return list(running.values())
@@ -73,7 +84,15 @@ def _outcome(path: Path) -> Any:
     return torch.load(path, weights_only=False) if path.exists() else "FAILED: ended without an outcome"
 
 
-def _rank(rank: int, world: int, folder: str, body: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> None:
+def _rank(
+    rank: int,
+    world: int,
+    folder: str,
+    body: Callable[..., Any],
+    args: tuple[Any, ...],
+    seconds: float,
+    broken: bool,
+) -> None:
     torch.set_num_threads(1)
     os.environ[VARIABLE] = str(Path(folder) / "placement.json")
     from hetctl.comm.backend import register
@@ -83,7 +102,8 @@ def _rank(rank: int, world: int, folder: str, body: Callable[..., Any], args: tu
     try:
         dist.init_process_group("het", rank=rank, world_size=world, store=store, timeout=timedelta(seconds=seconds))
         outcome = body(rank, *args)
-        dist.barrier()
+        if not broken:
+            dist.barrier()
         dist.destroy_process_group()
     except Exception:
         outcome = "FAILED\n" + traceback.format_exc()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+from hetctl.comm.placement import PlacedBridge
 from tests.comm.spawn import on_islands
 
 SHAPES = [(1, 1), (2, 1), (1, 1, 1), (2, 3)]
@@ -164,6 +168,43 @@ def messages(rank: int) -> None:
         dist.send(torch.ones(1), 0)
 
 
+def from_anybody(rank: int) -> None:
+    world = dist.get_world_size()
+    for round in range(2):
+        if rank == 0:
+            works = [(data := torch.empty(3), dist.irecv(data)) for _ in range(world - 2)]
+            first = torch.empty(3)
+            sources = [dist.recv(first)]
+            for data, work in works:
+                work.wait()
+                sources.append(int(data[0]))
+                assert work.source_rank() == int(data[0])
+            assert sorted(sources) == list(range(1, world))
+            assert int(first[0]) == sources[0]
+            dist.barrier()
+            named = torch.empty(3)
+            dist.recv(named, world - 1)  # by name, after receives from anybody were posted to it
+            assert named.tolist() == [10.0 + round] * 3
+        else:
+            dist.send(torch.full((3,), float(rank)), 0)
+            dist.barrier()
+            if rank == world - 1:
+                dist.send(torch.full((3,), 10.0 + round), 0)
+        dist.barrier()
+
+
+def sparse_sums(rank: int) -> None:
+    world = dist.get_world_size()
+    places = torch.tensor([[0, rank, 2]]) if rank else torch.empty(1, 0, dtype=torch.int64)
+    data = torch.sparse_coo_tensor(places, torch.ones(places.size(1), 2), (world + 3, 2))
+    dist.all_reduce(data)
+    want = torch.zeros(world + 3, 2)
+    for other in range(1, world):
+        for place in (0, other, 2):
+            want[place] += 1
+    assert torch.equal(data.to_dense(), want)
+
+
 def groups(rank: int) -> None:
     world = dist.get_world_size()
     ends = dist.new_group([0, world - 1])
@@ -191,10 +232,41 @@ def groups(rank: int) -> None:
 
 
 def everything(rank: int) -> None:
-    for part in (reductions, scattered_reductions, copies, all_to_alls, objects_and_functions, messages, groups):
+    for part in (
+        reductions,
+        scattered_reductions,
+        copies,
+        all_to_alls,
+        objects_and_functions,
+        messages,
+        sparse_sums,
+        groups,
+        from_anybody,
+    ):
         part(rank)
 
 
 @pytest.mark.parametrize("sizes", SHAPES, ids=lambda s: "+".join(map(str, s)))
 def test_every_operation_across_islands(sizes: tuple[int, ...]) -> None:
     on_islands(sizes, everything)
+
+
+def shared(rank: int) -> list[str]:
+    messages(rank)
+    reductions(rank)
+    dist.barrier()
+    dist.destroy_process_group()
+    held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _alive(fd)]
+    mapped = Path("/proc/self/maps").read_text()
+    dist.init_process_group("het", rank=0, world_size=1, store=dist.HashStore())  # for the harness to destroy
+    return [name for name in [*held, mapped] if "hetctl-ring" in name]
+
+
+def _alive(fd: str) -> bool:
+    return os.path.exists(f"/proc/self/fd/{fd}") or os.path.islink(f"/proc/self/fd/{fd}")
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1)], ids=lambda s: "+".join(map(str, s)))
+def test_shared_memory_carries_the_same_and_leaves_nothing_behind(sizes: tuple[int, ...]) -> None:
+    bridges = (PlacedBridge(("island0", "island1"), "shm"),)
+    assert on_islands(sizes, shared, broken=True, bridges=bridges) == [[]] * sum(sizes)

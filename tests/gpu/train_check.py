@@ -77,7 +77,8 @@ def pipeline() -> str:
         later = sorted(m["tokens_per_s"] for m in found["steps_list"][3:])
         rates[name] = later[len(later) // 2]
         print(name, {k: found[k] for k in ("first_loss", "last_loss", "shares", "bridge_bytes")}, flush=True)
-    return f"native {rates['native']:.0f}, bridged {rates['bridged']:.0f} tokens/s: {rates['bridged'] / rates['native']:.3f}"
+    ratio = rates["bridged"] / rates["native"]
+    return f"native {rates['native']:.0f}, bridged {rates['bridged']:.0f} tokens/s: {ratio:.3f}"
 
 
 def main() -> int:

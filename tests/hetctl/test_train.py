@@ -128,11 +128,12 @@ def test_a_run_continues_from_its_checkpoint_as_if_never_stopped(
 
 def test_ctrl_c_once_stops_cleanly(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = start(run, steps=100_000)
+    process = start(run, "--json", steps=100_000)
     wait_for(lambda: steps_done(run) >= 2)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=90)
+    document, errors = process.communicate(timeout=90)
     assert process.returncode == 130
+    assert json.loads(document)["status"] == "interrupted"
     assert "interrupted" in errors
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "interrupted"

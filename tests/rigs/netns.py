@@ -14,12 +14,16 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.rigs.dress import Dress
+
 SSHD = "/usr/sbin/sshd"
+PYTHON = os.path.realpath(sys.executable)  # of the hosts: whatever runs the tests, outside any virtual environment
 _COUNTER = itertools.count()
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -58,6 +62,10 @@ class RigHost:
         command = ["ip", "netns", "exec", self.namespace, *argv]
         return subprocess.run(command, capture_output=True, text=True, **kwargs)  # type: ignore[call-overload,no-any-return]
 
+    def start(self, *argv: str) -> subprocess.Popen[bytes]:
+        """Start a command inside the host; it is killed with the rig at the latest."""
+        return subprocess.Popen(["ip", "netns", "exec", self.namespace, *argv], start_new_session=True)
+
     def pids(self) -> list[int]:
         """Every process that lives in the host's network namespace."""
         found = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True)
@@ -78,6 +86,12 @@ class Rig:
     @property
     def known_hosts(self) -> Path:
         return self.home / ".ssh" / "known_hosts"
+
+
+def dressed_python(dress: Dress) -> str:
+    """A `python3` for HostSpec.tools that lets the probe see the fake root and the recorded tools."""
+    edit = f's|"root": ""|"root": "{dress.root}"|; s|"path": ""|"path": "{dress.tools}"|'
+    return f'#!/bin/sh\n[ "$2" = - ] || exec {PYTHON} "$@"\nsed \'{edit}\' | exec {PYTHON} -I -\n'
 
 
 def unavailable() -> str:
@@ -133,7 +147,7 @@ class _Maker:
         _write_ssh_files(home, running, self.specs, self.folder)
         for host, spec in zip(running, self.specs, strict=True):
             if spec.sshd and spec.behind is None:
-                _await_port(host.address)
+                await_port(host.address)
         return Rig(running, home)
 
     def remove(self) -> None:
@@ -167,6 +181,9 @@ class _Maker:
         _ip("-n", namespace, "link", "set", "lo", "up")
         folder = self.folder / f"h{i}"
         (folder / "bin").mkdir(parents=True)
+        (folder / "home").mkdir()
+        if "python3" not in spec.tools:
+            (folder / "bin" / "python3").symlink_to(PYTHON)
         for name, script in spec.tools.items():
             (folder / "bin" / name).write_text(script)
             (folder / "bin" / name).chmod(0o755)
@@ -208,7 +225,8 @@ class _Maker:
         return f"{block}.2"
 
     def _serve(self, host: RigHost, spec: HostSpec) -> None:
-        path = f"{host.folder / 'bin'}:{_PATH}"
+        # a HOME of its own: no shell start-up file of this machine speaks on the host
+        settings = {"PATH": f"{host.folder / 'bin'}:{_PATH}", "HOME": str(host.folder / "home"), **spec.env}
         lines = [
             f"ListenAddress {host.address}:22",
             f"HostKey {self.folder / 'host'}",
@@ -217,7 +235,7 @@ class _Maker:
             "StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUseDNS no",
             "PermitRootLogin prohibit-password\nPrintMotd no\nPrintLastLog no\nMaxStartups 200",
             "Subsystem sftp internal-sftp",
-            "SetEnv " + " ".join(f'{k}="{v}"' for k, v in {"PATH": path, **spec.env}.items()),
+            "SetEnv " + " ".join(f'{k}="{v}"' for k, v in settings.items()),
         ]
         if spec.force:
             (host.folder / "force").write_text(spec.force)
@@ -262,7 +280,7 @@ def _free_block() -> tuple[str, ...]:
     raise OSError("no free network for the rig")
 
 
-def _await_port(address: str) -> None:
+def await_port(address: str) -> None:
     """Until the host's sshd listens."""
     end = time.monotonic() + 20
     while True:

@@ -245,7 +245,7 @@ def _physical(raw: Raw, pci: str | None) -> str:
 VENDOR = Vendor(
     name=NAME,
     pci_vendor=PCI_VENDOR,
-    driver=DRIVER,
+    drivers=(DRIVER,),
     gpus=gpus,
     links=links,
     dma_buf_blocker=dma_buf_blocker,

@@ -27,11 +27,12 @@ class Vendor:
 
     name: str
     pci_vendor: str  # as /sys/bus/pci/devices/*/vendor writes it
-    driver: str  # the kernel driver that makes its devices usable
+    drivers: tuple[str, ...]  # the kernel drivers that make its devices usable
     gpus: Callable[[Raw, Notes], tuple[GpuFacts, ...]]
     links: Callable[[Raw, tuple[GpuFacts, ...]], Mapping[tuple[str, str], Reach]]
     dma_buf_blocker: Callable[[Raw], str | None]  # why its driver exports no dma-buf, None when nothing is known
     tools: Mapping[str, Tool]
+    integrated: tuple[str, ...] = ()  # PCI addresses of graphics that are part of a processor
     tool_path: tuple[str, ...] = ()  # where its tools live when PATH does not say
     files: tuple[str, ...] = ()
     pci_files: tuple[str, ...] = ()  # what its driver adds to /sys/bus/pci/devices/*
@@ -43,12 +44,14 @@ class Vendor:
     packages: tuple[str, ...] = ()
 
 
-def bound_devices(raw: Raw, *, pci_vendor: str) -> dict[str, str | None]:
+def bound_devices(raw: Raw, *, pci_vendor: str, ignored: tuple[str, ...] = ()) -> dict[str, str | None]:
     """PCI address -> bound kernel driver (None: none) of a vendor's display and accelerator devices, in PCI order."""
     found: dict[str, str | None] = {}
     for path, content in raw.files.items():
         folder, _, file = path.rpartition("/")
         if file != "vendor" or not folder.startswith(PCI) or content.strip().lower() != pci_vendor:
+            continue
+        if folder[len(PCI) :] in ignored:
             continue
         if (raw.text(folder + "/class") or "").startswith(("0x03", "0x12")):
             driver = raw.links.get(folder + "/driver", "").rpartition("/")[2]

@@ -1,0 +1,113 @@
+"""Intel GPUs: sysfs first, then `xpu-smi discovery --dump`. The worked example of docs/adding-a-vendor.md."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+from hetctl.comm.errors import Undetermined
+from hetctl.comm.facts import GpuFacts, Pcie, Reach
+from hetctl.probe.notes import Notes
+from hetctl.probe.raw import Raw
+from hetctl.probe.topology import PCI
+from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, sysfs_pcie
+from hetctl.probe.words import PCIE_GENERATIONS, count, node, pci_address, size, told
+
+NAME, PCI_VENDOR, DRIVERS = "intel", "0x8086", ("xe", "i915")
+INTEGRATED = ("0000:00:02.0",)  # where every processor's own graphics sits
+DUMP = "xpu-smi discovery"
+# Device ID, name, SOC UUID, serial, driver, firmware, PCI address, PCIe generation and width, memory
+TOOLS = {DUMP: Tool(("xpu-smi", "discovery", "--dump", "1,2,4,5,8,9,11,13,14,16"))}
+
+
+def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
+    """Every discrete GPU, in the order of xpu-smi, which is Level Zero's; in PCI order where it does not answer."""
+    devices = bound_devices(raw, pci_vendor=PCI_VENDOR, ignored=INTEGRATED)
+    bound = [pci for pci, driver in devices.items() if driver in DRIVERS]
+    shown = _answer(raw, notes) if bound else ()
+    shown = shown or tuple(GpuFacts(NAME, index, pci=pci) for index, pci in enumerate(bound))
+    return tuple(_merge(raw, notes.at(f"gpus[{NAME}:{i}]"), replace(g, index=i)) for i, g in enumerate(shown))
+
+
+def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reach]:
+    """Nothing beyond the PCI tree is read: Xe Link is not."""
+    return {}
+
+
+def dma_buf_blocker(raw: Raw) -> str | None:
+    """Both drivers export device memory as dma-buf."""
+    return None
+
+
+def parse_dump(text: str) -> tuple[GpuFacts, ...]:
+    """`xpu-smi discovery --dump`: CSV whose header names the columns. Raises Undetermined when it is none."""
+    try:
+        rows = list(csv.DictReader(text.splitlines(), skipinitialspace=True))
+    except csv.Error:
+        raise Undetermined("xpu-smi's table cannot be parsed") from None
+    if not rows or "Device ID" not in rows[0]:
+        raise Undetermined("xpu-smi's answer is not the table that was asked for")
+    return tuple(_gpu(row, index) for index, row in enumerate(rows))
+
+
+def _gpu(row: Mapping[str, object], index: int) -> GpuFacts:
+    position = count(row.get("Device ID"))
+    return GpuFacts(
+        vendor=NAME,
+        index=index if position is None else position,
+        name=told(row.get("Device Name")),
+        memory_total_bytes=size(row.get("Memory Physical Size"), unit="MiB") or None,
+        uuid=told(row.get("SOC UUID")),
+        serial=told(row.get("Serial Number")),
+        pci=pci_address(row.get("PCI BDF Address")),
+        pcie=Pcie(
+            max_width=count(row.get("PCIe Max Link Width")) or None,
+            max_speed_gt_per_s=PCIE_GENERATIONS.get(count(row.get("PCIe Generation")) or 0),
+        ),
+        driver=told(row.get("Driver Version")),
+        firmware=told(row.get("GFX Firmware Version")),
+    )
+
+
+def _answer(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
+    output = raw.tool(DUMP)
+    try:
+        if output.ok:
+            return tuple(sorted(parse_dump(output.stdout), key=lambda g: g.index))
+        notes.warn(f"xpu-smi gave no answer: {output.problem or f'exit code {output.exit_code}'}")
+    except Undetermined as error:
+        notes.warn(error.message)
+    return ()
+
+
+def _merge(raw: Raw, notes: Notes, gpu: GpuFacts) -> GpuFacts:
+    """One GPU from sysfs where it tells, from xpu-smi where it does not."""
+    pick = notes.pick
+    now = sysfs_pcie(raw, gpu.pci)
+    pcie = {
+        f.name: pick("pcie." + f.name, (getattr(now, f.name), "sysfs"), (getattr(gpu.pcie, f.name), DUMP))
+        for f in fields(Pcie)
+    }
+    for name in ("name", "memory_total_bytes", "uuid", "serial", "driver", "firmware"):
+        pick(name, (getattr(gpu, name), DUMP))
+    for name in ("memory_free_bytes", "architecture", "processes"):
+        notes.why(name, "not read for this vendor")
+    numa = pick("numa_node", (node(raw.text(f"{PCI}{gpu.pci}/numa_node")), "sysfs"))
+    return replace(gpu, numa_node=numa, pcie=Pcie(**pcie))
+
+
+VENDOR = Vendor(
+    name=NAME,
+    pci_vendor=PCI_VENDOR,
+    drivers=DRIVERS,
+    gpus=gpus,
+    links=links,
+    dma_buf_blocker=dma_buf_blocker,
+    tools=TOOLS,
+    integrated=INTEGRATED,
+    modules="xe|i915",
+    libraries="libccl|libze_loader",
+    environment=("CCL_", "ZE_", "SYCL"),
+    packages=("intel_extension_for_pytorch", "oneccl", "oneccl_bind_pt"),
+)

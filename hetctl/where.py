@@ -1,0 +1,63 @@
+"""Where a command runs: which cluster, and which of this machine's devices stand for it under emulation."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from hetctl import planning
+from hetctl.comm.cluster import Cluster, load_cluster
+from hetctl.comm.emulate import SpecIsland, SpecPart, label_machine, parse_spec
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.plan import Plan
+from hetctl.console import Sink
+from hetctl.thismachine import this_machine
+from hetctl.trainer.hardware import CLASSES
+
+
+def find_running_cluster(
+    cluster_file: Path | None, emulate: str | None, *, plan: Plan | None = None, sink: Sink
+) -> Cluster:
+    """The cluster to run on: `--cluster`, the islands a plan was made for, `--emulate`, or ./cluster.yaml.
+
+    Without any of them it is the default emulation. An emulation labels this machine's devices, and says which.
+    """
+    if cluster_file is not None and emulate is not None:
+        raise ConfigError("--cluster and --emulate exclude each other", hint="give one of them")
+    here = Path("cluster.yaml")
+    if cluster_file is None and emulate is None and plan is None and here.is_file():
+        sink.warn("using ./cluster.yaml")
+        cluster_file = here
+    if cluster_file is not None:
+        return _only_local(load_cluster(cluster_file))
+    spec = _spec_of(plan) if plan else parse_spec(emulate or planning.DEFAULT_SPEC, CLASSES)
+    machine, words = this_machine(sum(island.count for island in spec))
+    sink.say(f"emulating {emulate or (_words(plan) if plan else planning.DEFAULT_SPEC)}: {words}")
+    if machine.native == "gloo" and any(p.speed != 1 for i in spec for p in i.parts):
+        sink.warn("on CPU an @SPEED weights the plan only: the processes run as fast as they can")
+    return label_machine(spec, machine)
+
+
+def _only_local(cluster: Cluster) -> Cluster:
+    """Until ranks start over SSH, a cluster of other machines is refused rather than half run."""
+    names = {socket.gethostname(), "localhost"}
+    strangers = [h.name for h in cluster.hosts if h.name not in names and h.access and h.access.address]
+    if strangers:
+        raise ConfigError(
+            f"this version starts ranks on this machine only; {strangers[0]} is another",
+            hint="try the plan with --emulate, or `hetctl plan --cluster`",
+        )
+    return cluster
+
+
+def _spec_of(plan: Plan) -> tuple[SpecIsland, ...]:
+    """The emulation a plan file was made for: its islands' ranks, one by one."""
+    islands = []
+    for island in plan.islands:
+        parts = tuple(SpecPart(plan.ranks[r].device_class, 1, plan.ranks[r].speed) for r in island.ranks)
+        islands.append(SpecIsland(island.vendor, parts))
+    return tuple(islands)
+
+
+def _words(plan: Plan) -> str:
+    return ",".join(f"{i.name}:{len(i.ranks)}" for i in plan.islands)

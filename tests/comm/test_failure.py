@@ -1,0 +1,83 @@
+"""A rank that dies or falls silent ends everybody's operations in time, with an error that names it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hetctl.comm.recorder import VARIABLE
+from tests.comm.spawn import on_islands
+
+TIMEOUT = 3.0
+
+
+def loses(rank: int, victim: int, number: int, folder: str) -> tuple[str, float]:
+    os.environ[VARIABLE] = folder
+    group = dist.new_group(timeout=timedelta(seconds=TIMEOUT))
+    data = torch.ones(200_000)
+    dist.all_reduce(data, group=group)
+    pending = [dist.all_reduce(data, group=group, async_op=True) for _ in range(3)]
+    if rank == victim:
+        pending[0].wait()
+        os.kill(os.getpid(), number)
+    began = time.monotonic()
+    try:
+        for _ in range(2000):
+            dist.all_reduce(data, group=group)
+        return "no error", 0.0
+    except RuntimeError as error:
+        took, text = time.monotonic() - began, str(error)
+    for work in pending:
+        work.exception()
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(data, group=group)  # a broken group stays broken, and says so at once
+    dist.destroy_process_group()
+    left = [t.name for t in threading.enumerate() if t.name.startswith("het")]
+    assert not left, left
+    dist.init_process_group("het", rank=0, world_size=1, store=dist.HashStore())  # for the harness to destroy
+    return text, took
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("victim", [1, 3])
+def test_everybody_learns_who_is_gone(number: int, victim: int, tmp_path: Path) -> None:
+    outcomes = on_islands((2, 2), loses, victim, int(number), str(tmp_path), lost=(victim,))
+    for rank, outcome in enumerate(outcomes):
+        if rank == victim:
+            continue
+        text, took = outcome
+        assert f"rank {victim} on host{victim}" in text, text
+        assert "all_reduce" in text
+        assert took < TIMEOUT + 5
+        dump = json.loads((tmp_path / f"flight-rank-{rank}.json").read_text())
+        assert any(entry["state"] == "failed" for entry in dump["operations"])
+
+
+def waits_for_nothing(rank: int) -> tuple[str, float]:
+    group = dist.new_group(timeout=timedelta(seconds=TIMEOUT))
+    began = time.monotonic()
+    try:
+        if rank == 0:
+            dist.recv(torch.ones(4), 1, group=group)
+        else:
+            time.sleep(TIMEOUT + 3)  # alive, but never sends
+            dist.all_reduce(torch.ones(1), group=group)
+        return "no error", 0.0
+    except RuntimeError as error:
+        return str(error), time.monotonic() - began
+
+
+def test_a_message_that_never_comes_ends_at_its_deadline_on_both_sides() -> None:
+    first, second = on_islands((1, 1), waits_for_nothing, lost=(), broken=True)
+    assert "recv from rank 1 on host1" in first[0]
+    assert TIMEOUT <= first[1] < TIMEOUT + 5
+    assert "recv from rank 1" in second[0]  # the group is broken for both, for the same reason
