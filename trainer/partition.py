@@ -54,9 +54,9 @@ def best_split(
 ) -> Split | None:
     """The split with the least `sum(beat) + max(floor, (m - 1)(beat + wait) + end)` (FACTS: iteration time).
 
-    Exact: for each threshold on the slowest stage, smallest first, a dynamic program minimises the sum of beats
-    among splits under the threshold; it ends when the threshold alone is no better than the best found (or not
-    by more than the relative `tolerance`).
+    Exact: under a threshold on the slowest stage a dynamic program minimises the sum of beats. That least sum never
+    grows with the threshold, so spans of thresholds are halved until their first threshold and the least sum of
+    what lies above it are no better than the best found (or not by more than the relative `tolerance`).
     None when nothing fits, or nothing is faster than `bound`.
     """
     known = {id(t): t.load(micro_batches) for t in tables}
@@ -66,21 +66,30 @@ def best_split(
         return None
     values = np.concatenate([load[:, 1:].ravel() for load in known.values()])
     thresholds = np.unique(values[values < bound - least])
+    start = _first_feasible(thresholds, tables, known, layers)
+    # (first, last) thresholds still to be looked at, and a sum of beats that none of them goes below
+    spans = [(start, len(thresholds) - 1, least)]
     best: Split | None = None
-    for threshold in thresholds[_first_feasible(thresholds, tables, known, layers) :]:
-        if max(floor, threshold) + least >= bound * (1 - tolerance):
-            break
-        found = _least_sum(tables, loads, layers, float(threshold))
-        if found is None:
+    while spans:
+        first, last, sum_below = spans.pop()
+        if first > last or max(floor, float(thresholds[first])) + sum_below >= bound * (1 - tolerance):
             continue
-        slowest = max(float(load[r, k]) for load, k, r in zip(loads, found[1], found[2], strict=True))
-        total = found[0] + max(floor, slowest)
-        if best is None:  # the least sum under the loosest threshold that still matters
-            loosest = _least_sum(tables, loads, layers, min(bound, total) - least)
-            least = max(least, loosest[0]) if loosest is not None else least
-        if total < bound:
-            best, bound = Split(found[1], found[2], total), total
+        middle = last if last == len(thresholds) - 1 else (first + last) // 2  # the loosest first
+        found = _least_sum(tables, loads, layers, float(thresholds[middle]))
+        spans.append((middle + 1, last, sum_below))
+        if found is None:
+            continue  # nor is there a split under any smaller threshold
+        spans.append((first, middle - 1, max(found[0], sum_below)))
+        split = _split(found, loads, floor)
+        if split.seconds < bound:
+            best, bound = split, split.seconds
     return best
+
+
+def _split(found: tuple[float, tuple[int, ...], tuple[int, ...]], loads: Sequence[Floats], floor: float) -> Split:
+    total, layers, rows = found
+    slowest = max(float(load[r, k]) for load, k, r in zip(loads, layers, rows, strict=True))
+    return Split(layers, rows, total + max(floor, slowest))
 
 
 def fixed_split(

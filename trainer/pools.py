@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
@@ -67,7 +68,11 @@ class Pool:
 
     def units(self, tensor: int) -> int:
         """How many tensor groups of this degree its hosts can form."""
-        return sum(len(host) // tensor for host in self.hosts)
+        return sum(count * (size // tensor) for size, count in self._host_sizes.items())
+
+    @cached_property
+    def _host_sizes(self) -> Counter[int]:
+        return Counter(len(host) for host in self.hosts)
 
     @property
     def name(self) -> str:

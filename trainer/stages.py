@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -25,7 +26,7 @@ class StageSite:
     per_host: int = 1
     copies: int = 1  # replicas that share this width; state is sharded inside each
 
-    @property
+    @cached_property
     def shares_per_host(self) -> int:
         """Sample shares that one host holds."""
         return max(1, min(self.width, self.per_host // self.tensor))
@@ -106,8 +107,7 @@ class StageBook:
         return found
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(NamedTuple):
     """`fixed + layers * each`: every cost of a stage is linear in its layers, since all blocks are alike."""
 
     fixed: float
@@ -117,8 +117,7 @@ class Linear:
         return self.fixed + layers * self.each
 
 
-@dataclass(frozen=True)
-class Coefficients:
+class Coefficients(NamedTuple):
     """A stage's costs under one choice: seconds per micro-batch, seconds once a step, bytes per rank."""
 
     forward: Linear
@@ -141,7 +140,7 @@ def coefficients(costs: LayerCosts, site: StageSite, place: StagePlace, choice: 
     mode, shards = choice.mode, choice.shards
     block = costs.block(site.rates, place.samples, tensor=site.tensor, mode=mode)
     if shards > 1:
-        weights = costs.shape.block_parameters / site.tensor
+        weights = costs.block_parameters / site.tensor
         gather = gather_seconds(site, shards, weights * costs.numbers.compute)
         scatter = gather_seconds(site, shards, weights * costs.numbers.gradients)
         block = Seconds(max(block.forward, gather), max(block.backward, gather + scatter))
@@ -149,7 +148,7 @@ def coefficients(costs: LayerCosts, site: StageSite, place: StagePlace, choice: 
     if place.last:
         extras = extras + costs.head(site.rates, place.samples, tensor=site.tensor)
     fixed = costs.stage_parameters(0, first=place.first, last=place.last) / site.tensor
-    each = costs.shape.block_parameters / site.tensor
+    each = costs.block_parameters / site.tensor
     sums = sync_seconds(costs, site, place, choice)
     update = costs.update(site.rates, 1.0, offload=mode.offload) / shards
     state = costs.state_bytes_per_parameter(shards=shards, offload=mode.offload)
@@ -222,9 +221,8 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, means: Me
 
 def _lines(lines: Sequence[Linear], layers: Floats) -> Floats:
     """[lines, layers] values of linear costs."""
-    fixed = np.array([[line.fixed] for line in lines])
-    each = np.array([[line.each] for line in lines])
-    return np.asarray(fixed + each * layers)
+    both = np.array([(line.fixed, line.each) for line in lines])
+    return np.asarray(both[:, :1] + both[:, 1:] * layers)
 
 
 def _undominated(beat: Floats, end: Floats) -> list[int]:
