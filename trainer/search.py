@@ -59,9 +59,10 @@ class Grouping:
 
 
 class Search:
-    """One run over a problem; keeps the `keep` fastest distinct arrangements."""
+    """One run over a problem; keeps the `keep` fastest distinct arrangements that take less than `below` seconds."""
 
-    def __init__(self, problem: Problem, *, keep: int = 6) -> None:
+    def __init__(self, problem: Problem, *, keep: int = 6, below: float = math.inf) -> None:
+        self.below = below
         self.problem, self.keep = problem, keep
         self.tolerance = problem.tolerance
         self.compete = keep if self.tolerance == 0 else 1  # how many are to be the fastest there are
@@ -86,7 +87,9 @@ class Search:
     def limit(self) -> float:
         """Only what is faster than this is still of interest."""
         found = self.found.candidates
-        return found[self.compete - 1].rank * (1 - self.tolerance) if len(found) >= self.compete else math.inf
+        if len(found) < self.compete:
+            return self.below
+        return min(self.below, found[self.compete - 1].rank * (1 - self.tolerance))
 
     def _offer(self, candidate: Candidate) -> None:
         """Keep the fastest, one per arrangement; of equal times the earlier stays first."""
