@@ -18,10 +18,12 @@ from hetctl.comm.bridge import Bridge, LaneKey
 from hetctl.comm.c10d import Gloo, PrefixStore, Store
 from hetctl.comm.forwarded import Flow, ForwardedLane, Posted, RecvLane, SendLane
 from hetctl.comm.staging import CHUNK_BYTES, TRAILER_BYTES, CopyEngine, engine_for
+from hetctl.comm.units import KiB
 
 RAILS_VARIABLE = "HETCTL_RAILS"
 DEVICE_RAILS = 8  # loopback moved 6.7 GB/s with one gloo group, 23.9 with eight
-FLOW = Flow(CHUNK_BYTES, window=16)
+HOST_FLOW = Flow(CHUNK_BYTES, window=16)
+DEVICE_FLOW = Flow(2 * CHUNK_BYTES - 4 * KiB, window=16)  # each chunk costs Python time, which bounds fast rails
 _KILL_TAG = 2**31 - 1
 
 
@@ -119,7 +121,8 @@ class RailTransport:
             link = Link(bridge.store, key.link_name(bridge.rank), sending=key.sending, timeout=bridge.timeout)
             self._links[key.sending, key.peer] = link
         made, engine = (SendLane if key.sending else RecvLane), engine_for(key.device)
-        return made(bridge, key, lambda: RailPort(link.rails(), engine, key), flow=FLOW, engine=engine)
+        flow = HOST_FLOW if key.device.type == "cpu" else DEVICE_FLOW
+        return made(bridge, key, lambda: RailPort(link.rails(), engine, key), flow=flow, engine=engine)
 
     def kill(self) -> None:
         for link in list(self._links.values()):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hetctl.comm.units import KiB, MiB
+from hetctl.comm.units import MiB
 
 CHUNK_BYTES = 4 * MiB  # what a share of a large collective is made of, and a message over rails
 _TRAILER = struct.Struct("<QIIQ")  # operation, chunk, checksum (0: none), length
@@ -171,5 +171,5 @@ class StreamEngine:
 
 
 def _size_class(nbytes: int) -> int:
-    """Sizes that slots are kept in: powers of two with a page for the trailer."""
-    return (1 << max(nbytes - 1, 0).bit_length()) + 4 * KiB
+    """Sizes that slots are kept in, trailer included: powers of two, as pinned memory is handed out anyway."""
+    return 1 << (nbytes + TRAILER_BYTES - 1).bit_length()

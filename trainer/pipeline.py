@@ -18,7 +18,7 @@ from hetctl.trainer.schedule import stage_actions
 from hetctl.trainer.spans import overlaps, share
 from hetctl.trainer.timeline import Timeline
 
-POSTED_AHEAD = 2  # receives outstanding per boundary and direction
+POSTED_AHEAD = 2  # receives outstanding per boundary and direction, beside the one that is waited for
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,16 @@ class Boundary:
         ]
         self.peers = tuple(p.peer for p in self.pieces)
         self.bridged = plan.crosses_islands((place.rank, *self.peers))
+        self.posted_ahead = POSTED_AHEAD if self._waits_on_host() else 0
         self._sent: deque[tuple[Any, Tensor]] = deque()
+
+    def _waits_on_host(self) -> bool:
+        """Whether a posted receive costs the device nothing.
+
+        A native receive is a kernel that spins until its data comes. Loading another kernel for the first time may
+        wait for all that run: with receives posted before the forward that answers them, a deadlock.
+        """
+        return self.bridged or not torch.cuda.is_available()
 
     def send(self, data: Tensor) -> None:
         """Start sending each peer its samples of `data`; the memory is held until they have left."""
@@ -103,18 +112,19 @@ class Inbox:
         self.boundary, self.count, self.like = boundary, count, like
         self._posted: deque[tuple[Tensor, list[Any]]] = deque()
         self._next = 0
-        self._post()
+        self._post(boundary.posted_ahead)
 
     def take(self) -> Tensor:
         """The next micro-batch's data, once it is here."""
+        self._post(1)
         buffer, works = self._posted.popleft()
         for work in works:
             work.wait()
-        self._post()
+        self._post(self.boundary.posted_ahead)
         return buffer
 
-    def _post(self) -> None:
-        while self._next < self.count and len(self._posted) < POSTED_AHEAD:
+    def _post(self, wanted: int) -> None:
+        while self._next < self.count and len(self._posted) < wanted:
             self._posted.append(self.boundary.post(self.like))
             self._next += 1
 
