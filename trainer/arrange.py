@@ -10,7 +10,7 @@ from hetctl.trainer.partition import Split, best_split, fixed_split, holmes_laye
 from hetctl.trainer.problem import Problem
 from hetctl.trainer.schedule import in_flight
 from hetctl.trainer.space import PoolUse
-from hetctl.trainer.stages import Choice, StageBook, StageCosts, StagePlace
+from hetctl.trainer.stages import Choice, StageBook, StageCosts, StagePlace, share
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def arrange(
             StagePlace(
                 first=i == 0,
                 last=i == len(stages) - 1,
-                micro_batch_size=size,
+                samples=share(size, use.width),
                 held=min(ahead[i], count),
                 wait_s=waits[i],
                 sync_bytes_per_s=batching.sync_bytes_per_s,
@@ -116,7 +116,8 @@ def _split(
 ) -> Split | None:
     tables, layers = [f.table for f in found], problem.costs.shape.layers
     if problem.layers is None and problem.split == "auto":
-        return best_split(tables, layers, micro_batches=count, floor=floor, bound=bound)
+        tolerance = problem.tolerance
+        return best_split(tables, layers, micro_batches=count, floor=floor, bound=bound, tolerance=tolerance)
     if problem.layers is not None:
         fixed = problem.layers
     elif problem.split == "uniform":

@@ -11,7 +11,7 @@ from hetctl.trainer.pools import Pool
 from hetctl.trainer.problem import Problem
 from hetctl.trainer.schedule import in_flight
 from hetctl.trainer.space import PoolUse, partitions, pool_uses, views
-from hetctl.trainer.stages import StageBook, StagePlace
+from hetctl.trainer.stages import StageBook, StagePlace, share
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -93,7 +93,7 @@ class Brute:
             place = StagePlace(
                 i == 0,
                 i == len(stages) - 1,
-                size,
+                share(size, use.width),
                 min(ahead[i], count),
                 wait,
                 batching.sync_bytes_per_s,
