@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.plan import Plan
+from hetctl.trainer.shapes import ModelShape
+
+
+def check_trainable(shape: ModelShape) -> None:
+    """Raise ConfigError for models that can be planned but not trained."""
+    if shape.family == "gpt":
+        raise ConfigError(
+            f"'{shape.name}' can be planned, not trained: hetctl's model is Llama and Qwen2",
+            hint="choose a llama or qwen2 model",
+        )
 
 
 def check_executable(plan: Plan) -> None:

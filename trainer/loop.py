@@ -18,9 +18,10 @@ from hetctl.comm.errors import ConfigError, WorkFailed
 from hetctl.trainer import checkpoint
 from hetctl.trainer.data.samples import Dataset, PackedTokens
 from hetctl.trainer.data.tokens import open_tokens
-from hetctl.trainer.executable import check_executable
+from hetctl.trainer.executable import check_executable, check_trainable
 from hetctl.trainer.gradients import Gradients
 from hetctl.trainer.groups import create_groups
+from hetctl.trainer.huggingface import load_weights
 from hetctl.trainer.job import Job
 from hetctl.trainer.model import StageModel
 from hetctl.trainer.optimizer import build_optimizer, clip_factor, learning_rate
@@ -141,12 +142,16 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     """This rank's trainer; the default process group exists. Raises ConfigError for plans it cannot execute."""
     plan, rank = job.plan, dist.get_rank()
     check_executable(plan)
+    check_trainable(job.shape)
     torch.manual_seed(job.recipe.train.seed)
     groups = create_groups(plan, timeout=timedelta(seconds=job.timeout_s))
     place = Place.of(plan, rank)
     stage = plan.replicas[place.replica].stages[place.stage]
     model = StageModel(job.shape, stage.layers)
-    model.initialise(job.recipe.train.seed)
+    if job.weights and not job.resume:
+        load_weights(Path(job.weights), model.named())
+    else:
+        model.initialise(job.recipe.train.seed)
     model.to(device=device, dtype=compute_dtype(job.recipe.train.precision, device))
     gradients = Gradients(model, plan, place, groups)
     timeline = Timeline(device)

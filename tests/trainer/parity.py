@@ -12,9 +12,10 @@ import torch
 
 from hetctl.trainer import gradients, pipeline
 from hetctl.trainer.data.samples import Samples
+from hetctl.trainer.headloss import IGNORED, summed_loss
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import build
-from hetctl.trainer.model import IGNORED, StageModel, summed_loss
+from hetctl.trainer.model import StageModel
 from hetctl.trainer.optimizer import learning_rate
 from hetctl.trainer.recipe import BatchSection, ModelSection, OptimizerSection, Recipe, TrainSection
 from hetctl.trainer.shapes import ModelShape
@@ -138,11 +139,12 @@ def difference(found: list[Trace], wanted: Trace) -> float:
 
 
 def _mean_of_means() -> None:
-    def wrong(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        valid = (targets != IGNORED).sum()
-        return summed_loss(logits, targets) / valid * targets.numel()
+    right = StageModel.loss
 
-    pipeline.summed_loss = wrong  # type: ignore[attr-defined]
+    def wrong(self: StageModel, x: torch.Tensor, targets: torch.Tensor, *, scale: float) -> Any:
+        return right(self, x, targets, scale=scale * targets.numel() / int((targets != IGNORED).sum()))
+
+    StageModel.loss = wrong  # type: ignore[method-assign]
 
 
 def _factor_two() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from hetctl.trainer.shapes import ModelShape
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe
 from tests.trainer.parity import SHAPE, difference, recipe, reference, train_layout
@@ -32,17 +35,27 @@ LAYOUTS = {
 SAMPLES = 8
 
 
-def deviation(layout: Layout, optimizer: str, *, clip_norm: float = 0.5, plant: str = "") -> float:
+TIED = replace(SHAPE, family="qwen2", qkv_bias=True, tied_embeddings=True)
+
+
+def deviation(
+    layout: Layout, optimizer: str, *, clip_norm: float = 0.5, plant: str = "", shape: ModelShape = SHAPE
+) -> float:
     asked = recipe(optimizer, clip_norm=clip_norm, global_batch=SAMPLES)
     sizes = tuple(len(island) for island in layout.islands)
-    found = on_islands(sizes, train_layout, layout, asked, SHAPE, plant)
-    return difference(found, reference(asked))
+    found = on_islands(sizes, train_layout, layout, asked, shape, plant)
+    return difference(found, reference(asked, shape))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_trains_as_one_process_does(name: str, optimizer: str) -> None:
     assert deviation(LAYOUTS[name], optimizer) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["1+1+1", "replicas 5:3", "1+2"])
+def test_a_tied_embedding_is_one_parameter_wherever_its_ends_are(name: str) -> None:
+    assert deviation(LAYOUTS[name], "adamw", shape=TIED) < TOLERANCE
 
 
 def test_parity_holds_without_clipping() -> None:
