@@ -162,6 +162,7 @@ class _Groups:
                     for k in range(step):
                         name = f"data.{place}" if step == 1 else f"data.{place}.{k}"
                         groups.append(self.one(name, "data", stage.ranks[k::step]))
+                        groups += self.shards(f"shards.{place}.{k}", stage.ranks[k::step], stage.shards)
             for index, (a, b) in enumerate(pairwise(replica.stages)):
                 groups.append(self.one(f"pipeline.r{number}.{index}-{index + 1}", "pipeline", (*a.ranks, *b.ranks)))
         if len(replicas) > 1:
@@ -174,6 +175,12 @@ class _Groups:
         if len(tied) > 1 and set(tied) not in [set(g.ranks) for g in groups if g.kind != "pipeline"]:
             groups.append(self.one("tied", "segment", tied))
         return tuple(groups)
+
+    def shards(self, name: str, ranks: tuple[int, ...], count: int) -> list[Group]:
+        """Neighbours that share optimiser state, where they are fewer than the whole stage."""
+        if count in (1, len(ranks)):
+            return []
+        return [self.one(f"{name}.{j}", "data", ranks[j : j + count]) for j in range(0, len(ranks), count)]
 
     def one(self, name: str, kind: GroupKind, ranks: tuple[int, ...]) -> Group:
         islands = {self.ranks[r].island for r in ranks}

@@ -24,8 +24,8 @@ def check_executable(plan: Plan) -> None:
     for stage in (s for r in plan.replicas for s in r.stages):
         for what, odd in (
             ("tensor_parallel", stage.tensor_parallel != 1),
-            ("shards", stage.shards != 1),
-            ("recompute", stage.recompute != "none"),
+            (f"shards {stage.shards} of a width of {stage.width}", stage.width % stage.shards != 0),
+            ("recompute", stage.recompute not in ("none", "selective", "full")),
             ("offload", stage.offload),
         ):
             if odd:

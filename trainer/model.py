@@ -7,6 +7,7 @@ every layout starts from the same weights.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hetctl.comm.plan import Span
 from hetctl.trainer.headloss import head_loss
 from hetctl.trainer.random import fill_normal
+from hetctl.trainer.recompute import Recompute, run_block
 from hetctl.trainer.rotary import rotary_tables, rotate
 from hetctl.trainer.shapes import ModelShape
 
@@ -104,9 +106,9 @@ class Block(nn.Module):
 class StageModel(nn.Module):
     """The layers [first, past_last) of a model, with the embedding before and norm + LM head after where due."""
 
-    def __init__(self, shape: ModelShape, layers: Span) -> None:
+    def __init__(self, shape: ModelShape, layers: Span, *, recompute: Recompute = "none") -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.recompute = shape, recompute
         self.first, self.past_last = layers
         self.layers = nn.ModuleDict({str(i): Block(shape) for i in range(*layers)})
         self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden) if self.is_first else None
@@ -115,6 +117,7 @@ class StageModel(nn.Module):
         if shape.tied_embeddings and self.embed_tokens is not None and self.lm_head is not None:
             self.lm_head.weight = self.embed_tokens.weight
         self._rotary: tuple[Tensor, Tensor] | None = None
+        self.before_unit: Callable[[int], None] = lambda unit: None  # 0 embedding, i + 1 block i, layers + 1 head
 
     @property
     def is_first(self) -> bool:
@@ -134,11 +137,18 @@ class StageModel(nn.Module):
 
     def body(self, x: Tensor) -> Tensor:
         """The same without the LM head: hidden states, normed on the last stage."""
-        hidden: Tensor = x if self.embed_tokens is None else self.embed_tokens(x)
-        cos, sin = self._rotary_tables(hidden)
-        for block in self.layers.values():
-            hidden = block(hidden, cos, sin)
-        return hidden if self.norm is None else self.norm(hidden)
+        hidden = x
+        if self.embed_tokens is not None:
+            self.before_unit(0)
+            hidden = self.embed_tokens(x)
+        cos, sin = self.rotary(hidden)
+        for number, block in zip(range(self.first, self.past_last), self.layers.values(), strict=True):
+            self.before_unit(number + 1)
+            hidden = run_block(block, hidden, cos, sin, recompute=self.recompute)
+        if self.norm is not None:
+            self.before_unit(self.shape.layers + 1)
+            hidden = self.norm(hidden)
+        return hidden
 
     def loss(self, x: Tensor, targets: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
         """(loss times `scale`, to call backward on; sum of the token losses): what the last stage makes."""
@@ -162,25 +172,28 @@ class StageModel(nn.Module):
         return "model." + name
 
     def initialise(self, seed: int) -> None:
-        """Normal(0, 0.02) weights (residual outputs scaled by depth), zero biases; each from (seed, name) alone."""
-        for name, parameter in self.named().items():
-            initialise_(parameter, name=name, seed=seed, layers=self.shape.layers)
+        """Start weights, each from (seed, name) alone."""
+        with torch.no_grad():
+            for name, parameter in self.named().items():
+                dtype, device = parameter.dtype, parameter.device
+                parameter.copy_(initial(name, parameter.shape, self.shape, seed=seed, dtype=dtype, device=device))
 
-    def _rotary_tables(self, like: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, like: Tensor) -> tuple[Tensor, Tensor]:
         seq, held = like.shape[1], self._rotary
         if held is None or held[0].shape[0] != seq or held[0].device != like.device or held[0].dtype != like.dtype:
             held = self._rotary = rotary_tables(seq, self.shape, dtype=like.dtype, device=like.device)
         return held
 
 
-def initialise_(parameter: Tensor, *, name: str, seed: int, layers: int) -> None:
-    """Fill one parameter (whole) as a model of so many layers starts."""
-    with torch.no_grad():
-        if name.endswith("norm.weight"):
-            parameter.fill_(1.0)
-        elif parameter.dim() < 2:
-            parameter.zero_()
-        else:
-            deep = name.endswith(("o_proj.weight", "down_proj.weight"))
-            std = 0.02 / (math.sqrt(2 * layers) if deep else 1.0)
-            fill_normal(parameter, seed=seed, name=name, std=std)
+def initial(
+    name: str, size: Sequence[int], shape: ModelShape, *, seed: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """One parameter, whole, as training starts: norms 1, biases 0, matrices normal(0, 0.02), residual outputs less."""
+    value = torch.empty(tuple(size), dtype=dtype, device=device)
+    if name.endswith("norm.weight"):
+        return value.fill_(1.0)
+    if value.dim() < 2:
+        return value.zero_()
+    deep = name.endswith(("o_proj.weight", "down_proj.weight"))
+    fill_normal(value, seed=seed, name=name, std=0.02 / (math.sqrt(2 * shape.layers) if deep else 1.0))
+    return value

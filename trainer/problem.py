@@ -18,7 +18,7 @@ from hetctl.trainer.stages import Means, Sharding
 
 Ability = Literal["tensor", "shards", "recompute", "offload", "overlap"]
 EVERYTHING: frozenset[Ability] = frozenset({"tensor", "shards", "recompute", "offload", "overlap"})
-EXECUTABLE: frozenset[Ability] = frozenset()  # what trainer.loop runs beyond plain pipelines and replicas
+EXECUTABLE: frozenset[Ability] = frozenset({"shards", "recompute", "overlap"})  # what trainer.loop runs of it
 
 # what CPU processes of one machine cost is a guess: activations are the smallest traffic unless much says otherwise
 GUESSED = 2.0

@@ -76,9 +76,10 @@ def train_layout(
     for step in range(STEPS):
         figures = trainer.train_step(step)
         trainer.timeline.end_step()
+        trainer.gradients.arrive()
         trace.losses.append(figures.loss)
         trace.norms.append(figures.grad_norm)
-        trace.parameters.append({n: m.detach().cpu().clone() for n, m in trainer.gradients.masters()})
+        trace.parameters.append({n: m.detach().cpu().clone() for n, m in trainer.model.named().items()})
     return trace
 
 
@@ -91,8 +92,8 @@ def _device(rank: int, kind: str) -> torch.device:
 def reference(asked: Recipe, shape: ModelShape = SHAPE) -> Trace:
     """The same training by plain torch: one process, the whole batch at once, torch's own clipping."""
     model = StageModel(shape, (0, shape.layers))
-    model.initialise(asked.train.seed)
     model.double()
+    model.initialise(asked.train.seed)
     section = asked.optimizer
     named = model.named()
     decays = [p for p in named.values() if p.dim() >= 2]

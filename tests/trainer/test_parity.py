@@ -24,6 +24,16 @@ REPLICAS = Layout(
     ),
 )
 TWO_TO_THREE = Layout(((0, 1), (2, 3, 4)), (Pipe((Cut((0, 2), (0, 1)), Cut((2, 4), (2, 3, 4))), 4, 2),))
+SHARDED = Layout(
+    ((0, 1), (2, 3)), (Pipe((Cut((0, 4), (0, 1), 2),), 2, 3), Pipe((Cut((0, 2), (2,)), Cut((2, 4), (3,))), 1, 2))
+)
+COPIES = Layout(((0, 1, 2, 3),), (Pipe((Cut((0, 4), (0, 1, 2, 3), 2),), 4, 2),))
+UNEQUAL_SHARDS = Layout(
+    ((0, 1), (2, 3, 4)), (Pipe((Cut((0, 4), (0, 1), 2),), 2, 1), Pipe((Cut((0, 4), (2, 3, 4), 3, "full"),), 3, 2))
+)
+RECOMPUTED = Layout(
+    ((0,), (1,)), (Pipe((Cut((0, 2), (0,), recompute="selective"), Cut((2, 4), (1,), recompute="full")), 2, 4),)
+)
 LAYOUTS = {
     "1+1": ONE_EACH,
     "2+2": TWO_EACH,
@@ -31,6 +41,10 @@ LAYOUTS = {
     "1+1+1": THREE,
     "replicas 5:3": REPLICAS,
     "2 to 3": TWO_TO_THREE,
+    "sharded beside stages": SHARDED,
+    "copies of 2 shards": COPIES,
+    "2 shards beside 3": UNEQUAL_SHARDS,
+    "recomputed": RECOMPUTED,
 }
 SAMPLES = 8
 
