@@ -31,6 +31,8 @@ class Alarm:
         self._mine: str | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._judged = threading.Event()
+        self._verdict: BridgeError | None = None
 
     def watch(self) -> None:
         """Start watching."""
@@ -46,6 +48,12 @@ class Alarm:
         self._mine = self._mine or sentence
         self.watch()
         self._wake.set()
+
+    def judged(self, sentence: str) -> BridgeError:
+        """Ring, and wait for the verdict: for errors that are met in the program's own thread."""
+        self.ring(sentence)
+        self._judged.wait(ANSWER_SECONDS + VERDICT_SECONDS)
+        return self._verdict or BridgeError(sentence)
 
     def close(self) -> None:
         with self._lock:
@@ -63,7 +71,9 @@ class Alarm:
             detail = str(error).strip().splitlines()[:1]
             verdict = f"{self._mine}; the job's store does not answer either: {''.join(detail)[:120]}"
         if verdict is not None:
-            self._on_verdict(BridgeError(verdict))
+            self._verdict = BridgeError(verdict)
+            self._judged.set()
+            self._on_verdict(self._verdict)
 
     def _watch(self) -> str | None:
         store = self._base.clone()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from hetctl.comm.c10d import Store
-from hetctl.comm.staging import Combine, CopyEngine, HostEngine, StreamEngine
+from hetctl.comm.staging import Combine
 from hetctl.comm.work import BridgeError, Deadline, HetWork
 
 P2P, COLLECTIVE = 0, 1  # the program's own messages, and those that collectives are made of, never meet
@@ -102,7 +102,6 @@ class Bridge:
         self._lock = threading.Lock()
         self._lanes: dict[LaneKey, Lane] = {}
         self._transports: dict[int, Transport] = {}  # by identity: few, and shared by peers
-        self._engines: dict[torch.device, CopyEngine] = {}
         self._open: dict[int, Message] = {}
         self.error: BaseException | None = None
 
@@ -140,13 +139,6 @@ class Bridge:
         lane.put(message)
         return message
 
-    def engine(self, device: torch.device) -> CopyEngine:
-        """The copy engine of a device, made when first needed."""
-        with self._lock:
-            if device not in self._engines:
-                self._engines[device] = StreamEngine(device) if device.type == "cuda" else HostEngine()
-            return self._engines[device]
-
     def end(self, message: Message, *, ready: Any = None, error: BaseException | None = None) -> None:
         """A message has ended; whoever waits for it, or for its outgoing copy, goes on."""
         with self._lock:
@@ -174,7 +166,6 @@ class Bridge:
             lane.close(seconds=seconds)
         with self._lock:
             self.error = self.error or BridgeError("the process group was destroyed")
-            self._engines = {}
         for transport in transports:
             transport.close()
 

@@ -19,6 +19,7 @@ from hetctl.comm.spans import ReducedSpan, pipelined
 from hetctl.comm.staging import CHUNK_BYTES
 from hetctl.comm.units import KiB
 
+SPANS = 6  # of a middling all-reduce: as many as are on their way at once
 FLAT_BYTES = 64 * KiB  # up to here one whole vector per peer costs less than two more native steps
 
 
@@ -46,9 +47,10 @@ class Collectives(Lines):
         how.after(data, self.layout.size)
 
     def _spans(self, data: torch.Tensor) -> list[Interval]:
-        """Intervals that give each rank of the smallest island about one chunk."""
-        parts = self.layout.common_parts
-        each = CHUNK_BYTES // data.element_size() * min(len(i) for i in self.layout.islands)
+        """Intervals of some chunks per rank of the smallest island: enough of them to overlap, not too many to run."""
+        parts, fewest = self.layout.common_parts, min(len(i) for i in self.layout.islands)
+        share = min(max(data.nbytes // fewest // SPANS, CHUNK_BYTES), 4 * CHUNK_BYTES)
+        each = share // data.element_size() * fewest
         return list(pieces(data.numel(), max(each // parts * parts, parts)))
 
     def reduce_scatter(self, out: torch.Tensor, data: list[torch.Tensor], how: Reduction, run: Run) -> None:

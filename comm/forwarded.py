@@ -17,10 +17,11 @@ from typing import Any, Protocol
 import torch
 
 from hetctl.comm.bridge import METER, Bridge, LaneKey, Message
-from hetctl.comm.staging import Copied, TrailerMismatch, chunks, flat_bytes, seal, unseal
+from hetctl.comm.layout import pieces
+from hetctl.comm.staging import Copied, CopyEngine, TrailerMismatch, flat_bytes, seal, unseal
 from hetctl.comm.work import BridgeError
 
-WINDOW = 8  # chunks in flight per lane, which bounds its memory
+COPIES_AHEAD = 2  # copies that stay in flight while the window is full: one at a time would idle the copy engine
 IDLE_SECONDS = 5.0  # an unused lane's thread ends; the next message starts another
 
 
@@ -37,7 +38,7 @@ class Port(Protocol):
         """The name of the rail that chunk `number` of a message takes, for people."""
 
     def take(self, nbytes: int, number: int) -> torch.Tensor:
-        """The slot for the next chunk; at most WINDOW are out at a time."""
+        """The slot for the next chunk; at most a window of them is out at a time."""
 
     def post(self, slot: torch.Tensor, length: int, number: int) -> Posted:
         """Start sending or receiving the first `length` bytes and the trailer of a slot."""
@@ -47,6 +48,14 @@ class Port(Protocol):
 
     def idle(self) -> None:
         """Nothing is left to do for now: settle what was put off."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The sizes of a transport, the same at both ends: bytes per chunk, and chunks in flight per lane."""
+
+    chunk_bytes: int
+    window: int  # together with the chunk it bounds a lane's memory
 
 
 @dataclass(eq=False)
@@ -70,8 +79,10 @@ class ForwardedLane:
 
     verb = ""
 
-    def __init__(self, bridge: Bridge, key: LaneKey, connect: Callable[[], Port]) -> None:
-        self._bridge, self._key, self._connect = bridge, key, connect
+    def __init__(
+        self, bridge: Bridge, key: LaneKey, connect: Callable[[], Port], *, flow: Flow, engine: CopyEngine
+    ) -> None:
+        self._bridge, self._key, self._connect, self._flow, self._engine = bridge, key, connect, flow, engine
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -128,6 +139,8 @@ class ForwardedLane:
         held = self._posted[0].message if self._posted else self._todo[0][0] if self._todo else None
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = lines[0][:200]
+        if self._port is not None and self._posted:
+            reason = f"{self._port.rail(self._posted[0].number)}: {reason}"
         if held is not None and held.deadline.passed():
             reason = f"nothing came or went within {held.deadline.seconds:g} s"
         what = held.work.what if held is not None else "connecting"
@@ -145,7 +158,7 @@ class ForwardedLane:
             return False
         if message is None:
             return False
-        cut = chunks(message.data.nbytes)
+        cut = list(pieces(message.data.nbytes, self._flow.chunk_bytes))
         for number, (first, past) in enumerate(cut):
             self._todo.append((message, first, past, number, number == len(cut) - 1))
         return True
@@ -168,20 +181,21 @@ class ForwardedLane:
 class SendLane(ForwardedLane):
     verb = "sending to"
 
-    def __init__(self, bridge: Bridge, key: LaneKey, connect: Callable[[], Port]) -> None:
-        super().__init__(bridge, key, connect)
+    def __init__(self, *args: Any, **sizes: Any) -> None:
+        super().__init__(*args, **sizes)
         self._copying: deque[_Chunk] = deque()
 
     def _step(self) -> bool:
         """Start copies while slots are free, then send the oldest copied chunk or wait for the oldest sent one."""
-        while len(self._copying) + len(self._posted) < WINDOW:
+        while len(self._copying) + len(self._posted) < self._flow.window:
             busy = bool(self._copying or self._posted)
             if not self._more(block=not busy):
                 if not busy:
                     return not self._over()
                 break
             self._copy(self._begin())
-        if self._copying:
+        more = bool(self._todo) or not self._queue.empty()
+        if self._copying and (len(self._copying) > COPIES_AHEAD or not self._posted or not more):
             self._send()
         else:
             self._finish()
@@ -190,7 +204,7 @@ class SendLane(ForwardedLane):
     def _copy(self, chunk: _Chunk) -> None:
         message = chunk.message
         source = flat_bytes(message.data)[chunk.first : chunk.past]
-        chunk.copied = self._bridge.engine(source.device).out(source, chunk.slot, message.ready)
+        chunk.copied = self._engine.out(source, chunk.slot, message.ready)
         self._copying.append(chunk)
         if not chunk.last:
             return
@@ -229,7 +243,7 @@ class RecvLane(ForwardedLane):
 
     def _step(self) -> bool:
         """Post receives while slots are free, then take in the oldest one."""
-        while len(self._posted) < WINDOW:
+        while len(self._posted) < self._flow.window:
             if not self._more(block=not self._posted):
                 if not self._posted:
                     return not self._over()
@@ -255,7 +269,7 @@ class RecvLane(ForwardedLane):
                 checked=self._bridge.verify,
             )
         except TrailerMismatch as mismatch:
-            raise BridgeError(f"{self.port.rail(chunk.number)}: {mismatch}") from None
+            raise BridgeError(str(mismatch)) from None
         event = self._land(chunk, payload)
         self.port.give(chunk.slot, event)
         if chunk.last:
@@ -270,4 +284,4 @@ class RecvLane(ForwardedLane):
             ready.append(message.after.copied_event)
         size = message.data.element_size()
         target = message.data[chunk.first // size : chunk.past // size]
-        return self._bridge.engine(message.data.device).into(payload, target, message.combine, ready)
+        return self._engine.into(payload, target, message.combine, ready)

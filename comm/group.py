@@ -5,6 +5,7 @@ Nothing else knows c10d's method names (both the names up to torch 2.12 and the 
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.alarm import Alarm
+from hetctl.comm.anysource import AnySource
 from hetctl.comm.bridge import P2P, Bridge, Transport
 from hetctl.comm.c10d import PrefixStore, ProcessGroup, Store, Work
 from hetctl.comm.cluster import TransportKind
@@ -21,12 +23,14 @@ from hetctl.comm.collectives import Collectives
 from hetctl.comm.islands import Native, break_native, make_native
 from hetctl.comm.layout import Layout
 from hetctl.comm.lines import Run
+from hetctl.comm.local import NativeMessage
 from hetctl.comm.placement import Placement
 from hetctl.comm.rails import RailTransport
 from hetctl.comm.recorder import RECORDER
 from hetctl.comm.reductions import Reduction, reduction
 from hetctl.comm.runner import Runner
 from hetctl.comm.shm import ShmTransport
+from hetctl.comm.sparse import sum_sparse
 from hetctl.comm.views import Flat, Returning, as_bytes, fill, flat_copy, is_plain, plain, room_for, rows
 from hetctl.comm.work import BridgeError, Deadline, HetWork, Together
 
@@ -139,6 +143,7 @@ class HetGroup(_Identity):
             on_error=self._alarm.ring,
         )
         self._collectives = Collectives(self._layout, self._native, self._bridge)
+        self._any = AnySource(self._post_unbounded, tuple(r for r in range(self._size) if r != self._rank))
         self._runner = Runner(f"het collectives {self._name}", on_error=self._alarm.ring)
 
     def _make_natives(self) -> None:
@@ -174,14 +179,19 @@ class HetGroup(_Identity):
 
     def _end_all(self, error: BridgeError) -> None:
         """The verdict on a failure anywhere: end what is pending, native parts too, and keep a record."""
+        self._break(error)
+        RECORDER.dump(self._ranks[self._rank], reason=str(error))
+
+    def _break(self, error: BridgeError) -> None:
         self._runner.fail(error)
         self._bridge.fail(error)
         for native in list(self._natives.values()):
             break_native(native)
-        RECORDER.dump(self._ranks[self._rank], reason=str(error))
 
     def shutdown(self) -> None:
         """Finish what is queued, then end threads and connections."""
+        if self._any.under_way():  # receives that nothing will answer any more
+            self._break(BridgeError(f"the process group '{self._name}' was destroyed"))
         seconds = 1.0 if self._bridge.error is not None else self._timeout.total_seconds()
         self._runner.close(seconds=seconds)
         self._bridge.close(seconds=seconds)
@@ -205,21 +215,28 @@ class HetGroup(_Identity):
         call: Callable[[Run], None],
         *,
         touched: Sequence[torch.Tensor],
+        shown: Sequence[torch.Tensor] | None = None,
         outputs: Sequence[torch.Tensor],
         opts: Any,
     ) -> Any:
-        """Queue a collective; `touched` are the tensors it reads or writes, `outputs` what its handle shows."""
+        """Queue a collective; `touched` are the tensors it reads or writes, `outputs` what its handle returns.
+
+        Profilers see the shapes of `shown`, by default of all it touches.
+        """
         self._count += 1
         run = Run(f"{name} {self._count} of group '{self._name}'", self._deadline(opts))
-        work = HetWork(run.what, outputs, shown=touched, deadline=run.deadline)
-        self._record(work, name, peer=None, tensors=touched)
-        self._runner.put(work, lambda: call(run), touched=touched)
+        work = HetWork(run.what, outputs, deadline=run.deadline)
+        self._record(work, name, peer=None, tensors=touched if shown is None else shown)
+        self._runner.put(work, lambda: call(run), touched=touched, waited=not getattr(opts, "asyncOp", True))
         return self._noted(work)
 
     def _record(self, work: HetWork, name: str, *, peer: int | None, tensors: Sequence[torch.Tensor]) -> None:
-        """Record the operation."""
+        """Let the flight recorder and a profiler see the operation."""
+        work.show(name, tensors)
         world = None if peer is None else self._ranks[peer]
-        entry = RECORDER.begin(name, group=self._name, peer=world, nbytes=sum(t.nbytes for t in tensors))
+        entry = RECORDER.begin(
+            name, group=self._name, peer=world, nbytes=sum(t.numel() * t.element_size() for t in tensors)
+        )
         work.on_end(lambda: entry.end(work.exception()))
 
     def _noted(self, work: Any) -> Any:
@@ -230,27 +247,61 @@ class HetGroup(_Identity):
     # -- point to point
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
-        data = plain(tensors[0])
+        data, deadline, what = plain(tensors[0]), self._deadline(None), f"send to {self._who(dst)}"
         if self._layout.local(dst):
-            return self._noted(self._native(data.device).group.send([data], self._layout.mine.index(dst), tag))
-        deadline = self._deadline(None)
-        work = HetWork(f"send to {self._who(dst)}", tensors, deadline=deadline)
+            native = self._native(data.device).group.send([data], self._layout.mine.index(dst), tag)
+            return self._local(what, tensors, native, peer=dst, deadline=deadline)
+        work = HetWork(what, tensors, deadline=deadline)
         self._record(work, "send", peer=dst, tensors=tensors)
         self._bridge.send(data.view(-1), dst, tag=tag, kind=P2P, work=work, deadline=deadline)
         return self._noted(work)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
-        target = tensors[0].detach()
+        target, deadline, what = tensors[0].detach(), self._deadline(None), f"recv from {self._who(src)}"
+        work = HetWork(what, tensors, deadline=deadline)
+        if self._any.claims(target, src, tag, work):
+            return self._noted(work)
         if self._layout.local(src):
-            return self._noted(self._native(target.device).group.recv([target], self._layout.mine.index(src), tag))
-        what = f"recv from {self._who(src)}"
+            native = self._native(target.device).group.recv([target], self._layout.mine.index(src), tag)
+            return self._local(what, tensors, native, peer=src, deadline=deadline)
         data = target if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
-        deadline = self._deadline(None)
-        work = HetWork(what, tensors, deadline=deadline) if data is target else Returning(what, target, data)
+        if data is not target:
+            work = Returning(what, target, data, deadline)
         work.source = src
         self._record(work, "recv", peer=src, tensors=tensors)
         self._bridge.recv(data.view(-1), src, tag=tag, kind=P2P, work=work, deadline=deadline)
         return self._noted(work)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
+        """Receive from whoever sends first, as gloo can (and device libraries cannot)."""
+        if tensors[0].is_cuda:
+            raise BridgeError("a receive from any source needs a host tensor: device libraries know none")
+        work = HetWork("recv from any rank", tensors, deadline=self._deadline(None))
+        self._record(work, "recvAnySource", peer=None, tensors=tensors)
+        self._any.recv(tensors[0].detach(), tag, work)
+        return self._noted(work)
+
+    def _post_unbounded(self, data: torch.Tensor, peer: int, tag: int) -> HetWork:
+        """A receive that may stay unanswered for as long as the group lives."""
+        forever, what = Deadline(_FOREVER), f"recv from {self._who(peer)} among others"
+        if not self._layout.local(peer):
+            work = HetWork(what, [data])
+            self._bridge.recv(data.view(-1), peer, tag=tag, kind=P2P, work=work, deadline=forever)
+            return work
+        native = self._native(data.device).group.recv([data], self._layout.mine.index(peer), tag)
+        local = NativeMessage(what, [data], native=native, deadline=forever, on_error=BridgeError)
+        threading.Thread(target=local.end, name="het any-source", daemon=True).start()
+        return local
+
+    def _local(
+        self, what: str, tensors: list[torch.Tensor], native: Any, *, peer: int, deadline: Deadline
+    ) -> NativeMessage:
+        """A native message of this rank's own island, with this group's way of failing."""
+        work = NativeMessage(what, tensors, native=native, deadline=deadline, on_error=self._alarm.judged)
+        work.source = peer
+        self._record(work, what.split()[0], peer=peer, tensors=tensors)
+        self._noted(work)
+        return work
 
     # -- collectives
 
@@ -259,6 +310,9 @@ class HetGroup(_Identity):
 
         def call(run: Run) -> None:
             for tensor in tensors:
+                if tensor.is_sparse:
+                    sum_sparse(tensor, self._collectives, run)
+                    continue
                 with Flat(tensor) as flat:
                     self._collectives.all_reduce(flat, how, run)
 
@@ -294,7 +348,7 @@ class HetGroup(_Identity):
                 self._gather_all(outs, data, run)
 
         outs = [t for group in outputs for t in group]
-        return self._submit("all_gather", call, touched=[*inputs, *outs], outputs=outs, opts=opts)
+        return self._submit("all_gather", call, touched=[*inputs, *outs], shown=inputs, outputs=outs, opts=opts)
 
     def _gather_all(self, outs: Sequence[torch.Tensor], data: torch.Tensor, run: Run) -> None:
         targets = [as_bytes(t) if is_plain(t) else room_for(t) for t in outs]
@@ -311,7 +365,9 @@ class HetGroup(_Identity):
                 self._gather_all([of_rank[index] for of_rank in outputs], data, run)
 
         outs = [t for group in outputs for t in group]
-        return self._submit("all_gather_coalesced", call, touched=[*inputs, *outs], outputs=outs, opts=opts)
+        return self._submit(
+            "all_gather_coalesced", call, touched=[*inputs, *outs], shown=inputs, outputs=outs, opts=opts
+        )
 
     def all_gather_single(self, output: torch.Tensor, data: torch.Tensor, opts: Any = None) -> Work:
         return self._all_gather_single("all_gather_single", [output], [data], opts)
@@ -331,7 +387,7 @@ class HetGroup(_Identity):
                     parts = flat.view(torch.uint8).view(self._size, -1)
                     self._collectives.all_gather(list(parts), as_bytes(data), run)
 
-        return self._submit(name, call, touched=[*inputs, *outputs], outputs=outputs, opts=opts)
+        return self._submit(name, call, touched=[*inputs, *outputs], shown=inputs, outputs=outputs, opts=opts)
 
     def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Work:
         return self._reduce_scatter("reduce_scatter", outputs, inputs, opts)
@@ -360,8 +416,8 @@ class HetGroup(_Identity):
                 with Flat(out) as flat:
                     self._collectives.reduce_scatter(flat, [plain(p).view(-1) for p in parts], how, run)
 
-        touched = [*outputs, *(t for parts in inputs for t in parts)]
-        return self._submit(name, call, touched=touched, outputs=outputs, opts=opts)
+        given = [t for parts in inputs for t in parts]
+        return self._submit(name, call, touched=[*outputs, *given], shown=given, outputs=outputs, opts=opts)
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         root = opts.rootRank
@@ -375,7 +431,7 @@ class HetGroup(_Identity):
                     fill(out, part)
 
         outs = [t for group in outputs for t in group]
-        return self._submit("gather", call, touched=[*inputs, *outs], outputs=outs, opts=opts)
+        return self._submit("gather", call, touched=[*inputs, *outs], shown=inputs, outputs=outs, opts=opts)
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Work:
         root = opts.rootRank
@@ -387,8 +443,8 @@ class HetGroup(_Identity):
                 self._collectives.exchange([got if r == root else got[:0] for r in range(self._size)], sent, run)
                 fill(out, got)
 
-        touched = [*outputs, *(t for parts in inputs for t in parts)]
-        return self._submit("scatter", call, touched=touched, outputs=outputs, opts=opts)
+        given = [t for parts in inputs for t in parts]
+        return self._submit("scatter", call, touched=[*outputs, *given], shown=given, outputs=outputs, opts=opts)
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         return self._all_to_all("all_to_all", outputs, inputs, outputs, opts)
@@ -421,7 +477,7 @@ class HetGroup(_Identity):
             for out, part in zip(outputs, got, strict=True):
                 fill(out, part)
 
-        return self._submit(name, call, touched=[*outputs, *inputs], outputs=shown, opts=opts)
+        return self._submit(name, call, touched=[*outputs, *inputs], shown=inputs, outputs=shown, opts=opts)
 
     def barrier(self, opts: Any = None) -> Work:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -430,6 +486,9 @@ class HetGroup(_Identity):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         self.barrier().wait(timeout or self._timeout)
+
+
+_FOREVER = 3e8  # seconds
 
 
 def _layout(rank: int, ranks: tuple[int, ...], placement: Placement) -> Layout:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -13,9 +13,7 @@ from torch._C._distributed_c10d import (
     AllreduceOptions,
     AllToAllOptions,
     BroadcastOptions,
-    GatherOptions,
     ReduceScatterOptions,
-    ScatterOptions,
 )
 
 from hetctl.comm.c10d import Gloo, Store
@@ -26,73 +24,72 @@ from hetctl.comm.work import Deadline, NativeFailed
 class Native:
     """One island's communicator for one device type; ranks are places within the island, tensors contiguous.
 
-    Every call starts the operation and returns torch's handle (None where there is nothing to wait for).
+    Every call starts the operation and returns its handle (None where there is nothing to wait for).
     """
 
     def __init__(self, group: Any, *, size: int) -> None:
         self.group = group
         self.size = size
+        self._on_host = isinstance(group, Gloo)
 
-    def all_reduce(self, data: torch.Tensor, op: Any) -> Any:
+    def all_reduce(self, data: torch.Tensor, op: Any) -> Started | None:
         if self.size == 1:
             return None
         options = AllreduceOptions()
         options.reduceOp = op
-        return self.group.allreduce([data], options)
+        return self._started(self.group.allreduce([data], options))
 
-    def reduce_scatter(self, out: torch.Tensor, data: torch.Tensor, op: Any) -> Any:
+    def reduce_scatter(self, out: torch.Tensor, data: torch.Tensor, op: Any) -> Started | None:
         if self.size == 1:
             out.copy_(data)
             return None
         options = ReduceScatterOptions()
         options.reduceOp = op
-        return self.group._reduce_scatter_base(out, data, options)
+        return self._started(self.group._reduce_scatter_base(out, data, options))
 
-    def all_gather(self, out: torch.Tensor, data: torch.Tensor) -> Any:
+    def all_gather(self, out: torch.Tensor, data: torch.Tensor) -> Started | None:
         if self.size == 1:
             out.copy_(data)
             return None
-        return self.group._allgather_base(out, data, AllgatherOptions())
+        return self._started(self.group._allgather_base(out, data, AllgatherOptions()))
 
-    def broadcast(self, data: torch.Tensor, root: int) -> Any:
+    def broadcast(self, data: torch.Tensor, root: int) -> Started | None:
         if self.size == 1:
             return None
         options = BroadcastOptions()
         options.rootRank = root
-        return self.group.broadcast([data], options)
+        return self._started(self.group.broadcast([data], options))
 
-    def gather(self, outs: Sequence[torch.Tensor], data: torch.Tensor, *, root: int, me: int) -> Any:
-        """`outs`, on the root only: one tensor per place."""
-        if self.size == 1:
-            outs[0].copy_(data)
-            return None
-        options = GatherOptions()
-        options.rootRank = root
-        return self.group.gather([list(outs)] if me == root else [], [data], options)
-
-    def scatter(self, out: torch.Tensor, parts: Sequence[torch.Tensor], *, root: int, me: int) -> Any:
-        """`parts`, on the root only: one tensor per place."""
-        if self.size == 1:
-            out.copy_(parts[0])
-            return None
-        options = ScatterOptions()
-        options.rootRank = root
-        return self.group.scatter([out], [list(parts)] if me == root else [], options)
-
-    def all_to_all(self, out: torch.Tensor, data: torch.Tensor, *, out_counts: list[int], counts: list[int]) -> Any:
+    def all_to_all(
+        self, out: torch.Tensor, data: torch.Tensor, *, out_counts: list[int], counts: list[int]
+    ) -> Started | None:
         """Flat tensors cut by counts of elements per place."""
         if self.size == 1:
             out.copy_(data)
             return None
-        return self.group.alltoall_base(out, data, out_counts, counts, AllToAllOptions())
+        return self._started(self.group.alltoall_base(out, data, out_counts, counts, AllToAllOptions()))
+
+    def _started(self, work: Any) -> Started:
+        return Started(work, on_host=self._on_host)
 
 
-def settle(work: Any, deadline: Deadline, *, what: str) -> None:
-    """Wait for a native operation until the deadline. Raises NativeFailed naming the operation."""
-    if work is None:
+@dataclass(frozen=True)
+class Started:
+    """A native operation that was started, and whether it runs on the host."""
+
+    work: Any
+    on_host: bool
+
+
+def settle(started: Started | None, deadline: Deadline, *, what: str) -> None:
+    """Wait for a native operation: the host until the deadline, a device by ordering the current stream behind it.
+
+    Raises NativeFailed naming the operation. (Given a timeout, NCCL's `wait` would block the host.)
+    """
+    if started is None:
         return
     try:
-        ended = work.wait(deadline.delta())
+        ended = started.work.wait(deadline.delta()) if started.on_host else started.work.wait()
     except RuntimeError as error:
         detail = str(error).strip().splitlines()[0][:200]
         late = f"it did not end within {deadline.seconds:g} s" if deadline.passed() else detail

@@ -23,12 +23,13 @@ import torch
 
 from hetctl.comm.bridge import Bridge, LaneKey
 from hetctl.comm.c10d import Store
-from hetctl.comm.forwarded import WINDOW, ForwardedLane, Posted, RecvLane, SendLane
-from hetctl.comm.staging import CHUNK_BYTES
-from hetctl.comm.units import KiB
+from hetctl.comm.forwarded import Flow, ForwardedLane, Posted, RecvLane, SendLane
+from hetctl.comm.staging import engine_for
+from hetctl.comm.units import KiB, MiB
 
-SLOT_BYTES = CHUNK_BYTES + 4 * KiB  # a page for the trailer
-RING_BYTES = WINDOW * SLOT_BYTES
+FLOW = Flow(8 * MiB, window=8)  # larger than over rails: a chunk here costs Python time only
+SLOT_BYTES = FLOW.chunk_bytes + 4 * KiB  # a page for the trailer
+RING_BYTES = FLOW.window * SLOT_BYTES
 LAG = 2  # slots that may wait for the device before the receiver waits for it
 
 
@@ -56,7 +57,7 @@ class ShmTransport:
 
     def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
         made = SendLane if key.sending else RecvLane
-        return made(bridge, key, lambda: self._connect(bridge, key))
+        return made(bridge, key, lambda: self._connect(bridge, key), flow=FLOW, engine=engine_for(key.device))
 
     def _connect(self, bridge: Bridge, key: LaneKey) -> ShmPort:
         name = f"shm/{key.link_name(bridge.rank)}/{key.wire_tag}"
@@ -93,7 +94,7 @@ class ShmPort:
         return "the shared-memory ring"
 
     def take(self, nbytes: int, number: int) -> torch.Tensor:
-        first = self._next % WINDOW * SLOT_BYTES
+        first = self._next % FLOW.window * SLOT_BYTES
         self._next += 1
         return self._ring[first : first + SLOT_BYTES]
 

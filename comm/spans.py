@@ -29,10 +29,11 @@ class ReducedSpan:
         """Start the native reduce-scatter of the span."""
         layout = self._lines.layout
         self._whole = padded(self._data, layout.common_parts)
-        self._shard = self._whole.new_empty(self._whole.numel() // len(layout.mine))
+        alone = len(layout.mine) == 1  # then the shard is the whole, and nothing needs copying
+        self._shard = self._whole if alone else self._whole.new_empty(self._whole.numel() // len(layout.mine))
         start = layout.place * self._shard.numel()
         self._mine = (start, start + self._shard.numel())
-        self._pending = self._native.reduce_scatter(self._shard, self._whole, self._how.native)
+        self._pending = None if alone else self._native.reduce_scatter(self._shard, self._whole, self._how.native)
 
     def swap(self) -> None:
         """Start the exchange of the shard with its holders in other islands."""
@@ -113,7 +114,7 @@ class ReducedSpan:
         """Start the native all-gather of the reduced shards."""
         arrive(self._moves)
         self._pending = None
-        if self._to is None or self._to == self._lines.layout.home:
+        if self._shard is not self._whole and self._to in (None, self._lines.layout.home):
             self._pending = self._native.all_gather(self._whole, self._shard)
 
     def end(self) -> None:

@@ -10,10 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
-from hetctl.comm.layout import pieces
-from hetctl.comm.units import KiB, MiB
+from hetctl.comm.units import MiB
 
-CHUNK_BYTES = 4 * MiB
+CHUNK_BYTES = 4 * MiB  # what a share of a large collective is made of, and a message over rails
 _TRAILER = struct.Struct("<QIIQ")  # operation, chunk, checksum (0: none), length
 TRAILER_BYTES = _TRAILER.size
 Combine = Callable[[torch.Tensor, torch.Tensor], object]  # (target in place, incoming)
@@ -26,11 +25,6 @@ class TrailerMismatch(Exception):
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor as a flat uint8 view, detached from autograd."""
     return tensor.detach().reshape(-1).view(torch.uint8)
-
-
-def chunks(nbytes: int) -> list[tuple[int, int]]:
-    """The byte intervals that a message of `nbytes` travels in; an empty message is one empty chunk."""
-    return list(pieces(nbytes, CHUNK_BYTES))
 
 
 def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> None:
@@ -86,6 +80,11 @@ class CopyEngine(Protocol):
 
     def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]) -> Any:
         """Copy or combine a payload into a typed flat view, after all of `ready`; the event it ends with, or None."""
+
+
+def engine_for(device: torch.device) -> CopyEngine:
+    """A copy engine with streams of its own: one lane's copies must not queue behind another's that wait."""
+    return StreamEngine(device) if device.type == "cuda" else HostEngine()
 
 
 class HostEngine:
@@ -172,7 +171,5 @@ class StreamEngine:
 
 
 def _size_class(nbytes: int) -> int:
-    """Sizes that slots are kept in: powers of two, and whole chunks with a page for the trailer."""
-    if nbytes > CHUNK_BYTES // 2:
-        return CHUNK_BYTES + 4 * KiB
-    return max(1 << (nbytes + TRAILER_BYTES - 1).bit_length(), 4 * KiB)
+    """Sizes that slots are kept in, trailer included: powers of two, as pinned memory is handed out anyway."""
+    return 1 << (nbytes + TRAILER_BYTES - 1).bit_length()

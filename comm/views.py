@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hetctl.comm.work import HetWork
+from hetctl.comm.work import Deadline, HetWork
 
 
 class Flat:
@@ -74,8 +74,8 @@ def rows(tensor: torch.Tensor, splits: Sequence[int], parts: int) -> list[torch.
 class Returning(HetWork):
     """A receive into scratch memory whose values go to the program's own tensor at the end."""
 
-    def __init__(self, what: str, target: torch.Tensor, scratch: torch.Tensor) -> None:
-        super().__init__(what, [target])
+    def __init__(self, what: str, target: torch.Tensor, scratch: torch.Tensor, deadline: Deadline) -> None:
+        super().__init__(what, [target], deadline=deadline)
         self._target, self._scratch = target.detach(), scratch
 
     def finish(self, *, ready: Any = None, error: BaseException | None = None) -> None:

@@ -57,7 +57,6 @@ class HetWork(Work):  # type: ignore[misc]
         what: str,
         outputs: Sequence[torch.Tensor] = (),
         *,
-        shown: Sequence[torch.Tensor] | None = None,
         deadline: Deadline | None = None,
     ) -> None:
         super().__init__()
@@ -71,8 +70,22 @@ class HetWork(Work):  # type: ignore[misc]
         self.ready: Any = None  # torch.cuda.Event where a stream carries the result
         self.source = -1
         self._span: Any = None
+        self._span_thread = 0
+
+    def show(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Let a profiler, where one is on, see the operation from now to its end."""
         if profiling():
-            self._span = enter_span(f"het:{what.split()[0]}", *(outputs if shown is None else shown))
+            self._span = enter_span(f"het:{name}", *tensors)
+            self._span_thread = threading.get_ident()
+
+    def _hide(self) -> None:
+        """End what a profiler sees, from another thread than began it: that is how it tells asynchronous ones."""
+        if threading.get_ident() != self._span_thread:
+            leave_span(self._span)
+            return
+        helper = threading.Thread(target=leave_span, args=(self._span,))
+        helper.start()
+        helper.join()
 
     def finish(self, *, ready: Any = None, error: BaseException | None = None) -> None:
         """End the operation, once; later calls are ignored (an abort may race with success)."""
@@ -81,13 +94,14 @@ class HetWork(Work):  # type: ignore[misc]
                 return
             self.ready, self._error = ready, error
             if self._span is not None:
-                leave_span(self._span)
+                self._hide()
             self._done.set()
             then, self._then = self._then, []
+            future = self._future
         for call in then:
             call()
-        if self._future is not None:
-            self._settle(self._future)
+        if future is not None:
+            self._settle(future)
 
     def on_end(self, call: Callable[[], None]) -> None:
         """Run `call` when the operation has ended, or now if it has."""
@@ -156,7 +170,7 @@ class HetWork(Work):  # type: ignore[misc]
 
 
 class Together(HetWork):
-    """Several operations waited for as one, whoever's handles they are."""
+    """Several operations waited for as one, whosever handles they are."""
 
     def __init__(self, works: Sequence[Any]) -> None:
         super().__init__("coalesced operations", [t for w in works if isinstance(w, HetWork) for t in w.result()])

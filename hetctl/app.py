@@ -8,7 +8,7 @@ import typer
 
 from hetctl import __version__
 from hetctl.comm.errors import HetctlError
-from hetctl.commands import hosts
+from hetctl.commands import bench, hosts
 from hetctl.commands.discover import discover
 from hetctl.commands.plan import plan
 from hetctl.commands.run import run
@@ -40,6 +40,7 @@ app.add_typer(hosts.app)
 app.command("plan")(plan)
 app.command("train")(train)
 app.command("run")(run)
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

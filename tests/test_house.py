@@ -89,4 +89,4 @@ def test_help_is_not_slower_than_a_few_bare_starts() -> None:
         return min(times)
 
     bare = best(["-c", "import typer, rich.console, rich.panel, rich.table"])
-    assert best(["-m", "hetctl", "--help"]) < 2.5 * bare
+    assert best(["-m", "hetctl", "--help"]) < 3.5 * bare

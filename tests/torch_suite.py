@@ -1,7 +1,8 @@
 """PyTorch's own collective tests against `het`: counts, and every test that gloo passes and `het` does not.
 
 `python tests/torch_suite.py het` (or `gloo` for the baseline). Each test runs in processes of its own over islands of
-2 and 1 ranks. Tests that the suite reserves for gloo run too: the decorators are told "gloo", the groups are `het`.
+2 and 1 ranks. The suite chooses by name between gloo and nccl in decorators and inside tests, so it is told "gloo" and
+its worlds are made `het`: that way the tests that it reserves for gloo run too.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TEMP_DIR", tempfile.mkdtemp(prefix="hetctl-torch-suite-"))
 
 import torch  # noqa: E402
+import torch.distributed  # noqa: E402
 from torch.testing._internal.common_distributed import DistTestCases  # noqa: E402
 
 for _feature in DistTestCases.backend_feature.values():
@@ -34,13 +36,19 @@ for _feature in DistTestCases.backend_feature.values():
 
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
-distributed_test.BACKEND = os.environ.get("SUITE_BACKEND", "het")
 for _list in ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"):
     getattr(distributed_test, _list).append("het")
-if distributed_test.BACKEND == "het":
+if os.environ.get("SUITE_BACKEND", "het") == "het":
     from hetctl.comm.backend import register
 
     register()
+    _init = torch.distributed.init_process_group
+
+    def _init_het(backend: str | None = None, **options: object) -> None:
+        """The suite says gloo, by name, in its decorators and in its tests; the world that it gets is `het`."""
+        _init("het" if backend == "gloo" else backend, **options)  # type: ignore[arg-type]
+
+    torch.distributed.init_process_group = _init_het
 
 
 class TorchSuite(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):

@@ -33,22 +33,22 @@ class ProcessGroups:
         return _known(self.boundaries.get((frozenset(ranks), direction)), ranks)
 
 
-def create_groups(plan: Plan, *, timeout: timedelta) -> ProcessGroups:
+def create_groups(plan: Plan, *, timeout: timedelta, backend: str = "het") -> ProcessGroups:
     """All groups of the plan; `het` hands out the native group wherever a group stays in one island."""
     groups = ProcessGroups()
+
+    def new(ranks: tuple[int, ...], name: str) -> dist.ProcessGroup:
+        group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend=backend, group_desc=name)
+        return group
+
     for planned in plan.groups:
         key = frozenset(planned.ranks)
         if planned.kind == "pipeline":
             for direction in DIRECTIONS:
-                groups.boundaries[key, direction] = _new_group(planned.ranks, timeout, f"{planned.name}-{direction}")
+                groups.boundaries[key, direction] = new(planned.ranks, f"{planned.name}-{direction}")
         elif key not in groups.reducing:
-            groups.reducing[key] = _new_group(planned.ranks, timeout, planned.name)
+            groups.reducing[key] = new(planned.ranks, planned.name)
     return groups
-
-
-def _new_group(ranks: tuple[int, ...], timeout: timedelta, name: str) -> dist.ProcessGroup:
-    group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend="het", group_desc=name)
-    return group
 
 
 def _known(group: dist.ProcessGroup | None, ranks: tuple[int, ...]) -> dist.ProcessGroup:

@@ -19,7 +19,7 @@ from hetctl.trainer.schedule import stage_actions
 from hetctl.trainer.spans import overlaps, share
 from hetctl.trainer.timeline import Timeline
 
-POSTED_AHEAD = 2  # receives outstanding per boundary and direction
+POSTED_AHEAD = 2  # receives outstanding per boundary and direction, beside the one that is waited for
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,16 @@ class Boundary:
         ]
         self.peers = tuple(p.peer for p in self.pieces)
         self.bridged = plan.crosses_islands((place.rank, *self.peers))
+        self.posted_ahead = POSTED_AHEAD if self._waits_on_host() else 0
         self._sent: deque[tuple[Any, Tensor]] = deque()
+
+    def _waits_on_host(self) -> bool:
+        """Whether a posted receive costs the device nothing.
+
+        A native receive is a kernel that spins until its data comes. Loading another kernel for the first time may
+        wait for all that run: with receives posted before the forward that answers them, a deadlock.
+        """
+        return self.bridged or not torch.cuda.is_available()
 
     def send(self, data: Tensor) -> None:
         """Start sending each peer its samples of `data`; the memory is held until they have left."""
@@ -87,6 +96,10 @@ class Boundary:
         works = [dist.irecv(buffer[p.first : p.past_last], p.peer, group=self.group, tag=self.tag) for p in self.pieces]
         return buffer, works
 
+    def carries(self, device: torch.device) -> torch.device:
+        """Where the tensors are that its group carries, for ranks that compute on `device`."""
+        return device
+
     def finish(self) -> None:
         """Wait until everything sent has left."""
         while self._sent:
@@ -100,18 +113,19 @@ class Inbox:
         self.boundary, self.count, self.like = boundary, count, like
         self._posted: deque[tuple[Tensor, list[Any]]] = deque()
         self._next = 0
-        self._post()
+        self._post(boundary.posted_ahead)
 
     def take(self) -> Tensor:
         """The next micro-batch's data, once it is here."""
+        self._post(1)
         buffer, works = self._posted.popleft()
         for work in works:
             work.wait()
-        self._post()
+        self._post(self.boundary.posted_ahead)
         return buffer
 
-    def _post(self) -> None:
-        while self._next < self.count and len(self._posted) < POSTED_AHEAD:
+    def _post(self, wanted: int) -> None:
+        while self._next < self.count and len(self._posted) < wanted:
             self._posted.append(self.boundary.post(self.like))
             self._next += 1
 
@@ -120,7 +134,14 @@ class StagePipeline:
     """One rank's part of a pipeline: the stage's module, its boundaries, and the schedule it follows."""
 
     def __init__(
-        self, plan: Plan, place: Place, model: StageModel, groups: ProcessGroups, *, timeline: Timeline
+        self,
+        plan: Plan,
+        place: Place,
+        model: StageModel,
+        groups: ProcessGroups,
+        *,
+        timeline: Timeline,
+        boundary: type[Boundary] = Boundary,
     ) -> None:
         self.plan, self.place, self.model, self.timeline = plan, place, model, timeline
         self.replica: Replica = plan.replicas[place.replica]
@@ -130,12 +151,12 @@ class StagePipeline:
         self.is_last = place.stage == len(self.replica.stages) - 1
         before, after = place.stage - 1, place.stage + 1
 
-        def boundary(other: int, direction: str) -> Boundary | None:
+        def towards(other: int, direction: str) -> Boundary | None:
             exists = 0 <= other < len(self.replica.stages)
-            return Boundary(plan, place, groups, other=other, direction=direction) if exists else None
+            return boundary(plan, place, groups, other=other, direction=direction) if exists else None
 
-        self.forward_in, self.forward_out = boundary(before, "forward"), boundary(after, "forward")
-        self.backward_in, self.backward_out = boundary(after, "backward"), boundary(before, "backward")
+        self.forward_in, self.forward_out = towards(before, "forward"), towards(after, "forward")
+        self.backward_in, self.backward_out = towards(after, "backward"), towards(before, "backward")
         self._connect()
 
     def train_step(self, batch: Sequence[MicroBatch], *, scale: float) -> tuple[Tensor, Tensor]:
@@ -189,7 +210,7 @@ class StagePipeline:
                     turn = (edge, boundary.tag, *sorted((self.place.rank, peer)))
                     meetings.append((turn, sends, peer, boundary))
         for _, sends, peer, meeting in sorted(meetings, key=lambda m: m[0]):
-            element = torch.zeros(1, device=device)
+            element = torch.zeros(1, device=meeting.carries(device))
             (dist.send if sends else dist.recv)(element, peer, group=meeting.group, tag=meeting.tag)
 
     def _forward(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from hetctl.commands import options
 from hetctl.console import Sink
@@ -100,6 +99,8 @@ def _replayed(path: Path, sink: Sink) -> tuple[Inventory, list[Answer]]:
 
 
 def _measured(cluster: Cluster, meant: Inventory, timeout: float, sink: Sink) -> Cluster:
+    from rich.markup import escape
+
     from hetctl.links import measure_links, pair_line
 
     measured = measure_links(

@@ -168,6 +168,43 @@ def messages(rank: int) -> None:
         dist.send(torch.ones(1), 0)
 
 
+def from_anybody(rank: int) -> None:
+    world = dist.get_world_size()
+    for round in range(2):
+        if rank == 0:
+            works = [(data := torch.empty(3), dist.irecv(data)) for _ in range(world - 2)]
+            first = torch.empty(3)
+            sources = [dist.recv(first)]
+            for data, work in works:
+                work.wait()
+                sources.append(int(data[0]))
+                assert work.source_rank() == int(data[0])
+            assert sorted(sources) == list(range(1, world))
+            assert int(first[0]) == sources[0]
+            dist.barrier()
+            named = torch.empty(3)
+            dist.recv(named, world - 1)  # by name, after receives from anybody were posted to it
+            assert named.tolist() == [10.0 + round] * 3
+        else:
+            dist.send(torch.full((3,), float(rank)), 0)
+            dist.barrier()
+            if rank == world - 1:
+                dist.send(torch.full((3,), 10.0 + round), 0)
+        dist.barrier()
+
+
+def sparse_sums(rank: int) -> None:
+    world = dist.get_world_size()
+    places = torch.tensor([[0, rank, 2]]) if rank else torch.empty(1, 0, dtype=torch.int64)
+    data = torch.sparse_coo_tensor(places, torch.ones(places.size(1), 2), (world + 3, 2))
+    dist.all_reduce(data)
+    want = torch.zeros(world + 3, 2)
+    for other in range(1, world):
+        for place in (0, other, 2):
+            want[place] += 1
+    assert torch.equal(data.to_dense(), want)
+
+
 def groups(rank: int) -> None:
     world = dist.get_world_size()
     ends = dist.new_group([0, world - 1])
@@ -195,7 +232,17 @@ def groups(rank: int) -> None:
 
 
 def everything(rank: int) -> None:
-    for part in (reductions, scattered_reductions, copies, all_to_alls, objects_and_functions, messages, groups):
+    for part in (
+        reductions,
+        scattered_reductions,
+        copies,
+        all_to_alls,
+        objects_and_functions,
+        messages,
+        sparse_sums,
+        groups,
+        from_anybody,
+    ):
         part(rank)
 
 

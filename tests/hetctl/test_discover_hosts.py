@@ -22,8 +22,8 @@ WHY_NOT = netns.unavailable()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 12.0
-OLD_PYTHON = """#!/bin/sh
-exec /usr/bin/python3 -I -c 'import sys; sys.version_info = (3, 6, 9); exec(compile(sys.stdin.read(), "x", "exec"))'
+OLD_PYTHON = f"""#!/bin/sh
+exec {netns.PYTHON} -I -c 'import sys; sys.version_info = (3, 6, 9); exec(compile(sys.stdin.read(), "x", "exec"))'
 """
 TRAP = "#!/bin/sh\nexec sleep 600\n"
 

@@ -57,7 +57,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Answ
         patch.setenv("HOME", str(rig.home))
         at = dict(zip(SPECS, rig.hosts, strict=True))
         listener = "import socket; s = socket.create_server(('', 22)); held = [s.accept() for _ in range(9)]"
-        mute = at["silent"].start("python3", "-c", listener)
+        mute = at["silent"].start(netns.PYTHON, "-c", listener)
         netns.await_port(at["silent"].address)
         entries = [Entry(kind, Access(host.name)) for kind, host in at.items()]
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from pathlib import Path
 from tests.rigs.dress import Dress
 
 SSHD = "/usr/sbin/sshd"
+PYTHON = os.path.realpath(sys.executable)  # of the hosts: whatever runs the tests, outside any virtual environment
 _COUNTER = itertools.count()
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -89,7 +91,7 @@ class Rig:
 def dressed_python(dress: Dress) -> str:
     """A `python3` for HostSpec.tools that lets the probe see the fake root and the recorded tools."""
     edit = f's|"root": ""|"root": "{dress.root}"|; s|"path": ""|"path": "{dress.tools}"|'
-    return f'#!/bin/sh\n[ "$2" = - ] || exec /usr/bin/python3 "$@"\nsed \'{edit}\' | exec /usr/bin/python3 -I -\n'
+    return f'#!/bin/sh\n[ "$2" = - ] || exec {PYTHON} "$@"\nsed \'{edit}\' | exec {PYTHON} -I -\n'
 
 
 def unavailable() -> str:
@@ -180,6 +182,8 @@ class _Maker:
         folder = self.folder / f"h{i}"
         (folder / "bin").mkdir(parents=True)
         (folder / "home").mkdir()
+        if "python3" not in spec.tools:
+            (folder / "bin" / "python3").symlink_to(PYTHON)
         for name, script in spec.tools.items():
             (folder / "bin" / name).write_text(script)
             (folder / "bin" / name).chmod(0o755)

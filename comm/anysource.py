@@ -1,0 +1,99 @@
+"""Receives from whoever sends first: one receive is posted to every peer, and what was posted too much is kept.
+
+A kept receive serves the next one from that peer with its tag, so messages of a tag that is received from any source
+must be of one size.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from hetctl.comm.work import HetWork
+
+Post = Callable[[torch.Tensor, int, int], HetWork]  # (buffer, peer, tag): a receive without a deadline of its own
+
+
+@dataclass
+class _Tag:
+    wants: deque[tuple[torch.Tensor, HetWork]] = field(default_factory=deque)
+    named: dict[int, deque[tuple[torch.Tensor, HetWork]]] = field(default_factory=dict)
+    arrived: deque[tuple[int, torch.Tensor]] = field(default_factory=deque)
+    posted: dict[int, int] = field(default_factory=dict)  # peer -> receives under way
+
+
+class AnySource:
+    """The any-source receives of one group."""
+
+    def __init__(self, post: Post, peers: tuple[int, ...]) -> None:
+        self._post, self._peers = post, peers
+        self._lock = threading.RLock()
+        self._tags: dict[int, _Tag] = {}
+
+    def under_way(self) -> bool:
+        """Whether receives are posted that nobody may ever send to."""
+        return any(count for tag in self._tags.values() for count in tag.posted.values())
+
+    def recv(self, target: torch.Tensor, tag: int, work: HetWork) -> None:
+        """Finish `work`, its source set, when the first message with this tag is in `target`."""
+        with self._lock:
+            state = self._tags.setdefault(tag, _Tag())
+            if state.arrived:
+                self._hand_over(*state.arrived.popleft(), target, work)
+                return
+            state.wants.append((target, work))
+            lacking = [p for p in self._peers if state.posted.get(p, 0) < len(state.wants)]
+            for peer in lacking:
+                state.posted[peer] = state.posted.get(peer, 0) + 1
+        for peer in lacking:
+            self._start(target, peer, tag)
+
+    def claims(self, target: torch.Tensor, peer: int, tag: int, work: HetWork) -> bool:
+        """Whether a kept receive serves one from this peer by name; then `work` ends with it."""
+        with self._lock:
+            state = self._tags.get(tag)
+            if state is None:
+                return False
+            for place, (source, data) in enumerate(state.arrived):
+                if source == peer:
+                    del state.arrived[place]
+                    self._hand_over(source, data, target, work)
+                    return True
+            named = state.named.setdefault(peer, deque())
+            if state.posted.get(peer, 0) <= len(named) + len(state.wants):
+                return False
+            named.append((target, work))
+            return True
+
+    def _start(self, like: torch.Tensor, peer: int, tag: int) -> None:
+        buffer = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        posted = self._post(buffer, peer, tag)
+        posted.on_end(lambda: self._ended(posted, buffer, peer, tag))
+
+    def _ended(self, posted: HetWork, buffer: torch.Tensor, peer: int, tag: int) -> None:
+        with self._lock:
+            state = self._tags[tag]
+            state.posted[peer] -= 1
+            error = posted.exception()
+            if error is not None:
+                self._give_up(state, error)
+                return
+            queue = state.named.get(peer) or state.wants
+            if queue:
+                self._hand_over(peer, buffer, *queue.popleft())
+            else:
+                state.arrived.append((peer, buffer))
+
+    def _hand_over(self, peer: int, data: torch.Tensor, target: torch.Tensor, work: HetWork) -> None:
+        target.copy_(data)
+        work.source = peer
+        work.finish()
+
+    def _give_up(self, state: _Tag, error: BaseException) -> None:
+        for queue in (state.wants, *state.named.values()):
+            while queue:
+                queue.popleft()[1].finish(error=error)

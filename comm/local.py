@@ -1,0 +1,52 @@
+"""Messages between ranks of one island: native ones, with this back end's deadlines, names and error flag."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from hetctl.comm.work import BridgeError, Deadline, HetWork
+
+
+class NativeMessage(HetWork):
+    """A native send or receive: waited for in the caller's thread, where an error rings the group's alarm."""
+
+    def __init__(
+        self,
+        what: str,
+        tensors: Sequence[torch.Tensor],
+        *,
+        native: Any,
+        deadline: Deadline,
+        on_error: Callable[[str], BridgeError],
+    ) -> None:
+        super().__init__(what, tensors, deadline=deadline)
+        self._native, self._until, self._on_error = native, deadline, on_error
+        self._on_host = not tensors[0].is_cuda
+
+    def end(self) -> None:
+        """Wait, keeping the outcome: for a thread of its own."""
+        with contextlib.suppress(RuntimeError):
+            self.wait()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if not self._done.is_set():
+            try:
+                # with a timeout NCCL would block the host; its own watchdog keeps the group's
+                gone = self._native.wait(timeout or self._until.delta()) if self._on_host else self._native.wait()
+                self.finish(error=BridgeError(f"{self.what} was aborted") if gone is False else None)
+            except RuntimeError as error:
+                detail = str(error).strip().splitlines()[0][:200]
+                late = f"nothing came or went within {self._until.seconds:g} s" if self._until.passed() else detail
+                self.finish(error=self._on_error(f"{self.what} failed: {late}"))
+        return super().wait(timeout)
+
+    def is_completed(self) -> bool:
+        return self._done.is_set() or bool(self._native.is_completed())
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._native.get_future()  # type: ignore[no-any-return]

@@ -1,0 +1,98 @@
+"""`hetctl bench pipeline`: plan two stages across emulated islands, start the ranks, collect what they measured."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from hetctl import planning
+from hetctl.comm.errors import WorkFailed
+from hetctl.comm.files import write_atomically
+from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
+from hetctl.console import Sink
+from hetctl.launcher.environment import PlannedPlace, Seat, device_type, placement_of
+from hetctl.launcher.runfolder import RunFolder
+from hetctl.launcher.supervisor import Event
+from hetctl.launcher.workers import local_host
+from hetctl.supervising import record_failure, supervise
+from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
+from hetctl.trainer.job import Job
+from hetctl.trainer.planner import EXECUTABLE, make_plan
+from hetctl.where import find_running_cluster
+
+ROUNDS_VARIABLE = "HETCTL_BENCH_ROUNDS"
+MEASURE_TIMEOUT_S = 600.0
+
+
+def bench_pipeline(
+    *,
+    emulate: str,
+    model: str,
+    seq_len: int | None,
+    micro_batches: int,
+    settings: Sequence[str],
+    bridge: str | None,
+    rounds: int,
+    sink: Sink,
+) -> dict[str, Any]:
+    """Tokens/s of one pipeline over native groups, the bridge and naive copies, in turn. Raises WorkFailed."""
+    recipe = planning.read_recipe(
+        None,
+        settings=[*settings, "batch.micro_batch_size=1", "parallelism.order=given"],
+        model=model,
+        seq_len=seq_len,
+        global_batch=micro_batches,
+        bridge=bridge,
+    )
+    cluster = find_running_cluster(None, emulate, sink=sink)
+    recipe = replace(recipe, parallelism=replace(recipe.parallelism, pipeline=len(cluster.islands)))
+    plan = make_plan(cluster, recipe, abilities=EXECUTABLE)
+    layers = [f"{s.layers[1] - s.layers[0]} on {plan.ranks[s.ranks[0]].island}" for s in plan.replicas[0].stages]
+    sink.say(f"{recipe.model.name}: layers {', '.join(layers)}; {micro_batches} micro-batches of {plan.seq_len} tokens")
+    found: dict[str, Any] = {}
+
+    def on_event(event: Event) -> None:
+        if event["event"] == "round":
+            sink.say(f"round {event['round']} of {event['rounds']}{' (warm-up)' if not event['round'] else ''}")
+        elif event["event"] == "result":
+            found.update({k: v for k, v in event.items() if k not in ("event", "rank", "host")})
+
+    with tempfile.TemporaryDirectory(prefix="hetctl-bench-") as temporary:
+        folder = RunFolder(Path(temporary))
+        islands = tuple(PlannedPlace(i.name, i.vendor, i.ranks) for i in plan.islands)
+        seats = tuple(Seat(r.rank, r.host, r.device) for r in plan.ranks)
+        placement = placement_of(islands, plan.bridges, seats, runs=cluster.runs)
+        job = Job(plan, recipe, recipe.shape(), str(folder.checkpoints), timeout_s=MEASURE_TIMEOUT_S)
+        files = {JOB_VARIABLE: folder.launch / "job.json", PLACEMENT_VARIABLE: folder.launch / "placement.json"}
+        write_atomically(files[JOB_VARIABLE], job.to_json())
+        write_atomically(files[PLACEMENT_VARIABLE], placement.to_json())
+        argv = (sys.executable, "-m", "hetctl.trainer.bench_pipeline")
+        kind, extra = device_type(cluster.runs), {ROUNDS_VARIABLE: str(rounds)}
+        host = local_host(seats, argv, folder, files=files, device_type=kind, extra=extra)
+        outcome = supervise([host], on_event, say=sink.warn)
+        failure = record_failure(folder, outcome, [s.host for s in seats])
+        if failure or not found:
+            tail = folder.log(failure["rank"] if failure else 0).read_text(errors="replace")[-1500:]
+            raise WorkFailed(f"the measurement failed: {failure['reason'] if failure else 'no result'}", hint=tail)
+    transports = sorted({b.transport for b in plan.bridges})
+    return {"model": recipe.model.name, "seq_len": plan.seq_len, "layers": layers, "transports": transports, **found}
+
+
+def pipeline_table(result: dict[str, Any]) -> Table:
+    """Median, spread and ratio to the best native schedule, one row a variant."""
+    table = Table("variant", "tokens/s (median)", "min - max", "of the best native (median, min - max)")
+    for name, rates in result["tokens_per_s"].items():
+        ratios = result["ratios"].get(name)
+        shown = "the yardstick"
+        if ratios:
+            shown = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} - {max(ratios):.3f})"
+        middle = f"{statistics.median(rates):,.0f}"
+        table.add_row(name, middle, f"{min(rates):,.0f} - {max(rates):,.0f}", shown)
+    return table

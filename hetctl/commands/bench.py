@@ -1,0 +1,47 @@
+"""`hetctl bench`: measurements that feed the planner, and that users trust."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hetctl.commands import options
+from hetctl.console import Sink
+
+app = typer.Typer(help="Measure what a plan stands on: pipelines, bridges, links, operations.", no_args_is_help=True)
+
+
+@app.command("pipeline")
+def pipeline(
+    emulate: Annotated[
+        str, typer.Option("--emulate", metavar="SPEC", help="One island per stage, on this machine.")
+    ] = "h200:1,mi325x:1",
+    model: Annotated[str, typer.Option("--model", help="The model's shape.")] = "demo",
+    seq_len: options.SeqLen = None,
+    micro_batches: Annotated[int, typer.Option(help="Micro-batches of one sample a step.")] = 16,
+    settings: options.Settings = None,
+    bridge: options.Bridge = None,
+    rounds: Annotated[int, typer.Option(help="Rounds that count, after one that does not.")] = 5,
+    as_json: options.Json = False,
+) -> None:
+    """Tokens/s of one pipeline over native groups, over the bridge, and with naive copies, in turn.
+
+    Whole training steps with random weights and random tokens, split as the planner would. The best native
+    schedule is the yardstick; ratios are of the same round.
+    """
+    from hetctl import benching
+
+    sink = Sink(as_json=as_json)
+    result = benching.bench_pipeline(
+        emulate=emulate,
+        model=model,
+        seq_len=seq_len,
+        micro_batches=micro_batches,
+        settings=settings or [],
+        bridge=bridge,
+        rounds=rounds,
+        sink=sink,
+    )
+    sink.say(benching.pipeline_table(result))
+    sink.result(result)
