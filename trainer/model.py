@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hetctl.comm.plan import Span
 from hetctl.trainer.headloss import head_loss
 from hetctl.trainer.random import fill_normal
-from hetctl.trainer.recompute import Recompute, run_block
+from hetctl.trainer.recompute import Recompute, recomputing
 from hetctl.trainer.rotary import rotary_tables, rotate
 from hetctl.trainer.shapes import ModelShape
 
@@ -90,14 +90,18 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One transformer layer: attention and MLP, each behind a norm and beside a residual."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, *, recompute: Recompute = "none") -> None:
         super().__init__()
+        self.recompute = recompute
         self.self_attn = Attention(shape)
         self.mlp = MLP(shape)
         self.input_layernorm = RMSNorm(shape.hidden, shape.rms_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.rms_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return recomputing(self._forward, x, cos, sin, recompute=self.recompute)
+
+    def _forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
@@ -108,9 +112,9 @@ class StageModel(nn.Module):
 
     def __init__(self, shape: ModelShape, layers: Span, *, recompute: Recompute = "none") -> None:
         super().__init__()
-        self.shape, self.recompute = shape, recompute
+        self.shape = shape
         self.first, self.past_last = layers
-        self.layers = nn.ModuleDict({str(i): Block(shape) for i in range(*layers)})
+        self.layers = nn.ModuleDict({str(i): Block(shape, recompute=recompute) for i in range(*layers)})
         self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden) if self.is_first else None
         self.norm = RMSNorm(shape.hidden, shape.rms_eps) if self.is_last else None
         self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False) if self.is_last else None
@@ -144,7 +148,7 @@ class StageModel(nn.Module):
         cos, sin = self.rotary(hidden)
         for number, block in zip(range(self.first, self.past_last), self.layers.values(), strict=True):
             self.before_unit(number + 1)
-            hidden = run_block(block, hidden, cos, sin, recompute=self.recompute)
+            hidden = block(hidden, cos, sin)
         if self.norm is not None:
             self.before_unit(self.shape.layers + 1)
             hidden = self.norm(hidden)
