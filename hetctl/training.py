@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,23 @@ from typing import Any
 from hetctl import planning
 from hetctl.comm.cluster import Cluster
 from hetctl.comm.errors import ConfigError
-from hetctl.comm.files import write_atomically, write_yaml
+from hetctl.comm.files import write_yaml
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.plan import Plan, load_plan, save_plan
 from hetctl.comm.values import encode
 from hetctl.console import Sink
+from hetctl.launcher.crew import Crew
 from hetctl.launcher.environment import PlannedPlace, Seat, device_type, placement_of
+from hetctl.launcher.link import Event
 from hetctl.launcher.runfolder import RunFolder, create_run
-from hetctl.launcher.supervisor import Event, HostSpec, Outcome
-from hetctl.launcher.workers import local_host
+from hetctl.launcher.site import Site
+from hetctl.launcher.supervisor import HostSpec, Outcome
+from hetctl.launcher.workers import host_specs
+from hetctl.launching import Launch, board_hosts
 from hetctl.render.plan import show_plan
 from hetctl.render.report import write_report
 from hetctl.render.run import LiveRun, failure_lines, summary_table
-from hetctl.supervising import record_failure, supervise
+from hetctl.supervising import left_sentence, record_failure, supervise
 from hetctl.trainer import checkpoints
 from hetctl.trainer.data.sources import source_files
 from hetctl.trainer.data.tokens import open_tokens
@@ -46,6 +50,10 @@ class Prepared:
     cluster: Cluster
     plan: Plan
 
+    @property
+    def launch(self) -> Launch:
+        return Launch(self.cluster, tuple(Seat(r.rank, r.host, r.device) for r in self.plan.ranks))
+
 
 def prepare(
     recipe: Recipe,
@@ -66,8 +74,10 @@ def prepare(
     else:
         speeds, measured = planning.read_speeds(speed), planning.read_profile(profile)
         plan = make_plan(cluster, recipe, speeds=speeds, profile=measured, abilities=EXECUTABLE)
-    check_data(recipe, sink)
-    return Prepared(recipe, shape, cluster, plan)
+    prepared = Prepared(recipe, shape, cluster, plan)
+    if prepared.launch.here:
+        check_data(recipe, sink)
+    return prepared
 
 
 def _checked_plan(plan: Plan, cluster: Cluster, recipe: Recipe, sink: Sink) -> Plan:
@@ -112,14 +122,18 @@ def check_data(recipe: Recipe, sink: Sink) -> None:
 def train(prepared: Prepared, *, resume: str, run_dir: Path | None, sink: Sink) -> dict[str, Any]:
     """Run it. Returns the summary that is also in the run's summary.json, whatever the end was."""
     began = time.monotonic()
-    checkpoint = _checkpoint(resume, run_dir)
+    _check_resume(resume)
     folder = create_run(run_dir, prepared.plan.model)
-    hosts = _write_run_files(prepared, folder, checkpoint)
-    steps = prepared.recipe.train.steps
+    crew = board_hosts(prepared.launch, folder, paths=_paths(prepared, resume), sink=sink)
+    try:
+        specs = _specs(prepared, folder, crew, resume, sink)
+    except BaseException:
+        crew.close()
+        raise
     found: dict[str, Any] = {}
-    with LiveRun(sink, steps) as live:
-        outcome = _supervise(hosts, folder, live, found)
-    summary = _summary(prepared, folder, outcome, found, wall_s=time.monotonic() - began)
+    with LiveRun(sink, prepared.recipe.train.steps) as live:
+        outcome = supervise(crew, specs, _on_event(folder, live, found), folder=folder, say=live.note)
+    summary = _summary(prepared, folder, outcome, found, crew.sites, wall_s=time.monotonic() - began)
     folder.write_summary({k: v for k, v in summary.items() if k != "timeline"})
     write_report(folder, prepared.plan, summary)
     summary.pop("timeline", None)
@@ -127,40 +141,70 @@ def train(prepared: Prepared, *, resume: str, run_dir: Path | None, sink: Sink) 
     return summary
 
 
-def _checkpoint(resume: str, run_dir: Path | None) -> str | None:
-    """The checkpoint to continue from, as the ranks will load it. Raises ConfigError."""
+def _check_resume(resume: str) -> None:
+    if resume not in ("auto", "never") and not checkpoints.is_whole(Path(resume)):
+        raise ConfigError(f"'{resume}' is not a checkpoint", hint="name a step-N folder of a run's checkpoints/")
+
+
+def _paths(prepared: Prepared, resume: str) -> list[str]:
+    """What every host must be able to read: data, tokenizer, a checkpoint that was named."""
+    data = prepared.recipe.data
+    paths = [] if data.source == "python-stdlib" else [str(Path(data.source).resolve())]
+    paths += [] if data.tokenizer == "bytes" else [str(Path(data.tokenizer).resolve())]
+    return paths + ([] if resume in ("auto", "never") else [str(Path(resume).resolve())])
+
+
+def _checkpoint(resume: str, sites: Sequence[Site]) -> Path | None:
+    """The checkpoint to continue from: a whole path, or the name that all hosts know it by."""
     if resume == "never":
         return None
-    if resume == "auto":
-        newest = checkpoints.newest(RunFolder(run_dir.resolve()).checkpoints) if run_dir else None
-        return str(newest) if newest else None
-    path = Path(resume)
-    if not checkpoints.is_whole(path):
-        raise ConfigError(f"'{resume}' is not a checkpoint", hint="name a step-N folder of a run's checkpoints/")
-    return str(path.resolve())
+    if resume != "auto":
+        return Path(resume).resolve()
+    if all(site.shared for site in sites):
+        newest = checkpoints.newest(sites[0].folder.checkpoints)
+        return Path(newest.name) if newest else None
+    common = set.intersection(*(set(site.checkpoints) for site in sites))
+    return Path(max(common)) if common else None
 
 
-def _write_run_files(prepared: Prepared, folder: RunFolder, checkpoint: str | None) -> list[HostSpec]:
+def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, resume: str, sink: Sink) -> list[HostSpec]:
+    """Write what stays with the launcher, and say what each host's ranks are given."""
     plan, recipe, cluster = prepared.plan, prepared.recipe, prepared.cluster
+    checkpoint = _checkpoint(resume, crew.sites)
     save_plan(folder.plan, plan)
     write_yaml(folder.recipe, encode(recipe), header="The recipe as it was run, every key resolved.")
     if checkpoint is None:
         folder.metrics.unlink(missing_ok=True)
-    job = Job(plan, recipe, prepared.shape, str(folder.checkpoints), checkpoint)
+    spread = not all(site.shared for site in crew.sites)
+    if spread:
+        sink.warn(f"the hosts do not share {folder.path}: each keeps its shards of a checkpoint in its own run folder")
     islands = tuple(PlannedPlace(i.name, i.vendor, i.ranks) for i in plan.islands)
-    seats = tuple(Seat(r.rank, r.host, r.device) for r in plan.ranks)
+    seats = prepared.launch.seats
     placement = placement_of(islands, plan.bridges, seats, runs=cluster.runs, verify_bridge=recipe.bridge.verify)
-    files = {JOB_VARIABLE: folder.launch / "job.json", PLACEMENT_VARIABLE: folder.launch / "placement.json"}
-    write_atomically(files[JOB_VARIABLE], job.to_json())
-    write_atomically(files[PLACEMENT_VARIABLE], placement.to_json())
-    argv = (sys.executable, "-m", "hetctl.trainer")
-    return [local_host(seats, argv, folder, files=files, device_type=device_type(cluster.runs))]
+
+    def files(site: Site) -> dict[str, tuple[Path, str]]:
+        start = str(site.folder.checkpoints / checkpoint) if checkpoint else None
+        job = Job(plan, recipe, prepared.shape, str(site.folder.checkpoints), start, spread=spread)
+        return {
+            JOB_VARIABLE: (site.folder.launch / "job.json", job.to_json()),
+            PLACEMENT_VARIABLE: (site.folder.launch / "placement.json", placement.to_json()),
+        }
+
+    return host_specs(
+        crew.sites,
+        seats,
+        ("python", "-m", "hetctl.trainer"),
+        run=folder.identity,
+        files=files,
+        device_type=device_type(cluster.runs, [i.vendor for i in plan.islands]),
+        settings=prepared.launch.settings(),
+    )
 
 
-def _supervise(hosts: list[HostSpec], folder: RunFolder, live: LiveRun, found: dict[str, Any]) -> Outcome:
+def _on_event(folder: RunFolder, live: LiveRun, found: dict[str, Any]) -> Callable[[Event], None]:
     def on_event(event: Event) -> None:
         kind = event["event"]
-        record = {k: v for k, v in event.items() if k not in ("event", "rank", "host")}
+        record = {k: v for k, v in event.items() if k not in ("event", "rank", "host", "n")}
         if kind == "begin":
             live.begin(event["step"])
         elif kind == "step":
@@ -168,15 +212,24 @@ def _supervise(hosts: list[HostSpec], folder: RunFolder, live: LiveRun, found: d
             live.step(record)
         elif kind == "summary":
             found.update(record)
+        elif kind == "rail":
+            live.note(event["sentence"])
 
-    return supervise(hosts, on_event, say=live.note)
+    return on_event
 
 
 def _summary(
-    prepared: Prepared, folder: RunFolder, outcome: Outcome, found: dict[str, Any], *, wall_s: float
+    prepared: Prepared,
+    folder: RunFolder,
+    outcome: Outcome,
+    found: dict[str, Any],
+    sites: Sequence[Site],
+    *,
+    wall_s: float,
 ) -> dict[str, Any]:
     metrics = folder.read_metrics()
-    failure = None if outcome.interrupted else record_failure(folder, outcome, [r.host for r in prepared.plan.ranks])
+    hosts = [r.host for r in prepared.plan.ranks]
+    failure = None if outcome.interrupted else record_failure(folder, outcome, hosts, sites)
     status = "interrupted" if outcome.interrupted else "failed" if failure or not found else "done"
     shares = found.pop("shares", {})
     summary: dict[str, Any] = {
@@ -225,5 +278,4 @@ def _show_end(summary: dict[str, Any], outcome: Outcome, folder: RunFolder, sink
         for line in failure_lines(json.loads(folder.failure.read_text())):
             sink.errors.print(line, highlight=False, markup=False, soft_wrap=True)
     sink.say(summary_table(summary))
-    left = "nothing of the run is left running" if outcome.left == 0 else f"{outcome.left} processes are left"
-    sink.say(f"{left}; report: {folder.report}")
+    sink.say(f"report: {folder.report}; {left_sentence(outcome)}")
