@@ -134,10 +134,20 @@ def rail_count() -> int:
     return int(os.environ.get(RAILS_VARIABLE) or len(_devices()))
 
 
+def main_device() -> Any:
+    """The gloo device that native groups use: the first named interface, because a host's name may mean loopback."""
+    names = _interfaces()
+    return Gloo.create_device(interface=names[0]) if names else Gloo.create_default_device()
+
+
+def _interfaces() -> list[str]:
+    return [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
+
+
 @functools.cache
 def _devices() -> list[tuple[str, Any]]:
     """(interface, gloo device) for each rail of this process; a device is a listening socket and its thread."""
-    names = [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
+    names = _interfaces()
     if names:
         return [(name, Gloo.create_device(interface=name)) for name in names]
     count = int(os.environ.get(RAILS_VARIABLE) or (DEVICE_RAILS if torch.cuda.is_available() else 1))

@@ -184,7 +184,7 @@ def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, resume: str, sink:
 
     def files(site: Site) -> dict[str, tuple[Path, str]]:
         start = str(site.folder.checkpoints / checkpoint) if checkpoint else None
-        job = Job(plan, recipe, prepared.shape, str(site.folder.checkpoints), start, spread=spread)
+        job = Job(plan, recipe, prepared.shape, str(site.folder.checkpoints), start, timeout_s=recipe.train.timeout_s)
         return {
             JOB_VARIABLE: (site.folder.launch / "job.json", job.to_json()),
             PLACEMENT_VARIABLE: (site.folder.launch / "placement.json", placement.to_json()),
@@ -198,6 +198,7 @@ def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, resume: str, sink:
         files=files,
         device_type=device_type(cluster.runs, [i.vendor for i in plan.islands]),
         settings=prepared.launch.settings(),
+        spread=spread,
     )
 
 

@@ -16,6 +16,7 @@ from hetctl.launcher.site import Site
 from hetctl.launcher.supervisor import HostSpec
 
 STORE_BOOT = "import sys;sys.path.insert(0,sys.argv.pop(1));from hetctl.launcher.store import main;main()"
+SPREAD_VARIABLE = "HETCTL_SPREAD"
 STORE_PORTS = (0,)  # any free one, unless a range is declared
 
 Files = Callable[[Site], Mapping[str, tuple[Path, str]]]  # variable -> (path, text) of a file the ranks read
@@ -32,6 +33,7 @@ def host_specs(
     settings: Mapping[str, Sequence[Setting]] | None = None,
     cwd: str | None = None,
     store_ports: Sequence[int] = STORE_PORTS,
+    spread: bool = False,
 ) -> list[HostSpec]:
     """One HostSpec per site, one worker per seat. `program` with `python` first gets the host's own interpreter."""
     master = next(s for s in sites if s.name == seats[0].host)
@@ -39,7 +41,9 @@ def host_specs(
     for site in sites:
         shape = HostShape(site.name, site.cores, device_type, master.data_address, site.interface, site.code_path)
         written = files(site)
-        more = (*(settings or {}).get(site.name, ()), Setting(RUN_VARIABLE, run, "what `hetctl clean` looks for"))
+        more = [*(settings or {}).get(site.name, ()), Setting(RUN_VARIABLE, run, "what `hetctl clean` looks for")]
+        more.append(Setting("HETCTL_HOST", site.name, "this host's name in the plan"))
+        more += [Setting(SPREAD_VARIABLE, "1", "the hosts share no run folder")] if spread else []
         workers = tuple(
             _worker(site, shape, seats, seat, program, {n: p for n, (p, _) in written.items()}, more, cwd)
             for seat in seats

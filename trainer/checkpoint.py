@@ -21,6 +21,7 @@ from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import write_json
 from hetctl.trainer.checkpoints import MANIFEST
 from hetctl.trainer.gradients import Gradients
+from hetctl.trainer.spread import leads
 
 FORMAT = 1
 
@@ -41,7 +42,7 @@ def save(folder: Path, step: int, gradients: Gradients, optimizer: torch.optim.O
         files[name] = {"sha256": _sha256(partial / name), "tensors": sorted(mine)}
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, files)
-    if dist.get_rank() == 0:
+    if leads():
         merged = {name: entry for part in everybody for name, entry in part.items()}
         write_json(partial / MANIFEST, {"format": FORMAT, "step": step, "files": merged})
         shutil.rmtree(final, ignore_errors=True)

@@ -25,7 +25,6 @@ class Job:
     shape: ModelShape
     checkpoints: str  # folder
     resume: str | None = None  # a checkpoint's path
-    spread: bool = False  # every host keeps its own part of a checkpoint: they share no folder
     timeout_s: float = 120.0  # of one operation between ranks
 
     def to_json(self) -> str:

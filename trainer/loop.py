@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from hetctl.comm import backend
 from hetctl.comm.errors import ConfigError, WorkFailed
-from hetctl.trainer import checkpoint
+from hetctl.trainer import checkpoint, spread
 from hetctl.trainer.data.samples import Dataset, PackedTokens
 from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.executable import check_executable
@@ -56,7 +56,9 @@ class Trainer:
     training: Dataset
     validation: Dataset | None
     stop_requested: bool = False
+    save_requested: bool = False
     stopping: bool = False  # agreed by all ranks
+    save_now: bool = False  # agreed by all ranks
     history: list[StepFigures] = field(default_factory=list)
 
     def train_step(self, step: int) -> StepFigures:
@@ -66,8 +68,10 @@ class Trainer:
         self.timeline.begin_step()
         loss_sum, tokens = self.pipeline.train_step(self._batch(self.training, step), scale=1.0 / nominal)
         self.gradients.synchronise(self.timeline)
-        loss_total, token_total, squares, stop = self._agree(
-            loss_sum, tokens, self.gradients.squared_norm(), torch.as_tensor(float(self.stop_requested))
+        asked = [torch.as_tensor(float(flag)) for flag in (self.stop_requested, self.save_requested)]
+        self.save_requested = False
+        loss_total, token_total, squares, stop, save = self._agree(
+            loss_sum, tokens, self.gradients.squared_norm(), *asked
         )
         if token_total == 0:
             raise WorkFailed(f"step {step + 1} has no valid token", hint="look at the data: every target is ignored")
@@ -82,7 +86,7 @@ class Trainer:
                     hint="lower optimizer.lr, or set train.on_nonfinite=skip",
                 )
         self.gradients.zero_()
-        self.stopping = stop > 0
+        self.stopping, self.save_now = stop > 0, save > 0
         figures = StepFigures(loss_total / token_total, int(token_total), norm, lr)
         self.history.append(figures)
         return figures
@@ -166,8 +170,8 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
 def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     """Train from the first step (or the checkpoint's) to the last, or until asked to stop; then validate and save."""
     trainer = build(job, device, **_datasets(job))
-    start = checkpoint.load(Path(job.resume), trainer.gradients, trainer.optimizer) if job.resume else 0
-    signal.signal(signal.SIGTERM, lambda *_: setattr(trainer, "stop_requested", True))
+    start = _resume(trainer, Path(job.resume)) if job.resume else 0
+    _listen(trainer)
     reporter.emit("begin", step=start, steps=job.recipe.train.steps)
     done, began = start, time.monotonic()
     for step in range(start, job.recipe.train.steps):
@@ -181,7 +185,7 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
         done = step + 1
         if trainer.stopping:
             break
-        if job.recipe.checkpoint.every and done % job.recipe.checkpoint.every == 0:
+        if trainer.save_now or (job.recipe.checkpoint.every and done % job.recipe.checkpoint.every == 0):
             _save(trainer, done)
     seconds = time.monotonic() - began
     interrupted = trainer.stopping and done < job.recipe.train.steps
@@ -190,12 +194,40 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     _summarise(trainer, reporter, seconds=seconds, validation=validation, done=done, interrupted=interrupted)
 
 
+def _resume(trainer: Trainer, path: Path) -> int:
+    """Load a checkpoint, fetching from other hosts what this one lacks. Returns the steps done."""
+    here = spread.gather(path, [name for name, _ in trainer.gradients.masters()])
+    start = checkpoint.load(here, trainer.gradients, trainer.optimizer)
+    spread.release(here)
+    return start
+
+
+def _listen(trainer: Trainer) -> None:
+    """TERM and USR2: finish the step, save, end. USR1: save and go on. All ranks agree on it at the step's end."""
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, lambda *_: setattr(trainer, "stop_requested", True))
+    signal.signal(signal.SIGUSR1, lambda *_: setattr(trainer, "save_requested", True))
+
+
 def _datasets(job: Job) -> dict[str, Any]:
     tokens = open_tokens(job.recipe.data)
     if tokens.vocabulary > job.shape.vocab:
         raise ConfigError(f"the tokenizer has {tokens.vocabulary} tokens, the model's vocabulary is {job.shape.vocab}")
+    _agree_on_text(tokens.digest)
     about = {"seq_len": job.plan.seq_len, "global_batch": job.plan.global_batch, "seed": job.recipe.data.seed}
     return {"training": PackedTokens(tokens.train, **about), "validation": PackedTokens(tokens.validation, **about)}
+
+
+def _agree_on_text(digest: str) -> None:
+    """Raise ConfigError unless all ranks read the same tokens: hosts may hold different copies of the data."""
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, digest)
+    strange = [rank for rank, other in enumerate(everybody) if other != everybody[0]]
+    if strange:
+        raise ConfigError(
+            f"ranks {', '.join(map(str, strange[:16]))} read other text than rank 0",
+            hint="give all hosts the same data (python-stdlib differs between versions of Python)",
+        )
 
 
 def _save(trainer: Trainer, done: int) -> None:

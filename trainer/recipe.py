@@ -91,6 +91,7 @@ class TrainSection:
     precision: Literal["auto", "bf16", "fp32", "fp64"] = "auto"  # auto: bf16 where the device has it
     validation_samples: int = 32
     on_nonfinite: Literal["stop", "skip"] = "stop"
+    timeout_s: float = 120.0  # of one operation between ranks; a silent rank is given up after it
 
 
 @dataclass(frozen=True)
