@@ -52,7 +52,10 @@ class Prepared:
 
     @property
     def launch(self) -> Launch:
-        return Launch(self.cluster, tuple(Seat(r.rank, r.host, r.device) for r in self.plan.ranks))
+        seats = [Seat(r.rank, r.host, r.device) for r in self.plan.ranks]
+        if self.cluster.source == "emulated" and any(s.host not in self.cluster.host_by_name for s in seats):
+            seats = _stand_ins(self.plan, self.cluster)
+        return Launch(self.cluster, tuple(seats))
 
 
 def prepare(
@@ -92,6 +95,13 @@ def _checked_plan(plan: Plan, cluster: Cluster, recipe: Recipe, sink: Sink) -> P
     if plan.cluster_digest != cluster.digest:
         sink.warn("the plan was made for another cluster (its digest differs); its ranks fit, so it is used")
     return plan
+
+
+def _stand_ins(plan: Plan, cluster: Cluster) -> list[Seat]:
+    """The plan names hosts that are not here: their ranks sit on this machine's devices, island by island."""
+    ranks = [rank for island in plan.islands for rank in island.ranks]
+    members = [member for island in cluster.islands for member in island.members]
+    return sorted((Seat(r, m.host, m.device) for r, m in zip(ranks, members, strict=True)), key=lambda seat: seat.rank)
 
 
 def show(prepared: Prepared, sink: Sink) -> None:

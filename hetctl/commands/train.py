@@ -54,8 +54,8 @@ def train(
         alpha=alpha,
         bridge=bridge,
     )
-    if plan_file is not None and (cluster is not None or emulate is not None):
-        raise ConfigError("--plan already says where: leave out --cluster and --emulate")
+    if plan_file is not None and emulate is not None:
+        raise ConfigError("--plan already says where: leave out --emulate")
     prepared = training.prepare(
         asked,
         plan_file=plan_file,
