@@ -8,7 +8,7 @@ import typer
 
 from hetctl import __version__
 from hetctl.comm.errors import HetctlError
-from hetctl.commands import bench, hosts
+from hetctl.commands import bench, hosts, runs
 from hetctl.commands.discover import discover
 from hetctl.commands.plan import plan
 from hetctl.commands.run import run
@@ -41,6 +41,10 @@ app.command("plan")(plan)
 app.command("train")(train)
 app.command("run")(run)
 app.add_typer(bench.app, name="bench")
+app.command("ps")(runs.ps)
+app.command("logs")(runs.logs)
+app.command("stop")(runs.stop)
+app.command("clean")(runs.clean)
 
 
 def main() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetctl.comm.access import Access
 from hetctl.comm.cluster import Cluster, Host
 from hetctl.comm.errors import ConfigError
 from hetctl.console import Sink
@@ -15,6 +17,7 @@ from hetctl.launcher.crew import Berth, Crew, Orders, board, board_here
 from hetctl.launcher.deadline import Deadline
 from hetctl.launcher.environment import Seat, Setting, host_settings, interface_of
 from hetctl.launcher.local import LocalShell
+from hetctl.launcher.registry import delist, enlist
 from hetctl.launcher.runfolder import RunFolder
 from hetctl.launcher.shell import Shell
 from hetctl.launcher.supervisor import LEASE_S
@@ -51,9 +54,12 @@ def board_hosts(
 
     Raises one HetctlError that names every host that cannot take part.
     """
-    if launch.here:
+    if launch.here:  # no SSH, nothing shipped
         site = this_site(launch.hosts[0].name, folder, code_root())
+        enlist(folder.identity, folder.path, {site.name: Access()}, way=launch.way)
         return board_here(site, str(code_root()))
+    if launch.way == "local":
+        raise ConfigError(f"--launcher local starts ranks here only, the cluster has {launch.hosts[0].name} and others")
     token = folder.launch / "identity"
     orders = Orders(
         run=folder.identity,
@@ -64,16 +70,27 @@ def board_hosts(
         folder=folder,
         paths=tuple(paths),
     )
-    open_shell, close = _ways(launch)
+    open_shell, close = ways(launch.way)
     try:
-        berths = [_berth(host, open_shell) for host in launch.hosts]
+        berths = [berth_of(host, open_shell) for host in launch.hosts]
         sink.say(f"entering {len(berths)} hosts")
+        enlist(folder.identity, folder.path, {b.name: b.access for b in berths}, way=launch.way)
         crew = board(berths, orders)
     except BaseException:
+        delist(folder.identity)
         close()
         raise
     crew.on_close = close
     return crew
+
+
+def choose_way(asked: str) -> str:
+    """ssh or slurm; `auto` is srun inside an allocation. `local` refuses whatever is not this machine."""
+    if asked not in ("auto", "ssh", "slurm", "local"):
+        raise ConfigError(f"--launcher {asked} is not known", hint="ssh, slurm or local")
+    if asked == "auto":
+        return "slurm" if os.environ.get("SLURM_JOB_ID") and shutil.which("srun") else "ssh"
+    return asked
 
 
 def code_root() -> Path:
@@ -84,7 +101,7 @@ def code_root() -> Path:
     return Path(hetctl.__file__).parent.parent
 
 
-def _berth(host: Host, open_shell: Callable[[Host, Deadline], Shell]) -> Berth:
+def berth_of(host: Host, open_shell: Callable[[Host, Deadline], Shell]) -> Berth:
     if host.access is None:
         raise ConfigError(
             f"the cluster file does not say how '{host.name}' is entered", hint="make it with `hetctl discover`"
@@ -98,9 +115,9 @@ def _berth(host: Host, open_shell: Callable[[Host, Deadline], Shell]) -> Berth:
     return Berth(host.name, host.access, opener, host.data_address, interface_of(host))
 
 
-def _ways(launch: Launch) -> tuple[Callable[[Host, Deadline], Shell], Callable[[], None]]:
+def ways(way: str) -> tuple[Callable[[Host, Deadline], Shell], Callable[[], None]]:
     """How a shell on a host is opened, and what to close in the end."""
-    if launch.way == "slurm":
+    if way == "slurm":
         from hetctl.launcher.slurm import SrunShell
 
         return (lambda host, deadline: SrunShell(host.name)), (lambda: None)

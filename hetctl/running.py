@@ -18,7 +18,7 @@ from hetctl.launcher.logs import Follower
 from hetctl.launcher.runfolder import create_run
 from hetctl.launcher.site import Site
 from hetctl.launcher.workers import host_specs
-from hetctl.launching import Launch, board_hosts
+from hetctl.launching import Launch, board_hosts, choose_way
 from hetctl.render.run import failure_lines
 from hetctl.supervising import left_sentence, record_failure, supervise
 from hetctl.trainer.assemble import choose_transport
@@ -37,6 +37,7 @@ def run_program(
     as_nccl: bool,
     verify_bridge: bool,
     run_dir: Path | None,
+    way: str = "auto",
     sink: Sink,
 ) -> dict[str, Any]:
     """Start the program on every rank and see it through. Returns the summary of its run folder."""
@@ -48,7 +49,7 @@ def run_program(
     began = time.monotonic()
     folder = create_run(run_dir, Path(program[-1] if len(program) == 2 else program[min(1, len(program) - 1)]).stem)
     placement = placement_of(places, bridges, seats, runs=cluster.runs, verify_bridge=verify_bridge)
-    launch = Launch(cluster, tuple(seats))
+    launch = Launch(cluster, tuple(seats), way=choose_way(way))
     own = (Setting(AS_NCCL, "1", "--as-nccl"),) if as_nccl else ()
     script = None if launch.here else _script(program)
     crew = board_hosts(launch, folder, program=script.parent if script else None, sink=sink)

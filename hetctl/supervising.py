@@ -13,6 +13,7 @@ from hetctl.comm.files import write_json
 from hetctl.launcher.crew import Crew
 from hetctl.launcher.failure import find_failure
 from hetctl.launcher.link import Event
+from hetctl.launcher.registry import delist
 from hetctl.launcher.runfolder import RunFolder
 from hetctl.launcher.supervisor import HostSpec, Outcome, Supervisor
 
@@ -39,8 +40,16 @@ def supervise(
         on_event(event)
 
     supervisor = Supervisor(crew, specs, handle)
-    with _signals(supervisor, say):
-        return supervisor.run()
+    try:
+        with _signals(supervisor, say):
+            outcome = supervisor.run()
+    except WorkFailed:
+        if all(link.finished for link in crew.links):
+            delist(folder.identity)
+        raise
+    if outcome.left == 0 and not outcome.unverified:
+        delist(folder.identity)
+    return outcome
 
 
 def record_failure(

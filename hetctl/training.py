@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hetctl import planning
+from hetctl.attempts import Attempts, unreachable_hosts, without
 from hetctl.comm.cluster import Cluster
-from hetctl.comm.errors import ConfigError
+from hetctl.comm.errors import ConfigError, HetctlError
 from hetctl.comm.files import write_yaml
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.plan import Plan, load_plan, save_plan
@@ -24,7 +26,7 @@ from hetctl.launcher.runfolder import RunFolder, create_run
 from hetctl.launcher.site import Site
 from hetctl.launcher.supervisor import HostSpec, Outcome
 from hetctl.launcher.workers import host_specs
-from hetctl.launching import Launch, board_hosts
+from hetctl.launching import Launch, board_hosts, choose_way
 from hetctl.render.plan import show_plan
 from hetctl.render.report import write_report
 from hetctl.render.run import LiveRun, failure_lines, summary_table
@@ -49,13 +51,15 @@ class Prepared:
     shape: ModelShape
     cluster: Cluster
     plan: Plan
+    way: str = "auto"  # how hosts are entered
+    replan: Callable[[Cluster], Plan] | None = None  # None: a person's plan file, which says who takes part
 
     @property
     def launch(self) -> Launch:
         seats = [Seat(r.rank, r.host, r.device) for r in self.plan.ranks]
         if self.cluster.source == "emulated" and any(s.host not in self.cluster.host_by_name for s in seats):
             seats = _stand_ins(self.plan, self.cluster)
-        return Launch(self.cluster, tuple(seats))
+        return Launch(self.cluster, tuple(seats), way=choose_way(self.way))
 
 
 def prepare(
@@ -66,6 +70,7 @@ def prepare(
     emulate: str | None,
     profile: Path | None,
     speed: str | None,
+    way: str = "auto",
     sink: Sink,
 ) -> Prepared:
     """Find the cluster, make or load the plan, check the data. Raises ConfigError or Infeasible; writes nothing."""
@@ -73,11 +78,11 @@ def prepare(
     wanted = load_plan(plan_file, layers=shape.layers) if plan_file else None
     cluster = find_running_cluster(cluster_file, emulate, plan=wanted, sink=sink)
     if wanted is not None:
-        plan = _checked_plan(wanted, cluster, recipe, sink)
+        prepared = Prepared(recipe, shape, cluster, _checked_plan(wanted, cluster, recipe, sink), way)
     else:
         speeds, measured = planning.read_speeds(speed), planning.read_profile(profile)
-        plan = make_plan(cluster, recipe, speeds=speeds, profile=measured, abilities=EXECUTABLE)
-    prepared = Prepared(recipe, shape, cluster, plan)
+        replan = partial(make_plan, recipe=recipe, speeds=speeds, profile=measured, abilities=EXECUTABLE)
+        prepared = Prepared(recipe, shape, cluster, replan(cluster), way, replan)
     if prepared.launch.here:
         check_data(recipe, sink)
     return prepared
@@ -129,14 +134,76 @@ def check_data(recipe: Recipe, sink: Sink) -> None:
             )
 
 
-def train(prepared: Prepared, *, resume: str, run_dir: Path | None, sink: Sink) -> dict[str, Any]:
-    """Run it. Returns the summary that is also in the run's summary.json, whatever the end was."""
+def train(
+    prepared: Prepared,
+    *,
+    resume: str,
+    run_dir: Path | None,
+    sink: Sink,
+    max_restarts: int = 0,
+    allow_missing: bool = False,
+) -> dict[str, Any]:
+    """Run it, again after failures where that was asked for. Returns what is also in the run's summary.json."""
     began = time.monotonic()
     _check_resume(resume)
     folder = create_run(run_dir, prepared.plan.model)
-    crew = board_hosts(prepared.launch, folder, paths=_paths(prepared, resume), sink=sink)
+    attempts = Attempts(max_restarts, allow_missing)
+    while True:
+        prepared, crew = _board(prepared, folder, attempts, resume, sink)
+        summary, outcome = _attempt(prepared, folder, crew, attempts, resume, sink, began)
+        why_not = attempts.why_not_again() if summary["status"] == "failed" else ""
+        if why_not is None:
+            attempts.used += 1
+            resume = "auto"
+            prepared = _remaining(prepared, dict.fromkeys(outcome.lost, "it stopped answering"), attempts, sink)
+            sink.warn(f"restart {attempts.used} of {max_restarts} after: {summary['failure']}")
+            continue
+        if why_not:
+            sink.warn(f"no further restart: {why_not}")
+        return summary
+
+
+def _board(prepared: Prepared, folder: RunFolder, attempts: Attempts, resume: str, sink: Sink) -> tuple[Prepared, Crew]:
+    """Agents on all hosts; where it is allowed, on those that can be reached, under a plan for them."""
+    while True:
+        try:
+            return prepared, board_hosts(prepared.launch, folder, paths=_paths(prepared, resume), sink=sink)
+        except HetctlError as error:
+            gone = unreachable_hosts(error, [h.name for h in prepared.launch.hosts]) if attempts.allow_missing else {}
+            if not gone:
+                raise
+            prepared = _remaining(prepared, gone, attempts, sink)
+
+
+def _remaining(prepared: Prepared, gone: dict[str, str], attempts: Attempts, sink: Sink) -> Prepared:
+    """The run on the hosts that remain, planned anew; as it was when nothing is gone or that is not allowed."""
+    if not gone or not attempts.allow_missing:
+        return prepared
+    if prepared.replan is None:
+        raise ConfigError("a plan file says which hosts take part", hint="leave out --plan to go on without some")
+    for host, why in gone.items():
+        sink.warn(f"going on without {host}: {why}")
+    attempts.missing |= gone
+    cluster = without(prepared.cluster, gone)
+    left = replace(prepared, cluster=cluster, plan=prepared.replan(cluster))
+    show(left, sink)
+    return left
+
+
+def _attempt(
+    prepared: Prepared,
+    folder: RunFolder,
+    crew: Crew,
+    attempts: Attempts,
+    resume: str,
+    sink: Sink,
+    began: float,
+) -> tuple[dict[str, Any], Outcome]:
+    """One attempt from orders to verified end, with its summary written."""
     try:
-        specs = _specs(prepared, folder, crew, resume, sink)
+        start = _checkpoint(resume, crew.sites)
+        attempts.began(start.name if start else None)
+        specs = _specs(prepared, folder, crew, start, sink)
     except BaseException:
         crew.close()
         raise
@@ -144,11 +211,12 @@ def train(prepared: Prepared, *, resume: str, run_dir: Path | None, sink: Sink) 
     with LiveRun(sink, prepared.recipe.train.steps) as live:
         outcome = supervise(crew, specs, _on_event(folder, live, found), folder=folder, say=live.note)
     summary = _summary(prepared, folder, outcome, found, crew.sites, wall_s=time.monotonic() - began)
+    summary |= {"restarts": attempts.used, "missing_hosts": attempts.missing}
     folder.write_summary({k: v for k, v in summary.items() if k != "timeline"})
     write_report(folder, prepared.plan, summary)
     summary.pop("timeline", None)
     _show_end(summary, outcome, folder, sink)
-    return summary
+    return summary, outcome
 
 
 def _check_resume(resume: str) -> None:
@@ -177,10 +245,9 @@ def _checkpoint(resume: str, sites: Sequence[Site]) -> Path | None:
     return Path(max(common)) if common else None
 
 
-def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, resume: str, sink: Sink) -> list[HostSpec]:
+def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path | None, sink: Sink) -> list[HostSpec]:
     """Write what stays with the launcher, and say what each host's ranks are given."""
     plan, recipe, cluster = prepared.plan, prepared.recipe, prepared.cluster
-    checkpoint = _checkpoint(resume, crew.sites)
     save_plan(folder.plan, plan)
     write_yaml(folder.recipe, encode(recipe), header="The recipe as it was run, every key resolved.")
     if checkpoint is None:
@@ -242,6 +309,8 @@ def _summary(
     hosts = [r.host for r in prepared.plan.ranks]
     failure = None if outcome.interrupted else record_failure(folder, outcome, hosts, sites)
     status = "interrupted" if outcome.interrupted else "failed" if failure or not found else "done"
+    if status == "done" and outcome.ended_early:
+        status = "saved"  # USR2: asked to save and end
     shares = found.pop("shares", {})
     summary: dict[str, Any] = {
         "run": folder.name,

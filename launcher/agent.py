@@ -94,6 +94,9 @@ class Agent:
     def _prepare(self) -> None:
         """Write the run's files, open the store's port, and say that this host is ready."""
         try:
+            if self.spec.get("private"):  # nobody else's: what ranks print may hold secrets
+                os.makedirs(self.spec["private"], exist_ok=True)
+                os.chmod(self.spec["private"], 0o700)
             for path, text in self.spec.get("files", {}).items():
                 _write(path, text)
             port = self._serve_store() if self.spec.get("store_address") else None
@@ -133,7 +136,7 @@ class Agent:
                 continue
             self.workers.append(worker)
             self.selector.register(worker.events_fd, selectors.EVENT_READ, worker)
-            if self.spec.get("fetch_logs"):
+            if self.spec.get("private"):
                 self.tails.append(Tail(worker.rank, worker.log, worker.log_start))
             self.wire.tell(event="started", rank=worker.rank, pid=worker.process.pid)
         self.neighbours.watch(command.get("peers", {}))

@@ -124,7 +124,9 @@ def refusal(errors: Mapping[str, HetctlError], count: int) -> HetctlError:
         f"\n  {name}: {error.message}" + (f" ({error.hint})" if error.hint else "") for name, error in errors.items()
     ]
     kind = Unreachable if any(isinstance(e, Unreachable) for e in errors.values()) else ConfigError
-    return kind(f"{len(errors)} of {count} hosts cannot take part, so nothing was started:{''.join(lines)}")
+    error = kind(f"{len(errors)} of {count} hosts cannot take part, so nothing was started:{''.join(lines)}")
+    error.hosts = dict(errors)  # for --allow-missing
+    return error
 
 
 def _crew(berths: Iterable[Berth], found: Mapping[str, Boarded]) -> Crew:

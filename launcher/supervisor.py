@@ -18,6 +18,7 @@ LEASE_S = 15.0
 STOP_GRACE_S = 60.0  # a rank finishes its step and saves
 END_GRACE_S = 3.0  # a rank whose peers are gone has nothing to finish
 READY_S = 60.0
+WIND_UP_S = 10.0
 NEIGHBOURS = 4  # hosts that each host knocks at, beside the store's
 
 
@@ -30,7 +31,7 @@ class HostSpec:
     data_address: str
     files: Mapping[str, str] = field(default_factory=dict)
     store: Mapping[str, Any] | None = None  # store_address, store_ports, store_argv, store_env
-    fetch_logs: bool = False  # the launcher does not see the host's log files
+    private: str | None = None  # the host's own run folder; None: the launcher's, whose files it sees
     reconnect: bool = False
     flight: str = ""
 
@@ -75,6 +76,7 @@ class Supervisor:
             self._broadcast(self._wait_ready())
             self._loop()
         finally:
+            self._wind_up()
             self.crew.close()
         return self.outcome
 
@@ -159,6 +161,16 @@ class Supervisor:
             self._host_ended(host, f"{host} stopped answering{detail}", left=0)
         self.on_event(event)
 
+    def _wind_up(self) -> None:
+        """Whatever the way out was: agents that still work end their ranks, and say so."""
+        until = time.monotonic() + WIND_UP_S
+        if len(self._done) < len(self.specs):
+            self._broadcast({"do": "kill"})
+        while len(self._done) < len(self.specs) and time.monotonic() < until:
+            event = self._next()
+            if event is not None and event["event"] in ("done", "gone", "lost"):
+                self._done.add(event["host"])
+
     def _exit(self, event: Event) -> None:
         rank, code = event["rank"], event["code"]
         self._ended.add(rank)
@@ -210,7 +222,7 @@ def _orders(spec: HostSpec) -> Event:
         "files": dict(spec.files),
         **(spec.store or {}),
         "probe_address": spec.data_address if spec.reconnect else None,
-        "fetch_logs": spec.fetch_logs,
+        "private": spec.private,
         "reconnect": spec.reconnect,
         "flight": spec.flight,
         "lease_s": LEASE_S,

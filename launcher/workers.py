@@ -56,7 +56,7 @@ def host_specs(
                 site.data_address,
                 files={str(path): text for path, text in written.values()},
                 store=_store(site, shape, run, store_ports) if site is master else None,
-                fetch_logs=not site.shared,
+                private=None if site.shared else str(site.folder.path),
                 reconnect=len(sites) > 1 or not site.shared,
                 flight=str(site.folder.flight),
             )
