@@ -94,6 +94,7 @@ class TrainSection:
     on_nonfinite: Literal["stop", "skip"] = "stop"
     compile: bool = False  # torch.compile of each block: faster steps after a minute's start
     overlap: bool = True  # sum gradients while backward goes on; false sums them after it
+    timeout_s: float = 120.0  # of one operation between ranks; a silent rank is given up after it
 
 
 @dataclass(frozen=True)
