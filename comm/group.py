@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ class HetGroup(Operations):
         self._timeout, self._name = options.timeout, str(options.group_id or "het")
         self._store = options.store
         self._layout = _layout(self._rank, ranks, placement)
+        self._check_bridges()
         self._natives = {}
         self._make_natives()
         names = [self._who(r) for r in range(self._size)]
@@ -66,13 +68,18 @@ class HetGroup(Operations):
             made = make_island(store, name, place=self._layout.place, size=size, timeout=self._timeout)
             self._natives["cpu" if name == "gloo" else "cuda"] = made
 
+    def _check_bridges(self) -> None:
+        """Refuse a forced transport that is none, and say aloud (once) where another takes a planned one's place."""
+        for one, other in itertools.combinations(self._placement.islands_of(self._ranks), 2):
+            planned, taken = self._placement.transport(one, other), self._placement.carrier(one, other)
+            if planned != taken and self._rank == 0:
+                said = f"the bridge {one} - {other} takes {taken}: the 'het' back end has no '{planned}' transport yet"
+                warnings.warn(said, stacklevel=2)
+
     def _transport_to(self, peer: int) -> Transport:
         """The transport that the plan gives the pair of islands; one object for each kind."""
         place = self._placement.island_of_rank
-        kind = self._placement.transport(place[self._ranks[self._rank]].name, place[self._ranks[peer]].name)
-        if kind not in ("shm", "tcp"):
-            warnings.warn(f"the 'het' back end has no '{kind}' transport: this bridge takes tcp", stacklevel=2)
-            kind = "tcp"
+        kind = self._placement.carrier(place[self._ranks[self._rank]].name, place[self._ranks[peer]].name)
         if kind not in self._transports:
             self._transports[kind] = ShmTransport() if kind == "shm" else RailTransport()
         return self._transports[kind]

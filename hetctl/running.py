@@ -113,7 +113,7 @@ def _bridges(cluster: Cluster, wanted: str) -> tuple[Bridge, ...]:
     bridges = []
     for a, b in combinations(cluster.islands, 2):
         chosen = choose_transport(cluster.link(a.name, b.name), a.name, b.name, forced=wanted)
-        bridges.append(Bridge((a.name, b.name), chosen.kind, (), chosen.reason))
+        bridges.append(Bridge((a.name, b.name), chosen.kind, (), chosen.reason, wanted != "auto"))
     return tuple(bridges)
 
 

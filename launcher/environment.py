@@ -77,10 +77,16 @@ def placement_of(
     runs: str | None,
     verify_bridge: bool = False,
 ) -> Placement:
-    """What ranks must know. `runs` is the native library an emulation really has, None on real islands."""
+    """What ranks must know. `runs` is the native library an emulation really has, None on real islands.
+
+    Raises ConfigError where a forced transport is none that the bridge can take.
+    """
     placed = tuple(PlacedIsland(i.name, i.vendor, _torch_backend(i.vendor, runs), i.ranks) for i in islands if i.ranks)
-    ways = tuple(PlacedBridge(b.islands, b.transport) for b in bridges)
-    return Placement(placed, ways, tuple(s.host for s in seats), verify_bridge)
+    ways = tuple(PlacedBridge(b.islands, b.transport, b.forced) for b in bridges)
+    placement = Placement(placed, ways, tuple(s.host for s in seats), verify_bridge)
+    for way in ways:
+        placement.carrier(*way.islands)
+    return placement
 
 
 def rank_settings(
