@@ -10,6 +10,7 @@ from hetctl import __version__
 from hetctl.comm.errors import HetctlError
 from hetctl.commands import bench, hosts
 from hetctl.commands.discover import discover
+from hetctl.commands.export import export
 from hetctl.commands.plan import plan
 from hetctl.commands.run import run
 from hetctl.commands.train import train
@@ -40,6 +41,7 @@ app.add_typer(hosts.app)
 app.command("plan")(plan)
 app.command("train")(train)
 app.command("run")(run)
+app.command("export")(export)
 app.add_typer(bench.app, name="bench")
 
 

@@ -28,12 +28,13 @@ from hetctl.supervising import record_failure, supervise
 from hetctl.trainer import checkpoints
 from hetctl.trainer.data.sources import source_files
 from hetctl.trainer.data.tokens import open_tokens
-from hetctl.trainer.executable import check_executable
+from hetctl.trainer.executable import check_executable, check_trainable
 from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
 from hetctl.trainer.planner import EXECUTABLE, make_plan
 from hetctl.trainer.recipe import Recipe
 from hetctl.trainer.shapes import ModelShape
+from hetctl.trainer.weights import find_weights
 from hetctl.where import find_running_cluster
 
 
@@ -59,6 +60,7 @@ def prepare(
 ) -> Prepared:
     """Find the cluster, make or load the plan, check the data. Raises ConfigError or Infeasible; writes nothing."""
     shape = recipe.shape()
+    check_trainable(shape)
     wanted = load_plan(plan_file, layers=shape.layers) if plan_file else None
     cluster = find_running_cluster(cluster_file, emulate, plan=wanted, sink=sink)
     if wanted is not None:
@@ -67,6 +69,11 @@ def prepare(
         speeds, measured = planning.read_speeds(speed), planning.read_profile(profile)
         plan = make_plan(cluster, recipe, speeds=speeds, profile=measured, abilities=EXECUTABLE)
     check_data(recipe, sink)
+    if weights := find_weights(recipe.model.name):
+        from hetctl.trainer.huggingface import check_weights
+
+        check_weights(weights)
+        sink.say(f"fine-tuning the weights in {weights}")
     return Prepared(recipe, shape, cluster, plan)
 
 
@@ -146,7 +153,9 @@ def _write_run_files(prepared: Prepared, folder: RunFolder, checkpoint: str | No
     write_yaml(folder.recipe, encode(recipe), header="The recipe as it was run, every key resolved.")
     if checkpoint is None:
         folder.metrics.unlink(missing_ok=True)
-    job = Job(plan, recipe, prepared.shape, str(folder.checkpoints), checkpoint)
+    weights = find_weights(recipe.model.name)
+    start = str(weights) if weights else None
+    job = Job(plan, recipe, prepared.shape, str(folder.checkpoints), checkpoint, weights=start)
     islands = tuple(PlannedPlace(i.name, i.vendor, i.ranks) for i in plan.islands)
     seats = tuple(Seat(r.rank, r.host, r.device) for r in plan.ranks)
     placement = placement_of(islands, plan.bridges, seats, runs=cluster.runs, verify_bridge=recipe.bridge.verify)

@@ -25,6 +25,9 @@ class Cut:
 
     layers: tuple[int, int]
     ranks: tuple[int, ...]
+    shards: int = 1
+    recompute: str = "none"
+    offload: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,7 @@ class Layout:
 
 def plan_of(layout: Layout, *, seq_len: int, transport: str = "tcp") -> Plan:
     """The plan of a layout; every group it needs, `het` where one crosses islands."""
-    replicas = tuple(
-        Replica(tuple(Stage(c.layers, c.ranks, p.micro_batch_size, p.micro_batches) for c in p.cuts))
-        for p in layout.pipes
-    )
+    replicas = tuple(Replica(tuple(_stage(c, p) for c in p.cuts)) for p in layout.pipes)
     islands = tuple(PlannedIsland(f"i{n}", "cpu", ("cpu",), "host", r) for n, r in enumerate(layout.islands))
     home = {rank: island.name for island in islands for rank in island.ranks}
     where = {r: (n, s) for n, p in enumerate(layout.pipes) for s, c in enumerate(p.cuts) for r in c.ranks}
@@ -75,6 +75,18 @@ def plan_of(layout: Layout, *, seq_len: int, transport: str = "tcp") -> Plan:
     )
 
 
+def _stage(cut: Cut, pipe: Pipe) -> Stage:
+    return Stage(
+        cut.layers,
+        cut.ranks,
+        pipe.micro_batch_size,
+        pipe.micro_batches,
+        shards=cut.shards,
+        recompute=cut.recompute,  # type: ignore[arg-type]
+        offload=cut.offload,
+    )
+
+
 def _holders(layout: Layout, span: tuple[int, int]) -> tuple[int, ...]:
     held = [
         r for p in layout.pipes for c in p.cuts if c.layers[0] <= span[0] and span[1] <= c.layers[1] for r in c.ranks
@@ -93,6 +105,9 @@ def _groups(layout: Layout, segments: Sequence[Segment], home: dict[int, str]) -
         if len(segment.groups[0]) > 1:
             add(f"segment-{segment.layers[0]}", "segment", segment.groups[0])
     for number, pipe in enumerate(layout.pipes):
+        for cut in pipe.cuts:
+            for j in range(0, len(cut.ranks), cut.shards) if cut.shards > 1 else ():
+                add(f"shards-{number}-{cut.ranks[j]}", "data", cut.ranks[j : j + cut.shards])
         for i, (a, b) in enumerate(zip(pipe.cuts, pipe.cuts[1:], strict=False)):
             add(f"pipe-{number}-{i}", "pipeline", a.ranks + b.ranks)
     ends = {r for p in layout.pipes for c in (p.cuts[0], p.cuts[-1]) for r in c.ranks}

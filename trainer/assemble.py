@@ -41,8 +41,9 @@ def assemble(
     islands = _islands(cluster, ranks)
     segments = tuple(_segment(replicas, span) for span in segments_of(replicas))
     where = {r.rank: r.island for r in ranks}
-    groups = _Groups(cluster, ranks).all(replicas, segments)
-    pairs = _crossings(replicas, segments, where)
+    tied = tied_ranks(replicas) if recipe.shape().tied_embeddings else ()
+    groups = _Groups(cluster, ranks).all(replicas, segments, tied)
+    pairs = _crossings(replicas, segments, where, tied)
     return Plan(
         cluster_digest=cluster.digest,
         model=recipe.model.name,
@@ -81,6 +82,11 @@ def choose_transport(link: Link | None, a: str, b: str, *, forced: str = "auto")
     raise ConfigError(
         f"'{a}' and '{b}' cannot talk: {why}", hint="`hetctl doctor --level pairs` names the first reason"
     )
+
+
+def tied_ranks(replicas: Sequence[Replica]) -> tuple[int, ...]:
+    """Who holds a tied embedding: the first and the last stages of all replicas, who sum its gradient together."""
+    return tuple(sorted({r for rep in replicas for s in (rep.stages[0], rep.stages[-1]) for r in s.ranks}))
 
 
 def _ranks(cluster: Cluster, replicas: Sequence[Replica]) -> tuple[PlannedRank, ...]:
@@ -144,7 +150,7 @@ class _Groups:
         self.islands = {i.name: i for i in cluster.islands}
         self.networks = {n.name: n.kind for n in cluster.networks}
 
-    def all(self, replicas: Sequence[Replica], segments: Sequence[Segment]) -> tuple[Group, ...]:
+    def all(self, replicas: Sequence[Replica], segments: Sequence[Segment], tied: tuple[int, ...]) -> tuple[Group, ...]:
         groups: list[Group] = []
         for number, replica in enumerate(replicas):
             for index, stage in enumerate(replica.stages):
@@ -156,6 +162,7 @@ class _Groups:
                     for k in range(step):
                         name = f"data.{place}" if step == 1 else f"data.{place}.{k}"
                         groups.append(self.one(name, "data", stage.ranks[k::step]))
+                        groups += self.shards(f"shards.{place}.{k}", stage.ranks[k::step], stage.shards)
             for index, (a, b) in enumerate(pairwise(replica.stages)):
                 groups.append(self.one(f"pipeline.r{number}.{index}-{index + 1}", "pipeline", (*a.ranks, *b.ranks)))
         if len(replicas) > 1:
@@ -165,7 +172,15 @@ class _Groups:
                         name = f"segment.{segment.layers[0]}-{segment.layers[1]}"
                         name += f".{k}" if len(segment.groups) > 1 else ""
                         groups.append(self.one(name, "segment", members_))
+        if len(tied) > 1 and set(tied) not in [set(g.ranks) for g in groups if g.kind != "pipeline"]:
+            groups.append(self.one("tied", "segment", tied))
         return tuple(groups)
+
+    def shards(self, name: str, ranks: tuple[int, ...], count: int) -> list[Group]:
+        """Neighbours that share optimiser state, where they are fewer than the whole stage."""
+        if count in (1, len(ranks)):
+            return []
+        return [self.one(f"{name}.{j}", "data", ranks[j : j + count]) for j in range(0, len(ranks), count)]
 
     def one(self, name: str, kind: GroupKind, ranks: tuple[int, ...]) -> Group:
         islands = {self.ranks[r].island for r in ranks}
@@ -181,7 +196,7 @@ class _Groups:
 
 
 def _crossings(
-    replicas: Sequence[Replica], segments: Sequence[Segment], where: dict[int, str]
+    replicas: Sequence[Replica], segments: Sequence[Segment], where: dict[int, str], tied: tuple[int, ...]
 ) -> list[tuple[str, str]]:
     """Pairs of islands that must talk, in order of first need: neighbours in a pipeline, sharers of a segment."""
     found: dict[frozenset[str], tuple[str, str]] = {}
@@ -197,6 +212,7 @@ def _crossings(
         for segment in segments:
             for group in segment.groups:
                 note(where[r] for r in group)
+    note(where[r] for r in tied)
     return list(found.values())
 
 

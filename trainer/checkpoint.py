@@ -1,6 +1,7 @@
-"""Checkpoints: safetensors shards and a JSON manifest with hashes, committed by one rename.
+"""Checkpoints: safetensors parts and a JSON manifest with hashes, written in the background, committed by one rename.
 
-Tensors carry their Hugging Face names, so that a checkpoint loads under any other plan.
+Every element of masters and optimiser state is written once, by a rank that keeps it, under its parameter's Hugging
+Face name and place, so that a checkpoint loads under any other plan.
 """
 
 from __future__ import annotations
@@ -9,129 +10,184 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import write_json
-from hetctl.trainer.checkpoints import MANIFEST
+from hetctl.comm.units import GiB
+from hetctl.trainer.checkpoint_reader import FORMAT, Reader
+from hetctl.trainer.checkpoints import MANIFEST, whole_ones
 from hetctl.trainer.gradients import Gradients
 
-FORMAT = 1
+MASTER = "master"
+MAX_FILE_BYTES = GiB
 
 
-def save(folder: Path, step: int, gradients: Gradients, optimizer: torch.optim.Optimizer, *, keep: int) -> Path:
-    """Save masters and optimiser state after `step` steps; every rank calls it. Returns the checkpoint's path.
+@dataclass(frozen=True)
+class Part:
+    """Elements [first, past) of one parameter's masters or optimiser state, on the host."""
 
-    Each bucket is written by its owner. The folder gets its name only when every file is whole.
-    """
-    final, partial = folder / f"step-{step:08d}", folder / f"step-{step:08d}.partial"
-    partial.mkdir(parents=True, exist_ok=True)
-    mine = _owned_tensors(gradients, optimizer)
-    files = {}
-    if mine:
-        name = f"shard-{dist.get_rank():05d}.safetensors"
-        save_file(mine, str(partial / name))
-        _sync(partial / name)
-        files[name] = {"sha256": _sha256(partial / name), "tensors": sorted(mine)}
-    everybody: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, files)
-    if dist.get_rank() == 0:
-        merged = {name: entry for part in everybody for name, entry in part.items()}
-        write_json(partial / MANIFEST, {"format": FORMAT, "step": step, "files": merged})
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(partial, final)
-        _sync(folder)
-        _retain(folder, keep)
-    dist.barrier()
-    return final
+    name: str
+    kind: str
+    first: int
+    values: torch.Tensor
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}:{self.kind}:{self.first}"
 
 
-def load(path: Path, gradients: Gradients, optimizer: torch.optim.Optimizer) -> int:
-    """Restore masters and optimiser state; returns the number of steps done. Raises ConfigError.
+class Checkpoints:
+    """Saves what this rank keeps; every rank calls the same methods after the same steps."""
+
+    def __init__(self, folder: Path, gradients: Gradients, optimizer: torch.optim.Optimizer, *, keep: int) -> None:
+        self.folder, self.gradients, self.optimizer, self.keep = folder, gradients, optimizer, keep
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: tuple[int, int, Future[None]] | None = None
+        if dist.get_rank() == 0:
+            for left in [*folder.glob("step-*.partial"), *folder.glob("step-*.replaced")]:
+                shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
+        dist.barrier()
+
+    @property
+    def written(self) -> bool:
+        """Whether this rank's part of a pending save is on disk. What went wrong in writing is raised here."""
+        if self._pending is None or not self._pending[2].done():
+            return False
+        self._pending[2].result()
+        return True
+
+    def begin(self, step: int, *, updates: int) -> None:
+        """Copy the state after `step` steps, and start writing it; a save still pending is finished first."""
+        self.finish()
+        parts = list(_snapshot(self.gradients, self.optimizer))
+        shapes = {slot.name: list(slot.shape) for b in self.gradients.buckets for slot in b.layout.slots}
+        self._pending = (step, updates, self._thread.submit(_write, self._partial(step), parts, shapes))
+
+    def commit(self) -> None:
+        """All ranks have written: give the checkpoint its name (rank 0 does)."""
+        assert self._pending is not None
+        step, updates, _ = self._pending
+        self._pending = None
+        if dist.get_rank() == 0:
+            commit(self._partial(step), step=step, updates=updates, keep=self.keep)
+
+    def finish(self) -> None:
+        """Wait for a pending save on all ranks, and commit it."""
+        if self._pending is not None:
+            self._pending[2].result()
+            dist.barrier()
+            self.commit()
+            dist.barrier()
+
+    def _partial(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}.partial"
+
+
+def load(path: Path, gradients: Gradients, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
+    """Restore weights, masters and optimiser state; returns (steps, updates) done. Raises ConfigError.
 
     Every file that is read is checked against its hash first.
     """
-    manifest = _manifest(path)
-    where = {t: name for name, entry in manifest["files"].items() for t in entry["tensors"]}
-    opened: dict[str, Any] = {}
+    reader = Reader(path)
     with torch.no_grad():
-        for name, master in gradients.masters():
-            state = optimizer.state[master]
-            for key, tensor in _stored(name, master, where, path, opened, manifest):
-                if key is None:
-                    master.copy_(tensor)
-                elif key == "step":
-                    state[key] = tensor.to(torch.float32)
-                else:
-                    state[key] = tensor.to(master)
-    gradients.publish()
-    return int(manifest["step"])
+        for bucket in gradients.buckets:
+            for slot in bucket.layout.slots:
+                gradients.assign(slot.name, reader.read(slot.name, MASTER, shape=slot.shape))
+        if isinstance(optimizer, torch.optim.AdamW) and reader.updates:
+            _load_moments(reader, gradients, optimizer)
+    return reader.step, reader.updates
 
 
-def _owned_tensors(gradients: Gradients, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    for bucket in gradients.buckets:
-        if bucket.owner:
-            for name, master in zip(bucket.names, bucket.masters, strict=True):
-                tensors[name] = master.detach().cpu().contiguous()
-                for key, value in optimizer.state.get(master, {}).items():
-                    if isinstance(value, torch.Tensor):
-                        tensors[f"{name}:{key}"] = value.detach().cpu().contiguous()
-    return tensors
-
-
-def _stored(
-    name: str,
-    master: torch.Tensor,
-    where: dict[str, str],
-    path: Path,
-    opened: dict[str, Any],
-    manifest: dict[str, Any],
-) -> list[tuple[str | None, torch.Tensor]]:
-    if name not in where:
-        raise ConfigError(f"the checkpoint {path} has no '{name}'", hint="it belongs to another model")
-    found: list[tuple[str | None, torch.Tensor]] = []
-    for stored in [name, *(t for t in where if t.startswith(name + ":"))]:
-        file = where[stored]
-        if file not in opened:
-            if _sha256(path / file) != manifest["files"][file]["sha256"]:
-                raise ConfigError(
-                    f"{path / file} does not match its hash: it is damaged", hint="use an older checkpoint"
-                )
-            opened[file] = safe_open(str(path / file), framework="pt")
-        tensor = opened[file].get_tensor(stored)
-        if stored == name and tensor.shape != master.shape:
-            raise ConfigError(f"'{name}' has shape {list(tensor.shape)} in {path}, the model has {list(master.shape)}")
-        found.append((stored.partition(":")[2] or None, tensor))
-    return found
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is not a checkpoint: {error}", hint="name a step-N folder of checkpoints/") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ConfigError(f"{path} is a checkpoint of another format")
-    for name in manifest["files"]:
-        if Path(name).name != name:
-            raise ConfigError(f"{path}: the manifest names a file outside its folder")
-    return manifest
-
-
-def _retain(folder: Path, keep: int) -> None:
-    whole = sorted(p for p in folder.glob("step-*") if p.suffix != ".partial")
-    for old in whole[:-keep]:
+def commit(partial: Path, *, step: int, updates: int, keep: int) -> None:
+    """The manifest, then the name: a crash before the rename leaves the checkpoints before this one as they were."""
+    entries = sorted(partial.glob("part-*.json"))
+    parts = [json.loads(entry.read_text()) for entry in entries]
+    merged = {name: entry for part in parts for name, entry in part["files"].items()}
+    shapes = {name: shape for part in parts for name, shape in part["shapes"].items()}
+    for entry in entries:
+        entry.unlink()
+    write_json(
+        partial / MANIFEST, {"format": FORMAT, "step": step, "updates": updates, "shapes": shapes, "files": merged}
+    )
+    _sync(partial)
+    final, replaced = partial.with_suffix(""), partial.with_suffix(".replaced")
+    if final.exists():
+        os.replace(final, replaced)
+    os.replace(partial, final)
+    _sync(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+    for old in whole_ones(final.parent)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _sha256(path: Path) -> str:
+def _snapshot(gradients: Gradients, optimizer: torch.optim.Optimizer) -> Iterator[Part]:
+    for bucket, slot, (first, _) in gradients.shards():
+        if bucket.counts:
+            yield Part(slot.name, MASTER, first, _on_host(bucket.held_in(slot, lambda master: master)))
+            for kind in ("exp_avg", "exp_avg_sq"):
+                if kind in optimizer.state[bucket.pieces[0].master]:
+                    state = bucket.held_in(slot, _state(optimizer, kind))
+                    yield Part(slot.name, kind, first, _on_host(state))
+
+
+def _state(optimizer: torch.optim.Optimizer, kind: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda master: optimizer.state[master][kind]
+
+
+def _on_host(values: torch.Tensor) -> torch.Tensor:
+    return values.detach().to("cpu", copy=True)
+
+
+def _load_moments(reader: Reader, gradients: Gradients, optimizer: torch.optim.Optimizer) -> None:
+    for bucket in gradients.buckets:
+        for piece in bucket.pieces:
+            on = piece.master.device if optimizer.defaults["fused"] else torch.device("cpu")
+            state = optimizer.state[piece.master]
+            state["step"] = torch.tensor(float(reader.updates), dtype=torch.float32, device=on)
+            for kind in ("exp_avg", "exp_avg_sq"):
+                state[kind] = torch.zeros_like(piece.master)
+    for bucket, slot, part in gradients.shards():
+        for kind in ("exp_avg", "exp_avg_sq"):
+            bucket.held_in(slot, _state(optimizer, kind)).copy_(
+                reader.read(slot.name, kind, shape=slot.shape).view(-1)[slice(*part)]
+            )
+
+
+def _write(partial: Path, parts: list[Part], shapes: dict[str, list[int]]) -> None:
+    """Write this rank's parts in files of about MAX_FILE_BYTES, and last the entry that says they are whole."""
+    partial.mkdir(parents=True, exist_ok=True)
+    rank = dist.get_rank()
+    files: dict[str, Any] = {}
+    for number, group in enumerate(_by_size(parts)):
+        path = partial / f"shard-{rank:05d}-{number:04d}.safetensors"
+        save_file({p.key: p.values for p in group}, str(path))
+        _sync(path)
+        tensors = {p.key: [p.name, p.kind, p.first, p.first + p.values.numel()] for p in group}
+        files[path.name] = {"sha256": sha256(path), "tensors": tensors}
+    write_json(partial / f"part-{rank:05d}.json", {"files": files, "shapes": shapes})
+
+
+def _by_size(parts: list[Part]) -> Iterator[list[Part]]:
+    group: list[Part] = []
+    for part in parts:
+        if group and sum(p.values.nbytes for p in group) + part.values.nbytes > MAX_FILE_BYTES:
+            yield group
+            group = []
+        group.append(part)
+    if group:
+        yield group
+
+
+def sha256(path: Path) -> str:
+    """The hash of a whole file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

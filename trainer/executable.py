@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.plan import Plan
+from hetctl.trainer.shapes import ModelShape
+
+
+def check_trainable(shape: ModelShape) -> None:
+    """Raise ConfigError for models that can be planned but not trained."""
+    if shape.family == "gpt":
+        raise ConfigError(
+            f"'{shape.name}' can be planned, not trained: hetctl's model is Llama and Qwen2",
+            hint="choose a llama or qwen2 model",
+        )
 
 
 def check_executable(plan: Plan) -> None:
@@ -14,8 +24,8 @@ def check_executable(plan: Plan) -> None:
     for stage in (s for r in plan.replicas for s in r.stages):
         for what, odd in (
             ("tensor_parallel", stage.tensor_parallel != 1),
-            ("shards", stage.shards != 1),
-            ("recompute", stage.recompute != "none"),
+            (f"shards {stage.shards} of a width of {stage.width}", stage.width % stage.shards != 0),
+            ("recompute", stage.recompute not in ("none", "selective", "full")),
             ("offload", stage.offload),
         ):
             if odd:

@@ -25,6 +25,7 @@ class Job:
     shape: ModelShape
     checkpoints: str  # folder
     resume: str | None = None  # a checkpoint's path
+    weights: str | None = None  # a Hugging Face folder to start from; None: random weights
     timeout_s: float = 120.0  # of one operation between ranks
 
     def to_json(self) -> str:

@@ -16,14 +16,18 @@ import torch.distributed as dist
 from hetctl.comm import backend
 from hetctl.comm.errors import ConfigError, WorkFailed
 from hetctl.trainer import checkpoint
+from hetctl.trainer.checkpoint import Checkpoints
+from hetctl.trainer.compilation import compile_blocks
+from hetctl.trainer.data.prefetch import Prefetch
 from hetctl.trainer.data.samples import Dataset, PackedTokens
 from hetctl.trainer.data.tokens import open_tokens
-from hetctl.trainer.executable import check_executable
+from hetctl.trainer.executable import check_executable, check_trainable
 from hetctl.trainer.gradients import Gradients
 from hetctl.trainer.groups import create_groups
+from hetctl.trainer.huggingface import WeightFiles
 from hetctl.trainer.job import Job
-from hetctl.trainer.model import StageModel
-from hetctl.trainer.optimizer import build_optimizer, clip_factor, learning_rate
+from hetctl.trainer.model import StageModel, initial
+from hetctl.trainer.optimizer import build_optimizer, clip_factor, learning_rate, scale_within, set_learning_rate
 from hetctl.trainer.pipeline import MicroBatch, Place, StagePipeline
 from hetctl.trainer.reporter import Reporter
 from hetctl.trainer.spans import share
@@ -49,25 +53,34 @@ class Trainer:
     job: Job
     device: torch.device
     place: Place
+    model: StageModel
     pipeline: StagePipeline
     gradients: Gradients
     optimizer: torch.optim.Optimizer
     timeline: Timeline
     training: Dataset
     validation: Dataset | None
+    saving: Checkpoints | None = None
+    updates: int = 0  # of the optimiser; fewer than steps where some were skipped
     stop_requested: bool = False
     stopping: bool = False  # agreed by all ranks
     history: list[StepFigures] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.batches = Prefetch(self._host_batch, steps=self.job.recipe.train.steps)
 
     def train_step(self, step: int) -> StepFigures:
         """One optimiser step over the global batch. Raises WorkFailed when the loss is not finite."""
         recipe = self.job.recipe
         nominal = self.job.plan.global_batch * self.job.plan.seq_len
         self.timeline.begin_step()
-        loss_sum, tokens = self.pipeline.train_step(self._batch(self.training, step), scale=1.0 / nominal)
+        batch = [self._to_device(m) for m in self.batches.get(step)]
+        self.gradients.begin_step(len(batch))
+        loss_sum, tokens = self.pipeline.train_step(batch, scale=1.0 / nominal)
         self.gradients.synchronise(self.timeline)
-        loss_total, token_total, squares, stop = self._agree(
-            loss_sum, tokens, self.gradients.squared_norm(), torch.as_tensor(float(self.stop_requested))
+        written = self.saving is not None and self.saving.written
+        loss_total, token_total, squares, stop, all_written = self._agree(
+            loss_sum, tokens, self.gradients.squared_norm(), _flag(self.stop_requested), _flag(written)
         )
         if token_total == 0:
             raise WorkFailed(f"step {step + 1} has no valid token", hint="look at the data: every target is ignored")
@@ -81,8 +94,10 @@ class Trainer:
                     f"the loss or its gradient is not finite at step {step + 1}",
                     hint="lower optimizer.lr, or set train.on_nonfinite=skip",
                 )
-        self.gradients.zero_()
+            self.gradients.zero_()
         self.stopping = stop > 0
+        if self.saving is not None and all_written == dist.get_world_size():
+            self.saving.commit()
         figures = StepFigures(loss_total / token_total, int(token_total), norm, lr)
         self.history.append(figures)
         return figures
@@ -95,29 +110,40 @@ class Trainer:
         loss_sum = tokens = torch.zeros((), dtype=torch.float64, device=self.device)
         for step in range(steps):
             self.timeline.begin_step()
-            more, count = self.pipeline.evaluate(self._batch(self.validation, step))
+            batch = [self._to_device(m) for m in self._cut(self.validation, step)]
+            more, count = self.pipeline.evaluate(batch)
             loss_sum, tokens = loss_sum + more, tokens + count
         loss_total, token_total = self._agree(loss_sum, tokens)
         return loss_total / token_total if token_total else None
 
+    def save(self, done: int) -> None:
+        """Begin saving the state after `done` steps; it is committed while later steps run, or at the end."""
+        if self.saving is not None:
+            self.saving.begin(done, updates=self.updates)
+
     def _update(self, lr: float, factor: float) -> None:
-        self.gradients.scale_(factor)
-        self.gradients.attach()
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        if not scale_within(self.optimizer, factor):
+            self.gradients.scale_(factor)
+        set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
+        self.updates += 1
         self.gradients.publish()
 
     def _agree(self, *values: torch.Tensor) -> list[float]:
         """Sums over all ranks, in fp64, read on the host: the step's one point where everybody meets."""
-        vector = torch.stack([v.to(self.device, torch.float64) for v in values])
+        vector = torch.stack([v.to(self.device, torch.float64, non_blocking=True) for v in values])
         others = tuple(r for r in range(dist.get_world_size()) if r != self.place.rank)
         with self.timeline.span("world", peers=others, bridged=len(self.job.plan.islands) > 1):
             dist.all_reduce(vector)
+        reached = self.timeline.mark()
         found: list[float] = vector.tolist()
+        self.timeline.anchor(reached)
         return found
 
-    def _batch(self, dataset: Dataset, step: int) -> list[MicroBatch]:
+    def _host_batch(self, step: int) -> list[MicroBatch]:
+        return self._cut(self.training, step)
+
+    def _cut(self, dataset: Dataset, step: int) -> list[MicroBatch]:
         """This rank's samples of a step: its replica's share, cut into micro-batches, cut by width."""
         plan, place = self.job.plan, self.place
         stage = plan.replicas[place.replica].stages[place.stage]
@@ -127,33 +153,54 @@ class Trainer:
         for k in range(stage.micro_batches):
             start = offset + k * stage.micro_batch_size
             inputs, targets = dataset.batch(step, start + low, start + high)
-            batch.append(MicroBatch(self._to_device(inputs), self._to_device(targets)))
+            batch.append(MicroBatch(self._pinned(inputs), self._pinned(targets)))
         return batch
 
-    def _to_device(self, array: Any) -> torch.Tensor:
+    def _pinned(self, array: Any) -> torch.Tensor:
         tensor = torch.as_tensor(array)
-        if self.device.type == "cuda":
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor
+        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+
+    def _to_device(self, host: MicroBatch) -> MicroBatch:
+        if self.device.type != "cuda":
+            return host
+        inputs, targets = (t.to(self.device, non_blocking=True) for t in (host.inputs, host.targets))
+        return MicroBatch(inputs, targets)
 
 
 def build(job: Job, device: torch.device, *, training: Dataset, validation: Dataset | None = None) -> Trainer:
     """This rank's trainer; the default process group exists. Raises ConfigError for plans it cannot execute."""
     plan, rank = job.plan, dist.get_rank()
     check_executable(plan)
+    check_trainable(job.shape)
     torch.manual_seed(job.recipe.train.seed)
     groups = create_groups(plan, timeout=timedelta(seconds=job.timeout_s))
     place = Place.of(plan, rank)
     stage = plan.replicas[place.replica].stages[place.stage]
-    model = StageModel(job.shape, stage.layers)
-    model.initialise(job.recipe.train.seed)
-    model.to(device=device, dtype=compute_dtype(job.recipe.train.precision, device))
-    gradients = Gradients(model, plan, place, groups)
+    with torch.device("meta"):
+        model = StageModel(job.shape, stage.layers, recompute=stage.recompute)
+    dtype = compute_dtype(job.recipe.train.precision, device)
+    overlap = job.recipe.train.overlap
+    gradients = Gradients(model, plan, place, groups, dtype=dtype, device=device, overlap=overlap)
+    if not job.resume:
+        _fill(gradients, job, device)
+    optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
+    if job.recipe.train.compile:
+        compile_blocks(model, samples=1, seq_len=plan.seq_len)
+        gradients.zero_()
     timeline = Timeline(device)
     pipeline = StagePipeline(plan, place, model, groups, timeline=timeline)
-    masters = [master for _, master in gradients.masters()]
-    optimizer = build_optimizer(masters, job.recipe.optimizer)
-    return Trainer(job, device, place, pipeline, gradients, optimizer, timeline, training, validation)
+    return Trainer(job, device, place, model, pipeline, gradients, optimizer, timeline, training, validation)
+
+
+def _fill(gradients: Gradients, job: Job, device: torch.device) -> None:
+    """The weights to start from: a folder's, or random ones that depend on (seed, name) alone."""
+    files = WeightFiles(Path(job.weights)) if job.weights else None
+    seed, wide = job.recipe.train.seed, gradients.buckets[0].wide
+    for name, parameter in gradients.parameters.items():
+        if files is not None:
+            gradients.assign(name, files.read(name, parameter.shape))
+        else:
+            gradients.assign(name, initial(name, parameter.shape, job.shape, seed=seed, dtype=wide, device=device))
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -166,10 +213,14 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
 def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     """Train from the first step (or the checkpoint's) to the last, or until asked to stop; then validate and save."""
     trainer = build(job, device, **_datasets(job))
-    start = checkpoint.load(Path(job.resume), trainer.gradients, trainer.optimizer) if job.resume else 0
+    start = 0
+    if job.resume:
+        start, trainer.updates = checkpoint.load(Path(job.resume), trainer.gradients, trainer.optimizer)
+    every, keep, last = job.recipe.checkpoint.every, job.recipe.checkpoint.keep, job.recipe.checkpoint.last
+    trainer.saving = Checkpoints(Path(job.checkpoints), trainer.gradients, trainer.optimizer, keep=keep)
     signal.signal(signal.SIGTERM, lambda *_: setattr(trainer, "stop_requested", True))
     reporter.emit("begin", step=start, steps=job.recipe.train.steps)
-    done, began = start, time.monotonic()
+    done, saved, began = start, -1, time.monotonic()
     for step in range(start, job.recipe.train.steps):
         at = time.monotonic()
         figures = trainer.train_step(step)
@@ -181,12 +232,16 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
         done = step + 1
         if trainer.stopping:
             break
-        if job.recipe.checkpoint.every and done % job.recipe.checkpoint.every == 0:
-            _save(trainer, done)
+        if every and done % every == 0:
+            trainer.save(done)
+            saved = done
     seconds = time.monotonic() - began
     interrupted = trainer.stopping and done < job.recipe.train.steps
     validation = None if interrupted else trainer.validate()
-    _save(trainer, done)
+    if (last or interrupted) and saved != done:
+        trainer.save(done)
+    trainer.saving.finish()
+    trainer.batches.close()
     _summarise(trainer, reporter, seconds=seconds, validation=validation, done=done, interrupted=interrupted)
 
 
@@ -198,9 +253,8 @@ def _datasets(job: Job) -> dict[str, Any]:
     return {"training": PackedTokens(tokens.train, **about), "validation": PackedTokens(tokens.validation, **about)}
 
 
-def _save(trainer: Trainer, done: int) -> None:
-    folder, keep = Path(trainer.job.checkpoints), trainer.job.recipe.checkpoint.keep
-    checkpoint.save(folder, done, trainer.gradients, trainer.optimizer, keep=keep)
+def _flag(value: bool) -> torch.Tensor:
+    return torch.as_tensor(float(value))
 
 
 def _summarise(

@@ -6,17 +6,23 @@ every layout starts from the same weights.
 
 from __future__ import annotations
 
-import hashlib
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hetctl.comm.plan import Span
+from hetctl.trainer.headloss import head_loss
+from hetctl.trainer.random import fill_normal
+from hetctl.trainer.recompute import Recompute, recomputing
+from hetctl.trainer.rotary import rotary_tables, rotate
 from hetctl.trainer.shapes import ModelShape
 
-IGNORED = -100  # a target that carries no loss
+EMBEDDING = "model.embed_tokens.weight"
+KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class RMSNorm(nn.Module):
@@ -28,9 +34,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight.to(x.dtype) * wide.to(x.dtype)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -43,7 +47,7 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(shape.hidden, q, bias=shape.qkv_bias)
         self.k_proj = nn.Linear(shape.hidden, kv, bias=shape.qkv_bias)
         self.v_proj = nn.Linear(shape.hidden, kv, bias=shape.qkv_bias)
-        self.o_proj = nn.Linear(q, shape.hidden, bias=False)
+        self.o_proj = nn.Linear(q, shape.hidden, bias=shape.out_bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[batch, seq, hidden] -> the same; cos and sin are [seq, head_dim]."""
@@ -52,10 +56,21 @@ class Attention(nn.Module):
         k = self.k_proj(x).view(batch, seq, self.kv_heads, self.head_dim).transpose(1, 2)
         v = self.v_proj(x).view(batch, seq, self.kv_heads, self.head_dim).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        grouped = self.kv_heads != self.heads
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        y = causal_attention(q, k, v)
         out: Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, seq, -1))
         return out
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[batch, heads, seq, head_dim] each, fewer heads in k and v where they are grouped; on a device its own kernels.
+
+    The order of kernels is set here, not around the model, so that recomputation takes the same one.
+    """
+    grouped = q.shape[1] != k.shape[1]
+    if not q.is_cuda:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    with sdpa_kernel(KERNELS, set_priority=True):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
 
 
 class MLP(nn.Module):
@@ -75,14 +90,18 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One transformer layer: attention and MLP, each behind a norm and beside a residual."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, *, recompute: Recompute = "none") -> None:
         super().__init__()
+        self.recompute = recompute
         self.self_attn = Attention(shape)
         self.mlp = MLP(shape)
         self.input_layernorm = RMSNorm(shape.hidden, shape.rms_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.rms_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return recomputing(self._forward, x, cos, sin, recompute=self.recompute)
+
+    def _forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
@@ -91,17 +110,18 @@ class Block(nn.Module):
 class StageModel(nn.Module):
     """The layers [first, past_last) of a model, with the embedding before and norm + LM head after where due."""
 
-    def __init__(self, shape: ModelShape, layers: Span) -> None:
+    def __init__(self, shape: ModelShape, layers: Span, *, recompute: Recompute = "none") -> None:
         super().__init__()
         self.shape = shape
         self.first, self.past_last = layers
-        self.layers = nn.ModuleDict({str(i): Block(shape) for i in range(*layers)})
+        self.layers = nn.ModuleDict({str(i): Block(shape, recompute=recompute) for i in range(*layers)})
         self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden) if self.is_first else None
         self.norm = RMSNorm(shape.hidden, shape.rms_eps) if self.is_last else None
         self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False) if self.is_last else None
         if shape.tied_embeddings and self.embed_tokens is not None and self.lm_head is not None:
             self.lm_head.weight = self.embed_tokens.weight
         self._rotary: tuple[Tensor, Tensor] | None = None
+        self.before_unit: Callable[[int], None] = lambda unit: None  # 0 embedding, i + 1 block i, layers + 1 head
 
     @property
     def is_first(self) -> bool:
@@ -113,14 +133,31 @@ class StageModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Token ids [batch, seq] (first stage) or hidden states -> hidden states, or logits (last stage)."""
-        hidden: Tensor = x if self.embed_tokens is None else self.embed_tokens(x)
-        cos, sin = self._rotary_tables(hidden)
-        for block in self.layers.values():
-            hidden = block(hidden, cos, sin)
-        if self.norm is None or self.lm_head is None:
+        hidden = self.body(x)
+        if self.lm_head is None:
             return hidden
-        logits: Tensor = self.lm_head(self.norm(hidden))
+        logits: Tensor = self.lm_head(hidden)
         return logits
+
+    def body(self, x: Tensor) -> Tensor:
+        """The same without the LM head: hidden states, normed on the last stage."""
+        hidden = x
+        if self.embed_tokens is not None:
+            self.before_unit(0)
+            hidden = self.embed_tokens(x)
+        cos, sin = self.rotary(hidden)
+        for number, block in zip(range(self.first, self.past_last), self.layers.values(), strict=True):
+            self.before_unit(number + 1)
+            hidden = block(hidden, cos, sin)
+        if self.norm is not None:
+            self.before_unit(self.shape.layers + 1)
+            hidden = self.norm(hidden)
+        return hidden
+
+    def loss(self, x: Tensor, targets: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+        """(loss times `scale`, to call backward on; sum of the token losses): what the last stage makes."""
+        assert self.lm_head is not None
+        return head_loss(self.body(x), self.lm_head.weight, targets, scale=scale)
 
     def named(self) -> dict[str, nn.Parameter]:
         """Hugging Face name -> parameter, in layer order; a tied head goes by the embedding's name."""
@@ -139,52 +176,28 @@ class StageModel(nn.Module):
         return "model." + name
 
     def initialise(self, seed: int) -> None:
-        """Normal(0, 0.02) weights (residual outputs scaled by depth), zero biases; each from (seed, name) alone."""
+        """Start weights, each from (seed, name) alone."""
         with torch.no_grad():
             for name, parameter in self.named().items():
-                if name.endswith("norm.weight"):
-                    parameter.fill_(1.0)
-                elif parameter.dim() < 2:
-                    parameter.zero_()
-                else:
-                    deep = name.endswith(("o_proj.weight", "down_proj.weight"))
-                    std = 0.02 / (math.sqrt(2 * self.shape.layers) if deep else 1.0)
-                    parameter.copy_(_normal(seed, name, parameter.shape) * std)
+                dtype, device = parameter.dtype, parameter.device
+                parameter.copy_(initial(name, parameter.shape, self.shape, seed=seed, dtype=dtype, device=device))
 
-    def _rotary_tables(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        seq = like.shape[1]
-        if self._rotary is None or self._rotary[0].shape[0] < seq or self._rotary[0].device != like.device:
-            self._rotary = rotary_tables(seq, self.shape, dtype=like.dtype, device=like.device)
-        cos, sin = self._rotary
-        return cos[:seq].to(like.dtype), sin[:seq].to(like.dtype)
+    def rotary(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        seq, held = like.shape[1], self._rotary
+        if held is None or held[0].shape[0] != seq or held[0].device != like.device or held[0].dtype != like.dtype:
+            held = self._rotary = rotary_tables(seq, self.shape, dtype=like.dtype, device=like.device)
+        return held
 
 
-EMBEDDING = "model.embed_tokens.weight"
-
-
-def rotary_tables(seq: int, shape: ModelShape, *, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin [seq, head_dim] of rotary embeddings (RoFormer, arXiv 2104.09864), both halves alike."""
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    powers = torch.arange(0, shape.head_dim, 2, dtype=wide, device=device) / shape.head_dim
-    angles = torch.outer(torch.arange(seq, dtype=wide, device=device), shape.rope_theta**-powers)
-    both = torch.cat((angles, angles), dim=-1)
-    return both.cos(), both.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [batch, heads, seq, head_dim] by position, halves paired as in Hugging Face's Llama."""
-    half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cos.to(x.dtype) + turned * sin.to(x.dtype)
-
-
-def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum of the cross entropies of all valid targets (not IGNORED), in at least fp32."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-
-
-def _normal(seed: int, name: str, shape: torch.Size) -> Tensor:
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") & (2**63 - 1))
-    return torch.randn(shape, generator=generator)
+def initial(
+    name: str, size: Sequence[int], shape: ModelShape, *, seed: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """One parameter, whole, as training starts: norms 1, biases 0, matrices normal(0, 0.02), residual outputs less."""
+    value = torch.empty(tuple(size), dtype=dtype, device=device)
+    if name.endswith("norm.weight"):
+        return value.fill_(1.0)
+    if value.dim() < 2:
+        return value.zero_()
+    deep = name.endswith(("o_proj.weight", "down_proj.weight"))
+    fill_normal(value, seed=seed, name=name, std=0.02 / (math.sqrt(2 * shape.layers) if deep else 1.0))
+    return value

@@ -1,4 +1,4 @@
-"""The update of a step: AdamW or SGD on the masters, learning rate with linear warm-up and cosine decay."""
+"""The update of a step: AdamW or SGD on the master shards, learning rate with linear warm-up and cosine decay."""
 
 from __future__ import annotations
 
@@ -6,25 +6,39 @@ import math
 from collections.abc import Iterable
 
 import torch
-from torch import nn
 
+from hetctl.trainer.buckets import Piece
 from hetctl.trainer.recipe import OptimizerSection
 
 
-def build_optimizer(masters: Iterable[nn.Parameter], section: OptimizerSection) -> torch.optim.Optimizer:
-    """The recipe's optimiser; matrices decay, vectors (norms, biases) do not."""
-    matrices: list[nn.Parameter] = []
-    vectors: list[nn.Parameter] = []
-    for master in masters:
-        (matrices if master.dim() >= 2 else vectors).append(master)
+def build_optimizer(pieces: Iterable[Piece], section: OptimizerSection) -> torch.optim.Optimizer:
+    """The recipe's optimiser; matrices decay, vectors (norms, biases) do not. On a device one fused kernel."""
+    held = list(pieces)
     groups = [
-        {"params": matrices, "weight_decay": section.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [p.master for p in held if p.decays == decays], "weight_decay": section.weight_decay * decays}
+        for decays in (True, False)
     ]
     groups = [g for g in groups if g["params"]]
+    fused = held[0].master.is_cuda and held[0].master.dtype == torch.float32
     if section.name == "sgd":
-        return torch.optim.SGD(groups, lr=section.lr)
-    return torch.optim.AdamW(groups, lr=section.lr, betas=(section.beta1, section.beta2), eps=section.eps)
+        return torch.optim.SGD(groups, lr=section.lr, fused=fused)
+    return torch.optim.AdamW(groups, lr=section.lr, betas=(section.beta1, section.beta2), eps=section.eps, fused=fused)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """For the next update."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def scale_within(optimizer: torch.optim.Optimizer, factor: float) -> bool:
+    """Let the next update multiply gradients by `factor` itself, where it can (fused kernels): a pass less."""
+    if not optimizer.defaults.get("fused"):
+        return False
+    like: torch.Tensor = optimizer.param_groups[0]["params"][0]
+    optimizer.grad_scale = torch.full((), 1.0 / factor, dtype=torch.float32, device=like.device)  # type: ignore[attr-defined]
+    optimizer.found_inf = torch.zeros((), dtype=torch.float32, device=like.device)  # type: ignore[attr-defined]
+    return True
 
 
 def learning_rate(step: int, steps: int, section: OptimizerSection) -> float:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hetctl.comm.plan import Plan, Replica
 from hetctl.trainer.groups import DIRECTIONS, ProcessGroups
-from hetctl.trainer.model import IGNORED, StageModel, summed_loss
+from hetctl.trainer.headloss import IGNORED
+from hetctl.trainer.model import StageModel
 from hetctl.trainer.schedule import stage_actions
 from hetctl.trainer.spans import overlaps, share
 from hetctl.trainer.timeline import Timeline
@@ -219,12 +220,13 @@ class StagePipeline:
         if x.is_floating_point():
             x.requires_grad_(torch.is_grad_enabled())
         with self.timeline.span("F", micro_batch=k):
-            y: Tensor = self.model(x)
+            y: Tensor
             if self.is_last:
-                loss = summed_loss(y, data.targets)
-                totals[0] += loss.detach()
+                y, loss = self.model.loss(x, data.targets, scale=scale)
+                totals[0] += loss
                 totals[1] += (data.targets != IGNORED).sum()
-                y = loss * scale
+            else:
+                y = self.model(x)
         if self.forward_out is not None:
             self.forward_out.send(y.detach())
         return x, y

@@ -11,7 +11,8 @@ from hetctl.comm.cluster import TransportKind
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_yaml
 from hetctl.comm.values import decode, encode
-from hetctl.trainer.shapes import ModelShape, find_shape
+from hetctl.trainer.model_config import find_shape
+from hetctl.trainer.shapes import ModelShape
 
 Auto = Literal["auto"]
 
@@ -91,13 +92,16 @@ class TrainSection:
     precision: Literal["auto", "bf16", "fp32", "fp64"] = "auto"  # auto: bf16 where the device has it
     validation_samples: int = 32
     on_nonfinite: Literal["stop", "skip"] = "stop"
+    compile: bool = False  # torch.compile of each block: faster steps after a minute's start
+    overlap: bool = True  # sum gradients while backward goes on; false sums them after it
 
 
 @dataclass(frozen=True)
 class CheckpointSection:
-    """When to save (0: only at the end) and how many to keep."""
+    """When to save (every so many steps, and at the end) and how many to keep."""
 
     every: int = 0
+    last: bool = True
     keep: int = 2
 
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from hetctl.comm.errors import ConfigError, nearest
-from hetctl.comm.files import read_text
-from hetctl.comm.units import MiB
+from hetctl.comm.errors import ConfigError
 
 Family = Literal["llama", "qwen2", "gpt"]
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the length a model was first trained on."""
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original_max_seq_len: int = 8192
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    attention_factor: float = 1.0  # yarn: cos and sin are multiplied by it
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,8 @@ class ModelShape:
     rms_eps: float = 1e-5
     tied_embeddings: bool = False
     qkv_bias: bool = False
+    out_bias: bool = False  # of the attention's output projection
+    rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
         if self.head_dim == 0:
@@ -54,7 +65,12 @@ class ModelShape:
     def attention_parameters(self) -> int:
         """Q, K, V and output projections of one block (with biases where the family has them)."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return self.hidden * (q + 2 * kv) + q * self.hidden + (q + 2 * kv if self.qkv_bias else 0)
+        return self.hidden * (q + 2 * kv) + q * self.hidden + self._attention_biases
+
+    @property
+    def _attention_biases(self) -> int:
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return (q + 2 * kv if self.qkv_bias else 0) + (self.hidden if self.out_bias else 0)
 
     @property
     def mlp_parameters(self) -> int:
@@ -124,67 +140,3 @@ _ROWS = (
     _gpt("gpt-39b", 48, 8192, 64),
 )
 SHAPES: dict[str, ModelShape] = {row.name: row for row in _ROWS}
-
-
-def find_shape(name: str) -> ModelShape:
-    """A shape by its name or from a Hugging Face `config.json` (the file or its folder). Raises ConfigError."""
-    if name in SHAPES:
-        return SHAPES[name]
-    path = Path(name)
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"'{name}' is neither a model hetctl knows nor a config.json", hint=nearest(name, SHAPES))
-    try:
-        config = json.loads(read_text(path, what="model config", max_bytes=MiB))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
-    return shape_from_config(config, where=str(path))
-
-
-def shape_from_config(config: object, *, where: str) -> ModelShape:
-    """The shape a Hugging Face config describes. Raises ConfigError for other families or missing keys."""
-    if not isinstance(config, Mapping):
-        raise ConfigError(f"{where}: a model config is a JSON object")
-    family = config.get("model_type")
-    if family not in ("llama", "qwen2"):
-        raise ConfigError(f"{where}: model_type {family!r} is not supported", hint="known: llama, qwen2")
-    get = _Reader(config, where)
-    shape = ModelShape(
-        name=str(config.get("_name_or_path") or Path(where).parent.name or family),
-        family=family,
-        layers=get.whole("num_hidden_layers"),
-        hidden=get.whole("hidden_size"),
-        heads=get.whole("num_attention_heads"),
-        kv_heads=get.whole("num_key_value_heads", get.whole("num_attention_heads")),
-        intermediate=get.whole("intermediate_size"),
-        vocab=get.whole("vocab_size"),
-        head_dim=get.whole("head_dim", 0),
-        max_seq_len=get.whole("max_position_embeddings", 2048),
-        rope_theta=get.number("rope_theta", 10000.0),
-        rms_eps=get.number("rms_norm_eps", 1e-6),
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
-    )
-    shape.validate()
-    return shape
-
-
-@dataclass(frozen=True)
-class _Reader:
-    config: Mapping[str, Any]
-    where: str
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        value = self.config.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"{self.where}: '{key}' must be a whole number, found {value!r}")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        value = self.config.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(f"{self.where}: '{key}' must be a number, found {value!r}")
-        return float(value)

@@ -41,51 +41,80 @@ class Shares:
     update: float
 
 
+Marked = tuple[str, Any, Any, dict[str, Any]]
+
+
 class Timeline:
-    """Records the spans of the latest steps. On CUDA, from events on the compute stream: no host stalls."""
+    """Records the spans of the latest steps. On CUDA, from events on the compute stream: no host stalls.
+
+    A step's clock is anchored where its figures are read anyway; its spans become times when the next one is.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.on_cuda = device.type == "cuda"
-        self.steps: deque[list[Span]] = deque(maxlen=KEPT_STEPS)
-        self._open: list[tuple[str, Any, Any, dict[str, Any]]] = []
-        self._base: tuple[float, Any] = (0.0, None)
+        self._steps: deque[list[Span]] = deque(maxlen=KEPT_STEPS)
+        self._open: list[Marked] = []
+        self._anchor: tuple[float, Any] | None = None
+        self._ended: tuple[list[Marked], tuple[float, Any] | None] | None = None
+
+    @property
+    def steps(self) -> deque[list[Span]]:
+        """The spans of the latest steps; waits for the device to finish the last one."""
+        if self.on_cuda and self._ended is not None:
+            torch.cuda.synchronize()
+        self._resolve()
+        return self._steps
 
     def begin_step(self) -> None:
-        """Anchor this step's clock. On CUDA the device is idle here: the last step ended by reading its loss."""
-        self._open.clear()
-        if self.on_cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            event.synchronize()
-            self._base = (time.monotonic(), event)
+        """Forget spans that belong to no step."""
+        self._open = []
 
     @contextmanager
     def span(self, kind: str, **about: Any) -> Iterator[None]:
         """Record what happens inside as one span."""
-        start = self._mark()
+        start = self.mark()
         try:
             yield
         finally:
-            self._open.append((kind, start, self._mark(), about))
+            self._open.append((kind, start, self.mark(), about))
 
-    def end_step(self) -> float:
-        """Close the step; the device must have finished it. Returns its seconds, waiting included."""
-        spans = [Span(kind, self._seconds(a), self._seconds(b), **about) for kind, a, b, about in self._open]
-        self.steps.append(spans)
-        return max(s.end for s in spans) - min(s.start for s in spans)
+    def anchor(self, mark: Any) -> None:
+        """`mark` has just been reached, as the host knows by reading a result: it ties the device's clock to ours."""
+        self._resolve()
+        self._anchor = (time.monotonic(), mark)
 
-    def _mark(self) -> Any:
+    def end_step(self) -> None:
+        """Close the step; the device may still be at its last spans."""
+        self._ended = (self._open, self._anchor)
+        self._open = []
+
+    def mark(self) -> Any:
+        """This moment on the compute stream."""
         if not self.on_cuda:
             return time.monotonic()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def _seconds(self, mark: Any) -> float:
-        if not self.on_cuda:
-            return float(mark)
-        at, event = self._base
-        return at + float(event.elapsed_time(mark)) / 1e3
+    def _resolve(self) -> None:
+        if self._ended is None:
+            return
+        marked, anchor = self._ended
+        self._ended = None
+        clock = _Clock(marked[0][1], anchor) if self.on_cuda and marked else float
+        self._steps.append([Span(k, clock(a), clock(b), **about) for k, a, b, about in marked])
+
+
+class _Clock:
+    """A step's events on the host's clock, by their distance from its first one."""
+
+    def __init__(self, first: Any, anchor: tuple[float, Any] | None) -> None:
+        assert anchor is not None, "a step on a device is anchored where its figures are read"
+        self._first = first
+        self._begin = anchor[0] - first.elapsed_time(anchor[1]) / 1e3
+
+    def __call__(self, mark: Any) -> float:
+        return float(self._begin + self._first.elapsed_time(mark) / 1e3)
 
 
 def shares(steps_of_ranks: Sequence[Sequence[Sequence[Span]]]) -> Shares:

@@ -18,7 +18,7 @@ Emulate = Annotated[
     typer.Option(
         "--emulate",
         metavar="SPEC|F",
-        help="Islands to emulate: CLASS:COUNT[@SPEED][~MEMORY], ',' between islands; or a cluster.yaml.",
+        help="Islands to emulate: CLASS:COUNT\\[@SPEED]\\[~MEMORY], ',' between islands; or a cluster.yaml.",
         rich_help_panel=_WHERE,
     ),
 ]

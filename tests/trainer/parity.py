@@ -12,9 +12,10 @@ import torch
 
 from hetctl.trainer import gradients, pipeline
 from hetctl.trainer.data.samples import Samples
+from hetctl.trainer.headloss import IGNORED, summed_loss
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import build
-from hetctl.trainer.model import IGNORED, StageModel, summed_loss
+from hetctl.trainer.model import StageModel
 from hetctl.trainer.optimizer import learning_rate
 from hetctl.trainer.recipe import BatchSection, ModelSection, OptimizerSection, Recipe, TrainSection
 from hetctl.trainer.shapes import ModelShape
@@ -75,9 +76,10 @@ def train_layout(
     for step in range(STEPS):
         figures = trainer.train_step(step)
         trainer.timeline.end_step()
+        trainer.gradients.arrive()
         trace.losses.append(figures.loss)
         trace.norms.append(figures.grad_norm)
-        trace.parameters.append({n: m.detach().cpu().clone() for n, m in trainer.gradients.masters()})
+        trace.parameters.append({n: m.detach().cpu().clone() for n, m in trainer.model.named().items()})
     return trace
 
 
@@ -90,8 +92,8 @@ def _device(rank: int, kind: str) -> torch.device:
 def reference(asked: Recipe, shape: ModelShape = SHAPE) -> Trace:
     """The same training by plain torch: one process, the whole batch at once, torch's own clipping."""
     model = StageModel(shape, (0, shape.layers))
-    model.initialise(asked.train.seed)
     model.double()
+    model.initialise(asked.train.seed)
     section = asked.optimizer
     named = model.named()
     decays = [p for p in named.values() if p.dim() >= 2]
@@ -138,11 +140,12 @@ def difference(found: list[Trace], wanted: Trace) -> float:
 
 
 def _mean_of_means() -> None:
-    def wrong(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        valid = (targets != IGNORED).sum()
-        return summed_loss(logits, targets) / valid * targets.numel()
+    right = StageModel.loss
 
-    pipeline.summed_loss = wrong  # type: ignore[attr-defined]
+    def wrong(self: StageModel, x: torch.Tensor, targets: torch.Tensor, *, scale: float) -> Any:
+        return right(self, x, targets, scale=scale * targets.numel() / int((targets != IGNORED).sum()))
+
+    StageModel.loss = wrong  # type: ignore[method-assign]
 
 
 def _factor_two() -> None:

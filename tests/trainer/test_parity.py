@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from hetctl.trainer.shapes import ModelShape
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe
 from tests.trainer.parity import SHAPE, difference, recipe, reference, train_layout
@@ -21,6 +24,16 @@ REPLICAS = Layout(
     ),
 )
 TWO_TO_THREE = Layout(((0, 1), (2, 3, 4)), (Pipe((Cut((0, 2), (0, 1)), Cut((2, 4), (2, 3, 4))), 4, 2),))
+SHARDED = Layout(
+    ((0, 1), (2, 3)), (Pipe((Cut((0, 4), (0, 1), 2),), 2, 3), Pipe((Cut((0, 2), (2,)), Cut((2, 4), (3,))), 1, 2))
+)
+COPIES = Layout(((0, 1, 2, 3),), (Pipe((Cut((0, 4), (0, 1, 2, 3), 2),), 4, 2),))
+UNEQUAL_SHARDS = Layout(
+    ((0, 1), (2, 3, 4)), (Pipe((Cut((0, 4), (0, 1), 2),), 2, 1), Pipe((Cut((0, 4), (2, 3, 4), 3, "full"),), 3, 2))
+)
+RECOMPUTED = Layout(
+    ((0,), (1,)), (Pipe((Cut((0, 2), (0,), recompute="selective"), Cut((2, 4), (1,), recompute="full")), 2, 4),)
+)
 LAYOUTS = {
     "1+1": ONE_EACH,
     "2+2": TWO_EACH,
@@ -28,21 +41,35 @@ LAYOUTS = {
     "1+1+1": THREE,
     "replicas 5:3": REPLICAS,
     "2 to 3": TWO_TO_THREE,
+    "sharded beside stages": SHARDED,
+    "copies of 2 shards": COPIES,
+    "2 shards beside 3": UNEQUAL_SHARDS,
+    "recomputed": RECOMPUTED,
 }
 SAMPLES = 8
 
 
-def deviation(layout: Layout, optimizer: str, *, clip_norm: float = 0.5, plant: str = "") -> float:
+TIED = replace(SHAPE, family="qwen2", qkv_bias=True, tied_embeddings=True)
+
+
+def deviation(
+    layout: Layout, optimizer: str, *, clip_norm: float = 0.5, plant: str = "", shape: ModelShape = SHAPE
+) -> float:
     asked = recipe(optimizer, clip_norm=clip_norm, global_batch=SAMPLES)
     sizes = tuple(len(island) for island in layout.islands)
-    found = on_islands(sizes, train_layout, layout, asked, SHAPE, plant)
-    return difference(found, reference(asked))
+    found = on_islands(sizes, train_layout, layout, asked, shape, plant)
+    return difference(found, reference(asked, shape))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_trains_as_one_process_does(name: str, optimizer: str) -> None:
     assert deviation(LAYOUTS[name], optimizer) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["1+1+1", "replicas 5:3", "1+2"])
+def test_a_tied_embedding_is_one_parameter_wherever_its_ends_are(name: str) -> None:
+    assert deviation(LAYOUTS[name], "adamw", shape=TIED) < TOLERANCE
 
 
 def test_parity_holds_without_clipping() -> None:

@@ -1,0 +1,236 @@
+"""Buckets: a stage's parameters as a few flat buffers, the unit in which gradients are summed and state is sharded.
+
+Every holder of a layer lays its buckets out alike, whatever else its stage holds: only the padding at the end,
+which makes equal shards, is a stage's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hetctl.comm.plan import Plan
+from hetctl.trainer.model import EMBEDDING, StageModel
+
+ALIGN = 128  # elements: every parameter begins where vector loads and compiled kernels like it
+BUCKET_ELEMENTS = 8 << 20  # smaller neighbours of a segment share a bucket
+Interval = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one parameter lies in its bucket's flat buffers."""
+
+    name: str  # Hugging Face's
+    shape: tuple[int, ...]
+    first: int
+
+    @property
+    def numel(self) -> int:
+        return int(torch.Size(self.shape).numel())
+
+    @property
+    def decays(self) -> bool:
+        """Matrices do, vectors (norms, biases) do not; they come first in a bucket."""
+        return len(self.shape) >= 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The slots of one bucket, the same on all holders."""
+
+    key: int  # the first unit in it: 0 embedding, i + 1 block i, layers + 1 norm and head, layers + 2 tied
+    units: tuple[int, ...]
+    slots: tuple[Slot, ...]
+    holders: tuple[int, ...]  # all ranks whose gradients are summed
+
+    @property
+    def used(self) -> int:
+        return _aligned(self.slots[-1].first + self.slots[-1].numel)
+
+    @property
+    def edge(self) -> int:
+        """Where matrices end and vectors begin."""
+        return next((s.first for s in self.slots if not s.decays), self.used)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Which part of every bucket's state this rank keeps, and with whom it forms the whole."""
+
+    index: int
+    ranks: tuple[int, ...]
+    group: dist.ProcessGroup | None  # None: alone
+
+    @property
+    def count(self) -> int:
+        return len(self.ranks)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the master shard that is updated in one way: master and gradient, flat, in full precision."""
+
+    master: Tensor
+    decays: bool
+
+
+class Bucket:
+    """One bucket's buffers on this rank: whole weights and gradient, this rank's shard of the masters."""
+
+    def __init__(
+        self, layout: Layout, shards: Shards, *, dtype: torch.dtype, device: torch.device, group: Any, bridged: bool
+    ) -> None:
+        self.layout, self.shards, self.group, self.bridged = layout, shards, group, bridged
+        each = _aligned(-(-layout.used // shards.count))
+        self.interval: Interval = (shards.index * each, (shards.index + 1) * each)
+        self.wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self.weights = torch.zeros(each * shards.count, dtype=dtype, device=device)
+        self.gradient = torch.zeros(each * shards.count, dtype=self.wide, device=device)
+        mine = slice(*self.interval)
+        self.masters = self.weights[mine] if dtype == self.wide else self.weights[mine].to(self.wide)
+        self.pieces = tuple(self._pieces())
+        self.arriving: Any = None  # the gathering of the weights after an update
+        self.summing: Any = None  # the sum of the gradients over all holders
+        self.missing = 0  # gradients still to be accumulated in this step
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's shard counts in norms and checkpoints: each element on exactly one rank."""
+        return self.layout.holders[0] in self.shards.ranks
+
+    @property
+    def scattered(self) -> bool:
+        """Whether the holders are exactly those who share the state: then each needs only its shard of the sum."""
+        return self.shards.count > 1 and self.shards.count == len(self.layout.holders)
+
+    @property
+    def gradient_shard(self) -> Tensor:
+        return self.gradient[slice(*self.interval)]
+
+    def assign(self, name: str, value: Tensor) -> None:
+        """Set one parameter, whole, in the model's precision and in this rank's masters."""
+        slot = next(s for s in self.layout.slots if s.name == name)
+        flat = value.detach().reshape(-1)
+        with torch.no_grad():
+            self.weights[slot.first : slot.first + slot.numel].copy_(flat)
+            if part := self.part_of(slot):
+                self.held_in(slot, lambda master: master).copy_(flat[slice(*part)])
+
+    def part_of(self, slot: Slot) -> Interval | None:
+        """Which elements of a parameter lie in this rank's shard."""
+        low, high = self.interval
+        first, past = max(low, slot.first), min(high, slot.first + slot.numel)
+        return (first - slot.first, past - slot.first) if first < past else None
+
+    def held_in(self, slot: Slot, state: Callable[[Tensor], Tensor]) -> Tensor:
+        """The elements of `part_of(slot)` in what `state` gives for the piece's master that holds them."""
+        first, past = self.part_of(slot) or (0, 0)
+        begin = slot.first + first - self.interval[0]
+        for piece in self.pieces:
+            if begin < piece.master.numel():
+                return state(piece.master)[begin : begin + past - first]
+            begin -= piece.master.numel()
+        raise AssertionError(f"no piece holds '{slot.name}'")
+
+    def split(self, flat: Tensor) -> Iterator[tuple[Tensor, bool]]:
+        """A flat tensor of this rank's shard in the parts that are updated alike, and whether they decay."""
+        edge = min(max(self.layout.edge, self.interval[0]), self.interval[1]) - self.interval[0]
+        yield from ((part, decays) for part, decays in ((flat[:edge], True), (flat[edge:], False)) if part.numel())
+
+    def _pieces(self) -> Iterator[Piece]:
+        for (master, decays), (gradient, _) in zip(
+            self.split(self.masters), self.split(self.gradient_shard), strict=True
+        ):
+            master.grad = gradient
+            yield Piece(master, decays)
+
+
+def install(model: StageModel, buckets: list[Bucket]) -> dict[str, nn.Parameter]:
+    """Give the model parameters that are views of the buckets' weights; returns them by Hugging Face name."""
+    views: dict[str, nn.Parameter] = {}
+    for bucket in buckets:
+        for slot in bucket.layout.slots:
+            flat = bucket.weights[slot.first : slot.first + slot.numel]
+            views[slot.name] = nn.Parameter(flat.view(slot.shape))
+    for path, _ in list(model.named_parameters(remove_duplicate=False)):
+        owner, _, attribute = path.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, views[model.full_name(path)])
+    return views
+
+
+def layouts_of(model: StageModel, plan: Plan, *, replica: int, stage: int, rank: int) -> list[Layout]:
+    """The buckets of a stage in layer order; a tied embedding is a bucket of its own, last."""
+    span = plan.replicas[replica].stages[stage].layers
+    shapes = {name: tuple(p.shape) for name, p in model.named().items()}
+    units = _units(model, shapes)
+    found = []
+    for segment in plan.segments:
+        if span[0] <= segment.layers[0] and segment.layers[1] <= span[1]:
+            first = segment.layers[0] + 1 if segment.layers[0] else 0
+            past = segment.layers[1] + 1 + (segment.layers[1] == model.shape.layers)
+            holders = next(g for g in segment.groups if rank in g)
+            found += [
+                _layout(group, {u: units[u] for u in group}, shapes, holders)
+                for group in _grouped([u for u in range(first, past) if u in units], units, shapes)
+            ]
+    if model.shape.tied_embeddings and EMBEDDING in shapes:
+        ends = {r for rep in plan.replicas for s in (rep.stages[0], rep.stages[-1]) for r in s.ranks}
+        tied = model.shape.layers + 2
+        found.append(_layout((tied,), {tied: [EMBEDDING]}, shapes, tuple(sorted(ends))))
+    return found
+
+
+def _units(model: StageModel, shapes: Mapping[str, tuple[int, ...]]) -> dict[int, list[str]]:
+    """Unit -> names of its parameters; a tied embedding is in none."""
+    units: dict[int, list[str]] = {}
+    for name in shapes:
+        if name == EMBEDDING:
+            if not model.shape.tied_embeddings:
+                units.setdefault(0, []).append(name)
+        elif name.startswith("model.layers."):
+            units.setdefault(int(name.split(".")[2]) + 1, []).append(name)
+        else:
+            units.setdefault(model.shape.layers + 1, []).append(name)
+    return units
+
+
+def _grouped(
+    order: list[int], units: Mapping[int, list[str]], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[int, ...]]:
+    """Consecutive units in groups of about BUCKET_ELEMENTS: depends on the segment alone, so all holders agree."""
+    group: list[int] = []
+    total = 0
+    for unit in order:
+        size = sum(torch.Size(shapes[name]).numel() for name in units[unit])
+        if group and total + size > BUCKET_ELEMENTS:
+            yield tuple(group)
+            group, total = [], 0
+        group.append(unit)
+        total += size
+    if group:
+        yield tuple(group)
+
+
+def _layout(
+    group: tuple[int, ...],
+    units: Mapping[int, list[str]],
+    shapes: Mapping[str, tuple[int, ...]],
+    holders: tuple[int, ...],
+) -> Layout:
+    names = [name for unit in group for name in units[unit]]
+    slots = []
+    first = 0
+    for name in sorted(names, key=lambda n: len(shapes[n]) < 2):  # stable: matrices first, each in model order
+        slots.append(Slot(name, shapes[name], first))
+        first += _aligned(torch.Size(shapes[name]).numel())
+    return Layout(group[0], group, tuple(slots), holders)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGN) * ALIGN

@@ -1,0 +1,95 @@
+"""The last layer and its loss in one: the LM head's product, cross entropy, and their gradients, by chunks of tokens.
+
+The gradient of the logits is made while they exist, so they are never kept for backward, and never twice in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -100  # a target that carries no loss
+CHUNK_BYTES = 2 << 30  # of fp32 logits at a time
+
+
+def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    """(scaled loss to call backward on, sum of the token losses) of [batch, seq, hidden] and targets [batch, seq].
+
+    The scaled loss must be what backward starts from: its gradients are made here, with nothing after them.
+    """
+    flat, wanted = hidden.flatten(0, 1), targets.flatten()
+    if not torch.is_grad_enabled():
+        total = sum((_loss(h @ weight.t(), t)[0] for h, t in _chunks(flat, wanted, weight)), _zero(weight))
+        return total, total
+    scaled: Tensor = _HeadLoss.apply(flat, weight, wanted, scale)  # type: ignore[no-untyped-call]
+    return scaled, scaled.detach() / scale
+
+
+def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum of the cross entropies of all valid targets (not IGNORED), in at least fp32."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float) -> Tensor:
+        wide = _wide(weight.dtype)
+        total = _zero(weight)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight: Tensor | None = None
+        start = 0
+        for h, t in _chunks(hidden, targets, weight):
+            loss, grad, valid = _loss_and_gradient(h @ weight.t(), t)
+            total += loss
+            rows = valid.to(h.dtype).unsqueeze(1) * scale  # the scale, and nothing for ignored targets
+            torch.mul(grad @ weight, rows, out=grad_hidden[start : start + len(h)])
+            product = grad.t() @ (h * rows)
+            if len(h) == len(hidden):
+                grad_weight = product
+            else:
+                grad_weight = product.to(wide) if grad_weight is None else grad_weight.add_(product)
+            start += len(h)
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        return total * scale
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden, grad_weight, None, None
+
+
+def _loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss sum, softmax minus one-hot in the logits' precision, which targets count); rows are not yet weighted."""
+    loss, logs, safe, valid = _pieces(logits, targets)
+    grad = logs.exp_().to(logits.dtype)
+    grad.scatter_add_(1, safe, grad.new_full((1, 1), -1.0).expand_as(safe))
+    return loss, grad, valid
+
+
+def _loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+    return _pieces(logits, targets)
+
+
+def _pieces(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    valid = targets != IGNORED
+    safe = targets.clamp(min=0).unsqueeze(1)
+    logs = F.log_softmax(logits, dim=-1, dtype=_wide(logits.dtype))
+    loss = -(logs.gather(1, safe).squeeze(1) * valid).sum()
+    return loss, logs, safe, valid
+
+
+def _chunks(hidden: Tensor, targets: Tensor, weight: Tensor) -> list[tuple[Tensor, Tensor]]:
+    size = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
+    return list(zip(hidden.split(size), targets.split(size), strict=True))
+
+
+def _zero(weight: Tensor) -> Tensor:
+    return weight.new_zeros((), dtype=_wide(weight.dtype))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

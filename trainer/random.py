@@ -1,0 +1,47 @@
+"""Random weights that depend on seed, name and position alone: the same bits on any device and in any layout."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 22  # elements made at a time
+_HALVES = 8  # 16-bit uniforms summed to one value: near-normal, never beyond 4.9 standard deviations
+_DEVIATION = math.sqrt(_HALVES * (65536**2 - 1) / 12)
+_MEAN = _HALVES * 65535 / 2
+
+
+def fill_normal(out: Tensor, *, seed: int, name: str, std: float, first: int = 0) -> None:
+    """Fill the contiguous `out` with elements first, first+1, ... of the normal(0, std) sequence of (seed, name).
+
+    Whole numbers are added (Irwin-Hall) and scaled once, because log and cos differ between devices in their last bit.
+    """
+    flat = out.detach().view(-1)
+    key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little", signed=True)
+    for start in range(0, flat.numel(), CHUNK):
+        part = flat[start : start + CHUNK]
+        begin = 2 * (first + start)
+        counter = torch.arange(begin, begin + 2 * part.numel(), dtype=torch.int64, device=out.device)
+        words = _mixed(counter, key)
+        halves = sum((words >> shift) & 0xFFFF for shift in range(0, 64, 16))
+        sums = halves.view(-1, 2).sum(1)  # type: ignore[union-attr]
+        part.copy_((sums.to(torch.float64) - _MEAN) * (std / _DEVIATION))
+
+
+def _mixed(counter: Tensor, key: int) -> Tensor:
+    """splitmix64 of each count; multiplication wraps, and shifts are made logical by masking."""
+    words = counter.mul_(_signed(0x9E3779B97F4A7C15)).add_(key)
+    words = _xor_shifted(words, 30).mul_(_signed(0xBF58476D1CE4E5B9))
+    words = _xor_shifted(words, 27).mul_(_signed(0x94D049BB133111EB))
+    return _xor_shifted(words, 31)
+
+
+def _xor_shifted(words: Tensor, shift: int) -> Tensor:
+    return words.bitwise_xor_((words >> shift).bitwise_and_((1 << (64 - shift)) - 1))
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number
