@@ -172,6 +172,9 @@ class Pipelines:
         waits = self.problem.schedule == "1f1b"
         if self.problem.schedule == "auto":
             waits = len({p.island for p in wanted.pools}) == 1
+        # in a pipeline deeper than its micro-batches are many nothing waits
+        waits &= self.problem.forwards_ahead is None
+        waits &= wanted.batching.micro_batches > self.problem.costs.shape.layers
         return self.use_bounds.of(use, wanted.batching, waits=waits)
 
     def exact(self, wanted: Wanted, look: Look, limit: Callable[[], float]) -> Iterator[Pipeline]:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 from hetctl.trainer.arrange import Batching, Pipeline
 from hetctl.trainer.batching import TABULATED, balance, divisors, largest_remainder
+from hetctl.trainer.lanes import Lanes
 from hetctl.trainer.pipelines import Pipelines, Wanted
 from hetctl.trainer.pools import Pool
 from hetctl.trainer.problem import Problem
 from hetctl.trainer.space import partitions, views
+from hetctl.trainer.stages import SyncRate
 
 SMALL = 32  # devices
 SAME = 1e-9  # relative: times closer than this are equal
@@ -205,9 +207,8 @@ class Search:
         handicap = self.problem.across if len(islands) > 1 else 1.0
         self._offer(Candidate(pipelines, shares[1], grouping.clones, handicap))
 
-    def _sync_rate(self, replicas: Sequence[Sequence[Pool]], index: int) -> float:
-        others = [p for i, pools in enumerate(replicas) for p in pools if i != index]
-        return min(self.problem.lanes.sync_rate(a, b) for a in replicas[index] for b in others)
+    def _sync_rate(self, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
+        return slowest_sync(self.problem.lanes, replicas, index)
 
 
 @dataclass(frozen=True)
@@ -217,14 +218,14 @@ class Fleet:
     pipelines: Pipelines
     grouping: Grouping
     batch: Batch
-    sync_bytes_per_s: tuple[float, ...]
+    sync: tuple[SyncRate, ...]
     parts_per_s: tuple[float, ...]  # of each replica at most
     limit: Callable[[], float]
 
     def wanted(self, replica: int, part: int) -> Wanted:
         size, count = self.batch(part)
         replicas = self.grouping.replicas
-        batching = Batching(size, count, len(replicas), self.sync_bytes_per_s[replica])
+        batching = Batching(size, count, len(replicas), self.sync[replica])
         return Wanted(replicas[replica], batching, self.grouping.clones)
 
     def bound(self, replica: int, part: int, limit: float) -> float:
@@ -249,6 +250,13 @@ class Fleet:
 
     def _possible(self, wanted: Wanted) -> bool:
         return wanted.batching.micro_batch_size % wanted.clones == 0
+
+
+def slowest_sync(lanes: Lanes, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
+    """How fast the ranks of a replica can exchange with the others, by the slowest of what joins them."""
+    others = [p for i, pools in enumerate(replicas) for p in pools if i != index]
+    rates = [lanes.sync_rate(a, b) for a in replicas[index] for b in others]
+    return SyncRate(min(r.per_rank for r in rates), min(r.total for r in rates))
 
 
 def _in_order(view: Sequence[Pool], groups: Sequence[Sequence[int]], order: Sequence[str]) -> bool:
