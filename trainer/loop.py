@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from hetctl.comm import backend
 from hetctl.comm.errors import ConfigError, WorkFailed
+from hetctl.comm.plan import Stage
 from hetctl.trainer import checkpoint
 from hetctl.trainer.checkpoint import Checkpoints
 from hetctl.trainer.compilation import compile_blocks
@@ -22,11 +23,12 @@ from hetctl.trainer.data.prefetch import Prefetch
 from hetctl.trainer.data.samples import Dataset, PackedTokens
 from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.executable import check_executable, check_trainable
+from hetctl.trainer.gathering import keeps_whole
 from hetctl.trainer.gradients import Gradients
 from hetctl.trainer.groups import create_groups
 from hetctl.trainer.huggingface import WeightFiles
 from hetctl.trainer.job import Job
-from hetctl.trainer.model import StageModel, initial
+from hetctl.trainer.model import StageModel, initial, parameters_of
 from hetctl.trainer.optimizer import build_optimizer, clip_factor, learning_rate, scale_within, set_learning_rate
 from hetctl.trainer.pipeline import MicroBatch, Place, StagePipeline
 from hetctl.trainer.reporter import Reporter
@@ -179,13 +181,21 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     with torch.device("meta"):
         model = StageModel(job.shape, stage.layers, recompute=stage.recompute)
     dtype = compute_dtype(job.recipe.train.precision, device)
-    overlap = job.recipe.train.overlap
-    gradients = Gradients(model, plan, place, groups, dtype=dtype, device=device, overlap=overlap)
+    gradients = Gradients(
+        model,
+        plan,
+        place,
+        groups,
+        dtype=dtype,
+        device=device,
+        overlap=job.recipe.train.overlap,
+        whole=keeps_whole(plan, place, job.recipe.train.sharded, parameters=parameters_of(model)),
+    )
     if not job.resume:
         _fill(gradients, job, device)
     optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
     if job.recipe.train.compile:
-        compile_blocks(model, samples=1, seq_len=plan.seq_len)
+        compile_blocks(model, samples=_largest_share(stage), seq_len=plan.seq_len)
         gradients.zero_()
     timeline = Timeline(device)
     pipeline = StagePipeline(plan, place, model, groups, timeline=timeline)
@@ -251,6 +261,10 @@ def _datasets(job: Job) -> dict[str, Any]:
         raise ConfigError(f"the tokenizer has {tokens.vocabulary} tokens, the model's vocabulary is {job.shape.vocab}")
     about = {"seq_len": job.plan.seq_len, "global_batch": job.plan.global_batch, "seed": job.recipe.data.seed}
     return {"training": PackedTokens(tokens.train, **about), "validation": PackedTokens(tokens.validation, **about)}
+
+
+def _largest_share(stage: Stage) -> int:
+    return -(-stage.micro_batch_size // stage.width)
 
 
 def _flag(value: bool) -> torch.Tensor:

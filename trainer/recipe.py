@@ -92,6 +92,7 @@ class TrainSection:
     precision: Literal["auto", "bf16", "fp32", "fp64"] = "auto"  # auto: bf16 where the device has it
     validation_samples: int = 32
     on_nonfinite: Literal["stop", "skip"] = "stop"
+    sharded: Literal["auto", "optimizer", "all"] = "auto"  # what shards of a stage share out; auto: all if it must fit
     compile: bool = False  # torch.compile of each block: faster steps after a minute's start
     overlap: bool = True  # sum gradients while backward goes on; false sums them after it
 
