@@ -18,7 +18,7 @@ from hetctl.comm.errors import ConfigError, WorkFailed
 from hetctl.comm.plan import Stage
 from hetctl.trainer import checkpoint
 from hetctl.trainer.checkpoint import Checkpoints
-from hetctl.trainer.compilation import compile_blocks
+from hetctl.trainer.compilation import compile_model
 from hetctl.trainer.data.prefetch import Prefetch
 from hetctl.trainer.data.samples import Dataset, PackedTokens
 from hetctl.trainer.data.tokens import open_tokens
@@ -69,7 +69,7 @@ class Trainer:
     history: list[StepFigures] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.batches = Prefetch(self._host_batch, steps=self.job.recipe.train.steps)
+        self.batches = Prefetch(self._host_batch, steps=self.job.recipe.train.steps, begin=self._choose_device)
 
     def train_step(self, step: int) -> StepFigures:
         """One optimiser step over the global batch. Raises WorkFailed when the loss is not finite."""
@@ -142,6 +142,11 @@ class Trainer:
         self.timeline.anchor(reached)
         return found
 
+    def _choose_device(self) -> None:
+        """Pinning in a thread that has chosen none would make a context on the first device."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
     def _host_batch(self, step: int) -> list[MicroBatch]:
         return self._cut(self.training, step)
 
@@ -195,7 +200,7 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
         _fill(gradients, job, device)
     optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
     if job.recipe.train.compile:
-        compile_blocks(model, samples=_largest_share(stage), seq_len=plan.seq_len)
+        compile_model(model, samples=_largest_share(stage), seq_len=plan.seq_len)
         gradients.zero_()
     timeline = Timeline(device)
     pipeline = StagePipeline(plan, place, model, groups, timeline=timeline)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hetctl.comm.plan import Span
-from hetctl.trainer.headloss import head_loss
+from hetctl.trainer.headloss import LossKernel, head_loss, loss_and_gradient
 from hetctl.trainer.random import fill_normal
 from hetctl.trainer.recompute import Recompute, recomputing
 from hetctl.trainer.rotary import rotary_tables, rotate
@@ -120,6 +120,7 @@ class StageModel(nn.Module):
         self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False) if self.is_last else None
         if shape.tied_embeddings and self.embed_tokens is not None and self.lm_head is not None:
             self.lm_head.weight = self.embed_tokens.weight
+        self.loss_kernel: LossKernel = loss_and_gradient
         self._rotary: tuple[Tensor, Tensor] | None = None
         self.before_unit: Callable[[int], None] = _nothing  # 0 embedding, i + 1 block i, layers + 1 norm and head
         self.before_backward: Callable[[int], None] = _nothing
@@ -164,7 +165,7 @@ class StageModel(nn.Module):
     def loss(self, x: Tensor, targets: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
         """(loss times `scale`, to call backward on; sum of the token losses): what the last stage makes."""
         assert self.lm_head is not None
-        return head_loss(self.body(x), self.lm_head.weight, targets, scale=scale)
+        return head_loss(self.body(x), self.lm_head.weight, targets, scale=scale, kernel=self.loss_kernel)
 
     def named(self) -> dict[str, nn.Parameter]:
         """Hugging Face name -> parameter, in layer order; a tied head goes by the embedding's name."""

@@ -29,7 +29,7 @@ class ModelSection:
 class DataSection:
     """Where the text comes from. `python-stdlib` is the source of the running Python's standard library."""
 
-    source: str = "python-stdlib"  # or a text file, a .jsonl file, or a folder of such
+    source: str = "python-stdlib"  # or a text, .jsonl or .parquet file, a folder of such, or Megatron's .bin/.idx
     tokenizer: str = "bytes"  # or the path of a Hugging Face tokenizer.json
     field: str = "text"  # the key of the text in JSONL
     validation_share: float = 0.05  # of the files (or documents), held out
