@@ -86,7 +86,15 @@ class Bucket:
     """One bucket's buffers on this rank: whole weights and gradient, this rank's shard of the masters."""
 
     def __init__(
-        self, layout: Layout, shards: Shards, *, dtype: torch.dtype, device: torch.device, group: Any, bridged: bool
+        self,
+        layout: Layout,
+        shards: Shards,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: Any,
+        bridged: bool,
+        offload: bool = False,
     ) -> None:
         self.layout, self.shards, self.group, self.bridged = layout, shards, group, bridged
         each = _aligned(-(-layout.used // shards.count))
@@ -94,7 +102,11 @@ class Bucket:
         self.wide = torch.float64 if dtype == torch.float64 else torch.float32
         self.weights = torch.zeros(each * shards.count, dtype=dtype, device=device)  # what the model computes with
         self.kept, self.gradient, self.gradient_shard = self._buffers(each)
-        self.masters = self.kept if dtype == self.wide else self.kept.to(self.wide)
+        self.masters, self.update_gradient = self.kept, self.gradient_shard  # what the optimiser updates, and by what
+        if offload:
+            self.masters, self.update_gradient = _hosted(self.masters, self.wide), _hosted(self.masters, self.wide)
+        elif dtype != self.wide:
+            self.masters = self.kept.to(self.wide)
         self.pieces = tuple(self._pieces())
         self.arriving: Any = None  # the gathering of the weights
         self.summing: Any = None  # the sum of the gradients over all holders
@@ -148,10 +160,15 @@ class Bucket:
             self.summing.wait()
             self.summing = None
 
+    def prepare_update(self) -> None:
+        """Hand the optimiser its gradient where that is on the host."""
+        if self.update_gradient is not self.gradient_shard:
+            self.update_gradient.copy_(self.gradient_shard)
+
     def publish(self) -> None:
         """Give the model the updated masters: this rank's shard at once, the others' by the time they arrive."""
         if self.kept.data_ptr() != self.masters.data_ptr():
-            self.kept.copy_(self.masters)
+            self.kept.copy_(self.masters, non_blocking=True)
         if self.shards.group is not None:
             self.gather()
 
@@ -198,7 +215,7 @@ class Bucket:
 
     def _pieces(self) -> Iterator[Piece]:
         for (master, decays), (gradient, _) in zip(
-            self.split(self.masters), self.split(self.gradient_shard), strict=True
+            self.split(self.masters), self.split(self.update_gradient), strict=True
         ):
             master.grad = gradient
             yield Piece(master, decays)
@@ -283,6 +300,11 @@ def _layout(
         slots.append(Slot(name, shapes[name], first))
         first += _aligned(torch.Size(shapes[name]).numel())
     return Layout(group[0], group, tuple(slots), holders)
+
+
+def _hosted(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros of this size on the host, pinned where a device copies to and from them."""
+    return torch.zeros(like.numel(), dtype=dtype, pin_memory=like.is_cuda)
 
 
 def _aligned(count: int) -> int:

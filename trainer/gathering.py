@@ -80,7 +80,7 @@ class ShardedBucket(Bucket):
 
     def publish(self) -> None:
         if self.kept.data_ptr() != self.masters.data_ptr():
-            self.kept.copy_(self.masters)
+            self.kept.copy_(self.masters, non_blocking=True)
         self.release()
 
     def prefetch(self) -> None:

@@ -47,6 +47,7 @@ class Gradients:
                 device=device,
                 group=groups.reduce_group(layout.holders) if len(layout.holders) > 1 else None,
                 bridged=plan.crosses_islands(layout.holders),
+                offload=plan.replicas[place.replica].stages[place.stage].offload,
             )
             for layout in layouts_of(model, plan, replica=place.replica, stage=place.stage, rank=place.rank)
         ]
@@ -96,6 +97,11 @@ class Gradients:
         """Multiply the gradients that this rank's update reads by `factor`."""
         for bucket in self.buckets:
             bucket.gradient_shard.mul_(factor)
+
+    def prepare_update(self) -> None:
+        """Hand the optimiser the gradients where its state is on the host."""
+        for bucket in self.buckets:
+            bucket.prepare_update()
 
     def zero_(self) -> None:
         """Forget the step's gradients."""

@@ -17,6 +17,7 @@ from hetctl.comm import backend
 from hetctl.comm.errors import ConfigError, WorkFailed
 from hetctl.comm.plan import Stage
 from hetctl.trainer import checkpoint
+from hetctl.trainer.boards import Board
 from hetctl.trainer.checkpoint import Checkpoints
 from hetctl.trainer.compilation import compile_model
 from hetctl.trainer.data.prefetch import Prefetch
@@ -31,6 +32,7 @@ from hetctl.trainer.job import Job
 from hetctl.trainer.model import StageModel, initial, parameters_of
 from hetctl.trainer.optimizer import build_optimizer, clip_factor, learning_rate, scale_within, set_learning_rate
 from hetctl.trainer.pipeline import MicroBatch, Place, StagePipeline
+from hetctl.trainer.profiling import profiled
 from hetctl.trainer.reporter import Reporter
 from hetctl.trainer.spans import share
 from hetctl.trainer.timeline import Span, Timeline, shares
@@ -126,6 +128,7 @@ class Trainer:
     def _update(self, lr: float, factor: float) -> None:
         if not scale_within(self.optimizer, factor):
             self.gradients.scale_(factor)
+        self.gradients.prepare_update()
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
         self.updates += 1
@@ -235,15 +238,17 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     trainer.saving = Checkpoints(Path(job.checkpoints), trainer.gradients, trainer.optimizer, keep=keep)
     signal.signal(signal.SIGTERM, lambda *_: setattr(trainer, "stop_requested", True))
     reporter.emit("begin", step=start, steps=job.recipe.train.steps)
+    board = Board(Path(job.checkpoints).parent / "tensorboard", active=dist.get_rank() == 0)
     done, saved, began = start, -1, time.monotonic()
     for step in range(start, job.recipe.train.steps):
         at = time.monotonic()
-        figures = trainer.train_step(step)
+        with profiled(job, step, device):
+            figures = trainer.train_step(step)
         trainer.timeline.end_step()
         seconds = time.monotonic() - at
-        reporter.emit(
-            "step", step=step + 1, **asdict(figures), step_time_s=seconds, tokens_per_s=figures.tokens / seconds
-        )
+        record = asdict(figures) | {"step_time_s": seconds, "tokens_per_s": figures.tokens / seconds}
+        reporter.emit("step", step=step + 1, **record)
+        board.write(step + 1, record)
         done = step + 1
         if trainer.stopping:
             break
@@ -257,6 +262,7 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
         trainer.save(done)
     trainer.saving.finish()
     trainer.batches.close()
+    board.close()
     _summarise(trainer, reporter, seconds=seconds, validation=validation, done=done, interrupted=interrupted)
 
 

@@ -18,7 +18,9 @@ from hetctl.trainer.stages import Means, Sharding
 
 Ability = Literal["tensor", "shards", "recompute", "offload", "overlap"]
 EVERYTHING: frozenset[Ability] = frozenset({"tensor", "shards", "recompute", "offload", "overlap"})
-EXECUTABLE: frozenset[Ability] = frozenset({"shards", "recompute", "overlap"})  # what trainer.loop runs of it
+EXECUTABLE: frozenset[Ability] = frozenset(
+    {"shards", "recompute", "offload", "overlap"}
+)  # what trainer.loop runs of it
 
 # what CPU processes of one machine cost is a guess: activations are the smallest traffic unless much says otherwise
 GUESSED = 2.0

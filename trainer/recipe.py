@@ -94,6 +94,7 @@ class TrainSection:
     on_nonfinite: Literal["stop", "skip"] = "stop"
     sharded: Literal["auto", "optimizer", "all"] = "auto"  # what shards of a stage share out; auto: all if it must fit
     compile: bool = False  # torch.compile of each block: faster steps after a minute's start
+    profile_step: int | None = None  # write a trace of this step (from 1) by every rank, for Perfetto
     overlap: bool = True  # sum gradients while backward goes on; false sums them after it
 
 

@@ -35,6 +35,11 @@ UNEQUAL_SHARDS = Layout(
 RECOMPUTED = Layout(
     ((0,), (1,)), (Pipe((Cut((0, 2), (0,), recompute="selective"), Cut((2, 4), (1,), recompute="full")), 2, 4),)
 )
+OFFLOADED = Layout(
+    ((0, 1), (2,)),
+    (Pipe((Cut((0, 2), (0, 1), 2, offload=True), Cut((2, 4), (2,), recompute="full", offload=True)), 2, 4),),
+)
+TWO_CLASSES = Layout(((0, 1),), (Pipe((Cut((0, 4), (0,)),), 1, 5), Pipe((Cut((0, 4), (1,)),), 1, 3)))
 LAYOUTS = {
     "1+1": ONE_EACH,
     "2+2": TWO_EACH,
@@ -46,6 +51,8 @@ LAYOUTS = {
     "copies of 2 shards": COPIES,
     "2 shards beside 3": UNEQUAL_SHARDS,
     "recomputed": RECOMPUTED,
+    "offloaded": OFFLOADED,
+    "two classes in one island, 5:3": TWO_CLASSES,
 }
 SAMPLES = 8
 
