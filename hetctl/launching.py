@@ -22,6 +22,7 @@ from hetctl.launcher.runfolder import RunFolder
 from hetctl.launcher.shell import Shell
 from hetctl.launcher.supervisor import LEASE_S
 from hetctl.launcher.workers import this_site
+from hetctl.submitting import check_allocation
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Launch:
     @property
     def here(self) -> bool:
         """Whether this machine is all there is: no SSH, no shipping."""
-        return all(h.access is None or h.access.local for h in self.hosts) and len(self.hosts) == 1
+        here = all(h.access is None or h.access.local for h in self.hosts) and len(self.hosts) == 1
+        return here and (self.way != "slurm" or self.cluster.source == "emulated")
 
     def settings(self) -> Mapping[str, Sequence[Setting]]:
         """Per host what its facts and its owner say about its ranks' environment. Raises ConfigError."""
@@ -60,6 +62,8 @@ def board_hosts(
         return board_here(site, str(code_root()))
     if launch.way == "local":
         raise ConfigError(f"--launcher local starts ranks here only, the cluster has {launch.hosts[0].name} and others")
+    if launch.way == "slurm":
+        check_allocation([h.name for h in launch.hosts], os.environ.get("SLURM_JOB_NODELIST", ""))
     token = folder.launch / "identity"
     orders = Orders(
         run=folder.identity,

@@ -24,6 +24,10 @@ def plan(
     split: options.Split = None,
     alpha: options.Alpha = None,
     bridge: options.Bridge = None,
+    env: Annotated[
+        str | None,
+        typer.Option("--env", metavar="HOST", help="Show what the ranks of a host are started with, and why."),
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here (plan.yaml).")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -58,7 +62,11 @@ def plan(
     if output:
         save_plan(output, made)
         sink.warn(f"wrote {output}")
-    if as_json:
+    if env:
+        from hetctl.showenv import show_environment
+
+        sink.result(show_environment(made, there, env, sink))
+    elif as_json:
         sink.result(encode(made))
     else:
         show_plan(sink, made)
