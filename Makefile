@@ -3,12 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-faults lint format clean
 demo: .venv/ready
 	$(BIN)/hetctl train
 
 test: .venv/ready
 	$(BIN)/python -m pytest
+
+test-faults: .venv/ready
+	$(BIN)/python -m tests.faults
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

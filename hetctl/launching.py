@@ -97,6 +97,17 @@ def choose_way(asked: str) -> str:
     return asked
 
 
+def store_ports() -> list[int]:
+    """The ports the run's store may listen at: HETCTL_PORTS=29500-29520, else any free one. Raises ConfigError."""
+    text = os.environ.get("HETCTL_PORTS")
+    if not text:
+        return [0]
+    low, _, high = text.partition("-")
+    if not low.isdigit() or not (high or low).isdigit() or not 0 < int(low) <= int(high or low) < 65536:
+        raise ConfigError(f"HETCTL_PORTS={text!r} is not a range of ports", hint="for example 29500-29520")
+    return list(range(int(low), int(high or low) + 1))
+
+
 def code_root() -> Path:
     """The folder that holds the `hetctl` package: this very code."""
     import hetctl

@@ -19,7 +19,7 @@ from hetctl.launcher.logs import Follower
 from hetctl.launcher.runfolder import create_run
 from hetctl.launcher.site import Site
 from hetctl.launcher.workers import host_specs
-from hetctl.launching import Launch, board_hosts, choose_way
+from hetctl.launching import Launch, board_hosts, choose_way, store_ports
 from hetctl.render.run import failure_lines
 from hetctl.submitting import outside_allocation, submit
 from hetctl.supervising import left_sentence, record_failure, supervise
@@ -68,6 +68,7 @@ def run_program(
         [w if script is None or w != str(script) else script.name for w in map(str, program)],
         run=folder.identity,
         files=files,
+        store_ports=store_ports(),
         device_type=device_type(cluster.runs, [p.vendor for p in places]),
         settings={name: (*settings, *own) for name, settings in launch.settings().items()},
         cwd=str(Path.cwd()) if launch.here else None,
