@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,27 +62,53 @@ def bench_pipeline(
         if event["event"] == "round":
             sink.say(f"round {event['round']} of {event['rounds']}{' (warm-up)' if not event['round'] else ''}")
         elif event["event"] == "result":
-            found.update({k: v for k, v in event.items() if k not in ("event", "rank", "host")})
+            found.update(_figures(event))
 
-    with tempfile.TemporaryDirectory(prefix="hetctl-bench-") as temporary:
-        folder = RunFolder(Path(temporary))
-        islands = tuple(PlannedPlace(i.name, i.vendor, i.ranks) for i in plan.islands)
-        seats = tuple(Seat(r.rank, r.host, r.device) for r in plan.ranks)
-        placement = placement_of(islands, plan.bridges, seats, runs=cluster.runs)
+    islands = tuple(PlannedPlace(i.name, i.vendor, i.ranks) for i in plan.islands)
+    seats = tuple(Seat(r.rank, r.host, r.device) for r in plan.ranks)
+    placement = placement_of(islands, plan.bridges, seats, runs=cluster.runs)
+
+    def files(folder: RunFolder) -> dict[str, str]:
         job = Job(plan, recipe, recipe.shape(), str(folder.checkpoints), timeout_s=MEASURE_TIMEOUT_S)
-        files = {JOB_VARIABLE: folder.launch / "job.json", PLACEMENT_VARIABLE: folder.launch / "placement.json"}
-        write_atomically(files[JOB_VARIABLE], job.to_json())
-        write_atomically(files[PLACEMENT_VARIABLE], placement.to_json())
-        argv = (sys.executable, "-m", "hetctl.trainer.bench_pipeline")
-        kind, extra = device_type(cluster.runs), {ROUNDS_VARIABLE: str(rounds)}
-        host = local_host(seats, argv, folder, files=files, device_type=kind, extra=extra)
-        outcome = supervise([host], on_event, say=sink.warn)
-        failure = record_failure(folder, outcome, [s.host for s in seats])
-        if failure or not found:
-            tail = folder.log(failure["rank"] if failure else 0).read_text(errors="replace")[-1500:]
-            raise WorkFailed(f"the measurement failed: {failure['reason'] if failure else 'no result'}", hint=tail)
+        return {JOB_VARIABLE: job.to_json(), PLACEMENT_VARIABLE: placement.to_json()}
+
+    program = Program("hetctl.trainer.bench_pipeline", files, device_type(cluster.runs), {ROUNDS_VARIABLE: str(rounds)})
+    run_ranks(program, seats, on_event, sink=sink)
+    if not found:
+        raise WorkFailed("the measurement ended without a result")
     transports = sorted({b.transport for b in plan.bridges})
     return {"model": recipe.model.name, "seq_len": plan.seq_len, "layers": layers, "transports": transports, **found}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A module that runs on every rank: files it finds by variables (name -> content), and its environment."""
+
+    module: str
+    files: Callable[[RunFolder], Mapping[str, str]]
+    device_type: str
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_ranks(program: Program, seats: Sequence[Seat], on_event: Callable[[Event], None], *, sink: Sink) -> None:
+    """Run a measuring program on every seat of this machine, to its end. Raises WorkFailed with the log's tail."""
+    with tempfile.TemporaryDirectory(prefix="hetctl-bench-") as temporary:
+        folder = RunFolder(Path(temporary))
+        files = {}
+        for number, (variable, content) in enumerate(program.files(folder).items()):
+            files[variable] = folder.launch / f"file-{number}.json"
+            write_atomically(files[variable], content)
+        argv = (sys.executable, "-m", program.module)
+        host = local_host(seats, argv, folder, files=files, device_type=program.device_type, extra=program.extra)
+        outcome = supervise([host], on_event, say=sink.warn)
+        failure = record_failure(folder, outcome, [s.host for s in seats])
+        if failure:
+            tail = folder.log(failure["rank"]).read_text(errors="replace")[-1500:]
+            raise WorkFailed(f"the measurement failed: {failure['reason']}", hint=tail)
+
+
+def _figures(event: Event) -> dict[str, Any]:
+    return {key: value for key, value in event.items() if key not in ("event", "rank", "host")}
 
 
 def pipeline_table(result: dict[str, Any]) -> Table:

@@ -43,7 +43,7 @@ def run_program(
     argv = _argv(program)
     plan = load_plan(plan_file) if plan_file else None
     cluster = find_running_cluster(cluster_file, emulate, plan=plan, sink=sink)
-    places, seats = _seats(cluster)
+    places, seats = seats_of(cluster)
     bridges = plan.bridges if plan else _bridges(cluster, bridge or "auto")
     began = time.monotonic()
     folder = create_run(run_dir, Path(argv[-1] if len(argv) == 2 else argv[min(1, len(argv) - 1)]).stem)
@@ -81,7 +81,7 @@ def _argv(program: Sequence[str]) -> list[str]:
     return [first, *program[1:]]
 
 
-def _seats(cluster: Cluster) -> tuple[list[PlannedPlace], list[Seat]]:
+def seats_of(cluster: Cluster) -> tuple[list[PlannedPlace], list[Seat]]:
     """Ranks in the order of islands and their members."""
     places: list[PlannedPlace] = []
     seats: list[Seat] = []

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from hetctl.comm import backend
 from hetctl.comm.errors import ConfigError, WorkFailed
+from hetctl.comm.reporter import Reporter
 from hetctl.trainer import checkpoint
 from hetctl.trainer.checkpoint import Checkpoints
 from hetctl.trainer.compilation import compile_blocks
@@ -29,7 +30,6 @@ from hetctl.trainer.job import Job
 from hetctl.trainer.model import StageModel, initial
 from hetctl.trainer.optimizer import build_optimizer, clip_factor, learning_rate, scale_within, set_learning_rate
 from hetctl.trainer.pipeline import MicroBatch, Place, StagePipeline
-from hetctl.trainer.reporter import Reporter
 from hetctl.trainer.spans import share
 from hetctl.trainer.timeline import Span, Timeline, shares
 
