@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 import torch
 
-from hetctl.comm.bridge import METER, Bridge, LaneKey, Message
+from hetctl.comm.bridge import Bridge, LaneKey, Message
 from hetctl.comm.layout import pieces
+from hetctl.comm.meter import METER
 from hetctl.comm.staging import Copied, CopyEngine, TrailerMismatch, flat_bytes, seal, unseal
 from hetctl.comm.work import BridgeError, reason_of
 

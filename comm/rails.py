@@ -17,6 +17,7 @@ import torch
 from hetctl.comm.bridge import Bridge, LaneKey
 from hetctl.comm.c10d import Gloo, PrefixStore, Store
 from hetctl.comm.forwarded import Flow, ForwardedLane, Posted, RecvLane, SendLane
+from hetctl.comm.meter import METER
 from hetctl.comm.staging import CHUNK_BYTES, TRAILER_BYTES, CopyEngine, engine_for
 from hetctl.comm.units import KiB
 
@@ -150,6 +151,7 @@ class RailPort:
         return self._engine.take(nbytes)
 
     def post(self, slot: torch.Tensor, length: int, number: int) -> Posted:
+        METER.touch(length)
         whole, rail, tag = slot[: length + TRAILER_BYTES], self._of(number), self._key.wire_tag
         if self._key.sending:
             return rail.post(lambda: rail.group.send([whole], 1, tag))
