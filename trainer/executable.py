@@ -26,7 +26,6 @@ def check_executable(plan: Plan) -> None:
             ("tensor_parallel", stage.tensor_parallel != 1),
             (f"shards {stage.shards} of a width of {stage.width}", stage.width % stage.shards != 0),
             ("recompute", stage.recompute not in ("none", "selective", "full")),
-            ("offload", stage.offload),
         ):
             if odd:
                 raise ConfigError(f"the plan asks for {what}, which the trainer does not run yet")

@@ -15,20 +15,24 @@ import torch.distributed as dist
 
 from hetctl.comm import backend
 from hetctl.comm.errors import ConfigError, WorkFailed
+from hetctl.comm.plan import Stage
 from hetctl.trainer import checkpoint, spread
+from hetctl.trainer.boards import Board
 from hetctl.trainer.checkpoint import Checkpoints
-from hetctl.trainer.compilation import compile_blocks
+from hetctl.trainer.compilation import compile_model
 from hetctl.trainer.data.prefetch import Prefetch
 from hetctl.trainer.data.samples import Dataset, PackedTokens
 from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.executable import check_executable, check_trainable
+from hetctl.trainer.gathering import keeps_whole
 from hetctl.trainer.gradients import Gradients
 from hetctl.trainer.groups import create_groups
 from hetctl.trainer.huggingface import WeightFiles
 from hetctl.trainer.job import Job
-from hetctl.trainer.model import StageModel, initial
+from hetctl.trainer.model import StageModel, initial, parameters_of
 from hetctl.trainer.optimizer import build_optimizer, clip_factor, learning_rate, scale_within, set_learning_rate
 from hetctl.trainer.pipeline import MicroBatch, Place, StagePipeline
+from hetctl.trainer.profiling import profiled
 from hetctl.trainer.reporter import Reporter
 from hetctl.trainer.spans import share
 from hetctl.trainer.timeline import Span, Timeline, shares
@@ -69,7 +73,7 @@ class Trainer:
     history: list[StepFigures] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.batches = Prefetch(self._host_batch, steps=self.job.recipe.train.steps)
+        self.batches = Prefetch(self._host_batch, steps=self.job.recipe.train.steps, begin=self._choose_device)
 
     def train_step(self, step: int) -> StepFigures:
         """One optimiser step over the global batch. Raises WorkFailed when the loss is not finite."""
@@ -128,6 +132,7 @@ class Trainer:
     def _update(self, lr: float, factor: float) -> None:
         if not scale_within(self.optimizer, factor):
             self.gradients.scale_(factor)
+        self.gradients.prepare_update()
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
         self.updates += 1
@@ -143,6 +148,11 @@ class Trainer:
         found: list[float] = vector.tolist()
         self.timeline.anchor(reached)
         return found
+
+    def _choose_device(self) -> None:
+        """Pinning in a thread that has chosen none would make a context on the first device."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     def _host_batch(self, step: int) -> list[MicroBatch]:
         return self._cut(self.training, step)
@@ -183,13 +193,21 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     with torch.device("meta"):
         model = StageModel(job.shape, stage.layers, recompute=stage.recompute)
     dtype = compute_dtype(job.recipe.train.precision, device)
-    overlap = job.recipe.train.overlap
-    gradients = Gradients(model, plan, place, groups, dtype=dtype, device=device, overlap=overlap)
+    gradients = Gradients(
+        model,
+        plan,
+        place,
+        groups,
+        dtype=dtype,
+        device=device,
+        overlap=job.recipe.train.overlap,
+        whole=keeps_whole(plan, place, job.recipe.train.sharded, parameters=parameters_of(model)),
+    )
     if not job.resume:
         _fill(gradients, job, device)
     optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
     if job.recipe.train.compile:
-        compile_blocks(model, samples=1, seq_len=plan.seq_len)
+        compile_model(model, samples=_largest_share(stage), seq_len=plan.seq_len)
         gradients.zero_()
     timeline = Timeline(device)
     pipeline = StagePipeline(plan, place, model, groups, timeline=timeline)
@@ -222,15 +240,17 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     trainer.saving = Checkpoints(Path(job.checkpoints), trainer.gradients, trainer.optimizer, keep=keep)
     _listen(trainer)
     reporter.emit("begin", step=start, steps=job.recipe.train.steps)
+    board = Board(Path(job.checkpoints).parent / "tensorboard", active=dist.get_rank() == 0)
     done, saved, began = start, -1, time.monotonic()
     for step in range(start, job.recipe.train.steps):
         at = time.monotonic()
-        figures = trainer.train_step(step)
+        with profiled(job, step, device):
+            figures = trainer.train_step(step)
         trainer.timeline.end_step()
         seconds = time.monotonic() - at
-        reporter.emit(
-            "step", step=step + 1, **asdict(figures), step_time_s=seconds, tokens_per_s=figures.tokens / seconds
-        )
+        record = asdict(figures) | {"step_time_s": seconds, "tokens_per_s": figures.tokens / seconds}
+        reporter.emit("step", step=step + 1, **record)
+        board.write(step + 1, record)
         done = step + 1
         if trainer.stopping:
             break
@@ -244,6 +264,7 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
         trainer.save(done)
     trainer.saving.finish()
     trainer.batches.close()
+    board.close()
     _summarise(trainer, reporter, seconds=seconds, validation=validation, done=done, interrupted=interrupted)
 
 
@@ -269,6 +290,10 @@ def _datasets(job: Job) -> dict[str, Any]:
     _agree_on_text(tokens.digest)
     about = {"seq_len": job.plan.seq_len, "global_batch": job.plan.global_batch, "seed": job.recipe.data.seed}
     return {"training": PackedTokens(tokens.train, **about), "validation": PackedTokens(tokens.validation, **about)}
+
+
+def _largest_share(stage: Stage) -> int:
+    return -(-stage.micro_batch_size // stage.width)
 
 
 def _flag(value: bool) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hetctl.comm.plan import Span
-from hetctl.trainer.headloss import head_loss
+from hetctl.trainer.headloss import LossKernel, head_loss, loss_and_gradient
 from hetctl.trainer.random import fill_normal
 from hetctl.trainer.recompute import Recompute, recomputing
 from hetctl.trainer.rotary import rotary_tables, rotate
@@ -120,8 +120,10 @@ class StageModel(nn.Module):
         self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False) if self.is_last else None
         if shape.tied_embeddings and self.embed_tokens is not None and self.lm_head is not None:
             self.lm_head.weight = self.embed_tokens.weight
+        self.loss_kernel: LossKernel = loss_and_gradient
         self._rotary: tuple[Tensor, Tensor] | None = None
-        self.before_unit: Callable[[int], None] = lambda unit: None  # 0 embedding, i + 1 block i, layers + 1 head
+        self.before_unit: Callable[[int], None] = _nothing  # 0 embedding, i + 1 block i, layers + 1 norm and head
+        self.before_backward: Callable[[int], None] = _nothing
 
     @property
     def is_first(self) -> bool:
@@ -148,16 +150,22 @@ class StageModel(nn.Module):
         cos, sin = self.rotary(hidden)
         for number, block in zip(range(self.first, self.past_last), self.layers.values(), strict=True):
             self.before_unit(number + 1)
-            hidden = block(hidden, cos, sin)
+            hidden = self._announced(block(hidden, cos, sin), number + 1)
         if self.norm is not None:
             self.before_unit(self.shape.layers + 1)
-            hidden = self.norm(hidden)
+            hidden = self._announced(self.norm(hidden), self.shape.layers + 1)
         return hidden
+
+    def _announced(self, out: Tensor, unit: int) -> Tensor:
+        """The unit's output, which says so when backward comes to it."""
+        if out.requires_grad and self.before_backward is not _nothing:
+            out.register_hook(lambda _: self.before_backward(unit))
+        return out
 
     def loss(self, x: Tensor, targets: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
         """(loss times `scale`, to call backward on; sum of the token losses): what the last stage makes."""
         assert self.lm_head is not None
-        return head_loss(self.body(x), self.lm_head.weight, targets, scale=scale)
+        return head_loss(self.body(x), self.lm_head.weight, targets, scale=scale, kernel=self.loss_kernel)
 
     def named(self) -> dict[str, nn.Parameter]:
         """Hugging Face name -> parameter, in layer order; a tied head goes by the embedding's name."""
@@ -187,6 +195,15 @@ class StageModel(nn.Module):
         if held is None or held[0].shape[0] != seq or held[0].device != like.device or held[0].dtype != like.dtype:
             held = self._rotary = rotary_tables(seq, self.shape, dtype=like.dtype, device=like.device)
         return held
+
+
+def parameters_of(model: StageModel) -> int:
+    """How many parameters a stage holds, a tied one once."""
+    return sum(p.numel() for p in model.named().values())
+
+
+def _nothing(unit: int) -> None:
+    """Whole weights on this rank need no preparation."""
 
 
 def initial(

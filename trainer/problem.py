@@ -19,7 +19,9 @@ from hetctl.trainer.stages import Means, Sharding
 
 Ability = Literal["tensor", "shards", "recompute", "offload", "overlap"]
 EVERYTHING: frozenset[Ability] = frozenset({"tensor", "shards", "recompute", "offload", "overlap"})
-EXECUTABLE: frozenset[Ability] = frozenset({"shards", "recompute", "overlap"})  # what trainer.loop runs of it
+EXECUTABLE: frozenset[Ability] = frozenset(
+    {"shards", "recompute", "offload", "overlap"}
+)  # what trainer.loop runs of it
 
 # (most devices, tolerance of the search and of each split)
 TOLERANCES = ((64, 0.0), (512, 0.0005), (2048, 0.001), (math.inf, 0.0025))

@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_text
+from hetctl.trainer.data.megatron import is_megatron, open_indexed
 from hetctl.trainer.data.sources import MAX_TOKENIZER_BYTES, documents, fingerprint, held_out
 from hetctl.trainer.recipe import DataSection
 
 BYTES_VOCABULARY = 257  # 256 bytes and the end of a document
-TokenArray = npt.NDArray[np.uint32]
+TokenArray = npt.NDArray[Any]  # whole numbers of any width
 Encode = Callable[[str], TokenArray]
 
 
@@ -70,6 +71,9 @@ def open_tokens(section: DataSection, cache: Path | None = None) -> Tokens:
     if not _is_made(folder):
         _make_once(section, folder)
     about = json.loads((folder / "tokens.json").read_text())
+    if is_megatron(section.source):
+        mapped = open_indexed(section.source).tokens
+        return Tokens(mapped[: about["train"]], mapped[about["train"] :], about["vocabulary"])
     sides = (np.memmap(folder / f"{side}.bin", dtype=np.uint32, mode="r") for side in ("train", "validation"))
     train, validation = sides
     return Tokens(train, validation, about["vocabulary"], about.get("digest", ""))
@@ -112,6 +116,11 @@ def _digest(folder: Path) -> str:
 
 
 def _make(section: DataSection, folder: Path) -> None:
+    if is_megatron(section.source):
+        indexed = open_indexed(section.source)
+        cut = indexed.cut(section.validation_share)
+        (folder / "tokens.json").write_text(json.dumps({"vocabulary": indexed.largest() + 1, "train": cut}))
+        return
     tokenizer = load_tokenizer(section)
     counts = {"train": 0, "validation": 0}
     end = np.asarray([tokenizer.end], dtype=np.uint32)
