@@ -3,12 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-torch-suite lint format clean
 demo: .venv/ready
 	$(BIN)/hetctl train
 
 test: .venv/ready
 	$(BIN)/python -m pytest
+
+# PyTorch's own collective tests over het, beside gloo on this machine: 15 minutes or more, and needs expecttest
+test-torch-suite: .venv/ready
+	$(BIN)/python -c 'import expecttest' 2>/dev/null || $(BIN)/pip install --no-deps expecttest
+	$(BIN)/python -W ignore tests/torch_suite.py gloo --output build/torch-suite-gloo.json
+	$(BIN)/python -W ignore tests/torch_suite.py het --baseline build/torch-suite-gloo.json
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from hetctl.comm.errors import ConfigError
 from hetctl.comm.units import MiB, show_bytes
 
 MAX_YAML_BYTES = 64 * MiB
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+#-]*")
+_WORDS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
 
 
 def read_yaml(path: Path, *, what: str) -> Any:
@@ -48,13 +52,72 @@ def read_text(path: Path, *, what: str, max_bytes: int) -> str:
 
 
 def write_yaml(path: Path, data: Any, *, header: str = "") -> None:
-    """Plain data as YAML, atomically, keys in the order given; `header` becomes comment lines."""
-    import yaml
+    """Plain data as YAML, atomically, keys in the order given; `header` becomes comment lines.
 
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    text = yaml.dump(data, Dumper=dumper, sort_keys=False, default_flow_style=None, width=160)
+    A list of mappings has one line per entry: a plan of ten thousand ranks is written in a moment, and read by eye.
+    """
     comment = "".join(f"# {line}\n" for line in header.splitlines())
-    write_atomically(path, comment + text)
+    write_atomically(path, comment + "".join(_block(data, "")))
+
+
+def _block(data: Any, indent: str) -> Iterator[str]:
+    if isinstance(data, dict) and data:
+        for key, value in data.items():
+            if _nested(value) and len(value):
+                yield f"{indent}{_flow(key)}:\n"
+                yield from _block(value, indent + "  ")
+            else:
+                yield f"{indent}{_flow(key)}: {_flow(value)}\n"
+    elif isinstance(data, (list, tuple)) and data:
+        for item in data:
+            yield f"{indent}- {_flow(item)}\n"
+    else:
+        yield f"{indent}{_flow(data)}\n"
+
+
+def _nested(value: Any) -> bool:
+    """Whether a value reads better in lines of its own: mappings, lists that hold more than scalars, sentences."""
+    if isinstance(value, (list, tuple)):
+        return any(isinstance(v, (dict, list, tuple)) or (isinstance(v, str) and " " in v) for v in value)
+    return isinstance(value, dict)
+
+
+def _flow(data: Any) -> str:
+    """One value on one line: YAML's flow style, strings quoted as JSON does wherever they need it."""
+    if isinstance(data, str):
+        return data if _PLAIN.fullmatch(data) and data.lower() not in _WORDS else _quoted(data)
+    if data is None:
+        return "null"
+    if isinstance(data, bool):
+        return "true" if data else "false"
+    if isinstance(data, float):
+        return _number(data)
+    if isinstance(data, int):
+        return str(data)
+    if isinstance(data, dict):
+        return "{" + ", ".join(f"{_flow(k)}: {_flow(v)}" for k, v in data.items()) + "}"
+    return "[" + ", ".join(map(_flow, data)) + "]"
+
+
+def _quoted(text: str) -> str:
+    if text.isascii():
+        return json.dumps(text) if "\x7f" not in text else json.dumps(text).replace("\x7f", "\\x7f")
+    # JSON escapes beyond the first 65,536 characters as pairs, which YAML would read as two characters
+    return "".join(json.dumps(c)[1:-1] if ord(c) < 0x10000 else f"\\U{ord(c):08x}" for c in text).join('""')
+
+
+def _number(value: float) -> str:
+    if value != value:
+        return ".nan"
+    if abs(value) == float("inf"):
+        return ".inf" if value > 0 else "-.inf"
+    text = repr(value)
+    mantissa, e, exponent = text.partition("e")
+    if not e:
+        return text
+    # YAML 1.1 wants a point and a sign: 1e16 would be read as text
+    sign = "" if exponent.startswith(("+", "-")) else "+"
+    return (mantissa if "." in mantissa else mantissa + ".0") + "e" + sign + exponent
 
 
 def write_json(path: Path, data: Any) -> None:

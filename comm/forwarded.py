@@ -19,7 +19,7 @@ import torch
 from hetctl.comm.bridge import METER, Bridge, LaneKey, Message
 from hetctl.comm.layout import pieces
 from hetctl.comm.staging import Copied, CopyEngine, TrailerMismatch, flat_bytes, seal, unseal
-from hetctl.comm.work import BridgeError
+from hetctl.comm.work import BridgeError, reason_of
 
 COPIES_AHEAD = 2  # copies that stay in flight while the window is full: one at a time would idle the copy engine
 IDLE_SECONDS = 5.0  # an unused lane's thread ends; the next message starts another
@@ -137,12 +137,11 @@ class ForwardedLane:
 
     def _sentence(self, error: Exception) -> str:
         held = self._posted[0].message if self._posted else self._todo[0][0] if self._todo else None
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = lines[0][:200]
+        reason = reason_of(error)
         if self._port is not None and self._posted:
             reason = f"{self._port.rail(self._posted[0].number)}: {reason}"
         if held is not None and held.deadline.passed():
-            reason = f"nothing came or went within {held.deadline.seconds:g} s"
+            reason = f"Timed out after {held.deadline.seconds:g} s"
         what = held.work.what if held is not None else "connecting"
         return f"{what} failed {self.verb} {self._bridge.who(self._key.peer)}: {reason}"
 

@@ -16,9 +16,9 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from hetctl.comm.c10d import Gloo, Store
-from hetctl.comm.rails import break_pair
-from hetctl.comm.work import Deadline, NativeFailed
+from hetctl.comm.c10d import Gloo, PrefixStore, Store
+from hetctl.comm.rails import break_pair, main_device
+from hetctl.comm.work import Deadline, NativeFailed, reason_of
 
 
 class Native:
@@ -27,8 +27,9 @@ class Native:
     Every call starts the operation and returns its handle (None where there is nothing to wait for).
     """
 
-    def __init__(self, group: Any, *, size: int) -> None:
+    def __init__(self, group: Any, *, size: int, upward: Any = None, downward: Any = None) -> None:
         self.group = group
+        self._upward, self._downward = upward or group, downward or group
         self.size = size
         self._on_host = isinstance(group, Gloo)
 
@@ -69,6 +70,18 @@ class Native:
             return None
         return self._started(self.group.alltoall_base(out, data, out_counts, counts, AllToAllOptions()))
 
+    def messenger(self, source: int, target: int) -> Any:
+        """The group that carries messages between two places in one direction.
+
+        A device library runs what one pair was given in order, so that two ranks which both send first would wait for
+        each other for ever: each direction has a communicator of its own.
+        """
+        return self._upward if source < target else self._downward
+
+    def groups(self) -> list[Any]:
+        """All communicators of the island, each once."""
+        return list({id(g): g for g in (self.group, self._upward, self._downward) if g is not None}.values())
+
     def _started(self, work: Any) -> Started:
         return Started(work, on_host=self._on_host)
 
@@ -91,21 +104,31 @@ def settle(started: Started | None, deadline: Deadline, *, what: str) -> None:
     try:
         ended = started.work.wait(deadline.delta()) if started.on_host else started.work.wait()
     except RuntimeError as error:
-        detail = str(error).strip().splitlines()[0][:200]
-        late = f"it did not end within {deadline.seconds:g} s" if deadline.passed() else detail
+        late = f"Timed out after {deadline.seconds:g} s" if deadline.passed() else reason_of(error)
         raise NativeFailed(f"{what} failed inside its island: {late}") from None
     if ended is False:
         raise NativeFailed(f"{what} failed inside its island: it was aborted")
 
 
+def make_island(store: Store, backend: str, *, place: int, size: int, timeout: timedelta) -> Native:
+    """An island's Native over the torch back end of that name; for device libraries one group more per direction."""
+    if size == 1:
+        return Native(None, size=size)
+    names = ("group",) if backend == "gloo" else ("group", "upward", "downward")
+    made = {
+        name: make_native(PrefixStore(f"{name}/", store), backend, place=place, size=size, timeout=timeout)
+        for name in names
+    }
+    return Native(made.pop("group"), size=size, **made)
+
+
 def break_native(native: Native) -> None:
     """End everything pending in an island's communicator, so that nobody waits for a rank that is gone."""
-    if native.group is None:
-        return
-    if isinstance(native.group, Gloo):
-        break_pair(native.group, 1 if native.group.rank() == 0 else 0)
-    else:
-        native.group.abort()
+    for group in native.groups():
+        if isinstance(group, Gloo):
+            break_pair(group, 1 if group.rank() == 0 else 0)
+        else:
+            group.abort()
 
 
 def make_native(store: Store, backend: str, *, place: int, size: int, timeout: timedelta) -> Any:
@@ -113,7 +136,7 @@ def make_native(store: Store, backend: str, *, place: int, size: int, timeout: t
     if backend == "gloo":
         options = Gloo._Options()
         options._timeout = timeout
-        options._devices = [Gloo.create_default_device()]
+        options._devices = [main_device()]
         return Gloo(store, place, size, options)
     nccl = dist.ProcessGroupNCCL.Options()
     nccl._timeout = timeout

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hetctl.comm.work import BridgeError, Deadline, HetWork
+from hetctl.comm.work import BridgeError, Deadline, HetWork, reason_of
 
 
 class NativeMessage(HetWork):
@@ -40,8 +40,8 @@ class NativeMessage(HetWork):
                 gone = self._native.wait(timeout or self._until.delta()) if self._on_host else self._native.wait()
                 self.finish(error=BridgeError(f"{self.what} was aborted") if gone is False else None)
             except RuntimeError as error:
-                detail = str(error).strip().splitlines()[0][:200]
-                late = f"nothing came or went within {self._until.seconds:g} s" if self._until.passed() else detail
+                late = f"Timed out after {self._until.seconds:g} s"
+                late = late if self._until.passed() else reason_of(error)
                 self.finish(error=self._on_error(f"{self.what} failed: {late}"))
         return super().wait(timeout)
 

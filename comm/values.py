@@ -28,8 +28,10 @@ def decode(cls: type[T], data: object, *, where: str) -> T:
 
 def encode(value: object) -> Any:
     """The plain data of a value: dataclasses to dicts in field order, tuples to lists."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {name: encode(getattr(value, name)) for name in _names(type(value))}
     if isinstance(value, (list, tuple)):
         return [encode(v) for v in value]
     if isinstance(value, Mapping):
@@ -52,6 +54,11 @@ def _decode(kind: Any, data: object, where: str) -> object:
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         return _mapping(typing.get_args(kind), data, where)
     return _scalar(kind, data, where)
+
+
+@functools.cache
+def _names(cls: type) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls))
 
 
 @functools.cache

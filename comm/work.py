@@ -23,6 +23,15 @@ class BridgeError(WorkFailed, RuntimeError):
     """An operation across islands failed; also a RuntimeError, as programs expect of torch.distributed."""
 
 
+def reason_of(error: BaseException) -> str:
+    """The one line of a library's error that a person needs: without its source file, stack and advice."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    text = lines[0]
+    if text.startswith("[") and "] " in text:
+        text = text.split("] ", 1)[1]
+    return text.split(". This is typically")[0][:200]
+
+
 class NativeFailed(BridgeError):
     """The native part of an operation failed while it ran."""
 
@@ -164,7 +173,7 @@ class HetWork(Work):  # type: ignore[misc]
         elif self.ready is None:
             future.set_result(self._outputs)
         else:
-            with torch.cuda.stream(torch.cuda.Stream(self._outputs[0].device)) as _:
+            with torch.cuda.stream(torch.cuda.Stream(self._outputs[0].device)):
                 torch.cuda.current_stream().wait_event(self.ready)
                 future.set_result(self._outputs)
 

@@ -8,7 +8,7 @@ import typer
 
 from hetctl import __version__
 from hetctl.comm.errors import HetctlError
-from hetctl.commands import bench, hosts
+from hetctl.commands import bench, hosts, runs
 from hetctl.commands.discover import discover
 from hetctl.commands.export import export
 from hetctl.commands.plan import plan
@@ -43,6 +43,10 @@ app.command("train")(train)
 app.command("run")(run)
 app.command("export")(export)
 app.add_typer(bench.app, name="bench")
+app.command("ps")(runs.ps)
+app.command("logs")(runs.logs)
+app.command("stop")(runs.stop)
+app.command("clean")(runs.clean)
 
 
 def main() -> None:

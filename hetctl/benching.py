@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,13 +13,13 @@ from rich.table import Table
 
 from hetctl import planning
 from hetctl.comm.errors import WorkFailed
-from hetctl.comm.files import write_atomically
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.console import Sink
-from hetctl.launcher.environment import PlannedPlace, Seat, device_type, placement_of
+from hetctl.launcher.environment import PlannedPlace, Seat, Setting, device_type, placement_of
+from hetctl.launcher.link import Event
 from hetctl.launcher.runfolder import RunFolder
-from hetctl.launcher.supervisor import Event
-from hetctl.launcher.workers import local_host
+from hetctl.launcher.workers import host_specs
+from hetctl.launching import Launch, board_hosts
 from hetctl.supervising import record_failure, supervise
 from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
@@ -70,13 +69,19 @@ def bench_pipeline(
         seats = tuple(Seat(r.rank, r.host, r.device) for r in plan.ranks)
         placement = placement_of(islands, plan.bridges, seats, runs=cluster.runs)
         job = Job(plan, recipe, recipe.shape(), str(folder.checkpoints), timeout_s=MEASURE_TIMEOUT_S)
-        files = {JOB_VARIABLE: folder.launch / "job.json", PLACEMENT_VARIABLE: folder.launch / "placement.json"}
-        write_atomically(files[JOB_VARIABLE], job.to_json())
-        write_atomically(files[PLACEMENT_VARIABLE], placement.to_json())
-        argv = (sys.executable, "-m", "hetctl.trainer.bench_pipeline")
-        kind, extra = device_type(cluster.runs), {ROUNDS_VARIABLE: str(rounds)}
-        host = local_host(seats, argv, folder, files=files, device_type=kind, extra=extra)
-        outcome = supervise([host], on_event, say=sink.warn)
+        texts = {JOB_VARIABLE: ("job.json", job.to_json()), PLACEMENT_VARIABLE: ("placement.json", placement.to_json())}
+        launch = Launch(cluster, seats)
+        crew = board_hosts(launch, folder, sink=sink)
+        specs = host_specs(
+            crew.sites,
+            seats,
+            ("python", "-m", "hetctl.trainer.bench_pipeline"),
+            run=folder.identity,
+            files=lambda site: {v: (site.folder.launch / name, text) for v, (name, text) in texts.items()},
+            device_type=device_type(cluster.runs, [i.vendor for i in plan.islands]),
+            settings={h.name: [Setting(ROUNDS_VARIABLE, str(rounds), "--rounds")] for h in launch.hosts},
+        )
+        outcome = supervise(crew, specs, on_event, folder=folder, say=sink.warn)
         failure = record_failure(folder, outcome, [s.host for s in seats])
         if failure or not found:
             tail = folder.log(failure["rank"] if failure else 0).read_text(errors="replace")[-1500:]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hetctl.trainer.recipe import Recipe
 
 DEFAULT_TOKENS = 4096  # per sample of a described model, where its positions allow
-SAMPLES_PER_DEVICE = 16
+SAMPLES_PER_DEVICE = 24  # divides by many numbers of devices and micro-batches
 MAX_SAMPLES = 4096
 DEFAULT_SPEC = "h200:2,mi325x:2"
 
@@ -62,7 +62,7 @@ def with_sizes(recipe: Recipe, cluster: Cluster, *, given: Collection[str]) -> t
         notes.append(f"no --seq-len given: {model.seq_len} tokens per sample")
     if "batch.global_batch" not in given:
         devices = sum(len(i.members) for i in cluster.islands)
-        batch = replace(batch, global_batch=max(devices, min(SAMPLES_PER_DEVICE * devices, MAX_SAMPLES)))
+        batch = replace(batch, global_batch=min(SAMPLES_PER_DEVICE * devices, MAX_SAMPLES))
         notes.append(f"no --global-batch given: {batch.global_batch} samples per step")
     return replace(recipe, model=model, batch=batch), notes
 

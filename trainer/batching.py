@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-Seconds = Callable[[int, int], float]  # (replica, share) -> seconds, infinity when it does not fit
 TABULATED = 16  # totals that are shared by looking at every share
 
 
@@ -29,50 +30,88 @@ def divisors(number: int) -> list[int]:
     return small + [number // d for d in reversed(small) if d * d != number]
 
 
+class Replicas(Protocol):
+    """What balancing asks of unequal replicas about a share of the samples."""
+
+    def seconds(self, replica: int, part: int) -> float:
+        """The least time; infinity when it does not fit or is of no interest."""
+
+    def faster(self, replica: int, part: int, limit: float) -> bool:
+        """Whether the time is below a limit: cheaper to know than the time."""
+
+    def most(self, replica: int, limit: float) -> int:
+        """No larger share can take less than the limit, whatever the arrangement: what its devices compute."""
+
+
 def balance(
-    total: int, weights: Sequence[float], seconds: Seconds, *, limit: float = math.inf
+    total: int,
+    weights: Sequence[float],
+    replicas: Replicas,
+    *,
+    limit: float = math.inf,
+    tabulate: bool = True,
+    tolerance: float = 0.0,
 ) -> tuple[tuple[int, ...], float] | None:
     """Shares (at least 1 each) that add up to `total` and make the slowest replica as fast as possible.
 
-    Exact for totals up to TABULATED, and beyond where a replica's shares below a time form an interval: too few
-    samples may not fit into memory (they cannot be spread over many ranks), more samples take longer.
+    Exact for totals up to TABULATED if these are to be tabulated, and otherwise where a replica's shares below a
+    time form an interval: too few samples may not fit into memory (they cannot be spread over many ranks), more
+    samples take longer. Improvements smaller than the (relative) tolerance are not looked for.
     None when nothing is faster than `limit`.
     """
     if total < len(weights):
         return None
-    if total <= TABULATED:
-        return _tabulated(total, len(weights), seconds, limit)
+    if total <= TABULATED and tabulate:
+        return _tabulated(total, len(weights), replicas, limit)
     shares = largest_remainder(total, weights, least=1)
     best: tuple[tuple[int, ...], float] | None = None
     while True:
-        slowest = max(seconds(i, s) for i, s in enumerate(shares))
-        if slowest < limit:
+        if all(replicas.faster(i, s, limit) for i, s in enumerate(shares)):
+            slowest = max(replicas.seconds(i, s) for i, s in enumerate(shares))
             best, limit = (shares, slowest), slowest
-        elif best is not None and shares != best[0]:
-            return best
-        ranges = [_below(_of(seconds, i), limit, shares[i], total) for i in range(len(weights))]
-        if None in ranges:
-            return best
-        known = [r for r in ranges if r is not None]
-        if not sum(low for low, _ in known) <= total <= sum(high for _, high in known):
-            return best
-        proposed = _within(known, total)
-        if proposed == shares:
+        proposed = _proposal(total, len(weights), replicas, limit * (1 - tolerance))
+        if proposed is None or proposed == shares:
             return best
         shares = proposed
 
 
-def _of(seconds: Seconds, index: int) -> Callable[[int], float]:
-    return lambda part: seconds(index, part)
+def _proposal(total: int, count: int, replicas: Replicas, limit: float) -> tuple[int, ...] | None:
+    """Shares that all take less than the limit, as far as intervals tell; None when there are none."""
+    caps = [min(replicas.most(i, limit), total - count + 1) for i in range(count)]
+    slack = sum(caps) - total
+    if slack < 0 or min(caps) < 1:
+        return None
+    lowest, highest = [], []
+    for index, cap in enumerate(caps):
+        faster = _Faster(replicas, index, limit)
+        need = max(cap - slack, 1)  # with less, the others' caps would not reach the total
+        inside = next((s for s in dict.fromkeys((need, (need + cap) // 2, cap)) if faster(s)), None)
+        if inside is None:
+            return None
+        lowest.append(_edge(faster, inside, need - 1))
+        highest.append(_edge(faster, inside, cap + 1))
+    if not sum(lowest) <= total <= sum(highest):
+        return None
+    return _within(list(zip(lowest, highest, strict=True)), total)
 
 
-def _tabulated(total: int, count: int, seconds: Seconds, limit: float) -> tuple[tuple[int, ...], float] | None:
+@dataclass(frozen=True)
+class _Faster:
+    replicas: Replicas
+    index: int
+    limit: float
+
+    def __call__(self, part: int) -> bool:
+        return self.replicas.faster(self.index, part, self.limit)
+
+
+def _tabulated(total: int, count: int, replicas: Replicas, limit: float) -> tuple[tuple[int, ...], float] | None:
     """The same by a dynamic program over all shares; of equal times the first."""
     best: list[tuple[float, tuple[int, ...]]] = [(math.inf, ())] * (total + 1)
     best[0] = (0.0, ())
     for index in range(count):
         rest = count - index - 1
-        times = [math.inf] + [seconds(index, s) for s in range(1, total - count + 2)]
+        times = [math.inf] + [replicas.seconds(index, s) for s in range(1, total - count + 2)]
         following: list[tuple[float, tuple[int, ...]]] = [(math.inf, ())] * (total + 1)
         for used, (slowest, shares) in enumerate(best):
             for part in range(1, total - used - rest + 1) if slowest < limit else ():
@@ -94,29 +133,14 @@ def _within(ranges: Sequence[tuple[int, int]], total: int) -> tuple[int, ...]:
     return tuple(low + part for (low, _), part in zip(ranges, parts, strict=True))
 
 
-def _below(seconds: Callable[[int], float], limit: float, start: int, total: int) -> tuple[int, int] | None:
-    """The interval of shares that take less than `limit`, found outwards from `start`; None when there is none."""
-    inside = next((s for s in _outwards(start, total) if seconds(s) < limit), None)
-    if inside is None:
-        return None
-    return _edge(seconds, limit, inside, 0), _edge(seconds, limit, inside, total + 1)
-
-
-def _outwards(start: int, total: int) -> list[int]:
-    """`start`, then shares ever farther below and above it."""
-    steps = [1 << k for k in range(total.bit_length())]
-    around = [start, *(s for step in steps for s in (start - step, start + step))]
-    return [s for s in around if 1 <= s <= total]
-
-
-def _edge(seconds: Callable[[int], float], limit: float, inside: int, outside: int) -> int:
-    """The last share below the limit between one inside and one outside; doubling steps, then bisection."""
+def _edge(faster: Callable[[int], bool], inside: int, outside: int) -> int:
+    """The last fast enough share between one inside and one outside; doubling steps, then bisection."""
     direction, step = (1 if outside > inside else -1), 1
-    while abs(outside - inside) > step and seconds(inside + direction * step) < limit:
+    while abs(outside - inside) > step and faster(inside + direction * step):
         inside, step = inside + direction * step, step * 2
     if abs(outside - inside) > step:
         outside = inside + direction * step
     while abs(outside - inside) > 1:
         middle = (inside + outside) // 2
-        inside, outside = (middle, outside) if seconds(middle) < limit else (inside, middle)
+        inside, outside = (middle, outside) if faster(middle) else (inside, middle)
     return inside

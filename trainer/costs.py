@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from hetctl.trainer.pools import Rates
@@ -80,7 +81,7 @@ class LayerCosts:
         if mode.recompute == "full":
             again = plain.forward
         elif mode.recompute == "selective":
-            again = samples * self.seq_len * self._elementwise_bytes() / tensor / rates.memory_bytes_per_s
+            again = samples * self.seq_len * self._elementwise_bytes / tensor / rates.memory_bytes_per_s
         else:
             again = 0.0
         return Seconds(plain.forward, plain.backward + again)
@@ -111,6 +112,13 @@ class LayerCosts:
         return samples * self.seq_len * self.shape.hidden * self.numbers.compute
 
     def _block(self, rates: Rates, samples: float, tensor: int) -> Seconds:
+        key = (rates, samples, tensor)
+        found = self._blocks.get(key)
+        if found is None:
+            found = self._blocks[key] = self._new_block(rates, samples, tensor)
+        return found
+
+    def _new_block(self, rates: Rates, samples: float, tensor: int) -> Seconds:
         if measured := self.profiles.get(rates.base):
             plain = Seconds(*measured.at("block", samples)) * (1 / (tensor * rates.speed))
         else:
@@ -122,11 +130,20 @@ class LayerCosts:
         sums = 2 * 2 * (tensor - 1) / tensor * self.boundary_bytes(samples) / rates.native_bytes_per_s
         return plain + Seconds(sums, sums)
 
+    @cached_property
+    def _blocks(self) -> dict[tuple[Rates, float, int], Seconds]:
+        return {}
+
     # bytes
+
+    @cached_property
+    def block_parameters(self) -> int:
+        """Parameters of one block."""
+        return self.shape.block_parameters
 
     def stage_parameters(self, layers: int, *, first: bool, last: bool) -> int:
         """Parameters that a stage of so many blocks holds; a tied head on another stage is held twice."""
-        count = layers * self.shape.block_parameters
+        count = layers * self.block_parameters
         count += self.shape.embedding_parameters if first else 0
         if last:
             tied = self.shape.tied_embeddings and first
@@ -146,7 +163,7 @@ class LayerCosts:
         tokens = samples * self.seq_len
         if mode.recompute == "full":
             return tokens * c * s.hidden
-        per_token = c * self._kept_values() - (self._elementwise_bytes() / 2 if mode.recompute == "selective" else 0)
+        per_token = c * self._kept_values - (self._elementwise_bytes / 2 if mode.recompute == "selective" else 0)
         return tokens * per_token / tensor
 
     def working_bytes(self, samples: float, *, tensor: int = 1, mode: Mode = PLAIN, last: bool, shards: int) -> float:
@@ -154,9 +171,10 @@ class LayerCosts:
         tokens = samples * self.seq_len
         again = self.activation_bytes(samples, tensor=tensor) if mode.recompute != "none" else 0.0
         logits = tokens * self.shape.vocab * (2 * 4 + self.numbers.compute) / tensor if last else 0.0
-        block = self.shape.block_parameters * (self.numbers.compute + self.numbers.gradients) / tensor
+        block = self.block_parameters * (self.numbers.compute + self.numbers.gradients) / tensor
         return max(again, logits) + (2 * block if shards > 1 else 0.0)
 
+    @cached_property
     def _kept_values(self) -> int:
         """Values per token that a block's backward needs, attention without its square (flash)."""
         s = self.shape
@@ -164,6 +182,7 @@ class LayerCosts:
         gates = 2 if s.family == "gpt" else 3
         return 4 * s.hidden + 2 * q + 2 * kv + gates * s.intermediate
 
+    @cached_property
     def _elementwise_bytes(self) -> int:
         """Bytes per token to make norms and the gated product again: each read once and written once."""
         return 2 * self.numbers.compute * (2 * self.shape.hidden + self.shape.intermediate)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hetctl.comm import backend
 from hetctl.comm.errors import ConfigError, WorkFailed
 from hetctl.comm.plan import Stage
-from hetctl.trainer import checkpoint
+from hetctl.trainer import checkpoint, spread
 from hetctl.trainer.boards import Board
 from hetctl.trainer.checkpoint import Checkpoints
 from hetctl.trainer.compilation import compile_model
@@ -67,7 +67,9 @@ class Trainer:
     saving: Checkpoints | None = None
     updates: int = 0  # of the optimiser; fewer than steps where some were skipped
     stop_requested: bool = False
+    save_requested: bool = False
     stopping: bool = False  # agreed by all ranks
+    save_now: bool = False  # agreed by all ranks
     history: list[StepFigures] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -83,8 +85,10 @@ class Trainer:
         loss_sum, tokens = self.pipeline.train_step(batch, scale=1.0 / nominal)
         self.gradients.synchronise(self.timeline)
         written = self.saving is not None and self.saving.written
-        loss_total, token_total, squares, stop, all_written = self._agree(
-            loss_sum, tokens, self.gradients.squared_norm(), _flag(self.stop_requested), _flag(written)
+        asked = [_flag(self.stop_requested), _flag(self.save_requested)]
+        self.save_requested = False
+        loss_total, token_total, squares, stop, save, all_written = self._agree(
+            loss_sum, tokens, self.gradients.squared_norm(), *asked, _flag(written)
         )
         if token_total == 0:
             raise WorkFailed(f"step {step + 1} has no valid token", hint="look at the data: every target is ignored")
@@ -99,7 +103,7 @@ class Trainer:
                     hint="lower optimizer.lr, or set train.on_nonfinite=skip",
                 )
             self.gradients.zero_()
-        self.stopping = stop > 0
+        self.stopping, self.save_now = stop > 0, save > 0
         if self.saving is not None and all_written == dist.get_world_size():
             self.saving.commit()
         figures = StepFigures(loss_total / token_total, int(token_total), norm, lr)
@@ -231,12 +235,10 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
 def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     """Train from the first step (or the checkpoint's) to the last, or until asked to stop; then validate and save."""
     trainer = build(job, device, **_datasets(job))
-    start = 0
-    if job.resume:
-        start, trainer.updates = checkpoint.load(Path(job.resume), trainer.gradients, trainer.optimizer)
+    start = _resume(trainer, Path(job.resume)) if job.resume else 0
     every, keep, last = job.recipe.checkpoint.every, job.recipe.checkpoint.keep, job.recipe.checkpoint.last
     trainer.saving = Checkpoints(Path(job.checkpoints), trainer.gradients, trainer.optimizer, keep=keep)
-    signal.signal(signal.SIGTERM, lambda *_: setattr(trainer, "stop_requested", True))
+    _listen(trainer)
     reporter.emit("begin", step=start, steps=job.recipe.train.steps)
     board = Board(Path(job.checkpoints).parent / "tensorboard", active=dist.get_rank() == 0)
     done, saved, began = start, -1, time.monotonic()
@@ -252,7 +254,7 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
         done = step + 1
         if trainer.stopping:
             break
-        if every and done % every == 0:
+        if trainer.save_now or (every and done % every == 0):
             trainer.save(done)
             saved = done
     seconds = time.monotonic() - began
@@ -266,10 +268,26 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     _summarise(trainer, reporter, seconds=seconds, validation=validation, done=done, interrupted=interrupted)
 
 
+def _resume(trainer: Trainer, path: Path) -> int:
+    """Load a checkpoint, fetching from other hosts what this one lacks. Returns the steps done."""
+    here = spread.gather(path, [slot.name for bucket in trainer.gradients.buckets for slot in bucket.layout.slots])
+    start, trainer.updates = checkpoint.load(here, trainer.gradients, trainer.optimizer)
+    spread.release(here)
+    return start
+
+
+def _listen(trainer: Trainer) -> None:
+    """TERM and USR2: finish the step, save, end. USR1: save and go on. All ranks agree on it at the step's end."""
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, lambda *_: setattr(trainer, "stop_requested", True))
+    signal.signal(signal.SIGUSR1, lambda *_: setattr(trainer, "save_requested", True))
+
+
 def _datasets(job: Job) -> dict[str, Any]:
     tokens = open_tokens(job.recipe.data)
     if tokens.vocabulary > job.shape.vocab:
         raise ConfigError(f"the tokenizer has {tokens.vocabulary} tokens, the model's vocabulary is {job.shape.vocab}")
+    _agree_on_text(tokens.digest)
     about = {"seq_len": job.plan.seq_len, "global_batch": job.plan.global_batch, "seed": job.recipe.data.seed}
     return {"training": PackedTokens(tokens.train, **about), "validation": PackedTokens(tokens.validation, **about)}
 
@@ -280,6 +298,18 @@ def _largest_share(stage: Stage) -> int:
 
 def _flag(value: bool) -> torch.Tensor:
     return torch.as_tensor(float(value))
+
+
+def _agree_on_text(digest: str) -> None:
+    """Raise ConfigError unless all ranks read the same tokens: hosts may hold different copies of the data."""
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, digest)
+    strange = [rank for rank, other in enumerate(everybody) if other != everybody[0]]
+    if strange:
+        raise ConfigError(
+            f"ranks {', '.join(map(str, strange[:16]))} read other text than rank 0",
+            hint="give all hosts the same data (python-stdlib differs between versions of Python)",
+        )
 
 
 def _summarise(

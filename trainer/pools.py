@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 from itertools import groupby
 
@@ -12,9 +13,12 @@ from hetctl.comm.errors import ConfigError, nearest
 from hetctl.trainer.hardware import CLASSES, DeviceClass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rates:
-    """What one device does per second, speed already applied, and how much memory it has."""
+    """What one device does per second, speed already applied, and how much memory it has.
+
+    Told apart by identity (they are keys of large tables): equal devices share one object.
+    """
 
     flops_per_s: float
     memory_bytes_per_s: float
@@ -64,7 +68,11 @@ class Pool:
 
     def units(self, tensor: int) -> int:
         """How many tensor groups of this degree its hosts can form."""
-        return sum(len(host) // tensor for host in self.hosts)
+        return sum(count * (size // tensor) for size, count in self._host_sizes.items())
+
+    @cached_property
+    def _host_sizes(self) -> Counter[int]:
+        return Counter(len(host) for host in self.hosts)
 
     @property
     def name(self) -> str:
@@ -92,12 +100,14 @@ def read_pools(cluster: Cluster, *, speeds: Mapping[str, float] | None = None) -
             raise ConfigError(f"--speed names '{name}', which this cluster does not have", hint=nearest(name, present))
     found: dict[tuple[str, str, float, int], tuple[Rates, list[tuple[str, int]]]] = {}
     rates_of: dict[tuple[str, str, float, int | None], Rates] = {}
+    equal: dict[tuple[object, ...], Rates] = {}
     for rank, island, member in members(cluster):
         host = cluster.host_by_name[member.host]
         device = cluster.device(member)
         known = (member.host, device.device_class, device.speed, device.memory_bytes)
         if known not in rates_of:
-            rates_of[known] = _rates(cluster, host, device.device_class, device.speed, device.memory_bytes, speeds)
+            made = _rates(cluster, host, device.device_class, device.speed, device.memory_bytes, speeds)
+            rates_of[known] = equal.setdefault(astuple(made), made)
         rates = rates_of[known]
         key = (island, device.device_class, device.speed, rates.memory_bytes)
         found.setdefault(key, (rates, []))[1].append((member.host, rank))

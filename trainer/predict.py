@@ -7,14 +7,12 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
 from hetctl.trainer.arrange import Pipeline
 from hetctl.trainer.problem import Problem
 from hetctl.trainer.search import Candidate, Search
 from hetctl.trainer.simulate import PipelineTimes, Simulated, StageTimes, simulate
 from hetctl.trainer.space import Pins
-from hetctl.trainer.stages import StagePlace, end_seconds, stage_seconds
+from hetctl.trainer.stages import StagePlace, coefficients, share
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,20 +53,17 @@ def pipeline_times(problem: Problem, pipeline: Pipeline) -> PipelineTimes:
         place = StagePlace(
             first=index == 0,
             last=index == len(uses) - 1,
-            micro_batch_size=batching.micro_batch_size,
+            samples=share(batching.micro_batch_size, use.width),
             held=min(pipeline.forwards_ahead[index], batching.micro_batches),
-            sync_bytes_per_s=batching.sync_bytes_per_s,
+            sync=batching.sync,
             replicas=batching.replicas,
         )
-        block, extras = stage_seconds(problem.costs, use.site, place, choice)
-        whole = block * layers + extras
-        counts = np.array([float(layers)])
-        end = float(end_seconds(problem.costs, use.site, place, counts, choice, means=problem.means)[0])
-        held = problem.costs.stage_parameters(layers, first=place.first, last=place.last) / use.tensor / choice.shards
-        update = problem.costs.update(use.pool.rates, held, offload=choice.mode.offload)
-        stages.append(StageTimes(whole.forward, whole.backward, max(0.0, end - update), update))
+        c = coefficients(problem.costs, use.site, place, choice, problem.means)
+        stages.append(StageTimes(c.forward.at(layers), c.backward.at(layers), c.exposed(layers), c.update.at(layers)))
     bridged = tuple(a.pool.island != b.pool.island for a, b in pairwise(uses))
-    return PipelineTimes(tuple(stages), pipeline.hops, bridged, batching.micro_batches, pipeline.forwards_ahead)
+    return PipelineTimes(
+        tuple(stages), pipeline.hops, bridged, batching.micro_batches, pipeline.forwards_ahead, pipeline.layers
+    )
 
 
 def _waiting(candidate: Candidate, made: Simulated) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +23,8 @@ EXECUTABLE: frozenset[Ability] = frozenset(
     {"shards", "recompute", "offload", "overlap"}
 )  # what trainer.loop runs of it
 
+# (most devices, tolerance of the search and of each split)
+TOLERANCES = ((64, 0.0), (512, 0.0005), (2048, 0.001), (math.inf, 0.0025))
 # what CPU processes of one machine cost is a guess: activations are the smallest traffic unless much says otherwise
 GUESSED = 2.0
 
@@ -43,6 +46,7 @@ class Problem:
     layers: tuple[int, ...] | None = None
     split: str = "auto"
     alpha: float = 1.0
+    tolerance: float = 0.0  # relative; what is faster by less than this is not looked for
     across: float = 1.0  # handicap of data parallelism across islands: how much faster it must be
 
 
@@ -80,6 +84,7 @@ def read_problem(
         layers=wish.layers,
         split=wish.split,
         alpha=wish.alpha,
+        tolerance=next(t for most, t in TOLERANCES if sum(p.size for p in pools) <= most),
         across=GUESSED if cluster.runs == "gloo" else 1.0,
     )
 

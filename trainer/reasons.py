@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hetctl.trainer.arrange import Pipeline
+from hetctl.trainer.pipelines import LEVELS
 from hetctl.trainer.predict import Prediction
 from hetctl.trainer.problem import Problem
-from hetctl.trainer.search import LEVELS, Found
+from hetctl.trainer.search import Found
 
 
 def reasons(problem: Problem, chosen: Prediction, found: Found, alone: Mapping[str, float | None]) -> tuple[str, ...]:

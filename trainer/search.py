@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from hetctl.trainer.arrange import Batching, Pipeline, arrange, schedules
-from hetctl.trainer.batching import balance, divisors
-from hetctl.trainer.bounds import UseBound, lower_bounds, use_bound
-from hetctl.trainer.partition import Floats, Whole
+from hetctl.trainer.arrange import Batching, Pipeline
+from hetctl.trainer.batching import TABULATED, balance, divisors, largest_remainder
+from hetctl.trainer.lanes import Lanes
+from hetctl.trainer.pipelines import Pipelines, Wanted
 from hetctl.trainer.pools import Pool
 from hetctl.trainer.problem import Problem
-from hetctl.trainer.space import PoolUse, orders, partitions, pool_uses, views
-from hetctl.trainer.stages import StageBook
+from hetctl.trainer.space import partitions, views
+from hetctl.trainer.stages import SyncRate
 
-COMBINATIONS = 120_000  # bounded at once; beyond, the grid of uses is thinned, and said so
-LEVELS = ("every use", "one tensor degree per pipeline", "few stage counts", "stage counts of powers of two")
-FEW_STAGES = frozenset((1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32))
-POWERS = frozenset((1, 2, 4, 8, 16, 32, 64))
+SMALL = 32  # devices
 SAME = 1e-9  # relative: times closer than this are equal
 
 
@@ -49,9 +42,10 @@ class Candidate:
 
 @dataclass
 class Found:
-    """What a search came to: candidates fastest first, how much it looked at, and how fine its grid was."""
+    """What a search came to: candidates fastest first, how much it looked at, and how fine it was."""
 
     candidates: list[Candidate] = field(default_factory=list)
+    tolerance: float = 0.0  # nothing on the grid is faster by more than this (relative)
     bounded: int = 0
     exact: int = 0
     level: int = 0
@@ -67,15 +61,15 @@ class Grouping:
 
 
 class Search:
-    """One run over a problem; keeps the `keep` fastest distinct arrangements."""
+    """One run over a problem; keeps the `keep` fastest distinct arrangements that take less than `below` seconds."""
 
-    def __init__(self, problem: Problem, *, keep: int = 6) -> None:
+    def __init__(self, problem: Problem, *, keep: int = 6, below: float = math.inf) -> None:
+        self.below = below
         self.problem, self.keep = problem, keep
-        self.book = StageBook(problem.costs, problem.means)
+        self.tolerance = problem.tolerance
+        self.compete = keep if self.tolerance == 0 else 1  # how many are to be the fastest there are
+        self.pipelines = Pipelines(problem)
         self.found = Found()
-        self._known: dict[tuple[tuple[Pool, ...], Batching, int], tuple[float, Pipeline | None]] = {}
-        self._bounds: dict[tuple[PoolUse, Batching], UseBound | None] = {}
-        self._order: dict[tuple[Pool, ...], list[tuple[int, ...]]] = {}
 
     def run(self) -> Found:
         """Search everything; `candidates` stays empty when nothing fits."""
@@ -86,13 +80,18 @@ class Search:
                 self._alone(grouping)
             else:
                 self._together(grouping)
-        return self.found
+        pipelines, found = self.pipelines, self.found
+        found.tolerance = self.tolerance
+        found.bounded, found.exact, found.level = pipelines.bounded, pipelines.tried, pipelines.level
+        return found
 
     @property
     def limit(self) -> float:
         """Only what is faster than this is still of interest."""
         found = self.found.candidates
-        return found[-1].rank if len(found) >= self.keep else math.inf
+        if len(found) < self.compete:
+            return self.below
+        return min(self.below, found[self.compete - 1].rank * (1 - self.tolerance))
 
     def _offer(self, candidate: Candidate) -> None:
         """Keep the fastest, one per arrangement; of equal times the earlier stays first."""
@@ -151,126 +150,113 @@ class Search:
         total, pinned = self.problem.samples, self.problem.micro_batch_size
         sizes = divisors(total) if pinned is None else [pinned]
         batchings = [Batching(s, total // s) for s in sizes if s % grouping.clones == 0]
-        looks = [(self._bounded(grouping.replicas[0], b, grouping.clones), b) for b in batchings]
-        looks.sort(key=lambda look: look[0].bound)
-        for look, batching in looks:
-            for pipeline in self._exact(grouping.replicas[0], batching, look, lambda: self.limit):
+        every = [Wanted(grouping.replicas[0], b, grouping.clones) for b in batchings]
+        looks = [(self.pipelines.look(wanted, self.limit), wanted) for wanted in every]
+        for look, wanted in sorted(looks, key=lambda pair: pair[0].bound):
+            for pipeline in self.pipelines.exact(wanted, look, lambda: self.limit):
                 self._offer(Candidate((pipeline,), pipeline.seconds, grouping.clones))
 
     def _together(self, grouping: Grouping) -> None:
-        """Several replicas: equal counts with unequal sizes first, then equal sizes with unequal counts."""
+        """Several replicas: equal counts with unequal sizes, then equal sizes with unequal counts.
+
+        Of unequal replicas one has at least its share by speed; if none of them is fast enough at that share, no
+        other sharing is.
+        """
         total, pinned = self.problem.samples, self.problem.micro_batch_size
         weights = [sum(self._speed(p) for p in pools) for pools in grouping.replicas]
-        if pinned is None:
-            for count in divisors(total):
-                self._balanced(grouping, weights, total // count, _sizes(count))
-        for size in divisors(total) if pinned is None else [pinned]:
-            self._balanced(grouping, weights, total // size, _counts(size))
-
-    def _balanced(self, grouping: Grouping, weights: Sequence[float], total: int, batch: Batch) -> None:
-        """Offer the grouping with `total` shared so that its slowest replica is fastest; `batch` says of what."""
-        replicas, clones = grouping.replicas, grouping.clones
-        rates = [self._sync_rate(replicas, i) for i in range(len(replicas))]
-        if total < len(replicas):
-            return
-
-        def pipeline(index: int, part: int) -> Pipeline | None:
-            size, count = batch(part)
-            if size % clones:
-                return None
-            batching = Batching(size, count, len(replicas), rates[index])
-            return self._fastest(replicas[index], batching, clones)
-
-        def seconds(index: int, part: int) -> float:
-            found = pipeline(index, part)
-            return math.inf if found is None else found.seconds
-
-        shares = balance(total, weights, seconds, limit=self.limit / self.problem.across)
-        if shares is not None:
-            chosen = [pipeline(i, part) for i, part in enumerate(shares[0])]
-            pipelines = tuple(p for p in chosen if p is not None)
-            islands = {u.pool.island for p in pipelines for u in p.uses}
-            handicap = self.problem.across if len(islands) > 1 else 1.0
-            self._offer(Candidate(pipelines, shares[1], clones, handicap))
-
-    def _sync_rate(self, replicas: Sequence[Sequence[Pool]], index: int) -> float:
-        others = [p for i, pools in enumerate(replicas) for p in pools if i != index]
-        return min(self.problem.lanes.sync_rate(a, b) for a in replicas[index] for b in others)
-
-    def _fastest(self, pools: tuple[Pool, ...], batching: Batching, clones: int) -> Pipeline | None:
-        """The fastest pipeline of these pools; None when none is faster than the limit."""
-        key = (pools, batching, clones)
-        limit, known = self._known.get(key, (-1.0, None))
-        if known is not None or limit >= self.limit:
-            return known
-        best: Pipeline | None = None
-
-        def below() -> float:
-            return self.limit if best is None else best.seconds
-
-        for found in self._exact(pools, batching, self._bounded(pools, batching, clones), below):
-            best = found
-        self._known[key] = (self.limit, best)
-        return best
-
-    def _bounded(self, pools: tuple[Pool, ...], batching: Batching, clones: int) -> Look:
-        """Every combination of uses that might fit and beat the limit, with its bound."""
-        pins, layers = self.problem.pins, self.problem.costs.shape.layers
-        look = Look()
-        for options in self._options(pools, batching, clones):
-            if not all(options):
+        tasks = [] if pinned is not None else [(_sizes(m), total // m) for m in divisors(total)]
+        tasks += [(_counts(s), total // s) for s in (divisors(total) if pinned is None else [pinned])]
+        weighed = []
+        for batch, parts in tasks:
+            if parts < len(weights):
                 continue
-            combos, bounds = lower_bounds(options, layers, micro_batches=batching.micro_batches, stages=pins.stages)
-            self.found.bounded += len(bounds)
-            near = int(np.searchsorted(bounds, self.limit))
-            if near:
-                look.parts.append((options, combos[:near], bounds[:near]))
-        return look
+            fleet = self._fleet(grouping, batch, weights, parts)
+            shares = largest_remainder(parts, weights, least=1)
+            bounds = [fleet.bound(i, part, self._across) for i, part in enumerate(shares)]
+            least = grouping.bound if self._small and parts <= TABULATED else min(bounds)
+            weighed.append((max(bounds), least, fleet, parts))
+        for _, least, fleet, parts in sorted(weighed, key=lambda w: w[0]):
+            if least < self._across:
+                self._balanced(grouping, weights, fleet, parts)
 
-    def _options(self, pools: tuple[Pool, ...], batching: Batching, clones: int) -> Iterator[list[list[UseBound]]]:
-        """Options per pool, in sets whose product is to be searched; the grid is thinned until that is possible."""
-        every = [self._uses(pool, batching, clones) for pool in pools]
-        for level in range(len(LEVELS)):
-            sets = _thinned(every, level)
-            if level == len(LEVELS) - 1 or sum(math.prod(map(len, s)) for s in sets) <= COMBINATIONS:
-                self.found.level = max(self.found.level, level)
-                for options in sets:
-                    yield [list(filter(None, (self._use_bound(u, batching) for u in uses))) for uses in options]
-                return
+    @property
+    def _small(self) -> bool:
+        """Whether so few devices that every sharing can be looked at."""
+        return sum(p.size for p in self.problem.pools) <= SMALL
 
-    def _uses(self, pool: Pool, batching: Batching, clones: int) -> list[PoolUse]:
-        problem, size = self.problem, batching.micro_batch_size
-        layers = problem.costs.shape.layers
-        uses = pool_uses(pool, layers=layers, micro_batch_size=size, pins=problem.pins, tensors=problem.tensors)
-        return [replace(u, copies=clones) for u in uses if u.width % clones == 0]
+    @property
+    def _across(self) -> float:
+        """The limit for replicas on several islands, their handicap taken off."""
+        return self.limit / self.problem.across
 
-    def _use_bound(self, use: PoolUse, batching: Batching) -> UseBound | None:
-        key = (use, batching)
-        if key not in self._bounds:
-            self._bounds[key] = use_bound(self.problem, self.book, use, batching)
-        return self._bounds[key]
+    def _fleet(self, grouping: Grouping, batch: Batch, weights: Sequence[float], parts: int) -> Fleet:
+        replicas = grouping.replicas
+        rates = [self._sync_rate(replicas, i) for i in range(len(replicas))]
+        per_part = self.problem.samples / parts
+        speeds = tuple(w / per_part for w in weights)
+        return Fleet(self.pipelines, grouping, batch, tuple(rates), speeds, lambda: self._across)
 
-    def _exact(
-        self, pools: tuple[Pool, ...], batching: Batching, look: Look, limit: Callable[[], float]
-    ) -> Iterator[Pipeline]:
-        """Pipelines faster than the limit as it stands, until no bound is below it."""
-        for bound, uses in look:
-            if bound >= limit():
-                return
-            for order in self._orders(pools):
-                ordered = tuple(uses[i] for i in order)
-                for schedule in schedules(self.problem, ordered):
-                    self.found.exact += 1
-                    made = arrange(self.problem, self.book, ordered, batching, schedule=schedule, bound=limit())
-                    if made is not None:
-                        yield made
+    def _balanced(self, grouping: Grouping, weights: Sequence[float], fleet: Fleet, parts: int) -> None:
+        """Offer the grouping with its samples shared so that the slowest replica is fastest."""
+        shares = balance(parts, weights, fleet, limit=self._across, tabulate=self._small, tolerance=self.tolerance)
+        if shares is None:
+            return
+        chosen = [self.pipelines.fastest(fleet.wanted(i, part), math.inf) for i, part in enumerate(shares[0])]
+        pipelines = tuple(p for p in chosen if p is not None)
+        islands = {u.pool.island for p in pipelines for u in p.uses}
+        handicap = self.problem.across if len(islands) > 1 else 1.0
+        self._offer(Candidate(pipelines, shares[1], grouping.clones, handicap))
 
-    def _orders(self, pools: tuple[Pool, ...]) -> list[tuple[int, ...]]:
-        if pools not in self._order:
-            lanes = self.problem.lanes
-            found = orders(pools, self.problem.pins, alike=lanes.alike(pools))
-            self._order[pools] = [o for o in found if all(lanes.can_talk(pools[a], pools[b]) for a, b in pairwise(o))]
-        return self._order[pools]
+    def _sync_rate(self, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
+        return slowest_sync(self.problem.lanes, replicas, index)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The replicas of a grouping, as balancing asks about them: `batch` says what a part of the samples is."""
+
+    pipelines: Pipelines
+    grouping: Grouping
+    batch: Batch
+    sync: tuple[SyncRate, ...]
+    parts_per_s: tuple[float, ...]  # of each replica at most
+    limit: Callable[[], float]
+
+    def wanted(self, replica: int, part: int) -> Wanted:
+        size, count = self.batch(part)
+        replicas = self.grouping.replicas
+        batching = Batching(size, count, len(replicas), self.sync[replica])
+        return Wanted(replicas[replica], batching, self.grouping.clones)
+
+    def bound(self, replica: int, part: int, limit: float) -> float:
+        """A lower bound on the time of a share."""
+        wanted = self.wanted(replica, part)
+        return self.pipelines.bound(wanted, limit) if self._possible(wanted) else math.inf
+
+    def seconds(self, replica: int, part: int) -> float:
+        """The least time of a share; infinity at and beyond the search's limit."""
+        wanted = self.wanted(replica, part)
+        found = self.pipelines.fastest(wanted, self.limit()) if self._possible(wanted) else None
+        return math.inf if found is None else found.seconds
+
+    def faster(self, replica: int, part: int, limit: float) -> bool:
+        """Whether a share takes less than a limit."""
+        wanted = self.wanted(replica, part)
+        return self._possible(wanted) and self.pipelines.faster(wanted, limit)
+
+    def most(self, replica: int, limit: float) -> int:
+        """What the replica's devices could at most compute in so many seconds."""
+        return int(min(limit * self.parts_per_s[replica] * (1 + SAME), 1e9))
+
+    def _possible(self, wanted: Wanted) -> bool:
+        return wanted.batching.micro_batch_size % wanted.clones == 0
+
+
+def slowest_sync(lanes: Lanes, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
+    """How fast the ranks of a replica can exchange with the others, by the slowest of what joins them."""
+    others = [p for i, pools in enumerate(replicas) for p in pools if i != index]
+    rates = [lanes.sync_rate(a, b) for a in replicas[index] for b in others]
+    return SyncRate(min(r.per_rank for r in rates), min(r.total for r in rates))
 
 
 def _in_order(view: Sequence[Pool], groups: Sequence[Sequence[int]], order: Sequence[str]) -> bool:
@@ -285,47 +271,3 @@ def _sizes(count: int) -> Batch:
 
 def _counts(size: int) -> Batch:
     return lambda part: (size, part)
-
-
-class Look:
-    """Combinations of uses with their bounds, most promising first."""
-
-    def __init__(self) -> None:
-        self.parts: list[tuple[list[list[UseBound]], Whole, Floats]] = []
-
-    @property
-    def bound(self) -> float:
-        """The least bound of all; infinity when there is none."""
-        return min((float(bounds[0]) for _, _, bounds in self.parts), default=math.inf)
-
-    def __iter__(self) -> Iterator[tuple[float, tuple[PoolUse, ...]]]:
-        return heapq.merge(*map(self._walk, self.parts), key=lambda found: found[0])
-
-    @staticmethod
-    def _walk(part: tuple[list[list[UseBound]], Whole, Floats]) -> Iterator[tuple[float, tuple[PoolUse, ...]]]:
-        options, combos, bounds = part
-        for combo, bound in zip(combos, bounds, strict=True):
-            yield float(bound), tuple(o[i].use for o, i in zip(options, combo, strict=True))
-
-
-def _thinned(every: Sequence[list[PoolUse]], level: int) -> list[list[list[PoolUse]]]:
-    """Sets of options per pool at a level of LEVELS; each set's product is searched."""
-    if level == 0:
-        return [list(every)]
-    counts = {1: None, 2: FEW_STAGES, 3: POWERS}[level]
-    tensors = sorted({u.tensor for uses in every for u in uses})
-    sets = []
-    for tensor in tensors:
-        options = [[u for u in uses if u.tensor == tensor and (counts is None or u.stages in counts)] for uses in every]
-        if level == 3:
-            options = [_widest(uses) for uses in options]
-        sets.append(options)
-    return sets
-
-
-def _widest(uses: Sequence[PoolUse]) -> list[PoolUse]:
-    found: dict[int, PoolUse] = {}
-    for use in uses:
-        if use.stages not in found or use.width > found[use.stages].width:
-            found[use.stages] = use
-    return list(found.values())

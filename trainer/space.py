@@ -10,6 +10,11 @@ from hetctl.trainer.pools import Pool
 from hetctl.trainer.stages import StageSite, share
 
 TENSOR_DEGREES = (1, 2, 4, 8)
+FEW_COUNTS_FROM = 32  # devices of a pool beyond which only these numbers of stages are tried, each as wide as can be
+FEW_STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
+POWERS_FROM = 256  # devices of a pool beyond which stages are powers of two
+POWERS = (1, 2, 4, 8, 16, 32, 64)
+EVERY_WIDTH_UP_TO = 6  # devices of a pool
 ALL_WIDTHS_UP_TO = 8  # narrower pools try every useful width, wider ones the two widest
 
 
@@ -52,8 +57,8 @@ class Pins:
 def pool_uses(pool: Pool, *, layers: int, micro_batch_size: int, pins: Pins, tensors: Sequence[int]) -> list[PoolUse]:
     """Every way to use a pool for micro-batches of this size.
 
-    Of widths with equal shares only the narrowest and the widest are kept: those between differ in nothing but
-    how far state is sharded.
+    Small pools try every width. Of larger ones' widths with equal shares only the narrowest and the widest are kept:
+    those between differ in nothing but how far state is sharded. The largest are searched on a coarser grid.
     """
     found: dict[PoolUse, None] = {}
     for tensor in tensors:
@@ -61,19 +66,24 @@ def pool_uses(pool: Pool, *, layers: int, micro_batch_size: int, pins: Pins, ten
             continue
         units = pool.units(tensor)
         most = min(units, layers)
-        for stages in stage_counts(most) if pins.stages is None else range(1, min(most, pins.stages) + 1):
+        counts = stage_counts(most, pool.size)
+        for stages in counts if pins.stages is None else range(1, min(most, pins.stages) + 1):
             widest = min(units // stages, micro_batch_size)
-            for width in _widths(widest, micro_batch_size):
+            for width in [widest] if pool.size > FEW_COUNTS_FROM else _widths(widest, micro_batch_size, pool.size):
                 found[PoolUse(pool, tensor, stages, width)] = None
     return list(found)
 
 
-def stage_counts(most: int) -> list[int]:
-    """1..16, then ever coarser steps: how many stages a pool may form."""
-    return [k for k in range(1, most + 1) if k <= 16 or (k <= 32 and k % 4 == 0) or k % 16 == 0]
+def stage_counts(most: int, devices: int) -> list[int]:
+    """How many stages a pool may form: every number, or of large pools those that most often divide well."""
+    if devices <= FEW_COUNTS_FROM:
+        return list(range(1, most + 1))
+    return [k for k in (FEW_STAGES if devices <= POWERS_FROM else POWERS) if k <= most]
 
 
-def _widths(widest: int, micro_batch_size: int) -> list[int]:
+def _widths(widest: int, micro_batch_size: int, devices: int) -> list[int]:
+    if devices <= EVERY_WIDTH_UP_TO:
+        return list(range(widest, 0, -1))
     narrowest: dict[int, int] = {}
     for width in range(widest, 0, -1):
         if widest > ALL_WIDTHS_UP_TO and len(narrowest) == 2 and share(micro_batch_size, width) not in narrowest:

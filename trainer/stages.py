@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from hetctl.trainer.costs import MODES, NOTHING, LayerCosts, Mode, Seconds, usable_bytes
+from hetctl.trainer.costs import MODES, NOTHING, PLAIN, LayerCosts, Mode, Seconds, usable_bytes
 from hetctl.trainer.partition import Floats, StageTable
 from hetctl.trainer.pools import Rates
 
@@ -24,7 +26,7 @@ class StageSite:
     per_host: int = 1
     copies: int = 1  # replicas that share this width; state is sharded inside each
 
-    @property
+    @cached_property
     def shares_per_host(self) -> int:
         """Sample shares that one host holds."""
         return max(1, min(self.width, self.per_host // self.tensor))
@@ -39,16 +41,24 @@ class StageSite:
         return max(d for d in range(1, most + 1) if (self.width // self.copies) % d == 0)
 
 
+class SyncRate(NamedTuple):
+    """Bytes per second towards other replicas: of one rank, and of a stage's ranks together."""
+
+    per_rank: float
+    total: float
+
+
 @dataclass(frozen=True)
 class StagePlace:
     """Where in its pipeline a stage stands, and what its micro-batches are."""
 
     first: bool
     last: bool
-    micro_batch_size: int
+    samples: int  # of a micro-batch, on the fullest rank
     held: int  # micro-batches whose activations are alive at once
-    wait_s: float = 0.0  # per micro-batch for transfers that the schedule does not hide
-    sync_bytes_per_s: float | None = None  # of each rank towards other replicas; None: there are none
+    ratio: float = 1.0  # of a micro-batch's round trip over its beats, covered by so many forwards in flight
+    wait_s: float = 0.0  # transfers of that round trip, over the forwards in flight
+    sync: SyncRate | None = None  # towards other replicas; None: there are none
     replicas: int = 1
 
 
@@ -60,7 +70,7 @@ class Choice:
     shards: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageCosts:
     """A stage's tables and the choices their rows stand for. Memory is bytes per rank, fitting or not."""
 
@@ -94,65 +104,85 @@ class StageBook:
         """The tables of a stage."""
         key = (site, place)
         found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = stage_costs(self.costs, site, place, self.means)
+        if found is not None:
+            return found
+        if place.wait_s or place.ratio != 1.0:  # waiting changes nothing else
+            bare = self.of(site, replace(place, ratio=1.0, wait_s=0.0))
+            found = replace(bare, table=replace(bare.table, ratio=place.ratio, wait=place.wait_s))
+        else:
+            found = stage_costs(self.costs, site, place, self.means)
+        self._known[key] = found
         return found
 
 
-def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, means: Means) -> StageCosts:
-    """Tables for 0..all layers. Rows that another row beats everywhere are left out."""
-    counts = np.arange(costs.shape.layers + 1, dtype=np.float64)
-    usable = usable_bytes(site.rates)
-    rows = []
-    for shards in dict.fromkeys(site.shards(s) for s in means.shardings):
-        for mode in means.modes:
-            choice = Choice(mode, shards)
-            memory = memory_bytes(costs, site, place, counts, choice)
-            if memory[1] > usable:
-                continue
-            block, extras = stage_seconds(costs, site, place, choice)
-            fits = memory <= usable
-            beat = np.where(fits, counts * block.both + extras.both, np.inf)
-            end = np.where(fits, end_seconds(costs, site, place, counts, choice, means=means), np.inf)
-            rows.append((choice, beat, end, memory))
-    if not rows:
-        nothing = np.full((1, len(counts)), np.inf)
-        return StageCosts(StageTable(nothing, nothing, place.wait_s), nothing, (Choice(MODES[0], 1),))
-    kept = _undominated(np.stack([r[1] for r in rows]), np.stack([r[2] for r in rows]))
-    rows = [rows[i] for i in kept]
-    table = StageTable(np.stack([r[1] for r in rows]), np.stack([r[2] for r in rows]), place.wait_s)
-    return StageCosts(table, np.stack([r[3] for r in rows]), tuple(r[0] for r in rows))
+class Linear(NamedTuple):
+    """`fixed + layers * each`: every cost of a stage is linear in its layers, since all blocks are alike."""
+
+    fixed: float
+    each: float
+
+    def at(self, layers: float) -> float:
+        return self.fixed + layers * self.each
 
 
-def _undominated(beat: Floats, end: Floats) -> list[int]:
-    """Rows that no other row beats (or equals, coming earlier) for every number of layers."""
-    kept: list[int] = []
-    for row in range(len(beat)):
-        others = [o for o in range(len(beat)) if o != row]
-        beaten = any(
-            np.all(beat[o] <= beat[row])
-            and np.all(end[o] <= end[row])
-            and (o < row or bool(np.any(beat[o] < beat[row])) or bool(np.any(end[o] < end[row])))
-            for o in others
-        )
-        if not beaten:
-            kept.append(row)
-    return kept
+class Coefficients(NamedTuple):
+    """A stage's costs under one choice: seconds per micro-batch, seconds once a step, bytes per rank."""
+
+    forward: Linear
+    backward: Linear
+    sums: Linear  # gradient sums, all of them
+    hidden: float  # of the sums, per layer, what backward hides
+    update: Linear
+    memory: Linear
+
+    def exposed(self, layers: float) -> float:
+        """Gradient sums that the last micro-batch's backward does not hide."""
+        sums = self.sums.at(layers)
+        if not self.hidden:
+            return sums
+        return max(sums / max(layers, 1), sums - layers * self.hidden)
 
 
-def stage_seconds(costs: LayerCosts, site: StageSite, place: StagePlace, choice: Choice) -> tuple[Seconds, Seconds]:
-    """(one block, everything else of the stage) for one micro-batch, collectives that compute cannot hide included."""
-    samples = share(place.micro_batch_size, site.width)
-    block = costs.block(site.rates, samples, tensor=site.tensor, mode=choice.mode)
-    if choice.shards > 1:
-        weights = costs.shape.block_parameters / site.tensor
-        gather = gather_seconds(site, choice.shards, weights * costs.numbers.compute)
-        scatter = gather_seconds(site, choice.shards, weights * costs.numbers.gradients)
+def coefficients(costs: LayerCosts, site: StageSite, place: StagePlace, choice: Choice, means: Means) -> Coefficients:
+    """What a stage costs: compute, the collectives that compute cannot hide, state, activations, buffers."""
+    mode, shards = choice.mode, choice.shards
+    block = costs.block(site.rates, place.samples, tensor=site.tensor, mode=mode)
+    if shards > 1:
+        weights = costs.block_parameters / site.tensor
+        gather = gather_seconds(site, shards, weights * costs.numbers.compute)
+        scatter = gather_seconds(site, shards, weights * costs.numbers.gradients)
         block = Seconds(max(block.forward, gather), max(block.backward, gather + scatter))
-    extras = costs.embedding(site.rates, samples) if place.first else NOTHING
+    extras = costs.embedding(site.rates, place.samples) if place.first else NOTHING
     if place.last:
-        extras = extras + costs.head(site.rates, samples, tensor=site.tensor)
-    return block, extras
+        extras = extras + costs.head(site.rates, place.samples, tensor=site.tensor)
+    fixed = costs.stage_parameters(0, first=place.first, last=place.last) / site.tensor
+    each = costs.block_parameters / site.tensor
+    sums = sync_seconds(costs, site, place, choice)
+    update = costs.update(site.rates, 1.0, offload=mode.offload) / shards
+    state = costs.state_bytes_per_parameter(shards=shards, offload=mode.offload)
+    held = place.held * costs.activation_bytes(place.samples, tensor=site.tensor, mode=mode)
+    buffers = (2 + place.held) * costs.boundary_bytes(place.samples)
+    working = costs.working_bytes(place.samples, tensor=site.tensor, mode=mode, last=place.last, shards=shards)
+    return Coefficients(
+        forward=Linear(extras.forward, block.forward),
+        backward=Linear(extras.backward, block.backward),
+        sums=Linear(fixed * sums, each * sums),
+        hidden=block.backward if means.overlap else 0.0,
+        update=Linear(fixed * update, each * update),
+        memory=Linear(fixed * state + buffers + working, each * state + held),
+    )
+
+
+def sync_seconds(costs: LayerCosts, site: StageSite, place: StagePlace, choice: Choice) -> float:
+    """Seconds per parameter, once a step: gradients summed over copies inside the stage, then with other replicas."""
+    gradients = costs.numbers.gradients
+    seconds = 2 * gradients / choice.shards * gather_seconds(site, site.width // choice.shards, 1.0)
+    if place.sync is not None:
+        # islands exchange shards: each rank carries its part of the stage's gradients
+        part = gradients / site.width
+        rate = min(place.sync.per_rank, place.sync.total / (site.width * site.tensor))
+        seconds += 2 * (place.replicas - 1) / place.replicas * part / rate
+    return seconds
 
 
 def gather_seconds(site: StageSite, ranks: int, total: float) -> float:
@@ -166,42 +196,48 @@ def gather_seconds(site: StageSite, ranks: int, total: float) -> float:
     return seconds + (hosts - 1) / hosts * total / (inside * site.rates.nic_bytes_per_s)
 
 
-def sync_seconds(costs: LayerCosts, site: StageSite, place: StagePlace, counts: Floats, choice: Choice) -> Floats:
-    """Once a step: summing gradients over the copies inside the stage, then with other replicas."""
-    gradients = _parameters(costs, place, counts) / site.tensor * costs.numbers.gradients
-    held = gradients / choice.shards
-    seconds = 2 * held * gather_seconds(site, site.width // choice.shards, 1.0)
-    if place.sync_bytes_per_s is not None:
-        # islands exchange shards: each rank carries its part of the stage's gradients
-        part = gradients / site.width
-        seconds = seconds + 2 * (place.replicas - 1) / place.replicas * part / place.sync_bytes_per_s
-    return seconds
-
-
-def end_seconds(
-    costs: LayerCosts, site: StageSite, place: StagePlace, counts: Floats, choice: Choice, *, means: Means
-) -> Floats:
-    """Once a step: the gradient sums that the last micro-batch's backward does not hide, and the optimiser."""
-    sums = sync_seconds(costs, site, place, counts, choice)
+def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, means: Means) -> StageCosts:
+    """Tables for 0..all layers. Rows that another row beats everywhere are left out."""
+    usable = usable_bytes(site.rates)
+    choices: list[Choice] = []
+    rows: list[Coefficients] = []
+    for shards in dict.fromkeys(site.shards(s) for s in means.shardings):
+        for mode in means.modes:
+            row = coefficients(costs, site, place, Choice(mode, shards), means)
+            if row.memory.at(1) <= usable:
+                choices.append(Choice(mode, shards))
+                rows.append(row)
+            if mode == PLAIN and row.memory.at(costs.shape.layers) <= usable:
+                break  # nothing is faster than to save no memory
+    layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
+    if not rows:
+        nothing = np.full((1, len(layers)), np.inf)
+        return StageCosts(StageTable(nothing, nothing, place.ratio, place.wait_s), nothing, (Choice(MODES[0], 1),))
+    memory = _lines([r.memory for r in rows], layers)
+    fits = memory <= usable
+    beat = np.where(
+        fits, _lines([r.forward for r in rows], layers) + _lines([r.backward for r in rows], layers), np.inf
+    )
+    sums = _lines([r.sums for r in rows], layers)
     if means.overlap:
-        block, _ = stage_seconds(costs, site, place, choice)
-        last_block = sums / np.maximum(counts, 1)  # its gradients exist only when backward is over
-        sums = np.maximum(last_block, sums - counts * block.backward)
-    parameters = _parameters(costs, place, counts) / site.tensor / choice.shards
-    return sums + costs.update(site.rates, 1.0, offload=choice.mode.offload) * parameters
+        hidden = np.array([[r.hidden] for r in rows]) * layers
+        sums = np.maximum(sums / np.maximum(layers, 1), sums - hidden)
+    end = np.where(fits, sums + _lines([r.update for r in rows], layers), np.inf)
+    kept = _undominated(beat, end)
+    table = StageTable(beat[kept], end[kept], place.ratio, place.wait_s)
+    return StageCosts(table, memory[kept], tuple(choices[i] for i in kept))
 
 
-def memory_bytes(costs: LayerCosts, site: StageSite, place: StagePlace, counts: Floats, choice: Choice) -> Floats:
-    """Bytes per rank by number of layers: state, activations in flight, buffers (FACTS: 1F1B memory)."""
-    samples = share(place.micro_batch_size, site.width)
-    mode, held = choice.mode, place.held
-    state = costs.state_bytes_per_parameter(shards=choice.shards, offload=mode.offload)
-    activations = held * costs.activation_bytes(samples, tensor=site.tensor, mode=mode)
-    buffers = (2 + held) * costs.boundary_bytes(samples)
-    working = costs.working_bytes(samples, tensor=site.tensor, mode=mode, last=place.last, shards=choice.shards)
-    return _parameters(costs, place, counts) / site.tensor * state + counts * activations + buffers + working
+def _lines(lines: Sequence[Linear], layers: Floats) -> Floats:
+    """[lines, layers] values of linear costs."""
+    both = np.array([(line.fixed, line.each) for line in lines])
+    return np.asarray(both[:, :1] + both[:, 1:] * layers)
 
 
-def _parameters(costs: LayerCosts, place: StagePlace, counts: Floats) -> Floats:
-    fixed = costs.stage_parameters(0, first=place.first, last=place.last)
-    return counts * costs.shape.block_parameters + fixed
+def _undominated(beat: Floats, end: Floats) -> list[int]:
+    """Rows that no other row beats (or equals, coming earlier) for every number of layers."""
+    order = np.arange(len(beat))
+    no_worse = ((beat[:, None] <= beat[None]) & (end[:, None] <= end[None])).all(axis=2)
+    equal = no_worse & no_worse.T
+    beats = no_worse & ~(equal & (order[:, None] >= order[None, :]))
+    return [int(i) for i in np.flatnonzero(~beats.any(axis=0))]

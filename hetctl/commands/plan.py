@@ -25,6 +25,11 @@ def plan(
     alpha: options.Alpha = None,
     bridge: options.Bridge = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here (plan.yaml).")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also: the runner-up, what binds, and what would help most.")
+    ] = False,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Write the simulated step for Perfetto.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write one page that needs no network.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Decide who does what on a cluster, say why, and predict how fast it will be.
@@ -32,10 +37,14 @@ def plan(
     With --emulate it plans for a cluster you do not own, from published and vendors' figures.
     """
     from hetctl import planning
+    from hetctl.comm.files import write_atomically, write_json
     from hetctl.comm.plan import save_plan
     from hetctl.comm.values import encode
     from hetctl.render.plan import show_plan
-    from hetctl.trainer.planner import make_plan
+    from hetctl.render.plan_page import plan_page
+    from hetctl.render.trace import chrome_trace
+    from hetctl.trainer.explain import explain as explanation
+    from hetctl.trainer.planner import weigh
 
     sink = Sink(as_json=as_json)
     asked = planning.read_recipe(
@@ -54,11 +63,21 @@ def plan(
         asked, notes = planning.with_sizes(asked, there, given=given)
         for note in notes:
             sink.warn(note)
-    made = make_plan(there, asked, speeds=planning.read_speeds(speed), profile=planning.read_profile(profile))
+    weighed = weigh(there, asked, speeds=planning.read_speeds(speed), profile=planning.read_profile(profile))
+    said = explanation(weighed.problem, weighed.predictions).sentences() if explain else ()
+    chosen = weighed.predictions[0]
     if output:
-        save_plan(output, made)
-        sink.warn(f"wrote {output}")
+        save_plan(output, weighed.plan)
+    if trace:
+        write_json(trace, chrome_trace(weighed.plan, chosen.simulated.spans, clones=chosen.candidate.clones))
+    if html:
+        clones = chosen.candidate.clones
+        write_atomically(html, plan_page(weighed.plan, chosen.simulated.spans, explanation=said, clones=clones))
+    for written in filter(None, (output, trace, html)):
+        sink.warn(f"wrote {written}")
     if as_json:
-        sink.result(encode(made))
-    else:
-        show_plan(sink, made)
+        sink.result({**encode(weighed.plan), **({"explanation": said} if explain else {})})
+        return
+    show_plan(sink, weighed.plan)
+    for sentence in said:
+        sink.say(f"- {sentence}")

@@ -102,20 +102,33 @@ def _mac(text: str | None) -> str | None:
 
 
 def _addresses(raw: Raw, notes: Notes) -> dict[str, tuple[Address, ...]]:
-    """Interface -> its addresses, of `ip -j`, else of `ip -o`, else (IPv6 only) of /proc/net/if_inet6."""
+    """Interface -> its addresses, of `ip -j`, else of `ip -o`, else what the kernel told directly."""
     for tool, parse in (("ip", parse_ip_json), ("ip text", parse_ip_text)):
         found = parse(raw.tool(tool).stdout)
         if found:
             notes.source("nics[*].addresses", f"`{' '.join(raw.tool(tool).argv) or tool}`")
             return found
     reason = f"`ip` gave no addresses ({raw.tool('ip').problem or 'no output understood'})"
-    six = parse_if_inet6(raw.files.get("/proc/net/if_inet6", ""))
-    if six:
-        notes.warn(f"{reason}: only IPv6 addresses are known, from /proc/net/if_inet6")
-        notes.source("nics[*].addresses", "/proc/net/if_inet6")
+    told_by_kernel = parse_kernel_addresses(raw.values.get("ipv4"), raw.files.get("/proc/net/if_inet6", ""))
+    if told_by_kernel:
+        notes.warn(f"{reason}: one IPv4 address an interface is known, from the kernel")
+        notes.source("nics[*].addresses", "SIOCGIFADDR, /proc/net/if_inet6")
     elif raw.children(NET):
         notes.why("nics[*].addresses", reason)
-    return six
+    return told_by_kernel
+
+
+def parse_kernel_addresses(ipv4: object, if_inet6: str) -> dict[str, tuple[Address, ...]]:
+    """Interface -> `10.0.0.5/24` of the ioctl, then what /proc/net/if_inet6 says."""
+    found: dict[str, tuple[Address, ...]] = {}
+    for name, text in mapping(ipv4).items():
+        ip, _, prefix = text.partition("/") if isinstance(text, str) else ("", "", "")
+        address = _address(ip, count(prefix), "host" if ip.startswith("127.") else "global")
+        if address:
+            found[str(name)] = (address,)
+    for name, addresses in parse_if_inet6(if_inet6).items():
+        found[name] = (*found.get(name, ()), *addresses)
+    return found
 
 
 def parse_ip_json(text: str) -> dict[str, tuple[Address, ...]]:

@@ -1,0 +1,225 @@
+"""torch's calls for collectives, by their names up to torch 2.12 and the newer ones, as calls of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetctl.comm.collectives import Collectives
+from hetctl.comm.identity import Identity
+from hetctl.comm.lines import Run
+from hetctl.comm.reductions import Reduction, reduction
+from hetctl.comm.sparse import sum_sparse
+from hetctl.comm.views import Flat, as_bytes, fill, flat_copy, is_plain, plain, room_for, rows
+
+
+class Operations(Identity):
+    """The collectives of c10d; each queues a call that turns tensors into flat memory and back."""
+
+    _collectives: Collectives
+
+    def _submit(
+        self,
+        name: str,
+        call: Callable[[Run], None],
+        *,
+        touched: Sequence[torch.Tensor],
+        shown: Sequence[torch.Tensor] | None = None,
+        outputs: Sequence[torch.Tensor],
+        opts: Any,
+    ) -> Any:
+        """Queue a collective; `touched` are the tensors it reads or writes, `outputs` what its handle returns.
+
+        Profilers see the shapes of `shown`, by default of all it touches.
+        """
+        raise NotImplementedError
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+        how = _reduction(opts)
+
+        def call(run: Run) -> None:
+            for tensor in tensors:
+                if tensor.is_sparse:
+                    sum_sparse(tensor, self._collectives, run)
+                    continue
+                with Flat(tensor) as flat:
+                    self._collectives.all_reduce(flat, how, run)
+
+        return self._submit("all_reduce", call, touched=tensors, outputs=tensors, opts=opts)
+
+    allreduce_coalesced = allreduce
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+        root = opts.rootRank if opts is not None else 0
+
+        def call(run: Run) -> None:
+            for tensor in tensors:
+                with Flat(tensor) as flat:
+                    self._collectives.broadcast(flat.view(torch.uint8), root, run)
+
+        return self._submit("broadcast", call, touched=tensors, outputs=tensors, opts=opts)
+
+    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+        how, root = _reduction(opts), opts.rootRank
+
+        def call(run: Run) -> None:
+            for tensor in tensors:
+                flat = flat_copy(tensor)
+                self._collectives.reduce(flat, how, root=root, run=run)
+                if self._rank == root:
+                    tensor.detach().copy_(flat.view(tensor.shape))
+
+        return self._submit("reduce", call, touched=tensors, outputs=tensors, opts=opts)
+
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
+        def call(run: Run) -> None:
+            for outs, data in zip(outputs, inputs, strict=True):
+                self._gather_all(outs, data, run)
+
+        outs = [t for group in outputs for t in group]
+        return self._submit("all_gather", call, touched=[*inputs, *outs], shown=inputs, outputs=outs, opts=opts)
+
+    def _gather_all(self, outs: Sequence[torch.Tensor], data: torch.Tensor, run: Run) -> None:
+        targets = [as_bytes(t) if is_plain(t) else room_for(t) for t in outs]
+        self._collectives.all_gather(targets, as_bytes(data), run)
+        for out, part in zip(outs, targets, strict=True):
+            if not is_plain(out):
+                fill(out, part)
+
+    def allgather_coalesced(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        def call(run: Run) -> None:
+            for index, data in enumerate(inputs):
+                self._gather_all([of_rank[index] for of_rank in outputs], data, run)
+
+        outs = [t for group in outputs for t in group]
+        return self._submit(
+            "all_gather_coalesced", call, touched=[*inputs, *outs], shown=inputs, outputs=outs, opts=opts
+        )
+
+    def all_gather_single(self, output: torch.Tensor, data: torch.Tensor, opts: Any = None) -> Any:
+        return self._all_gather_single("all_gather_single", [output], [data], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        return self._all_gather_single("all_gather_single_coalesced", outputs, inputs, opts)
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _all_gather_single(self, name: str, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any) -> Any:
+        def call(run: Run) -> None:
+            for out, data in zip(outputs, inputs, strict=True):
+                with Flat(out) as flat:
+                    parts = flat.view(torch.uint8).view(self._size, -1)
+                    self._collectives.all_gather(list(parts), as_bytes(data), run)
+
+        return self._submit(name, call, touched=[*inputs, *outputs], shown=inputs, outputs=outputs, opts=opts)
+
+    def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
+        return self._reduce_scatter("reduce_scatter", outputs, inputs, opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, data: torch.Tensor, opts: Any = None) -> Any:
+        return self._reduce_scatter("reduce_scatter_single", [output], [self._blocks(data)], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        return self._reduce_scatter("reduce_scatter_single_coalesced", outputs, [self._blocks(t) for t in inputs], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _blocks(self, data: torch.Tensor) -> list[torch.Tensor]:
+        return list(plain(data).view(self._size, -1))
+
+    def _reduce_scatter(
+        self, name: str, outputs: list[torch.Tensor], inputs: Sequence[list[torch.Tensor]], opts: Any
+    ) -> Any:
+        how = _reduction(opts)
+
+        def call(run: Run) -> None:
+            for out, parts in zip(outputs, inputs, strict=True):
+                with Flat(out) as flat:
+                    self._collectives.reduce_scatter(flat, [plain(p).view(-1) for p in parts], how, run)
+
+        given = [t for parts in inputs for t in parts]
+        return self._submit(name, call, touched=[*outputs, *given], shown=given, outputs=outputs, opts=opts)
+
+    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
+        root = opts.rootRank
+
+        def call(run: Run) -> None:
+            for index, data in enumerate(inputs):
+                sent = as_bytes(data)
+                got = [room_for(t) for t in outputs[index]] if self._rank == root else [sent[:0]] * self._size
+                self._collectives.exchange(got, [sent if r == root else sent[:0] for r in range(self._size)], run)
+                for out, part in zip(outputs[index] if self._rank == root else [], got, strict=False):
+                    fill(out, part)
+
+        outs = [t for group in outputs for t in group]
+        return self._submit("gather", call, touched=[*inputs, *outs], shown=inputs, outputs=outs, opts=opts)
+
+    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
+        root = opts.rootRank
+
+        def call(run: Run) -> None:
+            for index, out in enumerate(outputs):
+                got = room_for(out)
+                sent = [as_bytes(t) for t in inputs[index]] if self._rank == root else [got[:0]] * self._size
+                self._collectives.exchange([got if r == root else got[:0] for r in range(self._size)], sent, run)
+                fill(out, got)
+
+        given = [t for parts in inputs for t in parts]
+        return self._submit("scatter", call, touched=[*outputs, *given], shown=given, outputs=outputs, opts=opts)
+
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Any:
+        return self._all_to_all("all_to_all", outputs, inputs, outputs, opts)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        data: torch.Tensor,
+        out_splits: Sequence[int] = (),
+        splits: Sequence[int] = (),
+        opts: Any = None,
+    ) -> Any:
+        outputs = rows(output.detach(), out_splits, self._size)
+        inputs = rows(data.detach(), splits, self._size)
+        return self._all_to_all("all_to_all_single", outputs, inputs, [output], opts)
+
+    alltoall_base = all_to_all_single
+
+    def _all_to_all(
+        self,
+        name: str,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        shown: Sequence[torch.Tensor],
+        opts: Any,
+    ) -> Any:
+        def call(run: Run) -> None:
+            got = [room_for(t) for t in outputs]
+            self._collectives.exchange(got, [as_bytes(t) for t in inputs], run)
+            for out, part in zip(outputs, got, strict=True):
+                fill(out, part)
+
+        return self._submit(name, call, touched=[*outputs, *inputs], shown=inputs, outputs=shown, opts=opts)
+
+    def barrier(self, opts: Any = None) -> Any:
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
+        return self._submit("barrier", self._collectives.barrier, touched=[], outputs=[], opts=opts)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        self.barrier().wait(timeout or self._timeout)
+
+
+def _reduction(opts: Any) -> Reduction:
+    return reduction(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
