@@ -29,6 +29,7 @@ from hetctl.trainer.gathering import keeps_whole
 from hetctl.trainer.gradients import Gradients
 from hetctl.trainer.groups import create_groups
 from hetctl.trainer.huggingface import WeightFiles
+from hetctl.trainer.idle import IdleGradients, IdlePipeline, is_idle
 from hetctl.trainer.job import Job
 from hetctl.trainer.model import StageModel, initial, parameters_of
 from hetctl.trainer.optimizer import build_optimizer, clip_factor, learning_rate, scale_within, set_learning_rate
@@ -160,6 +161,8 @@ class Trainer:
     def _cut(self, dataset: Dataset, step: int) -> list[MicroBatch]:
         """This rank's samples of a step: its replica's share, cut into micro-batches, cut by width."""
         plan, place = self.job.plan, self.place
+        if is_idle(plan, place.rank):
+            return []
         stage = plan.replicas[place.replica].stages[place.stage]
         offset = sum(r.samples for r in plan.replicas[: place.replica])
         low, high = share(stage.micro_batch_size, stage.width, place.part)
@@ -189,6 +192,8 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     torch.manual_seed(job.recipe.train.seed)
     groups = create_groups(plan, timeout=timedelta(seconds=job.timeout_s))
     place = Place.of(plan, rank)
+    if is_idle(plan, rank):
+        return _idle(job, device, place, training=training, validation=validation)
     stage = plan.replicas[place.replica].stages[place.stage]
     with torch.device("meta"):
         model = StageModel(job.shape, stage.layers, recompute=stage.recompute)
@@ -212,6 +217,15 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     timeline = Timeline(device)
     pipeline = StagePipeline(plan, place, model, groups, timeline=timeline)
     return Trainer(job, device, place, model, pipeline, gradients, optimizer, timeline, training, validation)
+
+
+def _idle(job: Job, device: torch.device, place: Place, **data: Any) -> Trainer:
+    """The trainer of a rank without a stage."""
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    model: Any = torch.nn.Module()
+    pipeline: Any = IdlePipeline()
+    gradients: Any = IdleGradients()
+    return Trainer(job, device, place, model, pipeline, gradients, optimizer, Timeline(device), **data)
 
 
 def _fill(gradients: Gradients, job: Job, device: torch.device) -> None:

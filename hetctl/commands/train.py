@@ -42,6 +42,9 @@ def train(
     ] = False,
     launcher: options.Launcher = "auto",
     detach: options.Detach = False,
+    profile_step: Annotated[
+        int | None, typer.Option("--profile-step", metavar="N", help="Trace step N on every rank, for Perfetto.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Train a model on a mixed cluster.
@@ -53,6 +56,8 @@ def train(
     from hetctl import planning, submitting, supervising, training
 
     sink = Sink(as_json=as_json)
+    if profile_step is not None:
+        settings = [*(settings or ()), f"train.profile_step={profile_step}"]
     if detach:
         from hetctl.detaching import detach as in_background
 
