@@ -337,7 +337,8 @@ def _summarise(
     }
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, mine)
-    if not trainer.history:
+    if not trainer.history:  # the checkpoint was the last one already
+        reporter.emit("summary", interrupted=interrupted, steps=done, validation_loss=validation, train_s=seconds)
         return
     spans: list[list[list[Span]]] = [e["spans"] for e in everybody]
     tokens = sum(f.tokens for f in trainer.history)
