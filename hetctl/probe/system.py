@@ -24,6 +24,7 @@ SETTINGS = {
     "cmdline": "/proc/cmdline",
     "transparent_hugepage": "/sys/kernel/mm/transparent_hugepage/enabled",
     "scaling_governor": "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+    "sys_vendor": "/sys/class/dmi/id/sys_vendor",
     "nccl.conf": "/etc/nccl.conf",
     "rocm": "/opt/rocm/.info/version",
 }

@@ -168,6 +168,8 @@ _FILES = (
     "/proc/swaps",
     "/proc/net/if_inet6",
     "/proc/net/bonding/*",
+    "/etc/libibverbs.d/*.driver",
+    "/sys/class/dmi/id/sys_vendor",
     "/sys/kernel/mm/transparent_hugepage/enabled",
     "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
     "/sys/devices/system/node/node*/cpulist",
