@@ -61,6 +61,7 @@ class Machine:
     host: str
     native: NativeName
     memory_bytes: tuple[int | None, ...]  # per device; CPU: per process slot
+    device_class: str | None = None  # what its devices really are, whatever they are labelled
 
 
 def parse_spec(text: str, classes: Mapping[str, ClassRow]) -> tuple[SpecIsland, ...]:
@@ -96,7 +97,8 @@ def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
                 devices.append(Device(index, island.vendor, part.device_class, cap, (nic.name,), speed=part.speed))
         members = tuple(Member(machine.host, i) for i in range(first, len(devices)))
         islands.append(Island(name, island.vendor, "host", members))
-    host = Host(machine.host, data_address="127.0.0.1", devices=tuple(devices), nics=(nic,))
+    facts = {} if machine.device_class is None else {"device_class": machine.device_class}
+    host = Host(machine.host, data_address="127.0.0.1", devices=tuple(devices), nics=(nic,), facts=facts)
     ways = (
         Transport("shm", True, "both islands are on this machine: memory that both processes map"),
         Transport("tcp", True, "loopback TCP on this machine: what a network would see"),

@@ -22,6 +22,7 @@ from hetctl.launcher.runfolder import RunFolder
 from hetctl.launcher.shell import Shell
 from hetctl.launcher.supervisor import LEASE_S
 from hetctl.launcher.workers import this_site
+from hetctl.submitting import check_allocation
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Launch:
     @property
     def here(self) -> bool:
         """Whether this machine is all there is: no SSH, no shipping."""
-        return all(h.access is None or h.access.local for h in self.hosts) and len(self.hosts) == 1
+        here = all(h.access is None or h.access.local for h in self.hosts) and len(self.hosts) == 1
+        return here and (self.way != "slurm" or self.cluster.source == "emulated")
 
     def settings(self) -> Mapping[str, Sequence[Setting]]:
         """Per host what its facts and its owner say about its ranks' environment. Raises ConfigError."""
@@ -60,6 +62,8 @@ def board_hosts(
         return board_here(site, str(code_root()))
     if launch.way == "local":
         raise ConfigError(f"--launcher local starts ranks here only, the cluster has {launch.hosts[0].name} and others")
+    if launch.way == "slurm":
+        check_allocation([h.name for h in launch.hosts], os.environ.get("SLURM_JOB_NODELIST", ""))
     token = folder.launch / "identity"
     orders = Orders(
         run=folder.identity,
@@ -91,6 +95,17 @@ def choose_way(asked: str) -> str:
     if asked == "auto":
         return "slurm" if os.environ.get("SLURM_JOB_ID") and shutil.which("srun") else "ssh"
     return asked
+
+
+def store_ports() -> list[int]:
+    """The ports the run's store may listen at: HETCTL_PORTS=29500-29520, else any free one. Raises ConfigError."""
+    text = os.environ.get("HETCTL_PORTS")
+    if not text:
+        return [0]
+    low, _, high = text.partition("-")
+    if not low.isdigit() or not (high or low).isdigit() or not 0 < int(low) <= int(high or low) < 65536:
+        raise ConfigError(f"HETCTL_PORTS={text!r} is not a range of ports", hint="for example 29500-29520")
+    return list(range(int(low), int(high or low) + 1))
 
 
 def code_root() -> Path:

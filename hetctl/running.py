@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from itertools import combinations
@@ -18,8 +19,9 @@ from hetctl.launcher.logs import Follower
 from hetctl.launcher.runfolder import create_run
 from hetctl.launcher.site import Site
 from hetctl.launcher.workers import host_specs
-from hetctl.launching import Launch, board_hosts, choose_way
+from hetctl.launching import Launch, board_hosts, choose_way, store_ports
 from hetctl.render.run import failure_lines
+from hetctl.submitting import outside_allocation, submit
 from hetctl.supervising import left_sentence, record_failure, supervise
 from hetctl.trainer.assemble import choose_transport
 from hetctl.where import find_running_cluster
@@ -44,10 +46,13 @@ def run_program(
     _check(program)
     plan = load_plan(plan_file) if plan_file else None
     cluster = find_running_cluster(cluster_file, emulate, plan=plan, sink=sink)
-    places, seats = _seats(cluster)
+    places, seats = seats_of(cluster)
     bridges = plan.bridges if plan else _bridges(cluster, bridge or "auto")
+    label = Path(program[-1] if len(program) == 2 else program[min(1, len(program) - 1)]).stem
+    if outside_allocation(way):
+        return submit(sys.argv[1:], list(dict.fromkeys(s.host for s in seats)), run_dir, label=label, sink=sink)
     began = time.monotonic()
-    folder = create_run(run_dir, Path(program[-1] if len(program) == 2 else program[min(1, len(program) - 1)]).stem)
+    folder = create_run(run_dir, label)
     placement = placement_of(places, bridges, seats, runs=cluster.runs, verify_bridge=verify_bridge)
     launch = Launch(cluster, tuple(seats), way=choose_way(way))
     own = (Setting(AS_NCCL, "1", "--as-nccl"),) if as_nccl else ()
@@ -63,6 +68,7 @@ def run_program(
         [w if script is None or w != str(script) else script.name for w in map(str, program)],
         run=folder.identity,
         files=files,
+        store_ports=store_ports(),
         device_type=device_type(cluster.runs, [p.vendor for p in places]),
         settings={name: (*settings, *own) for name, settings in launch.settings().items()},
         cwd=str(Path.cwd()) if launch.here else None,
@@ -98,7 +104,7 @@ def _script(program: Sequence[str]) -> Path | None:
     return next((Path(word) for word in program if Path(word).is_file()), None)
 
 
-def _seats(cluster: Cluster) -> tuple[list[PlannedPlace], list[Seat]]:
+def seats_of(cluster: Cluster) -> tuple[list[PlannedPlace], list[Seat]]:
     """Ranks in the order of islands and their members."""
     places: list[PlannedPlace] = []
     seats: list[Seat] = []

@@ -26,7 +26,7 @@ from hetctl.launcher.runfolder import RunFolder, create_run
 from hetctl.launcher.site import Site
 from hetctl.launcher.supervisor import HostSpec, Outcome
 from hetctl.launcher.workers import host_specs
-from hetctl.launching import Launch, board_hosts, choose_way
+from hetctl.launching import Launch, board_hosts, choose_way, store_ports
 from hetctl.render.plan import show_plan
 from hetctl.render.report import write_report
 from hetctl.render.run import LiveRun, failure_lines, summary_table
@@ -289,6 +289,7 @@ def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path |
         ("python", "-m", "hetctl.trainer"),
         run=folder.identity,
         files=files,
+        store_ports=store_ports(),
         device_type=device_type(cluster.runs, [i.vendor for i in plan.islands]),
         settings=prepared.launch.settings(),
         spread=spread,

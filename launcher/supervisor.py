@@ -111,6 +111,7 @@ class Supervisor:
                 probes[event["host"]] = event["probe_port"]
                 port = event["store_port"] or port
             elif event["event"] in ("failed", "gone", "lost"):
+                self._done |= {event["host"]} if event["event"] != "failed" else set()
                 raise WorkFailed(f"{event['host']} cannot start its ranks: {event.get('reason') or 'its agent ended'}")
         return {"do": "start", "store_port": port, "probes": probes}
 

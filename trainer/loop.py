@@ -16,6 +16,7 @@ import torch.distributed as dist
 from hetctl.comm import backend
 from hetctl.comm.errors import ConfigError, WorkFailed
 from hetctl.comm.plan import Stage
+from hetctl.comm.reporter import Reporter
 from hetctl.trainer import checkpoint, spread
 from hetctl.trainer.boards import Board
 from hetctl.trainer.checkpoint import Checkpoints
@@ -34,7 +35,6 @@ from hetctl.trainer.model import StageModel, initial, parameters_of
 from hetctl.trainer.optimizer import build_optimizer, clip_factor, learning_rate, scale_within, set_learning_rate
 from hetctl.trainer.pipeline import MicroBatch, Place, StagePipeline
 from hetctl.trainer.profiling import profiled
-from hetctl.trainer.reporter import Reporter
 from hetctl.trainer.spans import share
 from hetctl.trainer.timeline import Span, Timeline, shares
 

@@ -48,6 +48,12 @@ class Problem:
     alpha: float = 1.0
     tolerance: float = 0.0  # relative; what is faster by less than this is not looked for
     across: float = 1.0  # handicap of data parallelism across islands: how much faster it must be
+    notes: tuple[str, ...] = ()  # what a person should know of the figures behind the plan
+
+    @property
+    def measured(self) -> bool:
+        """Whether every device's seconds were measured."""
+        return all(p.rates.base in self.costs.profiles for p in self.pools)
 
 
 def read_problem(
@@ -70,8 +76,10 @@ def read_problem(
         raise ConfigError(
             f"batch.global_batch {recipe.batch.global_batch} is no multiple of batch.micro_batch_size {size}"
         )
+    costs = layer_costs(cluster, recipe, profile)
     return Problem(
-        costs=layer_costs(cluster, recipe, profile),
+        costs=costs,
+        notes=_notes(costs, pools, profile),
         pools=pools,
         lanes=lanes,
         means=_means(recipe, abilities),
@@ -87,6 +95,15 @@ def read_problem(
         tolerance=next(t for most, t in TOLERANCES if sum(p.size for p in pools) <= most),
         across=GUESSED if cluster.runs == "gloo" else 1.0,
     )
+
+
+def _notes(costs: LayerCosts, pools: tuple[Pool, ...], profile: Profile | None) -> tuple[str, ...]:
+    """Which classes a profile was given for, yet says nothing of at this model and length."""
+    if profile is None:
+        return ()
+    missing = dict.fromkeys(p.device_class for p in pools if p.rates.base and p.rates.base not in costs.profiles)
+    about = f"'{costs.shape.name}' at {costs.seq_len} tokens"
+    return tuple(f"The profile says nothing of {name} for {about}: the table's figures stand in." for name in missing)
 
 
 def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> LayerCosts:

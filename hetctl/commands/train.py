@@ -53,7 +53,7 @@ def train(
     ranks and reports. With nothing configured it trains a small Llama across an emulated NVIDIA + AMD pair on
     this machine, on the source text of Python's standard library, in about a minute.
     """
-    from hetctl import planning, supervising, training
+    from hetctl import planning, submitting, supervising, training
 
     sink = Sink(as_json=as_json)
     if profile_step is not None:
@@ -86,6 +86,10 @@ def train(
         sink=sink,
     )
     training.show(prepared, sink)
+    if submitting.outside_allocation(launcher):
+        hosts = [h.name for h in prepared.launch.hosts]
+        sink.result(submitting.submit(sys.argv[1:], hosts, run_dir, label=prepared.plan.model, sink=sink))
+        return
     summary = training.train(
         prepared,
         resume=resume,

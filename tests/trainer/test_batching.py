@@ -19,6 +19,9 @@ class Table:
     def seconds(self, replica: int, part: int) -> float:
         return self.times[replica][part] if part < len(self.times[replica]) else math.inf
 
+    def bound(self, replica: int, part: int, limit: float) -> float:
+        return 0.5 * self.seconds(replica, part)
+
     def faster(self, replica: int, part: int, limit: float) -> bool:
         return self.seconds(replica, part) < limit
 
