@@ -103,7 +103,6 @@ class Trainer:
                     f"the loss or its gradient is not finite at step {step + 1}",
                     hint="lower optimizer.lr, or set train.on_nonfinite=skip",
                 )
-            self.gradients.zero_()
         self.stopping, self.save_now = stop > 0, save > 0
         if self.saving is not None and all_written == dist.get_world_size():
             self.saving.commit()
@@ -213,7 +212,6 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
     if job.recipe.train.compile:
         compile_model(model, samples=_largest_share(stage), seq_len=plan.seq_len)
-        gradients.zero_()
     timeline = Timeline(device)
     pipeline = StagePipeline(plan, place, model, groups, timeline=timeline)
     return Trainer(job, device, place, model, pipeline, gradients, optimizer, timeline, training, validation)
