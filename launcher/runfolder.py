@@ -57,6 +57,11 @@ class RunFolder:
         """What ranks read: the job and the placement."""
         return self.path / "launch"
 
+    @property
+    def flights(self) -> Path:
+        """Where ranks that fail leave what their flight recorder holds."""
+        return self.path / "logs"
+
     def log(self, rank: int) -> Path:
         return self.path / "logs" / f"rank-{rank}.log"
 

@@ -33,7 +33,8 @@ def local_host(
     for seat in seats:
         error_file = folder.error_file(seat.rank)
         error_file.unlink(missing_ok=True)
-        settings = rank_settings(seats, seat, host, files={**files, "TORCHELASTIC_ERROR_FILE": error_file})
+        own = {"TORCHELASTIC_ERROR_FILE": error_file, "HETCTL_FLIGHT_DIR": folder.flights}
+        settings = rank_settings(seats, seat, host, files={**files, **own})
         workers.append(
             {
                 "rank": seat.rank,

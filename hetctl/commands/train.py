@@ -33,6 +33,9 @@ def train(
         typer.Option(help="auto continues the run in --run-dir; never starts anew; or a checkpoint's path."),
     ] = "auto",
     run_dir: Annotated[Path | None, typer.Option(help="The run's folder; otherwise runs/<time>-<model>.")] = None,
+    skip_checks: Annotated[
+        bool, typer.Option("--skip-checks", help="Start even if a check that the plan needs fails.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Train a model on a mixed cluster.
@@ -66,6 +69,7 @@ def train(
         sink=sink,
     )
     training.show(prepared, sink)
+    training.check(prepared, run_dir=run_dir, skip=skip_checks, sink=sink)
     summary = training.train(prepared, resume=resume, run_dir=run_dir, sink=sink)
     sink.result(summary)
     supervising.raise_unless_done(summary)
