@@ -31,7 +31,8 @@ def doctor(
     hosts: Hosts = None,
     inventory: InventoryPath = None,
     level: Annotated[
-        Level, typer.Option(help="quick reads; perf also computes on every device; pairs also tries every pair of hosts.")
+        Level,
+        typer.Option(help="quick reads; perf also computes on every device; pairs also tries every pair of hosts."),
     ] = Level.quick,
     only: Ids = None,
     skip: Annotated[
@@ -43,7 +44,8 @@ def doctor(
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Show what can be checked, and stop.")] = False,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Read a run's folder instead: who waited for whom, and why.")
+        str | None,
+        typer.Option("--run", metavar="RUN", help="Read a run's folder instead: who waited for whom, and why."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write passing.txt and failing.txt (hosts) into this folder.")

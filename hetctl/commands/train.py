@@ -45,6 +45,9 @@ def train(
     profile_step: Annotated[
         int | None, typer.Option("--profile-step", metavar="N", help="Trace step N on every rank, for Perfetto.")
     ] = None,
+    skip_checks: Annotated[
+        bool, typer.Option("--skip-checks", help="Start even if a check that the plan needs fails.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Train a model on a mixed cluster.
@@ -86,6 +89,7 @@ def train(
         sink=sink,
     )
     training.show(prepared, sink)
+    training.check(prepared, run_dir=run_dir, skip=skip_checks, sink=sink)
     if submitting.outside_allocation(launcher):
         hosts = [h.name for h in prepared.launch.hosts]
         sink.result(submitting.submit(sys.argv[1:], hosts, run_dir, label=prepared.plan.model, sink=sink))

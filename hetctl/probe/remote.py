@@ -76,7 +76,8 @@ class Probe:
         parts.update((tree["folder"], partial(self.tree, **tree)) for tree in self.want["trees"])
         first = {name: tool for name, tool in self.want["tools"].items() if not tool["instead_of"]}
         parts.update((name, partial(self.tool, name, tool)) for name, tool in first.items())
-        for path in dict.fromkeys([sys.executable, *self.options["interpreters"]]):
+        pythons = [sys.executable, *self.options["interpreters"]] if self.options.get("describe", True) else []
+        for path in dict.fromkeys(pythons):
             parts["interpreter " + path] = partial(self.interpreter, path)
         threads = {n: threading.Thread(target=self.guard, args=(n, part), daemon=True) for n, part in parts.items()}
         for thread in threads.values():
@@ -268,7 +269,7 @@ class Probe:
 
     def try_folder(self, wanted: str) -> None:
         """Whether files can be written in a folder, or in the nearest one above it that is there."""
-        path = os.path.expanduser(wanted)
+        path = os.path.abspath(os.path.expanduser(wanted))
         while not os.path.isdir(path) and os.path.dirname(path) != path:
             path = os.path.dirname(path)
         found: dict[str, Any] = {"asked": wanted, "path": path}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hetctl.comm.values import encode
 from hetctl.probe.raw import Options
@@ -53,6 +54,12 @@ def program(options: Options) -> bytes:
 def request(options: Options) -> str:
     """The request as ASCII JSON."""
     return json.dumps({"options": encode(options), "want": encode(wanted(thorough=options.thorough))})
+
+
+def light_request(options: Options) -> dict[str, Any]:
+    """A request for the probe in this very process: files and calls only, no tool and no Python is started."""
+    want = replace(wanted(), tools={}, trees=_trees()[:3], tool_path=())
+    return {"options": {**encode(options), "describe": False}, "want": encode(want)}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Findings for people: a line per check by theme, under what failed the reason and a line to paste, drift, the first fix."""
+"""Findings for people: a line per check by theme, under what failed the reason and a line to paste, and drift."""
 
 from __future__ import annotations
 
