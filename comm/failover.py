@@ -173,6 +173,10 @@ class RailWatch:
             self._say(receiver.lane.lose(Loss(rail, (operation, chunk))), "from", peer)
 
     def _say(self, rail: str, way: str, peer: int) -> None:
-        sentence = f"{rail} {way} {self.who(peer)} is lost; its chunks go over the other rails"
-        RECORDER.note(sentence)
-        warnings.warn(sentence, stacklevel=2)
+        say(f"{rail} {way} {self.who(peer)} is lost; its chunks go over the other rails")
+
+
+def say(sentence: str) -> None:
+    """Let people and the flight recorder know what became of a rail."""
+    RECORDER.note(sentence)
+    warnings.warn(sentence, stacklevel=2)

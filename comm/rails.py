@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import threading
 import time
@@ -10,13 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from hetctl.comm.bridge import Bridge, LaneKey
 from hetctl.comm.c10d import Gloo, PrefixStore, Store
-from hetctl.comm.failover import Loss, Position, RailWatch, remaining, route
+from hetctl.comm.failover import Loss, Position, RailWatch, remaining, route, say
 from hetctl.comm.forwarded import Flow, ForwardedLane, RecvLane, SendLane
 from hetctl.comm.meter import METER
 from hetctl.comm.staging import CHUNK_BYTES, TRAILER_BYTES, CopyEngine, engine_for
@@ -79,18 +81,24 @@ class Link:
             if not self._rails and not self._killed:
                 # its own connection: a blocking read on a shared one would stop every other thread's store access
                 store = self._store.clone()
-                self._rails = [self._connect(store, index) for index in range(self._count(store))]
+                self._rails = [self._connect(store, index) for index in self._agreed(store)]
             if self._killed:
                 raise RuntimeError("the connection was closed")
             return self._rails
 
-    def _count(self, store: Store) -> int:
-        """As many rails as the end with more of them has; the other end takes its own in turn."""
-        mine, key = rail_count(), f"link/{self._name}/rails/"
+    def _agreed(self, store: Store) -> list[int]:
+        """The rails to connect: as many as the end with more of them has, less those that are down at either end."""
+        mine, key = [_is_up(name) for name, _ in _devices()], f"link/{self._name}/rails/"
         here, there = ("to", "from") if self._sending else ("from", "to")
-        store.set(key + here, str(mine))
+        store.set(key + here, json.dumps(mine))
         store.wait([key + there], self._timeout)
-        return max(mine, int(store.get(key + there)))
+        theirs = json.loads(store.get(key + there))
+        every = range(max(len(mine), len(theirs)))
+        up = [i for i in every if mine[i % len(mine)] and theirs[i % len(theirs)]]
+        for index in sorted(set(every) - set(up)) if up else ():
+            name = _devices()[index % len(mine)][0]
+            say(f"rail {index} ({name}) is down at one end: link {self._name} goes without it")
+        return up or list(every)
 
     def _connect(self, store: Store, index: int) -> Rail:
         interface, device = _devices()[index % len(_devices())]
@@ -221,9 +229,10 @@ def break_pair(group: Any, peer: int) -> None:
         return
 
 
-def rail_count() -> int:
-    """Rails per direction: at least one per interface that is named, more for devices than for a CPU's own memory."""
-    return len(_devices())
+def _is_up(interface: str) -> bool:
+    """Whether an interface carries traffic now; those that do not say (and a default one) do."""
+    state = Path("/sys/class/net") / interface / "operstate"
+    return not state.exists() or state.read_text().strip() not in ("down", "lowerlayerdown", "notpresent")
 
 
 def main_device() -> Any:

@@ -60,6 +60,7 @@ def swallow_rail(lost: int, *, after: int) -> list[int]:
 
 
 def loses_a_rail(rank: int, kind: str) -> tuple[list[str], int]:
+    os.environ[rails.RAILS_VARIABLE] = "3"
     failover.STALL_SECONDS = window.STALL_SECONDS = 1.0
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -92,11 +93,7 @@ def break_rail(index: int) -> None:
 
 
 def run(kind: str) -> None:
-    os.environ["HETCTL_RAILS"] = "3"
-    try:
-        outcomes = on_islands((1, 1), loses_a_rail, kind, seconds=90)
-    finally:
-        del os.environ["HETCTL_RAILS"]
+    outcomes = on_islands((1, 1), loses_a_rail, kind, seconds=90)
     for rank, (heard, recorded) in enumerate(outcomes):
         assert any(f"rail 1 (default interface) {w} rank {1 - rank}" in s for s in heard for w in ("to", "from")), heard
         assert recorded >= 1
