@@ -24,8 +24,14 @@ def largest_remainder(total: int, weights: Sequence[float], *, least: int = 0) -
     return tuple(c + least for c in counts)
 
 
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
+def divisors(number: int, *, apart: float = 1.0) -> list[int]:
+    """All divisors, ascending; or 1, the number itself, and between them only such as are `apart` by a factor."""
+    if apart > 1.0:
+        kept = [1]
+        for divisor in divisors(number)[1:]:
+            if divisor >= apart * kept[-1] or divisor == number:
+                kept.append(divisor)
+        return kept
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
 

@@ -25,6 +25,7 @@ EXECUTABLE: frozenset[Ability] = frozenset(
 
 # (most devices, tolerance of the search and of each split)
 TOLERANCES = ((64, 0.0), (512, 0.0005), (2048, 0.001), (math.inf, 0.0025))
+MANY_KINDS = 0.002  # the least tolerance where more than three kinds of devices can be combined
 # what CPU processes of one machine cost is a guess: activations are the smallest traffic unless much says otherwise
 GUESSED = 2.0
 
@@ -92,9 +93,14 @@ def read_problem(
         layers=wish.layers,
         split=wish.split,
         alpha=wish.alpha,
-        tolerance=next(t for most, t in TOLERANCES if sum(p.size for p in pools) <= most),
+        tolerance=_tolerance(pools),
         across=GUESSED if cluster.runs == "gloo" else 1.0,
     )
+
+
+def _tolerance(pools: tuple[Pool, ...]) -> float:
+    exact = next(t for most, t in TOLERANCES if sum(p.size for p in pools) <= most)
+    return max(exact, MANY_KINDS) if len(pools) > 3 else exact
 
 
 def _notes(costs: LayerCosts, pools: tuple[Pool, ...], profile: Profile | None) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from hetctl.trainer.space import partitions, views
 from hetctl.trainer.stages import SyncRate
 
 SMALL = 32  # devices
+APART = 1.9  # factor between the micro-batch sizes, or counts, that larger searches try
 SAME = 1e-9  # relative: times closer than this are equal
 
 
@@ -67,6 +68,7 @@ class Search:
         self.below = below
         self.problem, self.keep = problem, keep
         self.tolerance = problem.tolerance
+        self.apart = 1.0 if problem.tolerance == 0 else APART
         self.compete = keep if self.tolerance == 0 else 1  # how many are to be the fastest there are
         self.pipelines = Pipelines(problem)
         self.found = Found()
@@ -148,7 +150,7 @@ class Search:
     def _alone(self, grouping: Grouping) -> None:
         """One replica: every micro-batch size, most promising first."""
         total, pinned = self.problem.samples, self.problem.micro_batch_size
-        sizes = divisors(total) if pinned is None else [pinned]
+        sizes = divisors(total, apart=self.apart) if pinned is None else [pinned]
         batchings = [Batching(s, total // s) for s in sizes if s % grouping.clones == 0]
         every = [Wanted(grouping.replicas[0], b, grouping.clones) for b in batchings]
         looks = [(self.pipelines.look(wanted, self.limit), wanted) for wanted in every]
@@ -164,8 +166,8 @@ class Search:
         """
         total, pinned = self.problem.samples, self.problem.micro_batch_size
         weights = [sum(self._speed(p) for p in pools) for pools in grouping.replicas]
-        tasks = [] if pinned is not None else [(_sizes(m), total // m) for m in divisors(total)]
-        tasks += [(_counts(s), total // s) for s in (divisors(total) if pinned is None else [pinned])]
+        tasks = [] if pinned is not None else [(_sizes(m), total // m) for m in divisors(total, apart=self.apart)]
+        tasks += [(_counts(s), total // s) for s in (divisors(total, apart=self.apart) if pinned is None else [pinned])]
         weighed = []
         for batch, parts in tasks:
             if parts < len(weights):

@@ -15,6 +15,7 @@ FEW_STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 POWERS_FROM = 256  # devices of a pool beyond which stages are powers of two
 POWERS = (1, 2, 4, 8, 16, 32, 64)
 EVERY_WIDTH_UP_TO = 6  # devices of a pool
+MANY_POOLS = 4  # in one pipeline: from here on not all orders are tried
 ALL_WIDTHS_UP_TO = 8  # narrower pools try every useful width, wider ones the two widest
 
 
@@ -139,7 +140,18 @@ def orders(pools: Sequence[Pool], pins: Pins, *, alike: bool = False) -> list[tu
         place = {name: i for i, name in enumerate(pins.order)}
         return [tuple(sorted(range(len(pools)), key=lambda i: place[pools[i].island]))]
     found: dict[tuple[object, ...], tuple[int, ...]] = {}
-    for order in permutations(range(len(pools))):
+    every = permutations(range(len(pools))) if len(pools) < MANY_POOLS else _ends(pools)
+    for order in every:
         key = tuple(("" if alike else pools[i].island, pools[i].rates, tuple(map(len, pools[i].hosts))) for i in order)
         found.setdefault(key, order)
     return list(found.values())
+
+
+def _ends(pools: Sequence[Pool]) -> Iterator[tuple[int, ...]]:
+    """Every first and last pool; between them the one with most memory comes first.
+
+    First and last hold embedding and LM head; between them the place decides only how much is held in flight.
+    """
+    by_memory = sorted(range(len(pools)), key=lambda i: -pools[i].rates.memory_bytes)
+    for first, last in permutations(range(len(pools)), 2):
+        yield (first, *(i for i in by_memory if i not in (first, last)), last)
