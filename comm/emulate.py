@@ -97,8 +97,7 @@ def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
                 devices.append(Device(index, island.vendor, part.device_class, cap, (nic.name,), speed=part.speed))
         members = tuple(Member(machine.host, i) for i in range(first, len(devices)))
         islands.append(Island(name, island.vendor, "host", members))
-    facts = {} if machine.device_class is None else {"device_class": machine.device_class}
-    host = Host(machine.host, data_address="127.0.0.1", devices=tuple(devices), nics=(nic,), facts=facts)
+    host = Host(machine.host, data_address="127.0.0.1", devices=tuple(devices), nics=(nic,))
     ways = (
         Transport("shm", True, "both islands are on this machine: memory that both processes map"),
         Transport("tcp", True, "loopback TCP on this machine: what a network would see"),
@@ -107,7 +106,15 @@ def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
     )
     links = tuple(Link((a.name, b.name), ways) for a, b in combinations(islands, 2))
     network = Network("host", "host", (host.name,), "one machine")
-    return Cluster((host,), tuple(islands), (network,), links, source="emulated", runs=machine.native)
+    return Cluster(
+        (host,),
+        tuple(islands),
+        (network,),
+        links,
+        source="emulated",
+        runs=machine.native,
+        runs_class=machine.device_class,
+    )
 
 
 def describe_cluster(spec: Sequence[SpecIsland], classes: Mapping[str, ClassRow]) -> Cluster:

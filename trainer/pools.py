@@ -126,7 +126,7 @@ def base_class(cluster: Cluster, label: str) -> DeviceClass:
     name = label
     if cluster.source == "emulated":
         fallback = "cpu" if cluster.runs == "gloo" else cluster.hosts[0].devices[0].device_class
-        name = str(cluster.hosts[0].facts.get("device_class", fallback))
+        name = cluster.runs_class or fallback
     row = CLASSES.get(name)
     if row is None:
         raise ConfigError(f"'{name}' is not a device class hetctl knows", hint=nearest(name, CLASSES))
