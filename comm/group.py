@@ -16,6 +16,7 @@ from hetctl.comm.bridge import P2P, Bridge, Transport
 from hetctl.comm.c10d import PrefixStore
 from hetctl.comm.cluster import TransportKind
 from hetctl.comm.collectives import Collectives
+from hetctl.comm.failover import RailWatch
 from hetctl.comm.islands import Native, break_native, make_island
 from hetctl.comm.layout import Layout
 from hetctl.comm.lines import Run
@@ -81,8 +82,11 @@ class HetGroup(Operations):
         place = self._placement.island_of_rank
         kind = self._placement.carrier(place[self._ranks[self._rank]].name, place[self._ranks[peer]].name)
         if kind not in self._transports:
-            self._transports[kind] = ShmTransport() if kind == "shm" else RailTransport()
+            self._transports[kind] = self._new_transport(kind)
         return self._transports[kind]
+
+    def _new_transport(self, kind: TransportKind) -> Transport:
+        return ShmTransport() if kind == "shm" else RailTransport(RailWatch(self._rank, self._store, self._who))
 
     def _native(self, device: torch.device) -> Native:
         native = self._natives.get(device.type)

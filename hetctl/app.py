@@ -10,6 +10,7 @@ from hetctl import __version__
 from hetctl.comm.errors import HetctlError
 from hetctl.commands import bench, hosts, runs
 from hetctl.commands.discover import discover
+from hetctl.commands.doctor import doctor
 from hetctl.commands.export import export
 from hetctl.commands.plan import plan
 from hetctl.commands.run import run
@@ -37,6 +38,7 @@ def root(
 
 
 app.command("discover")(discover)
+app.command("doctor")(doctor)
 app.add_typer(hosts.app)
 app.command("plan")(plan)
 app.command("train")(train)

@@ -46,7 +46,7 @@ def run_program(
     _check(program)
     plan = load_plan(plan_file) if plan_file else None
     cluster = find_running_cluster(cluster_file, emulate, plan=plan, sink=sink)
-    places, seats = _seats(cluster)
+    places, seats = seats_of(cluster)
     bridges = plan.bridges if plan else _bridges(cluster, bridge or "auto")
     label = Path(program[-1] if len(program) == 2 else program[min(1, len(program) - 1)]).stem
     if outside_allocation(way):
@@ -104,7 +104,7 @@ def _script(program: Sequence[str]) -> Path | None:
     return next((Path(word) for word in program if Path(word).is_file()), None)
 
 
-def _seats(cluster: Cluster) -> tuple[list[PlannedPlace], list[Seat]]:
+def seats_of(cluster: Cluster) -> tuple[list[PlannedPlace], list[Seat]]:
     """Ranks in the order of islands and their members."""
     places: list[PlannedPlace] = []
     seats: list[Seat] = []

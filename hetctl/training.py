@@ -19,6 +19,7 @@ from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.plan import Plan, load_plan, save_plan
 from hetctl.comm.values import encode
 from hetctl.console import Sink
+from hetctl.doctor.preflight import preflight, refuse_on_failures
 from hetctl.launcher.crew import Crew
 from hetctl.launcher.environment import PlannedPlace, Seat, device_type, placement_of
 from hetctl.launcher.link import Event
@@ -119,6 +120,17 @@ def _stand_ins(plan: Plan, cluster: Cluster) -> list[Seat]:
 def show(prepared: Prepared, sink: Sink) -> None:
     """The plan for people, before anything starts."""
     show_plan(sink, prepared.plan)
+
+
+def check(prepared: Prepared, *, run_dir: Path | None, skip: bool, sink: Sink) -> None:
+    """The quick checks that the plan needs. Raises WorkFailed on failures unless told to `skip` them."""
+    folder = RunFolder(run_dir).checkpoints if run_dir else Path("runs").absolute()
+    findings = preflight(prepared.plan, prepared.cluster, folder=folder)
+    for finding in findings:
+        if finding.state == "fail" and skip:
+            sink.warn(f"{finding.host}: {finding.check}: {finding.reason}; started all the same (--skip-checks)")
+    if not skip:
+        refuse_on_failures(findings)
 
 
 def check_data(recipe: Recipe, sink: Sink) -> None:

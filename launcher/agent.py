@@ -189,13 +189,16 @@ class Agent:
         if code == -signal.SIGKILL and (oom := self.oom.killed(worker.process.pid)) is not None:
             more = {"oom": oom}
         asked = self.deadline is not None and reason is None
+        error = worker.error()
+        if code > 0 and error is None and not reason and _is_full(os.path.dirname(worker.log)):
+            more = {"reason": f"it ended with exit code {code}, and could not say why: No space left on its disk"}
         self.wire.tell(
             event="exit",
             rank=worker.rank,
             code=code,
             at=time.time(),
             asked=asked,
-            error=worker.error(),
+            error=error,
             pending=_pending(self.spec.get("flight", ""), worker.rank) if code else None,
             **more,
         )
@@ -236,6 +239,15 @@ def _listen(address: str, ports: list[int]) -> socket.socket:
             listener.close()
             problem = error.strerror
     raise OSError(None, f"no free port on {address} among {ports[0]}-{ports[-1]} ({problem})")
+
+
+def _is_full(folder: str) -> bool:
+    """Whether a file system has less room than an error message needs."""
+    try:
+        about = os.statvfs(folder)
+    except OSError:
+        return False
+    return about.f_bavail * about.f_frsize < 64 << 10
 
 
 def _write(path: str, text: str) -> None:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import unittest
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,6 +95,7 @@ class _Counting(unittest.TextTestResult):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self.outcomes: dict[str, str] = {}
+        self.reasons: Counter[str] = Counter()
         self._began = time.monotonic()
 
     def startTest(self, test: unittest.TestCase) -> None:
@@ -110,6 +112,7 @@ class _Counting(unittest.TextTestResult):
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
         self._note(test, "skip")
+        self.reasons[reason] += 1
 
     def addFailure(self, test: unittest.TestCase, err: object) -> None:
         self._note(test, "fail")
@@ -123,6 +126,8 @@ def run(backend: str, names: list[str]) -> dict[str, str]:
     suite = unittest.TestSuite(TorchSuite(n) for n in names or unittest.TestLoader().getTestCaseNames(TorchSuite))
     result = unittest.TextTestRunner(stream=open(os.devnull, "w"), resultclass=_Counting).run(suite)  # noqa: SIM115
     assert isinstance(result, _Counting)
+    for reason, count in result.reasons.most_common():
+        print(f"skipped {count}: {reason}")
     return result.outcomes
 
 

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm import backend
+from hetctl.comm.reporter import Reporter
 from hetctl.trainer.job import current_job
 from hetctl.trainer.loop import run
-from hetctl.trainer.reporter import Reporter
 
 
 def _cap_memory(device: torch.device, limit: int | None) -> None:

@@ -111,6 +111,7 @@ class Bucket:
         self.arriving: Any = None  # the gathering of the weights
         self.summing: Any = None  # the sum of the gradients over all holders
         self.missing = 0  # gradients still to be accumulated in this step
+        self._fresh: set[str] = set()  # parameters whose first gradient of this step is still to come
 
     def _buffers(self, each: int) -> tuple[Tensor, Tensor, Tensor]:
         """(this rank's shard of the weights, the gradient, this rank's shard of it)."""
@@ -142,7 +143,12 @@ class Bucket:
 
     def add(self, slot: Slot, gradient: Tensor) -> None:
         """Accumulate one parameter's gradient of one micro-batch."""
-        self.gradient[slot.first : slot.first + slot.numel].add_(gradient.reshape(-1))
+        place = self.gradient[slot.first : slot.first + slot.numel]
+        if slot.name in self._fresh:
+            self._fresh.discard(slot.name)
+            place.copy_(gradient.reshape(-1))  # what the last step left there need not be read, nor zeroed before
+        else:
+            place.add_(gradient.reshape(-1))
         self.missing -= 1
 
     def start_sum(self) -> None:
@@ -188,9 +194,10 @@ class Bucket:
     def release(self) -> None:
         """The model has done with the weights for now; here they stay."""
 
-    def zero_(self) -> None:
-        """Forget the gradient."""
-        self.gradient.zero_()
+    def begin_step(self, micro_batches: int) -> None:
+        """Forget the gradient, and expect those of so many micro-batches."""
+        self.missing = micro_batches * len(self.layout.slots)
+        self._fresh = {slot.name for slot in self.layout.slots}
 
     def part_of(self, slot: Slot) -> Interval | None:
         """Which elements of a parameter lie in this rank's shard."""

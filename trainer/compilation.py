@@ -13,7 +13,7 @@ from hetctl.trainer.model import StageModel
 def compile_model(model: StageModel, *, samples: int, seq_len: int) -> bool:
     """Compile every block, and try them forward and backward before anyone waits for this rank's first step.
 
-    Returns whether the model is compiled now. Gradients that the trial leaves behind are the caller's to forget.
+    Returns whether the model is compiled now. The next step forgets the gradients that the trial leaves behind.
     """
     blocks = list(model.layers.values())
     for block in blocks:

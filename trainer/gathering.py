@@ -62,6 +62,10 @@ class ShardedBucket(Bucket):
             self._arrived = 0
             self._scatter()
 
+    def begin_step(self, micro_batches: int) -> None:
+        super().begin_step(micro_batches)
+        self.gradient.zero_()
+
     def start_sum(self) -> None:
         """Where others hold these layers too: the sum of whole gradients, each rank giving its shard and zeros."""
         self._settle()

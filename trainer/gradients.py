@@ -70,9 +70,9 @@ class Gradients:
                 bucket.assign(name, value)
 
     def begin_step(self, micro_batches: int) -> None:
-        """Expect the gradients of so many micro-batches."""
+        """Forget the last step's gradients, and expect those of so many micro-batches."""
         for bucket in self.buckets:
-            bucket.missing = micro_batches * len(bucket.layout.slots)
+            bucket.begin_step(micro_batches)
 
     def synchronise(self, timeline: Timeline) -> None:
         """Wait until every bucket is summed over its holders; start the sums that backward has not started."""
@@ -102,11 +102,6 @@ class Gradients:
         """Hand the optimiser the gradients where its state is on the host."""
         for bucket in self.buckets:
             bucket.prepare_update()
-
-    def zero_(self) -> None:
-        """Forget the step's gradients."""
-        for bucket in self.buckets:
-            bucket.zero_()
 
     def publish(self) -> None:
         """Give the model the updated masters; what other ranks hold arrives while the next step begins."""

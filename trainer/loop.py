@@ -16,6 +16,7 @@ import torch.distributed as dist
 from hetctl.comm import backend
 from hetctl.comm.errors import ConfigError, WorkFailed
 from hetctl.comm.plan import Stage
+from hetctl.comm.reporter import Reporter
 from hetctl.trainer import checkpoint, spread
 from hetctl.trainer.boards import Board
 from hetctl.trainer.checkpoint import Checkpoints
@@ -28,12 +29,12 @@ from hetctl.trainer.gathering import keeps_whole
 from hetctl.trainer.gradients import Gradients
 from hetctl.trainer.groups import create_groups
 from hetctl.trainer.huggingface import WeightFiles
+from hetctl.trainer.idle import IdleGradients, IdlePipeline, is_idle
 from hetctl.trainer.job import Job
 from hetctl.trainer.model import StageModel, initial, parameters_of
 from hetctl.trainer.optimizer import build_optimizer, clip_factor, learning_rate, scale_within, set_learning_rate
 from hetctl.trainer.pipeline import MicroBatch, Place, StagePipeline
 from hetctl.trainer.profiling import profiled
-from hetctl.trainer.reporter import Reporter
 from hetctl.trainer.spans import share
 from hetctl.trainer.timeline import Span, Timeline, shares
 
@@ -102,7 +103,6 @@ class Trainer:
                     f"the loss or its gradient is not finite at step {step + 1}",
                     hint="lower optimizer.lr, or set train.on_nonfinite=skip",
                 )
-            self.gradients.zero_()
         self.stopping, self.save_now = stop > 0, save > 0
         if self.saving is not None and all_written == dist.get_world_size():
             self.saving.commit()
@@ -160,6 +160,8 @@ class Trainer:
     def _cut(self, dataset: Dataset, step: int) -> list[MicroBatch]:
         """This rank's samples of a step: its replica's share, cut into micro-batches, cut by width."""
         plan, place = self.job.plan, self.place
+        if is_idle(plan, place.rank):
+            return []
         stage = plan.replicas[place.replica].stages[place.stage]
         offset = sum(r.samples for r in plan.replicas[: place.replica])
         low, high = share(stage.micro_batch_size, stage.width, place.part)
@@ -189,6 +191,8 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     torch.manual_seed(job.recipe.train.seed)
     groups = create_groups(plan, timeout=timedelta(seconds=job.timeout_s))
     place = Place.of(plan, rank)
+    if is_idle(plan, rank):
+        return _idle(job, device, place, training=training, validation=validation)
     stage = plan.replicas[place.replica].stages[place.stage]
     with torch.device("meta"):
         model = StageModel(job.shape, stage.layers, recompute=stage.recompute)
@@ -208,10 +212,18 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
     if job.recipe.train.compile:
         compile_model(model, samples=_largest_share(stage), seq_len=plan.seq_len)
-        gradients.zero_()
     timeline = Timeline(device)
     pipeline = StagePipeline(plan, place, model, groups, timeline=timeline)
     return Trainer(job, device, place, model, pipeline, gradients, optimizer, timeline, training, validation)
+
+
+def _idle(job: Job, device: torch.device, place: Place, **data: Any) -> Trainer:
+    """The trainer of a rank without a stage."""
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    model: Any = torch.nn.Module()
+    pipeline: Any = IdlePipeline()
+    gradients: Any = IdleGradients()
+    return Trainer(job, device, place, model, pipeline, gradients, optimizer, Timeline(device), **data)
 
 
 def _fill(gradients: Gradients, job: Job, device: torch.device) -> None:
@@ -323,7 +335,8 @@ def _summarise(
     }
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, mine)
-    if not trainer.history:
+    if not trainer.history:  # the checkpoint was the last one already
+        reporter.emit("summary", interrupted=interrupted, steps=done, validation_loss=validation, train_s=seconds)
         return
     spans: list[list[list[Span]]] = [e["spans"] for e in everybody]
     tokens = sum(f.tokens for f in trainer.history)

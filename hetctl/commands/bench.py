@@ -48,6 +48,30 @@ def pipeline(
     sink.result(result)
 
 
+@app.command("bridge")
+def bridge(
+    emulate: Annotated[
+        str, typer.Option("--emulate", metavar="SPEC", help="The islands, on this machine.")
+    ] = "h200:1,mi325x:1",
+    bridge: options.Bridge = None,
+    max_size: Annotated[
+        str | None, typer.Option("--max-size", metavar="SIZE", help="Largest message; 1GiB on GPUs, 4MiB on CPU.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Rates of messages and all-reduces from 1 KiB up, latency, and what a gigabyte costs, per transport.
+
+    Beside them, where the islands are emulated, the native library, and raw ceilings: host copies and gloo groups.
+    """
+    from hetctl import bridging
+
+    sink = Sink(as_json=as_json)
+    found = bridging.bench_bridge(emulate=emulate, bridge=bridge, max_size=max_size, sink=sink)
+    sink.say(bridging.bridge_table(found))
+    sink.say(bridging.cost_table(found))
+    sink.result(found)
+
+
 @app.command("ops")
 def ops(
     model: Annotated[str, typer.Option("--model", help="The model's shape.")] = "demo",

@@ -42,6 +42,12 @@ def train(
     ] = False,
     launcher: options.Launcher = "auto",
     detach: options.Detach = False,
+    profile_step: Annotated[
+        int | None, typer.Option("--profile-step", metavar="N", help="Trace step N on every rank, for Perfetto.")
+    ] = None,
+    skip_checks: Annotated[
+        bool, typer.Option("--skip-checks", help="Start even if a check that the plan needs fails.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Train a model on a mixed cluster.
@@ -53,6 +59,8 @@ def train(
     from hetctl import planning, submitting, supervising, training
 
     sink = Sink(as_json=as_json)
+    if profile_step is not None:
+        settings = [*(settings or ()), f"train.profile_step={profile_step}"]
     if detach:
         from hetctl.detaching import detach as in_background
 
@@ -81,6 +89,7 @@ def train(
         sink=sink,
     )
     training.show(prepared, sink)
+    training.check(prepared, run_dir=run_dir, skip=skip_checks, sink=sink)
     if submitting.outside_allocation(launcher):
         hosts = [h.name for h in prepared.launch.hosts]
         sink.result(submitting.submit(sys.argv[1:], hosts, run_dir, label=prepared.plan.model, sink=sink))

@@ -199,5 +199,6 @@ def _resume(on: Stage, run: Path, verdict: Verdict) -> None:
         verdict.problems.append(f"it cannot be resumed: {errors[-300:]}")
         return
     found = {json.loads(line)["step"]: json.loads(line)["loss"] for line in (run / "metrics.jsonl").open()}
-    if [found.get(step + 1) for step in range(STEPS)] != on.reference:
+    told = range(1, STEPS + 1) if not FAULTS[verdict.fault].loses_launcher else found  # some steps nobody wrote down
+    if [found.get(step) for step in told] != [on.reference[step - 1] for step in told]:
         verdict.problems.append("the resumed losses differ from an undisturbed run's")

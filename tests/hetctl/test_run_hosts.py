@@ -125,6 +125,21 @@ def test_values_arrive_as_they_are_and_secrets_show_nowhere(rig: netns.Rig, mine
     assert [oct(p.stat().st_mode & 0o777) for p in folders] == ["0o700"] * 2
 
 
+def test_ranks_start_inside_a_container(mine: Path, tmp_path: Path) -> None:
+    """The prefix is a stand-in for docker that shows in the environment that it was gone through."""
+    docker = '#!/bin/sh\n[ "$1 $2 $3" = "exec -i box" ] || exit 9\nshift 3\nINSIDE=yes exec "$@"\n'
+    specs = [netns.HostSpec(tools={"docker": docker}, hide=(str(mine),)) for _ in range(2)]
+    with netns.hosts(specs, tmp_path, rails=1) as rig:
+        cluster = write_cluster(rig, ISLANDS, mine / "boxes.yaml")
+        prefix = ("docker", "exec", "-i", "box")
+        hosts = tuple(replace(h, access=replace(h.access, prefix=prefix)) for h in cluster.hosts if h.access)
+        save_cluster(mine / "boxes.yaml", replace(cluster, hosts=hosts))
+        run = Running(rig, mine, "boxes", '["INSIDE"]', "end", cluster="boxes.yaml")
+        assert run.end()[0] == 0
+        assert all('"INSIDE": "yes"' in log.read_text() for log in run.folder.glob("logs/rank-*.log"))
+        assert run.left() == []
+
+
 def test_a_killed_rank_ends_everybody_soon_and_is_named(rig: netns.Rig, mine: Path) -> None:
     run = Running(rig, mine, "killed").up()
     other = Running(rig, mine, "neighbour").up()

@@ -79,7 +79,7 @@ def train_layout(
         trainer.gradients.arrive()
         trace.losses.append(figures.loss)
         trace.norms.append(figures.grad_norm)
-        trace.parameters.append({n: m.detach().cpu().clone() for n, m in trainer.model.named().items()})
+        trace.parameters.append({n: m.detach().cpu().clone() for n, m in trainer.gradients.parameters.items()})
     return trace
 
 

@@ -40,6 +40,7 @@ OFFLOADED = Layout(
     (Pipe((Cut((0, 2), (0, 1), 2, offload=True), Cut((2, 4), (2,), recompute="full", offload=True)), 2, 4),),
 )
 TWO_CLASSES = Layout(((0, 1),), (Pipe((Cut((0, 4), (0,)),), 1, 5), Pipe((Cut((0, 4), (1,)),), 1, 3)))
+IDLE = Layout(((0, 1), (2,)), (Pipe((Cut((0, 1), (0,)), Cut((1, 4), (2,))), 2, 4),))
 LAYOUTS = {
     "1+1": ONE_EACH,
     "2+2": TWO_EACH,
@@ -52,6 +53,7 @@ LAYOUTS = {
     "2 shards beside 3": UNEQUAL_SHARDS,
     "recomputed": RECOMPUTED,
     "offloaded": OFFLOADED,
+    "an idle rank": IDLE,
     "two classes in one island, 5:3": TWO_CLASSES,
 }
 SAMPLES = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.comm.errors import ConfigError
+from hetctl.comm.units import MiB
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of tokens, sequences, documents
@@ -53,6 +55,17 @@ def files_of(source: str) -> tuple[Path, Path]:
         if not file.is_file():
             raise ConfigError(f"the data path '{file}' does not exist", hint="Megatron's .bin and .idx go together")
     return pair
+
+
+def digest_of(source: str) -> str:
+    """Equal where the files are: of the whole index, and of the tokens' ends (they may be terabytes)."""
+    tokens, index = files_of(source)
+    digest = hashlib.sha256(index.read_bytes())
+    with tokens.open("rb") as file:
+        digest.update(file.read(MiB))
+        file.seek(max(0, tokens.stat().st_size - MiB))
+        digest.update(file.read())
+    return digest.hexdigest()[:24]
 
 
 def open_indexed(source: str) -> Indexed:

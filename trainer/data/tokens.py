@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_text
-from hetctl.trainer.data.megatron import is_megatron, open_indexed
+from hetctl.trainer.data.megatron import digest_of, is_megatron, open_indexed
 from hetctl.trainer.data.sources import MAX_TOKENIZER_BYTES, documents, fingerprint, held_out
 from hetctl.trainer.recipe import DataSection
 
@@ -73,7 +73,7 @@ def open_tokens(section: DataSection, cache: Path | None = None) -> Tokens:
     about = json.loads((folder / "tokens.json").read_text())
     if is_megatron(section.source):
         mapped = open_indexed(section.source).tokens
-        return Tokens(mapped[: about["train"]], mapped[about["train"] :], about["vocabulary"])
+        return Tokens(mapped[: about["train"]], mapped[about["train"] :], about["vocabulary"], about["digest"])
     sides = (np.memmap(folder / f"{side}.bin", dtype=np.uint32, mode="r") for side in ("train", "validation"))
     train, validation = sides
     return Tokens(train, validation, about["vocabulary"], about.get("digest", ""))
@@ -119,7 +119,8 @@ def _make(section: DataSection, folder: Path) -> None:
     if is_megatron(section.source):
         indexed = open_indexed(section.source)
         cut = indexed.cut(section.validation_share)
-        (folder / "tokens.json").write_text(json.dumps({"vocabulary": indexed.largest() + 1, "train": cut}))
+        made = {"vocabulary": indexed.largest() + 1, "train": cut, "digest": digest_of(section.source)}
+        (folder / "tokens.json").write_text(json.dumps(made))
         return
     tokenizer = load_tokenizer(section)
     counts = {"train": 0, "validation": 0}
