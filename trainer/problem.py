@@ -84,7 +84,7 @@ def read_problem(
         pools=pools,
         lanes=lanes,
         means=_means(recipe, abilities),
-        tensors=TENSOR_DEGREES if "tensor" in abilities else (1,),
+        tensors=tuple(t for t in TENSOR_DEGREES if costs.shape.heads % t == 0) if "tensor" in abilities else (1,),
         pins=_pins(cluster, recipe, abilities),
         samples=recipe.batch.global_batch,
         micro_batch_size=size,
@@ -159,7 +159,12 @@ def _pins(cluster: Cluster, recipe: Recipe, abilities: frozenset[Ability]) -> Pi
     if tensor is not None and (tensor not in TENSOR_DEGREES or shape.heads % tensor):
         raise ConfigError(f"parallelism.tensor={tensor} is not possible", hint="1, 2, 4 or 8, dividing the heads")
     replicas = None if wish.data == "auto" else wish.data
-    return Pins(tensor, stages, replicas, _order(cluster, recipe), every_island=cluster.source == "emulated")
+    order = _order(cluster, recipe)
+    if wish.split != "auto" and (stages, replicas, order) == (None, None, None) and len(cluster.islands) > 1:
+        # these rules share layers out among islands: one stage each, as they come
+        order = tuple(i.name for i in cluster.islands)
+        stages = len(order)
+    return Pins(tensor, stages, replicas, order, every_island=cluster.source == "emulated")
 
 
 def _order(cluster: Cluster, recipe: Recipe) -> tuple[str, ...] | None:
