@@ -179,8 +179,10 @@ class HetGroup(Operations):
             return self._noted(work)
         if self._layout.local(src):
             place = self._layout.mine.index(src)
-            native = self._native(target.device).messenger(place, self._layout.place).recv([target], place, tag)
-            return self._local(what, tensors, native, peer=src, deadline=deadline)
+            landing = None if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
+            written = target if landing is None else landing
+            native = self._native(target.device).messenger(place, self._layout.place).recv([written], place, tag)
+            return self._local(what, tensors, native, peer=src, deadline=deadline, landing=landing)
         data = target if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
         if data is not target:
             work = Returning(what, target, data, deadline)
@@ -211,10 +213,18 @@ class HetGroup(Operations):
         return local
 
     def _local(
-        self, what: str, tensors: list[torch.Tensor], native: Any, *, peer: int, deadline: Deadline
+        self,
+        what: str,
+        tensors: list[torch.Tensor],
+        native: Any,
+        *,
+        peer: int,
+        deadline: Deadline,
+        landing: torch.Tensor | None = None,
     ) -> NativeMessage:
         """A native message of this rank's own island, with this group's way of failing."""
-        work = NativeMessage(what, tensors, native=native, deadline=deadline, on_error=self._alarm.judged)
+        failed = self._alarm.judged
+        work = NativeMessage(what, tensors, native=native, deadline=deadline, on_error=failed, landing=landing)
         work.source = peer
         self._record(work, what.split()[0], peer=peer, tensors=tensors)
         self._noted(work)
