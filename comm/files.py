@@ -13,6 +13,7 @@ from typing import Any
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.units import MiB, show_bytes
 
+MAX_PLAIN_KEY = 1000  # YAML readers take keys of up to 1,024 characters without a question mark
 MAX_YAML_BYTES = 64 * MiB
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+#-]*")
 _WORDS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
@@ -63,7 +64,9 @@ def write_yaml(path: Path, data: Any, *, header: str = "") -> None:
 def _block(data: Any, indent: str) -> Iterator[str]:
     if isinstance(data, dict) and data:
         for key, value in data.items():
-            if _nested(value) and len(value):
+            if len(_flow(key)) > MAX_PLAIN_KEY:
+                yield f"{indent}? {_flow(key)}\n{indent}: {_flow(value)}\n"
+            elif _nested(value) and len(value):
                 yield f"{indent}{_flow(key)}:\n"
                 yield from _block(value, indent + "  ")
             else:
@@ -95,8 +98,13 @@ def _flow(data: Any) -> str:
     if isinstance(data, int):
         return str(data)
     if isinstance(data, dict):
-        return "{" + ", ".join(f"{_flow(k)}: {_flow(v)}" for k, v in data.items()) + "}"
+        return "{" + ", ".join(f"{_flow_key(k)}: {_flow(v)}" for k, v in data.items()) + "}"
     return "[" + ", ".join(map(_flow, data)) + "]"
+
+
+def _flow_key(key: Any) -> str:
+    text = _flow(key)
+    return text if len(text) <= MAX_PLAIN_KEY else f"? {text} "
 
 
 def _quoted(text: str) -> str:

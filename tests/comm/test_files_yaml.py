@@ -29,6 +29,14 @@ def test_any_plain_data_comes_back(data: object) -> None:
     assert yaml.safe_load("".join(_block(data, ""))) == data
 
 
+def test_keys_longer_than_readers_take_plainly() -> None:
+    import yaml
+
+    long = "k" * 1200
+    for data in ({long: 1}, {long: {"a": [1, {"b": long}]}}, {"x": [{long: None, "y": 2}]}):
+        assert yaml.safe_load("".join(_block(data, ""))) == data
+
+
 def test_lists_of_mappings_have_a_line_each(tmp_path: Path) -> None:
     data = {"ranks": [{"rank": 0, "host": "a b"}, {"rank": 1, "host": "h200#2"}], "empty": [], "ahead": [2, 1]}
     write_yaml(tmp_path / "x.yaml", data, header="why")
