@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -132,12 +132,20 @@ def document(found: Examination, *, level: str) -> dict[str, Any]:
         "level": level,
         "hosts": [r.name for r in found.ward.reports],
         "findings": [encode(f) for f in found.findings],
+        "performance": {host: _without_samples(found_) for host, found_ in found.ward.performance.items()},
         "drift": [encode(d) for d in drift(found.ward)],
         "problems": len(to_mend(found.findings)),
         "first": encode(first) if first is not None else None,
         "seconds": found.seconds,
         "exit_code": exit_code(found.findings),
     }
+
+
+def _without_samples(data: Any) -> Any:
+    """What a host measured, without the values that only served to compare devices."""
+    if isinstance(data, Mapping):
+        return {key: _without_samples(value) for key, value in data.items() if key != "sample"}
+    return [_without_samples(value) for value in data] if isinstance(data, list) else data
 
 
 def list_document(checks: Sequence[Check]) -> list[dict[str, Any]]:
