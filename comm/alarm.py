@@ -17,6 +17,7 @@ POLL_SECONDS = 0.5
 PAUSE_SECONDS = 0.05
 ANSWER_SECONDS = 2.0
 VERDICT_SECONDS = 3.5
+STORE_SECONDS = 4.0  # a store that takes longer is behind a broken network: calls to it may block for minutes
 
 
 class Alarm:
@@ -45,9 +46,16 @@ class Alarm:
 
     def ring(self, sentence: str) -> None:
         """Tell everybody that an operation failed here; returns at once."""
-        self._mine = self._mine or sentence
+        with self._lock:
+            first, self._mine = self._mine is None, self._mine or sentence
         self.watch()
         self._wake.set()
+        if first:
+            threading.Thread(target=self._wait_for_store, name="het alarm, waiting", daemon=True).start()
+
+    def _wait_for_store(self) -> None:
+        if not self._judged.wait(STORE_SECONDS) and not self._closed:
+            self._end(f"{self._mine}; the job's store does not answer: this rank is cut off from it")
 
     def judged(self, sentence: str) -> BridgeError:
         """Ring, and wait for the verdict: for errors that are met in the program's own thread."""
@@ -59,6 +67,7 @@ class Alarm:
         with self._lock:
             self._closed = True
         self._wake.set()
+        self._judged.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(VERDICT_SECONDS + ANSWER_SECONDS)
 
@@ -71,9 +80,16 @@ class Alarm:
             detail = str(error).strip().splitlines()[:1]
             verdict = f"{self._mine}; the job's store does not answer either: {''.join(detail)[:120]}"
         if verdict is not None:
+            self._end(verdict)
+
+    def _end(self, verdict: str) -> None:
+        """Deliver a verdict, the first one only."""
+        with self._lock:
+            if self._verdict is not None:
+                return
             self._verdict = BridgeError(verdict)
-            self._judged.set()
-            self._on_verdict(self._verdict)
+        self._judged.set()
+        self._on_verdict(self._verdict)
 
     def _watch(self) -> str | None:
         store = self._base.clone()

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hetctl.comm.bridge import METER
 from hetctl.comm.c10d import PrefixStore, ProcessGroup
 from hetctl.comm.group import HetGroup
 from hetctl.comm.islands import make_native
+from hetctl.comm.meter import METER
 from hetctl.comm.placement import Placement, current_placement
 
 NAME = "het"

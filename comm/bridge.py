@@ -17,21 +17,6 @@ from hetctl.comm.work import BridgeError, Deadline, HetWork
 P2P, COLLECTIVE = 0, 1  # the program's own messages, and those that collectives are made of, never meet
 
 
-class Meter:
-    """Bytes of payload that this process sent across islands."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.sent = 0
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self.sent += count
-
-
-METER = Meter()
-
-
 @dataclass(eq=False)
 class Message:
     """One tensor on its way: flat, contiguous; `ready` is the event after which it may be read or written."""

@@ -11,43 +11,19 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from hetctl.comm.bridge import METER, Bridge, LaneKey, Message
+from hetctl.comm.bridge import Bridge, LaneKey, Message
 from hetctl.comm.layout import pieces
-from hetctl.comm.staging import Copied, CopyEngine, TrailerMismatch, flat_bytes, seal, unseal
+from hetctl.comm.meter import METER
+from hetctl.comm.staging import CopyEngine, TrailerMismatch, flat_bytes, seal, unseal
+from hetctl.comm.window import Chunk, Port, Window
 from hetctl.comm.work import BridgeError, reason_of
 
 COPIES_AHEAD = 2  # copies that stay in flight while the window is full: one at a time would idle the copy engine
 IDLE_SECONDS = 5.0  # an unused lane's thread ends; the next message starts another
-
-
-class Posted(Protocol):
-    """A slot on its way; `wait` blocks until it has gone or come. Raises RuntimeError."""
-
-    def wait(self, timeout: timedelta) -> bool | None: ...
-
-
-class Port(Protocol):
-    """One end of a lane: gives slots, sends or receives them in order, takes them back."""
-
-    def rail(self, number: int) -> str:
-        """The name of the rail that chunk `number` of a message takes, for people."""
-
-    def take(self, nbytes: int, number: int) -> torch.Tensor:
-        """The slot for the next chunk; at most a window of them is out at a time."""
-
-    def post(self, slot: torch.Tensor, length: int, number: int) -> Posted:
-        """Start sending or receiving the first `length` bytes and the trailer of a slot."""
-
-    def give(self, slot: torch.Tensor, event: Any) -> None:
-        """Take a slot back, in order; the device still reads it until `event`, where there is one."""
-
-    def idle(self) -> None:
-        """Nothing is left to do for now: settle what was put off."""
 
 
 @dataclass(frozen=True)
@@ -56,22 +32,6 @@ class Flow:
 
     chunk_bytes: int
     window: int  # together with the chunk it bounds a lane's memory
-
-
-@dataclass(eq=False)
-class _Chunk:
-    message: Message
-    first: int
-    past: int
-    number: int
-    last: bool
-    slot: torch.Tensor
-    copied: Copied | None = None
-    posted: Posted | None = None
-
-    @property
-    def length(self) -> int:
-        return self.past - self.first
 
 
 class ForwardedLane:
@@ -87,10 +47,9 @@ class ForwardedLane:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = False
-        self._port: Port | None = None
-        self._operation = 0  # messages whose chunks have all gone or come
+        self._operation = 0  # messages whose chunks have all been begun
         self._todo: deque[tuple[Message, int, int, int, bool]] = deque()  # first, past, number, last
-        self._posted: deque[_Chunk] = deque()
+        self._window: Window | None = None
 
     def put(self, message: Message) -> None:
         with self._lock:
@@ -107,7 +66,7 @@ class ForwardedLane:
         self._queue.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join(seconds)
-        self._port = None
+        self._window = None
 
     def _run(self) -> None:
         try:
@@ -122,11 +81,17 @@ class ForwardedLane:
         raise NotImplementedError
 
     @property
-    def port(self) -> Port:
+    def window(self) -> Window:
         """This end of the lane, connected when the first message is there."""
-        if self._port is None:
-            self._port = self._connect()
-        return self._port
+        if self._window is None:
+            port = self._connect()
+            self._window = Window(self._bridge, self._key, port, length=self._flow.window)
+            port.watch(self._window)
+        return self._window
+
+    def _on_way(self) -> int:
+        """How many chunks are posted."""
+        return len(self._window.posted) if self._window is not None else 0
 
     def _broken(self, error: Exception) -> None:
         """Stop; the pending messages end with the verdict on what is reported here."""
@@ -136,10 +101,10 @@ class ForwardedLane:
             self._bridge.on_error(self._sentence(error))
 
     def _sentence(self, error: Exception) -> str:
-        held = self._posted[0].message if self._posted else self._todo[0][0] if self._todo else None
-        reason = reason_of(error)
-        if self._port is not None and self._posted:
-            reason = f"{self._port.rail(self._posted[0].number)}: {reason}"
+        held, reason = self._todo[0][0] if self._todo else None, reason_of(error)
+        if self._window is not None and self._window.posted:
+            chunk = self._window.posted[0]
+            held, reason = chunk.message, f"{self._window.port.rail(chunk.position)}: {reason}"
         if held is not None and held.deadline.passed():
             reason = f"Timed out after {held.deadline.seconds:g} s"
         what = held.work.what if held is not None else "connecting"
@@ -149,8 +114,8 @@ class ForwardedLane:
         """Cut the next queued message into chunks to do; False when there is none now (or none for a while)."""
         if self._todo:
             return True
-        if block and self._port is not None:
-            self._port.idle()
+        if block and self._window is not None:
+            self._window.port.idle()
         try:
             message = self._queue.get(block, IDLE_SECONDS) if block else self._queue.get_nowait()
         except queue.Empty:
@@ -170,11 +135,13 @@ class ForwardedLane:
             self._thread = None
             return True
 
-    def _begin(self) -> _Chunk:
+    def _begin(self) -> Chunk:
         message, first, past, number, last = self._todo[0]
-        slot = self.port.take(past - first, number)
+        slot = self.window.port.take(past - first, number)
         self._todo.popleft()
-        return _Chunk(message, first, past, number, last, slot)
+        chunk = Chunk(message, first, past, (self._operation, number), last, slot)
+        self._operation += last
+        return chunk
 
 
 class SendLane(ForwardedLane):
@@ -182,25 +149,25 @@ class SendLane(ForwardedLane):
 
     def __init__(self, *args: Any, **sizes: Any) -> None:
         super().__init__(*args, **sizes)
-        self._copying: deque[_Chunk] = deque()
+        self._copying: deque[Chunk] = deque()
 
     def _step(self) -> bool:
         """Start copies while slots are free, then send the oldest copied chunk or wait for the oldest sent one."""
-        while len(self._copying) + len(self._posted) < self._flow.window:
-            busy = bool(self._copying or self._posted)
+        while len(self._copying) + self._on_way() < self._flow.window:
+            busy = bool(self._copying or self._on_way())
             if not self._more(block=not busy):
                 if not busy:
                     return not self._over()
                 break
             self._copy(self._begin())
         more = bool(self._todo) or not self._queue.empty()
-        if self._copying and (len(self._copying) > COPIES_AHEAD or not self._posted or not more):
+        if self._copying and (len(self._copying) > COPIES_AHEAD or not self._on_way() or not more):
             self._send()
         else:
             self._finish()
         return True
 
-    def _copy(self, chunk: _Chunk) -> None:
+    def _copy(self, chunk: Chunk) -> None:
         message = chunk.message
         source = flat_bytes(message.data)[chunk.first : chunk.past]
         chunk.copied = self._engine.out(source, chunk.slot, message.ready)
@@ -216,23 +183,17 @@ class SendLane(ForwardedLane):
 
     def _send(self) -> None:
         chunk = self._copying.popleft()
-        self._posted.append(chunk)
         assert chunk.copied is not None
         chunk.copied.wait()
         verify = self._bridge.verify
-        seal(chunk.slot, operation=self._operation, chunk=chunk.number, length=chunk.length, checked=verify)
-        chunk.posted = self.port.post(chunk.slot, chunk.length, chunk.number)
+        operation, number = chunk.position
+        seal(chunk.slot, operation=operation, chunk=number, length=chunk.length, checked=verify)
+        self.window.post(chunk)
         METER.add(chunk.length)
-        if chunk.last:
-            self._operation += 1
 
     def _finish(self) -> None:
-        chunk = self._posted[0]
-        assert chunk.posted is not None
-        if chunk.posted.wait(chunk.message.deadline.delta()) is False:
-            raise BridgeError("it was aborted")
-        self._posted.popleft()
-        self.port.give(chunk.slot, None)
+        chunk = self.window.finish()
+        self.window.retire(chunk)
         if chunk.last:
             self._bridge.end(chunk.message, ready=chunk.message.copied_event)
 
@@ -242,40 +203,35 @@ class RecvLane(ForwardedLane):
 
     def _step(self) -> bool:
         """Post receives while slots are free, then take in the oldest one."""
-        while len(self._posted) < self._flow.window:
-            if not self._more(block=not self._posted):
-                if not self._posted:
+        while self._on_way() < self._flow.window:
+            if not self._more(block=not self._on_way()):
+                if not self._on_way():
                     return not self._over()
                 break
-            chunk = self._begin()
-            chunk.posted = self.port.post(chunk.slot, chunk.length, chunk.number)
-            self._posted.append(chunk)
-        self._take(self._posted[0])
-        self._posted.popleft()
+            self.window.post(self._begin())
+        self._take(self.window.finish())
         return True
 
-    def _take(self, chunk: _Chunk) -> None:
+    def _take(self, chunk: Chunk) -> None:
         message = chunk.message
-        assert chunk.posted is not None
-        if chunk.posted.wait(message.deadline.delta()) is False:
-            raise BridgeError("it was aborted")
+        operation, number = chunk.position
         try:
             payload = unseal(
                 chunk.slot,
-                operation=self._operation,
-                chunk=chunk.number,
+                operation=operation,
+                chunk=number,
                 length=chunk.length,
                 checked=self._bridge.verify,
             )
         except TrailerMismatch as mismatch:
             raise BridgeError(str(mismatch)) from None
         event = self._land(chunk, payload)
-        self.port.give(chunk.slot, event)
+        self.window.retire(chunk)
+        self.window.port.give(chunk.slot, event)
         if chunk.last:
-            self._operation += 1
             self._bridge.end(message, ready=event)
 
-    def _land(self, chunk: _Chunk, payload: torch.Tensor) -> Any:
+    def _land(self, chunk: Chunk, payload: torch.Tensor) -> Any:
         message, ready = chunk.message, [chunk.message.ready]
         if message.after is not None and message.after.copied is not None:
             if not message.after.copied.wait(message.deadline.left()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from hetctl.comm.bridge import P2P, Bridge, Transport
 from hetctl.comm.c10d import PrefixStore
 from hetctl.comm.cluster import TransportKind
 from hetctl.comm.collectives import Collectives
+from hetctl.comm.failover import RailWatch
 from hetctl.comm.islands import Native, break_native, make_island
 from hetctl.comm.layout import Layout
 from hetctl.comm.lines import Run
@@ -39,6 +41,7 @@ class HetGroup(Operations):
         self._timeout, self._name = options.timeout, str(options.group_id or "het")
         self._store = options.store
         self._layout = _layout(self._rank, ranks, placement)
+        self._check_bridges()
         self._natives = {}
         self._make_natives()
         names = [self._who(r) for r in range(self._size)]
@@ -66,16 +69,24 @@ class HetGroup(Operations):
             made = make_island(store, name, place=self._layout.place, size=size, timeout=self._timeout)
             self._natives["cpu" if name == "gloo" else "cuda"] = made
 
+    def _check_bridges(self) -> None:
+        """Refuse a forced transport that is none, and say aloud (once) where another takes a planned one's place."""
+        for one, other in itertools.combinations(self._placement.islands_of(self._ranks), 2):
+            planned, taken = self._placement.transport(one, other), self._placement.carrier(one, other)
+            if planned != taken and self._rank == 0:
+                said = f"the bridge {one} - {other} takes {taken}: the 'het' back end has no '{planned}' transport yet"
+                warnings.warn(said, stacklevel=2)
+
     def _transport_to(self, peer: int) -> Transport:
         """The transport that the plan gives the pair of islands; one object for each kind."""
         place = self._placement.island_of_rank
-        kind = self._placement.transport(place[self._ranks[self._rank]].name, place[self._ranks[peer]].name)
-        if kind not in ("shm", "tcp"):
-            warnings.warn(f"the 'het' back end has no '{kind}' transport: this bridge takes tcp", stacklevel=2)
-            kind = "tcp"
+        kind = self._placement.carrier(place[self._ranks[self._rank]].name, place[self._ranks[peer]].name)
         if kind not in self._transports:
-            self._transports[kind] = ShmTransport() if kind == "shm" else RailTransport()
+            self._transports[kind] = self._new_transport(kind)
         return self._transports[kind]
+
+    def _new_transport(self, kind: TransportKind) -> Transport:
+        return ShmTransport() if kind == "shm" else RailTransport(RailWatch(self._rank, self._store, self._who))
 
     def _native(self, device: torch.device) -> Native:
         native = self._natives.get(device.type)
@@ -168,8 +179,10 @@ class HetGroup(Operations):
             return self._noted(work)
         if self._layout.local(src):
             place = self._layout.mine.index(src)
-            native = self._native(target.device).messenger(place, self._layout.place).recv([target], place, tag)
-            return self._local(what, tensors, native, peer=src, deadline=deadline)
+            landing = None if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
+            written = target if landing is None else landing
+            native = self._native(target.device).messenger(place, self._layout.place).recv([written], place, tag)
+            return self._local(what, tensors, native, peer=src, deadline=deadline, landing=landing)
         data = target if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
         if data is not target:
             work = Returning(what, target, data, deadline)
@@ -200,10 +213,18 @@ class HetGroup(Operations):
         return local
 
     def _local(
-        self, what: str, tensors: list[torch.Tensor], native: Any, *, peer: int, deadline: Deadline
+        self,
+        what: str,
+        tensors: list[torch.Tensor],
+        native: Any,
+        *,
+        peer: int,
+        deadline: Deadline,
+        landing: torch.Tensor | None = None,
     ) -> NativeMessage:
         """A native message of this rank's own island, with this group's way of failing."""
-        work = NativeMessage(what, tensors, native=native, deadline=deadline, on_error=self._alarm.judged)
+        failed = self._alarm.judged
+        work = NativeMessage(what, tensors, native=native, deadline=deadline, on_error=failed, landing=landing)
         work.source = peer
         self._record(work, what.split()[0], peer=peer, tensors=tensors)
         self._noted(work)

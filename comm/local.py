@@ -23,10 +23,12 @@ class NativeMessage(HetWork):
         native: Any,
         deadline: Deadline,
         on_error: Callable[[str], BridgeError],
+        landing: torch.Tensor | None = None,
     ) -> None:
         super().__init__(what, tensors, deadline=deadline)
         self._native, self._until, self._on_error = native, deadline, on_error
         self._on_host = not tensors[0].is_cuda
+        self._landing = landing  # what native libraries wrote, where they cannot write the program's own tensor
 
     def end(self) -> None:
         """Wait, keeping the outcome: for a thread of its own."""
@@ -38,6 +40,8 @@ class NativeMessage(HetWork):
             try:
                 # with a timeout NCCL would block the host; its own watchdog keeps the group's
                 gone = self._native.wait(timeout or self._until.delta()) if self._on_host else self._native.wait()
+                if gone is not False:
+                    self._return()
                 self.finish(error=BridgeError(f"{self.what} was aborted") if gone is False else None)
             except RuntimeError as error:
                 late = f"Timed out after {self._until.seconds:g} s"
@@ -45,8 +49,14 @@ class NativeMessage(HetWork):
                 self.finish(error=self._on_error(f"{self.what} failed: {late}"))
         return super().wait(timeout)
 
+    def _return(self) -> None:
+        """Give the program's tensor what arrived, behind the current stream on devices."""
+        if self._landing is not None:
+            self._outputs[0].detach().copy_(self._landing)
+
     def is_completed(self) -> bool:
-        return self._done.is_set() or bool(self._native.is_completed())
+        return self._done.is_set() or (self._landing is None and bool(self._native.is_completed()))
 
     def get_future(self) -> torch.futures.Future[Any]:
-        return self._native.get_future()  # type: ignore[no-any-return]
+        future: torch.futures.Future[Any] = self._native.get_future()
+        return future if self._landing is None else future.then(lambda _: self._return())

@@ -16,6 +16,7 @@ from hetctl.comm.errors import ConfigError
 from hetctl.comm.values import decode, encode
 
 VARIABLE = "HETCTL_PLACEMENT"
+CARRIERS: tuple[TransportKind, ...] = ("shm", "tcp")  # the transports that the back end has
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,11 @@ class PlacedIsland:
 
 @dataclass(frozen=True)
 class PlacedBridge:
-    """The transport between two islands (by name)."""
+    """The transport between two islands (by name); a forced one is taken or refused, never replaced."""
 
     islands: tuple[str, str]
     transport: TransportKind
+    forced: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,21 @@ class Placement:
         for bridge in self.bridges:
             if set(bridge.islands) == {one, other}:
                 return bridge.transport
+        return "tcp"
+
+    def carrier(self, one: str, other: str) -> TransportKind:
+        """The transport that is really taken: TCP where the planned one is none of CARRIERS.
+
+        Raises ConfigError where that one was forced.
+        """
+        planned = self.transport(one, other)
+        if planned in CARRIERS:
+            return planned
+        if any(bridge.forced for bridge in self.bridges if set(bridge.islands) == {one, other}):
+            raise ConfigError(
+                f"the bridge {one} - {other} cannot be {planned}: the 'het' back end carries {' and '.join(CARRIERS)}",
+                hint="--bridge auto, or one of these",
+            )
         return "tcp"
 
     def to_json(self) -> str:

@@ -116,6 +116,7 @@ class Bridge:
     transport: TransportKind
     rails: tuple[Rail, ...]
     reason: str
+    forced: bool = False  # a person asked for this transport: no other may take its place
 
 
 @dataclass(frozen=True)

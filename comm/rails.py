@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import threading
 import time
@@ -10,21 +11,27 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from hetctl.comm.bridge import Bridge, LaneKey
 from hetctl.comm.c10d import Gloo, PrefixStore, Store
-from hetctl.comm.forwarded import Flow, ForwardedLane, Posted, RecvLane, SendLane
+from hetctl.comm.failover import Loss, Position, RailWatch, remaining, route, say
+from hetctl.comm.forwarded import Flow, ForwardedLane, RecvLane, SendLane
+from hetctl.comm.meter import METER
 from hetctl.comm.staging import CHUNK_BYTES, TRAILER_BYTES, CopyEngine, engine_for
 from hetctl.comm.units import KiB
+from hetctl.comm.window import Posted, Window
 
 RAILS_VARIABLE = "HETCTL_RAILS"
 DEVICE_RAILS = 8  # loopback moved 6.7 GB/s with one gloo group, 23.9 with eight
 HOST_FLOW = Flow(CHUNK_BYTES, window=16)
 DEVICE_FLOW = Flow(2 * CHUNK_BYTES - 4 * KiB, window=16)  # each chunk costs Python time, which bounds fast rails
 _KILL_TAG = 2**31 - 1
+_MOVED_BIT = 2**22  # above it a tag says which loss moved a chunk; lanes with larger tags do not move
+MOST_LOSSES = 8  # one bit each below the largest tag
 
 
 @dataclass(frozen=True)
@@ -74,18 +81,24 @@ class Link:
             if not self._rails and not self._killed:
                 # its own connection: a blocking read on a shared one would stop every other thread's store access
                 store = self._store.clone()
-                self._rails = [self._connect(store, index) for index in range(self._count(store))]
+                self._rails = [self._connect(store, index) for index in self._agreed(store)]
             if self._killed:
                 raise RuntimeError("the connection was closed")
             return self._rails
 
-    def _count(self, store: Store) -> int:
-        """As many rails as the end with more of them has; the other end takes its own in turn."""
-        mine, key = rail_count(), f"link/{self._name}/rails/"
+    def _agreed(self, store: Store) -> list[int]:
+        """The rails to connect: as many as the end with more of them has, less those that are down at either end."""
+        mine, key = [_is_up(name) for name, _ in _devices()], f"link/{self._name}/rails/"
         here, there = ("to", "from") if self._sending else ("from", "to")
-        store.set(key + here, str(mine))
+        store.set(key + here, json.dumps(mine))
         store.wait([key + there], self._timeout)
-        return max(mine, int(store.get(key + there)))
+        theirs = json.loads(store.get(key + there))
+        every = range(max(len(mine), len(theirs)))
+        up = [i for i in every if mine[i % len(mine)] and theirs[i % len(theirs)]]
+        for index in sorted(set(every) - set(up)) if up else ():
+            name = _devices()[index % len(mine)][0]
+            say(f"rail {index} ({name}) is down at one end: link {self._name} goes without it")
+        return up or list(every)
 
     def _connect(self, store: Store, index: int) -> Rail:
         interface, device = _devices()[index % len(_devices())]
@@ -112,8 +125,9 @@ class Link:
 class RailTransport:
     """Lanes over links of gloo rails."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: RailWatch) -> None:
         self._links: dict[tuple[bool, int], Link] = {}
+        self._watch = watch
 
     def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
         link = self._links.get((key.sending, key.peer))
@@ -122,44 +136,89 @@ class RailTransport:
             self._links[key.sending, key.peer] = link
         made, engine = (SendLane if key.sending else RecvLane), engine_for(key.device)
         flow = HOST_FLOW if key.device.type == "cpu" else DEVICE_FLOW
-        return made(bridge, key, lambda: RailPort(link.rails(), engine, key), flow=flow, engine=engine)
+
+        name = f"{key.link_name(bridge.rank)}/{key.wire_tag}"
+
+        def watch(window: Window) -> None:
+            self._watch.add(name, key.peer, window, sending=key.sending)
+
+        return made(bridge, key, lambda: RailPort(link.rails(), engine, key, watch), flow=flow, engine=engine)
 
     def kill(self) -> None:
+        self._watch.stop()
         for link in list(self._links.values()):
             link.kill()
 
     def close(self) -> None:
+        self._watch.close()
         for link in self._links.values():
             link.close()
         self._links = {}
 
 
 class RailPort:
-    """One end of a lane over rails: chunks take the rails in turn."""
+    """One end of a lane over rails: chunks take the rails in turn, around those that are lost."""
 
-    def __init__(self, rails: list[Rail], engine: CopyEngine, key: LaneKey) -> None:
-        self._rails, self._engine, self._key = rails, engine, key
+    def __init__(self, rails: list[Rail], engine: CopyEngine, key: LaneKey, watch: Callable[[Window], None]) -> None:
+        self._rails, self._engine, self._key, self._watch = rails, engine, key, watch
+        self._peer = 1 if key.sending else 0  # in a rail's pair
+        self._losses: list[Loss] = []
 
-    def rail(self, number: int) -> str:
-        return self._of(number).name
+    def rail(self, position: Position) -> str:
+        return self._rails[self.route(position)].name
 
-    def _of(self, number: int) -> Rail:
-        return self._rails[number % len(self._rails)]
+    def movable(self) -> bool:
+        left = len(remaining(len(self._rails), self._losses))
+        return left > 1 and self._key.wire_tag < _MOVED_BIT and len(self._losses) < MOST_LOSSES
+
+    def route(self, position: Position) -> int:
+        return route(position, len(self._rails), self._losses).rail
+
+    def lose(self, loss: Loss) -> str:
+        if not self.movable() or loss.rail in {known.rail for known in self._losses}:
+            return ""
+        self._losses.append(loss)
+        return self._rails[loss.rail].name
+
+    def cut(self, rail: int) -> None:
+        break_pair(self._rails[rail].group, self._peer)
+
+    def watch(self, window: Window) -> None:
+        if self.movable():
+            self._watch(window)
 
     def take(self, nbytes: int, number: int) -> torch.Tensor:
         return self._engine.take(nbytes)
 
-    def post(self, slot: torch.Tensor, length: int, number: int) -> Posted:
-        whole, rail, tag = slot[: length + TRAILER_BYTES], self._of(number), self._key.wire_tag
-        if self._key.sending:
-            return rail.post(lambda: rail.group.send([whole], 1, tag))
-        return rail.post(lambda: rail.group.recv([whole], 0, tag))
+    def post(self, slot: torch.Tensor, length: int, position: Position) -> Posted:
+        METER.touch(length)
+        whole, way = slot[: length + TRAILER_BYTES], route(position, len(self._rails), self._losses)
+        rail, tag = self._rails[way.rail], self._key.wire_tag
+        if way.moved:  # an order of their own, apart from what this rail carries anyway
+            tag |= _MOVED_BIT << (way.moved - 1)
+        start = rail.group.send if self._key.sending else rail.group.recv
+        try:
+            return rail.post(lambda: start([whole], self._peer, tag))
+        except RuntimeError as error:
+            if not self.movable():
+                raise
+            return _Refused(error)
 
     def give(self, slot: torch.Tensor, event: Any) -> None:
         self._engine.give(slot, event)
 
     def idle(self) -> None:
         return None
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """A chunk that a broken rail did not take."""
+
+    error: RuntimeError
+
+    def wait(self, timeout: timedelta) -> bool | None:
+        raise self.error
 
 
 def break_pair(group: Any, peer: int) -> None:
@@ -170,15 +229,26 @@ def break_pair(group: Any, peer: int) -> None:
         return
 
 
-def rail_count() -> int:
-    """Rails per direction: at least one per interface that is named, more for devices than for a CPU's own memory."""
-    return len(_devices())
+def _is_up(interface: str) -> bool:
+    """Whether an interface carries traffic now; those that do not say (and a default one) do."""
+    state = Path("/sys/class/net") / interface / "operstate"
+    return not state.exists() or state.read_text().strip() not in ("down", "lowerlayerdown", "notpresent")
+
+
+def main_device() -> Any:
+    """The gloo device that native groups use: the first named interface, because a host's name may mean loopback."""
+    names = _interfaces()
+    return Gloo.create_device(interface=names[0]) if names else Gloo.create_default_device()
+
+
+def _interfaces() -> list[str]:
+    return [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
 
 
 @functools.cache
 def _devices() -> list[tuple[str, Any]]:
     """(interface, gloo device) for each rail of this process; a device is a listening socket and its thread."""
-    names = [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
+    names = _interfaces()
     count = int(os.environ.get(RAILS_VARIABLE) or max(len(names), DEVICE_RAILS if torch.cuda.is_available() else 1))
     if not names:
         return [("default interface", Gloo.create_default_device()) for _ in range(count)]

@@ -50,6 +50,11 @@ class Recorder:
         self._ring.append(entry)
         return entry
 
+    def note(self, sentence: str) -> None:
+        """Something that happened to no operation in particular, such as the loss of a rail."""
+        now = time.time()
+        self._ring.append(Entry(next(self._numbers), sentence, "", None, 0, now, now, "done"))
+
     def entries(self) -> list[dict[str, Any]]:
         """The operations in the ring as plain data, oldest first."""
         return [asdict(entry) for entry in list(self._ring)]

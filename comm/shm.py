@@ -23,9 +23,11 @@ import torch
 
 from hetctl.comm.bridge import Bridge, LaneKey
 from hetctl.comm.c10d import Store
-from hetctl.comm.forwarded import Flow, ForwardedLane, Posted, RecvLane, SendLane
+from hetctl.comm.failover import Loss, Position
+from hetctl.comm.forwarded import Flow, ForwardedLane, RecvLane, SendLane
 from hetctl.comm.staging import engine_for
 from hetctl.comm.units import KiB, MiB
+from hetctl.comm.window import Posted, Window
 
 FLOW = Flow(8 * MiB, window=8)  # larger than over rails: a chunk here costs Python time only
 SLOT_BYTES = FLOW.chunk_bytes + 4 * KiB  # a page for the trailer
@@ -90,15 +92,30 @@ class ShmPort:
         self._leaving: deque[Any] = deque()  # events after which a slot is free, oldest first
         handles.channel.setblocking(False)
 
-    def rail(self, number: int) -> str:
+    def rail(self, position: Position) -> str:
         return "the shared-memory ring"
+
+    def movable(self) -> bool:
+        return False
+
+    def route(self, position: Position) -> int:
+        return 0
+
+    def lose(self, loss: Loss) -> str:
+        return ""
+
+    def cut(self, rail: int) -> None:
+        return None
+
+    def watch(self, window: Window) -> None:
+        return None
 
     def take(self, nbytes: int, number: int) -> torch.Tensor:
         first = self._next % FLOW.window * SLOT_BYTES
         self._next += 1
         return self._ring[first : first + SLOT_BYTES]
 
-    def post(self, slot: torch.Tensor, length: int, number: int) -> Posted:
+    def post(self, slot: torch.Tensor, length: int, position: Position) -> Posted:
         if self._key.sending:
             os.eventfd_write(self._handles.filled, 1)
         return self

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hetctl.comm.meter import METER
 from hetctl.comm.units import MiB
 
 CHUNK_BYTES = 4 * MiB  # what a share of a large collective is made of, and a message over rails
@@ -98,6 +99,7 @@ class HostEngine:
 
     def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
         slot[: source.numel()].copy_(source)
+        METER.touch(2 * source.numel())
         return Copied()
 
     def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]) -> Any:
@@ -106,6 +108,7 @@ class HostEngine:
             target.copy_(typed)
         else:
             combine(target, typed)
+        METER.touch((2 if combine is None else 3) * payload.numel())  # a sum reads its target too
         return None
 
 
@@ -152,6 +155,7 @@ class StreamEngine:
             slot[: source.numel()].copy_(source, non_blocking=True)
             event.record(self._down)
         source.record_stream(self._down)
+        METER.touch(source.numel())
         return Copied(event)
 
     def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]) -> Any:
@@ -167,6 +171,7 @@ class StreamEngine:
                 combine(target, typed.to(self.device, non_blocking=True))
             event.record(self._up)
         target.record_stream(self._up)
+        METER.touch(payload.numel())
         return event
 
 

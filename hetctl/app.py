@@ -8,9 +8,10 @@ import typer
 
 from hetctl import __version__
 from hetctl.comm.errors import HetctlError
-from hetctl.commands import bench, hosts
+from hetctl.commands import bench, hosts, runs
 from hetctl.commands.discover import discover
 from hetctl.commands.doctor import doctor
+from hetctl.commands.export import export
 from hetctl.commands.plan import plan
 from hetctl.commands.run import run
 from hetctl.commands.train import train
@@ -42,7 +43,12 @@ app.add_typer(hosts.app)
 app.command("plan")(plan)
 app.command("train")(train)
 app.command("run")(run)
+app.command("export")(export)
 app.add_typer(bench.app, name="bench")
+app.command("ps")(runs.ps)
+app.command("logs")(runs.logs)
+app.command("stop")(runs.stop)
+app.command("clean")(runs.clean)
 
 
 def main() -> None:

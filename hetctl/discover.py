@@ -93,7 +93,7 @@ def ask_host(entry: Entry, options: Options, deadline: Deadline, *, book: SshBoo
     try:
         finished = run(
             shell,
-            [entry.access.python, "-I", "-"],
+            [*entry.access.prefix, entry.access.python, "-I", "-"],
             deadline=deadline,
             stdin=program(options),
             max_bytes=MAX_STDOUT_BYTES,

@@ -14,6 +14,8 @@ import sys
 import tempfile
 import time
 import unittest
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +27,7 @@ os.environ.setdefault("WORLD_SIZE", str(sum(SIZES)))
 os.environ.setdefault("BACKEND", "gloo")
 os.environ.setdefault("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "90")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 os.environ.setdefault("TEMP_DIR", tempfile.mkdtemp(prefix="hetctl-torch-suite-"))
 
 import torch  # noqa: E402
@@ -57,8 +60,22 @@ REASONS = {
 }
 
 
+_SERVER = torch.multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["torch", "torch.testing._internal.distributed.distributed_test", "hetctl.comm.backend"])
+
+
+def _forked(target: Callable[..., None], args: tuple[object, ...], **more: object) -> object:
+    """A process of a server that has torch already, with the environment as it is now."""
+    return _SERVER.Process(target=_in_environment, args=(dict(os.environ), target, *args), **more)
+
+
+def _in_environment(environment: dict[str, str], target: Callable[..., None], *args: object, **more: object) -> None:
+    os.environ.update(environment)
+    target(*args, **more)
+
+
 class TorchSuite(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
-    """All tests of the suite; a spawn start method, as the suite itself uses."""
+    """All tests of the suite, each in processes of its own."""
 
     @classmethod
     def _run(cls, rank: int, test_name: str, *rest: object, **more: object) -> None:
@@ -69,7 +86,7 @@ class TorchSuite(distributed_test.TestDistBackend, distributed_test.DistributedT
     def setUp(self) -> None:
         torch.set_num_threads(1)
         super().setUp()
-        self._spawn_processes()
+        self._start_processes(_forked)  # not spawned: importing torch would be most of a test's time
 
 
 class _Counting(unittest.TextTestResult):
@@ -78,6 +95,7 @@ class _Counting(unittest.TextTestResult):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self.outcomes: dict[str, str] = {}
+        self.reasons: Counter[str] = Counter()
         self._began = time.monotonic()
 
     def startTest(self, test: unittest.TestCase) -> None:
@@ -94,6 +112,7 @@ class _Counting(unittest.TextTestResult):
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
         self._note(test, "skip")
+        self.reasons[reason] += 1
 
     def addFailure(self, test: unittest.TestCase, err: object) -> None:
         self._note(test, "fail")
@@ -107,6 +126,8 @@ def run(backend: str, names: list[str]) -> dict[str, str]:
     suite = unittest.TestSuite(TorchSuite(n) for n in names or unittest.TestLoader().getTestCaseNames(TorchSuite))
     result = unittest.TextTestRunner(stream=open(os.devnull, "w"), resultclass=_Counting).run(suite)  # noqa: SIM115
     assert isinstance(result, _Counting)
+    for reason, count in result.reasons.most_common():
+        print(f"skipped {count}: {reason}")
     return result.outcomes
 
 

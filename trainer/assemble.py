@@ -231,7 +231,7 @@ def _bridge(cluster: Cluster, recipe: Recipe, ranks: Sequence[PlannedRank], pair
         rails.append(
             Rail(lane[0].rank, _nic(lane[0]), lane[1].rank, _nic(lane[1]), min(known) if len(known) == 2 else None)
         )
-    return Bridge(pair, transport.kind, tuple(rails), reason)
+    return Bridge(pair, transport.kind, tuple(rails), reason, recipe.bridge.transport != "auto")
 
 
 def _nic(rank: PlannedRank) -> str:

@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm import backend
+from hetctl.comm.reporter import Reporter
 from hetctl.trainer.data.samples import Samples
 from hetctl.trainer.groups import ProcessGroups, create_groups
 from hetctl.trainer.job import Job, current_job
 from hetctl.trainer.loop import Trainer, build
 from hetctl.trainer.model import StageModel
 from hetctl.trainer.pipeline import Boundary, StagePipeline
-from hetctl.trainer.reporter import Reporter
 from hetctl.trainer.schedule import in_flight
 
 ROUNDS_VARIABLE = "HETCTL_BENCH_ROUNDS"

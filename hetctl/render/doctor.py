@@ -39,6 +39,9 @@ def show_examination(sink: Sink, found: Examination, *, verbose: bool) -> None:
     if table is not None:
         sink.say()
         sink.say(table)
+    if verbose and (numbers := numerics_table(found)) is not None:
+        sink.say()
+        sink.say(numbers)
     sink.say()
     for line in closing(found.findings):
         sink.say(line)
@@ -94,6 +97,25 @@ def drift_table(rows: Sequence[Drift], *, verbose: bool) -> Table | None:
         for value, hosts in sorted(row.values.items(), key=lambda pair: -len(pair[1])):
             table.add_row(escape(row.group), row.what, escape(value), _names(hosts))
     return table
+
+
+def numerics_table(found: Examination) -> Table | None:
+    """The numerics gate's figures of each host's first device, forward / backward; None where nothing was measured."""
+    table = Table(box=None, pad_edge=False, title="against fp64, in eps of the dtype", title_justify="left")
+    for head in ("host", "operation", "dtype", "largest", "mean", "common factor", "cosine"):
+        table.add_column(head)
+    for host, measured in found.ward.performance.items():
+        for device in (measured.get("devices") or [])[:1]:
+            for row in device.get("numerics") or ():
+                ways = (row["forward"], row["backward"])
+                figures = [" / ".join(_figure(w[key]) for w in ways) for key in ("max_eps", "mean_eps", "scale_eps")]
+                cosines = " / ".join("?" if w["cosine"] is None else f"{w['cosine']:.7f}" for w in ways)
+                table.add_row(escape(host), row["operation"], row["dtype"], *figures, cosines)
+    return table if table.row_count else None
+
+
+def _figure(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.2g}"
 
 
 def closing(findings: Sequence[Finding]) -> list[str]:

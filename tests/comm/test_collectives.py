@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+from hetctl.comm.cluster import TransportKind
 from hetctl.comm.placement import PlacedBridge
 from tests.comm.spawn import on_islands
 
@@ -166,6 +167,18 @@ def messages(rank: int) -> None:
         dist.recv(column, 0)
         assert torch.equal(column, mine(0, 4))
         dist.send(torch.ones(1), 0)
+    columns(rank, (rank - 1) % world, (rank + 1) % world)
+
+
+def columns(rank: int, left: int, right: int) -> None:
+    """Strided memory on both ends, also between neighbours of one island."""
+    sent = dist.isend(mine(rank, 5, 3)[:, 2], right)
+    table = torch.zeros(5, 3)
+    work = dist.irecv(table[:, 1], left)
+    work.wait()
+    sent.wait()
+    assert torch.equal(table[:, 1], mine(left, 5, 3)[:, 2])
+    assert not table[:, [0, 2]].any()
 
 
 def from_anybody(rank: int) -> None:
@@ -270,3 +283,36 @@ def _alive(fd: str) -> bool:
 def test_shared_memory_carries_the_same_and_leaves_nothing_behind(sizes: tuple[int, ...]) -> None:
     bridges = (PlacedBridge(("island0", "island1"), "shm"),)
     assert on_islands(sizes, shared, broken=True, bridges=bridges) == [[]] * sum(sizes)
+
+
+def over_unequal_rails(rank: int) -> None:
+    os.environ["HETCTL_RAILS"] = str(rank + 2)
+    messages(rank)
+    reductions(rank)
+
+
+def test_ends_with_unequal_numbers_of_rails() -> None:
+    on_islands((1, 1), over_unequal_rails)
+
+
+def huge(rank: int) -> None:
+    data = torch.empty(2**31 + 2**20 + 3, dtype=torch.uint8)
+    data[::4096], data[-1] = rank + 1, rank + 7
+    if rank == 0:
+        dist.send(data, 1)
+    else:
+        got = torch.empty_like(data)
+        dist.recv(got, 0)
+        assert bool((got[::4096] == 1).all())
+        assert got[-1] == 7
+        del got
+    dist.all_reduce(data)
+    assert bool((data[:-1][::4096] == 3).all())
+    assert data[-1] == 15
+
+
+@pytest.mark.large
+@pytest.mark.skipif(not os.environ.get("HETCTL_LARGE"), reason="set HETCTL_LARGE=1: needs about 12 GiB of memory")
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_more_than_two_gibibytes(transport: TransportKind) -> None:
+    on_islands((1, 1), huge, seconds=200, bridges=(PlacedBridge(("island0", "island1"), transport),))

@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.recorder import VARIABLE
+from tests.bench import kill
 from tests.comm.spawn import on_islands
+from tests.rigs import netns
 
 TIMEOUT = 3.0
 
@@ -60,6 +62,16 @@ def test_everybody_learns_who_is_gone(number: int, victim: int, tmp_path: Path) 
         assert took < TIMEOUT + 5
         dump = json.loads((tmp_path / f"flight-rank-{rank}.json").read_text())
         assert any(entry["state"] == "failed" for entry in dump["operations"])
+
+
+def test_a_few_random_moments() -> None:
+    seed, why_not = int(time.time()), netns.unavailable()
+    ways = [["killed", "stopped"]] if why_not else [["killed", "stopped"], ["partitioned"]]
+    for number, choice in enumerate(ways):
+        moment = kill.moments(1, seed + number, choice)[0]
+        print(f"seed {seed}: {moment}")  # shown when it fails; `python -m tests.bench.kill` takes many more
+        faults, _ = kill.try_moment(moment, namespaces=not why_not)
+        assert not faults
 
 
 def waits_for_nothing(rank: int) -> tuple[str, float]:

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 
+from hetctl.comm import measure
 from hetctl.comm.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
 
 MIB = 2**20
@@ -164,98 +165,18 @@ def stock_programs_are_right(rank: int, world: int) -> Any:
     return {"ddp_difference": far, "pipeline_difference": off}
 
 
-def message_rates(rank: int, world: int) -> Any:
-    """Messages from the first GPU to the last: rate of 64 MiB ones with a few in flight, latency of 1 KiB ones."""
-    last, device, rates = world - 1, torch.device("cuda", rank), {}
-    for size, count in ((1 * MIB, 64), (16 * MIB, 32), (64 * MIB, 24)):
-        data = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(4)]
-        for _ in range(2):
-            torch.cuda.synchronize()
-            dist.barrier()
-            began, works = time.perf_counter(), []
-            for index in range(count):
-                if rank in (0, last):
-                    move = dist.isend if rank == 0 else dist.irecv
-                    works.append(move(data[index % 4], last - rank))
-                if len(works) >= 4:
-                    works.pop(0).wait()
-            for work in works:
-                work.wait()
-            torch.cuda.synchronize()
-            dist.barrier()
-            rates[f"{size // MIB} MiB GB/s"] = round(size * count / (time.perf_counter() - began) / 1e9, 2)
-    small = torch.zeros(1024, dtype=torch.uint8, device=device)
-    times = []
-    for _ in range(200 if rank in (0, last) else 0):
-        began = time.perf_counter()
-        dist.send(small, last) if rank == 0 else dist.recv(small, 0)
-        dist.recv(small, last) if rank == 0 else dist.send(small, 0)
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - began) / 2)
-    times.sort()
-    if times:
-        rates["1 KiB p50 us"], rates["1 KiB p99 us"] = (round(times[int(len(times) * q)] * 1e6) for q in (0.5, 0.99))
-    dist.barrier()
-    return rates
-
-
-def collective_rates(rank: int, world: int) -> Any:
-    """All-reduce of fp32 tensors: milliseconds, and GB/s of the tensor's bytes per second."""
-    device, rates = torch.device("cuda", rank), {}
-    for size, turns in ((1 * MIB, 10), (64 * MIB, 6), (1024 * MIB, 3)):
-        data = torch.ones(size // 4, device=device)
-        seconds = _seconds(lambda data=data: dist.all_reduce(data), turns)
-        rates[f"{size // MIB} MiB ms"], rates[f"{size // MIB} MiB GB/s"] = seconds * 1e3, size / seconds / 1e9
-    return {name: round(value, 2) for name, value in rates.items()}
-
-
-def native_rates(rank: int, world: int) -> Any:
-    """The same in one island: the native library, for comparison."""
-    rates = {f"all-reduce {name}": value for name, value in collective_rates(rank, world).items()}
-    data = torch.zeros(64 * MIB, dtype=torch.uint8, device=torch.device("cuda", rank))
-    if rank in (0, world - 1):
-        peer = world - 1 - rank
-        seconds = _seconds(lambda: dist.send(data, peer) if rank == 0 else dist.recv(data, peer), 20, alone=True)
-        rates["p2p 64 MiB GB/s"] = round(64 * MIB / seconds / 1e9, 1)
-    dist.barrier()
-    return rates
+def bridge_figures(rank: int, world: int) -> Any:
+    """Messages and all-reduces up to 1 GiB, latency and costs, as `hetctl bench bridge` measures them."""
+    return measure.way(_ends(rank, world), 1024 * MIB)
 
 
 def raw_ceilings(rank: int, world: int) -> Any:
     """What the parts can do by themselves: pinned copies, and eight gloo groups between host buffers."""
-    device, last = torch.device("cuda", rank), world - 1
-    host = torch.zeros(256 * MIB, dtype=torch.uint8, pin_memory=True)
-    there = torch.zeros_like(host, device=device)
-    down = _seconds(lambda: host.copy_(there, non_blocking=True), 5, alone=True)
-    up = _seconds(lambda: there.copy_(host, non_blocking=True), 5, alone=True)
-    rates = {"pinned down GB/s": 256 * MIB / down / 1e9, "pinned up GB/s": 256 * MIB / up / 1e9}
-    groups = [dist.new_group([0, last], backend="gloo") for _ in range(8)]
-    parts = list(host[: 64 * MIB].split(4 * MIB))
-
-    def once() -> None:
-        move = dist.isend if rank == 0 else dist.irecv
-        for work in [move(p, last - rank, group=groups[i % 8]) for i, p in enumerate(parts)]:
-            work.wait()
-
-    if rank in (0, last):
-        rates["gloo 8 groups 64 MiB GB/s"] = 64 * MIB / _seconds(once, 20, alone=True) / 1e9
-    dist.barrier()
-    return {name: round(value, 2) for name, value in rates.items()}
+    return measure.raw_ceilings(_ends(rank, world))
 
 
-def _seconds(call: Callable[[], Any], turns: int, *, alone: bool = False) -> float:
-    """Mean seconds of a call, after one for warming up; `alone` where other ranks do not take part."""
-    call()
-    torch.cuda.synchronize()
-    if not alone:
-        dist.barrier()
-    began = time.perf_counter()
-    for _ in range(turns):
-        call()
-    torch.cuda.synchronize()
-    if not alone:
-        dist.barrier()
-    return (time.perf_counter() - began) / turns
+def _ends(rank: int, world: int) -> measure.Ends:
+    return measure.Ends(dist.group.WORLD, rank, world, torch.device("cuda", rank))
 
 
 # -- running them
@@ -269,12 +190,11 @@ PARTS: list[tuple[str, Callable[[int, int], Any], str, str]] = [  # name, part, 
             collectives_are_right,
             streams_are_kept,
             stock_programs_are_right,
-            message_rates,
-            collective_rates,
+            bridge_figures,
         )
     ),
-    ("native_rates", native_rates, "nccl", ""),
-    ("raw_ceilings", raw_ceilings, "nccl", ""),
+    ("native_figures", bridge_figures, "cpu:gloo,cuda:nccl", ""),
+    ("raw_ceilings", raw_ceilings, "cpu:gloo,cuda:nccl", ""),
 ]
 
 

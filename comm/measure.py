@@ -1,0 +1,277 @@
+"""What a bridge does, measured on its ranks: messages and sums of all sizes, latency, and what a gigabyte costs.
+
+`python -m hetctl.comm.measure` is one rank of `hetctl bench bridge`; the functions serve checks of real devices too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from hetctl.comm.backend import register
+from hetctl.comm.cluster import TransportKind
+from hetctl.comm.group import HetGroup
+from hetctl.comm.meter import METER
+from hetctl.comm.placement import PlacedBridge, Placement, current_placement
+from hetctl.comm.reporter import Reporter
+from hetctl.comm.units import GiB, KiB, MiB
+
+VARIABLE = "HETCTL_MEASURE"  # names a JSON file with a Task
+IN_FLIGHT = 4  # messages under way at once
+ENOUGH_BYTES = 256 * MiB  # moved per size, within FEWEST and MOST messages
+FEWEST, MOST = 4, 200
+LATENCY_BYTES, LATENCY_TURNS = 1 * KiB, 300
+GROUPS = 8  # raw gloo groups side by side
+TIMEOUT = timedelta(seconds=120)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to measure: transports by name, sizes up to `max_bytes`, and the native library where it can."""
+
+    transports: tuple[TransportKind, ...]
+    max_bytes: int
+    native: bool
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A group, its first and its last rank (of two islands) which exchange messages, and this rank's device."""
+
+    group: Any
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def peer(self) -> int | None:
+        """The other end, None for a rank that only takes part in collectives."""
+        last = self.world - 1
+        return {0: last, last: 0}.get(self.rank)
+
+    def settle(self) -> None:
+        """Wait for this device and for everybody."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        dist.barrier(self.group)
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Powers of eight from 1 KiB, and `most` itself, in bytes."""
+    return [*(KiB * 8**i for i in range(20) if KiB * 8**i < most), most]
+
+
+def message_rate(ends: Ends, size: int, *, count: int | None = None) -> float:
+    """Bytes per second of messages of `size` bytes from the first to the last rank, a few of them in flight."""
+    data = [torch.zeros(size, dtype=torch.uint8, device=ends.device) for _ in range(IN_FLIGHT)]
+    turns = count or min(max(ENOUGH_BYTES // size, FEWEST), MOST)
+    _stream(ends, data, min(turns, 2 * IN_FLIGHT))
+    ends.settle()
+    began = time.perf_counter()
+    _stream(ends, data, turns)
+    ends.settle()
+    return size * turns / (time.perf_counter() - began)
+
+
+def _stream(ends: Ends, data: list[torch.Tensor], count: int) -> None:
+    if ends.peer is None:
+        return
+    move, works = _mover(ends), list[Any]()
+    for index in range(count):
+        if len(works) == len(data):
+            works.pop(0).wait()
+        works.append(move(data[index % len(data)], ends.peer, group=ends.group))
+    for work in works:
+        work.wait()
+
+
+def _mover(ends: Ends) -> Callable[..., Any]:
+    return dist.isend if ends.rank == 0 else dist.irecv
+
+
+def latency(ends: Ends, *, turns: int = LATENCY_TURNS) -> dict[str, float]:
+    """Seconds that a message of 1 KiB takes, half a round trip: {"p50": .., "p99": ..} (zeros on other ranks)."""
+    data, times = torch.zeros(LATENCY_BYTES, dtype=torch.uint8, device=ends.device), [0.0]
+    for turn in range(turns + 10 if ends.peer is not None else 0):
+        began = time.perf_counter()
+        for mine in (ends.rank == 0, ends.rank != 0):
+            (dist.send if mine else dist.recv)(data, ends.peer, group=ends.group)
+        if ends.device.type == "cuda":
+            torch.cuda.synchronize(ends.device)
+        if turn >= 10:  # the first ones connect
+            times.append((time.perf_counter() - began) / 2)
+    times = sorted(times[1:] or times)
+    ends.settle()
+    return {"p50": times[len(times) // 2], "p99": times[min(int(len(times) * 0.99), len(times) - 1)]}
+
+
+def all_reduce_seconds(ends: Ends, size: int, *, turns: int | None = None) -> float:
+    """Mean seconds of an all-reduce of `size` bytes of fp32."""
+    data = torch.zeros(max(size // 4, 1), device=ends.device)
+    turns = turns or min(max(ENOUGH_BYTES // 4 // size, 3), MOST // 4)
+    return mean_seconds(lambda: dist.all_reduce(data, group=ends.group), turns, settle=ends.settle)
+
+
+def mean_seconds(call: Callable[[], Any], turns: int, *, settle: Callable[[], None]) -> float:
+    """Mean seconds of a call, after one for warming up."""
+    call()
+    settle()
+    began = time.perf_counter()
+    for _ in range(turns):
+        call()
+    settle()
+    return (time.perf_counter() - began) / turns
+
+
+@dataclass
+class Cost:
+    """Between entering and leaving: CPU seconds, host memory touched (counted), and the most held above the start."""
+
+    cpu_s: float = 0.0
+    touched_bytes: int = 0
+    held_bytes: int = 0
+
+    def __enter__(self) -> Cost:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        self._resident, self._began = _status("VmRSS"), time.process_time()
+        self._touched = METER.touched
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cpu_s = time.process_time() - self._began
+        self.touched_bytes = METER.touched - self._touched
+        self.held_bytes = max(_status("VmHWM") - self._resident, 0)
+
+
+def _status(key: str) -> int:
+    """Bytes of one line of /proc/self/status."""
+    line = next(text for text in Path("/proc/self/status").read_text().splitlines() if text.startswith(key + ":"))
+    return int(line.split()[1]) * KiB
+
+
+def costs(ends: Ends, *, total: int) -> dict[str, float | None]:
+    """CPU seconds and host memory touched per 10^9 bytes of a stream of about `total` bytes, both ends together.
+
+    Touched is what copies and sockets of this back end read and wrote, None for others; held is the host memory
+    that came to be resident for it, in bytes.
+    """
+    data = [torch.ones(MiB * 4, dtype=torch.uint8, device=ends.device) for _ in range(IN_FLIGHT)]
+    count = max(total // data[0].numel(), FEWEST)
+    with Cost() as cost:
+        _stream(ends, data, count)
+        if ends.device.type == "cuda":
+            torch.cuda.synchronize(ends.device)
+    spent: list[Any] = [None] * ends.world
+    dist.all_gather_object(spent, cost if ends.peer is not None else Cost())
+    gb = count * data[0].numel() / 1e9
+    touched = sum(c.touched_bytes for c in spent)
+    return {
+        "cpu_s_per_gb": sum(c.cpu_s for c in spent) / gb,
+        "host_bytes_per_gb": touched / gb if touched else None,
+        "host_bytes_held": sum(c.held_bytes for c in spent),
+    }
+
+
+def way(ends: Ends, max_bytes: int) -> dict[str, Any]:
+    """Everything about one way between the islands."""
+    sizes = sizes_up_to(max_bytes)
+    cost = costs(
+        ends, total=min(max(max_bytes * 8, 128 * MiB), 2 * GiB)
+    )  # first: what it holds includes what it starts with
+    seconds = {size: all_reduce_seconds(ends, size) for size in sizes}
+    return {
+        "message_bytes_per_s": {str(size): message_rate(ends, size) for size in sizes},
+        "all_reduce_s": {str(size): s for size, s in seconds.items()},
+        "all_reduce_bytes_per_s": {str(size): size / s for size, s in seconds.items()},
+        "latency_s": latency(ends),
+        **cost,
+    }
+
+
+def raw_ceilings(ends: Ends, *, nbytes: int = 64 * MiB) -> dict[str, float]:
+    """What the parts can do by themselves, bytes per second: host copies, and raw gloo groups side by side."""
+    pinned = ends.device.type == "cuda"
+    host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pinned)
+    there = torch.zeros_like(host, device=ends.device)
+
+    def copy(target: torch.Tensor, source: torch.Tensor) -> float:
+        return nbytes / mean_seconds(lambda: target.copy_(source, non_blocking=True), 5, settle=ends.settle)
+
+    words = ("pinned copy down", "pinned copy up") if pinned else ("host copy",)
+    rates = {word: copy(*pair) for word, pair in zip(words, ((host, there), (there, host)), strict=False)}
+    groups = [dist.new_group([0, ends.world - 1], backend="gloo") for _ in range(GROUPS)]
+    parts = list(host.split(max(nbytes // 16, 1)))
+
+    def once() -> None:
+        if ends.peer is not None:
+            for work in [_mover(ends)(p, ends.peer, group=groups[i % GROUPS]) for i, p in enumerate(parts)]:
+                work.wait()
+
+    rates[f"{GROUPS} gloo groups"] = nbytes / mean_seconds(once, 8, settle=ends.settle)
+    return rates
+
+
+def over(placement: Placement, transport: TransportKind) -> Placement:
+    """The placement with all its bridges over one transport."""
+    names = [island.name for island in placement.islands]
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
+    return replace(placement, bridges=tuple(PlacedBridge(pair, transport) for pair in pairs))
+
+
+def make_group(transport: TransportKind) -> Any:
+    """A group of all ranks whose bridges take this transport, whatever the placement says."""
+    name = f"het{transport}"
+
+    def create(transport: TransportKind, options: Any, backend_options: Any = None) -> Any:
+        return HetGroup(options, tuple(range(options.group_size)), over(current_placement(), transport))
+
+    if name.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(name, partial(create, transport), extended_api=True, devices=["cpu", "cuda"])
+    return dist.new_group(backend=name, timeout=TIMEOUT)
+
+
+def ways(task: Task, device: torch.device) -> Iterator[tuple[str, Ends]]:
+    """(name, ends) of each way to measure: native, then each transport; a group lives while it is measured."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if task.native:
+        yield "native", Ends(dist.group.WORLD, rank, world, device)
+    for transport in task.transports:
+        group = make_group(transport)
+        yield transport, Ends(group, rank, world, device)
+        dist.destroy_process_group(group)
+
+
+@record
+def main() -> None:
+    """Measure every way, report from rank 0."""
+    given = json.loads(Path(os.environ[VARIABLE]).read_text(encoding="utf-8"))
+    task = Task(tuple(given["transports"]), given["max_bytes"], given["native"])
+    device = torch.device("cpu")
+    if os.environ["HETCTL_DEVICE_TYPE"] == "cuda":
+        device = torch.device("cuda", int(os.environ["HETCTL_DEVICE_INDEX"]))
+        torch.cuda.set_device(device)
+    register()
+    native = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(native if task.native else "het", timeout=TIMEOUT)
+    reporter = Reporter(active=dist.get_rank() == 0)
+    for name, ends in ways(task, device):
+        reporter.emit("way", name=name, figures=way(ends, task.max_bytes))
+    world = Ends(dist.group.WORLD, dist.get_rank(), dist.get_world_size(), device)
+    reporter.emit("result", raw_bytes_per_s=raw_ceilings(world))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""The chunks of a lane that are on their way: posted in order, awaited in order, moved when their rail is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+
+from hetctl.comm.bridge import Bridge, LaneKey, Message
+from hetctl.comm.failover import STALL_SECONDS, Loss, Position, Stall
+from hetctl.comm.staging import Copied
+from hetctl.comm.work import BridgeError
+
+MOVE_SECONDS = 4.0  # for both ends to agree that a broken rail's chunks take others
+
+
+class Posted(Protocol):
+    """A slot on its way; `wait` blocks until it has gone or come. Raises RuntimeError."""
+
+    def wait(self, timeout: timedelta) -> bool | None: ...
+
+
+class Port(Protocol):
+    """One end of a lane: gives slots, sends or receives them in order, takes them back."""
+
+    def rail(self, position: Position) -> str:
+        """The name of the rail that a chunk takes, for people."""
+
+    def take(self, nbytes: int, number: int) -> torch.Tensor:
+        """The slot for the next chunk; at most a window of them is out at a time."""
+
+    def post(self, slot: torch.Tensor, length: int, position: Position) -> Posted:
+        """Start sending or receiving the first `length` bytes and the trailer of a slot."""
+
+    def movable(self) -> bool:
+        """Whether chunks can take another rail when theirs is lost."""
+
+    def route(self, position: Position) -> int:
+        """The number of the rail that a chunk takes."""
+
+    def lose(self, loss: Loss) -> str:
+        """Route around a lost rail from now on; its name, '' where that cannot be."""
+
+    def cut(self, rail: int) -> None:
+        """End whatever still waits on a rail."""
+
+    def watch(self, window: Window) -> None:
+        """Have somebody tell the window which rails are lost."""
+
+    def give(self, slot: torch.Tensor, event: Any) -> None:
+        """Take a slot back, in order; the device still reads it until `event`, where there is one."""
+
+    def idle(self) -> None:
+        """Nothing is left to do for now: settle what was put off."""
+
+
+@dataclass(eq=False)
+class Chunk:
+    """Bytes [first, past) of a message, in a slot."""
+
+    message: Message
+    first: int
+    past: int
+    position: Position
+    last: bool
+    slot: torch.Tensor
+    copied: Copied | None = None
+    posted: Posted | None = None
+    since: float = 0.0  # when it was posted
+    done: bool = False
+
+    @property
+    def length(self) -> int:
+        return self.past - self.first
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A chunk that is done here, but that a lost rail may owe the other end."""
+
+    position: Position
+    length: int
+    slot: torch.Tensor
+    since: float
+
+
+class Window:
+    """One lane's posted chunks. Its thread posts and awaits them; the watch over rails may move them meanwhile."""
+
+    def __init__(self, bridge: Bridge, key: LaneKey, port: Port, *, length: int) -> None:
+        self.port, self.posted = port, deque[Chunk]()
+        self._bridge, self._key, self._length = bridge, key, length
+        self._kept: deque[_Kept] = deque()
+        self._aside: list[Any] = []  # memory and handles that a lost rail may still touch
+        self._changed = threading.Condition(threading.RLock())  # over both deques and the port's routes
+        self._broken = False
+
+    def post(self, chunk: Chunk) -> None:
+        """Start a chunk on its rail."""
+        with self._changed:
+            self._start(chunk, chunk.slot)
+            self.posted.append(chunk)
+
+    def _start(self, chunk: Chunk, slot: torch.Tensor) -> None:
+        chunk.posted, chunk.since = self.port.post(slot, chunk.length, chunk.position), time.monotonic()
+        chunk.slot = slot
+
+    def finish(self) -> Chunk:
+        """Wait until the oldest chunk has gone or come, by whichever rail in the end. Raises RuntimeError."""
+        chunk = self.posted[0]
+        while not chunk.done:
+            posted = chunk.posted
+            assert posted is not None
+            try:
+                if posted.wait(chunk.message.deadline.delta()) is False:
+                    raise BridgeError("it was aborted")
+                with self._changed:
+                    chunk.done = chunk.posted is posted
+            except RuntimeError:
+                if not self._moves(chunk, posted):
+                    raise
+        return chunk
+
+    def _moves(self, chunk: Chunk, posted: Posted) -> bool:
+        """Whether a chunk whose rail broke takes another one; waits a while for both ends to agree on it."""
+        deadline = chunk.message.deadline
+        with self._changed:
+            if self.port.movable() and self._bridge.error is None and not deadline.passed():
+                self._broken = True
+                ended = lambda: chunk.posted is not posted or self._bridge.error is not None  # noqa: E731
+                self._changed.wait_for(ended, min(MOVE_SECONDS, deadline.left()))
+                self._broken = False
+            return chunk.posted is not posted
+
+    def retire(self, chunk: Chunk) -> None:
+        """The oldest chunk is dealt with: its slot, or an older one that is owed no more, goes back.
+
+        Receives are posted a window ahead of the oldest one, and gloo sends what is posted: when a chunk has gone,
+        the one a window before it has come. (A receiver may come two windows further until it hears of a loss.)
+        """
+        with self._changed:
+            self.posted.popleft()
+            if not self.port.movable():
+                self._give(chunk.slot)
+                return
+            slot = chunk.slot if self._key.sending else _NOWHERE
+            self._kept.append(_Kept(chunk.position, chunk.length, slot, chunk.since))
+            if len(self._kept) > self._length * (1 if self._key.sending else 2):
+                self._give(self._kept.popleft().slot)
+
+    def _give(self, slot: torch.Tensor) -> None:
+        if self._key.sending:  # a receiver gives its slots itself, with the event that they are read behind
+            self.port.give(slot, None)
+
+    def stall(self) -> Stall | None:
+        """The chunk that is waited for."""
+        with self._changed:
+            if not self.posted or self.posted[0].done:
+                return None
+            chunk = self.posted[0]
+            rail = self.port.route(chunk.position)
+            return Stall(chunk.position, rail, time.monotonic() - chunk.since, self._broken)
+
+    def is_late(self, position: Position) -> bool:
+        """Whether a chunk was given to its rail long ago; not when it was not yet."""
+        with self._changed:
+            found = [c.since for c in self._all() if c.position == position]
+            return bool(found) and time.monotonic() - found[0] > STALL_SECONDS
+
+    def _all(self) -> list[Chunk | _Kept]:
+        """What was posted, oldest first."""
+        return [*self._kept, *self.posted]
+
+    def lose(self, loss: Loss) -> str:
+        """Start what a lost rail owes over other rails, and everything after it; the rail's name, '' for the last."""
+        if self._key.device.type == "cuda":
+            torch.cuda.set_device(self._key.device)
+        with self._changed:
+            late = [c for c in self._all() if c.position >= loss.since]
+            owed = [c for c in late if self.port.route(c.position) == loss.rail]
+            name = self.port.lose(loss)
+            if not name:
+                return ""
+            for chunk in owed:
+                self._again(chunk)
+            self._changed.notify_all()
+        self.port.cut(loss.rail)
+        return name
+
+    def _again(self, chunk: Chunk | _Kept) -> None:
+        """Start a chunk anew; what a lost rail may still read or write is left alone."""
+        slot = chunk.slot if self._key.sending else self.port.take(chunk.length, chunk.position[1])
+        if isinstance(chunk, Chunk) and not chunk.done:
+            self._aside.append((chunk.slot, chunk.posted))
+            self._start(chunk, slot)
+            return
+        # sent, or come all the same: what is sent again has to go somewhere
+        self._aside.append((slot, self.port.post(slot, chunk.length, chunk.position)))
+
+
+_NOWHERE = torch.empty(0, dtype=torch.uint8)

@@ -1,0 +1,81 @@
+"""`hetctl bench bridge`: start ranks on emulated islands, let them measure every way between, show it in one table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from hetctl.benching import Program, run_ranks
+from hetctl.comm.errors import ConfigError, WorkFailed
+from hetctl.comm.placement import CARRIERS
+from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
+from hetctl.comm.units import GiB, MiB, parse_bytes, show_bytes, show_rate
+from hetctl.console import Sink
+from hetctl.launcher.environment import device_type, placement_of
+from hetctl.launcher.link import Event
+from hetctl.launching import Launch
+from hetctl.running import seats_of
+from hetctl.where import find_running_cluster
+
+TASK_VARIABLE = "HETCTL_MEASURE"  # what comm.measure reads; importing it here would import torch
+LARGEST = {"cpu": 4 * MiB, "cuda": GiB}  # where nothing is asked for
+
+
+def bench_bridge(*, emulate: str, bridge: str | None, max_size: str | None, sink: Sink) -> dict[str, Any]:
+    """Rates, latency and costs per transport, beside native and raw ways. Raises ConfigError or WorkFailed."""
+    transports = [bridge] if bridge and bridge != "auto" else list(CARRIERS)
+    if not set(transports) <= set(CARRIERS):
+        raise ConfigError(f"no bridge can be {transports[0]} here", hint=f"--bridge {' or '.join(CARRIERS)}")
+    cluster = find_running_cluster(None, emulate, sink=sink)
+    if len(cluster.islands) < 2:
+        raise ConfigError("a bridge needs two islands", hint="--emulate h200:1,mi325x:1")
+    kind = device_type(cluster.runs, [i.vendor for i in cluster.islands])
+    most = parse_bytes(max_size) if max_size else LARGEST[kind]
+    places, seats = seats_of(cluster)
+    placement = placement_of(places, (), seats, runs=cluster.runs)
+    native = cluster.runs is not None  # emulated islands are one device type: they could talk without a bridge
+    task = json.dumps({"transports": transports, "max_bytes": most, "native": native})
+    found: dict[str, Any] = {"device": kind, "islands": [len(p.ranks) for p in places], "ways": {}}
+
+    def on_event(event: Event) -> None:
+        if event["event"] == "way":
+            found["ways"][event["name"]] = event["figures"]
+            sink.say(f"{event['name']}: measured up to {show_bytes(most)}")
+        elif event["event"] == "result":
+            found["raw_bytes_per_s"] = event["raw_bytes_per_s"]
+
+    files = {PLACEMENT_VARIABLE: placement.to_json(), TASK_VARIABLE: task}
+    run_ranks(
+        Program("hetctl.comm.measure", lambda folder: files, kind), Launch(cluster, tuple(seats)), on_event, sink=sink
+    )
+    if "raw_bytes_per_s" not in found:
+        raise WorkFailed("the measurement ended without a result")
+    return found
+
+
+def bridge_table(found: Mapping[str, Any]) -> Table:
+    """One row a size, one column a way for messages and for all-reduces; then latency, costs and raw ceilings."""
+    ways = found["ways"]
+    table = Table("bytes", *(f"message, {n}" for n in ways), *(f"all-reduce, {n}" for n in ways))
+    for size in next(iter(ways.values()))["message_bytes_per_s"]:
+        cells = [show_rate(w[what][size]) for what in _RATES for w in ways.values()]
+        table.add_row(show_bytes(int(size)), *cells)
+    return table
+
+
+def cost_table(found: Mapping[str, Any]) -> Table:
+    """Latency and what 10^9 bytes cost, one row a way; raw ceilings below."""
+    table = Table("way", "1 KiB p50", "1 KiB p99", "CPU s per GB", "host memory touched per GB", "held")
+    for name, w in found["ways"].items():
+        microseconds = [f"{w['latency_s'][q] * 1e6:.0f} us" for q in ("p50", "p99")]
+        table.add_row(name, *microseconds, f"{w['cpu_s_per_gb']:.2f}", *(show_bytes(w[key]) for key in _MEMORY))
+    for name, rate in found["raw_bytes_per_s"].items():
+        table.add_row(f"raw: {name}", show_rate(rate), "", "", "", "")
+    return table
+
+
+_MEMORY = ("host_bytes_per_gb", "host_bytes_held")
+_RATES = ("message_bytes_per_s", "all_reduce_bytes_per_s")

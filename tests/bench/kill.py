@@ -1,0 +1,204 @@
+"""A peer is killed, stopped or partitioned at random moments of all-reduces: all ranks end with its name, in time.
+
+    python -m tests.bench.kill [--moments 50] [--seed N]
+
+Islands of 2 and 2 ranks on two hosts, which are network namespaces where those can be made (otherwise this machine, and
+nobody is partitioned). The seed is printed: it repeats the moments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tests.rigs import netns
+
+ROOT = Path(__file__).resolve().parents[2]
+SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
+SIZES = (2, 2)
+TIMEOUT_S, ALLOWED_S = 3.0, 8.0  # of an operation; for the error everywhere: deadline + 5 s
+HOSTS = ("alpha", "beta")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Who is lost, how, and how many seconds after the first sum; a partition loses the victim's whole host."""
+
+    way: str
+    victim: int
+    after_s: float
+    elements: int
+
+    @property
+    def lost(self) -> set[int]:
+        """The ranks whose end nobody awaits."""
+        return {self.victim} if self.way in SIGNALS else set()
+
+    def names(self, rank: int) -> list[str]:
+        """What the error on `rank` may say: any of these is the truth."""
+        gone = {self.victim} if self.way in SIGNALS else {r for r in range(sum(SIZES)) if host_of(r) != host_of(rank)}
+        cut_off = ["the job's store does not answer"] if self.way == "partitioned" and host_of(rank) else []
+        return [f"rank {r} on {HOSTS[host_of(r)]}" for r in sorted(gone)] + cut_off
+
+
+def host_of(rank: int) -> int:
+    return int(rank >= SIZES[0])
+
+
+def moments(count: int, seed: int, ways: list[str]) -> list[Moment]:
+    """Random moments, the same ones for a seed."""
+    dice = random.Random(seed)
+    return [
+        Moment(
+            dice.choice(ways), dice.randrange(1, sum(SIZES)), dice.uniform(0, 1), dice.choice([100, 10**5, 4 * 10**6])
+        )
+        for _ in range(count)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--moments", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.rank is not None:
+        rank_of_job(asked.rank, json.loads(os.environ["BENCH"]))
+        return
+    why_not = netns.unavailable()
+    print(f"seed {asked.seed}" + (f"; nobody is partitioned: {why_not}" if why_not else ""), flush=True)
+    ways = [*SIGNALS] if why_not else [*SIGNALS, "partitioned"]
+    wrong = 0
+    for number, moment in enumerate(moments(asked.moments, asked.seed, ways), 1):
+        faults, slowest = try_moment(moment, namespaces=not why_not)
+        wrong += bool(faults)
+        print(f"{number:3} {moment}: {'; '.join(faults) or f'right, {slowest:.1f} s'}", flush=True)
+    print(f"{asked.moments - wrong} of {asked.moments} moments ended everybody with the name within {ALLOWED_S:g} s")
+    sys.exit(bool(wrong))
+
+
+def try_moment(moment: Moment, *, namespaces: bool) -> tuple[list[str], float]:
+    """What was wrong at one moment (nothing, if all is well), and the seconds until the last rank had its error."""
+    with tempfile.TemporaryDirectory() as name, places(Path(name), namespaces=namespaces) as (spaces, address):
+        folder = Path(name)
+        running = [start(rank, folder, spaces, address, moment) for rank in range(sum(SIZES))]
+        try:
+            _await(lambda: all((folder / f"started-{r}").exists() for r in range(sum(SIZES))), seconds=90)
+            time.sleep(moment.after_s)  # the random moment itself
+            lost_at = time.monotonic()
+            if moment.way in SIGNALS:
+                running[moment.victim].send_signal(SIGNALS[moment.way])
+            else:
+                subprocess.run(["ip", "-n", spaces[host_of(moment.victim)], "link", "set", "eth0", "down"], check=True)
+            awaited = [r for r in range(sum(SIZES)) if r not in moment.lost]
+            with contextlib.suppress(TimeoutError):
+                _await(lambda: all((folder / f"error-{r}").exists() for r in awaited), seconds=ALLOWED_S + 12)
+            return _faults(moment, awaited, folder, lost_at)
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+
+
+def _faults(moment: Moment, awaited: list[int], folder: Path, lost_at: float) -> tuple[list[str], float]:
+    faults, slowest = [], 0.0
+    for rank in awaited:
+        if not (folder / f"error-{rank}").exists():
+            faults.append(f"rank {rank} did not end")
+            continue
+        said = json.loads((folder / f"error-{rank}").read_text())
+        slowest = max(slowest, said["time"] - lost_at)
+        if said["time"] - lost_at > ALLOWED_S:
+            faults.append(f"rank {rank} took {said['time'] - lost_at:.1f} s")
+        if "all_reduce" not in said["error"] or not any(name in said["error"] for name in moment.names(rank)):
+            faults.append(f"rank {rank} said: {said['error']}")
+    return faults, slowest
+
+
+@contextlib.contextmanager
+def places(folder: Path, *, namespaces: bool) -> Iterator[tuple[list[str], str]]:
+    """The namespaces of both hosts ('' for none) and the address of the first."""
+    if not namespaces:
+        yield ["", ""], "127.0.0.1"
+        return
+    (folder / "rig").mkdir()
+    with netns.hosts([netns.HostSpec(sshd=False)] * 2, folder / "rig") as rig:
+        yield [h.namespace for h in rig.hosts], rig.hosts[0].address
+
+
+def start(rank: int, folder: Path, spaces: list[str], address: str, moment: Moment) -> subprocess.Popen[bytes]:
+    space = spaces[host_of(rank)]
+    settings = {"folder": str(folder), "store": address, "elements": moment.elements}
+    env = {**os.environ, "BENCH": json.dumps(settings), "PYTHONPATH": str(ROOT)}
+    if space:
+        env["GLOO_SOCKET_IFNAME"] = "eth0"
+    words = [sys.executable, "-m", "tests.bench.kill", "--rank", str(rank)]
+    prefix = ["ip", "netns", "exec", space] if space else []
+    return subprocess.Popen([*prefix, *words], cwd=ROOT, env=env, stderr=subprocess.DEVNULL)
+
+
+def rank_of_job(rank: int, settings: dict[str, Any]) -> None:
+    """Sums without end; the error goes to a file with its time."""
+    import torch
+    import torch.distributed as dist
+
+    from hetctl.comm import placement
+    from hetctl.comm.backend import register
+    from hetctl.comm.placement import PlacedIsland, Placement
+
+    folder, first, world = Path(settings["folder"]), SIZES[0], sum(SIZES)
+    islands = (
+        PlacedIsland("one", "cpu", "gloo", tuple(range(first))),
+        PlacedIsland("two", "cpu", "gloo", tuple(range(first, world))),
+    )
+    path = folder / f"placement-{rank}.json"
+    path.write_text(Placement(islands, hosts=tuple(HOSTS[host_of(r)] for r in range(world))).to_json())
+    os.environ[placement.VARIABLE] = str(path)
+    torch.set_num_threads(1)
+    register()
+    port = folder / "port"
+    if rank == 0:
+        store = dist.TCPStore(settings["store"], 0, world, is_master=True, wait_for_workers=False)
+        (folder / "port.part").write_text(str(store.port))
+        (folder / "port.part").rename(port)
+    else:
+        _await(port.exists, seconds=60)
+        store = dist.TCPStore(settings["store"], int(port.read_text()), world, is_master=False)
+    dist.init_process_group("het", rank=rank, world_size=world, store=store, timeout=timedelta(seconds=60))
+    group = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
+    data = torch.ones(settings["elements"])
+    dist.all_reduce(data.clone(), group=group)
+    (folder / f"started-{rank}").touch()
+    try:
+        while True:
+            dist.all_reduce(data.clone(), group=group)
+    except RuntimeError as error:
+        said = json.dumps({"error": str(error), "time": time.monotonic()})
+    (folder / f"part-{rank}").write_text(said)
+    (folder / f"part-{rank}").rename(folder / f"error-{rank}")
+    signal.pause()  # until the parent has seen everybody: the store must not go with rank 0
+
+
+def _await(condition: Any, *, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError("it did not happen")
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()
