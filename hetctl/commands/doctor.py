@@ -13,6 +13,9 @@ from hetctl.commands.discover import Hosts, InventoryPath
 from hetctl.console import Sink
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hetctl.doctor.check import Check
     from hetctl.doctor.runner import Examination
 
 
@@ -83,7 +86,9 @@ def doctor(
         raise typer.Exit(code)
 
 
-def _examined(hosts: list[str], file: Path | None, checks, folders, timeout, sink: Sink) -> Examination:  # type: ignore[no-untyped-def]
+def _examined(
+    hosts: list[str], file: Path | None, checks: Sequence[Check], folders: list[str], timeout: float, sink: Sink
+) -> Examination:
     from hetctl.doctor.runner import examine
     from hetctl.inventory import resolve
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import secrets
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hetctl.comm.cluster import Measured
 from hetctl.comm.errors import HetctlError
 from hetctl.comm.units import show_rate
 from hetctl.discover import enter, ssh_files
-from hetctl.doctor.check import Check, Tried, Verdict, Ward, listed
+from hetctl.doctor.check import Check, State, Tried, Verdict, Ward, listed
 from hetctl.inventory import Entry
 from hetctl.launcher.deadline import Deadline
 from hetctl.launcher.fanout import fan_out
@@ -22,6 +24,7 @@ from hetctl.launcher.shell import Shell
 from hetctl.probe.raw import printable
 
 PORTS = (29_500, 29_999)  # what a run's store and bridges may use
+_GOOD_SHARE, _BAD_SHARE = 0.8, 0.5  # of what rails of the same NICs reach
 NEED_TRAFFIC = {"ssh.peer", "net.firewall", "net.path_mtu", "host.sharedfs"}
 
 
@@ -223,25 +226,31 @@ def _rate(rate: float | None, measured: bool) -> str:
 
 
 def pair(ward: Ward) -> Iterator[Verdict]:
-    """Measured rails against their line rate where it is known, and against what rails of the same NICs reach."""
+    """Measured rails against what rails of the same NICs reach; a host that all slow ones have in common is named."""
     rows = [m for m in ward.cluster.measured if m.nics != ("*", "*")]
     if not rows:
         yield Verdict(
             "ok" if not ward.several else "unknown", "one host" if not ward.several else "nothing was measured"
         )
-    usual: dict[str, float] = {}
-    for tool in {m.tool for m in rows}:
-        usual[tool] = statistics.median([m.rate_bytes_per_s or 0.0 for m in rows if m.tool == tool])
+    alike: dict[tuple[str, tuple[str, str]], list[Measured]] = defaultdict(list)
     for row in rows:
-        about = " - ".join(row.hosts)
-        over = f"{'-'.join(row.nics)}, {row.tool}"
-        if row.problem or row.rate_bytes_per_s is None:
-            yield Verdict("unknown", f"{over}: {row.problem or 'not measured'}", about=about)
-            continue
-        share = row.rate_bytes_per_s / usual[row.tool] if usual[row.tool] else 1.0
-        says = f"{over}: {show_rate(row.rate_bytes_per_s)}, its like {show_rate(usual[row.tool])}"
-        state = "ok" if share >= 0.8 else "warn" if share >= 0.5 else "fail"
-        yield Verdict(state, says, about=about, values={"nic": row.nics[0]})  # type: ignore[arg-type]
+        alike[row.tool, row.nics].append(row)
+    for (tool, nics), group in alike.items():
+        usual = statistics.median([m.rate_bytes_per_s or 0.0 for m in group]) or 1.0
+        slow = [m for m in group if m.rate_bytes_per_s is not None and m.rate_bytes_per_s < _GOOD_SHARE * usual]
+        common = set.intersection(*(set(m.hosts) for m in slow)) if len(slow) > 1 else set()
+        for row in group:
+            about, over = " - ".join(row.hosts), f"{'-'.join(nics)} by {tool}"
+            if row.problem or row.rate_bytes_per_s is None:
+                yield Verdict("unknown", f"{over}: {row.problem or 'not measured'}", about=about)
+            elif row not in slow:
+                yield Verdict("ok", f"{over}: {show_rate(row.rate_bytes_per_s)}", about=about)
+            else:
+                state: State = "warn" if row.rate_bytes_per_s >= _BAD_SHARE * usual else "fail"
+                says = f"{over} between {about}: {show_rate(row.rate_bytes_per_s)}, its like {show_rate(usual)}"
+                whose = common.pop() if len(common) == 1 else about
+                common = {whose} if whose != about else common
+                yield Verdict(state, says, about=whose, values={"nic": nics[0]})
 
 
 _FIREWALL = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -39,6 +39,9 @@ def show_examination(sink: Sink, found: Examination, *, verbose: bool) -> None:
     if table is not None:
         sink.say()
         sink.say(table)
+    if verbose and (numbers := numerics_table(found)) is not None:
+        sink.say()
+        sink.say(numbers)
     sink.say()
     for line in closing(found.findings):
         sink.say(line)
@@ -96,6 +99,25 @@ def drift_table(rows: Sequence[Drift], *, verbose: bool) -> Table | None:
     return table
 
 
+def numerics_table(found: Examination) -> Table | None:
+    """The numerics gate's figures of each host's first device, forward / backward; None where nothing was measured."""
+    table = Table(box=None, pad_edge=False, title="against fp64, in eps of the dtype", title_justify="left")
+    for head in ("host", "operation", "dtype", "largest", "mean", "common factor", "cosine"):
+        table.add_column(head)
+    for host, measured in found.ward.performance.items():
+        for device in (measured.get("devices") or [])[:1]:
+            for row in device.get("numerics") or ():
+                ways = (row["forward"], row["backward"])
+                figures = [" / ".join(_figure(w[key]) for w in ways) for key in ("max_eps", "mean_eps", "scale_eps")]
+                cosines = " / ".join("?" if w["cosine"] is None else f"{w['cosine']:.7f}" for w in ways)
+                table.add_row(escape(host), row["operation"], row["dtype"], *figures, cosines)
+    return table if table.row_count else None
+
+
+def _figure(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.2g}"
+
+
 def closing(findings: Sequence[Finding]) -> list[str]:
     """`2 problems, first fix this: ...`, or that there is nothing to fix."""
     failures, first = to_mend(findings), first_of(findings)
@@ -132,12 +154,20 @@ def document(found: Examination, *, level: str) -> dict[str, Any]:
         "level": level,
         "hosts": [r.name for r in found.ward.reports],
         "findings": [encode(f) for f in found.findings],
+        "performance": {host: _without_samples(found_) for host, found_ in found.ward.performance.items()},
         "drift": [encode(d) for d in drift(found.ward)],
         "problems": len(to_mend(found.findings)),
         "first": encode(first) if first is not None else None,
         "seconds": found.seconds,
         "exit_code": exit_code(found.findings),
     }
+
+
+def _without_samples(data: Any) -> Any:
+    """What a host measured, without the values that only served to compare devices."""
+    if isinstance(data, Mapping):
+        return {key: _without_samples(value) for key, value in data.items() if key != "sample"}
+    return [_without_samples(value) for value in data] if isinstance(data, list) else data
 
 
 def list_document(checks: Sequence[Check]) -> list[dict[str, Any]]:
