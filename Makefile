@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: demo test test-torch-suite test-kill lint format clean
+.PHONY: demo test test-faults test-kill test-torch-suite lint format clean
 demo: .venv/ready
 	$(BIN)/hetctl train
 
@@ -15,6 +15,10 @@ test-torch-suite: .venv/ready
 	$(BIN)/python -c 'import expecttest' 2>/dev/null || $(BIN)/pip install --no-deps expecttest
 	$(BIN)/python -W ignore tests/torch_suite.py gloo --output build/torch-suite-gloo.json
 	$(BIN)/python -W ignore tests/torch_suite.py het --baseline build/torch-suite-gloo.json
+
+# Faults planted into runs on namespaced hosts: what is detected, stopped, left
+test-faults: .venv/ready
+	$(BIN)/python -m tests.faults
 
 # A peer killed, stopped or partitioned at 50 random moments of all-reduces: ten minutes; root for partitions
 test-kill: .venv/ready

@@ -19,6 +19,7 @@ class Access:
     identity_file: str | None = None
     proxy_jump: str | None = None  # [user@]host[:port], several joined by commas
     python: str = "python3"
+    prefix: tuple[str, ...] = ()  # enters a container there: docker exec -i NAME
     env: Mapping[str, str | None] = field(default_factory=dict)  # None: the value of whoever launches
     exclude_nics: tuple[str, ...] = ()
     gpus: tuple[int, ...] | None = None  # the devices to use, None for all

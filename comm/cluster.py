@@ -136,6 +136,7 @@ class Cluster:
     measured: tuple[Measured, ...] = ()
     source: Literal["discovered", "emulated", "described"] = "discovered"
     runs: NativeName | None = None  # emulation: the native library this machine really has
+    runs_class: str | None = None  # emulation: what its devices really are, whatever they are labelled
     schema_version: int = SCHEMA_VERSION
 
     @cached_property

@@ -61,6 +61,7 @@ class Machine:
     host: str
     native: NativeName
     memory_bytes: tuple[int | None, ...]  # per device; CPU: per process slot
+    device_class: str | None = None  # what its devices really are, whatever they are labelled
 
 
 def parse_spec(text: str, classes: Mapping[str, ClassRow]) -> tuple[SpecIsland, ...]:
@@ -105,7 +106,15 @@ def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
     )
     links = tuple(Link((a.name, b.name), ways) for a, b in combinations(islands, 2))
     network = Network("host", "host", (host.name,), "one machine")
-    return Cluster((host,), tuple(islands), (network,), links, source="emulated", runs=machine.native)
+    return Cluster(
+        (host,),
+        tuple(islands),
+        (network,),
+        links,
+        source="emulated",
+        runs=machine.native,
+        runs_class=machine.device_class,
+    )
 
 
 def describe_cluster(spec: Sequence[SpecIsland], classes: Mapping[str, ClassRow]) -> Cluster:

@@ -16,6 +16,7 @@ class HetctlError(Exception):
         self.message = message
         self.hint = hint
         self.documented = documented  # `--json` has already printed the document that says so
+        self.hosts: dict[str, HetctlError] = {}  # where it stands for several hosts: what is wrong with each
 
 
 class WorkFailed(HetctlError):

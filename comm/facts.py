@@ -184,6 +184,7 @@ class NicFacts:
     driver: str | None = None
     firmware: str | None = None
     carrier: bool | None = None
+    carrier_changes: int | None = None  # since boot
     admin_up: bool | None = None
     bond: str | None = None  # the interface this one is enslaved to
     bond_members: tuple[str, ...] = ()
@@ -192,6 +193,7 @@ class NicFacts:
     rdma_software: bool | None = None  # the RDMA port is the kernel's emulation over the interface (rxe, siw)
     virtual_function: bool | None = None  # SR-IOV
     counters: Mapping[str, int] = field(default_factory=dict)  # link_downed, symbol_error ...
+    growing: Mapping[str, int] = field(default_factory=dict)  # counters that grew while they were watched, by how much
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,7 @@ class RdmaFacts:
     devices: tuple[str, ...] | None = None
     device_files: tuple[str, ...] | None = None  # /dev/infiniband/*, those this user may open
     libraries: tuple[Library, ...] | None = None  # libibverbs, librdmacm, providers
+    providers: tuple[str, ...] | None = None  # of libibverbs, as /etc/libibverbs.d names them
     memlock_bytes: Bytes | None = None  # soft limit, measured in a process started as we start workers
     peer_memory_modules: tuple[str, ...] | None = None  # loaded: nvidia_peermem, amdkfd's ib peer ...
     dma_buf: bool | None = None  # can a NIC register device memory through dma-buf; only registering proves it
@@ -267,6 +270,28 @@ class Cpu:
 
 
 @dataclass(frozen=True)
+class Folder:
+    """A folder in which a run would write: `path` is the nearest one that exists. Written to and cleaned up again."""
+
+    asked: str
+    path: str
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    total_files: int | None = None  # inodes; 0 where the file system has no such limit
+    free_files: int | None = None
+    seconds: float | None = None  # to write, sync and rename a small file
+    problem: str | None = None  # why that failed
+
+
+@dataclass(frozen=True)
+class ToolRun:
+    """How long a tool took to answer, or why it gave no answer."""
+
+    seconds: float | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
 class System:
     """The machine below: what it runs and what it is made of."""
 
@@ -280,6 +305,11 @@ class System:
     uptime_s: float | None = None
     clock_s: float | None = None  # the host's wall clock (epoch) at the end of the probe
     probe_seconds: float | None = None
+    clock_synchronized: bool | None = None  # the kernel's own belief (adjtimex)
+    policy_rules: int | None = None  # routing rules beyond the three that every host has
+    folders: tuple[Folder, ...] = ()
+    tools: Mapping[str, ToolRun] = field(default_factory=dict)  # the vendors' tools
+    kernel_log: tuple[str, ...] | None = None  # recent lines of device drivers that mean trouble
     cpu: Cpu = Cpu()
     numa: tuple[NumaNode, ...] = ()
     memory_total_bytes: int | None = None

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import (
 )
 
 from hetctl.comm.c10d import Gloo, PrefixStore, Store
-from hetctl.comm.rails import break_pair
+from hetctl.comm.rails import break_pair, main_device
 from hetctl.comm.work import Deadline, NativeFailed, reason_of
 
 
@@ -136,7 +136,7 @@ def make_native(store: Store, backend: str, *, place: int, size: int, timeout: t
     if backend == "gloo":
         options = Gloo._Options()
         options._timeout = timeout
-        options._devices = [Gloo.create_default_device()]
+        options._devices = [main_device()]
         return Gloo(store, place, size, options)
     nccl = dist.ProcessGroupNCCL.Options()
     nccl._timeout = timeout

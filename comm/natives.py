@@ -19,10 +19,12 @@ class Native:
     torch_backend: str  # what torch.distributed calls it
     device_type: str  # torch device type of the tensors it carries
     visible_devices: str  # the environment variable that selects devices
+    selects_by_uuid: bool = False  # whether that variable takes UUIDs
+    device_order: str = ""  # the variable that makes its indices follow the PCI bus
 
 
 NATIVES: dict[str, Native] = {
-    "nvidia": Native("nccl", "nccl", "cuda", "CUDA_VISIBLE_DEVICES"),
+    "nvidia": Native("nccl", "nccl", "cuda", "CUDA_VISIBLE_DEVICES", True, "CUDA_DEVICE_ORDER"),
     "amd": Native("rccl", "nccl", "cuda", "HIP_VISIBLE_DEVICES"),
     "intel": Native("xccl", "xccl", "xpu", "ZE_AFFINITY_MASK"),
     "cpu": Native("gloo", "gloo", "cpu", ""),

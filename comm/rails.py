@@ -235,10 +235,20 @@ def _is_up(interface: str) -> bool:
     return not state.exists() or state.read_text().strip() not in ("down", "lowerlayerdown", "notpresent")
 
 
+def main_device() -> Any:
+    """The gloo device that native groups use: the first named interface, because a host's name may mean loopback."""
+    names = _interfaces()
+    return Gloo.create_device(interface=names[0]) if names else Gloo.create_default_device()
+
+
+def _interfaces() -> list[str]:
+    return [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
+
+
 @functools.cache
 def _devices() -> list[tuple[str, Any]]:
     """(interface, gloo device) for each rail of this process; a device is a listening socket and its thread."""
-    names = [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
+    names = _interfaces()
     count = int(os.environ.get(RAILS_VARIABLE) or max(len(names), DEVICE_RAILS if torch.cuda.is_available() else 1))
     if not names:
         return [("default interface", Gloo.create_default_device()) for _ in range(count)]

@@ -8,8 +8,10 @@ import typer
 
 from hetctl import __version__
 from hetctl.comm.errors import HetctlError
-from hetctl.commands import bench, hosts
+from hetctl.commands import bench, hosts, runs
 from hetctl.commands.discover import discover
+from hetctl.commands.doctor import doctor
+from hetctl.commands.export import export
 from hetctl.commands.plan import plan
 from hetctl.commands.run import run
 from hetctl.commands.train import train
@@ -36,11 +38,17 @@ def root(
 
 
 app.command("discover")(discover)
+app.command("doctor")(doctor)
 app.add_typer(hosts.app)
 app.command("plan")(plan)
 app.command("train")(train)
 app.command("run")(run)
+app.command("export")(export)
 app.add_typer(bench.app, name="bench")
+app.command("ps")(runs.ps)
+app.command("logs")(runs.logs)
+app.command("stop")(runs.stop)
+app.command("clean")(runs.clean)
 
 
 def main() -> None:

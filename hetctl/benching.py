@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,13 +13,13 @@ from rich.table import Table
 
 from hetctl import planning
 from hetctl.comm.errors import WorkFailed
-from hetctl.comm.files import write_atomically
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.console import Sink
-from hetctl.launcher.environment import PlannedPlace, Seat, device_type, placement_of
+from hetctl.launcher.environment import PlannedPlace, Seat, Setting, device_type, placement_of
+from hetctl.launcher.link import Event
 from hetctl.launcher.runfolder import RunFolder
-from hetctl.launcher.supervisor import Event
-from hetctl.launcher.workers import local_host
+from hetctl.launcher.workers import host_specs
+from hetctl.launching import Launch, board_hosts
 from hetctl.supervising import record_failure, supervise
 from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
@@ -72,8 +71,9 @@ def bench_pipeline(
         job = Job(plan, recipe, recipe.shape(), str(folder.checkpoints), timeout_s=MEASURE_TIMEOUT_S)
         return {JOB_VARIABLE: job.to_json(), PLACEMENT_VARIABLE: placement.to_json()}
 
-    program = Program("hetctl.trainer.bench_pipeline", files, device_type(cluster.runs), {ROUNDS_VARIABLE: str(rounds)})
-    run_ranks(program, seats, on_event, sink=sink)
+    kind = device_type(cluster.runs, [i.vendor for i in plan.islands])
+    program = Program("hetctl.trainer.bench_pipeline", files, kind, {ROUNDS_VARIABLE: str(rounds)})
+    run_ranks(program, Launch(cluster, seats), on_event, sink=sink)
     if not found:
         raise WorkFailed("the measurement ended without a result")
     transports = sorted({b.transport for b in plan.bridges})
@@ -90,25 +90,31 @@ class Program:
     extra: Mapping[str, str] = field(default_factory=dict)
 
 
-def run_ranks(program: Program, seats: Sequence[Seat], on_event: Callable[[Event], None], *, sink: Sink) -> None:
-    """Run a measuring program on every seat of this machine, to its end. Raises WorkFailed with the log's tail."""
+def run_ranks(program: Program, launch: Launch, on_event: Callable[[Event], None], *, sink: Sink) -> None:
+    """Run a measuring program on every seat, to its end. Raises WorkFailed with the log's tail."""
     with tempfile.TemporaryDirectory(prefix="hetctl-bench-") as temporary:
         folder = RunFolder(Path(temporary))
-        files = {}
-        for number, (variable, content) in enumerate(program.files(folder).items()):
-            files[variable] = folder.launch / f"file-{number}.json"
-            write_atomically(files[variable], content)
-        argv = (sys.executable, "-m", program.module)
-        host = local_host(seats, argv, folder, files=files, device_type=program.device_type, extra=program.extra)
-        outcome = supervise([host], on_event, say=sink.warn)
-        failure = record_failure(folder, outcome, [s.host for s in seats])
+        texts = {v: (f"file-{n}.json", text) for n, (v, text) in enumerate(program.files(folder).items())}
+        settings = [Setting(name, value, "of the measurement") for name, value in program.extra.items()]
+        crew = board_hosts(launch, folder, sink=sink)
+        specs = host_specs(
+            crew.sites,
+            launch.seats,
+            ("python", "-m", program.module),
+            run=folder.identity,
+            files=lambda site: {v: (site.folder.launch / name, text) for v, (name, text) in texts.items()},
+            device_type=program.device_type,
+            settings={h.name: settings for h in launch.hosts},
+        )
+        outcome = supervise(crew, specs, on_event, folder=folder, say=sink.warn)
+        failure = record_failure(folder, outcome, [s.host for s in launch.seats])
         if failure:
             tail = folder.log(failure["rank"]).read_text(errors="replace")[-1500:]
             raise WorkFailed(f"the measurement failed: {failure['reason']}", hint=tail)
 
 
 def _figures(event: Event) -> dict[str, Any]:
-    return {key: value for key, value in event.items() if key not in ("event", "rank", "host")}
+    return {key: value for key, value in event.items() if key not in ("event", "rank", "host", "n")}
 
 
 def pipeline_table(result: dict[str, Any]) -> Table:

@@ -15,7 +15,8 @@ from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.units import GiB, MiB, parse_bytes, show_bytes, show_rate
 from hetctl.console import Sink
 from hetctl.launcher.environment import device_type, placement_of
-from hetctl.launcher.supervisor import Event
+from hetctl.launcher.link import Event
+from hetctl.launching import Launch
 from hetctl.running import seats_of
 from hetctl.where import find_running_cluster
 
@@ -31,7 +32,7 @@ def bench_bridge(*, emulate: str, bridge: str | None, max_size: str | None, sink
     cluster = find_running_cluster(None, emulate, sink=sink)
     if len(cluster.islands) < 2:
         raise ConfigError("a bridge needs two islands", hint="--emulate h200:1,mi325x:1")
-    kind = device_type(cluster.runs)
+    kind = device_type(cluster.runs, [i.vendor for i in cluster.islands])
     most = parse_bytes(max_size) if max_size else LARGEST[kind]
     places, seats = seats_of(cluster)
     placement = placement_of(places, (), seats, runs=cluster.runs)
@@ -47,7 +48,9 @@ def bench_bridge(*, emulate: str, bridge: str | None, max_size: str | None, sink
             found["raw_bytes_per_s"] = event["raw_bytes_per_s"]
 
     files = {PLACEMENT_VARIABLE: placement.to_json(), TASK_VARIABLE: task}
-    run_ranks(Program("hetctl.comm.measure", lambda folder: files, kind), seats, on_event, sink=sink)
+    run_ranks(
+        Program("hetctl.comm.measure", lambda folder: files, kind), Launch(cluster, tuple(seats)), on_event, sink=sink
+    )
     if "raw_bytes_per_s" not in found:
         raise WorkFailed("the measurement ended without a result")
     return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hetctl.comm.access import Access
 from hetctl.comm.errors import HetctlError
+from hetctl.comm.facts import HostFacts
 from hetctl.fabric import Report
 from hetctl.inventory import Entry
 from hetctl.launcher.deadline import Deadline
@@ -88,26 +89,38 @@ def ask_host(entry: Entry, options: Options, deadline: Deadline, *, book: SshBoo
     """What one host says. Raises HetctlError that says why it says nothing."""
     begin = time.monotonic()
     shell = enter(entry.access, deadline, book=book)
+    asked_at = time.time()
     try:
         finished = run(
             shell,
-            [entry.access.python, "-I", "-"],
+            [*entry.access.prefix, entry.access.python, "-I", "-"],
             deadline=deadline,
             stdin=program(options),
             max_bytes=MAX_STDOUT_BYTES,
         )
     finally:
         shell.close()
+    answered_at = time.time()
     raw = _material(finished, entry.access.python)
+    facts = parse(raw)
     report = Report(
         name=entry.name,
         access=entry.access,
-        facts=parse(raw),
+        facts=facts,
         data_address=entry.data_address,
         slots=entry.slots,
         seconds=time.monotonic() - begin,
+        clock_ahead_s=_clock_ahead(facts, asked_at, answered_at),
     )
     return Answer(report, raw)
+
+
+def _clock_ahead(facts: HostFacts, asked_at: float, answered_at: float) -> tuple[float, float] | None:
+    """Bounds on how far a host's clock is ahead of ours: it was read after the probe's work and before its answer."""
+    clock, worked = facts.system.clock_s, facts.system.probe_seconds
+    if clock is None or worked is None:
+        return None
+    return clock - answered_at, clock - min(asked_at + worked, answered_at)
 
 
 def enter(access: Access, deadline: Deadline, *, book: SshBook | None) -> Shell:

@@ -30,6 +30,7 @@ class Report:
     reason: str | None = None
     hint: str = ""
     seconds: float = 0.0
+    clock_ahead_s: tuple[float, float] | None = None  # of this machine's clock: at least, at most
 
     @property
     def ok(self) -> bool:

@@ -147,6 +147,7 @@ def _entry(spot: Spot, settings: Settings, *, group: str | None = None, slots: i
         identity_file=settings.identity_file,
         proxy_jump=settings.proxy_jump,
         python=settings.python or "python3",
+        prefix=settings.container or (),
         env={name: None if value is None else str(value) for name, value in (settings.env or {}).items()},
         exclude_nics=settings.exclude_nics or (),
         gpus=settings.gpus if settings.gpus is not None or slots is None else tuple(range(slots)),

@@ -30,6 +30,7 @@ class Settings:
     identity_file: str | None = None
     proxy_jump: str | None = None
     python: str | None = None  # the interpreter on the host: a name or a path
+    container: tuple[str, ...] | None = None  # what enters it there: [docker, exec, -i, NAME]
     env: Mapping[str, str | int | float | None] | None = None  # None: taken from the environment of who launches
     address: str | None = None  # where SSH connects, when the host's name does not say
     data_address: str | None = None  # where ranks talk

@@ -11,16 +11,18 @@ from typing import Any
 
 from hetctl.comm.cluster import Cluster
 from hetctl.comm.errors import ConfigError
-from hetctl.comm.files import write_atomically
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.plan import Bridge, load_plan
 from hetctl.console import Sink
-from hetctl.launcher.environment import PlannedPlace, Seat, device_type, placement_of
+from hetctl.launcher.environment import PlannedPlace, Seat, Setting, device_type, placement_of
 from hetctl.launcher.logs import Follower
 from hetctl.launcher.runfolder import create_run
-from hetctl.launcher.workers import local_host
+from hetctl.launcher.site import Site
+from hetctl.launcher.workers import host_specs
+from hetctl.launching import Launch, board_hosts, choose_way, store_ports
 from hetctl.render.run import failure_lines
-from hetctl.supervising import record_failure, supervise
+from hetctl.submitting import outside_allocation, submit
+from hetctl.supervising import left_sentence, record_failure, supervise
 from hetctl.trainer.assemble import choose_transport
 from hetctl.where import find_running_cluster
 
@@ -37,24 +39,42 @@ def run_program(
     as_nccl: bool,
     verify_bridge: bool,
     run_dir: Path | None,
+    way: str = "auto",
     sink: Sink,
 ) -> dict[str, Any]:
     """Start the program on every rank and see it through. Returns the summary of its run folder."""
-    argv = _argv(program)
+    _check(program)
     plan = load_plan(plan_file) if plan_file else None
     cluster = find_running_cluster(cluster_file, emulate, plan=plan, sink=sink)
     places, seats = seats_of(cluster)
     bridges = plan.bridges if plan else _bridges(cluster, bridge or "auto")
+    label = Path(program[-1] if len(program) == 2 else program[min(1, len(program) - 1)]).stem
+    if outside_allocation(way):
+        return submit(sys.argv[1:], list(dict.fromkeys(s.host for s in seats)), run_dir, label=label, sink=sink)
     began = time.monotonic()
-    folder = create_run(run_dir, Path(argv[-1] if len(argv) == 2 else argv[min(1, len(argv) - 1)]).stem)
+    folder = create_run(run_dir, label)
     placement = placement_of(places, bridges, seats, runs=cluster.runs, verify_bridge=verify_bridge)
-    files = {PLACEMENT_VARIABLE: folder.launch / "placement.json"}
-    write_atomically(files[PLACEMENT_VARIABLE], placement.to_json())
-    extra = {AS_NCCL: "1"} if as_nccl else {}
-    kind = device_type(cluster.runs)
-    host = local_host(seats, argv, folder, files=files, device_type=kind, cwd=Path.cwd(), extra=extra)
+    launch = Launch(cluster, tuple(seats), way=choose_way(way))
+    own = (Setting(AS_NCCL, "1", "--as-nccl"),) if as_nccl else ()
+    script = None if launch.here else _script(program)
+    crew = board_hosts(launch, folder, program=script.parent if script else None, sink=sink)
+
+    def files(site: Site) -> dict[str, tuple[Path, str]]:
+        return {PLACEMENT_VARIABLE: (site.folder.launch / "placement.json", placement.to_json())}
+
+    specs = host_specs(
+        crew.sites,
+        seats,
+        [w if script is None or w != str(script) else script.name for w in map(str, program)],
+        run=folder.identity,
+        files=files,
+        store_ports=store_ports(),
+        device_type=device_type(cluster.runs, [p.vendor for p in places]),
+        settings={name: (*settings, *own) for name, settings in launch.settings().items()},
+        cwd=str(Path.cwd()) if launch.here else None,
+    )
     with Follower({s.rank: folder.log(s.rank) for s in seats}, lambda rank, line: _show(sink, rank, line)):
-        outcome = supervise([host], lambda event: None, say=sink.warn)
+        outcome = supervise(crew, specs, lambda event: None, folder=folder, say=sink.warn)
     summary = {
         "run": folder.name,
         "status": "interrupted" if outcome.interrupted else "done",
@@ -64,21 +84,24 @@ def run_program(
         "run_dir": str(folder.path),
         "processes_left": outcome.left,
     }
-    failure = None if outcome.interrupted else record_failure(folder, outcome, [s.host for s in seats])
+    failure = None if outcome.interrupted else record_failure(folder, outcome, [s.host for s in seats], crew.sites)
     if failure is not None:
         summary |= {"status": "failed", "failure": failure["reason"]}
         for line in failure_lines(failure):
             sink.errors.print(line, highlight=False, markup=False, soft_wrap=True)
     folder.write_summary(summary)
+    sink.say(left_sentence(outcome))
     return summary
 
 
-def _argv(program: Sequence[str]) -> list[str]:
-    """The program's argv; `python` is the interpreter that runs hetctl on this machine."""
+def _check(program: Sequence[str]) -> None:
     if not program:
         raise ConfigError("there is no program to run", hint="hetctl run --emulate SPEC -- python script.py")
-    first = sys.executable if Path(program[0]).name in ("python", "python3") else program[0]
-    return [first, *program[1:]]
+
+
+def _script(program: Sequence[str]) -> Path | None:
+    """The first word of a program that is a file here: its folder travels to hosts that cannot see it."""
+    return next((Path(word) for word in program if Path(word).is_file()), None)
 
 
 def seats_of(cluster: Cluster) -> tuple[list[PlannedPlace], list[Seat]]:

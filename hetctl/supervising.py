@@ -10,28 +10,76 @@ from typing import Any
 
 from hetctl.comm.errors import Interrupted, WorkFailed
 from hetctl.comm.files import write_json
-from hetctl.launcher.failure import find_failure, read_rank_error
+from hetctl.launcher.crew import Crew
+from hetctl.launcher.failure import find_failure
+from hetctl.launcher.link import Event
+from hetctl.launcher.registry import delist
 from hetctl.launcher.runfolder import RunFolder
-from hetctl.launcher.supervisor import Event, HostSpec, Outcome, Supervisor
+from hetctl.launcher.supervisor import HostSpec, Outcome, Supervisor
+
+MAX_LOG_BYTES = 64 << 20  # of one rank's log that is kept here when it lives on another host
 
 
-def supervise(hosts: list[HostSpec], on_event: Callable[[Event], None], *, say: Callable[[str], None]) -> Outcome:
-    """Run the hosts' agents to their end; Ctrl-C or TERM stops the ranks, a second one at once."""
-    supervisor = Supervisor(hosts, on_event)
-    with _signals(supervisor, say):
-        return supervisor.run()
+def supervise(
+    crew: Crew,
+    specs: Sequence[HostSpec],
+    on_event: Callable[[Event], None],
+    *,
+    folder: RunFolder,
+    say: Callable[[str], None],
+) -> Outcome:
+    """Run the hosts' agents to their end; Ctrl-C or TERM stops the ranks, a second one at once.
+
+    USR1 has the ranks save and go on, USR2 save and end.
+    """
+    logs = _Logs(folder)
+
+    def handle(event: Event) -> None:
+        if event["event"] == "log":
+            logs.write(event)
+        on_event(event)
+
+    supervisor = Supervisor(crew, specs, handle)
+    try:
+        with _signals(supervisor, say):
+            outcome = supervisor.run()
+    except WorkFailed:
+        if all(link.finished for link in crew.links):
+            delist(folder.identity)
+        raise
+    if outcome.left == 0 and not outcome.unverified:
+        delist(folder.identity)
+    return outcome
 
 
-def record_failure(folder: RunFolder, outcome: Outcome, hosts: Sequence[str]) -> dict[str, Any] | None:
+def record_failure(
+    folder: RunFolder, outcome: Outcome, hosts: Sequence[str], sites: Sequence[Any] = ()
+) -> dict[str, Any] | None:
     """What failed first, also written to failure.json; None (and no such file) when nothing did."""
-    errors = {r: e for r in range(len(hosts)) if (e := read_rank_error(folder.error_file(r)))}
-    failure = find_failure(outcome.exits, hosts, errors)
+    failure = find_failure(outcome.exits, hosts, outcome.errors)
     if failure is None:
         folder.failure.unlink(missing_ok=True)
         return None
-    record = {**asdict(failure), "log": str(folder.log(failure.rank))}
+    record = {
+        **asdict(failure),
+        "log": str(folder.log(failure.rank)),
+        "waiting": {str(rank): operations for rank, operations in sorted(outcome.pending.items())[:64]},
+        "lost_hosts": outcome.lost,
+        "processes_left": outcome.left,
+        "unverified_hosts": outcome.unverified,
+    }
+    for site in (s for s in sites if s.name == failure.host and not s.shared):
+        record["log_on_host"] = str(site.folder.log(failure.rank))
     write_json(folder.failure, record)
     return record
+
+
+def left_sentence(outcome: Outcome) -> str:
+    """The last line of a run: whether anything of it is still there."""
+    if outcome.unverified:
+        hosts = ", ".join(outcome.unverified)
+        return f"{hosts} could not say what is left; its ranks end when the lease lapses (`hetctl clean` verifies it)"
+    return "nothing of the run is left running" if outcome.left == 0 else f"{outcome.left} processes are left"
 
 
 def raise_unless_done(summary: dict[str, Any]) -> None:
@@ -44,15 +92,42 @@ def raise_unless_done(summary: dict[str, Any]) -> None:
         raise WorkFailed(f"the run failed: {summary['failure']}", hint=hint, documented=True)
 
 
+class _Logs:
+    """The logs of ranks on hosts whose files are not seen here, as their agents pass them on; bounded."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    def write(self, event: Event) -> None:
+        path = self.folder.log(int(event["rank"]))
+        path.parent.mkdir(exist_ok=True)
+        skipped = f"\n[{event['skipped']} bytes are only in the log on the host]\n" if event["skipped"] else ""
+        with path.open("ab") as file:
+            if file.tell() < MAX_LOG_BYTES:
+                file.write((skipped + event["text"]).encode())
+
+
 @contextmanager
 def _signals(supervisor: Supervisor, say: Callable[[str], None]) -> Iterator[None]:
-    """Ctrl-C or TERM once: stop in order. Twice: at once."""
+    """Ctrl-C or TERM once: stop in order. Twice: at once. USR1: save, USR2: save and end."""
 
-    def handler(*_: object) -> None:
-        say("stopping: the ranks finish their step and save (again: at once)")
+    def stop(*_: object) -> None:
+        again = supervisor.outcome.interrupted
+        say("ending the ranks at once" if again else "stopping: the ranks finish their step and save (again: at once)")
         supervisor.stop()
 
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    def save(number: int, _: object) -> None:
+        end = number == signal.SIGUSR2
+        told = supervisor.save(then_end=end)
+        say(("saving, then ending" if end else "saving") if told else "the ranks have not begun: nothing to save yet")
+
+    handlers: dict[int, Callable[[int, Any], None]] = {
+        signal.SIGINT: stop,
+        signal.SIGTERM: stop,
+        signal.SIGUSR1: save,
+        signal.SIGUSR2: save,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:

@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 
 from hetctl.comm.emulate import Machine
+from hetctl.comm.natives import NATIVES
+from hetctl.trainer.hardware import class_of_product
 
 GPU_NODES = ("/dev/nvidiactl", "/dev/kfd")
 
@@ -21,11 +23,22 @@ def this_machine(wanted: int) -> tuple[Machine, str]:
     memories = _gpu_memories()
     name = socket.gethostname()
     if memories and len(memories) >= wanted:
-        return Machine(name, "nccl", tuple(memories)), f"{wanted} of this machine's {len(memories)} GPUs"
+        return Machine(name, "nccl", tuple(memories), gpu_class()), f"{wanted} of this machine's {len(memories)} GPUs"
     cores = len(os.sched_getaffinity(0))
     why = "no GPU here" if not memories else f"only {len(memories)} GPUs here for {wanted} ranks"
     share = psutil.virtual_memory().total // wanted
-    return Machine(name, "gloo", (share,) * wanted), f"{why}, so {wanted} CPU processes share {cores} cores"
+    return Machine(name, "gloo", (share,) * wanted, "cpu"), f"{why}, so {wanted} CPU processes share {cores} cores"
+
+
+def gpu_class() -> str | None:
+    """The device class of this machine's first GPU; None when it has none or the hardware table does not know it."""
+    if not _gpu_memories():
+        return None
+    import torch
+
+    product = torch.cuda.get_device_name(0)
+    rows = (class_of_product(vendor, product) for vendor in NATIVES)
+    return next((row.name for row in rows if row is not None), None)
 
 
 def _gpu_memories() -> list[int]:

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hetctl import planning
+from hetctl.attempts import Attempts, unreachable_hosts, without
 from hetctl.comm.cluster import Cluster
-from hetctl.comm.errors import ConfigError
-from hetctl.comm.files import write_atomically, write_yaml
+from hetctl.comm.errors import ConfigError, HetctlError
+from hetctl.comm.files import write_yaml
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.plan import Plan, load_plan, save_plan
 from hetctl.comm.values import encode
 from hetctl.console import Sink
+from hetctl.doctor.preflight import preflight, refuse_on_failures
+from hetctl.launcher.crew import Crew
 from hetctl.launcher.environment import PlannedPlace, Seat, device_type, placement_of
+from hetctl.launcher.link import Event
 from hetctl.launcher.runfolder import RunFolder, create_run
-from hetctl.launcher.supervisor import Event, HostSpec, Outcome
-from hetctl.launcher.workers import local_host
+from hetctl.launcher.site import Site
+from hetctl.launcher.supervisor import HostSpec, Outcome
+from hetctl.launcher.workers import host_specs
+from hetctl.launching import Launch, board_hosts, choose_way, store_ports
 from hetctl.render.plan import show_plan
 from hetctl.render.report import write_report
 from hetctl.render.run import LiveRun, failure_lines, summary_table
-from hetctl.supervising import record_failure, supervise
+from hetctl.supervising import left_sentence, record_failure, supervise
 from hetctl.trainer import checkpoints
 from hetctl.trainer.data.sources import source_files
 from hetctl.trainer.data.tokens import open_tokens
@@ -46,6 +53,15 @@ class Prepared:
     shape: ModelShape
     cluster: Cluster
     plan: Plan
+    way: str = "auto"  # how hosts are entered
+    replan: Callable[[Cluster], Plan] | None = None  # None: a person's plan file, which says who takes part
+
+    @property
+    def launch(self) -> Launch:
+        seats = [Seat(r.rank, r.host, r.device) for r in self.plan.ranks]
+        if self.cluster.source == "emulated" and any(s.host not in self.cluster.host_by_name for s in seats):
+            seats = _stand_ins(self.plan, self.cluster)
+        return Launch(self.cluster, tuple(seats), way=choose_way(self.way))
 
 
 def prepare(
@@ -56,6 +72,7 @@ def prepare(
     emulate: str | None,
     profile: Path | None,
     speed: str | None,
+    way: str = "auto",
     sink: Sink,
 ) -> Prepared:
     """Find the cluster, make or load the plan, check the data. Raises ConfigError or Infeasible; writes nothing."""
@@ -64,17 +81,19 @@ def prepare(
     wanted = load_plan(plan_file, layers=shape.layers) if plan_file else None
     cluster = find_running_cluster(cluster_file, emulate, plan=wanted, sink=sink)
     if wanted is not None:
-        plan = _checked_plan(wanted, cluster, recipe, sink)
+        prepared = Prepared(recipe, shape, cluster, _checked_plan(wanted, cluster, recipe, sink), way)
     else:
         speeds, measured = planning.read_speeds(speed), planning.read_profile(profile)
-        plan = make_plan(cluster, recipe, speeds=speeds, profile=measured, abilities=EXECUTABLE)
-    check_data(recipe, sink)
+        replan = partial(make_plan, recipe=recipe, speeds=speeds, profile=measured, abilities=EXECUTABLE)
+        prepared = Prepared(recipe, shape, cluster, replan(cluster), way, replan)
+    if prepared.launch.here:
+        check_data(recipe, sink)
     if weights := find_weights(recipe.model.name):
         from hetctl.trainer.huggingface import check_weights
 
         check_weights(weights)
         sink.say(f"fine-tuning the weights in {weights}")
-    return Prepared(recipe, shape, cluster, plan)
+    return prepared
 
 
 def _checked_plan(plan: Plan, cluster: Cluster, recipe: Recipe, sink: Sink) -> Plan:
@@ -91,9 +110,27 @@ def _checked_plan(plan: Plan, cluster: Cluster, recipe: Recipe, sink: Sink) -> P
     return plan
 
 
+def _stand_ins(plan: Plan, cluster: Cluster) -> list[Seat]:
+    """The plan names hosts that are not here: their ranks sit on this machine's devices, island by island."""
+    ranks = [rank for island in plan.islands for rank in island.ranks]
+    members = [member for island in cluster.islands for member in island.members]
+    return sorted((Seat(r, m.host, m.device) for r, m in zip(ranks, members, strict=True)), key=lambda seat: seat.rank)
+
+
 def show(prepared: Prepared, sink: Sink) -> None:
     """The plan for people, before anything starts."""
     show_plan(sink, prepared.plan)
+
+
+def check(prepared: Prepared, *, run_dir: Path | None, skip: bool, sink: Sink) -> None:
+    """The quick checks that the plan needs. Raises WorkFailed on failures unless told to `skip` them."""
+    folder = RunFolder(run_dir).checkpoints if run_dir else Path("runs").absolute()
+    findings = preflight(prepared.plan, prepared.cluster, folder=folder)
+    for finding in findings:
+        if finding.state == "fail" and skip:
+            sink.warn(f"{finding.host}: {finding.check}: {finding.reason}; started all the same (--skip-checks)")
+    if not skip:
+        refuse_on_failures(findings)
 
 
 def check_data(recipe: Recipe, sink: Sink) -> None:
@@ -116,60 +153,165 @@ def check_data(recipe: Recipe, sink: Sink) -> None:
             )
 
 
-def train(prepared: Prepared, *, resume: str, run_dir: Path | None, sink: Sink) -> dict[str, Any]:
-    """Run it. Returns the summary that is also in the run's summary.json, whatever the end was."""
+def train(
+    prepared: Prepared,
+    *,
+    resume: str,
+    run_dir: Path | None,
+    sink: Sink,
+    max_restarts: int = 0,
+    allow_missing: bool = False,
+) -> dict[str, Any]:
+    """Run it, again after failures where that was asked for. Returns what is also in the run's summary.json."""
     began = time.monotonic()
-    checkpoint = _checkpoint(resume, run_dir)
+    _check_resume(resume)
     folder = create_run(run_dir, prepared.plan.model)
-    hosts = _write_run_files(prepared, folder, checkpoint)
-    steps = prepared.recipe.train.steps
+    attempts = Attempts(max_restarts, allow_missing)
+    while True:
+        prepared, crew = _board(prepared, folder, attempts, resume, sink)
+        summary, outcome = _attempt(prepared, folder, crew, attempts, resume, sink, began)
+        why_not = attempts.why_not_again() if summary["status"] == "failed" else ""
+        if why_not is None:
+            attempts.used += 1
+            resume = "auto"
+            prepared = _remaining(prepared, dict.fromkeys(outcome.lost, "it stopped answering"), attempts, sink)
+            sink.warn(f"restart {attempts.used} of {max_restarts} after: {summary['failure']}")
+            continue
+        if why_not:
+            sink.warn(f"no further restart: {why_not}")
+        return summary
+
+
+def _board(prepared: Prepared, folder: RunFolder, attempts: Attempts, resume: str, sink: Sink) -> tuple[Prepared, Crew]:
+    """Agents on all hosts; where it is allowed, on those that can be reached, under a plan for them."""
+    while True:
+        try:
+            return prepared, board_hosts(prepared.launch, folder, paths=_paths(prepared, resume), sink=sink)
+        except HetctlError as error:
+            gone = unreachable_hosts(error, [h.name for h in prepared.launch.hosts]) if attempts.allow_missing else {}
+            if not gone:
+                raise
+            prepared = _remaining(prepared, gone, attempts, sink)
+
+
+def _remaining(prepared: Prepared, gone: dict[str, str], attempts: Attempts, sink: Sink) -> Prepared:
+    """The run on the hosts that remain, planned anew; as it was when nothing is gone or that is not allowed."""
+    if not gone or not attempts.allow_missing:
+        return prepared
+    if prepared.replan is None:
+        raise ConfigError("a plan file says which hosts take part", hint="leave out --plan to go on without some")
+    for host, why in gone.items():
+        sink.warn(f"going on without {host}: {why}")
+    attempts.missing |= gone
+    cluster = without(prepared.cluster, gone)
+    left = replace(prepared, cluster=cluster, plan=prepared.replan(cluster))
+    show(left, sink)
+    return left
+
+
+def _attempt(
+    prepared: Prepared,
+    folder: RunFolder,
+    crew: Crew,
+    attempts: Attempts,
+    resume: str,
+    sink: Sink,
+    began: float,
+) -> tuple[dict[str, Any], Outcome]:
+    """One attempt from orders to verified end, with its summary written."""
+    try:
+        start = _checkpoint(resume, crew.sites)
+        attempts.began(start.name if start else None)
+        specs = _specs(prepared, folder, crew, start, sink)
+    except BaseException:
+        crew.close()
+        raise
     found: dict[str, Any] = {}
-    with LiveRun(sink, steps) as live:
-        outcome = _supervise(hosts, folder, live, found)
-    summary = _summary(prepared, folder, outcome, found, wall_s=time.monotonic() - began)
+    with LiveRun(sink, prepared.recipe.train.steps) as live:
+        outcome = supervise(crew, specs, _on_event(folder, live, found), folder=folder, say=live.note)
+    summary = _summary(prepared, folder, outcome, found, crew.sites, wall_s=time.monotonic() - began)
+    summary |= {"restarts": attempts.used, "missing_hosts": attempts.missing}
     folder.write_summary({k: v for k, v in summary.items() if k != "timeline"})
     write_report(folder, prepared.plan, summary)
     summary.pop("timeline", None)
     _show_end(summary, outcome, folder, sink)
-    return summary
+    return summary, outcome
 
 
-def _checkpoint(resume: str, run_dir: Path | None) -> str | None:
-    """The checkpoint to continue from, as the ranks will load it. Raises ConfigError."""
+def _check_resume(resume: str) -> None:
+    if resume not in ("auto", "never") and not checkpoints.is_whole(Path(resume)):
+        raise ConfigError(f"'{resume}' is not a checkpoint", hint="name a step-N folder of a run's checkpoints/")
+
+
+def _paths(prepared: Prepared, resume: str) -> list[str]:
+    """What every host must be able to read: data, tokenizer, a checkpoint that was named."""
+    data = prepared.recipe.data
+    paths = [] if data.source == "python-stdlib" else [str(Path(data.source).resolve())]
+    paths += [] if data.tokenizer == "bytes" else [str(Path(data.tokenizer).resolve())]
+    return paths + ([] if resume in ("auto", "never") else [str(Path(resume).resolve())])
+
+
+def _checkpoint(resume: str, sites: Sequence[Site]) -> Path | None:
+    """The checkpoint to continue from: a whole path, or the name that all hosts know it by."""
     if resume == "never":
         return None
-    if resume == "auto":
-        newest = checkpoints.newest(RunFolder(run_dir.resolve()).checkpoints) if run_dir else None
-        return str(newest) if newest else None
-    path = Path(resume)
-    if not checkpoints.is_whole(path):
-        raise ConfigError(f"'{resume}' is not a checkpoint", hint="name a step-N folder of a run's checkpoints/")
-    return str(path.resolve())
+    if resume != "auto":
+        return Path(resume).resolve()
+    if all(site.shared for site in sites):
+        newest = checkpoints.newest(sites[0].folder.checkpoints)
+        return Path(newest.name) if newest else None
+    common = set.intersection(*(set(site.checkpoints) for site in sites))
+    return Path(max(common)) if common else None
 
 
-def _write_run_files(prepared: Prepared, folder: RunFolder, checkpoint: str | None) -> list[HostSpec]:
+def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path | None, sink: Sink) -> list[HostSpec]:
+    """Write what stays with the launcher, and say what each host's ranks are given."""
     plan, recipe, cluster = prepared.plan, prepared.recipe, prepared.cluster
     save_plan(folder.plan, plan)
     write_yaml(folder.recipe, encode(recipe), header="The recipe as it was run, every key resolved.")
     if checkpoint is None:
         folder.metrics.unlink(missing_ok=True)
     weights = find_weights(recipe.model.name)
-    start = str(weights) if weights else None
-    job = Job(plan, recipe, prepared.shape, str(folder.checkpoints), checkpoint, weights=start)
+    spread = not all(site.shared for site in crew.sites)
+    if spread:
+        sink.warn(f"the hosts do not share {folder.path}: each keeps its shards of a checkpoint in its own run folder")
     islands = tuple(PlannedPlace(i.name, i.vendor, i.ranks) for i in plan.islands)
-    seats = tuple(Seat(r.rank, r.host, r.device) for r in plan.ranks)
+    seats = prepared.launch.seats
     placement = placement_of(islands, plan.bridges, seats, runs=cluster.runs, verify_bridge=recipe.bridge.verify)
-    files = {JOB_VARIABLE: folder.launch / "job.json", PLACEMENT_VARIABLE: folder.launch / "placement.json"}
-    write_atomically(files[JOB_VARIABLE], job.to_json())
-    write_atomically(files[PLACEMENT_VARIABLE], placement.to_json())
-    argv = (sys.executable, "-m", "hetctl.trainer")
-    return [local_host(seats, argv, folder, files=files, device_type=device_type(cluster.runs))]
+
+    def files(site: Site) -> dict[str, tuple[Path, str]]:
+        start = str(site.folder.checkpoints / checkpoint) if checkpoint else None
+        job = Job(
+            plan,
+            recipe,
+            prepared.shape,
+            str(site.folder.checkpoints),
+            start,
+            weights=str(weights) if weights else None,
+            timeout_s=recipe.train.timeout_s,
+        )
+        return {
+            JOB_VARIABLE: (site.folder.launch / "job.json", job.to_json()),
+            PLACEMENT_VARIABLE: (site.folder.launch / "placement.json", placement.to_json()),
+        }
+
+    return host_specs(
+        crew.sites,
+        seats,
+        ("python", "-m", "hetctl.trainer"),
+        run=folder.identity,
+        files=files,
+        store_ports=store_ports(),
+        device_type=device_type(cluster.runs, [i.vendor for i in plan.islands]),
+        settings=prepared.launch.settings(),
+        spread=spread,
+    )
 
 
-def _supervise(hosts: list[HostSpec], folder: RunFolder, live: LiveRun, found: dict[str, Any]) -> Outcome:
+def _on_event(folder: RunFolder, live: LiveRun, found: dict[str, Any]) -> Callable[[Event], None]:
     def on_event(event: Event) -> None:
         kind = event["event"]
-        record = {k: v for k, v in event.items() if k not in ("event", "rank", "host")}
+        record = {k: v for k, v in event.items() if k not in ("event", "rank", "host", "n")}
         if kind == "begin":
             live.begin(event["step"])
         elif kind == "step":
@@ -177,16 +319,27 @@ def _supervise(hosts: list[HostSpec], folder: RunFolder, live: LiveRun, found: d
             live.step(record)
         elif kind == "summary":
             found.update(record)
+        elif kind == "rail":
+            live.note(event["sentence"])
 
-    return supervise(hosts, on_event, say=live.note)
+    return on_event
 
 
 def _summary(
-    prepared: Prepared, folder: RunFolder, outcome: Outcome, found: dict[str, Any], *, wall_s: float
+    prepared: Prepared,
+    folder: RunFolder,
+    outcome: Outcome,
+    found: dict[str, Any],
+    sites: Sequence[Site],
+    *,
+    wall_s: float,
 ) -> dict[str, Any]:
     metrics = folder.read_metrics()
-    failure = None if outcome.interrupted else record_failure(folder, outcome, [r.host for r in prepared.plan.ranks])
+    hosts = [r.host for r in prepared.plan.ranks]
+    failure = None if outcome.interrupted else record_failure(folder, outcome, hosts, sites)
     status = "interrupted" if outcome.interrupted else "failed" if failure or not found else "done"
+    if status == "done" and outcome.ended_early:
+        status = "saved"  # USR2: asked to save and end
     shares = found.pop("shares", {})
     summary: dict[str, Any] = {
         "run": folder.name,
@@ -234,5 +387,4 @@ def _show_end(summary: dict[str, Any], outcome: Outcome, folder: RunFolder, sink
         for line in failure_lines(json.loads(folder.failure.read_text())):
             sink.errors.print(line, highlight=False, markup=False, soft_wrap=True)
     sink.say(summary_table(summary))
-    left = "nothing of the run is left running" if outcome.left == 0 else f"{outcome.left} processes are left"
-    sink.say(f"{left}; report: {folder.report}")
+    sink.say(f"report: {folder.report}; {left_sentence(outcome)}")

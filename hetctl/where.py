@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 from hetctl import planning
@@ -29,25 +28,13 @@ def find_running_cluster(
         sink.warn("using ./cluster.yaml")
         cluster_file = here
     if cluster_file is not None:
-        return _only_local(load_cluster(cluster_file))
+        return load_cluster(cluster_file)
     spec = _spec_of(plan) if plan else parse_spec(emulate or planning.DEFAULT_SPEC, CLASSES)
     machine, words = this_machine(sum(island.count for island in spec))
     sink.say(f"emulating {emulate or (_words(plan) if plan else planning.DEFAULT_SPEC)}: {words}")
     if machine.native == "gloo" and any(p.speed != 1 for i in spec for p in i.parts):
         sink.warn("on CPU an @SPEED weights the plan only: the processes run as fast as they can")
     return label_machine(spec, machine)
-
-
-def _only_local(cluster: Cluster) -> Cluster:
-    """Until ranks start over SSH, a cluster of other machines is refused rather than half run."""
-    names = {socket.gethostname(), "localhost"}
-    strangers = [h.name for h in cluster.hosts if h.name not in names and h.access and h.access.address]
-    if strangers:
-        raise ConfigError(
-            f"this version starts ranks on this machine only; {strangers[0]} is another",
-            hint="try the plan with --emulate, or `hetctl plan --cluster`",
-        )
-    return cluster
 
 
 def _spec_of(plan: Plan) -> tuple[SpecIsland, ...]:

@@ -1,155 +1,151 @@
 """The agent: owns one host's workers. Started by a constant command; all variable data comes as JSON on stdin.
 
-Protocol, one JSON object a line. In: the spec, then {"do": "start"|"beat"|"stop"|"kill"}. Out: events "ready",
-"started", whatever a worker reports, "exit", and at last "done" with the number of processes left (0).
-End-of-file on stdin or a lapsed lease ends every worker. Standard library only: a host needs nothing else for it.
+Protocol, one JSON object a line. In: {"do": "spec"|"start"|"beat"|"stop"|"kill"|"signal"|"peers"}. Out: "hello",
+"ready", "started", whatever a worker reports, "log", "exit", and at last "done" with the number of processes left.
+End-of-file on stdin or missed heartbeats start the lease; when it lapses, every worker is ended. Within it a supervisor
+may come back at the socket that "hello" names. Standard library only: a host needs nothing else for it.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from typing import IO, Any
+from typing import Any
 
+from hetctl.launcher.children import Worker, adopt_orphans, die_with_parent, guard, kill_descendants, reap_orphans
+from hetctl.launcher.neighbours import Neighbours
+from hetctl.launcher.oom import OomWatch
+from hetctl.launcher.tails import Tail
+from hetctl.launcher.wire import Wire
+
+PROTOCOL = 1
 TICK_S = 0.1
-PR_SET_PDEATHSIG = 1
-
-
-class Worker:
-    """One rank's process: in a session of its own, with its log and its channel for events."""
-
-    def __init__(self, spec: dict[str, Any], extra_env: dict[str, str]) -> None:
-        self.rank = int(spec["rank"])
-        self.events_fd, write_end = os.pipe()
-        environment = {**os.environ, **spec["env"], **extra_env, "HETCTL_EVENTS_FD": str(write_end)}
-        os.makedirs(os.path.dirname(spec["log"]), exist_ok=True)
-        with open(spec["log"], "ab") as log:
-            self.process = subprocess.Popen(
-                spec["argv"],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=spec.get("cwd"),
-                pass_fds=(write_end,),
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
-        os.close(write_end)
-        os.set_blocking(self.events_fd, False)
-        self.pending = b""
-        self.reported = False
-
-    def read_events(self) -> list[dict[str, Any]] | None:
-        """Events that arrived; None once the worker has closed its end."""
-        try:
-            data = os.read(self.events_fd, 1 << 20)
-        except BlockingIOError:
-            return []
-        if not data:
-            return None
-        *lines, self.pending = (self.pending + data).split(b"\n")
-        return [json.loads(line) for line in lines if line]
-
-    def signal_group(self, number: int) -> bool:
-        """Signal the worker's process group; False when nothing of it is left."""
-        try:
-            os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
+HELLO_S = 60.0  # how long a supervisor may take to say what it wants
+STOPPED_S = 8.0  # a rank that somebody stopped holds all others up: it is ended
+SOCKET = "agent.sock"
 
 
 class Agent:
     """Starts the workers of a spec, relays their events, and leaves nothing behind."""
 
-    def __init__(self, stdin: IO[bytes], stdout: IO[bytes]) -> None:
-        self.stdin, self.stdout = stdin, stdout
-        self.spec: dict[str, Any] = json.loads(stdin.readline())
-        self.workers: list[Worker] = []
-        self.store: subprocess.Popen[bytes] | None = None
+    def __init__(self, stdin: int, stdout: int, folder: str) -> None:
         self.selector = selectors.DefaultSelector()
+        self.wire = Wire(self.selector, stdin, stdout)
+        self.folder = folder  # short-lived: the socket and what ranks keep in TMPDIR
+        self.spec: dict[str, Any] = {}
+        self.workers: list[Worker] = []
+        self.tails: list[Tail] = []
+        self.store: subprocess.Popen[bytes] | None = None
+        self.neighbours = Neighbours()
+        self.oom = OomWatch()
+        self.started = False
         self.deadline: float | None = None  # when TERM becomes KILL
         self.last_beat = time.monotonic()
 
     def run(self) -> int:
         """Until every worker is gone. Returns 0 when all of them ended well."""
-        self._announce()
-        os.set_blocking(self.stdin.fileno(), False)
-        self.selector.register(self.stdin.fileno(), selectors.EVENT_READ, None)
-        started = False
-        while not (started and all(w.reported for w in self.workers)):
+        self.wire.listen(os.path.join(self.folder, SOCKET))
+        self.wire.tell(event="hello", protocol=PROTOCOL, pid=os.getpid(), socket=self.wire.path)
+        while not (self.started and all(w.reported for w in self.workers)):
             for key, _ in self.selector.select(TICK_S):
-                if key.data is not None:
+                if isinstance(key.data, Worker):
                     self._relay(key.data)
-                elif self._obey() == "start":
-                    self._start()
-                    started = True
+                elif key.data == "visitor":
+                    self.wire.accept()
+                    self.last_beat = time.monotonic()
+                else:
+                    for command in self.wire.commands():
+                        self._obey(command)
             self._check_lease()
-            self._reap()
-            if not started and self.deadline is not None:
+            self._look_after()
+            self.wire.flush()
+            if not self.started and self.deadline is not None:
                 break
         return self._finish()
 
-    def _announce(self) -> None:
-        port = None
-        if self.spec.get("store_address"):
-            listener = _listen(self.spec["store_address"], self.spec.get("store_ports") or [0])
-            port = listener.getsockname()[1]
-            argv = [*self.spec["store_argv"], str(listener.fileno()), self.spec["store_address"], str(port)]
-            self.store = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(listener.fileno(),),
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
-            listener.close()
-        self._tell(event="ready", pid=os.getpid(), store_port=port)
+    def _obey(self, command: dict[str, Any]) -> None:
+        self.last_beat = time.monotonic()
+        asked = command["do"]
+        if asked == "beat":
+            self.wire.tell(event="beat")
+        elif asked == "spec":
+            self.spec = command
+            self._prepare()
+        elif asked == "start" and not self.started:
+            self._start(command)
+        elif asked in ("stop", "kill"):
+            self._end(command.get("grace_s", 0.0) if asked == "stop" else 0.0)
+        elif asked == "signal":
+            for worker in (w for w in self.workers if not w.reported):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.process.pid, getattr(signal, command["name"]))
+        elif asked == "peers":
+            self.neighbours.watch(command["peers"])
 
-    def _start(self) -> None:
-        extra = {"MASTER_PORT": str(self.spec["store_port"])}
+    def _prepare(self) -> None:
+        """Write the run's files, open the store's port, and say that this host is ready."""
+        try:
+            if self.spec.get("private"):  # nobody else's: what ranks print may hold secrets
+                os.makedirs(self.spec["private"], exist_ok=True)
+                os.chmod(self.spec["private"], 0o700)
+            for path, text in self.spec.get("files", {}).items():
+                _write(path, text)
+            port = self._serve_store() if self.spec.get("store_address") else None
+            probe = self.neighbours.listen(self.spec["probe_address"]) if self.spec.get("probe_address") else None
+        except OSError as error:
+            self.wire.tell(event="failed", reason=f"{error.filename or ''} {error.strerror or error}".strip())
+            self._end(0.0)
+            return
+        self.wire.tell(event="ready", pid=os.getpid(), store_port=port, probe_port=probe)
+
+    def _serve_store(self) -> int:
+        address = self.spec["store_address"]
+        listener = _listen(address, self.spec.get("store_ports") or [0])
+        port = int(listener.getsockname()[1])
+        self.store = subprocess.Popen(
+            [*self.spec["store_argv"], str(listener.fileno()), address, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **self.spec.get("store_env", {})},
+            pass_fds=(listener.fileno(),),
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        listener.close()
+        return port
+
+    def _start(self, command: dict[str, Any]) -> None:
+        self.started = True
+        extra = {"MASTER_PORT": str(command["store_port"]), "TMPDIR": self.folder}
         for spec in self.spec["workers"]:
-            worker = Worker(spec, extra)
+            try:
+                worker = Worker(spec, extra)
+            except OSError as error:
+                reason = f"{spec['argv'][0]} cannot be started: {error.strerror or error}"
+                self.wire.tell(event="exit", rank=spec["rank"], code=127, at=time.time(), asked=False, reason=reason)
+                continue
             self.workers.append(worker)
             self.selector.register(worker.events_fd, selectors.EVENT_READ, worker)
-            self._tell(event="started", rank=worker.rank, pid=worker.process.pid)
-
-    def _obey(self) -> str:
-        """Act on what the supervisor sent; end-of-file means that nobody is left to work for."""
-        data = self.stdin.read()
-        if data == b"":
-            self.selector.unregister(self.stdin.fileno())
-            self._end(self.spec["grace_s"])
-            return "end"
-        self.last_beat = time.monotonic()
-        asked = ""
-        for line in (data or b"").splitlines():
-            command = json.loads(line)
-            if command["do"] == "start":
-                self.spec["store_port"] = command["store_port"]
-                asked = "start"
-            elif command["do"] == "stop":
-                self._end(command["grace_s"])
-            elif command["do"] == "kill":
-                self._end(0.0)
-        return asked
+            if self.spec.get("private"):
+                self.tails.append(Tail(worker.rank, worker.log, worker.log_start))
+            self.wire.tell(event="started", rank=worker.rank, pid=worker.process.pid)
+        self.neighbours.watch(command.get("peers", {}))
 
     def _check_lease(self) -> None:
         now = time.monotonic()
-        if now - self.last_beat > self.spec["lease_s"]:
-            self._end(self.spec["grace_s"])
+        lease = self.spec.get("lease_s", HELLO_S) if self.wire.connected or self.spec.get("reconnect") else 0.0
+        if now - self.last_beat > lease:
+            self._end(self.spec.get("grace_s", 0.0))
         if self.deadline is not None and now >= self.deadline:
             for worker in self.workers:
                 worker.signal_group(signal.SIGKILL)
@@ -159,6 +155,7 @@ class Agent:
         if self.deadline is None:
             for worker in self.workers:
                 worker.signal_group(signal.SIGTERM)
+                worker.signal_group(signal.SIGCONT)
         self.deadline = until if self.deadline is None else min(self.deadline, until)
 
     def _relay(self, worker: Worker) -> None:
@@ -167,41 +164,66 @@ class Agent:
             self.selector.unregister(worker.events_fd)
             os.close(worker.events_fd)
         for event in events or []:
-            self._tell(**{**event, "rank": worker.rank})
+            self.wire.tell(**{**event, "rank": worker.rank})
 
-    def _reap(self) -> None:
-        for worker in self.workers:
-            code = None if worker.reported else worker.process.poll()
-            if code is None:
-                continue
-            if worker.events_fd in self.selector.get_map():
-                self._relay(worker)  # what it said last
-            worker.reported = True
-            worker.signal_group(signal.SIGKILL)  # children it left behind
-            self._tell(event="exit", rank=worker.rank, code=code, at=time.time(), asked=self.deadline is not None)
+    def _look_after(self) -> None:
+        """What is due at every turn: exits, stopped ranks, logs, neighbours, orphans."""
+        for worker in (w for w in self.workers if not w.reported):
+            code = worker.process.poll()
+            if code is not None:
+                self._report(worker, code)
+            elif self.deadline is None and worker.stopped_for() > STOPPED_S:
+                self._report_stopped(worker)
+        for tail in self.tails:
+            for event in tail.read():
+                self.wire.tell(**event)
+        for event in self.neighbours.look():
+            self.wire.tell(**event)
+
+    def _report(self, worker: Worker, code: int, *, reason: str | None = None) -> None:
+        if worker.events_fd in self.selector.get_map():
+            self._relay(worker)  # what it said last
+        worker.reported = True
+        worker.signal_group(signal.SIGKILL)  # children it left behind
+        more: dict[str, Any] = {"reason": reason} if reason else {}
+        if code == -signal.SIGKILL and (oom := self.oom.killed(worker.process.pid)) is not None:
+            more = {"oom": oom}
+        asked = self.deadline is not None and reason is None
+        error = worker.error()
+        if code > 0 and error is None and not reason and _is_full(os.path.dirname(worker.log)):
+            more = {"reason": f"it ended with exit code {code}, and could not say why: No space left on its disk"}
+        self.wire.tell(
+            event="exit",
+            rank=worker.rank,
+            code=code,
+            at=time.time(),
+            asked=asked,
+            error=error,
+            pending=_pending(self.spec.get("flight", ""), worker.rank) if code else None,
+            **more,
+        )
+
+    def _report_stopped(self, worker: Worker) -> None:
+        worker.signal_group(signal.SIGKILL)
+        worker.process.wait()
+        self._report(worker, -signal.SIGSTOP, reason=f"somebody stopped it (SIGSTOP) for {STOPPED_S:.0f} s")
 
     def _finish(self) -> int:
-        until = time.monotonic() + 5.0
-        while (left := sum(w.signal_group(0) for w in self.workers)) and time.monotonic() < until:
-            for worker in self.workers:
-                worker.signal_group(signal.SIGKILL)
-            time.sleep(TICK_S)
+        """End the store and whatever ranks left behind, verify it, and say so as the last thing."""
+        store = self.store.pid if self.store else None
+        reap_orphans(spare=(store,) if store else ())
         if self.store is not None:
             self.store.kill()
             self.store.wait()
-        self._tell(event="done", left=left)
+        left = kill_descendants()
+        self.neighbours.close()
+        for tail in self.tails:
+            for event in tail.last():
+                self.wire.tell(**event)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.wire.tell(event="done", left=left)
+        self.wire.close(seconds=5.0)
         return 0 if all(w.process.returncode == 0 for w in self.workers) else 1
-
-    def _tell(self, **event: Any) -> None:
-        try:
-            self.stdout.write(json.dumps(event).encode() + b"\n")
-            self.stdout.flush()
-        except BrokenPipeError:
-            pass  # nobody listens any more; the workers still have to be ended
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _listen(address: str, ports: list[int]) -> socket.socket:
@@ -213,15 +235,61 @@ def _listen(address: str, ports: list[int]) -> socket.socket:
             listener.bind((address, port))
             listener.listen(1024)
             return listener
-        except OSError:
+        except OSError as error:
             listener.close()
-    raise SystemExit(f"no free port on {address} among {ports[0]}-{ports[-1]}")
+            problem = error.strerror
+    raise OSError(None, f"no free port on {address} among {ports[0]}-{ports[-1]} ({problem})")
+
+
+def _is_full(folder: str) -> bool:
+    """Whether a file system has less room than an error message needs."""
+    try:
+        about = os.statvfs(folder)
+    except OSError:
+        return False
+    return about.f_bavail * about.f_frsize < 64 << 10
+
+
+def _write(path: str, text: str) -> None:
+    """A file of the run: readable by its owner only, whole or not there."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _pending(flight: str, rank: int) -> list[dict[str, Any]] | None:
+    """What the rank's flight recorder says it was waiting for; None when there is no record."""
+    try:
+        with open(os.path.join(flight, f"flight-rank-{rank}.json"), encoding="utf-8") as file:
+            operations = json.load(file)["operations"]
+        return [o for o in operations if o["state"] != "done"][-8:]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def main() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
-    sys.exit(Agent(sys.stdin.buffer, sys.stdout.buffer).run())
+    """Be the agent of one run on this host; a guardian stays behind it."""
+    base = tempfile.gettempdir()
+    # 0700; short, because socket paths may have 107 characters only
+    folder = tempfile.mkdtemp(prefix="hetctl-", dir=base if len(base) < 64 else "/tmp")
+    stdout = sys.stdout.fileno()
+
+    def last_word(left: int) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.write(stdout, json.dumps({"event": "lost", "left": left}).encode() + b"\n")
+
+    guard(last_word)
+    adopt_orphans()
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor decides
+    sys.exit(Agent(sys.stdin.fileno(), stdout, folder).run())
 
 
 if __name__ == "__main__":

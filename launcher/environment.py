@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hetctl.comm.cluster import Cluster, Device, Host, Nic
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.facts import HostFacts, NicFacts, facts_from_data
 from hetctl.comm.natives import NATIVES
 from hetctl.comm.placement import PlacedBridge, PlacedIsland, Placement
 from hetctl.comm.plan import Bridge
+
+RUN_VARIABLE = "HETCTL_RUN"  # by which `hetctl clean` knows what belongs to a run
+_HIDDEN = "(from your environment)"
 
 
 @dataclass(frozen=True)
@@ -18,6 +24,11 @@ class Setting:
     name: str
     value: str
     reason: str
+    secret: bool = False  # taken from who launches: never shown
+
+    @property
+    def shown(self) -> str:
+        return _HIDDEN if self.secret else self.value
 
 
 @dataclass(frozen=True)
@@ -46,13 +57,16 @@ class HostShape:
     cores: int
     device_type: str  # cuda or cpu: what the ranks of this host really use
     master_address: str
-    socket_interface: str | None  # for gloo; None: let it choose
+    socket_interface: str | None  # that holds the data address; None: let gloo choose
     code_path: str  # PYTHONPATH that finds hetctl and its entry point
 
 
-def device_type(runs: str | None) -> str:
-    """The torch device type of an emulation's ranks; real islands are on accelerators."""
-    return "cpu" if runs == "gloo" else "cuda"
+def device_type(runs: str | None, vendors: Iterable[str] = ()) -> str:
+    """The torch device type of a run's ranks: an emulation's by what it really runs, real islands by their vendor."""
+    if runs is not None:
+        return "cpu" if runs == "gloo" else "cuda"
+    types = {NATIVES[v].device_type for v in vendors}
+    return "cpu" if types == {"cpu"} else "cuda"
 
 
 def placement_of(
@@ -76,29 +90,143 @@ def placement_of(
 
 
 def rank_settings(
-    seats: Sequence[Seat], seat: Seat, host: HostShape, *, files: Mapping[str, Path]
+    seats: Sequence[Seat],
+    seat: Seat,
+    host: HostShape,
+    *,
+    files: Mapping[str, Path],
+    more: Sequence[Setting] = (),
 ) -> tuple[Setting, ...]:
-    """Everything a rank's process gets in its environment. `files` maps variable names to files on that host."""
+    """Everything a rank's process gets in its environment. `files` maps variable names to files on that host.
+
+    `more` is the host's own (see `host_settings`); what it names wins, but for the ranks' numbers.
+    """
     local = [s.rank for s in seats if s.host == seat.host]
     threads = max(1, host.cores // len(local))
-    settings = [
-        Setting("RANK", str(seat.rank), "from the plan"),
-        Setting("WORLD_SIZE", str(len(seats)), "ranks in the plan"),
-        Setting("LOCAL_RANK", str(local.index(seat.rank)), "order among this host's ranks"),
-        Setting("LOCAL_WORLD_SIZE", str(len(local)), "ranks on this host"),
-        Setting("MASTER_ADDR", host.master_address, "where the run's store listens"),
-        Setting("TORCHELASTIC_USE_AGENT_STORE", "True", "the store lives beside the agent, never in a rank"),
-        Setting("OMP_NUM_THREADS", str(threads), f"{host.cores} cores shared by {len(local)} ranks"),
-        Setting("HETCTL_DEVICE_TYPE", host.device_type, "what this host's ranks compute on"),
-        Setting("HETCTL_DEVICE_INDEX", str(seat.device), "the plan's device of this rank"),
-        Setting("PYTHONPATH", host.code_path, "where hetctl's code and its entry point for torch are"),
-        Setting("PYTHONUNBUFFERED", "1", "logs are read while they grow"),
-    ]
-    if host.socket_interface:
-        why = "the interface of the data address"
-        settings.append(Setting("GLOO_SOCKET_IFNAME", host.socket_interface, why))
-    settings += [Setting(name, str(path), "a file of this run") for name, path in files.items()]
+    mine = {
+        s.name: s
+        for s in (
+            Setting("OMP_NUM_THREADS", str(threads), f"{host.cores} cores shared by {len(local)} ranks"),
+            Setting("PYTHONUNBUFFERED", "1", "logs are read while they grow"),
+            *_sockets(host.socket_interface),
+            *more,
+            Setting("RANK", str(seat.rank), "from the plan"),
+            Setting("WORLD_SIZE", str(len(seats)), "ranks in the plan"),
+            Setting("LOCAL_RANK", str(local.index(seat.rank)), "order among this host's ranks"),
+            Setting("LOCAL_WORLD_SIZE", str(len(local)), "ranks on this host"),
+            Setting("MASTER_ADDR", host.master_address, "where the run's store listens"),
+            Setting("TORCHELASTIC_USE_AGENT_STORE", "True", "the store lives beside the agent, never in a rank"),
+            Setting("HETCTL_DEVICE_TYPE", host.device_type, "what this host's ranks compute on"),
+            Setting("HETCTL_DEVICE_INDEX", str(_device_index(seats, seat, more)), "the plan's device of this rank"),
+            Setting("PYTHONPATH", host.code_path, "where hetctl's code and its entry point for torch are"),
+            *(Setting(name, str(path), "a file of this run") for name, path in files.items()),
+        )
+    }
+    return tuple(mine.values())
+
+
+def host_settings(
+    cluster: Cluster, host: Host, seats: Sequence[Seat], *, environment: Mapping[str, str] | None = None
+) -> tuple[Setting, ...]:
+    """What holds for all ranks of one host, derived from its facts: devices, RDMA ports, and the person's own `env`.
+
+    `environment` is that of who launches. Raises ConfigError for a variable that is wanted from it but not set.
+    """
+    mine = [next(d for d in host.devices if d.index == s.device) for s in seats if s.host == host.name]
+    settings = [] if cluster.runs is not None else [*_visible(mine), *_rdma(cluster, host)]
+    for name, value in (host.access.env if host.access else {}).items():
+        settings.append(_own(name, value, environment, host.name))
     return tuple(settings)
+
+
+def interface_of(host: Host) -> str | None:
+    """The network interface that holds a host's data address, None when its facts do not say."""
+    for nic in host.nics:
+        if nic.address is not None and nic.address == host.data_address:
+            return nic.name
+    return next((n.netdev for n in _facts(host).nics if any(a.ip == host.data_address for a in n.addresses)), None)
+
+
+def _sockets(interface: str | None) -> list[Setting]:
+    if interface is None:
+        return []
+    why = f"{interface} holds the data address"
+    gloo = Setting("GLOO_SOCKET_IFNAME", interface, why)
+    return [gloo, Setting("NCCL_SOCKET_IFNAME", f"={interface}", f"{why}; '=' because NCCL else takes it as a prefix")]
+
+
+def _visible(devices: Sequence[Device]) -> list[Setting]:
+    """Which devices the ranks of a host see, in the order of their local ranks; one variable per vendor."""
+    settings = []
+    for vendor in dict.fromkeys(d.vendor for d in devices):
+        native, own = NATIVES[vendor], [d for d in devices if d.vendor == vendor]
+        if not native.visible_devices:
+            continue
+        by_uuid = native.selects_by_uuid and all(d.uuid for d in own)
+        names = [str(d.uuid if by_uuid else d.index if d.ordinal is None else d.ordinal) for d in own]
+        how = "by UUID: indices change when a driver loads" if by_uuid else "by index in PCI order"
+        settings.append(Setting(native.visible_devices, ",".join(names), f"the plan's devices of this host, {how}"))
+        if native.device_order:
+            settings.append(Setting(native.device_order, "PCI_BUS_ID", "so that indices mean what discovery saw"))
+    return settings
+
+
+def _device_index(seats: Sequence[Seat], seat: Seat, more: Sequence[Setting]) -> int:
+    """A rank's device as its process counts: its place among the visible ones, else the plan's own index."""
+    if not any(s.name == n.visible_devices for s in more for n in NATIVES.values() if n.visible_devices):
+        return seat.device
+    return [s.rank for s in seats if s.host == seat.host].index(seat.rank)
+
+
+def _rdma(cluster: Cluster, host: Host) -> list[Setting]:
+    """The RDMA ports that the host's islands share, and the GID that reaches their network."""
+    fabrics = {i.fabric for i in cluster.islands if any(m.host == host.name for m in i.members)}
+    kinds = {n.name: n.kind for n in cluster.networks}
+    nics = [
+        n
+        for n in host.nics
+        if n.rdma_device and n.network in fabrics and kinds.get(n.network) in ("infiniband", "roce")
+    ]
+    if not nics:
+        return []
+    ports = {n.name: p for n in _facts(host).nics for p in (n,)}
+    names = [_hca(n, ports.get(n.name)) for n in nics]
+    networks = ", ".join(sorted({str(n.network) for n in nics}))
+    settings = [Setting("NCCL_IB_HCA", "=" + ",".join(names), f"the RDMA ports in {networks}; '=' for exact names")]
+    if any(n.kind == "roce" for n in nics):
+        indices = {_gid_index(ports.get(n.name)) for n in nics if n.kind == "roce"}
+        if len(indices) == 1 and None not in indices:
+            why = "the routable RoCE v2 GID of these ports, found by its content"
+            settings.append(Setting("NCCL_IB_GID_INDEX", str(indices.pop()), why))
+    return settings
+
+
+def _hca(nic: Nic, port: NicFacts | None) -> str:
+    return f"{nic.rdma_device}:{port.rdma_port}" if port and port.rdma_port else str(nic.rdma_device)
+
+
+def _gid_index(port: NicFacts | None) -> int | None:
+    return next((g.index for g in port.gids if g.routable), None) if port else None
+
+
+def _own(name: str, value: str | None, environment: Mapping[str, str] | None, host: str) -> Setting:
+    if not name or "=" in name or "\0" in name + (value or ""):
+        raise ConfigError(f"{host}: {name!r} cannot be the name of an environment variable, or its value holds a NUL")
+    if value is not None:
+        return Setting(name, value, "from the inventory")
+    found = (environment or {}).get(name)
+    if found is None:
+        raise ConfigError(f"{host} wants {name} from your environment, where it is not set", hint=f"export {name}=...")
+    return Setting(name, found, "from the environment of who launches", secret=True)
+
+
+def without_secrets(settings: Sequence[Setting]) -> list[Setting]:
+    """The settings as they may be shown."""
+    return [replace(s, value=s.shown) for s in settings]
+
+
+def _facts(host: Host) -> HostFacts:
+    return facts_from_data(dict(host.facts), where=f"facts of {host.name}")
 
 
 def _torch_backend(vendor: str, runs: str | None) -> str:

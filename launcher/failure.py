@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 # What a rank says when a peer or the network went away: a consequence, wherever there is a better cause.
 TOLD_BY_OTHERS = re.compile(
-    r"DistBackendError|DistNetworkError|BridgeError|gloo|NCCL|RCCL|Connection (closed|reset)|Broken pipe|timed? ?out",
+    r"DistBackendError|DistNetworkError|DistStoreError|BridgeError|gloo|NCCL|RCCL|Connection (closed|reset)"
+    r"|Broken pipe|timed? ?out",
     re.IGNORECASE,
 )
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
 @dataclass(frozen=True)
 class Exit:
     """How one rank ended: its exit code (negative: by that signal), when (seconds since the epoch), and whether
-    the agent had asked it to."""
+    the agent had asked it to. `reason` is what its agent or the supervisor knows better than the code says."""
 
     rank: int
     code: int
     at: float
     asked: bool = False
+    reason: str | None = None
+    oom: bool | None = None  # the kernel killed it for lack of memory; None: unknown
 
 
 @dataclass(frozen=True)
@@ -59,35 +62,48 @@ def find_failure(exits: Sequence[Exit], hosts: Sequence[str], errors: Mapping[in
     if not failed:
         return None
     first = min(failed, key=lambda e: (_is_consequence(e, errors), errors[e.rank].at if e.rank in errors else e.at))
-    error = errors.get(first.rank)
-    reason = error.message if error else _exit_reason(first.code)
-    victims = tuple(sorted(e.rank for e in failed if e.rank != first.rank))
+    error = None if first.reason else errors.get(first.rank)
+    reason = first.reason or (error.message if error else _exit_reason(first))
+    victims = tuple(sorted({e.rank for e in failed} - {first.rank}))
     kind = error.message.partition(":")[0] if error else None
     return Failure(first.rank, hosts[first.rank], reason, first.code, kind, error.traceback if error else None, victims)
 
 
-def read_rank_error(path: Path) -> RankError | None:
-    """A rank's error file in torch's format; None when there is none or it says nothing."""
+def parse_rank_error(data: Any) -> RankError | None:
+    """A rank's error file in torch's format, decoded; None when it says nothing."""
     try:
-        message = json.loads(path.read_text(encoding="utf-8"))["message"]
+        message = data["message"]
+        if isinstance(message, str):
+            return RankError(message, "", 0.0)
         extra = message.get("extraInfo", {})
         return RankError(str(message["message"]), str(extra.get("py_callstack", "")), float(extra.get("timestamp", 0)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _is_consequence(end: Exit, errors: Mapping[int, RankError]) -> bool:
+def _is_consequence(end: Exit, errors: Mapping[int, RankError]) -> int:
+    """0 for a cause, 1 for what others caused, 2 for who was told to end. What cuts hosts off is a cause."""
+    if end.reason:
+        return 2 if end.asked else 0
     if end.rank in errors:
-        return TOLD_BY_OTHERS.search(errors[end.rank].message) is not None
-    return end.asked or -end.code == signal.SIGABRT  # a native library's watchdog aborts the ranks that waited
+        return int(TOLD_BY_OTHERS.search(errors[end.rank].message) is not None)
+    if -end.code in _CRASHES:
+        return 0  # nobody asks for these
+    return 2 if end.asked else int(-end.code == signal.SIGABRT)  # a native library's watchdog aborts ranks that waited
 
 
-def _exit_reason(code: int) -> str:
-    if code >= 0:
-        return f"it ended with exit code {code}"
+def _exit_reason(end: Exit) -> str:
+    if end.code >= 0:
+        return f"it ended with exit code {end.code}"
     try:
-        name = signal.Signals(-code).name
+        name = signal.Signals(-end.code).name
     except ValueError:
-        name = f"signal {-code}"
-    hint = " (out of memory, if nobody sent it)" if -code == signal.SIGKILL else ""
-    return f"it was ended by {name}{hint}"
+        name = f"signal {-end.code}"
+    if -end.code != signal.SIGKILL:
+        return f"it was ended by {name}"
+    if end.oom:
+        return "the kernel killed it: the host or its memory limit ran out of memory (SIGKILL)"
+    doubt = (
+        "the kernel reports no lack of memory, so somebody sent it" if end.oom is False else "out of memory, perhaps"
+    )
+    return f"it was ended by {name} ({doubt})"

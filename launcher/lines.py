@@ -52,6 +52,10 @@ class Dialogue:
     def close(self) -> None:
         self._session.close()
 
+    def release(self) -> tuple[Session, bytes]:
+        """The session, for somebody else to go on with, and what was already read of its output."""
+        return self._session, bytes(self._buffer)
+
     def _take(self, seconds: float, deadline: Deadline) -> None:
         if deadline.passed:
             raise timed_out(deadline)
@@ -71,9 +75,20 @@ class Dialogue:
             raise ShellError("too-much-output", "the program on the host printed an endless line")
 
 
-def converse(shell: Shell, python: str, source: str, request: Mapping[str, Any], *, deadline: Deadline) -> Dialogue:
-    """Start a program (its `main` is given the request as JSON text) on a host, with nothing in its argv."""
-    argv: Sequence[str] = [python, "-I", "-c", BOOT]
+def converse(
+    shell: Shell,
+    python: str,
+    source: str,
+    request: Mapping[str, Any],
+    *,
+    deadline: Deadline,
+    prefix: Sequence[str] = (),
+) -> Dialogue:
+    """Start a program (its `main` is given the request as JSON text) on a host, with nothing in its argv.
+
+    `prefix` is what enters a container there (`docker exec -i NAME`).
+    """
+    argv: Sequence[str] = [*prefix, python, "-I", "-c", BOOT]
     session = shell.start(argv, deadline=deadline)
     deadline.on_expiry(session.abort)
     dialogue = Dialogue(session)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetctl.comm.errors import ConfigError
-from hetctl.comm.files import finite, write_json
+from hetctl.comm.files import finite, write_atomically, write_json
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,11 @@ class RunFolder:
     """The names inside one run's folder."""
 
     path: Path
+
+    @classmethod
+    def at(cls, path: str) -> RunFolder:
+        """A folder on another host, as that host names it."""
+        return cls(Path(path))
 
     @property
     def name(self) -> str:
@@ -53,9 +59,22 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def identity(self) -> str:
+        """The run's name on hosts: made once, kept in the folder, so that a resumed run finds its own files there."""
+        file = self.launch / "identity"
+        if not file.is_file():
+            write_atomically(file, f"{re.sub(r'[^A-Za-z0-9_-]+', '-', self.name)}-{secrets.token_hex(4)}")
+        return file.read_text(encoding="utf-8").strip()
+
+    @property
     def launch(self) -> Path:
         """What ranks read: the job and the placement."""
         return self.path / "launch"
+
+    @property
+    def flight(self) -> Path:
+        """What each rank was doing when it failed: its flight recorder's file."""
+        return self.path / "logs"
 
     def log(self, rank: int) -> Path:
         return self.path / "logs" / f"rank-{rank}.log"

@@ -1,38 +1,43 @@
-"""The supervisor: starts agents, passes on what happens, stops everything, and verifies that nothing is left."""
+"""The supervisor: gives agents their orders, passes on what happens, stops everything, and verifies the end."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import queue
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hetctl.comm.errors import WorkFailed
-from hetctl.launcher.failure import Exit
+from hetctl.launcher.crew import Crew
+from hetctl.launcher.failure import Exit, RankError, parse_rank_error
+from hetctl.launcher.link import Event
 
 BEAT_S = 2.0
 LEASE_S = 15.0
 STOP_GRACE_S = 60.0  # a rank finishes its step and saves
 END_GRACE_S = 3.0  # a rank whose peers are gone has nothing to finish
-
-Event = dict[str, Any]
+READY_S = 60.0
+WIND_UP_S = 10.0
+NEIGHBOURS = 4  # hosts that each host knocks at, beside the store's
 
 
 @dataclass(frozen=True)
 class HostSpec:
-    """What one host's agent is given: the workers (rank, argv, env, log), and the store's address if it hosts it."""
+    """What one host's agent is given: the workers (rank, argv, env, log), files, and the store if it hosts it."""
 
     host: str
     workers: tuple[dict[str, Any], ...]
-    store_address: str | None = None
-    store_ports: tuple[int, ...] = (0,)
+    data_address: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    store: Mapping[str, Any] | None = None  # store_address, store_ports, store_argv, store_env
+    private: str | None = None  # the host's own run folder; None: the launcher's, whose files it sees
+    reconnect: bool = False
+    flight: str = ""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(w["rank"] for w in self.workers)
 
 
 @dataclass
@@ -40,141 +45,199 @@ class Outcome:
     """How a run ended: every rank's exit, processes left behind (0 when verified), and whether it was stopped."""
 
     exits: list[Exit] = field(default_factory=list)
+    errors: dict[int, RankError] = field(default_factory=dict)
+    pending: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # what ranks waited for when they failed
     left: int = 0
+    unverified: list[str] = field(default_factory=list)  # hosts that could not say that nothing is left
+    lost: list[str] = field(default_factory=list)  # hosts that stopped answering
     interrupted: bool = False
-
-
-class AgentLink:
-    """A started agent: its process, commands in, events out (as JSON lines)."""
-
-    def __init__(self, spec: HostSpec, events: queue.Queue[Event]) -> None:
-        self.host = spec.host
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "hetctl.launcher.agent"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the supervisor alone
-            cwd=code_root(),
-        )
-        self.send(
-            {
-                "workers": spec.workers,
-                "store_address": spec.store_address,
-                "store_ports": spec.store_ports,
-                "store_argv": [sys.executable, "-m", "hetctl.launcher.store"],
-                "lease_s": LEASE_S,
-                "grace_s": END_GRACE_S,
-            }
-        )
-        self._thread = threading.Thread(target=self._read, args=(events,), daemon=True)
-        self._thread.start()
-
-    def send(self, message: Event) -> None:
-        """One command. An agent that is gone says so by its end-of-file, not here."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.process.stdin.flush()
-        except (BrokenPipeError, OSError):
-            pass
-
-    def close(self) -> None:
-        """End the agent's input and wait for it."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-        self.process.wait(timeout=LEASE_S + STOP_GRACE_S)
-        self._thread.join(timeout=5.0)
-
-    def _read(self, events: queue.Queue[Event]) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            try:
-                events.put({**json.loads(line), "host": self.host})
-            except ValueError:
-                continue  # not the agent's: a library printed something
-        events.put({"event": "gone", "host": self.host})
+    ended_early: bool = False  # asked to save and end: a success
 
 
 class Supervisor:
-    """One run from start to verified end."""
+    """One run from orders to verified end."""
 
-    def __init__(self, specs: Sequence[HostSpec], on_event: Callable[[Event], None]) -> None:
-        self.specs, self.on_event = specs, on_event
+    def __init__(self, crew: Crew, specs: Sequence[HostSpec], on_event: Callable[[Event], None]) -> None:
+        self.crew, self.specs, self.on_event = crew, specs, on_event
         self.outcome = Outcome()
-        self._events: queue.Queue[Event] = queue.Queue()
-        self._links: list[AgentLink] = []
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # signal handlers may put
         self._done: set[str] = set()
+        self._ended: set[int] = set()
         self._begun = False  # a rank reported work: stopping it can be polite
         self._ending = False
 
     def run(self) -> Outcome:
-        """Start all agents and see the run through. Raises WorkFailed when an agent does not come up."""
+        """Give the orders and see the run through. Raises WorkFailed when a host does not get ready."""
         try:
-            self._links = [AgentLink(spec, self._events) for spec in self.specs]
-            port = self._wait_ready()
-            self._broadcast({"do": "start", "store_port": port})
+            for link in self.crew.links:
+                link.watch(self._events)
+            for spec in self.specs:
+                self._link(spec.host).send(_orders(spec))
+            self._broadcast(self._wait_ready())
             self._loop()
         finally:
-            for link in self._links:
-                link.close()
+            self._wind_up()
+            self.crew.close()
         return self.outcome
 
     def stop(self) -> None:
         """Ask for an early end: ranks finish their step and save. A second call ends them at once."""
-        if self.outcome.interrupted:
-            self._broadcast({"do": "kill"})
-        else:
-            self.outcome.interrupted = True
-            self._broadcast({"do": "stop", "grace_s": STOP_GRACE_S if self._begun else END_GRACE_S})
+        self._events.put({"event": "order", "host": "", "do": "kill" if self.outcome.interrupted else "stop"})
+        self.outcome.interrupted = True
 
-    def _wait_ready(self) -> int:
-        port, waiting = 0, {link.host for link in self._links}
-        while waiting:
-            event = self._events.get()
+    def save(self, *, then_end: bool) -> bool:
+        """Ask the ranks to save, and to go on or to end. False when they are not that far yet."""
+        if self._begun:
+            self.outcome.ended_early |= then_end
+            name = "SIGUSR2" if then_end else "SIGUSR1"
+            self._events.put({"event": "order", "host": "", "do": "signal", "name": name})
+        return self._begun
+
+    def _wait_ready(self) -> Event:
+        """The order to start, once every host is ready: the store's port, and whom each host knocks at."""
+        probes: dict[str, int | None] = {}
+        port, due = 0, 0.0
+        until = time.monotonic() + READY_S
+        while len(probes) < len(self.specs):
+            due = self._beat(due)
+            event = self._next()
+            if event is None and time.monotonic() < until:
+                continue
+            if event is None:
+                raise WorkFailed("the hosts did not get ready in time", hint="see the agents' messages above")
+            if event["event"] == "order":
+                return {"do": "kill"}
             if event["event"] == "ready":
-                waiting.discard(event["host"])
+                probes[event["host"]] = event["probe_port"]
                 port = event["store_port"] or port
-            elif event["event"] == "gone":
-                raise WorkFailed(f"the agent on {event['host']} did not start", hint="see its messages above")
-        return port
+            elif event["event"] in ("failed", "gone", "lost"):
+                self._done |= {event["host"]} if event["event"] != "failed" else set()
+                raise WorkFailed(f"{event['host']} cannot start its ranks: {event.get('reason') or 'its agent ended'}")
+        return {"do": "start", "store_port": port, "probes": probes}
 
     def _loop(self) -> None:
-        next_beat = time.monotonic()
-        while len(self._done) < len(self._links):
-            if time.monotonic() >= next_beat:
-                self._broadcast({"do": "beat"})
-                next_beat = time.monotonic() + BEAT_S
-            try:
-                self._handle(self._events.get(timeout=0.2))
-            except queue.Empty:
-                continue
+        next_beat = 0.0
+        while len(self._done) < len(self.specs):
+            next_beat = self._beat(next_beat)
+            event = self._next()
+            if event is not None:
+                self._handle(event)
+
+    def _beat(self, due: float) -> float:
+        if time.monotonic() < due:
+            return due
+        self._broadcast({"do": "beat"})
+        return time.monotonic() + BEAT_S
+
+    def _next(self) -> Event | None:
+        try:
+            return self._events.get(timeout=0.2)
+        except queue.Empty:
+            return None
 
     def _handle(self, event: Event) -> None:
-        kind = event["event"]
+        kind, host = event["event"], event["host"]
+        if kind == "order":
+            grace = STOP_GRACE_S if self._begun else END_GRACE_S
+            self._broadcast({**event, "grace_s": grace})
+            return
         if kind == "begin":
             self._begun = True
         elif kind == "exit":
-            self.outcome.exits.append(Exit(event["rank"], event["code"], event["at"], asked=event["asked"]))
-            if event["code"] != 0 and not self._ending:
-                self._ending = True  # its peers can only wait for it now
-                self._broadcast({"do": "stop", "grace_s": END_GRACE_S})
+            self._exit(event)
+        elif kind == "unreachable":
+            sentence = (
+                f"{host} cannot reach {event['peer']} at {event['address']}: the data network is cut between them"
+            )
+            self._fail(self._spec(host).ranks[0], sentence)
+        elif kind == "lost":
+            self._host_ended(host, "its agent was killed, and its ranks with it", left=event["left"])
         elif kind == "done":
             self.outcome.left += event["left"]
-            self._done.add(event["host"])
-        elif kind == "gone" and event["host"] not in self._done:
-            self._done.add(event["host"])
-            self.outcome.exits.append(Exit(-1, 1, time.time()))
+            self._done.add(host)
+        elif kind == "gone" and host not in self._done:
+            self.outcome.lost.append(host)
+            self.outcome.unverified.append(host)
+            detail = f" ({event['reason']})" if event.get("reason") else ""
+            self._host_ended(host, f"{host} stopped answering{detail}", left=0)
         self.on_event(event)
 
+    def _wind_up(self) -> None:
+        """Whatever the way out was: agents that still work end their ranks, and say so."""
+        until = time.monotonic() + WIND_UP_S
+        if len(self._done) < len(self.specs):
+            self._broadcast({"do": "kill"})
+        while len(self._done) < len(self.specs) and time.monotonic() < until:
+            event = self._next()
+            if event is not None and event["event"] in ("done", "gone", "lost"):
+                self._done.add(event["host"])
+
+    def _exit(self, event: Event) -> None:
+        rank, code = event["rank"], event["code"]
+        self._ended.add(rank)
+        if event.get("error") and (error := parse_rank_error(event["error"])):
+            self.outcome.errors[rank] = error
+        if event.get("pending"):
+            self.outcome.pending[rank] = event["pending"]
+        told = Exit(rank, code, event["at"], event["asked"], event.get("reason"), event.get("oom"))
+        self.outcome.exits.append(told)
+        if code != 0:
+            self._end_all()
+
+    def _host_ended(self, host: str, reason: str, *, left: int) -> None:
+        self.outcome.left += left
+        self._done.add(host)
+        for rank in self._spec(host).ranks:
+            if rank not in self._ended:
+                self._fail(rank, reason)
+                self._ended.add(rank)
+
+    def _fail(self, rank: int, reason: str) -> None:
+        self.outcome.exits.append(Exit(rank, 1, time.time(), self._ending or self.outcome.interrupted, reason))
+        self._end_all()
+
+    def _end_all(self) -> None:
+        """One rank has failed: its peers can only wait for it now."""
+        if not self._ending:
+            self._ending = True
+            self._broadcast({"do": "stop", "grace_s": END_GRACE_S})
+
+    def _spec(self, host: str) -> HostSpec:
+        return next(s for s in self.specs if s.host == host)
+
+    def _link(self, host: str) -> Any:
+        return next(link for link in self.crew.links if link.host == host)
+
     def _broadcast(self, message: Event) -> None:
-        for link in self._links:
-            link.send(message)
+        for number, spec in enumerate(self.specs):
+            if message["do"] == "start":
+                message = {**message, "peers": _peers(number, self.specs, message["probes"])}
+            if spec.host not in self._done:
+                self._link(spec.host).send(message)
 
 
-def code_root() -> Path:
-    """The folder that holds the `hetctl` package: where `python -m hetctl...` finds this very code."""
-    import hetctl
+def _orders(spec: HostSpec) -> Event:
+    return {
+        "do": "spec",
+        "workers": spec.workers,
+        "files": dict(spec.files),
+        **(spec.store or {}),
+        "probe_address": spec.data_address if spec.reconnect else None,
+        "private": spec.private,
+        "reconnect": spec.reconnect,
+        "flight": spec.flight,
+        "lease_s": LEASE_S,
+        "grace_s": END_GRACE_S,
+    }
 
-    assert hetctl.__file__ is not None
-    return Path(hetctl.__file__).parent.parent
+
+def _peers(number: int, specs: Sequence[HostSpec], probes: Mapping[str, int | None]) -> dict[str, tuple[str, int]]:
+    """The hosts that one host knocks at: the next few in the ring, and the store's."""
+    ring = [specs[(number + step) % len(specs)] for step in range(1, NEIGHBOURS + 1)]
+    wanted = [s for s in (*ring, *(s for s in specs if s.store)) if s.host != specs[number].host]
+    found = {}
+    for spec in wanted:
+        port = probes.get(spec.host)
+        if port:
+            found[spec.host] = (spec.data_address, port)
+    return found

@@ -54,7 +54,7 @@ def plan_of(layout: Layout, *, seq_len: int, transport: str = "tcp") -> Plan:
     islands = tuple(PlannedIsland(f"i{n}", "cpu", ("cpu",), "host", r) for n, r in enumerate(layout.islands))
     home = {rank: island.name for island in islands for rank in island.ranks}
     where = {r: (n, s) for n, p in enumerate(layout.pipes) for s, c in enumerate(p.cuts) for r in c.ranks}
-    ranks = tuple(PlannedRank(r, "here", r, "cpu", home[r], where[r][0], (where[r][1],)) for r in sorted(home))
+    ranks = tuple(_rank(r, home[r], where.get(r)) for r in sorted(home))
     segments = tuple(Segment(span, (_holders(layout, span),)) for span in segments_of(replicas))
     depth = max(len(p.cuts) for p in layout.pipes)
     return Plan(
@@ -73,6 +73,11 @@ def plan_of(layout: Layout, *, seq_len: int, transport: str = "tcp") -> Plan:
         predicted=None,
         reasons=("spelled out by a test",),
     )
+
+
+def _rank(rank: int, island: str, place: tuple[int, int] | None) -> PlannedRank:
+    replica, stages = (None, ()) if place is None else (place[0], (place[1],))
+    return PlannedRank(rank, "here", rank, "cpu", island, replica, stages)
 
 
 def _stage(cut: Cut, pipe: Pipe) -> Stage:

@@ -43,8 +43,6 @@ def test_layers_hold(folder: str) -> None:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
             for name in names:
-                if name == "hetctl" and path.name == "supervisor.py":
-                    continue  # only to find its own folder
                 if name.split(".")[0] == "hetctl":
                     assert name.split(".")[1] in MAY_IMPORT[folder], f"{path} imports {name}"
 

@@ -10,7 +10,7 @@ from hetctl.trainer.partition import Split, best_split, fixed_split, holmes_laye
 from hetctl.trainer.problem import Problem
 from hetctl.trainer.schedule import in_flight
 from hetctl.trainer.space import PoolUse
-from hetctl.trainer.stages import Choice, StageBook, StageCosts, StagePlace, share
+from hetctl.trainer.stages import Choice, StageBook, StageCosts, StagePlace, SyncRate, share
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Batching:
     micro_batch_size: int
     micro_batches: int
     replicas: int = 1
-    sync_bytes_per_s: float | None = None
+    sync: SyncRate | None = None
 
     @property
     def samples(self) -> int:
@@ -71,7 +71,7 @@ def arrange(
 ) -> Pipeline | None:
     """The exact best split of an arrangement; None when nothing fits or nothing is faster than `bound` seconds.
 
-    Seconds: `sum(beat) + 2 sum(hop) + max((m - 1) max(hop), max((m - 1)(beat + wait) + end))`.
+    Seconds: `sum(beat) + 2 sum(hop) + max((m - 1) max(hop), max((m - 1) turn + end))`.
     """
     stages = tuple(use for use in uses for _ in range(use.stages))
     count, size = batching.micro_batches, batching.micro_batch_size
@@ -79,7 +79,7 @@ def arrange(
     payload = problem.costs.boundary_bytes(size)
     hops = tuple(problem.lanes.hop_seconds(a, b, payload) for a, b in pairwise(stages))
     fill, floor = 2 * sum(hops), (count - 1) * max(hops, default=0.0)
-    waits = [2 * h if schedule == "1f1b" else 0.0 for h in (*hops, 0.0)]
+    turns = round_trips(hops, ahead, micro_batches=count)
     found = [
         book.of(
             use.site,
@@ -88,8 +88,9 @@ def arrange(
                 last=i == len(stages) - 1,
                 samples=share(size, use.width),
                 held=min(ahead[i], count),
-                wait_s=waits[i],
-                sync_bytes_per_s=batching.sync_bytes_per_s,
+                ratio=turns[i][0],
+                wait_s=turns[i][1],
+                sync=batching.sync,
                 replicas=batching.replicas,
             ),
         )
@@ -101,6 +102,20 @@ def arrange(
     memory = tuple(int(f.memory[r, k]) for f, r, k in zip(found, split.rows, split.layers, strict=True))
     choices = tuple(f.choices[r] for f, r in zip(found, split.rows, strict=True))
     return Pipeline(uses, batching, schedule, ahead, split.layers, choices, memory, hops, split.seconds + fill)
+
+
+def round_trips(hops: Sequence[float], in_flight: Sequence[int], *, micro_batches: int) -> list[tuple[float, float]]:
+    """(ratio, wait) per stage: it turns round no faster than `ratio * beat + wait` per micro-batch.
+
+    A stage's next forward waits for the backward of the micro-batch `in_flight` before it, which has been to the
+    last stage and back: as many beats as there are stages from here on (taken as long as this stage's), and all
+    hops from here on, twice. Where all micro-batches may be in flight nothing waits.
+    """
+    stages = len(in_flight)
+    return [
+        (1.0, 0.0) if ahead >= micro_batches else ((stages - i) / ahead, 2 * sum(hops[i:]) / ahead)
+        for i, ahead in enumerate(in_flight)
+    ]
 
 
 def _ahead(problem: Problem, stages: int, micro_batches: int, schedule: str) -> tuple[int, ...]:

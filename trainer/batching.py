@@ -24,8 +24,14 @@ def largest_remainder(total: int, weights: Sequence[float], *, least: int = 0) -
     return tuple(c + least for c in counts)
 
 
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
+def divisors(number: int, *, apart: float = 1.0) -> list[int]:
+    """All divisors, ascending; or 1, the number itself, and between them only such as are `apart` by a factor."""
+    if apart > 1.0:
+        kept = [1]
+        for divisor in divisors(number)[1:]:
+            if divisor >= apart * kept[-1] or divisor == number:
+                kept.append(divisor)
+        return kept
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
 
@@ -35,6 +41,9 @@ class Replicas(Protocol):
 
     def seconds(self, replica: int, part: int) -> float:
         """The least time; infinity when it does not fit or is of no interest."""
+
+    def bound(self, replica: int, part: int, limit: float) -> float:
+        """A lower bound on the time, at most `limit` where that is all that matters."""
 
     def faster(self, replica: int, part: int, limit: float) -> bool:
         """Whether the time is below a limit: cheaper to know than the time."""
@@ -106,20 +115,35 @@ class _Faster:
 
 
 def _tabulated(total: int, count: int, replicas: Replicas, limit: float) -> tuple[tuple[int, ...], float] | None:
-    """The same by a dynamic program over all shares; of equal times the first."""
+    """The same over all shares: the best by lower bounds, whose times are then made exact, until they all are."""
+    most = total - count + 1
+    times = [[math.inf, *(replicas.bound(i, s, limit) for s in range(1, most + 1))] for i in range(count)]
+    exact: set[tuple[int, int]] = set()
+    while True:
+        slowest, shares = _least_slowest(total, times)
+        if slowest >= limit:
+            return None
+        open_ = [(i, part) for i, part in enumerate(shares) if (i, part) not in exact]
+        if not open_:
+            return shares, slowest
+        index, part = max(open_, key=lambda pair: times[pair[0]][pair[1]])
+        times[index][part] = replicas.seconds(index, part)
+        exact.add((index, part))
+
+
+def _least_slowest(total: int, times: Sequence[Sequence[float]]) -> tuple[float, tuple[int, ...]]:
+    """By a dynamic program over replicas and samples used; of equal times the first."""
     best: list[tuple[float, tuple[int, ...]]] = [(math.inf, ())] * (total + 1)
     best[0] = (0.0, ())
-    for index in range(count):
-        rest = count - index - 1
-        times = [math.inf] + [replicas.seconds(index, s) for s in range(1, total - count + 2)]
+    for index, mine in enumerate(times):
+        rest = len(times) - index - 1
         following: list[tuple[float, tuple[int, ...]]] = [(math.inf, ())] * (total + 1)
         for used, (slowest, shares) in enumerate(best):
-            for part in range(1, total - used - rest + 1) if slowest < limit else ():
-                if part < len(times) and max(slowest, times[part]) < following[used + part][0]:
-                    following[used + part] = (max(slowest, times[part]), (*shares, part))
+            for part in range(1, min(total - used - rest, len(mine) - 1) + 1) if slowest < math.inf else ():
+                if max(slowest, mine[part]) < following[used + part][0]:
+                    following[used + part] = (max(slowest, mine[part]), (*shares, part))
         best = following
-    slowest, shares = best[total]
-    return (shares, slowest) if slowest < limit else None
+    return best[total]
 
 
 def _within(ranges: Sequence[tuple[int, int]], total: int) -> tuple[int, ...]:

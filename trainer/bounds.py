@@ -51,7 +51,7 @@ class UseBounds:
         """
         payload = self.problem.costs.boundary_bytes(batching.micro_batch_size)
         hop = self.problem.lanes.hop_seconds(use, use, payload) if use.stages > 1 else 0.0
-        wait = 2 * hop if waits and use.stages > 2 else 0.0
+        wait = hop if waits and use.stages > 2 else 0.0  # two hops, shared by two micro-batches in flight at least
         samples = share(batching.micro_batch_size, use.width)
         key = (use, samples, batching.micro_batches, wait)
         if key not in self._known:
@@ -65,7 +65,7 @@ class UseBounds:
         depth = min((use.stages + 1) // 2, count) if self.problem.forwards_ahead is None else 1
 
         def table(held: int, wait: float) -> StageTable:
-            return self.book.of(use.site, StagePlace(False, False, samples, held, wait)).table
+            return self.book.of(use.site, StagePlace(False, False, samples, held, 1.0, wait)).table
 
         shallow = table(1, 0.0)
         load = _least_load(shallow, count)

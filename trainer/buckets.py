@@ -19,6 +19,8 @@ from hetctl.trainer.model import EMBEDDING, StageModel
 
 ALIGN = 128  # elements: every parameter begins where vector loads and compiled kernels like it
 BUCKET_ELEMENTS = 8 << 20  # smaller neighbours of a segment share a bucket
+ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # new name from torch 2.12
+REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 Interval = tuple[int, int]
 
 
@@ -84,20 +86,38 @@ class Bucket:
     """One bucket's buffers on this rank: whole weights and gradient, this rank's shard of the masters."""
 
     def __init__(
-        self, layout: Layout, shards: Shards, *, dtype: torch.dtype, device: torch.device, group: Any, bridged: bool
+        self,
+        layout: Layout,
+        shards: Shards,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: Any,
+        bridged: bool,
+        offload: bool = False,
     ) -> None:
         self.layout, self.shards, self.group, self.bridged = layout, shards, group, bridged
         each = _aligned(-(-layout.used // shards.count))
         self.interval: Interval = (shards.index * each, (shards.index + 1) * each)
         self.wide = torch.float64 if dtype == torch.float64 else torch.float32
-        self.weights = torch.zeros(each * shards.count, dtype=dtype, device=device)
-        self.gradient = torch.zeros(each * shards.count, dtype=self.wide, device=device)
-        mine = slice(*self.interval)
-        self.masters = self.weights[mine] if dtype == self.wide else self.weights[mine].to(self.wide)
+        self.weights = torch.zeros(each * shards.count, dtype=dtype, device=device)  # what the model computes with
+        self.kept, self.gradient, self.gradient_shard = self._buffers(each)
+        self.masters, self.update_gradient = self.kept, self.gradient_shard  # what the optimiser updates, and by what
+        if offload:
+            self.masters, self.update_gradient = _hosted(self.masters, self.wide), _hosted(self.masters, self.wide)
+        elif dtype != self.wide:
+            self.masters = self.kept.to(self.wide)
         self.pieces = tuple(self._pieces())
-        self.arriving: Any = None  # the gathering of the weights after an update
+        self.arriving: Any = None  # the gathering of the weights
         self.summing: Any = None  # the sum of the gradients over all holders
         self.missing = 0  # gradients still to be accumulated in this step
+        self._fresh: set[str] = set()  # parameters whose first gradient of this step is still to come
+
+    def _buffers(self, each: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(this rank's shard of the weights, the gradient, this rank's shard of it)."""
+        gradient = torch.zeros_like(self.weights, dtype=self.wide)
+        mine = slice(*self.interval)
+        return self.weights[mine], gradient, gradient[mine]
 
     @property
     def counts(self) -> bool:
@@ -109,18 +129,75 @@ class Bucket:
         """Whether the holders are exactly those who share the state: then each needs only its shard of the sum."""
         return self.shards.count > 1 and self.shards.count == len(self.layout.holders)
 
-    @property
-    def gradient_shard(self) -> Tensor:
-        return self.gradient[slice(*self.interval)]
-
     def assign(self, name: str, value: Tensor) -> None:
         """Set one parameter, whole, in the model's precision and in this rank's masters."""
         slot = next(s for s in self.layout.slots if s.name == name)
         flat = value.detach().reshape(-1)
         with torch.no_grad():
-            self.weights[slot.first : slot.first + slot.numel].copy_(flat)
+            self._assign_weights(slot, flat)
             if part := self.part_of(slot):
                 self.held_in(slot, lambda master: master).copy_(flat[slice(*part)])
+
+    def _assign_weights(self, slot: Slot, flat: Tensor) -> None:
+        self.weights[slot.first : slot.first + slot.numel].copy_(flat)
+
+    def add(self, slot: Slot, gradient: Tensor) -> None:
+        """Accumulate one parameter's gradient of one micro-batch."""
+        place = self.gradient[slot.first : slot.first + slot.numel]
+        if slot.name in self._fresh:
+            self._fresh.discard(slot.name)
+            place.copy_(gradient.reshape(-1))  # what the last step left there need not be read, nor zeroed before
+        else:
+            place.add_(gradient.reshape(-1))
+        self.missing -= 1
+
+    def start_sum(self) -> None:
+        """Begin summing the gradient over the holders; where they share the state, each gets its shard only."""
+        if self.group is None:
+            return
+        if self.scattered and self.gradient.is_cuda:
+            self.summing = REDUCE_SCATTER(self.gradient_shard, self.gradient, group=self.group, async_op=True)
+        else:
+            self.summing = dist.all_reduce(self.gradient[: self.layout.used], group=self.group, async_op=True)
+
+    def finish_sum(self) -> None:
+        """Wait until `gradient_shard` is summed."""
+        if self.summing is not None:
+            self.summing.wait()
+            self.summing = None
+
+    def prepare_update(self) -> None:
+        """Hand the optimiser its gradient where that is on the host."""
+        if self.update_gradient is not self.gradient_shard:
+            self.update_gradient.copy_(self.gradient_shard)
+
+    def publish(self) -> None:
+        """Give the model the updated masters: this rank's shard at once, the others' by the time they arrive."""
+        if self.kept.data_ptr() != self.masters.data_ptr():
+            self.kept.copy_(self.masters, non_blocking=True)
+        if self.shards.group is not None:
+            self.gather()
+
+    def gather(self) -> None:
+        """Begin making the weights whole. `.data`: what backward kept of them counts as unchanged."""
+        self.arriving = ALL_GATHER(self.weights.data, self.kept, group=self.shards.group, async_op=True)
+
+    def prefetch(self) -> None:
+        """The model will soon need the weights; here they are there, or on their way."""
+
+    def arrive(self) -> None:
+        """Wait until the weights are whole."""
+        if self.arriving is not None:
+            self.arriving.wait()
+            self.arriving = None
+
+    def release(self) -> None:
+        """The model has done with the weights for now; here they stay."""
+
+    def begin_step(self, micro_batches: int) -> None:
+        """Forget the gradient, and expect those of so many micro-batches."""
+        self.missing = micro_batches * len(self.layout.slots)
+        self._fresh = {slot.name for slot in self.layout.slots}
 
     def part_of(self, slot: Slot) -> Interval | None:
         """Which elements of a parameter lie in this rank's shard."""
@@ -145,7 +222,7 @@ class Bucket:
 
     def _pieces(self) -> Iterator[Piece]:
         for (master, decays), (gradient, _) in zip(
-            self.split(self.masters), self.split(self.gradient_shard), strict=True
+            self.split(self.masters), self.split(self.update_gradient), strict=True
         ):
             master.grad = gradient
             yield Piece(master, decays)
@@ -230,6 +307,11 @@ def _layout(
         slots.append(Slot(name, shapes[name], first))
         first += _aligned(torch.Size(shapes[name]).numel())
     return Layout(group[0], group, tuple(slots), holders)
+
+
+def _hosted(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros of this size on the host, pinned where a device copies to and from them."""
+    return torch.zeros(like.numel(), dtype=dtype, pin_memory=like.is_cuda)
 
 
 def _aligned(count: int) -> int:

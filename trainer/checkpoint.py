@@ -25,6 +25,7 @@ from hetctl.comm.units import GiB
 from hetctl.trainer.checkpoint_reader import FORMAT, Reader
 from hetctl.trainer.checkpoints import MANIFEST, whole_ones
 from hetctl.trainer.gradients import Gradients
+from hetctl.trainer.spread import leads
 
 MASTER = "master"
 MAX_FILE_BYTES = GiB
@@ -51,7 +52,7 @@ class Checkpoints:
         self.folder, self.gradients, self.optimizer, self.keep = folder, gradients, optimizer, keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, int, Future[None]] | None = None
-        if dist.get_rank() == 0:
+        if leads():
             for left in [*folder.glob("step-*.partial"), *folder.glob("step-*.replaced")]:
                 shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
         dist.barrier()
@@ -72,11 +73,11 @@ class Checkpoints:
         self._pending = (step, updates, self._thread.submit(_write, self._partial(step), parts, shapes))
 
     def commit(self) -> None:
-        """All ranks have written: give the checkpoint its name (rank 0 does)."""
+        """All ranks have written: give the checkpoint its name (one rank does, or one on each host)."""
         assert self._pending is not None
         step, updates, _ = self._pending
         self._pending = None
-        if dist.get_rank() == 0:
+        if leads():
             commit(self._partial(step), step=step, updates=updates, keep=self.keep)
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""torch.compile per block: one compilation serves all blocks of a stage; where it fails, blocks run eagerly, aloud."""
+"""torch.compile of blocks and loss: one compilation serves all blocks; where it fails, all runs eagerly, aloud."""
 
 from __future__ import annotations
 
@@ -6,29 +6,43 @@ import warnings
 
 import torch
 
+from hetctl.trainer.headloss import IGNORED, fusible_loss_and_gradient, loss_and_gradient
 from hetctl.trainer.model import StageModel
 
 
-def compile_blocks(model: StageModel, *, samples: int, seq_len: int) -> bool:
-    """Compile every block and try the first forward and backward, before anyone waits for this rank's first step.
+def compile_model(model: StageModel, *, samples: int, seq_len: int) -> bool:
+    """Compile every block, and try them forward and backward before anyone waits for this rank's first step.
 
-    Returns whether blocks are compiled now. Gradients that the trial leaves behind are the caller's to forget.
+    Returns whether the model is compiled now. The next step forgets the gradients that the trial leaves behind.
     """
     blocks = list(model.layers.values())
     for block in blocks:
         block.compile(dynamic=False)
-    like = next(blocks[0].parameters())
-    x = torch.zeros((samples, seq_len, model.shape.hidden), dtype=like.dtype, device=like.device, requires_grad=True)
+    model.loss_kernel = torch.compile(fusible_loss_and_gradient, dynamic=False)
     try:
-        for block in blocks[:2]:  # the second shows whether the first one's compilation serves it
-            y = block(x, *model.rotary(x))
-            y.backward(torch.zeros_like(y))
+        _try(model, samples=samples, seq_len=seq_len)
     except Exception as error:  # whatever a compiler may raise
         for block in blocks:
             block._compiled_call_impl = None
-        warnings.warn(
-            f"torch.compile failed, blocks run eagerly: {type(error).__name__}: {str(error).splitlines()[0]}",
-            stacklevel=2,
-        )
+        model.loss_kernel = loss_and_gradient
+        why = (str(error).splitlines() or [""])[0]
+        warnings.warn(f"torch.compile failed, blocks run eagerly: {type(error).__name__}: {why}", stacklevel=2)
         return False
     return True
+
+
+def _try(model: StageModel, *, samples: int, seq_len: int) -> None:
+    """The first two blocks, so that the second shows whether the first one's compilation serves it, and the loss."""
+    like = next(model.parameters())
+    x = torch.zeros((samples, seq_len, model.shape.hidden), dtype=like.dtype, device=like.device, requires_grad=True)
+    for number, block in list(enumerate(model.layers.values(), start=model.first))[:2]:
+        model.before_unit(number + 1)
+        y = block(x, *model.rotary(x))
+        model.before_backward(number + 1)
+        y.backward(torch.zeros_like(y))
+    if model.lm_head is not None:
+        model.before_unit(model.shape.layers + 1)
+        targets = torch.full((samples, seq_len), IGNORED, device=like.device)
+        with torch.no_grad():
+            logits = model.lm_head(x.detach()).flatten(0, 1)
+            model.loss_kernel(logits, targets.flatten())

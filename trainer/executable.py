@@ -19,14 +19,13 @@ def check_trainable(shape: ModelShape) -> None:
 def check_executable(plan: Plan) -> None:
     """Raise ConfigError for what a plan may say but this trainer does not run."""
     for rank in plan.ranks:
-        if len(rank.stages) != 1:
+        if len(rank.stages) > 1:
             raise ConfigError(f"rank {rank.rank} holds {len(rank.stages)} stages: interleaved schedules do not run yet")
     for stage in (s for r in plan.replicas for s in r.stages):
         for what, odd in (
             ("tensor_parallel", stage.tensor_parallel != 1),
             (f"shards {stage.shards} of a width of {stage.width}", stage.width % stage.shards != 0),
             ("recompute", stage.recompute not in ("none", "selective", "full")),
-            ("offload", stage.offload),
         ):
             if odd:
                 raise ConfigError(f"the plan asks for {what}, which the trainer does not run yet")

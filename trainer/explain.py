@@ -18,6 +18,7 @@ from hetctl.trainer.search import Search
 MOST_DEVICES = 256  # beyond, trying what would help takes longer than planning did
 WORTH_SAYING = 0.002  # relative gain
 ROUGHLY = 0.002  # how exact a gain needs to be
+MOST_FREE = 0.7  # of usable memory: fuller devices might gain from more
 HOST = 8  # devices that are tried on top
 
 
@@ -81,7 +82,7 @@ def what_binds(problem: Problem, chosen: Prediction) -> str:
 def what_would_help(problem: Problem, chosen: Prediction) -> tuple[Help, ...]:
     """Changes tried one by one, most helpful first; those that gain next to nothing are left out."""
     helps = []
-    for what, changed in _changes(problem):
+    for what, changed in _changes(problem, chosen):
         changed = dataclasses.replace(changed, tolerance=max(changed.tolerance, ROUGHLY))
         below = chosen.candidate.seconds * (1 - WORTH_SAYING)
         found = Search(changed, keep=1, below=below).run().candidates
@@ -90,8 +91,10 @@ def what_would_help(problem: Problem, chosen: Prediction) -> tuple[Help, ...]:
     return tuple(sorted((h for h in helps if h.gain > WORTH_SAYING), key=lambda h: -h.gain))
 
 
-def _changes(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    for pair, lane in problem.lanes.bridges.items():
+def _changes(problem: Problem, chosen: Prediction) -> Iterator[tuple[str, Problem]]:
+    """(what, changed problem): bridges where the plan waits for them, memory where it is used up, and more devices."""
+    waited = chosen.bridge_share > WORTH_SAYING
+    for pair, lane in problem.lanes.bridges.items() if waited else ():
         faster = dataclasses.replace(lane, per_rank=2 * lane.per_rank, total=2 * lane.total)
         bridges = {**problem.lanes.bridges, pair: faster}
         a, b = sorted(pair)
@@ -100,16 +103,25 @@ def _changes(problem: Problem) -> Iterator[tuple[str, Problem]]:
     for index, pool in enumerate(problem.pools):
         memory = pool.rates.memory_bytes + pool.rates.memory_bytes // 2
         rates = dataclasses.replace(pool.rates, memory_bytes=memory)
-        yield (
-            f"Half as much memory again on {pool.name}",
-            _with(problem, index, dataclasses.replace(pool, rates=rates)),
-        )
+        if _used_up(chosen, pool):
+            richer = _with(problem, index, dataclasses.replace(pool, rates=rates))
+            yield f"Half as much memory again on {pool.name}", richer
         first = sum(p.size for p in problem.pools) + 1
         hosts = (*pool.hosts, tuple(range(first, first + HOST)))
         yield (
             f"Adding {HOST} more {pool.device_class} to {pool.island}",
             _with(problem, index, dataclasses.replace(pool, hosts=hosts)),
         )
+
+
+def _used_up(chosen: Prediction, pool: Pool) -> bool:
+    """Whether a plan fills most of a pool's memory, or computes twice or moves state to the host to spare it."""
+    for pipeline in chosen.candidate.pipelines:
+        for use, need, choice in zip(pipeline.stage_uses, pipeline.memory_bytes, pipeline.choices, strict=True):
+            saves = choice.mode.recompute != "none" or choice.mode.offload
+            if use.pool is pool and (saves or need > MOST_FREE * usable_bytes(pool.rates)):
+                return True
+    return False
 
 
 def _with(problem: Problem, index: int, pool: Pool) -> Problem:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetctl.comm.plan import Plan
 from hetctl.trainer.buckets import Bucket, Interval, Shards, Slot, install, layouts_of
+from hetctl.trainer.gathering import ShardedBucket
 from hetctl.trainer.groups import ProcessGroups
 from hetctl.trainer.model import StageModel
 from hetctl.trainer.pipeline import Place
@@ -35,17 +34,20 @@ class Gradients:
         dtype: torch.dtype,
         device: torch.device,
         overlap: bool = True,
+        whole: bool = True,
     ) -> None:
         self.rank, self.overlap = place.rank, overlap
         shards = shards_of(plan, place, groups)
+        kind = Bucket if whole or shards.count == 1 else ShardedBucket
         self.buckets = [
-            Bucket(
+            kind(
                 layout,
                 shards,
                 dtype=dtype,
                 device=device,
                 group=groups.reduce_group(layout.holders) if len(layout.holders) > 1 else None,
                 bridged=plan.crosses_islands(layout.holders),
+                offload=plan.replicas[place.replica].stages[place.stage].offload,
             )
             for layout in layouts_of(model, plan, replica=place.replica, stage=place.stage, rank=place.rank)
         ]
@@ -53,12 +55,13 @@ class Gradients:
         self._ends = (0, model.shape.layers + 1)
         self._tied = [b for b in self.buckets if b.layout.key == model.shape.layers + 2]
         self.parameters = install(model, self.buckets)
-        model.before_unit = self.arrive
+        self._in_use: list[Bucket] = []
+        model.before_unit, model.before_backward = self.before_unit, self.before_backward
         for bucket in self.buckets:
             for slot in bucket.layout.slots:
                 parameter = self.parameters[slot.name]
-                view = bucket.gradient[slot.first : slot.first + slot.numel].view(slot.shape)
-                parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulate, bucket, view))
+                parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulate, bucket, slot))
+            bucket.release()
 
     def assign(self, name: str, value: Tensor) -> None:
         """Set a parameter of this stage, whole, in every precision it is kept in."""
@@ -67,25 +70,24 @@ class Gradients:
                 bucket.assign(name, value)
 
     def begin_step(self, micro_batches: int) -> None:
-        """Expect the gradients of so many micro-batches."""
+        """Forget the last step's gradients, and expect those of so many micro-batches."""
         for bucket in self.buckets:
-            bucket.missing = micro_batches * len(bucket.layout.slots)
+            bucket.begin_step(micro_batches)
 
     def synchronise(self, timeline: Timeline) -> None:
         """Wait until every bucket is summed over its holders; start the sums that backward has not started."""
         for bucket in self.buckets:
-            if bucket.group is not None and bucket.summing is None:
-                bucket.summing = _start_sum(bucket)
+            if bucket.summing is None:
+                bucket.start_sum()
         for bucket in self.buckets:
-            if bucket.summing is not None:
+            if bucket.group is not None:
                 others = tuple(r for r in bucket.layout.holders if r != self.rank)
                 with timeline.span("sync", micro_batch=bucket.layout.key, peers=others, bridged=bucket.bridged):
-                    bucket.summing.wait()
-                bucket.summing = None
+                    bucket.finish_sum()
 
     def squared_norm(self) -> Tensor:
         """Sum of squares of the shards that count on this rank, fp64: over all ranks, each element once."""
-        total = self.buckets[0].gradient.new_zeros((), dtype=torch.float64)
+        total = self.buckets[0].gradient_shard.new_zeros((), dtype=torch.float64)
         for bucket in self.buckets:
             if bucket.counts:
                 total += torch.linalg.vector_norm(bucket.gradient_shard).double().square()
@@ -96,34 +98,45 @@ class Gradients:
         for bucket in self.buckets:
             bucket.gradient_shard.mul_(factor)
 
-    def zero_(self) -> None:
-        """Forget the step's gradients."""
+    def prepare_update(self) -> None:
+        """Hand the optimiser the gradients where its state is on the host."""
         for bucket in self.buckets:
-            bucket.gradient.zero_()
+            bucket.prepare_update()
 
     def publish(self) -> None:
-        """Give the model the updated masters: this rank's shard at once, the others' while the next step begins."""
+        """Give the model the updated masters; what other ranks hold arrives while the next step begins."""
         with torch.no_grad():
             for bucket in self.buckets:
-                mine = bucket.weights[slice(*bucket.interval)]
-                if mine.data_ptr() != bucket.masters.data_ptr():
-                    mine.copy_(bucket.masters)
-                if bucket.shards.group is not None:
-                    bucket.arriving = dist.all_gather_into_tensor(
-                        bucket.weights, mine, group=bucket.shards.group, async_op=True
-                    )
+                bucket.publish()
 
-    def arrive(self, unit: int | None = None) -> None:
-        """Wait for the weights of one unit (and a tied embedding's with the ends); None: for all."""
-        if unit is None:
-            due = self.buckets
-        else:
-            due = [self._of_unit[unit]] if unit in self._of_unit else []
-            due += self._tied if unit in self._ends else []
+    def arrive(self) -> None:
+        """Wait for all weights, whole."""
+        for bucket in self.buckets:
+            bucket.arrive()
+
+    def before_unit(self, unit: int) -> None:
+        """The model is about to compute this unit forward: its weights must be there, the next ones may follow."""
+        self._use(unit, unit + 1)
+
+    def before_backward(self, unit: int) -> None:
+        """The same backward."""
+        self._use(unit, unit - 1)
+
+    def _use(self, unit: int, following: int) -> None:
+        due = self._buckets_of(unit)
+        for bucket in self._in_use:
+            if bucket not in due:
+                bucket.release()
+        self._in_use = due
         for bucket in due:
-            if bucket.arriving is not None:
-                bucket.arriving.wait()
-                bucket.arriving = None
+            bucket.arrive()
+        for bucket in self._buckets_of(following):
+            if bucket not in due:
+                bucket.prefetch()
+
+    def _buckets_of(self, unit: int) -> list[Bucket]:
+        found = [self._of_unit[unit]] if unit in self._of_unit else []
+        return found + (self._tied if unit in self._ends else [])
 
     def shards(self) -> Iterable[tuple[Bucket, Slot, Interval]]:
         """(bucket, slot, elements) of every part of a parameter that this rank keeps."""
@@ -132,13 +145,12 @@ class Gradients:
                 if part := bucket.part_of(slot):
                     yield bucket, slot, part
 
-    def _accumulate(self, bucket: Bucket, view: Tensor, parameter: nn.Parameter) -> None:
+    def _accumulate(self, bucket: Bucket, slot: Slot, parameter: nn.Parameter) -> None:
         assert parameter.grad is not None
-        view.add_(parameter.grad)
+        bucket.add(slot, parameter.grad)
         parameter.grad = None
-        bucket.missing -= 1
-        if bucket.missing == 0 and self.overlap and bucket.group is not None:
-            bucket.summing = _start_sum(bucket)
+        if bucket.missing == 0 and self.overlap:
+            bucket.start_sum()
 
 
 def shards_of(plan: Plan, place: Place, groups: ProcessGroups) -> Shards:
@@ -147,10 +159,3 @@ def shards_of(plan: Plan, place: Place, groups: ProcessGroups) -> Shards:
     first = place.part // stage.shards * stage.shards
     ranks = stage.ranks[first : first + stage.shards]
     return Shards(place.part - first, ranks, groups.reduce_group(ranks) if len(ranks) > 1 else None)
-
-
-def _start_sum(bucket: Bucket) -> Any:
-    """Begin summing a bucket's gradient over its holders; where they share the state, each gets its shard only."""
-    if bucket.scattered and bucket.gradient.is_cuda:
-        return dist.reduce_scatter_tensor(bucket.gradient_shard, bucket.gradient, group=bucket.group, async_op=True)
-    return dist.all_reduce(bucket.gradient[: bucket.layout.used], group=bucket.group, async_op=True)

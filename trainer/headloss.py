@@ -5,6 +5,7 @@ The gradient of the logits is made while they exist, so they are never kept for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,12 @@ IGNORED = -100  # a target that carries no loss
 CHUNK_BYTES = 2 << 30  # of fp32 logits at a time
 
 
-def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+LossKernel = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+def head_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, scale: float, kernel: LossKernel | None = None
+) -> tuple[Tensor, Tensor]:
     """(scaled loss to call backward on, sum of the token losses) of [batch, seq, hidden] and targets [batch, seq].
 
     The scaled loss must be what backward starts from: its gradients are made here, with nothing after them.
@@ -24,7 +30,7 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, scale: float) 
     if not torch.is_grad_enabled():
         total = sum((_loss(h @ weight.t(), t)[0] for h, t in _chunks(flat, wanted, weight)), _zero(weight))
         return total, total
-    scaled: Tensor = _HeadLoss.apply(flat, weight, wanted, scale)  # type: ignore[no-untyped-call]
+    scaled: Tensor = _HeadLoss.apply(flat, weight, wanted, scale, kernel or loss_and_gradient)  # type: ignore[no-untyped-call]
     return scaled, scaled.detach() / scale
 
 
@@ -36,14 +42,14 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float, kernel: LossKernel) -> Tensor:
         wide = _wide(weight.dtype)
         total = _zero(weight)
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
         start = 0
         for h, t in _chunks(hidden, targets, weight):
-            loss, grad, valid = _loss_and_gradient(h @ weight.t(), t)
+            loss, grad, valid = kernel(h @ weight.t(), t)
             total += loss
             rows = valid.to(h.dtype).unsqueeze(1) * scale  # the scale, and nothing for ignored targets
             torch.mul(grad @ weight, rows, out=grad_hidden[start : start + len(h)])
@@ -59,15 +65,23 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden, grad_weight, None, None
+        return grad_hidden, grad_weight, None, None, None
 
 
-def _loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(loss sum, softmax minus one-hot in the logits' precision, which targets count); rows are not yet weighted."""
     loss, logs, safe, valid = _pieces(logits, targets)
     grad = logs.exp_().to(logits.dtype)
     grad.scatter_add_(1, safe, grad.new_full((1, 1), -1.0).expand_as(safe))
     return loss, grad, valid
+
+
+def fusible_loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same as one expression per output, for a compiler to fuse."""
+    loss, logs, safe, valid = _pieces(logits, targets)
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    grad = logs.exp() - (classes.unsqueeze(0) == safe).to(logs.dtype)
+    return loss, grad.to(logits.dtype), valid
 
 
 def _loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:

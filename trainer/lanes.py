@@ -11,6 +11,7 @@ from hetctl.comm.errors import HetctlError
 from hetctl.trainer.assemble import choose_transport
 from hetctl.trainer.pools import Pool
 from hetctl.trainer.space import PoolUse
+from hetctl.trainer.stages import SyncRate
 
 # the share of the links' rate that a transport reaches where nothing was measured, and its latency
 REACHED = {"direct": 0.95, "rdma": 0.90, "tcp": 0.50, "shm": 0.90}
@@ -56,12 +57,12 @@ class Lanes:
         each = min(r.native_bytes_per_s if near else r.nic_bytes_per_s for r in rates)
         return NATIVE_LATENCY_S + payload / (ranks * each)
 
-    def sync_rate(self, inside: Pool, outside: Pool) -> float:
-        """Bytes per second of one rank of a pool towards another pool."""
+    def sync_rate(self, inside: Pool, outside: Pool) -> SyncRate:
+        """How fast ranks of two pools exchange gradients."""
         if inside.island == outside.island:
-            return min(inside.rates.nic_bytes_per_s, outside.rates.nic_bytes_per_s)
+            return SyncRate(min(inside.rates.nic_bytes_per_s, outside.rates.nic_bytes_per_s), float("inf"))
         lane = self.bridges[frozenset((inside.island, outside.island))]
-        return min(lane.per_rank, lane.total / max(1, min(inside.size, outside.size)))
+        return SyncRate(lane.per_rank, lane.total)
 
 
 def read_lanes(cluster: Cluster, pools: tuple[Pool, ...], *, forced: str = "auto") -> Lanes:

@@ -15,21 +15,26 @@ import torch.distributed as dist
 
 from hetctl.comm import backend
 from hetctl.comm.errors import ConfigError, WorkFailed
+from hetctl.comm.plan import Stage
 from hetctl.comm.reporter import Reporter
-from hetctl.trainer import checkpoint
+from hetctl.trainer import checkpoint, spread
+from hetctl.trainer.boards import Board
 from hetctl.trainer.checkpoint import Checkpoints
-from hetctl.trainer.compilation import compile_blocks
+from hetctl.trainer.compilation import compile_model
 from hetctl.trainer.data.prefetch import Prefetch
 from hetctl.trainer.data.samples import Dataset, PackedTokens
 from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.executable import check_executable, check_trainable
+from hetctl.trainer.gathering import keeps_whole
 from hetctl.trainer.gradients import Gradients
 from hetctl.trainer.groups import create_groups
 from hetctl.trainer.huggingface import WeightFiles
+from hetctl.trainer.idle import IdleGradients, IdlePipeline, is_idle
 from hetctl.trainer.job import Job
-from hetctl.trainer.model import StageModel, initial
+from hetctl.trainer.model import StageModel, initial, parameters_of
 from hetctl.trainer.optimizer import build_optimizer, clip_factor, learning_rate, scale_within, set_learning_rate
 from hetctl.trainer.pipeline import MicroBatch, Place, StagePipeline
+from hetctl.trainer.profiling import profiled
 from hetctl.trainer.spans import share
 from hetctl.trainer.timeline import Span, Timeline, shares
 
@@ -63,11 +68,13 @@ class Trainer:
     saving: Checkpoints | None = None
     updates: int = 0  # of the optimiser; fewer than steps where some were skipped
     stop_requested: bool = False
+    save_requested: bool = False
     stopping: bool = False  # agreed by all ranks
+    save_now: bool = False  # agreed by all ranks
     history: list[StepFigures] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.batches = Prefetch(self._host_batch, steps=self.job.recipe.train.steps)
+        self.batches = Prefetch(self._host_batch, steps=self.job.recipe.train.steps, begin=self._choose_device)
 
     def train_step(self, step: int) -> StepFigures:
         """One optimiser step over the global batch. Raises WorkFailed when the loss is not finite."""
@@ -79,8 +86,10 @@ class Trainer:
         loss_sum, tokens = self.pipeline.train_step(batch, scale=1.0 / nominal)
         self.gradients.synchronise(self.timeline)
         written = self.saving is not None and self.saving.written
-        loss_total, token_total, squares, stop, all_written = self._agree(
-            loss_sum, tokens, self.gradients.squared_norm(), _flag(self.stop_requested), _flag(written)
+        asked = [_flag(self.stop_requested), _flag(self.save_requested)]
+        self.save_requested = False
+        loss_total, token_total, squares, stop, save, all_written = self._agree(
+            loss_sum, tokens, self.gradients.squared_norm(), *asked, _flag(written)
         )
         if token_total == 0:
             raise WorkFailed(f"step {step + 1} has no valid token", hint="look at the data: every target is ignored")
@@ -94,8 +103,7 @@ class Trainer:
                     f"the loss or its gradient is not finite at step {step + 1}",
                     hint="lower optimizer.lr, or set train.on_nonfinite=skip",
                 )
-            self.gradients.zero_()
-        self.stopping = stop > 0
+        self.stopping, self.save_now = stop > 0, save > 0
         if self.saving is not None and all_written == dist.get_world_size():
             self.saving.commit()
         figures = StepFigures(loss_total / token_total, int(token_total), norm, lr)
@@ -124,6 +132,7 @@ class Trainer:
     def _update(self, lr: float, factor: float) -> None:
         if not scale_within(self.optimizer, factor):
             self.gradients.scale_(factor)
+        self.gradients.prepare_update()
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
         self.updates += 1
@@ -140,12 +149,19 @@ class Trainer:
         self.timeline.anchor(reached)
         return found
 
+    def _choose_device(self) -> None:
+        """Pinning in a thread that has chosen none would make a context on the first device."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
     def _host_batch(self, step: int) -> list[MicroBatch]:
         return self._cut(self.training, step)
 
     def _cut(self, dataset: Dataset, step: int) -> list[MicroBatch]:
         """This rank's samples of a step: its replica's share, cut into micro-batches, cut by width."""
         plan, place = self.job.plan, self.place
+        if is_idle(plan, place.rank):
+            return []
         stage = plan.replicas[place.replica].stages[place.stage]
         offset = sum(r.samples for r in plan.replicas[: place.replica])
         low, high = share(stage.micro_batch_size, stage.width, place.part)
@@ -175,21 +191,39 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     torch.manual_seed(job.recipe.train.seed)
     groups = create_groups(plan, timeout=timedelta(seconds=job.timeout_s))
     place = Place.of(plan, rank)
+    if is_idle(plan, rank):
+        return _idle(job, device, place, training=training, validation=validation)
     stage = plan.replicas[place.replica].stages[place.stage]
     with torch.device("meta"):
         model = StageModel(job.shape, stage.layers, recompute=stage.recompute)
     dtype = compute_dtype(job.recipe.train.precision, device)
-    overlap = job.recipe.train.overlap
-    gradients = Gradients(model, plan, place, groups, dtype=dtype, device=device, overlap=overlap)
+    gradients = Gradients(
+        model,
+        plan,
+        place,
+        groups,
+        dtype=dtype,
+        device=device,
+        overlap=job.recipe.train.overlap,
+        whole=keeps_whole(plan, place, job.recipe.train.sharded, parameters=parameters_of(model)),
+    )
     if not job.resume:
         _fill(gradients, job, device)
     optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
     if job.recipe.train.compile:
-        compile_blocks(model, samples=1, seq_len=plan.seq_len)
-        gradients.zero_()
+        compile_model(model, samples=_largest_share(stage), seq_len=plan.seq_len)
     timeline = Timeline(device)
     pipeline = StagePipeline(plan, place, model, groups, timeline=timeline)
     return Trainer(job, device, place, model, pipeline, gradients, optimizer, timeline, training, validation)
+
+
+def _idle(job: Job, device: torch.device, place: Place, **data: Any) -> Trainer:
+    """The trainer of a rank without a stage."""
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    model: Any = torch.nn.Module()
+    pipeline: Any = IdlePipeline()
+    gradients: Any = IdleGradients()
+    return Trainer(job, device, place, model, pipeline, gradients, optimizer, Timeline(device), **data)
 
 
 def _fill(gradients: Gradients, job: Job, device: torch.device) -> None:
@@ -213,26 +247,26 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
 def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     """Train from the first step (or the checkpoint's) to the last, or until asked to stop; then validate and save."""
     trainer = build(job, device, **_datasets(job))
-    start = 0
-    if job.resume:
-        start, trainer.updates = checkpoint.load(Path(job.resume), trainer.gradients, trainer.optimizer)
+    start = _resume(trainer, Path(job.resume)) if job.resume else 0
     every, keep, last = job.recipe.checkpoint.every, job.recipe.checkpoint.keep, job.recipe.checkpoint.last
     trainer.saving = Checkpoints(Path(job.checkpoints), trainer.gradients, trainer.optimizer, keep=keep)
-    signal.signal(signal.SIGTERM, lambda *_: setattr(trainer, "stop_requested", True))
+    _listen(trainer)
     reporter.emit("begin", step=start, steps=job.recipe.train.steps)
+    board = Board(Path(job.checkpoints).parent / "tensorboard", active=dist.get_rank() == 0)
     done, saved, began = start, -1, time.monotonic()
     for step in range(start, job.recipe.train.steps):
         at = time.monotonic()
-        figures = trainer.train_step(step)
+        with profiled(job, step, device):
+            figures = trainer.train_step(step)
         trainer.timeline.end_step()
         seconds = time.monotonic() - at
-        reporter.emit(
-            "step", step=step + 1, **asdict(figures), step_time_s=seconds, tokens_per_s=figures.tokens / seconds
-        )
+        record = asdict(figures) | {"step_time_s": seconds, "tokens_per_s": figures.tokens / seconds}
+        reporter.emit("step", step=step + 1, **record)
+        board.write(step + 1, record)
         done = step + 1
         if trainer.stopping:
             break
-        if every and done % every == 0:
+        if trainer.save_now or (every and done % every == 0):
             trainer.save(done)
             saved = done
     seconds = time.monotonic() - began
@@ -242,19 +276,52 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
         trainer.save(done)
     trainer.saving.finish()
     trainer.batches.close()
+    board.close()
     _summarise(trainer, reporter, seconds=seconds, validation=validation, done=done, interrupted=interrupted)
+
+
+def _resume(trainer: Trainer, path: Path) -> int:
+    """Load a checkpoint, fetching from other hosts what this one lacks. Returns the steps done."""
+    here = spread.gather(path, [slot.name for bucket in trainer.gradients.buckets for slot in bucket.layout.slots])
+    start, trainer.updates = checkpoint.load(here, trainer.gradients, trainer.optimizer)
+    spread.release(here)
+    return start
+
+
+def _listen(trainer: Trainer) -> None:
+    """TERM and USR2: finish the step, save, end. USR1: save and go on. All ranks agree on it at the step's end."""
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, lambda *_: setattr(trainer, "stop_requested", True))
+    signal.signal(signal.SIGUSR1, lambda *_: setattr(trainer, "save_requested", True))
 
 
 def _datasets(job: Job) -> dict[str, Any]:
     tokens = open_tokens(job.recipe.data)
     if tokens.vocabulary > job.shape.vocab:
         raise ConfigError(f"the tokenizer has {tokens.vocabulary} tokens, the model's vocabulary is {job.shape.vocab}")
+    _agree_on_text(tokens.digest)
     about = {"seq_len": job.plan.seq_len, "global_batch": job.plan.global_batch, "seed": job.recipe.data.seed}
     return {"training": PackedTokens(tokens.train, **about), "validation": PackedTokens(tokens.validation, **about)}
 
 
+def _largest_share(stage: Stage) -> int:
+    return -(-stage.micro_batch_size // stage.width)
+
+
 def _flag(value: bool) -> torch.Tensor:
     return torch.as_tensor(float(value))
+
+
+def _agree_on_text(digest: str) -> None:
+    """Raise ConfigError unless all ranks read the same tokens: hosts may hold different copies of the data."""
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, digest)
+    strange = [rank for rank, other in enumerate(everybody) if other != everybody[0]]
+    if strange:
+        raise ConfigError(
+            f"ranks {', '.join(map(str, strange[:16]))} read other text than rank 0",
+            hint="give all hosts the same data (python-stdlib differs between versions of Python)",
+        )
 
 
 def _summarise(
@@ -268,7 +335,8 @@ def _summarise(
     }
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, mine)
-    if not trainer.history:
+    if not trainer.history:  # the checkpoint was the last one already
+        reporter.emit("summary", interrupted=interrupted, steps=done, validation_loss=validation, train_s=seconds)
         return
     spans: list[list[list[Span]]] = [e["spans"] for e in everybody]
     tokens = sum(f.tokens for f in trainer.history)

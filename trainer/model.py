@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hetctl.comm.plan import Span
-from hetctl.trainer.headloss import head_loss
+from hetctl.trainer.headloss import LossKernel, head_loss, loss_and_gradient
 from hetctl.trainer.random import fill_normal
-from hetctl.trainer.recompute import Recompute, run_block
+from hetctl.trainer.recompute import Recompute, recomputing
 from hetctl.trainer.rotary import rotary_tables, rotate
 from hetctl.trainer.shapes import ModelShape
 
@@ -90,14 +90,18 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One transformer layer: attention and MLP, each behind a norm and beside a residual."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, *, recompute: Recompute = "none") -> None:
         super().__init__()
+        self.recompute = recompute
         self.self_attn = Attention(shape)
         self.mlp = MLP(shape)
         self.input_layernorm = RMSNorm(shape.hidden, shape.rms_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.rms_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return recomputing(self._forward, x, cos, sin, recompute=self.recompute)
+
+    def _forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
@@ -108,16 +112,18 @@ class StageModel(nn.Module):
 
     def __init__(self, shape: ModelShape, layers: Span, *, recompute: Recompute = "none") -> None:
         super().__init__()
-        self.shape, self.recompute = shape, recompute
+        self.shape = shape
         self.first, self.past_last = layers
-        self.layers = nn.ModuleDict({str(i): Block(shape) for i in range(*layers)})
+        self.layers = nn.ModuleDict({str(i): Block(shape, recompute=recompute) for i in range(*layers)})
         self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden) if self.is_first else None
         self.norm = RMSNorm(shape.hidden, shape.rms_eps) if self.is_last else None
         self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False) if self.is_last else None
         if shape.tied_embeddings and self.embed_tokens is not None and self.lm_head is not None:
             self.lm_head.weight = self.embed_tokens.weight
+        self.loss_kernel: LossKernel = loss_and_gradient
         self._rotary: tuple[Tensor, Tensor] | None = None
-        self.before_unit: Callable[[int], None] = lambda unit: None  # 0 embedding, i + 1 block i, layers + 1 head
+        self.before_unit: Callable[[int], None] = _nothing  # 0 embedding, i + 1 block i, layers + 1 norm and head
+        self.before_backward: Callable[[int], None] = _nothing
 
     @property
     def is_first(self) -> bool:
@@ -144,16 +150,22 @@ class StageModel(nn.Module):
         cos, sin = self.rotary(hidden)
         for number, block in zip(range(self.first, self.past_last), self.layers.values(), strict=True):
             self.before_unit(number + 1)
-            hidden = run_block(block, hidden, cos, sin, recompute=self.recompute)
+            hidden = self._announced(block(hidden, cos, sin), number + 1)
         if self.norm is not None:
             self.before_unit(self.shape.layers + 1)
-            hidden = self.norm(hidden)
+            hidden = self._announced(self.norm(hidden), self.shape.layers + 1)
         return hidden
+
+    def _announced(self, out: Tensor, unit: int) -> Tensor:
+        """The unit's output, which says so when backward comes to it."""
+        if out.requires_grad and self.before_backward is not _nothing:
+            out.register_hook(lambda _: self.before_backward(unit))
+        return out
 
     def loss(self, x: Tensor, targets: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
         """(loss times `scale`, to call backward on; sum of the token losses): what the last stage makes."""
         assert self.lm_head is not None
-        return head_loss(self.body(x), self.lm_head.weight, targets, scale=scale)
+        return head_loss(self.body(x), self.lm_head.weight, targets, scale=scale, kernel=self.loss_kernel)
 
     def named(self) -> dict[str, nn.Parameter]:
         """Hugging Face name -> parameter, in layer order; a tied head goes by the embedding's name."""
@@ -183,6 +195,15 @@ class StageModel(nn.Module):
         if held is None or held[0].shape[0] != seq or held[0].device != like.device or held[0].dtype != like.dtype:
             held = self._rotary = rotary_tables(seq, self.shape, dtype=like.dtype, device=like.device)
         return held
+
+
+def parameters_of(model: StageModel) -> int:
+    """How many parameters a stage holds, a tied one once."""
+    return sum(p.numel() for p in model.named().values())
+
+
+def _nothing(unit: int) -> None:
+    """Whole weights on this rank need no preparation."""
 
 
 def initial(

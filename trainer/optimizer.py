@@ -12,14 +12,16 @@ from hetctl.trainer.recipe import OptimizerSection
 
 
 def build_optimizer(pieces: Iterable[Piece], section: OptimizerSection) -> torch.optim.Optimizer:
-    """The recipe's optimiser; matrices decay, vectors (norms, biases) do not. On a device one fused kernel."""
+    """The recipe's optimiser; matrices decay, vectors (norms, biases) do not. On devices one fused kernel,
+    also where their state is on the host."""
     held = list(pieces)
     groups = [
         {"params": [p.master for p in held if p.decays == decays], "weight_decay": section.weight_decay * decays}
         for decays in (True, False)
     ]
     groups = [g for g in groups if g["params"]]
-    fused = held[0].master.is_cuda and held[0].master.dtype == torch.float32
+    like = held[0].master
+    fused = like.dtype == torch.float32 and (like.is_cuda or like.is_pinned())
     if section.name == "sgd":
         return torch.optim.SGD(groups, lr=section.lr, fused=fused)
     return torch.optim.AdamW(groups, lr=section.lr, betas=(section.beta1, section.beta2), eps=section.eps, fused=fused)

@@ -21,17 +21,21 @@ class StageTable:
     """One stage: entry [row, k] holds for k layers; infinity where that row's way does not fit into memory.
 
     `beat` is seconds of one micro-batch (forward and backward), `end` seconds once a step (gradient sums that
-    backward does not hide, optimiser), `wait` what each further micro-batch waits for transfers.
+    backward does not hide, optimiser). A micro-batch's way to the last stage and back may take longer than the
+    forwards in flight cover: then the stage turns round in `ratio * beat + wait` instead of its beat.
     """
 
     beat: Floats  # [rows, layers + 1]
     end: Floats  # [rows, layers + 1]
+    ratio: float = 1.0
     wait: float = 0.0
 
     def load(self, micro_batches: int) -> Floats:
         """Seconds beyond the first micro-batch: what the slowest stage adds to a step."""
         fits = np.isfinite(self.beat)
-        return np.where(fits, (micro_batches - 1) * (np.where(fits, self.beat, 0.0) + self.wait) + self.end, np.inf)
+        beat = np.where(fits, self.beat, 0.0)
+        turn = np.maximum(beat, self.ratio * beat + self.wait)
+        return np.where(fits, (micro_batches - 1) * turn + self.end, np.inf)
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def best_split(
     bound: float = np.inf,
     tolerance: float = 0.0,
 ) -> Split | None:
-    """The split with the least `sum(beat) + max(floor, (m - 1)(beat + wait) + end)` (FACTS: iteration time).
+    """The split with the least `sum(beat) + max(floor, (m - 1) turn + end)` (FACTS: iteration time).
 
     Exact: under a threshold on the slowest stage a dynamic program minimises the sum of beats. That least sum never
     grows with the threshold, so spans of thresholds are halved until their first threshold and the least sum of
@@ -100,7 +104,7 @@ def fixed_split(
     for table, count in zip(tables, layers, strict=True):
         keep = np.full(table.beat.shape, np.inf)
         keep[:, count] = 0.0
-        only.append(StageTable(table.beat + keep, table.end + keep, table.wait))
+        only.append(StageTable(table.beat + keep, table.end + keep, table.ratio, table.wait))
     return best_split(only, sum(layers), micro_batches=micro_batches, floor=floor)
 
 

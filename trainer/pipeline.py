@@ -34,7 +34,8 @@ class Place:
     @staticmethod
     def of(plan: Plan, rank: int) -> Place:
         placed = plan.ranks[rank]
-        assert placed.replica is not None
+        if placed.replica is None:
+            return Place(rank, -1, -1, 0)  # idle
         stage = placed.stages[0]
         part = plan.replicas[placed.replica].stages[stage].ranks.index(rank)
         return Place(rank, placed.replica, stage, part)

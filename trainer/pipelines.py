@@ -172,6 +172,9 @@ class Pipelines:
         waits = self.problem.schedule == "1f1b"
         if self.problem.schedule == "auto":
             waits = len({p.island for p in wanted.pools}) == 1
+        # in a pipeline deeper than its micro-batches are many nothing waits
+        waits &= self.problem.forwards_ahead is None
+        waits &= wanted.batching.micro_batches > self.problem.costs.shape.layers
         return self.use_bounds.of(use, wanted.batching, waits=waits)
 
     def exact(self, wanted: Wanted, look: Look, limit: Callable[[], float]) -> Iterator[Pipeline]:
@@ -182,10 +185,22 @@ class Pipelines:
             for order in self._orders(wanted.pools):
                 ordered = tuple(uses[i] for i in order)
                 for schedule in schedules(self.problem, ordered):
+                    if schedule == "eager-1f1b" and self._waits_little(ordered, wanted.batching, limit()):
+                        continue
                     self.tried += 1
                     made = arrange(self.problem, self.book, ordered, wanted.batching, schedule=schedule, bound=limit())
                     if made is not None:
                         yield made
+
+    def _waits_little(self, uses: Sequence[PoolUse], batching: Batching, limit: float) -> bool:
+        """Whether hiding all transfers would gain less than the tolerance."""
+        if not self.problem.tolerance:
+            return False
+        payload = self.problem.costs.boundary_bytes(batching.micro_batch_size)
+        hops = sum(self.problem.lanes.hop_seconds(a, b, payload) for a, b in pairwise(uses))
+        hops += sum((u.stages - 1) * self.problem.lanes.hop_seconds(u, u, payload) for u in uses if u.stages > 1)
+        depth = sum(u.stages for u in uses)
+        return 2 * hops / depth * (batching.micro_batches - 1) < self.problem.tolerance * limit
 
     def _orders(self, pools: tuple[Pool, ...]) -> list[tuple[int, ...]]:
         if pools not in self._order:

@@ -126,7 +126,7 @@ def base_class(cluster: Cluster, label: str) -> DeviceClass:
     name = label
     if cluster.source == "emulated":
         fallback = "cpu" if cluster.runs == "gloo" else cluster.hosts[0].devices[0].device_class
-        name = str(cluster.hosts[0].facts.get("device_class", fallback))
+        name = cluster.runs_class or fallback
     row = CLASSES.get(name)
     if row is None:
         raise ConfigError(f"'{name}' is not a device class hetctl knows", hint=nearest(name, CLASSES))
@@ -146,7 +146,8 @@ def _rates(
         native_bytes_per_s=row.native_bytes_per_s,
         nic_bytes_per_s=share,
         host_bytes_per_s=row.host_bytes_per_s,
-        launch_s=row.launch_s,
+        # a speed given by hand is all a device sustains, launches included; a slower emulation launches more slowly
+        launch_s=0.0 if label in speeds else row.launch_s / speed,
         memory_bytes=row.memory_bytes if memory is None else memory,
         runtime_bytes=row.runtime_bytes,
         base="" if label in speeds else row.name,

@@ -55,13 +55,15 @@ def pipeline_times(problem: Problem, pipeline: Pipeline) -> PipelineTimes:
             last=index == len(uses) - 1,
             samples=share(batching.micro_batch_size, use.width),
             held=min(pipeline.forwards_ahead[index], batching.micro_batches),
-            sync_bytes_per_s=batching.sync_bytes_per_s,
+            sync=batching.sync,
             replicas=batching.replicas,
         )
         c = coefficients(problem.costs, use.site, place, choice, problem.means)
         stages.append(StageTimes(c.forward.at(layers), c.backward.at(layers), c.exposed(layers), c.update.at(layers)))
     bridged = tuple(a.pool.island != b.pool.island for a, b in pairwise(uses))
-    return PipelineTimes(tuple(stages), pipeline.hops, bridged, batching.micro_batches, pipeline.forwards_ahead)
+    return PipelineTimes(
+        tuple(stages), pipeline.hops, bridged, batching.micro_batches, pipeline.forwards_ahead, pipeline.layers
+    )
 
 
 def _waiting(candidate: Candidate, made: Simulated) -> float:

@@ -19,10 +19,13 @@ from hetctl.trainer.stages import Means, Sharding
 
 Ability = Literal["tensor", "shards", "recompute", "offload", "overlap"]
 EVERYTHING: frozenset[Ability] = frozenset({"tensor", "shards", "recompute", "offload", "overlap"})
-EXECUTABLE: frozenset[Ability] = frozenset({"shards", "recompute", "overlap"})  # what trainer.loop runs of it
+EXECUTABLE: frozenset[Ability] = frozenset(
+    {"shards", "recompute", "offload", "overlap"}
+)  # what trainer.loop runs of it
 
 # (most devices, tolerance of the search and of each split)
 TOLERANCES = ((64, 0.0), (512, 0.0005), (2048, 0.001), (math.inf, 0.0025))
+MANY_KINDS = 0.002  # the least tolerance where more than three kinds of devices can be combined
 # what CPU processes of one machine cost is a guess: activations are the smallest traffic unless much says otherwise
 GUESSED = 2.0
 
@@ -46,6 +49,12 @@ class Problem:
     alpha: float = 1.0
     tolerance: float = 0.0  # relative; what is faster by less than this is not looked for
     across: float = 1.0  # handicap of data parallelism across islands: how much faster it must be
+    notes: tuple[str, ...] = ()  # what a person should know of the figures behind the plan
+
+    @property
+    def measured(self) -> bool:
+        """Whether every device's seconds were measured."""
+        return all(p.rates.base in self.costs.profiles for p in self.pools)
 
 
 def read_problem(
@@ -68,12 +77,14 @@ def read_problem(
         raise ConfigError(
             f"batch.global_batch {recipe.batch.global_batch} is no multiple of batch.micro_batch_size {size}"
         )
+    costs = layer_costs(cluster, recipe, profile)
     return Problem(
-        costs=layer_costs(cluster, recipe, profile),
+        costs=costs,
+        notes=_notes(costs, pools, profile),
         pools=pools,
         lanes=lanes,
         means=_means(recipe, abilities),
-        tensors=TENSOR_DEGREES if "tensor" in abilities else (1,),
+        tensors=tuple(t for t in TENSOR_DEGREES if costs.shape.heads % t == 0) if "tensor" in abilities else (1,),
         pins=_pins(cluster, recipe, abilities),
         samples=recipe.batch.global_batch,
         micro_batch_size=size,
@@ -82,9 +93,23 @@ def read_problem(
         layers=wish.layers,
         split=wish.split,
         alpha=wish.alpha,
-        tolerance=next(t for most, t in TOLERANCES if sum(p.size for p in pools) <= most),
+        tolerance=_tolerance(pools),
         across=GUESSED if cluster.runs == "gloo" else 1.0,
     )
+
+
+def _tolerance(pools: tuple[Pool, ...]) -> float:
+    exact = next(t for most, t in TOLERANCES if sum(p.size for p in pools) <= most)
+    return max(exact, MANY_KINDS) if len(pools) > 3 else exact
+
+
+def _notes(costs: LayerCosts, pools: tuple[Pool, ...], profile: Profile | None) -> tuple[str, ...]:
+    """Which classes a profile was given for, yet says nothing of at this model and length."""
+    if profile is None:
+        return ()
+    missing = dict.fromkeys(p.device_class for p in pools if p.rates.base and p.rates.base not in costs.profiles)
+    about = f"'{costs.shape.name}' at {costs.seq_len} tokens"
+    return tuple(f"The profile says nothing of {name} for {about}: the table's figures stand in." for name in missing)
 
 
 def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> LayerCosts:
@@ -134,7 +159,12 @@ def _pins(cluster: Cluster, recipe: Recipe, abilities: frozenset[Ability]) -> Pi
     if tensor is not None and (tensor not in TENSOR_DEGREES or shape.heads % tensor):
         raise ConfigError(f"parallelism.tensor={tensor} is not possible", hint="1, 2, 4 or 8, dividing the heads")
     replicas = None if wish.data == "auto" else wish.data
-    return Pins(tensor, stages, replicas, _order(cluster, recipe), every_island=cluster.source == "emulated")
+    order = _order(cluster, recipe)
+    if wish.split != "auto" and (stages, replicas, order) == (None, None, None) and len(cluster.islands) > 1:
+        # these rules share layers out among islands: one stage each, as they come
+        order = tuple(i.name for i in cluster.islands)
+        stages = len(order)
+    return Pins(tensor, stages, replicas, order, every_island=cluster.source == "emulated")
 
 
 def _order(cluster: Cluster, recipe: Recipe) -> tuple[str, ...] | None:

@@ -61,6 +61,12 @@ class Profile:
         """Device class -> its measurement of exactly this model and sequence length."""
         return {c.device_class: c for c in self.classes if c.model == shape.name and c.seq_len == seq_len}
 
+    def with_class(self, entry: ClassProfile) -> Profile:
+        """This profile with one more measurement, in the place of an older one of the same."""
+        same = (entry.device_class, entry.model, entry.seq_len)
+        others = [c for c in self.classes if (c.device_class, c.model, c.seq_len) != same]
+        return Profile((*others, entry))
+
     def validate(self, *, where: str) -> None:
         """Raise ConfigError unless every layer kind has points in ascending order."""
         for entry in self.classes:

@@ -23,8 +23,11 @@ def reasons(problem: Problem, chosen: Prediction, found: Found, alone: Mapping[s
         for name, rate in alone.items()
         if rate is None
     ]
+    said += problem.notes
+    if found.tolerance:
+        said.append(f"Nothing on the search's grid is faster by more than {2 * found.tolerance:.2%}.")
     if found.level:
-        said.append(f"For so many devices the search kept to: {LEVELS[found.level]}.")
+        said.append(f"The grid was thinned for so many devices: {LEVELS[found.level]}.")
     return tuple(said)
 
 
@@ -37,7 +40,8 @@ def describe(pipeline: Pipeline) -> str:
         how = [f"{use.width} wide"] if use.width > 1 else []
         how += [f"tensor {use.tensor}"] if use.tensor > 1 else []
         stages = f" in {use.stages} stages of {_counts(layers)}" if use.stages > 1 else ""
-        parts.append(f"{sum(layers)} layers on {use.pool.name}{stages}" + (f" ({', '.join(how)})" if how else ""))
+        noun = "layer" if sum(layers) == 1 else "layers"
+        parts.append(f"{sum(layers)} {noun} on {use.pool.name}{stages}" + (f" ({', '.join(how)})" if how else ""))
     return ", then ".join(parts)
 
 
@@ -70,10 +74,13 @@ def _batches(problem: Problem, pipelines: Sequence[Pipeline]) -> str:
     sizes = [p.batching.micro_batch_size for p in pipelines]
     counts = [p.batching.micro_batches for p in pipelines]
     if len(pipelines) == 1:
-        return f"{counts[0]} micro-batches of {sizes[0]} samples were the fastest way through {problem.samples}."
+        samples = f"{problem.samples} samples"
+        if counts[0] == 1:
+            return f"All {samples} in one micro-batch were fastest, and fit."
+        return f"{counts[0]} micro-batches of {sizes[0]} were the fastest way through {samples}."
     if len(set(counts)) == 1:
         shared = "/".join(map(str, sizes))
-        return f"Micro-batch sizes {shared} follow the speeds, {counts[0]} each, so all finish together."
+        return f"Micro-batch sizes {shared}, {counts[0]} each, follow the speeds, so that all finish together."
     if len(set(sizes)) == 1:
         shared = "/".join(map(str, counts))
         return (

@@ -29,7 +29,7 @@ class ModelSection:
 class DataSection:
     """Where the text comes from. `python-stdlib` is the source of the running Python's standard library."""
 
-    source: str = "python-stdlib"  # or a text file, a .jsonl file, or a folder of such
+    source: str = "python-stdlib"  # or a text, .jsonl or .parquet file, a folder of such, or Megatron's .bin/.idx
     tokenizer: str = "bytes"  # or the path of a Hugging Face tokenizer.json
     field: str = "text"  # the key of the text in JSONL
     validation_share: float = 0.05  # of the files (or documents), held out
@@ -92,8 +92,11 @@ class TrainSection:
     precision: Literal["auto", "bf16", "fp32", "fp64"] = "auto"  # auto: bf16 where the device has it
     validation_samples: int = 32
     on_nonfinite: Literal["stop", "skip"] = "stop"
+    sharded: Literal["auto", "optimizer", "all"] = "auto"  # what shards of a stage share out; auto: all if it must fit
     compile: bool = False  # torch.compile of each block: faster steps after a minute's start
+    profile_step: int | None = None  # write a trace of this step (from 1) by every rank, for Perfetto
     overlap: bool = True  # sum gradients while backward goes on; false sums them after it
+    timeout_s: float = 120.0  # of one operation between ranks; a silent rank is given up after it
 
 
 @dataclass(frozen=True)

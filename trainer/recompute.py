@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 Recompute = Literal["none", "selective", "full"]
@@ -21,15 +22,17 @@ _KEPT = {  # matrix products and attention: what selective recomputation keeps
 }
 
 
-def run_block(block: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor, *, recompute: Recompute) -> Tensor:
-    """The block's output, keeping for backward all it needs, or less of it and computing the rest again."""
+def recomputing(call: Callable[..., Tensor], *inputs: Tensor, recompute: Recompute) -> Tensor:
+    """What `call` returns, keeping for backward all it needs, or less of it and computing the rest again.
+
+    It stands inside a block's forward, so that a compiled block compiles what is computed again as well.
+    """
     if recompute == "none" or not torch.is_grad_enabled():
-        out: Tensor = block(hidden, cos, sin)
-        return out
+        return call(*inputs)
     more: dict[str, Any] = {}
     if recompute == "selective":
         more["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
-    again: Tensor = checkpoint(block, hidden, cos, sin, use_reentrant=False, preserve_rng_state=False, **more)
+    again: Tensor = checkpoint(call, *inputs, use_reentrant=False, preserve_rng_state=False, **more)
     return again
 
 

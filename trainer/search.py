@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 
 from hetctl.trainer.arrange import Batching, Pipeline
 from hetctl.trainer.batching import TABULATED, balance, divisors, largest_remainder
+from hetctl.trainer.lanes import Lanes
 from hetctl.trainer.pipelines import Pipelines, Wanted
 from hetctl.trainer.pools import Pool
 from hetctl.trainer.problem import Problem
 from hetctl.trainer.space import partitions, views
+from hetctl.trainer.stages import SyncRate
 
 SMALL = 32  # devices
+APART = 1.9  # factor between the micro-batch sizes, or counts, that larger searches try
 SAME = 1e-9  # relative: times closer than this are equal
 
 
@@ -65,6 +68,7 @@ class Search:
         self.below = below
         self.problem, self.keep = problem, keep
         self.tolerance = problem.tolerance
+        self.apart = 1.0 if problem.tolerance == 0 else APART
         self.compete = keep if self.tolerance == 0 else 1  # how many are to be the fastest there are
         self.pipelines = Pipelines(problem)
         self.found = Found()
@@ -146,7 +150,7 @@ class Search:
     def _alone(self, grouping: Grouping) -> None:
         """One replica: every micro-batch size, most promising first."""
         total, pinned = self.problem.samples, self.problem.micro_batch_size
-        sizes = divisors(total) if pinned is None else [pinned]
+        sizes = divisors(total, apart=self.apart) if pinned is None else [pinned]
         batchings = [Batching(s, total // s) for s in sizes if s % grouping.clones == 0]
         every = [Wanted(grouping.replicas[0], b, grouping.clones) for b in batchings]
         looks = [(self.pipelines.look(wanted, self.limit), wanted) for wanted in every]
@@ -162,8 +166,8 @@ class Search:
         """
         total, pinned = self.problem.samples, self.problem.micro_batch_size
         weights = [sum(self._speed(p) for p in pools) for pools in grouping.replicas]
-        tasks = [] if pinned is not None else [(_sizes(m), total // m) for m in divisors(total)]
-        tasks += [(_counts(s), total // s) for s in (divisors(total) if pinned is None else [pinned])]
+        tasks = [] if pinned is not None else [(_sizes(m), total // m) for m in divisors(total, apart=self.apart)]
+        tasks += [(_counts(s), total // s) for s in (divisors(total, apart=self.apart) if pinned is None else [pinned])]
         weighed = []
         for batch, parts in tasks:
             if parts < len(weights):
@@ -205,9 +209,8 @@ class Search:
         handicap = self.problem.across if len(islands) > 1 else 1.0
         self._offer(Candidate(pipelines, shares[1], grouping.clones, handicap))
 
-    def _sync_rate(self, replicas: Sequence[Sequence[Pool]], index: int) -> float:
-        others = [p for i, pools in enumerate(replicas) for p in pools if i != index]
-        return min(self.problem.lanes.sync_rate(a, b) for a in replicas[index] for b in others)
+    def _sync_rate(self, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
+        return slowest_sync(self.problem.lanes, replicas, index)
 
 
 @dataclass(frozen=True)
@@ -217,14 +220,14 @@ class Fleet:
     pipelines: Pipelines
     grouping: Grouping
     batch: Batch
-    sync_bytes_per_s: tuple[float, ...]
+    sync: tuple[SyncRate, ...]
     parts_per_s: tuple[float, ...]  # of each replica at most
     limit: Callable[[], float]
 
     def wanted(self, replica: int, part: int) -> Wanted:
         size, count = self.batch(part)
         replicas = self.grouping.replicas
-        batching = Batching(size, count, len(replicas), self.sync_bytes_per_s[replica])
+        batching = Batching(size, count, len(replicas), self.sync[replica])
         return Wanted(replicas[replica], batching, self.grouping.clones)
 
     def bound(self, replica: int, part: int, limit: float) -> float:
@@ -249,6 +252,13 @@ class Fleet:
 
     def _possible(self, wanted: Wanted) -> bool:
         return wanted.batching.micro_batch_size % wanted.clones == 0
+
+
+def slowest_sync(lanes: Lanes, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
+    """How fast the ranks of a replica can exchange with the others, by the slowest of what joins them."""
+    others = [p for i, pools in enumerate(replicas) for p in pools if i != index]
+    rates = [lanes.sync_rate(a, b) for a in replicas[index] for b in others]
+    return SyncRate(min(r.per_rank for r in rates), min(r.total for r in rates))
 
 
 def _in_order(view: Sequence[Pool], groups: Sequence[Sequence[int]], order: Sequence[str]) -> bool:

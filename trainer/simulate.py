@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 from hetctl.trainer.schedule import Action, stage_actions
@@ -30,6 +31,7 @@ class PipelineTimes:
     bridged: tuple[bool, ...]
     micro_batches: int
     forwards_ahead: tuple[int, ...]
+    layers: tuple[int, ...]  # per stage: whose gradients are summed with whose
 
     def without_bridges(self) -> PipelineTimes:
         """The same with transfers between islands in no time."""
@@ -68,8 +70,8 @@ class Simulated:
 def simulate(replicas: Sequence[PipelineTimes]) -> Simulated:
     """The step of these replicas: pipelines side by side, then gradient sums, then the update everywhere.
 
-    Gradients are summed when all replicas have finished the backward passes; the optimiser waits for the exact
-    global norm, hence for everybody.
+    A stage's gradients are summed when all stages that share layers with it have finished their backward passes;
+    the optimiser waits for the exact global norm, hence for everybody.
     """
     spans: list[Span] = []
     ends: list[list[float]] = []
@@ -77,11 +79,11 @@ def simulate(replicas: Sequence[PipelineTimes]) -> Simulated:
         made, finished = _pipeline(number, times)
         spans += made
         ends.append(finished)
-    together = max((e for finished in ends for e in finished), default=0.0) if len(replicas) > 1 else None
     synced = 0.0
+    ready = _sums_start(replicas, ends)
     for number, times in enumerate(replicas):
         for index, stage in enumerate(times.stages):
-            start = ends[number][index] if together is None else together
+            start = ready[number][index]
             if stage.sync_s > 0:
                 spans.append(Span("sync", number, index, start, start + stage.sync_s))
             synced = max(synced, start + stage.sync_s)
@@ -92,6 +94,25 @@ def simulate(replicas: Sequence[PipelineTimes]) -> Simulated:
                 spans.append(Span("update", number, index, synced, synced + stage.update_s))
             step = max(step, synced + stage.update_s)
     return Simulated(step, tuple(spans))
+
+
+def _sums_start(replicas: Sequence[PipelineTimes], ends: Sequence[Sequence[float]]) -> list[list[float]]:
+    """When each stage's gradient sums can start: once every stage that shares a layer with it is done."""
+    edges = [[0, *accumulate(times.layers)] for times in replicas]
+    found = []
+    for number, times in enumerate(replicas):
+        mine = []
+        for index in range(len(times.stages)):
+            low, high = edges[number][index], edges[number][index + 1]
+            sharing = [
+                ends[other][k]
+                for other, theirs in enumerate(edges)
+                for k in range(len(theirs) - 1)
+                if theirs[k] < high and low < theirs[k + 1]
+            ]
+            mine.append(max(sharing))
+        found.append(mine)
+    return found
 
 
 class _Stage:

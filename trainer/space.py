@@ -14,6 +14,8 @@ FEW_COUNTS_FROM = 32  # devices of a pool beyond which only these numbers of sta
 FEW_STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 POWERS_FROM = 256  # devices of a pool beyond which stages are powers of two
 POWERS = (1, 2, 4, 8, 16, 32, 64)
+EVERY_WIDTH_UP_TO = 6  # devices of a pool
+MANY_POOLS = 4  # in one pipeline: from here on not all orders are tried
 ALL_WIDTHS_UP_TO = 8  # narrower pools try every useful width, wider ones the two widest
 
 
@@ -56,8 +58,8 @@ class Pins:
 def pool_uses(pool: Pool, *, layers: int, micro_batch_size: int, pins: Pins, tensors: Sequence[int]) -> list[PoolUse]:
     """Every way to use a pool for micro-batches of this size.
 
-    Of widths with equal shares only the narrowest and the widest are kept: those between differ in nothing but
-    how far state is sharded. Large pools are searched on a coarser grid (FEW_STAGES).
+    Small pools try every width. Of larger ones' widths with equal shares only the narrowest and the widest are kept:
+    those between differ in nothing but how far state is sharded. The largest are searched on a coarser grid.
     """
     found: dict[PoolUse, None] = {}
     for tensor in tensors:
@@ -68,7 +70,7 @@ def pool_uses(pool: Pool, *, layers: int, micro_batch_size: int, pins: Pins, ten
         counts = stage_counts(most, pool.size)
         for stages in counts if pins.stages is None else range(1, min(most, pins.stages) + 1):
             widest = min(units // stages, micro_batch_size)
-            for width in [widest] if pool.size > FEW_COUNTS_FROM else _widths(widest, micro_batch_size):
+            for width in [widest] if pool.size > FEW_COUNTS_FROM else _widths(widest, micro_batch_size, pool.size):
                 found[PoolUse(pool, tensor, stages, width)] = None
     return list(found)
 
@@ -80,7 +82,9 @@ def stage_counts(most: int, devices: int) -> list[int]:
     return [k for k in (FEW_STAGES if devices <= POWERS_FROM else POWERS) if k <= most]
 
 
-def _widths(widest: int, micro_batch_size: int) -> list[int]:
+def _widths(widest: int, micro_batch_size: int, devices: int) -> list[int]:
+    if devices <= EVERY_WIDTH_UP_TO:
+        return list(range(widest, 0, -1))
     narrowest: dict[int, int] = {}
     for width in range(widest, 0, -1):
         if widest > ALL_WIDTHS_UP_TO and len(narrowest) == 2 and share(micro_batch_size, width) not in narrowest:
@@ -136,7 +140,18 @@ def orders(pools: Sequence[Pool], pins: Pins, *, alike: bool = False) -> list[tu
         place = {name: i for i, name in enumerate(pins.order)}
         return [tuple(sorted(range(len(pools)), key=lambda i: place[pools[i].island]))]
     found: dict[tuple[object, ...], tuple[int, ...]] = {}
-    for order in permutations(range(len(pools))):
+    every = permutations(range(len(pools))) if len(pools) < MANY_POOLS else _ends(pools)
+    for order in every:
         key = tuple(("" if alike else pools[i].island, pools[i].rates, tuple(map(len, pools[i].hosts))) for i in order)
         found.setdefault(key, order)
     return list(found.values())
+
+
+def _ends(pools: Sequence[Pool]) -> Iterator[tuple[int, ...]]:
+    """Every first and last pool; between them the one with most memory comes first.
+
+    First and last hold embedding and LM head; between them the place decides only how much is held in flight.
+    """
+    by_memory = sorted(range(len(pools)), key=lambda i: -pools[i].rates.memory_bytes)
+    for first, last in permutations(range(len(pools)), 2):
+        yield (first, *(i for i in by_memory if i not in (first, last)), last)

@@ -41,6 +41,13 @@ class StageSite:
         return max(d for d in range(1, most + 1) if (self.width // self.copies) % d == 0)
 
 
+class SyncRate(NamedTuple):
+    """Bytes per second towards other replicas: of one rank, and of a stage's ranks together."""
+
+    per_rank: float
+    total: float
+
+
 @dataclass(frozen=True)
 class StagePlace:
     """Where in its pipeline a stage stands, and what its micro-batches are."""
@@ -49,8 +56,9 @@ class StagePlace:
     last: bool
     samples: int  # of a micro-batch, on the fullest rank
     held: int  # micro-batches whose activations are alive at once
-    wait_s: float = 0.0  # per micro-batch for transfers that the schedule does not hide
-    sync_bytes_per_s: float | None = None  # of each rank towards other replicas; None: there are none
+    ratio: float = 1.0  # of a micro-batch's round trip over its beats, covered by so many forwards in flight
+    wait_s: float = 0.0  # transfers of that round trip, over the forwards in flight
+    sync: SyncRate | None = None  # towards other replicas; None: there are none
     replicas: int = 1
 
 
@@ -98,9 +106,9 @@ class StageBook:
         found = self._known.get(key)
         if found is not None:
             return found
-        if place.wait_s:  # waiting changes nothing else
-            bare = self.of(site, replace(place, wait_s=0.0))
-            found = replace(bare, table=replace(bare.table, wait=place.wait_s))
+        if place.wait_s or place.ratio != 1.0:  # waiting changes nothing else
+            bare = self.of(site, replace(place, ratio=1.0, wait_s=0.0))
+            found = replace(bare, table=replace(bare.table, ratio=place.ratio, wait=place.wait_s))
         else:
             found = stage_costs(self.costs, site, place, self.means)
         self._known[key] = found
@@ -169,10 +177,11 @@ def sync_seconds(costs: LayerCosts, site: StageSite, place: StagePlace, choice: 
     """Seconds per parameter, once a step: gradients summed over copies inside the stage, then with other replicas."""
     gradients = costs.numbers.gradients
     seconds = 2 * gradients / choice.shards * gather_seconds(site, site.width // choice.shards, 1.0)
-    if place.sync_bytes_per_s is not None:
+    if place.sync is not None:
         # islands exchange shards: each rank carries its part of the stage's gradients
         part = gradients / site.width
-        seconds += 2 * (place.replicas - 1) / place.replicas * part / place.sync_bytes_per_s
+        rate = min(place.sync.per_rank, place.sync.total / (site.width * site.tensor))
+        seconds += 2 * (place.replicas - 1) / place.replicas * part / rate
     return seconds
 
 
@@ -203,7 +212,7 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, means: Me
     layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
     if not rows:
         nothing = np.full((1, len(layers)), np.inf)
-        return StageCosts(StageTable(nothing, nothing, place.wait_s), nothing, (Choice(MODES[0], 1),))
+        return StageCosts(StageTable(nothing, nothing, place.ratio, place.wait_s), nothing, (Choice(MODES[0], 1),))
     memory = _lines([r.memory for r in rows], layers)
     fits = memory <= usable
     beat = np.where(
@@ -215,7 +224,7 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, means: Me
         sums = np.maximum(sums / np.maximum(layers, 1), sums - hidden)
     end = np.where(fits, sums + _lines([r.update for r in rows], layers), np.inf)
     kept = _undominated(beat, end)
-    table = StageTable(beat[kept], end[kept], place.wait_s)
+    table = StageTable(beat[kept], end[kept], place.ratio, place.wait_s)
     return StageCosts(table, memory[kept], tuple(choices[i] for i in kept))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -69,3 +70,25 @@ def bridge(
     sink.say(bridging.bridge_table(found))
     sink.say(bridging.cost_table(found))
     sink.result(found)
+
+
+@app.command("ops")
+def ops(
+    model: Annotated[str, typer.Option("--model", help="The model's shape.")] = "demo",
+    seq_len: options.SeqLen = None,
+    samples: Annotated[str, typer.Option(help="Samples per micro-batch and rank to measure at.")] = "1,2,4,8",
+    device_class: Annotated[
+        str | None, typer.Option("--class", help="What to call this machine's device; otherwise its own class.")
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Added to this profile.")] = Path("profile.yaml"),
+    as_json: options.Json = False,
+) -> None:
+    """Seconds of each kind of layer on this machine's device, for the planner (`--profile`)."""
+    from hetctl import opsbench
+
+    sink = Sink(as_json=as_json)
+    entry = opsbench.bench_ops(model=model, seq_len=seq_len, samples=samples, device_class=device_class, sink=sink)
+    opsbench.add_to_profile(output, entry)
+    sink.say(opsbench.table(entry))
+    sink.warn(f"wrote {output}")
+    sink.result(opsbench.document(entry))

@@ -18,7 +18,7 @@ Emulate = Annotated[
     typer.Option(
         "--emulate",
         metavar="SPEC|F",
-        help="Islands to emulate: CLASS:COUNT[@SPEED][~MEMORY], ',' between islands; or a cluster.yaml.",
+        help="Islands to emulate: CLASS:COUNT\\[@SPEED]\\[~MEMORY], ',' between islands; or a cluster.yaml.",
         rich_help_panel=_WHERE,
     ),
 ]
@@ -51,4 +51,14 @@ Bridge = Annotated[
     str | None,
     typer.Option("--bridge", help="auto, direct, rdma, tcp or shm; impossible ones are errors.", rich_help_panel=_HOW),
 ]
+Launcher = Annotated[
+    str,
+    typer.Option(
+        "--launcher",
+        metavar="ssh|slurm|local",
+        help="How hosts are entered; by default SSH, inside a Slurm allocation srun.",
+        rich_help_panel=_WHERE,
+    ),
+]
+Detach = Annotated[bool, typer.Option("--detach", help="Leave it running in the background; see `hetctl ps`.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, the rest on stderr.")]

@@ -24,6 +24,10 @@ def plan(
     split: options.Split = None,
     alpha: options.Alpha = None,
     bridge: options.Bridge = None,
+    env: Annotated[
+        str | None,
+        typer.Option("--env", metavar="HOST", help="Show what the ranks of a host are started with, and why."),
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here (plan.yaml).")] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Also: the runner-up, what binds, and what would help most.")
@@ -75,6 +79,11 @@ def plan(
         write_atomically(html, plan_page(weighed.plan, chosen.simulated.spans, explanation=said, clones=clones))
     for written in filter(None, (output, trace, html)):
         sink.warn(f"wrote {written}")
+    if env:
+        from hetctl.showenv import show_environment
+
+        sink.result(show_environment(weighed.plan, there, env, sink))
+        return
     if as_json:
         sink.result({**encode(weighed.plan), **({"explanation": said} if explain else {})})
         return

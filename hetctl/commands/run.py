@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,8 @@ def run(
     ] = False,
     verify_bridge: Annotated[bool, typer.Option("--verify-bridge", help="Checksum every chunk that crosses.")] = False,
     run_dir: Annotated[Path | None, typer.Option(help="The run's folder; otherwise runs/<time>-<program>.")] = None,
+    launcher: options.Launcher = "auto",
+    detach: options.Detach = False,
     as_json: options.Json = False,
 ) -> None:
     """Run a torch.distributed program across islands.
@@ -37,6 +40,11 @@ def run(
     from hetctl import running, supervising
 
     sink = Sink(as_json=as_json)
+    if detach:
+        from hetctl.detaching import detach as in_background
+
+        sink.result(in_background(sys.argv[1:], run_dir, label=Path(program[-1]).stem, sink=sink))
+        return
     summary = running.run_program(
         program,
         cluster_file=cluster,
@@ -46,6 +54,7 @@ def run(
         as_nccl=as_nccl,
         verify_bridge=verify_bridge,
         run_dir=run_dir,
+        way=launcher,
         sink=sink,
     )
     sink.result(summary)

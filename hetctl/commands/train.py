@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,20 @@ def train(
         typer.Option(help="auto continues the run in --run-dir; never starts anew; or a checkpoint's path."),
     ] = "auto",
     run_dir: Annotated[Path | None, typer.Option(help="The run's folder; otherwise runs/<time>-<model>.")] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="After a failure go on from the last checkpoint, at most so often.")
+    ] = 0,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Go on without hosts that are gone, under a new plan.")
+    ] = False,
+    launcher: options.Launcher = "auto",
+    detach: options.Detach = False,
+    profile_step: Annotated[
+        int | None, typer.Option("--profile-step", metavar="N", help="Trace step N on every rank, for Perfetto.")
+    ] = None,
+    skip_checks: Annotated[
+        bool, typer.Option("--skip-checks", help="Start even if a check that the plan needs fails.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Train a model on a mixed cluster.
@@ -41,9 +56,16 @@ def train(
     ranks and reports. With nothing configured it trains a small Llama across an emulated NVIDIA + AMD pair on
     this machine, on the source text of Python's standard library, in about a minute.
     """
-    from hetctl import planning, supervising, training
+    from hetctl import planning, submitting, supervising, training
 
     sink = Sink(as_json=as_json)
+    if profile_step is not None:
+        settings = [*(settings or ()), f"train.profile_step={profile_step}"]
+    if detach:
+        from hetctl.detaching import detach as in_background
+
+        sink.result(in_background(sys.argv[1:], run_dir, label=model or "run", sink=sink))
+        return
     asked = planning.read_recipe(
         recipe,
         settings=settings,
@@ -54,8 +76,8 @@ def train(
         alpha=alpha,
         bridge=bridge,
     )
-    if plan_file is not None and (cluster is not None or emulate is not None):
-        raise ConfigError("--plan already says where: leave out --cluster and --emulate")
+    if plan_file is not None and emulate is not None:
+        raise ConfigError("--plan already says where: leave out --emulate")
     prepared = training.prepare(
         asked,
         plan_file=plan_file,
@@ -63,9 +85,22 @@ def train(
         emulate=emulate,
         profile=profile,
         speed=speed,
+        way=launcher,
         sink=sink,
     )
     training.show(prepared, sink)
-    summary = training.train(prepared, resume=resume, run_dir=run_dir, sink=sink)
+    training.check(prepared, run_dir=run_dir, skip=skip_checks, sink=sink)
+    if submitting.outside_allocation(launcher):
+        hosts = [h.name for h in prepared.launch.hosts]
+        sink.result(submitting.submit(sys.argv[1:], hosts, run_dir, label=prepared.plan.model, sink=sink))
+        return
+    summary = training.train(
+        prepared,
+        resume=resume,
+        run_dir=run_dir,
+        max_restarts=max_restarts,
+        allow_missing=allow_missing,
+        sink=sink,
+    )
     sink.result(summary)
     supervising.raise_unless_done(summary)

@@ -59,6 +59,7 @@ def _interface(raw: Raw, name: str, addresses: tuple[Address, ...] | None) -> Ni
         mac=_mac(raw.text(base + "/address")),
         addresses=addresses or (),
         carrier=flag(raw.text(base + "/carrier")),
+        carrier_changes=count(raw.text(base + "/carrier_changes")),
         admin_up=None if flags is None else bool(flags & _UP),
         bond=master or None,
         bond_members=tuple((raw.text(base + "/bonding/slaves") or "").split()),
@@ -205,6 +206,7 @@ def _rdma_port(raw: Raw, device: str, port: int, active_mtus: Mapping[tuple[str,
         virtual_function=of + "/device/physfn" in raw.links if pci else None,
         rdma_software=pci is None and of + "/device" not in raw.links,
         counters=_counters(raw, base),
+        growing=_growing(raw, base),
         **_hardware(raw, of, pci),
     )
 
@@ -254,6 +256,16 @@ def _counters(raw: Raw, base: str) -> dict[str, int]:
             value = count(content.strip())
             if value is not None:
                 found[path.rpartition("/")[2]] = value
+    return found
+
+
+def _growing(raw: Raw, base: str) -> dict[str, int]:
+    """Counters that grew between two readings, by how much."""
+    found = {}
+    for path, pair in mapping(raw.values.get("counters")).items():
+        before, after = (count(text) for text in [*items(pair), None, None][:2])
+        if path.startswith(base + "/") and before is not None and after is not None and after > before:
+            found[path.rpartition("/")[2]] = after - before
     return found
 
 
@@ -314,6 +326,7 @@ def _joined(port: NicFacts, interface: NicFacts | None) -> NicFacts:
         mac=interface.mac,
         addresses=interface.addresses,
         carrier=interface.carrier,
+        carrier_changes=interface.carrier_changes,
         admin_up=interface.admin_up,
         bond=interface.bond,
         bond_members=interface.bond_members,

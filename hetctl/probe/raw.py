@@ -28,6 +28,9 @@ class Options:
     deadline_s: float = 30.0  # for the whole probe on the host
     tool_timeout_s: float = 15.0  # for one tool
     max_bytes: int = MAX_DOCUMENT_BYTES
+    thorough: bool = False  # also what only a check-up reads: kernel log, policy routing, PCIe access control
+    again_s: float = 0.0  # read error counters a second time after so long; 0: once
+    folders: tuple[str, ...] = ()  # try whether files can be written there
     root: str = ""  # prefix of every sysfs, procfs and file path
     path: str = ""  # replaces PATH for finding tools
 

@@ -22,6 +22,7 @@ def rdma(raw: Raw, notes: Notes) -> RdmaFacts:
         devices=raw.children("/sys/class/infiniband"),
         device_files=_openable(raw),
         libraries=notes.pick("libraries", (libraries, "ldconfig -p"), why=raw.tool("ldconfig").problem),
+        providers=_providers(raw),
         memlock_bytes=notes.pick("memlock_bytes", (_memlock(raw), "getrlimit in the probe, started as workers are")),
         peer_memory_modules=notes.pick("peer_memory_modules", (_peer_memory(raw), "/proc/modules, memory_peers")),
         dma_buf=notes.pick("dma_buf", (blocker[0], blocker[1]), why=blocker[1]),
@@ -63,6 +64,13 @@ def limit(value: object) -> Bytes | None:
     if value == "unlimited":
         return "unlimited"
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _providers(raw: Raw) -> tuple[str, ...] | None:
+    """`driver mlx5` lines; None where no such folder shows what is installed."""
+    texts = [text for path, text in raw.files.items() if path.startswith("/etc/libibverbs.d/")]
+    found = re.findall(r"^\s*driver\s+(\w+)", "\n".join(texts), re.MULTILINE)
+    return tuple(sorted(set(found))) or None
 
 
 def _memlock(raw: Raw) -> Bytes | None:

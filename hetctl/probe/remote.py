@@ -7,6 +7,7 @@ where hetctl runs, so that it can be tested from recordings. It is never importe
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import glob
 import itertools
@@ -69,10 +70,14 @@ class Probe:
         """The document's text. Parts that miss the deadline are named in its `problems`."""
         parts = {"files": self.read_files, "values": self.read_values, "own name": self.resolve_own_name}
         parts["ipv4"] = self.read_ipv4
+        parts["clock"] = self.read_clock
+        parts["counters"] = self.read_counters_again
+        parts.update((f"folder {path}", partial(self.try_folder, path)) for path in self.options["folders"])
         parts.update((tree["folder"], partial(self.tree, **tree)) for tree in self.want["trees"])
         first = {name: tool for name, tool in self.want["tools"].items() if not tool["instead_of"]}
         parts.update((name, partial(self.tool, name, tool)) for name, tool in first.items())
-        for path in dict.fromkeys([sys.executable, *self.options["interpreters"]]):
+        pythons = [sys.executable, *self.options["interpreters"]] if self.options.get("describe", True) else []
+        for path in dict.fromkeys(pythons):
             parts["interpreter " + path] = partial(self.interpreter, path)
         threads = {n: threading.Thread(target=self.guard, args=(n, part), daemon=True) for n, part in parts.items()}
         for thread in threads.values():
@@ -239,6 +244,52 @@ class Probe:
                     prefix = bin(int.from_bytes(mask, "big")).count("1")
                     found[name] = f"{socket.inet_ntoa(address)}/{prefix}"
         self.values["ipv4"] = found
+
+    def read_clock(self) -> None:
+        """Whether the kernel believes that its clock is kept in time: adjtimex says TIME_ERROR (5) when not."""
+        with contextlib.suppress(OSError, AttributeError):
+            state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # modes 0: only asks
+            if state >= 0:
+                self.values["clock_synchronized"] = state != 5
+
+    def read_counters_again(self) -> None:
+        """Error counters, and the same a while later: what grows is happening now."""
+        paths = (
+            [p for pattern in self.want["counters"] for p in self.matching(pattern)] if self.options["again_s"] else []
+        )
+        before = {path: self.now(path) for path in paths}
+        if paths:
+            time.sleep(min(self.options["again_s"], max(0.0, self.end - time.monotonic() - 1.0)))
+            self.values["counters"] = {path: [text, self.now(path)] for path, text in before.items()}
+
+    def now(self, path: str) -> str:
+        with contextlib.suppress(OSError), open(self.root + path, encoding="ascii", errors="replace") as file:
+            return file.read(64).strip()
+        return ""
+
+    def try_folder(self, wanted: str) -> None:
+        """Whether files can be written in a folder, or in the nearest one above it that is there."""
+        path = os.path.abspath(os.path.expanduser(wanted))
+        while not os.path.isdir(path) and os.path.dirname(path) != path:
+            path = os.path.dirname(path)
+        found: dict[str, Any] = {"asked": wanted, "path": path}
+        self.values.setdefault("folders", {})[wanted] = found
+        room = os.statvfs(path)
+        found["bytes"] = [room.f_frsize * room.f_blocks, room.f_frsize * room.f_bavail]
+        found["files"] = [room.f_files, room.f_favail]
+        began, name = time.monotonic(), os.path.join(path, f".hetctl-doctor-{os.getpid()}-{time.time_ns()}")
+        try:
+            with open(name, "xb") as file:
+                file.write(b"hetctl")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, name + ".moved")
+            name += ".moved"
+        except OSError as error:
+            found["problem"] = error.strerror or str(error)
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        found["seconds"] = round(time.monotonic() - began, 4)
 
     def resolve_own_name(self) -> None:
         try:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 
-from hetctl.comm.facts import Cpu, Limit, NumaNode, System
+from hetctl.comm.facts import Cpu, Folder, Limit, NumaNode, System, ToolRun
 from hetctl.probe.notes import Notes
-from hetctl.probe.raw import Raw
+from hetctl.probe.raw import Raw, ToolOutput, printable
 from hetctl.probe.rdma import limit, modules
-from hetctl.probe.words import count, items, key_values, mapping, number, size, told
+from hetctl.probe.vendors import VENDORS
+from hetctl.probe.words import count, items, json_documents, key_values, mapping, number, size, told
 
 NODES = "/sys/devices/system/node/"
+_USUAL_RULES = ("local", "main", "default")
+_RECENT_S, _MOST_LINES = 900.0, 50
 SETTINGS = {
     "numa_balancing": "/proc/sys/kernel/numa_balancing",
     "ip_local_port_range": "/proc/sys/net/ipv4/ip_local_port_range",
@@ -21,6 +24,7 @@ SETTINGS = {
     "cmdline": "/proc/cmdline",
     "transparent_hugepage": "/sys/kernel/mm/transparent_hugepage/enabled",
     "scaling_governor": "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+    "sys_vendor": "/sys/class/dmi/id/sys_vendor",
     "nccl.conf": "/etc/nccl.conf",
     "rocm": "/opt/rocm/.info/version",
 }
@@ -43,6 +47,13 @@ def system(raw: Raw, notes: Notes) -> System:
         uptime_s=number((text("/proc/uptime") or "").split(" ")[0]),
         clock_s=number(values.get("clock_s")),
         probe_seconds=number(values.get("probe_seconds")),
+        clock_synchronized=_true_or_false(values.get("clock_synchronized")),
+        policy_rules=_policy_rules(raw),
+        folders=_folders(raw),
+        tools=_tool_runs(raw),
+        kernel_log=pick(
+            "kernel_log", (_kernel_log(raw), "dmesg"), why=f"dmesg: {_said(raw.tool('dmesg'))}; root would see it"
+        ),
         cpu=_cpu(raw, notes.at("cpu")),
         numa=_numa(raw),
         memory_total_bytes=pick("memory_total_bytes", (size(memory.get("MemTotal")) or None, "/proc/meminfo")),
@@ -106,10 +117,78 @@ def _settings(raw: Raw) -> dict[str, str]:
     iommu = raw.listings.get("/sys/class/iommu")
     if iommu is not None:
         found["iommu"] = " ".join(iommu) or "none"
+    found |= _isolation(raw)
     swaps = raw.files.get("/proc/swaps", "").splitlines()
     if swaps:
         found["swaps"] = " ".join(line.split()[0] for line in swaps[1:] if line.split()) or "none"
     return found
+
+
+def _isolation(raw: Raw) -> dict[str, str]:
+    """What stands between devices and memory: the IOMMU's kind of domain per device, and PCIe access control."""
+    found = {}
+    types = {text.strip() for path, text in raw.files.items() if path.endswith("/iommu_group/type")}
+    if types:
+        found["iommu_types"] = " ".join(sorted(types))
+    controls = [line for line in raw.tool("lspci").stdout.splitlines() if "ACSCtl" in line]
+    if controls:
+        on = [line for line in controls if "SrcValid+" in line or "ReqRedir+" in line]
+        found["acs"] = f"on at {len(on)} of {len(controls)} bridges" if on else "off"
+    return found
+
+
+def _true_or_false(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _policy_rules(raw: Raw) -> int | None:
+    """Routing rules beyond local, main and default, None when nobody could be asked."""
+    rules = [rule for document in json_documents(raw.tool("ip rule").stdout) for rule in items(document)]
+    return max(0, len(rules) - len(_USUAL_RULES)) if rules else None
+
+
+def _folders(raw: Raw) -> tuple[Folder, ...]:
+    found = []
+    for entry in map(mapping, mapping(raw.values.get("folders")).values()):
+        room, files = ([*items(entry.get(key)), None, None] for key in ("bytes", "files"))
+        found.append(
+            Folder(
+                asked=str(entry.get("asked", "")),
+                path=str(entry.get("path", "")),
+                total_bytes=count(room[0]),
+                free_bytes=count(room[1]),
+                total_files=count(files[0]),
+                free_files=count(files[1]),
+                seconds=number(entry.get("seconds")),
+                problem=told(entry.get("problem")),
+            )
+        )
+    return tuple(found)
+
+
+def _tool_runs(raw: Raw) -> dict[str, ToolRun]:
+    """The vendors' tools that are installed: how long each took, or what went wrong."""
+    names = [name for vendor in VENDORS for name in vendor.tools]
+    outputs = {name: raw.tools[name] for name in names if name in raw.tools}
+    ran = {n: o for n, o in outputs.items() if o.problem not in ("not installed", "not run")}
+    return {name: ToolRun(output.seconds, None if output.ok else _said(output)) for name, output in ran.items()}
+
+
+def _said(output: ToolOutput) -> str:
+    return output.problem or printable(output.stderr.strip() or f"exit code {output.exit_code}", limit=120)
+
+
+def _kernel_log(raw: Raw) -> tuple[str, ...] | None:
+    """Lines of the last quarter of an hour, by the seconds since boot that dmesg writes; None when refused."""
+    if not raw.tool("dmesg").ok:
+        return None
+    now = number((raw.text("/proc/uptime") or "").split(" ")[0])
+    kept = []
+    for line in raw.tool("dmesg").stdout.splitlines():
+        stamp = re.match(r"\[\s*(\d{1,12}\.\d+)\]", line)
+        if now is None or stamp is None or float(stamp.group(1)) > now - _RECENT_S:
+            kept.append(printable(line))
+    return tuple(kept[-_MOST_LINES:])
 
 
 def _own_addresses(raw: Raw, notes: Notes) -> tuple[str, ...] | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hetctl.comm.values import encode
 from hetctl.probe.raw import Options
@@ -42,6 +43,7 @@ class Wanted:
     packages: tuple[str, ...]
     package_files: Mapping[str, str]
     package_libraries: tuple[str, ...]
+    counters: tuple[str, ...]  # error counters, patterns: read a second time on demand
 
 
 def program(options: Options) -> bytes:
@@ -51,7 +53,13 @@ def program(options: Options) -> bytes:
 
 def request(options: Options) -> str:
     """The request as ASCII JSON."""
-    return json.dumps({"options": encode(options), "want": encode(wanted())})
+    return json.dumps({"options": encode(options), "want": encode(wanted(thorough=options.thorough))})
+
+
+def light_request(options: Options) -> dict[str, Any]:
+    """A request for the probe in this very process: files and calls only, no tool and no Python is started."""
+    want = replace(wanted(), tools={}, trees=_trees()[:3], tool_path=())
+    return {"options": {**encode(options), "describe": False}, "want": encode(want)}
 
 
 @cache
@@ -71,8 +79,8 @@ scope["main"]({request!r})
 """
 
 
-def wanted() -> Wanted:
-    """The request for a host of any vendor."""
+def wanted(*, thorough: bool = False) -> Wanted:
+    """The request for a host of any vendor; `thorough` adds what only a check-up needs."""
     return Wanted(
         files=_FILES + tuple(file for vendor in VENDORS for file in vendor.files),
         filtered={
@@ -82,7 +90,11 @@ def wanted() -> Wanted:
         },
         folders=("/dev/infiniband", "/sys/class/iommu", "/sys/kernel/mm/memory_peers"),
         trees=_trees(),
-        tools={**_tools(), **{name: tool for vendor in VENDORS for name, tool in vendor.tools.items()}},
+        tools={
+            **_tools(),
+            **(_thorough_tools() if thorough else {}),
+            **{name: tool for vendor in VENDORS for name, tool in vendor.tools.items()},
+        },
         tool_path=tuple(folder for vendor in VENDORS for folder in vendor.tool_path),
         openable=("/dev/infiniband/*", "/dev/kfd", "/var/run/docker.sock"),
         environment="(" + "|".join([_VARIABLES, *(p for v in VENDORS for p in v.environment)]) + ")[A-Z0-9_]*",
@@ -93,6 +105,7 @@ def wanted() -> Wanted:
             "nvidia/nccl/include/nccl.h": r"#define NCCL_(MAJOR|MINOR|PATCH)\b",
         },
         package_libraries=("torch/lib/lib[nr]ccl*.so*", "nvidia/nccl/lib/libnccl.so*"),
+        counters=tuple(f"/sys/class/infiniband/*/ports/*/{file}" for file in _GROWING),
     )
 
 
@@ -128,6 +141,15 @@ def _tools() -> dict[str, Tool]:
     }
 
 
+def _thorough_tools() -> dict[str, Tool]:
+    log = "|".join(vendor.kernel_log for vendor in VENDORS if vendor.kernel_log)
+    return {
+        "ip rule": Tool(("ip", "-j", "rule")),
+        "dmesg": Tool(("dmesg",), keep=log),
+        "lspci": Tool(("lspci", "-vv"), keep=r"^[0-9a-fA-F:.]+ .*bridge|ACSCtl"),
+    }
+
+
 def _vendor_libraries() -> list[str]:
     return [vendor.libraries for vendor in VENDORS if vendor.libraries]
 
@@ -153,6 +175,8 @@ _FILES = (
     "/proc/swaps",
     "/proc/net/if_inet6",
     "/proc/net/bonding/*",
+    "/etc/libibverbs.d/*.driver",
+    "/sys/class/dmi/id/sys_vendor",
     "/sys/kernel/mm/transparent_hugepage/enabled",
     "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
     "/sys/devices/system/node/node*/cpulist",
@@ -167,7 +191,10 @@ _PCI_FILES = (
     *("class", "vendor", "device", "subsystem_vendor", "subsystem_device", "numa_node", "local_cpulist"),
     *("current_link_width", "current_link_speed", "max_link_width", "max_link_speed", "iommu_group/type"),
 )
-_NET_FILES = ("address", "mtu", "operstate", "carrier", "speed", "type", "flags", "dev_port", "bonding/slaves")
+_NET_FILES = (
+    *("address", "mtu", "operstate", "carrier", "carrier_changes", "speed", "type", "flags", "dev_port"),
+    "bonding/slaves",
+)
 _DEVICE_LINKS = ("device", "device/driver", "device/physfn")
 _RDMA_FILES = ("node_guid", "node_type", "fw_ver", "hca_type", "board_id", "sys_image_guid")
 _COUNTERS = (
@@ -178,6 +205,7 @@ _HARDWARE_COUNTERS = (
     *("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err", "np_cnp_sent"),
     *("rp_cnp_handled", "roce_slow_restart", "tx_roce_discards", "rx_roce_discards"),
 )
+_GROWING = (*("counters/" + name for name in _COUNTERS), "hw_counters/tx_roce_discards", "hw_counters/rx_roce_discards")
 _PORT_FILES = (
     *("state", "phys_state", "rate", "link_layer", "lid", "sm_lid", "cap_mask"),
     *("counters/" + name for name in _COUNTERS),

@@ -104,7 +104,7 @@ def _islands(plan: Plan) -> str:
     depth = 0.0
     for number, bridge in enumerate(plan.bridges):
         a, b = (centres[name] for name in bridge.islands)
-        low = 102 + 40 + 26 * number
+        low = 102 + 44 + 30 * number
         depth = max(depth, low)
         shown = min(12, len(bridge.rails))
         for k in range(shown):
@@ -114,8 +114,8 @@ def _islands(plan: Plan) -> str:
         rates = [r.rate_bytes_per_s for r in bridge.rails]
         total = sum(r for r in rates if r is not None) if None not in rates else None
         label = f"{bridge.transport}, {len(bridge.rails)} rails, {show_rate(total)}"
-        drawn.append(f"<text x='{(a + b) / 2:.0f}' y='{low + 4:.0f}' text-anchor='middle'>{escape(label)}</text>")
-    height = max(112.0, depth + 16)
+        drawn.append(f"<text x='{(a + b) / 2:.0f}' y='{low + 10:.0f}' text-anchor='middle'>{escape(label)}</text>")
+    height = max(112.0, depth + 20)
     return f"<svg viewBox='0 0 {WIDTH} {height:.0f}' role='img'>{''.join(drawn)}</svg>"
 
 
@@ -216,7 +216,9 @@ def _memory(plan: Plan) -> str:
             f"<rect x='{left}' y='{y + 3}' width='{need * scale:.1f}' height='18' rx='3' fill='{COLOURS['F']}'/>"
         )
         end = left + max(need, have or 0) * scale + 8
-        drawn.append(f"<text x='{end:.0f}' y='{y + 16}'>{show_bytes(need)} of {show_bytes(have)}</text>")
+        drawn.append(
+            f"<text x='{end:.0f}' y='{y + 16}'>{show_bytes(need) if need else 'idle, 0'} of {show_bytes(have)}</text>"
+        )
     return f"<svg viewBox='0 0 {WIDTH} {26 * len(bars) + 4}' role='img'>{''.join(drawn)}</svg>"
 
 

@@ -215,7 +215,7 @@ def _through(route: Route, access: Access, book: SshBook, deadline: Deadline) ->
     if not jump.lock.acquire(timeout=max(0.1, deadline.left())):
         raise timed_out(deadline)
     try:
-        if jump.client is None and jump.error is None:
+        if jump.error is None and not _alive(jump.client):
             jump.client = _open_jump(last, ",".join(before), access, book, deadline)
     except ShellError as error:
         jump.error = ShellError("proxy-failed", f"the jump host failed: {error.message}", hint=error.hint)
@@ -236,6 +236,11 @@ def _through(route: Route, access: Access, book: SshBook, deadline: Deadline) ->
         raise ShellError(problem, f"{last} cannot connect to {route}: {error.text}") from None  # type: ignore[arg-type]
     except Exception as error:
         raise _named(error, route, deadline) from None
+
+
+def _alive(client: paramiko.SSHClient | None) -> bool:
+    transport = client.get_transport() if client is not None else None
+    return transport is not None and transport.is_active()
 
 
 def _open_jump(hop: str, before: str, access: Access, book: SshBook, deadline: Deadline) -> paramiko.SSHClient:

@@ -70,7 +70,7 @@ def demo(spec: str) -> str:
 def pipeline() -> str:
     """A 1.2-billion-parameter Llama in two stages: native and bridged, median of the later steps' tokens/s."""
     common = ("model.name=llama-1b-untied", "model.seq_len=4096", "batch.global_batch=16", "batch.micro_batch_size=1")
-    common += ("train.steps=8", "train.validation_samples=16", "parallelism.pipeline=2", "checkpoint.keep=1")
+    common += ("train.steps=8", "train.validation_samples=16", "parallelism.pipeline=2", "checkpoint.last=false")
     rates = {}
     for name, spec in (("native", "h200:2"), ("bridged", "h200:1,mi325x:1")):
         found = train(spec, *common)

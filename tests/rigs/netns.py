@@ -10,6 +10,7 @@ import ipaddress
 import itertools
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -44,6 +45,8 @@ class HostSpec:
     other_key: bool = False  # known_hosts holds another key than it shows
     known: bool = True  # known_hosts holds a key for it at all
     env: Mapping[str, str] = field(default_factory=dict)
+    hide: tuple[str, ...] = ()  # folders of this machine that are empty there: nothing is shared through them
+    home_mib: int = 0  # the size of its HOME's own file system; 0: a folder of this machine
 
 
 @dataclass(frozen=True)
@@ -246,7 +249,11 @@ class _Maker:
             lines.append(f"Banner {host.folder / 'banner'}")
         config = host.folder / "sshd_config"
         config.write_text("\n".join(lines) + "\n")
-        command = ["ip", "netns", "exec", host.namespace, SSHD, "-D", "-f", str(config), "-E", str(host.log)]
+        mounts = [f"mount -t tmpfs -o mode=755 none {shlex.quote(path)}; " for path in spec.hide]
+        if spec.home_mib:
+            mounts.append(f"mount -t tmpfs -o size={spec.home_mib}m none {shlex.quote(settings['HOME'])}; ")
+        server = "".join(mounts) + shlex.join(["exec", SSHD, "-D", "-f", str(config), "-E", str(host.log)])
+        command = ["ip", "netns", "exec", host.namespace, "sh", "-c", server]
         self.servers.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True))
 
 

@@ -10,6 +10,7 @@ from hetctl.trainer.arrange import Batching
 from hetctl.trainer.pools import Pool
 from hetctl.trainer.problem import Problem
 from hetctl.trainer.schedule import in_flight
+from hetctl.trainer.search import slowest_sync
 from hetctl.trainer.space import PoolUse, partitions, pool_uses, views
 from hetctl.trainer.stages import StageBook, StagePlace, share
 
@@ -42,9 +43,8 @@ class Brute:
                 for sizes, counts in self._batchings(len(replicas)):
                     slowest = 0.0
                     for index, (pools, size, count) in enumerate(zip(replicas, sizes, counts, strict=True)):
-                        others = [p for i, r in enumerate(replicas) for p in r if i != index]
-                        rates = [self.problem.lanes.sync_rate(a, b) for a in pools for b in others]
-                        batching = Batching(size, count, len(replicas), min(rates) if rates else None)
+                        sync = slowest_sync(self.problem.lanes, replicas, index) if len(replicas) > 1 else None
+                        batching = Batching(size, count, len(replicas), sync)
                         slowest = max(slowest, self.pipeline(pools, batching))
                         if slowest >= best:
                             break
@@ -89,14 +89,18 @@ class Brute:
         hops = [self.problem.lanes.hop_seconds(a, b, payload) for a, b in pairwise(stages)]
         tables = []
         for i, use in enumerate(stages):
-            wait = 2 * hops[i] if schedule == "1f1b" and i < len(hops) else 0.0
+            covered = min(ahead[i], count)
+            turns = ahead[i] < count
+            ratio = (len(stages) - i) / ahead[i] if turns else 1.0
+            wait = 2 * sum(hops[i:]) / ahead[i] if turns else 0.0
             place = StagePlace(
                 i == 0,
                 i == len(stages) - 1,
                 share(size, use.width),
-                min(ahead[i], count),
+                covered,
+                ratio,
                 wait,
-                batching.sync_bytes_per_s,
+                batching.sync,
                 batching.replicas,
             )
             tables.append(self.book.of(use.site, place).table)
@@ -104,7 +108,7 @@ class Brute:
         for layers in compositions(self.problem.costs.shape.layers, len(stages)):
             ways = [
                 [
-                    (t.beat[r, k], (count - 1) * (t.beat[r, k] + t.wait) + t.end[r, k])
+                    (t.beat[r, k], (count - 1) * max(t.beat[r, k], t.ratio * t.beat[r, k] + t.wait) + t.end[r, k])
                     for r in range(len(t.beat))
                     if t.beat[r, k] < math.inf
                 ]

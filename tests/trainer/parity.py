@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hetctl.trainer import gradients, pipeline
+from hetctl.trainer import buckets, gradients, pipeline
 from hetctl.trainer.data.samples import Samples
 from hetctl.trainer.headloss import IGNORED, summed_loss
 from hetctl.trainer.job import Job
@@ -52,14 +52,14 @@ class UnevenSamples:
         return np.asarray(inputs), np.asarray(targets)
 
 
-def recipe(optimizer: str, *, clip_norm: float, global_batch: int, precision: str = "fp64") -> Recipe:
+def recipe(optimizer: str, *, clip_norm: float, global_batch: int, precision: str = "fp64", **train: Any) -> Recipe:
     lr = 0.05 if optimizer == "sgd" else 3e-3
     section = OptimizerSection(name=optimizer, lr=lr, warmup_steps=3, clip_norm=clip_norm)  # type: ignore[arg-type]
     return Recipe(
         model=ModelSection("tiny", SEQ_LEN),
         batch=BatchSection(global_batch),
         optimizer=section,
-        train=TrainSection(steps=STEPS, precision=precision),  # type: ignore[arg-type]
+        train=TrainSection(steps=STEPS, precision=precision, **train),  # type: ignore[arg-type]
     )
 
 
@@ -79,7 +79,7 @@ def train_layout(
         trainer.gradients.arrive()
         trace.losses.append(figures.loss)
         trace.norms.append(figures.grad_norm)
-        trace.parameters.append({n: m.detach().cpu().clone() for n, m in trainer.model.named().items()})
+        trace.parameters.append({n: m.detach().cpu().clone() for n, m in trainer.gradients.parameters.items()})
     return trace
 
 
@@ -169,8 +169,14 @@ def _stale_activation() -> None:
     pipeline.Inbox.take = wrong  # type: ignore[method-assign]
 
 
+def _small_buckets() -> None:
+    """Not a bug: a bucket for each unit, as large models have them."""
+    buckets.BUCKET_ELEMENTS = 1
+
+
 PLANTS: dict[str, Callable[[], None]] = {
     "": lambda: None,
+    "small buckets": _small_buckets,
     "mean of means": _mean_of_means,
     "factor two": _factor_two,
     "dropped replica": _dropped_replica,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,58 @@ def test_a_tokenizer_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a Hugging Face tokenizer"):
         open_tokens(section, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*/"))
+
+
+def write_megatron(stem: Path, documents: list[list[int]], dtype: type, code: int) -> None:
+    """The format as its own builder writes it: one sequence per document."""
+    sizes = np.asarray([len(d) for d in documents], dtype=np.int32)
+    flat = np.concatenate([np.asarray(d, dtype=dtype) for d in documents])
+    stem.with_suffix(".bin").write_bytes(flat.tobytes())
+    offsets = np.concatenate(([0], np.cumsum(sizes[:-1], dtype=np.int64) * flat.itemsize)).astype(np.int64)
+    head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(sizes), len(sizes) + 1)
+    bounds = np.arange(len(sizes) + 1, dtype=np.int64)
+    stem.with_suffix(".idx").write_bytes(head + sizes.tobytes() + offsets.tobytes() + bounds.tobytes())
+
+
+@pytest.mark.parametrize(("dtype", "code"), [(np.uint16, 8), (np.int32, 4)])
+@pytest.mark.parametrize("ending", ["", ".bin", ".idx"])
+def test_megatron_files_are_mapped_and_held_out_by_documents(
+    tmp_path: Path, dtype: type, code: int, ending: str
+) -> None:
+    documents = [[n, 100 + n, 999] for n in range(20)]
+    write_megatron(tmp_path / "corpus", documents, dtype, code)
+    section = DataSection(source=str(tmp_path / f"corpus{ending}"), validation_share=0.25)
+    assert len(source_files(section)) == 2
+    tokens = open_tokens(section, tmp_path / "cache")
+    assert tokens.vocabulary == 1000
+    assert tokens.train.tolist() == [t for d in documents[:15] for t in d]
+    assert tokens.validation.tolist() == [t for d in documents[15:] for t in d]
+    inputs, targets = PackedTokens(tokens.train, seq_len=8, global_batch=2, seed=0).batch(0, 0, 2)
+    assert inputs.dtype == targets.dtype == np.int64
+
+
+def test_megatron_files_that_do_not_match_are_refused(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "corpus", [[1, 2], [3]], np.uint16, 8)
+    section = DataSection(source=str(tmp_path / "corpus.bin"))
+    (tmp_path / "corpus.bin").write_bytes(b"\x00" * 4)
+    with pytest.raises(ConfigError, match="cut short"):
+        open_tokens(section, tmp_path / "cache")
+    (tmp_path / "corpus.idx").write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match="no index"):
+        open_tokens(section, tmp_path / "cache")
+    (tmp_path / "corpus.idx").unlink()
+    with pytest.raises(ConfigError, match="does not exist"):
+        open_tokens(section, tmp_path / "cache")
+
+
+def test_parquet_rows_are_documents(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"body": [f"row {n}" for n in range(30)]}), tmp_path / "a.parquet")
+    section = DataSection(source=str(tmp_path / "a.parquet"), field="body", validation_share=0.3)
+    assert [d.text for d in documents(section)] == [f"row {n}" for n in range(30)]
+    with pytest.raises(ConfigError, match="column 'text'"):
+        list(documents(DataSection(source=str(tmp_path / "a.parquet"))))
 
 
 def test_an_epoch_shows_every_window_once_and_any_share_is_the_same() -> None:

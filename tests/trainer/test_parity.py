@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,12 @@ UNEQUAL_SHARDS = Layout(
 RECOMPUTED = Layout(
     ((0,), (1,)), (Pipe((Cut((0, 2), (0,), recompute="selective"), Cut((2, 4), (1,), recompute="full")), 2, 4),)
 )
+OFFLOADED = Layout(
+    ((0, 1), (2,)),
+    (Pipe((Cut((0, 2), (0, 1), 2, offload=True), Cut((2, 4), (2,), recompute="full", offload=True)), 2, 4),),
+)
+TWO_CLASSES = Layout(((0, 1),), (Pipe((Cut((0, 4), (0,)),), 1, 5), Pipe((Cut((0, 4), (1,)),), 1, 3)))
+IDLE = Layout(((0, 1), (2,)), (Pipe((Cut((0, 1), (0,)), Cut((1, 4), (2,))), 2, 4),))
 LAYOUTS = {
     "1+1": ONE_EACH,
     "2+2": TWO_EACH,
@@ -45,6 +52,9 @@ LAYOUTS = {
     "copies of 2 shards": COPIES,
     "2 shards beside 3": UNEQUAL_SHARDS,
     "recomputed": RECOMPUTED,
+    "offloaded": OFFLOADED,
+    "an idle rank": IDLE,
+    "two classes in one island, 5:3": TWO_CLASSES,
 }
 SAMPLES = 8
 
@@ -53,9 +63,15 @@ TIED = replace(SHAPE, family="qwen2", qkv_bias=True, tied_embeddings=True)
 
 
 def deviation(
-    layout: Layout, optimizer: str, *, clip_norm: float = 0.5, plant: str = "", shape: ModelShape = SHAPE
+    layout: Layout,
+    optimizer: str,
+    *,
+    clip_norm: float = 0.5,
+    plant: str = "",
+    shape: ModelShape = SHAPE,
+    **train: Any,
 ) -> float:
-    asked = recipe(optimizer, clip_norm=clip_norm, global_batch=SAMPLES)
+    asked = recipe(optimizer, clip_norm=clip_norm, global_batch=SAMPLES, **train)
     sizes = tuple(len(island) for island in layout.islands)
     found = on_islands(sizes, train_layout, layout, asked, shape, plant)
     return difference(found, reference(asked, shape))
@@ -70,6 +86,17 @@ def test_every_layout_trains_as_one_process_does(name: str, optimizer: str) -> N
 @pytest.mark.parametrize("name", ["1+1+1", "replicas 5:3", "1+2"])
 def test_a_tied_embedding_is_one_parameter_wherever_its_ends_are(name: str) -> None:
     assert deviation(LAYOUTS[name], "adamw", shape=TIED) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["sharded beside stages", "copies of 2 shards", "2 shards beside 3"])
+@pytest.mark.parametrize("shape", [SHAPE, TIED], ids=["untied", "tied"])
+def test_weights_and_gradients_in_shards_too(name: str, shape: ModelShape) -> None:
+    assert deviation(LAYOUTS[name], "adamw", shape=shape, plant="small buckets", sharded="all") < TOLERANCE
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_sums_during_backward_and_after_it(overlap: bool) -> None:
+    assert deviation(REPLICAS, "adamw", plant="small buckets", overlap=overlap) < TOLERANCE
 
 
 def test_parity_holds_without_clipping() -> None:

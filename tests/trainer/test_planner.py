@@ -65,3 +65,15 @@ def test_a_forced_bridge_that_is_impossible_says_why() -> None:
 def test_more_stages_than_layers_is_refused() -> None:
     with pytest.raises((Infeasible, ConfigError), match="layers"):
         make_plan(labelled("h200:20"), load_recipe(None, [("parallelism.pipeline", 9)]))
+
+
+@pytest.mark.parametrize(("model", "expected"), [("gpt-3.6b", (16, 14)), ("gpt-39b", (26, 22))])
+def test_holmes_needs_nothing_pinned(model: str, expected: tuple[int, int]) -> None:
+    sizes = [
+        ("model.name", model),
+        ("model.seq_len", 2048),
+        ("batch.global_batch", 128),
+        ("parallelism.split", "holmes"),
+    ]
+    plan = make_plan(described("h200:8,mi325x:8"), load_recipe(None, sizes), speeds={"h200": 197, "mi325x": 160})
+    assert islands_and_layers(plan) == [[("h200", expected[0]), ("mi325x", expected[1])]]

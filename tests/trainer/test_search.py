@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from itertools import combinations
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.trainer.costs import LayerCosts, Numbers
+from hetctl.trainer.costs import LayerCosts, Numbers, usable_bytes
 from hetctl.trainer.lanes import Lane, Lanes
+from hetctl.trainer.pipelines import Pipelines, Wanted
 from hetctl.trainer.pools import Pool, Rates
 from hetctl.trainer.problem import Problem
 from hetctl.trainer.search import Search
@@ -69,3 +71,50 @@ def best(instance: Problem, keep: int = 1) -> float:
 @settings(max_examples=INSTANCES, deadline=None)
 def test_search_equals_brute_force(instance: Problem) -> None:
     assert best(instance) == pytest.approx(Brute(instance).seconds(), rel=1e-9)
+
+
+def grown(instance: Problem, index: int, how: str) -> Problem:
+    """The instance with more of something on one pool, or on the bridges."""
+    chosen = instance.pools[index % len(instance.pools)]
+    if how == "bridge":
+        faster = {
+            k: dataclasses.replace(v, per_rank=2 * v.per_rank, total=2 * v.total)
+            for k, v in instance.lanes.bridges.items()
+        }
+        return dataclasses.replace(instance, lanes=Lanes(faster, {}))
+    if how == "memory":
+        rates = dataclasses.replace(chosen.rates, memory_bytes=2 * chosen.rates.memory_bytes)
+        richer = dataclasses.replace(chosen, rates=rates)
+    else:
+        first = sum(p.size for p in instance.pools)
+        last = (*chosen.hosts[-1], first)
+        richer = dataclasses.replace(chosen, hosts=(*chosen.hosts[:-1], last))
+    return dataclasses.replace(instance, pools=tuple(richer if p is chosen else p for p in instance.pools))
+
+
+@given(instances(), st.integers(0, 2), st.sampled_from(("bridge", "memory", "device")))
+@settings(max_examples=INSTANCES, deadline=None)
+def test_more_never_predicts_a_slower_optimum(instance: Problem, index: int, how: str) -> None:
+    before, after = best(instance), best(grown(instance, index, how))
+    assert after <= before * (1 + 1e-9)
+
+
+@given(instances())
+@settings(max_examples=INSTANCES, deadline=None)
+def test_plans_fit_their_own_accounting(instance: Problem) -> None:
+    for candidate in Search(instance, keep=3).run().candidates:
+        assert sum(p.batching.samples for p in candidate.pipelines) == instance.samples
+        for pipeline in candidate.pipelines:
+            assert sum(pipeline.layers) == instance.costs.shape.layers
+            for use, need in zip(pipeline.stage_uses, pipeline.memory_bytes, strict=True):
+                assert need <= usable_bytes(use.pool.rates)
+
+
+@given(instances())
+@settings(max_examples=INSTANCES // 3, deadline=None)
+def test_bounds_are_below_what_they_bound(instance: Problem) -> None:
+    search = Search(instance, keep=1)
+    for candidate in search.run().candidates:
+        for pipeline in candidate.pipelines:
+            wanted = Wanted(tuple(dict.fromkeys(u.pool for u in pipeline.uses)), pipeline.batching)
+            assert Pipelines(instance).bound(wanted, math.inf) <= pipeline.seconds * (1 + 1e-9)

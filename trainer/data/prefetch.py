@@ -12,9 +12,10 @@ T = TypeVar("T")
 class Prefetch(Generic[T]):
     """Calls `make(step)` one step ahead in a thread of its own; any step may be asked for."""
 
-    def __init__(self, make: Callable[[int], T], *, steps: int) -> None:
+    def __init__(self, make: Callable[[int], T], *, steps: int, begin: Callable[[], None] | None = None) -> None:
+        """`begin` is called first in the thread (to choose its device)."""
         self._make, self._steps = make, steps
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="data")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="data", initializer=begin)
         self._ahead: tuple[int, Future[T]] | None = None
 
     def get(self, step: int) -> T:

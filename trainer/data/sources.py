@@ -12,9 +12,25 @@ from pathlib import Path
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_text
 from hetctl.comm.units import MiB
+from hetctl.trainer.data.megatron import files_of, is_megatron
 from hetctl.trainer.recipe import DataSection
 
-TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".c", ".h", ".cpp", ".rs", ".go", ".js", ".ts", ".java", ".jsonl")
+TEXT_SUFFIXES = (
+    ".txt",
+    ".md",
+    ".rst",
+    ".py",
+    ".c",
+    ".h",
+    ".cpp",
+    ".rs",
+    ".go",
+    ".js",
+    ".ts",
+    ".java",
+    ".jsonl",
+    ".parquet",
+)
 MAX_TOKENIZER_BYTES = 256 * MiB
 LEFT_OUT = ("test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3")
 
@@ -33,6 +49,8 @@ def source_files(section: DataSection) -> list[Path]:
         root = Path(sysconfig.get_paths()["stdlib"])
         files = [p for p in root.rglob("*.py") if not set(p.relative_to(root).parts) & set(LEFT_OUT)]
         return _some(files, f"no standard library sources under {root}")
+    if is_megatron(section.source):
+        return list(files_of(section.source))
     path = Path(section.source)
     if path.is_dir():
         files = [p for p in path.rglob("*") if p.is_file() and p.suffix in TEXT_SUFFIXES]
@@ -49,6 +67,8 @@ def documents(section: DataSection) -> Iterator[Document]:
         name = str(path.relative_to(root)) if path != root else path.name
         if path.suffix == ".jsonl":
             yield from _jsonl(path, name, section.field)
+        elif path.suffix == ".parquet":
+            yield from _parquet(path, name, section.field)
         else:
             yield Document(name, path.read_text(encoding="utf-8", errors="replace"))
 
@@ -85,6 +105,27 @@ def _jsonl(path: Path, name: str, field: str) -> Iterator[Document]:
                     f"{path}, line {number}: no text under the key '{field}'", hint="set data.field to the text's key"
                 ) from None
             yield Document(f"{name}#{number}", text)
+
+
+def _parquet(path: Path, name: str, field: str) -> Iterator[Document]:
+    """One document per row, read a batch of rows at a time."""
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise ConfigError("the package 'pyarrow' is not installed", hint="pip install hetctl[parquet]") from None
+    try:
+        number = 0
+        for batch in ParquetFile(path).iter_batches(columns=[field]):
+            for text in batch.column(0).to_pylist():
+                number += 1
+                if not isinstance(text, str):
+                    raise ConfigError(f"{path}, row {number}: no text under the column '{field}'")
+                yield Document(f"{name}#{number}", text)
+    except (pyarrow.ArrowException, OSError, IndexError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as parquet with a column '{field}': {error}", hint="set data.field to the column"
+        ) from None
 
 
 def _some(files: list[Path], otherwise: str) -> list[Path]:

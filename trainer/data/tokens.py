@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -17,11 +18,12 @@ import numpy.typing as npt
 
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_text
+from hetctl.trainer.data.megatron import digest_of, is_megatron, open_indexed
 from hetctl.trainer.data.sources import MAX_TOKENIZER_BYTES, documents, fingerprint, held_out
 from hetctl.trainer.recipe import DataSection
 
 BYTES_VOCABULARY = 257  # 256 bytes and the end of a document
-TokenArray = npt.NDArray[np.uint32]
+TokenArray = npt.NDArray[Any]  # whole numbers of any width
 Encode = Callable[[str], TokenArray]
 
 
@@ -32,6 +34,7 @@ class Tokens:
     train: TokenArray
     validation: TokenArray
     vocabulary: int
+    digest: str = ""  # of both sides: equal on hosts that hold the same text
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,15 @@ def load_tokenizer(section: DataSection) -> Tokenizer:
 def open_tokens(section: DataSection, cache: Path | None = None) -> Tokens:
     """The tokens of a source, from the cache where they are already made. Several processes may ask at once."""
     folder = (cache or default_cache()) / fingerprint(section)
-    if not (folder / "tokens.json").is_file():
+    if not _is_made(folder):
         _make_once(section, folder)
     about = json.loads((folder / "tokens.json").read_text())
+    if is_megatron(section.source):
+        mapped = open_indexed(section.source).tokens
+        return Tokens(mapped[: about["train"]], mapped[about["train"] :], about["vocabulary"], about["digest"])
     sides = (np.memmap(folder / f"{side}.bin", dtype=np.uint32, mode="r") for side in ("train", "validation"))
     train, validation = sides
-    return Tokens(train, validation, about["vocabulary"])
+    return Tokens(train, validation, about["vocabulary"], about.get("digest", ""))
 
 
 def default_cache() -> Path:
@@ -83,17 +89,39 @@ def _make_once(section: DataSection, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (folder / "tokens.json").is_file():
+        if _is_made(folder):
             return  # another process made them meanwhile
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
             _make(section, temporary)
+            shutil.rmtree(folder, ignore_errors=True)
             os.replace(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _is_made(folder: Path) -> bool:
+    try:
+        return "digest" in json.loads((folder / "tokens.json").read_text())
+    except (OSError, ValueError):
+        return False
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for side in ("train", "validation"):
+        with (folder / f"{side}.bin").open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:24]
+
+
 def _make(section: DataSection, folder: Path) -> None:
+    if is_megatron(section.source):
+        indexed = open_indexed(section.source)
+        cut = indexed.cut(section.validation_share)
+        made = {"vocabulary": indexed.largest() + 1, "train": cut, "digest": digest_of(section.source)}
+        (folder / "tokens.json").write_text(json.dumps(made))
+        return
     tokenizer = load_tokenizer(section)
     counts = {"train": 0, "validation": 0}
     end = np.asarray([tokenizer.end], dtype=np.uint32)
@@ -107,7 +135,7 @@ def _make(section: DataSection, folder: Path) -> None:
         file.close()
     if not all(counts.values()):
         _split_tail(folder, counts, section)
-    about = {"vocabulary": tokenizer.vocabulary, **counts}
+    about = {"vocabulary": tokenizer.vocabulary, **counts, "digest": _digest(folder)}
     (folder / "tokens.json").write_text(json.dumps(about))
 
 

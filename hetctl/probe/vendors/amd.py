@@ -267,4 +267,5 @@ VENDOR = Vendor(
     libraries="librccl|libamdhip64",
     environment=("RCCL", "HIP", "HSA", "ROCR", "GPU_", "AMD_"),
     packages=("pytorch_triton_rocm", "triton_rocm", "rocm", "rocm_sdk_core", "rocm_sdk_libraries", "amdsmi"),
+    kernel_log="amdgpu.*([Gg][Pp][Uu] reset|uncorrectable|RAS.*(fatal|poison)|ring .* timeout|page fault)",
 )

@@ -42,6 +42,7 @@ class Vendor:
     libraries: str = ""  # shared libraries of interest
     environment: tuple[str, ...] = ()  # beginnings of its variables' names
     packages: tuple[str, ...] = ()
+    kernel_log: str = ""  # lines of its driver in the kernel's log that mean trouble
 
 
 def bound_devices(raw: Raw, *, pci_vendor: str, ignored: tuple[str, ...] = ()) -> dict[str, str | None]:

@@ -195,4 +195,5 @@ VENDOR = Vendor(
     libraries="libnccl|libnvidia-ml|libcuda\\.so",
     environment=("NCCL", "CUDA", "NVIDIA_VISIBLE_DEVICES"),
     packages=("nvidia_nccl_cu11", "nvidia_nccl_cu12", "nvidia_nccl_cu13", "nixl_cu12", "nixl_cu13"),
+    kernel_log="NVRM: Xid|NVRM: .*(fallen off|RmInitAdapter failed)",
 )

@@ -1,0 +1,129 @@
+"""`ps`, `logs`, `stop`, `clean`: what runs were started from here, what they print, and ending what they left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from hetctl.comm.cluster import Host
+from hetctl.comm.errors import ConfigError, Unreachable, WorkFailed
+from hetctl.comm.units import show_seconds
+from hetctl.console import Sink
+from hetctl.launcher.crew import ask
+from hetctl.launcher.deadline import Deadline
+from hetctl.launcher.fanout import fan_out
+from hetctl.launcher.logs import Follower, clean
+from hetctl.launcher.registry import ActiveRun, active, delist, find
+from hetctl.launcher.runfolder import RunFolder
+from hetctl.launching import berth_of, ways
+
+CLEAN_S = 30.0
+TAIL_LINES = 200
+
+
+def list_runs(sink: Sink) -> list[dict[str, Any]]:
+    """All runs on file, shown; the document for scripts."""
+    table = Table("run", "state", "hosts", "for", "folder")
+    rows = []
+    for run in active():
+        state = "running" if run.supervised else "lost: its supervisor is gone (hetctl clean)"
+        age = time.time() - run.started
+        table.add_row(run.name, state, ", ".join(list(run.hosts)[:8]), show_seconds(age), run.folder)
+        about = {"run": run.name, "state": "running" if run.supervised else "lost", "hosts": list(run.hosts)}
+        rows.append({**about, "pid": run.pid, "folder": run.folder, "seconds": age})
+    sink.say(table if rows else "no run was started from here that did not end cleanly")
+    return rows
+
+
+def stop_run(word: str, *, now: bool, timeout_s: float, sink: Sink) -> dict[str, Any]:
+    """Ask a run's supervisor to stop, and wait for it. Raises WorkFailed when it does not end in time."""
+    run = find(word, active())
+    if not run.supervised:
+        raise ConfigError(f"the supervisor of {run.name} is gone", hint=f"hetctl clean {run.name}")
+    for _ in range(2 if now else 1):
+        os.kill(run.pid, signal.SIGTERM)
+        time.sleep(0.2)
+    until = time.monotonic() + timeout_s
+    while run.supervised:
+        if time.monotonic() > until:
+            raise WorkFailed(f"{run.name} is still ending", hint=f"hetctl stop --now {run.name} ends it at once")
+        time.sleep(0.1)
+    sink.say(f"{run.name} has ended")
+    return {"run": run.name, "ended": True}
+
+
+def clean_runs(word: str | None, *, sink: Sink) -> dict[str, Any]:
+    """End and verify, on every host, what lost runs left behind. Raises Unreachable for hosts that do not say."""
+    runs = [find(word, active())] if word else [r for r in active() if not r.supervised]
+    if word and runs[0].supervised:
+        raise ConfigError(f"{runs[0].name} is running", hint=f"hetctl stop {runs[0].name}")
+    told: dict[str, Any] = {}
+    silent: list[str] = []
+    for run in runs:
+        hosts = _clean_hosts(run, sink)
+        silent += [f"{name} ({about['problem']})" for name, about in hosts.items() if "problem" in about]
+        if all(about.get("left") == 0 for about in hosts.values()):
+            delist(run.run)
+        told[run.name] = hosts
+    if not runs:
+        sink.say("nothing to clean: no lost run is on file")
+    if silent:
+        raise Unreachable(f"could not verify {', '.join(silent)}", hint="run `hetctl clean` again when it is back")
+    return {"cleaned": told}
+
+
+def show_logs(word: str | None, *, follow: bool, ranks: list[int] | None, sink: Sink) -> None:
+    """The ranks' logs of a run, and with `follow` what they print from now on, until it ends."""
+    folder = find_folder(word)
+    present = {_rank(p): p for p in folder.path.glob("logs/rank-*.log")}
+    logs = {r: p for r, p in sorted(present.items()) if not ranks or r in ranks}
+    if not logs:
+        raise ConfigError(f"{folder.path} holds no logs" + (f" of ranks {ranks}" if ranks else ""))
+
+    def show(rank: int, line: str) -> None:
+        sink.people.print(f"[{rank}] {line}", highlight=False, markup=False, soft_wrap=True)
+
+    for rank, path in logs.items():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]:
+            show(rank, clean(line))
+    with Follower(logs if follow else {}, show):
+        while follow and any(r.supervised for r in active() if r.folder == str(folder.path)):
+            time.sleep(0.2)
+
+
+def find_folder(word: str | None) -> RunFolder:
+    """A run's folder by name, path, or (None) the newest. Raises ConfigError."""
+    for place in [Path(word), Path("runs") / word] if word else [Path("runs/latest")]:
+        if (place / "launch").is_dir():
+            return RunFolder(place.resolve())
+    if word:
+        return RunFolder(Path(find(word, active()).folder))
+    raise ConfigError("there is no runs/latest here", hint="name a run or its folder")
+
+
+def _clean_hosts(run: ActiveRun, sink: Sink) -> dict[str, dict[str, Any]]:
+    hosts = [Host(name, access=access, data_address="unused") for name, access in run.hosts.items()]
+    open_shell, close = ways(run.way)
+    found: dict[str, dict[str, Any]] = {}
+
+    def work(host: Host, deadline: Deadline) -> dict[str, Any]:
+        return ask(berth_of(host, open_shell), {"do": "clean", "run": run.run}, "cleaned", deadline)
+
+    try:
+        for outcome in fan_out(hosts, work, deadline_s=CLEAN_S):
+            about = {k: (outcome.value or {}).get(k) for k in ("found", "left")}
+            found[outcome.item.name] = about if outcome.value else {"problem": str(outcome.error)}
+            words = f"{about['found']} processes found, {about['left']} left" if outcome.value else str(outcome.error)
+            sink.say(f"{run.name} on {outcome.item.name}: {words}")
+    finally:
+        close()
+    return found
+
+
+def _rank(path: Path) -> int:
+    return int(path.stem.removeprefix("rank-"))

@@ -1,0 +1,37 @@
+"""`hetctl export`: a run's newest checkpoint as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetctl.commands import options
+from hetctl.console import Sink
+
+
+class Precision(StrEnum):
+    """What weights are written in."""
+
+    bf16 = "bf16"
+    fp32 = "fp32"
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or one of its checkpoints.")],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Where to write it; must not hold a model yet.")],
+    precision: Annotated[Precision, typer.Option(help="Precision of the weights.")] = Precision.bf16,
+    as_json: options.Json = False,
+) -> None:
+    """Write a run's newest checkpoint as a folder that transformers, vLLM and others load.
+
+    config.json, safetensors (with an index where there are several files), and the tokenizer where there is one.
+    """
+    from hetctl.exporting import export_run
+
+    sink = Sink(as_json=as_json)
+    document = export_run(run, to, precision=precision.value)
+    sink.say(f"wrote {document['parameters']:,} parameters of step {document['step']} to {document['to']}")
+    sink.result(document)

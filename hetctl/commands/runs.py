@@ -1,0 +1,53 @@
+"""`hetctl ps | logs | stop | clean`: runs after they were started."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hetctl.commands import options
+from hetctl.console import Sink
+
+Run = Annotated[str, typer.Argument(help="A run's name or folder (`hetctl ps` lists them).", show_default=False)]
+MaybeRun = Annotated[str | None, typer.Argument(help="A run's name or folder.", show_default=False)]
+
+
+def ps(as_json: options.Json = False) -> None:
+    """List the runs started from this machine that run, or whose supervisor was lost."""
+    from hetctl import aftercare
+
+    sink = Sink(as_json=as_json)
+    sink.result({"runs": aftercare.list_runs(sink)})
+
+
+def logs(
+    run: MaybeRun = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
+    rank: Annotated[list[int] | None, typer.Option(help="Only this rank; may be repeated.")] = None,
+) -> None:
+    """Show what the ranks of a run print (by default of runs/latest)."""
+    from hetctl import aftercare
+
+    aftercare.show_logs(run, follow=follow, ranks=rank, sink=Sink())
+
+
+def stop(
+    run: Run,
+    now: Annotated[bool, typer.Option("--now", help="Do not let the ranks finish their step and save.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for its end.")] = 90.0,
+    as_json: options.Json = False,
+) -> None:
+    """Stop a run: its ranks finish their step, save, and end."""
+    from hetctl import aftercare
+
+    sink = Sink(as_json=as_json)
+    sink.result(aftercare.stop_run(run, now=now, timeout_s=timeout, sink=sink))
+
+
+def clean(run: MaybeRun = None, as_json: options.Json = False) -> None:
+    """End what a lost run left on its hosts, found by the run's mark on its processes, and verify it."""
+    from hetctl import aftercare
+
+    sink = Sink(as_json=as_json)
+    sink.result(aftercare.clean_runs(run, sink=sink))

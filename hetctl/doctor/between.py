@@ -1,0 +1,285 @@
+"""Host to host and island to island: who reaches whom, which ways there are, why one is missing."""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hetctl.comm.errors import HetctlError
+from hetctl.comm.units import show_rate
+from hetctl.discover import enter, ssh_files
+from hetctl.doctor.check import Check, Tried, Verdict, Ward, listed
+from hetctl.inventory import Entry
+from hetctl.launcher.deadline import Deadline
+from hetctl.launcher.fanout import fan_out
+from hetctl.launcher.lines import Dialogue, converse
+from hetctl.launcher.shell import Shell
+from hetctl.probe.raw import printable
+
+PORTS = (29_500, 29_999)  # what a run's store and bridges may use
+NEED_TRAFFIC = {"ssh.peer", "net.firewall", "net.path_mtu", "host.sharedfs"}
+
+
+class Post:
+    """Our program on one host, and what it said of the port it listens on."""
+
+    def __init__(self, shell: Shell, dialogue: Dialogue, said: Mapping[str, Any]) -> None:
+        self.shell, self.dialogue = shell, dialogue
+        self.port = int(said["port"]) if isinstance(said.get("port"), int) else None
+        self.problem = printable(str(said.get("problem", "")))
+
+    def ask(self, document: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
+        self.dialogue.send(document, deadline=deadline)
+        return self.dialogue.receive(deadline=deadline)
+
+    def close(self) -> None:
+        self.dialogue.close()
+        self.shell.close()
+
+
+def tried(entries: Sequence[Entry], ward: Ward, *, timeout_s: float, folders: Sequence[str]) -> Ward:
+    """The ward with every directed pair of hosts tried at its data address, and folders looked at from all hosts."""
+    hosts = {e.name: ward.cluster.host_by_name[e.name] for e in entries}
+    addressed = [e for e in entries if hosts[e.name].data_address]
+    secret = secrets.token_hex(32)
+    with ssh_files(addressed) as book:
+
+        def station(entry: Entry, deadline: Deadline) -> Post:
+            shell = enter(entry.access, deadline, book=book)
+            request = {
+                "secret": secret,
+                "deadline_s": 4 * timeout_s,
+                "address": hosts[entry.name].data_address,
+                "ports": list(PORTS),
+            }
+            dialogue = converse(shell, entry.access.python, _program(), request, deadline=deadline)
+            return Post(shell, dialogue, dialogue.receive(deadline=deadline))
+
+        posts = {o.item.name: o.value for o in fan_out(addressed, station, deadline_s=timeout_s) if o.value is not None}
+        try:
+            found = _calls(posts, ward, timeout_s)
+            shared = {folder: _shared(folder, posts, timeout_s) for folder in folders}
+        finally:
+            for post in posts.values():
+                post.close()
+    listening = {name: post.problem for name, post in posts.items() if post.port is None}
+    return replace(ward, tried=tuple(found), listening=listening, shared=shared)
+
+
+def _calls(posts: Mapping[str, Post], ward: Ward, timeout_s: float) -> list[Tried]:
+    """Each host calls all others at once; a whole packet is sent to its next neighbour only."""
+    names = [name for name, post in posts.items() if post.port is not None]
+    hosts = ward.cluster.host_by_name
+    found: list[Tried] = []
+
+    def work(name: str, deadline: Deadline) -> list[Tried]:
+        others = [other for other in names if other != name]
+        following = names[(names.index(name) + 1) % len(names)] if name in names else ""
+        targets = [
+            {
+                "address": hosts[other].data_address,
+                "port": posts[other].port,
+                "mtu": _mtu(ward, name) if other == following else None,
+            }
+            for other in others
+        ]
+        results = posts[name].ask({"call": targets}, deadline).get("results", []) if targets else []
+        return [_tried(name, *pair) for pair in zip(others, targets, results, strict=True)]
+
+    for outcome in fan_out(list(posts), work, deadline_s=timeout_s):
+        found += outcome.value or []
+    return found
+
+
+def _tried(source: str, target: str, asked: Mapping[str, Any], said: Mapping[str, Any]) -> Tried:
+    largest = said.get("largest_packet")
+    return Tried(
+        source,
+        target,
+        str(asked["address"]),
+        asked["port"],
+        printable(str(said.get("problem", ""))),
+        said.get("alive") is True,
+        largest if isinstance(largest, bool) else None,
+    )
+
+
+def _mtu(ward: Ward, host: str) -> int | None:
+    """The MTU of the interface that carries a host's data address."""
+    address, facts = ward.cluster.host_by_name[host].data_address, ward.facts[host]
+    return next((n.mtu for n in facts.nics if any(a.ip == address for a in n.addresses)), None)
+
+
+def _shared(folder: str, posts: Mapping[str, Post], timeout_s: float) -> dict[str, str]:
+    """A token written on the first host; what each of the others sees of it. The token is taken away again."""
+    token = secrets.token_hex(32)
+    names = list(posts)
+    if not names:
+        return {}
+    seen: dict[str, str] = {}
+    for number, name in enumerate(names):
+        work = {"look" if number else "write": folder, "token": token}
+        try:
+            seen[name] = str(posts[name].ask(work, Deadline(timeout_s)).get("problem", ""))
+        except HetctlError as error:
+            seen[name] = printable(error.message)
+    with_token = {"forget": folder, "token": token}
+    try:
+        posts[names[0]].ask(with_token, Deadline(timeout_s))
+    except HetctlError as error:
+        seen[names[0]] = seen[names[0]] or printable(error.message)
+    return seen
+
+
+@cache
+def _program() -> str:
+    return (Path(__file__).parent / "reach.py").read_text(encoding="ascii")
+
+
+# --- rules ---------------------------------------------------------------------------------------------------------
+
+
+def peer(ward: Ward) -> Iterator[Verdict]:
+    """Whether anything of a host answers at its data address; a single closed port is the firewall's affair."""
+    if not ward.tried:
+        yield _not_tried(ward)
+        return
+    lost = {(r.source, r.target) for r in ward.tried if r.problem and not r.alive}
+    sources, targets = (
+        [*dict.fromkeys(names)] for names in zip(*((r.source, r.target) for r in ward.tried), strict=True)
+    )
+    mute = {s for s in sources if len(ward.tried) > 2 and all((s, t) in lost for t in targets if t != s)}
+    for source in mute:
+        why = next(r.problem for r in ward.tried if r.source == source)
+        yield Verdict("fail", f"it reaches none of the other data addresses: {why}", about=source)
+    for target in targets:
+        rows = [r for r in ward.tried if r.target == target and r.source not in mute]
+        missing = [r for r in rows if (r.source, target) in lost]
+        if missing:
+            says = f"{rows[0].address} is not reached by {listed([r.source for r in missing])}: {missing[0].problem}"
+            yield Verdict("fail" if len(missing) == len(rows) else "warn", says, about=target)
+        elif rows:
+            yield Verdict("ok", f"reached by all {len(rows)} others", about=target)
+
+
+def firewall(ward: Ward) -> Iterator[Verdict]:
+    """Whether the ports of runs can be listened on and called: a host that answers, but not there, has a firewall."""
+    if ward.tried is None:
+        yield _not_tried(ward)
+        return
+    for host, problem in ward.listening.items():
+        yield Verdict("fail", f"cannot listen on a port of {PORTS[0]}-{PORTS[1]}: {problem}", about=host)
+    for target in dict.fromkeys(r.target for r in ward.tried):
+        closed = [r for r in ward.tried if r.target == target and r.problem and r.alive]
+        if closed:
+            says = f"port {closed[0].port} is closed to {listed([r.source for r in closed])}: {closed[0].problem}"
+            yield Verdict("fail", says, about=target)
+        else:
+            yield Verdict("ok", "open", about=target)
+
+
+def _not_tried(ward: Ward) -> Verdict:
+    return Verdict("unknown", "it was not tried") if ward.several else Verdict("ok", "one host")
+
+
+def path_mtu(ward: Ward) -> Iterator[Verdict]:
+    """A packet as large as the interface allows, to the next host, unfragmented."""
+    rows = [r for r in ward.tried or () if not r.problem]
+    known = [r for r in rows if r.largest_packet is not None]
+    for row in known:
+        if row.largest_packet is False:
+            says = f"packets of {_mtu(ward, row.source)} bytes from {row.source} to {row.target} are lost on the way"
+            yield Verdict("fail", says, about=f"{row.source} - {row.target}", values={"address": row.address})
+        else:
+            yield Verdict("ok", "whole packets pass", about=f"{row.source} - {row.target}")
+    if not known and ward.several:
+        yield Verdict("unknown", "no ping on these hosts, or nobody answers it")
+    elif not ward.several:
+        yield Verdict("ok", "one host")
+
+
+def ways(ward: Ward) -> Iterator[Verdict]:
+    """For each pair of islands the ways that would work, and of each other the first thing it lacks."""
+    if not ward.cluster.links:
+        yield Verdict("ok", "one island: nothing to bridge")
+    for link in ward.cluster.links:
+        usable = [w for w in link.transports if w.usable]
+        lacking = "; ".join(f"{w.kind}: {w.reason}" for w in link.transports if not w.usable)
+        rates = ", ".join(f"{w.kind}{_rate(w.rate_bytes_per_s, w.measured)}" for w in usable)
+        about = " - ".join(link.islands)
+        if usable:
+            yield Verdict("ok", f"{rates} works" + (f"; not {lacking}" if lacking else ""), about=about)
+        else:
+            yield Verdict("fail", f"no way at all: {lacking}", about=about)
+
+
+def _rate(rate: float | None, measured: bool) -> str:
+    return "" if rate is None else f" at {show_rate(rate)}{' measured' * measured}"
+
+
+def pair(ward: Ward) -> Iterator[Verdict]:
+    """Measured rails against their line rate where it is known, and against what rails of the same NICs reach."""
+    rows = [m for m in ward.cluster.measured if m.nics != ("*", "*")]
+    if not rows:
+        yield Verdict(
+            "ok" if not ward.several else "unknown", "one host" if not ward.several else "nothing was measured"
+        )
+    usual: dict[str, float] = {}
+    for tool in {m.tool for m in rows}:
+        usual[tool] = statistics.median([m.rate_bytes_per_s or 0.0 for m in rows if m.tool == tool])
+    for row in rows:
+        about = " - ".join(row.hosts)
+        over = f"{'-'.join(row.nics)}, {row.tool}"
+        if row.problem or row.rate_bytes_per_s is None:
+            yield Verdict("unknown", f"{over}: {row.problem or 'not measured'}", about=about)
+            continue
+        share = row.rate_bytes_per_s / usual[row.tool] if usual[row.tool] else 1.0
+        says = f"{over}: {show_rate(row.rate_bytes_per_s)}, its like {show_rate(usual[row.tool])}"
+        state = "ok" if share >= 0.8 else "warn" if share >= 0.5 else "fail"
+        yield Verdict(state, says, about=about, values={"nic": row.nics[0]})  # type: ignore[arg-type]
+
+
+_FIREWALL = (
+    f"sudo ufw allow {PORTS[0]}:{PORTS[1]}/tcp || sudo firewall-cmd --add-port={PORTS[0]}-{PORTS[1]}/tcp  # on {{host}}"
+)
+CHECKS = (
+    Check(
+        "ssh.peer",
+        "a connection from every host to every other's data address",
+        "sky#6004",
+        f"{_FIREWALL}; or another data_address in the inventory",
+        level="pairs",
+        survey=peer,
+        essential=True,
+    ),
+    Check(
+        "net.firewall",
+        f"bind and connect on ports {PORTS[0]}-{PORTS[1]}",
+        "sglang#3226",
+        _FIREWALL,
+        level="pairs",
+        survey=firewall,
+    ),
+    Check(
+        "net.path_mtu",
+        "ping -M do with a packet of the whole MTU, to the next host",
+        "gcm eth_learn_mtu_bad",
+        "tracepath {address}  # then the MTU of the switch ports between",
+        level="pairs",
+        survey=path_mtu,
+    ),
+    Check("island.ways", "networks, ports, libraries, limits of both islands", "hetctl", level="pairs", survey=ways),
+    Check(
+        "perf.pair",
+        "measured rate of each rail (perftest where there is one, else our sender)",
+        "nccl-tests PERFORMANCE.md; CVS ibperf",
+        "ethtool {nic}; tc qdisc show dev {nic}  # on both; then cable and switch port",
+        level="pairs",
+        survey=pair,
+    ),
+)

@@ -1,0 +1,177 @@
+"""What a check is: how it reads, the pure rule that judges, the line to paste; and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hetctl.comm.cluster import Cluster, Host
+from hetctl.comm.facts import GpuFacts, HostFacts, Interpreter, NicFacts
+from hetctl.fabric import Report
+
+State = Literal["ok", "warn", "fail", "unknown"]
+Level = Literal["quick", "perf", "pairs"]
+WORST_FIRST: tuple[State, ...] = ("fail", "unknown", "warn", "ok")
+_MOST_REASONS = 3
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One attempt to reach a host's data address from another; `problem` '' when it worked."""
+
+    source: str
+    target: str
+    address: str
+    port: int | None = None
+    problem: str = ""
+    alive: bool = False  # it was not reached there, but something of the host answered
+    largest_packet: bool | None = None  # a packet of the whole MTU came through unfragmented
+
+
+@dataclass(frozen=True)
+class Ward:
+    """Everything known when rules are asked: what every host said, the cluster, and what was tried on it."""
+
+    reports: tuple[Report, ...]
+    cluster: Cluster
+    tried: tuple[Tried, ...] | None = None  # None: not at this level
+    listening: Mapping[str, str] = field(default_factory=dict)  # host -> why it could not listen on a chosen port
+    performance: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # host -> what its devices did
+    shared: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # folder -> host -> '' or what is wrong
+
+    @property
+    def facts(self) -> dict[str, HostFacts]:
+        """The hosts that answered."""
+        return {r.name: r.facts for r in self.reports if r.facts is not None}
+
+    @property
+    def several(self) -> bool:
+        return len(self.reports) > 1
+
+    @property
+    def groups(self) -> dict[str, dict[str, HostFacts]]:
+        """Vendor -> the hosts that hold its GPUs; '' for hosts without any. Drift is judged inside these only."""
+        found: dict[str, dict[str, HostFacts]] = {}
+        for host, facts in self.facts.items():
+            for vendor in dict.fromkeys(g.vendor for g in facts.gpus) or [""]:
+                found.setdefault(vendor, {})[host] = facts
+        return found
+
+
+@dataclass(frozen=True)
+class Case:
+    """One host as a rule sees it."""
+
+    report: Report
+    ward: Ward
+
+    @property
+    def name(self) -> str:
+        return self.report.name
+
+    @property
+    def facts(self) -> HostFacts:
+        assert self.report.facts is not None, "rules of hosts that did not answer ask for the report only"
+        return self.report.facts
+
+    @property
+    def host(self) -> Host | None:
+        return self.ward.cluster.host_by_name.get(self.name)
+
+    @property
+    def rdma_ports(self) -> list[NicFacts]:
+        """RDMA ports with hardware below them or without, those that are switched off left out."""
+        return [n for n in self.facts.nics if n.rdma_device and not switched_off(n)]
+
+    @property
+    def gpus(self) -> tuple[GpuFacts, ...]:
+        return self.facts.gpus
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule says. `about` names the host or pair where the rule was asked about the whole cluster."""
+
+    state: State
+    reason: str
+    fix: str = ""  # instead of the check's own line
+    about: str = ""
+    values: Mapping[str, object] = field(default_factory=dict)  # what the check's line to paste is filled with
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing to check. Exactly one of `rule` (per host) and `survey` (over all hosts) is given."""
+
+    id: str
+    reads: str
+    source: str  # where the rule comes from
+    fix: str = ""  # a line to paste; {host} and what the verdict brings are filled in
+    level: Level = "quick"
+    essential: bool = False  # unknown is then worth an exit code of its own
+    rule: Callable[[Case], Verdict] | None = None
+    survey: Callable[[Ward], Iterable[Verdict]] | None = None
+    of_silent: bool = False  # also asked about hosts that gave no facts
+    root: str = ""  # what root would add
+
+    @property
+    def theme(self) -> str:
+        return self.id.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's result on one host (or pair, or group)."""
+
+    check: str
+    host: str
+    state: State
+    reason: str
+    fix: str = ""
+    essential: bool = False
+    source: str = ""
+
+
+def ok(reason: str) -> Verdict:
+    return Verdict("ok", reason)
+
+
+def warn(reason: str, fix: str = "", **values: object) -> Verdict:
+    return Verdict("warn", reason, fix, values=values)
+
+
+def fail(reason: str, fix: str = "", **values: object) -> Verdict:
+    return Verdict("fail", reason, fix, values=values)
+
+
+def unknown(reason: str, fix: str = "") -> Verdict:
+    return Verdict("unknown", reason, fix)
+
+
+def worst(verdicts: Iterable[Verdict], *, otherwise: str) -> Verdict:
+    """The worst of several as one, the reasons of its state together; ok with `otherwise` when there is none."""
+    every = list(verdicts)
+    for state in WORST_FIRST:
+        of_state = [v for v in every if v.state == state]
+        if of_state and state != "ok":
+            reasons = list(dict.fromkeys(v.reason for v in of_state))
+            more = f"; and {len(reasons) - _MOST_REASONS} more" if len(reasons) > _MOST_REASONS else ""
+            text = "; ".join(reasons[:_MOST_REASONS]) + more
+            return Verdict(state, text, of_state[0].fix, values=of_state[0].values)
+    return ok(every[0].reason if len(every) == 1 else otherwise)
+
+
+def switched_off(nic: NicFacts) -> bool:
+    """Whether a person turned the port off: no finding, whatever it looks like."""
+    return nic.admin_up is False or nic.physical_state == "disabled"
+
+
+def worker_python(facts: HostFacts) -> Interpreter | None:
+    """The Python that ranks would run on: the configured one comes first."""
+    return facts.interpreters[0] if facts.interpreters else None
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """`a, b, c and 4 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,58 @@
+"""Resource limits of a process started the way ranks are started."""
+
+from __future__ import annotations
+
+from hetctl.comm.facts import Bytes
+from hetctl.comm.units import GiB, show_bytes
+from hetctl.doctor.check import Case, Check, Verdict, fail, ok, unknown, warn
+
+
+def memlock(case: Case) -> Verdict:
+    if not case.rdma_ports:
+        return ok("no RDMA port here that would pin memory")
+    limit = case.facts.rdma.memlock_bytes
+    if limit is None:
+        return unknown(case.facts.why_unknown("rdma.memlock_bytes") or "it is not known")
+    if limit == "unlimited":
+        return ok("unlimited")
+    if limit >= 32 * GiB:
+        return warn(f"{show_bytes(limit)} of memory may be pinned, not all")
+    return fail(f"a process started as ranks are may pin {show_bytes(limit)}")
+
+
+def _count(case: Case, name: str, *, good: int, least: int) -> Verdict:
+    limit = case.facts.limits.get(name)
+    soft: Bytes | None = limit.soft if limit else None
+    if soft is None:
+        return unknown("it is not known")
+    if soft == "unlimited" or soft >= good:
+        return ok(str(soft))
+    return warn(f"{soft}, {good} are better") if soft >= least else fail(f"{soft}, at least {least} are needed")
+
+
+def nofile(case: Case) -> Verdict:
+    if not case.ward.several and not case.gpus:
+        return ok("no GPU and one host: the usual limit will do")
+    return _count(case, "nofile", good=65_536, least=4096)
+
+
+def nproc(case: Case) -> Verdict:
+    return _count(case, "nproc", good=65_536, least=4096)
+
+
+_LINE = (
+    "echo '* - {0} {1}' | sudo tee /etc/security/limits.d/90-{0}.conf && sudo systemctl restart ssh"
+    "  # on {{host}}, then log in anew"
+)
+CHECKS = (
+    Check(
+        "lim.memlock",
+        "getrlimit in a process started as ranks are",
+        "nccl-tests#206, ucx#8229; a plain ssh command gives 8192 KiB",
+        _LINE.format("memlock", "unlimited"),
+        rule=memlock,
+        essential=True,
+    ),
+    Check("lim.nofile", "getrlimit", "Primus host_limits", _LINE.format("nofile", "65536"), rule=nofile),
+    Check("lim.nproc", "getrlimit", "Primus host_limits", _LINE.format("nproc", "65536"), rule=nproc),
+)

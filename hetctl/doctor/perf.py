@@ -1,0 +1,264 @@
+"""What devices compute: how fast, against their model's row or their group, and how right (the numerics gate)."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal
+
+from hetctl.comm.facts import HostFacts
+from hetctl.comm.units import show_rate
+from hetctl.devices import device_class
+from hetctl.discover import enter, ssh_files
+from hetctl.doctor.check import Case, Check, State, Verdict, Ward, fail, ok, unknown, warn, worker_python, worst
+from hetctl.inventory import Entry
+from hetctl.launcher.deadline import Deadline
+from hetctl.launcher.fanout import fan_out
+from hetctl.launcher.lines import converse
+from hetctl.probe.raw import printable
+from hetctl.trainer.hardware import CLASSES, DeviceClass
+
+Program = Literal["alive", "perf"]
+GOOD, BEARABLE = 0.90, 0.75  # of what is expected
+_PEERS = 3  # devices of a class from which their median is a better guide than a table
+_SECONDS: Mapping[Program, float] = {"alive": 60.0, "perf": 300.0}
+
+# in units of the dtype's epsilon, over the reference's root mean square: a kernel of another order of summation stays
+# far below these, one scaled by 1 + 1e-2 (1.3 eps of bf16) or one that drops to TF32 lies far above at least one
+LIMITS: Mapping[str, Mapping[str, float]] = {
+    "bfloat16": {"max_eps": 64.0, "mean_eps": 0.75, "scale_eps": 0.7},
+    "float32": {"max_eps": 1024.0, "mean_eps": 32.0, "scale_eps": 16.0},
+}
+LEAST_COSINE = {"bfloat16": 0.999, "float32": 0.999999}
+
+
+def program_for(ids: set[str]) -> Program | None:
+    """Which program the chosen checks need, None when they need none."""
+    if any(i.startswith("perf.") and i != "perf.pair" for i in ids):
+        return "perf"
+    return "alive" if "gpu.liveness" in ids else None
+
+
+def worth_asking(facts: HostFacts, program: Program) -> bool:
+    """Whether a host can answer: torch is there, and for liveness a GPU."""
+    python = worker_python(facts)
+    has_torch = python is not None and python.torch is not None
+    return has_torch and (program == "perf" or bool(facts.gpus))
+
+
+def measure(
+    entries: Sequence[Entry], ward: Ward, program: Program, *, timeout_s: float
+) -> dict[str, Mapping[str, Any]]:
+    """Host -> what its devices did, or the problem that kept it from telling."""
+    found: dict[str, Mapping[str, Any]] = {}
+    seconds = max(timeout_s, _SECONDS[program])
+    with ssh_files(entries) as book:
+
+        def ask(entry: Entry, deadline: Deadline) -> dict[str, Any]:
+            python = worker_python(ward.facts[entry.name])
+            path = python.executable if python and python.executable else entry.access.python
+            shell = enter(entry.access, deadline, book=book)
+            try:
+                request = {"program": program, "deadline_s": seconds}
+                dialogue = converse(shell, path, _program(), request, deadline=deadline)
+                try:
+                    return dialogue.receive(deadline=deadline)
+                finally:
+                    dialogue.close()
+            finally:
+                shell.close()
+
+        for outcome in fan_out(entries, ask, deadline_s=seconds):
+            problem = {"problem": printable(outcome.error.message)} if outcome.error else {}
+            found[outcome.item.name] = outcome.value or problem
+    return found
+
+
+@cache
+def _program() -> str:
+    return (Path(__file__).parent / "perf_program.py").read_text(encoding="ascii")
+
+
+# --- speed ---------------------------------------------------------------------------------------------------------
+
+
+def _speed(
+    key: str, expected: Callable[[DeviceClass], float], unit: Callable[[float], str]
+) -> Callable[[Case], Verdict]:
+    """A rule on one figure of every device of a host: against the median of its class, else the class's row."""
+
+    def rule(case: Case) -> Verdict:
+        mine = [(name, d) for name, d in _devices(case.ward, case.name)]
+        if not mine:
+            return _why_not(case)
+        verdicts = []
+        for name, device in mine:
+            value = device.get(key)
+            if not isinstance(value, (int, float)):
+                verdicts.append(unknown(f"device {device.get('index')}: {device.get('problem') or 'no figure'}"))
+                continue
+            reference, of = _reference(case.ward, name, key, expected)
+            verdicts.append(_against(float(value), reference, of, f"device {device.get('index')}", unit))
+        figures = [float(d[key]) for _, d in mine if isinstance(d.get(key), (int, float))]
+        return worst(verdicts, otherwise=unit(statistics.median(figures)) if figures else "")
+
+    return rule
+
+
+def _against(value: float, reference: float | None, of: str, who: str, unit: Callable[[float], str]) -> Verdict:
+    if reference is None:
+        return ok(unit(value))
+    says = f"{who}: {unit(value)}, {value / reference:.0%} of {of} ({unit(reference)})"
+    return ok(says) if value >= GOOD * reference else warn(says) if value >= BEARABLE * reference else fail(says)
+
+
+def _reference(ward: Ward, name: str, key: str, expected: Callable[[DeviceClass], float]) -> tuple[float | None, str]:
+    """What a device of this class should reach, and what says so; None where nothing does."""
+    like = [d.get(key) for host in ward.performance for n, d in _devices(ward, host) if n == name]
+    known = [float(v) for v in like if isinstance(v, (int, float))]
+    if len(known) >= _PEERS:
+        return statistics.median(known), "the median of its kind"
+    row = CLASSES.get(name.partition("/")[0])
+    return (expected(row), "what its model reaches") if row and row.name != "cpu" else (None, "")
+
+
+def _devices(ward: Ward, host: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """(device class, what was measured) of a host's devices."""
+    found = ward.performance.get(host, {}).get("devices")
+    gpus = ward.facts[host].gpus if host in ward.facts else ()
+    named = [device_class(gpu)[0] or "?" for gpu in gpus] or ["cpu"]
+    listed = found if isinstance(found, list) else []
+    return [(named[i] if i < len(named) else "?", d) for i, d in enumerate(listed) if isinstance(d, Mapping)]
+
+
+def _why_not(case: Case) -> Verdict:
+    python = worker_python(case.facts)
+    if python is None or python.torch is None:
+        return unknown("torch is not installed there")
+    return unknown(str(case.ward.performance.get(case.name, {}).get("problem", "it was not tried")))
+
+
+def allreduce(case: Case) -> Verdict:
+    found = case.ward.performance.get(case.name, {})
+    if len(case.gpus) < 2:
+        return ok("fewer than two GPUs here")
+    value = found.get("allreduce_bytes_per_s")
+    if not isinstance(value, (int, float)):
+        return unknown(str(found.get("problem", "it was not measured")))
+    name = device_class(case.gpus[0])[0] or ""
+    others = [
+        float(v)
+        for host, p in case.ward.performance.items()
+        if host in case.ward.facts
+        and [device_class(g)[0] for g in case.ward.facts[host].gpus] == [device_class(g)[0] for g in case.gpus]
+        and isinstance(v := p.get("allreduce_bytes_per_s"), (int, float))
+    ]
+    row = CLASSES.get(name.partition("/")[0])
+    table = row.native_bytes_per_s * 0.5 if row else None
+    reference = statistics.median(others) if len(others) >= _PEERS else table
+    of = "the median of its kind" if len(others) >= _PEERS else "what its model reaches"
+    return _against(float(value), reference, of, "64 MiB", show_rate)
+
+
+# --- numerics ------------------------------------------------------------------------------------------------------
+
+
+def numerics(ward: Ward) -> Iterator[Verdict]:
+    """Every device against fp64, then every two kinds of device against each other."""
+    samples: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(dict)
+    for host in ward.performance:
+        verdicts = []
+        for name, device in _devices(ward, host):
+            rows = device.get("numerics")
+            if not isinstance(rows, list):
+                verdicts.append(unknown(f"device {device.get('index')}: {device.get('problem') or 'not measured'}"))
+                continue
+            verdicts += [judge_row(row, f"device {device.get('index')}") for row in rows]
+            for row in rows:
+                samples[row["operation"], row["dtype"]].setdefault(name, row.get("sample", []))
+        if not verdicts:
+            verdicts = [unknown(str(ward.performance[host].get("problem", "it was not measured")))]
+        one = worst(verdicts, otherwise="every operation within its dtype's rounding")
+        yield Verdict(one.state, one.reason, one.fix, about=host)
+    yield from _between(samples)
+
+
+def judge_row(row: Mapping[str, Any], who: str) -> Verdict:
+    """One operation in one dtype: no figure above its limit, forward and backward."""
+    limits, what = LIMITS[str(row["dtype"])], f"{who}: {row['operation']} in {row['dtype']}"
+    for way in ("forward", "backward"):
+        found = row[way]
+        if any(found[key] is None for key in limits):
+            return fail(f"{what}, {way}: not finite")
+        over = [key for key, most in limits.items() if abs(found[key]) > most]
+        if over:
+            key = "scale_eps" if "scale_eps" in over else over[0]
+            word = {"scale_eps": "a common factor is off by", "max_eps": "an element is off by"}.get(key, "off by")
+            return fail(f"{what}, {way}: {word} {abs(found[key]):.2g} eps (at most {limits[key]:g})")
+        if found["cosine"] < LEAST_COSINE[str(row["dtype"])]:
+            return fail(f"{what}, {way}: cosine {found['cosine']:.6f}")
+    return ok("within rounding")
+
+
+_EPSILON = {"bfloat16": 2.0**-7, "float32": 2.0**-23}
+
+
+def _between(samples: Mapping[tuple[str, str], Mapping[str, Sequence[float]]]) -> Iterator[Verdict]:
+    """Kinds of device against each other: no further apart than each may be from the truth."""
+    apart: dict[tuple[str, str], list[str]] = defaultdict(list)
+    pairs: set[tuple[str, str]] = set()
+    for (name, dtype), by_kind in samples.items():
+        for a, b in combinations(sorted(by_kind), 2):
+            pairs.add((a, b))
+            x, y = by_kind[a], by_kind[b]
+            size = (sum(v * v for v in y) / max(len(y), 1)) ** 0.5 or 1.0
+            off = max((abs(p - q) for p, q in zip(x, y, strict=False)), default=0.0) / size / _EPSILON[dtype]
+            if off > 2 * LIMITS[dtype]["max_eps"]:
+                apart[a, b].append(f"{name} in {dtype} by {off:.2g} eps")
+    for a, b in sorted(pairs):
+        state: State = "fail" if apart[a, b] else "ok"
+        says = "; ".join(apart[a, b]) or "agree within rounding"
+        yield Verdict(state, f"differ: {says}" if apart[a, b] else says, about=f"{a} - {b}")
+
+
+_SLOW = (
+    "nvidia-smi -q -d CLOCK,PERFORMANCE || amd-smi metric -c -p -t  # on {host}: clocks, power cap, heat, neighbours"
+)
+CHECKS = (
+    Check(
+        "perf.gemm",
+        "an 8192x8192 bf16 product",
+        "Primus",
+        _SLOW,
+        level="perf",
+        rule=_speed("gemm_flops", lambda row: row.sustained_tflops * 1e12, lambda v: f"{v / 1e12:.3g} TFLOP/s"),
+    ),
+    Check(
+        "perf.hbm",
+        "a copy of 512 MiB within the device",
+        "Primus",
+        _SLOW,
+        level="perf",
+        rule=_speed("memory_bytes_per_s", lambda row: row.memory_bytes_per_s * 0.75, show_rate),
+    ),
+    Check(
+        "perf.allreduce",
+        "a native all-reduce of 64 MiB inside each host",
+        "Primus; nccl-tests",
+        "nvidia-smi topo -m || amd-smi topology  # on {host}; NCCL_DEBUG=INFO shows which links it took",
+        level="perf",
+        rule=allreduce,
+    ),
+    Check(
+        "perf.numerics",
+        "six operations forward and backward in bf16 and fp32 against fp64, then device classes with each other",
+        "hetctl: nobody else gates a mixed cluster on it",
+        "python -m torch.utils.collect_env  # on {host}: another torch build or driver, then try again",
+        level="perf",
+        survey=numerics,
+    ),
+)

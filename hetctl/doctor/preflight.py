@@ -1,0 +1,88 @@
+"""Before a run: the quick checks that its plan needs, over facts at hand, in a fraction of a second."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hetctl.comm.access import Access
+from hetctl.comm.cluster import Cluster
+from hetctl.comm.errors import WorkFailed
+from hetctl.comm.facts import HostFacts, facts_from_data
+from hetctl.comm.plan import Plan
+from hetctl.doctor.check import Finding, Ward
+from hetctl.doctor.judge import first_of, judge, to_mend
+from hetctl.doctor.registry import CHECKS
+from hetctl.fabric import Report
+from hetctl.probe import Options, parse
+from hetctl.probe.raw import load
+from hetctl.probe.remote import Probe
+from hetctl.probe.wanted import light_request
+
+_EVERY_RUN = {"host.disk"}
+_SEVERAL_HOSTS = {"host.name", "net.ifname", "net.mtu", "sw.match", "lim.nofile"}
+_RDMA = {"rdma.port_state", "rdma.sm", "rdma.gid", "rdma.gid_env", "rdma.libs", "lim.memlock"}
+_GPUS = {"gpu.count", "gpu.ecc_ras", "gpu.recovery_action", "host.shm", "env.debug_leftovers"}
+_DEADLINE_S = 2.0
+
+
+def needed(plan: Plan, cluster: Cluster) -> set[str]:
+    """The ids of the checks that this plan's ranks depend on: nothing of RDMA unless something of it goes over RDMA."""
+    ids = set(_EVERY_RUN)
+    if len({rank.host for rank in plan.ranks}) > 1:
+        ids |= _SEVERAL_HOSTS
+    if any(b.transport in ("rdma", "direct") for b in plan.bridges) or any(g.net == "ib" for g in plan.groups):
+        ids |= _RDMA
+    if any(b.transport == "direct" for b in plan.bridges):
+        ids |= {"rdma.peer_mem"}
+    if cluster.source == "discovered" and any(island.vendor != "cpu" for island in plan.islands):
+        ids |= _GPUS | {"sw.build"}
+    return ids
+
+
+def preflight(plan: Plan, cluster: Cluster, *, folder: Path) -> list[Finding]:
+    """The findings of the checks a plan needs: of this machine read anew, of others as discovery left them."""
+    ids = needed(plan, cluster)
+    facts = facts_of(plan, cluster, folder=folder)
+    reports = tuple(Report(name=name, access=Access(), facts=found) for name, found in facts.items())
+    checks = [check for check in CHECKS if check.id in ids]
+    return judge(Ward(reports, cluster), checks)
+
+
+def facts_of(plan: Plan, cluster: Cluster, *, folder: Path) -> Mapping[str, HostFacts]:
+    """Host -> facts, where there are any. Emulated hosts stand on this machine."""
+    found: dict[str, HostFacts] = {}
+    for name in dict.fromkeys(rank.host for rank in plan.ranks):
+        host = cluster.host_by_name.get(name)
+        known = facts_from_data(host.facts, where=name) if host and host.facts else None
+        if host is None or host.access is None or host.access.local:
+            fresh = this_machine(folder)
+            known = _with_folders(known, fresh) if known else fresh
+        if known is not None:
+            found[name] = known
+    return found
+
+
+def _with_folders(known: HostFacts, fresh: HostFacts) -> HostFacts:
+    """What discovery found out with tools, and what is only true of this run."""
+    return replace(known, system=replace(known.system, folders=fresh.system.folders))
+
+
+def this_machine(folder: Path) -> HostFacts:
+    """What files and calls tell of this machine, no tool started, no Python described."""
+    options = Options(interpreters=(sys.executable,), deadline_s=_DEADLINE_S, folders=(str(folder),))
+    return parse(load(Probe(light_request(options)).run().encode()))
+
+
+def refuse_on_failures(findings: list[Finding]) -> None:
+    """Raise WorkFailed naming what to mend first."""
+    failures = to_mend(findings)
+    if not failures:
+        return
+    first = first_of(findings)
+    assert first is not None
+    more = f" (and {len(failures) - 1} more: hetctl doctor)" if len(failures) > 1 else ""
+    hint = f"{first.fix}; or --skip-checks" if first.fix else "mend it, or --skip-checks"
+    raise WorkFailed(f"{first.host}: {first.check}: {first.reason}{more}", hint=hint)

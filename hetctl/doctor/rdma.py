@@ -1,0 +1,308 @@
+"""RDMA ports, their subnet manager, GIDs, counters, libraries, and the way to device memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from itertools import combinations
+
+from hetctl.comm.facts import NicFacts
+from hetctl.comm.units import show_rate
+from hetctl.doctor.check import Case, Check, Verdict, Ward, fail, listed, ok, switched_off, unknown, warn, worst
+
+_NONE = "no RDMA port here"
+_ERRORS = ("symbol_error", "link_downed", "port_rcv_errors")
+_DISCARDS = ("tx_roce_discards", "rx_roce_discards")
+_CONGESTION = ("np_cnp_sent", "rp_cnp_handled")
+_SLOW_WIDTHS = ("1X", "SDR", "DDR", "QDR")
+
+
+def port_state(case: Case) -> Verdict:
+    return worst((_state(case, port) for port in case.rdma_ports), otherwise=_all_of(case, "up"))
+
+
+def _state(case: Case, port: NicFacts) -> Verdict:
+    if port.state is None:
+        return unknown(f"the state of {port.name} is not readable")
+    if port.state == "active" or (port.state == "init" and port.link_layer == "infiniband"):
+        return ok("up")  # INIT on InfiniBand is the subnet manager's affair
+    why = {"polling": "no partner at the other end of the cable"}.get(
+        port.physical_state or "", port.physical_state or ""
+    )
+    says = f"{port.name} is {port.state}" + (f": {why}" if why else "")
+    same = [
+        n for f in case.ward.facts.values() if f is not case.facts for n in f.nics if n.rdma_device == port.rdma_device
+    ]
+    if same and all(n.state != "active" for n in same):
+        return warn(f"{says}, on every host: not in use?", device=port.rdma_device)
+    return fail(says, device=port.rdma_device)
+
+
+def subnet_manager(case: Case) -> Verdict:
+    ports = [p for p in case.rdma_ports if p.link_layer == "infiniband" and p.state in ("active", "init", "armed")]
+    verdicts = []
+    for port in ports:
+        if port.state == "init" or port.sm_lid == 0:
+            verdicts.append(fail(f"{port.name} ({port.rdma_device}) waits for a subnet manager (sm_lid {port.sm_lid})"))
+        elif port.sm_lid is None:
+            verdicts.append(unknown(f"{port.name} does not tell its subnet manager's LID"))
+    return worst(verdicts, otherwise="found" if ports else "no InfiniBand port in use")
+
+
+def rate(case: Case) -> Verdict:
+    """Against the fastest active port of the same model anywhere."""
+    best: dict[str | None, float] = defaultdict(float)
+    for facts in case.ward.facts.values():
+        for port in facts.nics:
+            if port.rdma_device and port.rate_bytes_per_s and port.pci_id:
+                best[port.pci_id] = max(best[port.pci_id], port.rate_bytes_per_s)
+    verdicts = []
+    for port in (p for p in case.rdma_ports if p.state == "active" and not p.rdma_software):
+        found, most = port.rate_bytes_per_s, best[port.pci_id]
+        if found is None:
+            verdicts.append(unknown(f"{port.name} tells no rate"))
+        elif any(word in (port.rate_text or "") for word in _SLOW_WIDTHS) and found < most:
+            verdicts.append(fail(f"{port.name} fell back to {port.rate_text}", device=port.rdma_device))
+        elif found < most:
+            says = f"{port.name} runs at {port.rate_text}, others of its model at {show_rate(most)}"
+            verdicts.append(warn(says, device=port.rdma_device))
+    return worst(verdicts, otherwise=_all_of(case, "at the rate of their model"))
+
+
+def gid(case: Case) -> Verdict:
+    ports = [p for p in case.rdma_ports if p.link_layer == "ethernet" and p.state == "active"]
+    verdicts = []
+    for port in ports:
+        if any(g.routable for g in port.gids):
+            continue
+        typed = [g for g in port.gids if g.type is not None]
+        if port.gids and not typed:
+            verdicts.append(unknown(f"the kernel does not tell the types of the GIDs of {port.name}"))
+        elif any(g.type == "roce_v2" for g in port.gids):
+            verdicts.append(warn(f"{port.name} has link-local GIDs only: no router forwards them", nic=port.netdev))
+        else:
+            verdicts.append(fail(f"{port.name} has no RoCE v2 GID", nic=port.netdev))
+    return worst(verdicts, otherwise="routable" if ports else "no RoCE port in use")
+
+
+def gid_env(ward: Ward) -> Iterator[Verdict]:
+    """A GID index set by hand means different entries on different hosts."""
+    kinds: dict[str, set[str]] = {}
+    for host, facts in ward.facts.items():
+        text = facts.system.environment.get("NCCL_IB_GID_INDEX")
+        roce = [n for n in facts.nics if n.rdma_device and n.link_layer == "ethernet" and n.state == "active"]
+        if text is None or not roce:
+            yield Verdict("ok", "unset" if text is None else "no RoCE port in use", about=host)
+            continue
+        entries = [next((g for g in n.gids if str(g.index) == text.strip()), None) for n in roce]
+        line = "unset NCCL_IB_GID_INDEX  # on {host}: NCCL has chosen it itself since 2.21"
+        if not all(entries):
+            names = listed([n.name for n, g in zip(roce, entries, strict=True) if g is None])
+            yield Verdict("fail", f"NCCL_IB_GID_INDEX={text} is empty on {names}", line, about=host)
+            continue
+        kinds[host] = {f"{g.type}{'' if g.routable else ', not routable'}" for g in entries if g}
+    for host, found in kinds.items():
+        same = all(other == found for other in kinds.values()) and found == {"roce_v2"}
+        says = f"NCCL_IB_GID_INDEX means {listed(sorted(found))} here"
+        line = "unset NCCL_IB_GID_INDEX  # on {host}: NCCL has chosen it itself since 2.21"
+        yield Verdict("ok" if same else "warn", says, "" if same else line, about=host)
+
+
+def linklayer_mix(ward: Ward) -> Iterator[Verdict]:
+    """InfiniBand against RoCE: across vendors the bridge takes TCP and says so; inside one it splits the island."""
+    layers = {h: {n.link_layer for n in f.nics if n.rdma_device and not switched_off(n)} for h, f in ward.facts.items()}
+    for host, facts in ward.facts.items():
+        wants = [k for k in ("NCCL_NET", "RCCL_NET") if facts.system.environment.get(k, "").upper() == "IB"]
+        if wants and not layers[host]:
+            yield Verdict(
+                "fail", f"{wants[0]}=IB, but it has no RDMA port", f"unset {wants[0]}  # on {host}", about=host
+            )
+    mixed = False
+    for vendor, group in ward.groups.items():
+        for a, b in combinations(group, 2):
+            if vendor and layers[a] and layers[b] and not layers[a] & layers[b]:
+                mixed = True
+                words = f"{_words(layers[a])} against {_words(layers[b])}: no native communicator spans them over RDMA"
+                line = "hetctl plan --explain  # shows what talks over what"
+                yield Verdict("warn", words, line, about=f"{a} - {b}")
+    if not mixed:
+        yield Verdict("ok", "each vendor's hosts share a link layer", about="all")
+
+
+def hca_vendor_mix(ward: Ward) -> Iterator[Verdict]:
+    for vendor, group in ward.groups.items():
+        makers: dict[str, set[str]] = defaultdict(set)
+        for host, facts in group.items():
+            for nic in facts.nics:
+                if nic.rdma_device and nic.state == "active" and nic.pci_id:
+                    makers[nic.pci_id.partition(":")[0]].add(host)
+        if len(makers) > 1:
+            each = "; ".join(f"{maker}: {listed(sorted(hosts))}" for maker, hosts in makers.items())
+            line = "NCCL_IB_QPS_PER_CONNECTION=1 NCCL_IB_TIMEOUT=22  # and watch for stalls"
+            yield Verdict(
+                "warn", f"RDMA NICs of several makers in one native group ({each})", line, about=vendor or "all"
+            )
+        else:
+            yield Verdict("ok", "one maker" if makers else _NONE, about=vendor or "all")
+
+
+def bond(case: Case) -> Verdict:
+    return _bonds(case, broken=True)
+
+
+def slaves(case: Case) -> Verdict:
+    return _bonds(case, broken=False)
+
+
+def _bonds(case: Case, *, broken: bool) -> Verdict:
+    by_name = {n.netdev: n for n in case.facts.nics if n.netdev}
+    bonds = [n for n in case.facts.nics if n.bond_members and n.admin_up is not False]
+    verdicts = []
+    for one in bonds:
+        members = [by_name.get(m) for m in one.bond_members]
+        down = [m for m in members if m is not None and m.carrier is False]
+        silent = [m for m in members if m is None or m.carrier is None]
+        if len(down) == len(members) and broken:
+            verdicts.append(fail(f"all members of {one.name} are down", nic=one.name))
+        elif down and len(down) < len(members) and not broken:
+            verdicts.append(warn(f"{listed([d.name for d in down])} of {one.name} is down", nic=one.name))
+        elif silent:
+            verdicts.append(unknown(f"the members of {one.name} do not tell their carrier"))
+    return worst(verdicts, otherwise="up" if bonds else "no bond")
+
+
+def counters(case: Case) -> Verdict:
+    verdicts = []
+    for port in (p for p in case.rdma_ports if p.state == "active"):
+        growing = {k: v for k, v in port.growing.items() if k not in _DISCARDS}
+        total = {k: port.counters[k] for k in _ERRORS if port.counters.get(k)}
+        if growing:
+            each = ", ".join(f"{k} +{v}" for k, v in growing.items())
+            verdicts.append(fail(f"{port.name} makes errors now: {each}", device=port.rdma_device))
+        elif total:
+            each = ", ".join(f"{k} {v}" for k, v in total.items())
+            verdicts.append(warn(f"{port.name} made errors since it was started: {each}", device=port.rdma_device))
+        elif not port.counters and not port.rdma_software:
+            verdicts.append(unknown(f"{port.name} shows no counters"))
+    return worst(verdicts, otherwise=_all_of(case, "without errors"))
+
+
+def pfc_ecn(case: Case) -> Verdict:
+    ports = [p for p in case.rdma_ports if p.link_layer == "ethernet" and p.state == "active" and not p.rdma_software]
+    verdicts = []
+    for port in ports:
+        drops = {k: v for k, v in port.growing.items() if k in _DISCARDS}
+        if drops:
+            verdicts.append(fail(f"{port.name} discards RoCE packets now: {drops}", nic=port.netdev))
+        elif not any(port.counters.get(k) for k in _CONGESTION):
+            says = f"{port.name}: flow control is not readable without root and no congestion was signalled yet"
+            verdicts.append(Verdict("unknown", says, values={"nic": port.netdev}))
+    return worst(verdicts, otherwise="congestion is signalled" if ports else "no RoCE port in use")
+
+
+def peer_mem(case: Case) -> Verdict:
+    if not case.gpus or not case.rdma_ports:
+        return ok("no GPU here" if not case.gpus else _NONE)
+    modules, dma_buf = case.facts.rdma.peer_memory_modules, case.facts.rdma.dma_buf
+    if modules or dma_buf:
+        return ok(listed(list(modules)) if modules else "dma-buf (only registering memory proves it)")
+    if modules is None and dma_buf is None:
+        return unknown("neither modules nor the kernel's configuration are readable")
+    if dma_buf is None:
+        return warn("no peer memory module; whether the kernel has dma-buf for it is not known")
+    return fail(
+        f"neither a peer memory module nor dma-buf: {case.facts.why_unknown('rdma.dma_buf') or 'the kernel has none'}"
+    )
+
+
+def libraries(case: Case) -> Verdict:
+    if not case.rdma_ports:
+        return ok(_NONE)
+    found = case.facts.rdma.libraries
+    if found is None:
+        return unknown(case.facts.why_unknown("rdma.libraries") or "ldconfig gave no answer")
+    names = " ".join(library.name for library in found)
+    missing = [name for name in ("libibverbs", "librdmacm") if name not in names]
+    if missing:
+        return fail(f"not installed: {listed(missing)}")
+    kinds = sorted({(p.rdma_device or "").rpartition("_")[0].rstrip("0123456789_") or "?" for p in case.rdma_ports})
+    known = case.facts.rdma.providers
+    absent = [k for k in kinds if f"lib{_provider(k)}" not in names and _provider(k) not in (known or ())]
+    if absent and known is None:
+        return unknown(f"whether libibverbs has a provider for {listed(absent)} is not visible")
+    return warn(f"libibverbs has no provider for {listed(absent)}") if absent else ok("with providers")
+
+
+def _provider(device: str) -> str:
+    """The name of a provider library by its device's: bnxt_re0 -> bnxt_re, mlx5_0 -> mlx5, rxe_eth0 -> rxe."""
+    for known in ("mlx5", "mlx4", "bnxt_re", "ionic", "irdma", "efa", "rxe", "siw", "hns"):
+        if (device + "_").startswith(known.rstrip("_")) or known.startswith(device):
+            return known
+    return device
+
+
+def _all_of(case: Case, words: str) -> str:
+    count = len(case.rdma_ports)
+    return f"{count} port{'s' * (count > 1)} {words}" if count else _NONE
+
+
+def _words(layers: Collection[str | None]) -> str:
+    names = {"infiniband": "InfiniBand", "ethernet": "RoCE"}
+    return " and ".join(sorted(names.get(layer or "", "an unknown layer") for layer in layers))
+
+
+_CABLE = "ibstat {device} || rdma link show  # on {host}; Polling is the cable, Disabled an administrator"
+_PACKAGES = "sudo apt-get install -y ibverbs-providers librdmacm1 rdma-core  # on {host}; RHEL: dnf install rdma-core"
+CHECKS = (
+    Check(
+        "rdma.port_state",
+        "/sys/class/infiniband/*/ports/*/{state,phys_state}",
+        "gcm learn_good; Primus",
+        _CABLE,
+        rule=port_state,
+        essential=True,
+    ),
+    Check(
+        "rdma.sm",
+        "ports/*/{sm_lid,state} of InfiniBand ports",
+        "AMD multi-node guide",
+        "sudo systemctl start opensm  # on one host of the subnet, or in the switch",
+        rule=subnet_manager,
+    ),
+    Check("rdma.rate", "ports/*/rate", "gcm learn_ib_intf_bad_rate", _CABLE, rule=rate),
+    Check(
+        "rdma.gid",
+        "ports/*/gids, gid_attrs",
+        "nccl#769, #426, #1131; uccl PR#803",
+        "sudo ip addr add ADDRESS/24 dev {nic}  # on {host}; and leave NCCL_IB_GID_INDEX unset",
+        rule=gid,
+    ),
+    Check("rdma.gid_env", "NCCL_IB_GID_INDEX against the table of each host", "nccl#890", survey=gid_env),
+    Check("rdma.linklayer_mix", "link_layer of every pair, NCCL_NET", "hetctl's design", survey=linklayer_mix),
+    Check("rdma.hca_vendor_mix", "PCI ids of active RDMA ports", "nccl#1526", survey=hca_vendor_mix),
+    Check("rdma.bond", "bonding members' carrier", "lshca#30", "cat /proc/net/bonding/{nic}  # on {host}", rule=bond),
+    Check("rdma.slaves", "bonding members' carrier", "gcm", "cat /proc/net/bonding/{nic}  # on {host}", rule=slaves),
+    Check(
+        "rdma.counters",
+        "ports/*/counters, read twice",
+        "Azure ib_link_flapping; CVS",
+        "perfquery -x || rdma statistic show link {device}  # on {host}; reseat the cable",
+        rule=counters,
+    ),
+    Check(
+        "roce.pfc_ecn",
+        "hw_counters: congestion notices and discards",
+        "AMD multi-node guide; node-scraper",
+        "sudo dcb pfc show dev {nic}; sudo mlnx_qos -i {nic}  # on {host}; then NCCL_IB_TC for that priority",
+        rule=pfc_ecn,
+        root="which priorities have flow control",
+    ),
+    Check(
+        "rdma.peer_mem",
+        "/proc/modules, the kernel's configuration",
+        "imbue GdrEnabled; nccl#1939: only registering proves it",
+        "sudo modprobe nvidia_peermem  # on {host}; AMD: a kernel with CONFIG_PCI_P2PDMA and HSA_AMD_P2P",
+        rule=peer_mem,
+    ),
+    Check("rdma.libs", "ldconfig -p, /etc/libibverbs.d", "ml-engineering; uccl#301", _PACKAGES, rule=libraries),
+)

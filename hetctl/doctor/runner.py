@@ -1,0 +1,81 @@
+"""From an inventory to findings: one round trip per host, more only where a chosen check needs it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetctl.discover import Answer, discover
+from hetctl.doctor import between, perf
+from hetctl.doctor.check import Check, Finding, Ward
+from hetctl.doctor.judge import judge
+from hetctl.fabric import Report, build
+from hetctl.inventory import Entry, Inventory
+from hetctl.links import measure_links
+from hetctl.probe import Options
+
+_AGAIN_S = 2.0  # between two readings of error counters
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found, over which facts, by which checks."""
+
+    findings: tuple[Finding, ...]
+    ward: Ward
+    checks: tuple[Check, ...]
+    seconds: float
+
+
+def examine(
+    inventory: Inventory,
+    checks: Sequence[Check],
+    *,
+    timeout_s: float,
+    folders: Sequence[str] = (),
+    options: Callable[[Entry], Options] | None = None,
+    on_answer: Callable[[Answer], None] = lambda answer: None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Examination:
+    """Ask the hosts, try what the checks need, judge. A host that does not answer is a finding, not an error."""
+    began = time.monotonic()
+    entries = inventory.entries
+    ids = {check.id for check in checks}
+    ask = options or (lambda entry: options_for(entry, ids=ids, folders=folders))
+    answers = discover(entries, timeout_s=timeout_s, options=ask, on_answer=on_answer)
+    ward = ward_of([a.report for a in answers], inventory)
+    reached = [e for e in entries if e.name in ward.facts]
+    program = perf.program_for(ids)
+    if program is not None:
+        chosen = [e for e in reached if perf.worth_asking(ward.facts[e.name], program)]
+        if chosen:
+            say(f"computing on {len(chosen)} host{'s' * (len(chosen) > 1)}")
+            ward = replace(ward, performance=perf.measure(chosen, ward, program, timeout_s=timeout_s))
+    if ids & between.NEED_TRAFFIC and len(reached) > 1:
+        say("trying every pair of hosts")
+        ward = between.tried(reached, ward, timeout_s=timeout_s, folders=folders)
+    if ids & {"perf.pair"} and len(reached) > 1:
+        say("measuring between hosts")
+        ward = replace(ward, cluster=measure_links(ward.cluster, reached, connect_s=timeout_s))
+    return Examination(tuple(judge(ward, checks)), ward, tuple(checks), time.monotonic() - began)
+
+
+def ward_of(reports: Sequence[Report], inventory: Inventory) -> Ward:
+    """The hosts and the cluster they make."""
+    return Ward(tuple(reports), build(reports, named=inventory.networks).cluster)
+
+
+def options_for(entry: Entry, *, ids: set[str], folders: Sequence[str]) -> Options:
+    """What a host's probe is asked for. On this machine ranks run on the Python that runs hetctl."""
+    local = entry.access.local
+    tried = (*folders, *([str(Path.cwd() / "runs")] if local else []), "/tmp") if "host.disk" in ids else ()
+    return Options(
+        interpreters=(sys.executable,) if local else (),
+        environment=tuple(entry.access.env),
+        thorough=True,
+        again_s=_AGAIN_S if ids & {"rdma.counters", "roce.pfc_ecn"} else 0.0,
+        folders=tuple(dict.fromkeys(tried)),
+    )

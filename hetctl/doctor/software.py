@@ -1,0 +1,192 @@
+"""Python, torch and drivers: there, fit for the device, and alike where they must be."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from hetctl.comm.facts import HostFacts
+from hetctl.comm.natives import NATIVES
+from hetctl.doctor.check import Case, Check, Verdict, Ward, fail, listed, ok, unknown, worker_python
+from hetctl.doctor.ssh import ENTERED
+
+LEAST_TORCH, LEAST_PYTHON = (2, 11), (3, 11)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One thing in which hosts of a vendor group may differ: value -> hosts."""
+
+    group: str
+    what: str
+    values: Mapping[str, tuple[str, ...]]
+
+
+def interpreter(case: Case) -> Verdict:
+    report = case.report
+    name_it = f"hosts: {{{report.name}: {{python: /path/to/python3}}}}  # in inventory.yaml"
+    if report.status in ENTERED:
+        return fail(f"{report.status}: {report.reason}", name_it)
+    if not report.ok:
+        return unknown("the host was not reached")
+    python = worker_python(case.facts)
+    if python is None:
+        return unknown("no Python described itself")
+    if python.problem:
+        return fail(f"{python.path}: {python.problem}", name_it)
+    version = numbers(python.version)
+    if version is None:
+        return unknown(f"{python.path} tells no version")
+    return (
+        ok(f"{python.version}")
+        if version >= LEAST_PYTHON
+        else fail(f"Python {python.version}, 3.11 is needed", name_it)
+    )
+
+
+def build(case: Case) -> Verdict:
+    """Is torch there, built for the GPUs that are there, and new enough?"""
+    python = worker_python(case.facts)
+    if python is None or python.problem:
+        return unknown("there is no usable Python")
+    where = python.executable or python.path
+    if python.torch is None:
+        return fail(f"torch is not installed in {where}", install_line(case, where))
+    version = numbers(python.torch)
+    if version is not None and version < LEAST_TORCH:
+        return fail(f"torch {python.torch} is older than 2.11", install_line(case, where))
+    needs = {NATIVES[g.vendor].library for g in case.gpus if g.vendor in NATIVES}
+    built = {"nccl": python.cuda, "rccl": python.hip}
+    lacking = sorted(library for library in needs if library in built and built[library] is None)
+    if lacking and len(lacking) == len(needs & set(built)):
+        return fail(f"torch {python.torch} is not built for the GPUs of this host", install_line(case, where))
+    return ok(f"torch {python.torch}")
+
+
+def install_line(case: Case, python: str) -> str:
+    libraries = [NATIVES[g.vendor].library for g in case.gpus if g.vendor in NATIVES]
+    indices = {"nccl": "cu128", "rccl": "rocm6.4", "xccl": "xpu"}
+    index = indices.get(libraries[0] if libraries else "", "cpu")
+    return f"{python} -m pip install 'torch>=2.11' --index-url https://download.pytorch.org/whl/{index}  # on {{host}}"
+
+
+def match(ward: Ward) -> Iterator[Verdict]:
+    """Inside a vendor group torch must agree; across the bridge another minor works and is worth a word."""
+    minors: dict[str, str] = {}
+    for group, hosts in ward.groups.items():
+        found = _by_value(hosts, lambda facts: _torch(facts, minor=True))
+        label = group or "hosts without GPUs"
+        if len(found) > 1:
+            usual, odd = _usual_and_odd(found)
+            for value, names in odd.items():
+                for host in names:
+                    says = f"torch {value} where its group ({label}) has {usual}: one native group needs one version"
+                    yield Verdict("fail" if group else "warn", says, about=host, values={"version": usual})
+        elif not found:
+            yield Verdict("unknown", "no version of torch is known", about=label)
+        else:
+            minors[label] = next(iter(found))
+            drifting = [d.what for d in drift(ward) if d.group == label and len(d.values) > 1]
+            says = f"differs inside the group: {listed(drifting)}" if drifting else f"torch {minors[label]} everywhere"
+            yield Verdict("warn" if drifting else "ok", says, "hetctl doctor -v  # shows who has what", about=label)
+    if len(set(minors.values())) > 1:
+        each = ", ".join(f"{label}: {minor}" for label, minor in minors.items())
+        yield Verdict("warn", f"torch differs across the bridge ({each}): works, but pin one", about=" - ".join(minors))
+
+
+def drift(ward: Ward) -> list[Drift]:
+    """What hosts of each vendor group have, feature by feature; unknown values are left out."""
+    found = []
+    for group, hosts in ward.groups.items():
+        for what, feature in _FEATURES.items():
+            values = _by_value(hosts, feature)
+            if values:
+                found.append(Drift(group or "hosts without GPUs", what, values))
+    return found
+
+
+def _by_value(hosts: Mapping[str, HostFacts], feature: Callable[[HostFacts], str | None]) -> dict[str, tuple[str, ...]]:
+    values: dict[str, list[str]] = defaultdict(list)
+    for host, facts in hosts.items():
+        value = feature(facts)
+        if value:
+            values[value].append(host)
+    return {value: tuple(names) for value, names in values.items()}
+
+
+def _usual_and_odd(found: Mapping[str, tuple[str, ...]]) -> tuple[str, dict[str, tuple[str, ...]]]:
+    counts = Counter({value: len(names) for value, names in found.items()})
+    usual = max(counts, key=lambda v: (counts[v], v))
+    return usual, {value: names for value, names in found.items() if value != usual}
+
+
+def _torch(facts: HostFacts, *, minor: bool = False) -> str | None:
+    python = worker_python(facts)
+    version = numbers(python.torch) if python else None
+    if python is None or version is None:
+        return None
+    return ".".join(map(str, version)) if minor else python.torch
+
+
+def _of_python(name: str) -> Callable[[HostFacts], str | None]:
+    def value(facts: HostFacts) -> str | None:
+        python = worker_python(facts)
+        found = getattr(python, name) if python else None
+        return str(found) if found else None
+
+    return value
+
+
+def _set(values: Iterator[str | None]) -> str | None:
+    return ", ".join(sorted({v for v in values if v})) or None
+
+
+def _of_package(name: str) -> Callable[[HostFacts], str | None]:
+    def value(facts: HostFacts) -> str | None:
+        python = worker_python(facts)
+        return python.packages.get(name) if python else None
+
+    return value
+
+
+_FEATURES: dict[str, Callable[[HostFacts], str | None]] = {
+    "torch": _torch,
+    "CUDA of torch": _of_python("cuda"),
+    "HIP of torch": _of_python("hip"),
+    "NCCL": _of_python("nccl"),
+    "RCCL": _of_python("rccl"),
+    "Python": _of_python("version"),
+    "hetctl": _of_package("hetctl"),
+    "GPU driver": lambda f: _set(g.driver for g in f.gpus),
+    "GPU firmware": lambda f: _set(g.firmware for g in f.gpus),
+    "NIC firmware": lambda f: _set(f"{n.pci_id} {n.firmware}" for n in f.nics if n.rdma_device and n.firmware),
+    "kernel": lambda f: f.system.kernel,
+}
+
+
+def numbers(version: str | None) -> tuple[int, int] | None:
+    """(2, 11) of 2.11.0+cu128."""
+    found = re.match(r"(\d{1,4})\.(\d{1,4})", version or "")
+    return (int(found[1]), int(found[2])) if found else None
+
+
+CHECKS = (
+    Check(
+        "sw.interpreter",
+        "the configured Python of each host",
+        "hetctl needs nothing else on a host",
+        rule=interpreter,
+        of_silent=True,
+        essential=True,
+    ),
+    Check("sw.build", "torch/version.py, nothing imported", "DeepSpeed#1481; rccl#2189", rule=build, essential=True),
+    Check(
+        "sw.match",
+        "package metadata of every host, inside vendor groups",
+        "Primus drift; rccl#1220",
+        "python -m pip install torch=={version}.*  # on {host}, from its vendor's index",
+        survey=match,
+    ),
+)

@@ -1,0 +1,67 @@
+"""From a run folder to a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.values import decode
+from hetctl.launcher.runfolder import RunFolder
+from hetctl.trainer import checkpoints
+from hetctl.trainer.checkpoint_reader import Reader
+from hetctl.trainer.huggingface import copy_beside, exported_config, write_model
+from hetctl.trainer.job import Job
+from hetctl.trainer.model_config import config_of
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+NAMES = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+def export_run(run: Path, to: Path, *, precision: str) -> dict[str, Any]:
+    """Write the newest checkpoint of a run (or the one that is named) to `to`. Raises ConfigError."""
+    path = _checkpoint(run)
+    job = _job(path.parent.parent)
+    if to.exists() and any(to.iterdir()):
+        raise ConfigError(f"'{to}' is not empty", hint="export to a new folder: nothing is overwritten")
+    reader = Reader(path)
+    names = list(reader.shapes)
+    source = Path(job.weights) if job.weights else None
+    name = NAMES[precision]
+    config = exported_config(source, dtype=name) if source else config_of(job.shape, dtype=name)
+    files = write_model(to, config, names, lambda n: reader.read(n, "master"), dtype=DTYPES[precision])
+    beside = copy_beside(source, to) if source else []
+    tokenizer = Path(job.recipe.data.tokenizer)
+    if tokenizer.name == "tokenizer.json" and tokenizer.is_file() and "tokenizer.json" not in beside:
+        shutil.copyfile(tokenizer, to / "tokenizer.json")
+        beside.append("tokenizer.json")
+    return {
+        "to": str(to.resolve()),
+        "checkpoint": str(path),
+        "step": reader.step,
+        "parameters": sum(int(torch.Size(s).numel()) for s in reader.shapes.values()),
+        "precision": precision,
+        "files": [f.name for f in files] + ["config.json", *beside],
+    }
+
+
+def _checkpoint(run: Path) -> Path:
+    path = run.resolve()
+    if checkpoints.is_whole(path):
+        return path
+    newest = checkpoints.newest(RunFolder(path).checkpoints)
+    if newest is None:
+        raise ConfigError(f"'{run}' has no whole checkpoint", hint="name a run's folder, for example runs/latest")
+    return newest
+
+
+def _job(run: Path) -> Job:
+    file = RunFolder(run).launch / "job.json"
+    try:
+        return decode(Job, json.loads(file.read_text(encoding="utf-8")), where=file.name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"'{run}' is not a run's folder: {error}") from None

@@ -1,0 +1,75 @@
+"""`hetctl bench ops`: measure this machine's device and keep it in a profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from hetctl.comm.errors import ConfigError, Undetermined
+from hetctl.comm.units import show_seconds
+from hetctl.comm.values import encode
+from hetctl.console import Sink
+from hetctl.planning import DEFAULT_TOKENS
+from hetctl.thismachine import gpu_class
+from hetctl.trainer.model_config import find_shape
+from hetctl.trainer.profile import ClassProfile, Profile, load_profile, save_profile
+
+
+def bench_ops(*, model: str, seq_len: int | None, samples: str, device_class: str | None, sink: Sink) -> ClassProfile:
+    """Measure each kind of layer on this machine's first GPU, or on its CPU, said aloud. Raises ConfigError."""
+    import torch
+
+    from hetctl.trainer.measure_ops import measure_class
+
+    shape = find_shape(model)
+    length = min(DEFAULT_TOKENS, shape.max_seq_len) if seq_len is None else seq_len
+    if length > shape.max_seq_len or length < 1:
+        raise ConfigError(f"--seq-len {length} is not within the {shape.max_seq_len} positions of '{shape.name}'")
+    on_gpu = torch.cuda.is_available()
+    name = device_class or (gpu_class() if on_gpu else "cpu")
+    if name is None:
+        raise Undetermined("the hardware table does not know this GPU", hint="say what to call it with --class")
+    if not on_gpu:
+        torch.set_num_threads(1)  # as a rank that shares the machine has it
+    sink.say(f"measuring '{shape.name}' at {length} tokens on {'a GPU' if on_gpu else 'the CPU'}, as {name}")
+    return measure_class(
+        shape,
+        length,
+        device_class=name,
+        device=torch.device("cuda", 0) if on_gpu else torch.device("cpu"),
+        dtype=torch.bfloat16 if on_gpu else torch.float32,
+        samples=_samples(samples),
+    )
+
+
+def add_to_profile(path: Path, entry: ClassProfile) -> None:
+    """Write a profile with this entry, beside those it already had."""
+    known = load_profile(path) if path.exists() else Profile(())
+    save_profile(path, known.with_class(entry))
+
+
+def table(entry: ClassProfile) -> Table:
+    """Seconds by layer kind and samples, for people."""
+    shown = Table("layer", "samples", "forward", "backward")
+    for kind in ("embedding", "block", "head"):
+        for point in getattr(entry, kind):
+            shown.add_row(kind, str(point.samples), show_seconds(point.forward_s), show_seconds(point.backward_s))
+    return shown
+
+
+def document(entry: ClassProfile) -> dict[str, Any]:
+    """The entry as plain data."""
+    plain: dict[str, Any] = encode(entry)
+    return plain
+
+
+def _samples(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        counts = (0,)
+    if counts[0] < 1:
+        raise ConfigError(f"--samples '{text}' is not a list of whole numbers", hint="for example --samples 1,2,4")
+    return counts

@@ -1,0 +1,190 @@
+"""The agent's processes: one worker per rank in a session of its own, and everything that descends from them.
+
+Standard library only. The agent and its guardian are subreapers: whatever a rank leaves behind, daemons too, stays a
+descendant of theirs, so that "nothing is left" is read from the process tree and never guessed from names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import time
+from typing import Any
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+MAX_EVENT_BYTES = 4 << 20  # one line of a worker's; longer ones are dropped
+MAX_ERROR_BYTES = 256 << 10
+KILL_S = 5.0
+
+
+class Worker:
+    """One rank's process: in a session of its own, with its log and its channel for events."""
+
+    def __init__(self, spec: dict[str, Any], extra_env: dict[str, str]) -> None:
+        self.rank, self.log = int(spec["rank"]), str(spec["log"])
+        self.error_file = spec["env"].get("TORCHELASTIC_ERROR_FILE", "")
+        self.events_fd, write_end = os.pipe()
+        environment = {**os.environ, **spec["env"], **extra_env, "HETCTL_EVENTS_FD": str(write_end)}
+        os.makedirs(os.path.dirname(self.log), exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.error_file)
+        try:
+            with open(self.log, "ab") as log:
+                self.log_start = log.tell()
+                self.process = subprocess.Popen(
+                    spec["argv"],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=spec.get("cwd"),
+                    pass_fds=(write_end,),
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
+        finally:
+            os.close(write_end)
+        os.set_blocking(self.events_fd, False)
+        self.pending = b""
+        self.reported = False
+        self.stopped_since: float | None = None
+
+    def read_events(self) -> list[dict[str, Any]] | None:
+        """Events that arrived; None once the worker has closed its end. What is no event is dropped."""
+        try:
+            data = os.read(self.events_fd, 1 << 20)
+        except BlockingIOError:
+            return []
+        if not data:
+            return None
+        *lines, self.pending = (self.pending + data).split(b"\n")
+        self.pending = self.pending[-MAX_EVENT_BYTES:]
+        return [event for line in lines if (event := _event(line)) is not None]
+
+    def signal_group(self, number: int) -> bool:
+        """Signal the worker's process group; False when nothing of it is left."""
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+    def stopped_for(self) -> float:
+        """Seconds since somebody stopped the process (SIGSTOP); 0 while it runs."""
+        if _state(self.process.pid) != "T":
+            self.stopped_since = None
+            return 0.0
+        self.stopped_since = self.stopped_since or time.monotonic()
+        return time.monotonic() - self.stopped_since
+
+    def error(self) -> Any:
+        """What the rank wrote into its error file, None when it wrote nothing that can be read."""
+        try:
+            with open(self.error_file, "rb") as file:
+                return json.loads(file.read(MAX_ERROR_BYTES))
+        except (OSError, ValueError):
+            return None
+
+
+def die_with_parent() -> None:
+    """In a child before its program starts: it is killed when the thread that started it ends."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of all descendants whose own parents die."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def guard(on_loss: Any) -> None:
+    """Go on in a child; the parent stays behind as its guardian and never returns.
+
+    When the child dies, the guardian kills everything that descends from it. `on_loss(left)` is called there when the
+    child was killed rather than ended, with the number of processes that could not be ended.
+    """
+    adopt_orphans()
+    guardian = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent()
+        if os.getppid() != guardian:
+            os._exit(1)
+        adopt_orphans()
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _, status = os.waitpid(pid, 0)
+    left = kill_descendants()
+    if os.WIFSIGNALED(status):
+        on_loss(left)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def kill_descendants(*, spare: int | None = None) -> int:
+    """Kill all processes below this one (but `spare` itself) and wait for them. Returns how many are left."""
+    until = time.monotonic() + KILL_S
+    while True:
+        left = [pid for pid in descendants(os.getpid()) if pid != spare and _state(pid) != "Z"]
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        reap_orphans(spare=(spare,) if spare else ())
+        if not left or time.monotonic() > until:
+            return len(left)
+        time.sleep(0.02)
+
+
+def reap_orphans(*, spare: tuple[int, ...]) -> None:
+    """Take the exit codes of dead children, but not of those in `spare`, which somebody else waits for."""
+    for pid in descendants(os.getpid(), deep=False):
+        if pid not in spare and _state(pid) == "Z":
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def descendants(root: int, *, deep: bool = True) -> list[int]:
+    """The processes below `root`, or only its children."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            fields = _stat(int(name))
+            if fields:
+                children.setdefault(int(fields[1]), []).append(int(name))
+    found, new = [], list(children.get(root, []))
+    while new:
+        pid = new.pop()
+        found.append(pid)
+        new += children.get(pid, []) if deep else []
+    return found
+
+
+def _state(pid: int) -> str:
+    fields = _stat(pid)
+    return fields[0] if fields else ""
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name: state, parent, group, session, ...; none when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2].decode().split()
+    except (OSError, ValueError):
+        return []
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

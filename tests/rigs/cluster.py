@@ -1,0 +1,69 @@
+"""A cluster.yaml for namespaced hosts whose CPU processes stand for GPUs: islands with vendors' names, gloo in fact."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hetctl.comm.access import Access
+from hetctl.comm.cluster import Cluster, Device, Host, Island, Link, Member, Nic, Transport, save_cluster
+from tests.rigs.netns import Rig, RigHost
+
+ROOT = Path(__file__).resolve().parents[2]
+VENDORS = {"h200": "nvidia", "mi325x": "amd"}
+
+
+def write_cluster(
+    rig: Rig, islands: Mapping[str, Sequence[tuple[int, int]]], file: Path, *, python: Mapping[int, str] | None = None
+) -> Cluster:
+    """`islands` maps a class to (number of host, processes there); `python` is per host, else that of the tests."""
+    hosts, made = [], []
+    for name, places in islands.items():
+        members = []
+        for number, count in places:
+            hosts.append(host_of(rig.hosts[number], name, count, (python or {}).get(number, sys.executable)))
+            members += [Member(rig.hosts[number].name, i) for i in range(count)]
+        made.append(Island(name, VENDORS[name], "test network", tuple(members)))
+    names = list(islands)
+    ways = (Transport("tcp", True, "the test network"),)
+    links = tuple(Link((a, b), ways) for i, a in enumerate(names) for b in names[i + 1 :])
+    cluster = Cluster(tuple(hosts), tuple(made), links=links, source="emulated", runs="gloo")
+    save_cluster(file, cluster)
+    return cluster
+
+
+def host_of(host: RigHost, device_class: str, count: int, python: str) -> Host:
+    nic, address = ("rail0", host.rails[0]) if host.rails else ("eth0", host.address)
+    return Host(
+        name=host.name,
+        access=Access(host.name, python=python),
+        data_address=address,
+        devices=tuple(Device(i, VENDORS[device_class], device_class, 1 << 30, (nic,)) for i in range(count)),
+        nics=(Nic(nic, address=address),),
+    )
+
+
+def other_environment(folder: Path) -> str:
+    """A second Python environment with the packages of the first: its interpreter."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    packages = next(Path(p) for p in sys.path if p.endswith("site-packages"))
+    (site / "other.pth").write_text(f"{packages}\n")
+    return str(folder / "bin" / "python")
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "hetctl", *words]
+
+
+def environment(rig: Rig, **more: str) -> dict[str, str]:
+    """Of the person whose home is the rig's."""
+    return {**os.environ, "HOME": str(rig.home), "PYTHONPATH": str(ROOT), "SSH_AUTH_SOCK": "", **more}
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,125 @@
+"""Buckets of which a rank keeps only its shard: weights are gathered when a unit computes, gradients scattered at once.
+
+Slower than keeping weights and gradients whole (each micro-batch moves them), and the way to train what does not fit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hetctl.comm.plan import Plan
+from hetctl.comm.units import GiB
+from hetctl.trainer.buckets import REDUCE_SCATTER, Bucket, Slot
+from hetctl.trainer.pipeline import Place
+
+SPARE_BYTES = 4 * GiB  # beyond what the plan predicts, before whole weights are kept: context, fragments
+WHOLE_BYTES = 2 + 4  # of a parameter: bf16 weights and fp32 gradient
+
+
+def keeps_whole(plan: Plan, place: Place, asked: Literal["auto", "optimizer", "all"], *, parameters: int) -> bool:
+    """Whether a sharded stage shares out optimiser state only: as the recipe says, or if all of it fits so."""
+    stage = plan.replicas[place.replica].stages[place.stage]
+    if asked != "auto" or stage.shards == 1:
+        return asked != "all"
+    limits = [plan.ranks[r].memory_bytes for r in stage.ranks]
+    known = [limit for limit in limits if limit is not None]
+    if plan.predicted is None or not known:
+        return True
+    more = parameters * WHOLE_BYTES * (1 - 1 / stage.shards)
+    return max(plan.predicted.memory_bytes[r] for r in stage.ranks) + more + SPARE_BYTES <= min(known)
+
+
+class ShardedBucket(Bucket):
+    """Weights whole only while they are computed with, gradient whole only for one micro-batch of one bucket."""
+
+    def _buffers(self, each: int) -> tuple[Tensor, Tensor, Tensor]:
+        self._full_bytes = self.weights.untyped_storage().nbytes()
+        self._there = True
+        self._incoming: Tensor | None = None
+        self._arrived = 0
+        self._scattering: tuple[Any, Tensor, Tensor] | None = None
+        self._rest: Tensor | None = None
+        kept = self.weights.new_zeros(each)
+        gradient = torch.zeros(each, dtype=self.wide, device=self.weights.device)
+        return kept, gradient, gradient
+
+    def _assign_weights(self, slot: Slot, flat: Tensor) -> None:
+        if part := self.part_of(slot):
+            begin = slot.first + part[0] - self.interval[0]
+            self.kept[begin : begin + part[1] - part[0]].copy_(flat[slice(*part)])
+
+    def add(self, slot: Slot, gradient: Tensor) -> None:
+        if self._incoming is None:
+            self._incoming = self.gradient.new_zeros(self.weights.numel())
+        self._incoming[slot.first : slot.first + slot.numel].add_(gradient.reshape(-1))
+        self.missing -= 1
+        self._arrived += 1
+        if self._arrived == len(self.layout.slots):
+            self._arrived = 0
+            self._scatter()
+
+    def begin_step(self, micro_batches: int) -> None:
+        super().begin_step(micro_batches)
+        self.gradient.zero_()
+
+    def start_sum(self) -> None:
+        """Where others hold these layers too: the sum of whole gradients, each rank giving its shard and zeros."""
+        self._settle()
+        if self.group is None or self.scattered:
+            return
+        self._rest = self.gradient.new_zeros(self.weights.numel())
+        self._rest[slice(*self.interval)].copy_(self.gradient)
+        self.summing = dist.all_reduce(self._rest[: self.layout.used], group=self.group, async_op=True)
+
+    def finish_sum(self) -> None:
+        self._settle()
+        super().finish_sum()
+        if self._rest is not None:
+            self.gradient.copy_(self._rest[slice(*self.interval)])
+            self._rest = None
+
+    def publish(self) -> None:
+        if self.kept.data_ptr() != self.masters.data_ptr():
+            self.kept.copy_(self.masters, non_blocking=True)
+        self.release()
+
+    def prefetch(self) -> None:
+        if not self._there and self.arriving is None:
+            self.weights.untyped_storage().resize_(self._full_bytes)
+            self.gather()
+
+    def arrive(self) -> None:
+        self.prefetch()
+        super().arrive()
+        self._there = True
+
+    def release(self) -> None:
+        if self.arriving is not None:
+            super().arrive()
+        self.weights.untyped_storage().resize_(0)
+        self._there = False
+
+    def _scatter(self) -> None:
+        """Begin adding one micro-batch's gradient to the shards; the one before has had time to end."""
+        self._settle()
+        assert self._incoming is not None
+        whole, group = self._incoming, self.shards.group
+        if whole.is_cuda:
+            part = torch.empty_like(self.gradient)
+            work = REDUCE_SCATTER(part, whole, group=group, async_op=True)
+        else:
+            part = whole[slice(*self.interval)]
+            work = dist.all_reduce(whole, group=group, async_op=True)
+        self._scattering = (work, part, whole)
+        self._incoming = None
+
+    def _settle(self) -> None:
+        if self._scattering is not None:
+            work, part, _ = self._scattering
+            self._scattering = None
+            work.wait()
+            self.gradient.add_(part)
