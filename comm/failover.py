@@ -41,12 +41,16 @@ class Route:
 
 
 def route(position: Position, rails: int, losses: Sequence[Loss]) -> Route:
-    """Where a chunk goes: in turn over the rails, and what a lost rail would carry in turn over those left."""
-    rail, moved = position[1] % rails, 0
+    """Where a chunk goes: in turn over the rails, and what a lost rail would carry in turn over those left.
+
+    Each message begins one rail further than the one before it, so that many of one chunk use all rails too.
+    """
+    turn = sum(position)
+    rail, moved = turn % rails, 0
     for number, loss in enumerate(losses, 1):
         if rail == loss.rail and position >= loss.since:
             left = remaining(rails, losses[:number])
-            rail, moved = left[position[1] // rails % len(left)], number
+            rail, moved = left[turn // rails % len(left)], number
     return Route(rail, moved)
 
 

@@ -26,11 +26,13 @@ def test_lost_rails_carry_nothing_and_the_others_share_it(count: int, data: st.D
     lost = data.draw(st.permutations(range(count)))[: data.draw(st.integers(1, count - 1))]
     losses = [Loss(rail, (1, 4 * number)) for number, rail in enumerate(lost)]
     before = [(0, chunk) for chunk in range(4 * count)]
-    assert [route(p, count, losses) for p in before] == [Route(p[1] % count, 0) for p in before]
+    assert [route(p, count, losses) for p in before] == [
+        Route(p[1] % count, 0) for p in before
+    ]  # message 0 begins with rail 0
     after = [(2, chunk) for chunk in range(4 * count * count)]
     taken = [route(p, count, losses) for p in after]
     assert {r.rail for r in taken} == set(remaining(count, losses))
-    assert all(r.moved or r.rail == p[1] % count for r, p in zip(taken, after, strict=True))
+    assert all(r.moved or r.rail == (p[0] + p[1]) % count for r, p in zip(taken, after, strict=True))
 
 
 def test_one_lost_rail_of_four_is_shared_evenly() -> None:
