@@ -31,7 +31,7 @@ _DEADLINE_S = 2.0
 def needed(plan: Plan, cluster: Cluster) -> set[str]:
     """The ids of the checks that this plan's ranks depend on: nothing of RDMA unless something of it goes over RDMA."""
     ids = set(_EVERY_RUN)
-    if len({rank.host for rank in plan.ranks}) > 1:
+    if len(_hosts(plan, cluster)) > 1:
         ids |= _SEVERAL_HOSTS
     if any(b.transport in ("rdma", "direct") for b in plan.bridges) or any(g.net == "ib" for g in plan.groups):
         ids |= _RDMA
@@ -40,6 +40,13 @@ def needed(plan: Plan, cluster: Cluster) -> set[str]:
     if cluster.source == "discovered" and any(island.vendor != "cpu" for island in plan.islands):
         ids |= _GPUS | {"sw.build"}
     return ids
+
+
+def _hosts(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """The hosts that ranks really run on: an emulation's own one, whatever hosts its plan was made for."""
+    if cluster.source == "emulated" and cluster.hosts:
+        return tuple(host.name for host in cluster.hosts)
+    return tuple(dict.fromkeys(rank.host for rank in plan.ranks))
 
 
 def preflight(plan: Plan, cluster: Cluster, *, folder: Path) -> list[Finding]:
@@ -54,7 +61,7 @@ def preflight(plan: Plan, cluster: Cluster, *, folder: Path) -> list[Finding]:
 def facts_of(plan: Plan, cluster: Cluster, *, folder: Path) -> Mapping[str, HostFacts]:
     """Host -> facts, where there are any. Emulated hosts stand on this machine."""
     found: dict[str, HostFacts] = {}
-    for name in dict.fromkeys(rank.host for rank in plan.ranks):
+    for name in _hosts(plan, cluster):
         host = cluster.host_by_name.get(name)
         known = facts_from_data(host.facts, where=name) if host and host.facts else None
         if host is None or host.access is None or host.access.local:
