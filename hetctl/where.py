@@ -32,8 +32,8 @@ def find_running_cluster(
     spec = _spec_of(plan) if plan else parse_spec(emulate or planning.DEFAULT_SPEC, CLASSES)
     machine, words = this_machine(sum(island.count for island in spec))
     sink.say(f"emulating {emulate or (_words(plan) if plan else planning.DEFAULT_SPEC)}: {words}")
-    if machine.native == "gloo" and any(p.speed != 1 for i in spec for p in i.parts):
-        sink.warn("on CPU an @SPEED weights the plan only: the processes run as fast as they can")
+    if any(p.speed != 1 for i in spec for p in i.parts):
+        sink.warn("an @SPEED weights the plan only: the processes run as fast as they can")
     return label_machine(spec, machine)
 
 
