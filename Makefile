@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: demo test test-faults test-kill test-torch-suite lint format clean
+.PHONY: demo test test-faults test-rdma test-kill test-torch-suite lint format clean
 demo: .venv/ready
 	$(BIN)/hetctl train
 
@@ -19,6 +19,14 @@ test-torch-suite: .venv/ready
 # Faults planted into runs on namespaced hosts: what is detected, stopped, left
 test-faults: .venv/ready
 	$(BIN)/python -m tests.faults
+
+# The doctor and the bridge over RDMA, between two virtual machines with Soft-RoCE: Debian as root, qemu-system-x86
+# debootstrap busybox-static cpio e2fsprogs, 6 GB of disk, 8 of memory. Builds their image first (five minutes; delete
+# build/rdma to build it anew, build/rdma/disk.img after installing hetctl[nixl,mooncake]); the tests take half an hour
+SITE = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+test-rdma: .venv/ready
+	test -e build/rdma/disk.img || tests/rdma/build_image.sh build/rdma $(SITE)
+	HETCTL_RDMA=1 $(BIN)/python -m pytest tests/rdma -v
 
 # A peer killed, stopped or partitioned at 50 random moments of all-reduces: ten minutes; root for partitions
 test-kill: .venv/ready

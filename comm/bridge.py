@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from hetctl.comm.c10d import Store
-from hetctl.comm.staging import Combine
+from hetctl.comm.staging import Combine, flat_bytes
 from hetctl.comm.work import BridgeError, Deadline, HetWork
 
 P2P, COLLECTIVE = 0, 1  # the program's own messages, and those that collectives are made of, never meet
@@ -29,6 +30,11 @@ class Message:
     after: Message | None = None  # a send of the same memory whose copy must be out before this one lands
     copied: threading.Event | None = None
     copied_event: Any = None
+
+    @functools.cached_property
+    def octets(self) -> torch.Tensor:
+        """The tensor's memory as flat bytes."""
+        return flat_bytes(self.data)
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class Bridge:
         timeout: timedelta,
         verify: bool,
         who: Callable[[int], str],
-        transport_to: Callable[[int], Transport],
+        transport_to: Callable[[LaneKey], Transport],
         on_error: Callable[[str], None],
     ) -> None:
         self.rank, self.store, self.timeout = rank, store, timeout
@@ -112,12 +118,13 @@ class Bridge:
         return self._put(LaneKey(False, peer, tag, kind, data.device), message)
 
     def _put(self, key: LaneKey, message: Message) -> Message:
+        transport = None if key in self._lanes else self._transport_to(key)  # it may have to ask the peer
         with self._lock:
             if self.error is not None:
                 raise self.error
             lane = self._lanes.get(key)
             if lane is None:
-                transport = self._transport_to(key.peer)
+                transport = transport or self._transport_to(key)
                 self._transports[id(transport)] = transport
                 lane = self._lanes[key] = transport.lane(self, key)
             self._open[id(message)] = message

@@ -53,6 +53,19 @@ class Interrupted(HetctlError):
     exit_code = 130
 
 
+class BridgeError(WorkFailed, RuntimeError):
+    """An operation across islands failed; also a RuntimeError, as programs expect of torch.distributed."""
+
+
+def reason_of(error: BaseException) -> str:
+    """The one line of a library's error that a person needs: without its source file, stack and advice."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    text = lines[0]
+    if text.startswith("[") and "] " in text:
+        text = text.split("] ", 1)[1]
+    return text.split(". This is typically")[0][:200]
+
+
 def nearest(word: str, known: Iterable[str], *, count: int = 3) -> str:
     """A hint naming the known words closest to `word`, or all of them when none is close."""
     choices = sorted(known)

@@ -18,7 +18,7 @@ import torch
 from hetctl.comm.bridge import Bridge, LaneKey, Message
 from hetctl.comm.layout import pieces
 from hetctl.comm.meter import METER
-from hetctl.comm.staging import CopyEngine, TrailerMismatch, flat_bytes, seal, unseal
+from hetctl.comm.staging import CopyEngine, TrailerMismatch, seal, unseal
 from hetctl.comm.window import Chunk, Port, Window
 from hetctl.comm.work import BridgeError, reason_of
 
@@ -70,8 +70,7 @@ class ForwardedLane:
 
     def _run(self) -> None:
         try:
-            if self._key.device.type == "cuda":
-                torch.cuda.set_device(self._key.device)
+            self._engine.enter(sending=self._key.sending)
             while self._step():
                 pass
         except Exception as error:  # the thread's boundary: any failure ends the group's operations
@@ -169,8 +168,8 @@ class SendLane(ForwardedLane):
 
     def _copy(self, chunk: Chunk) -> None:
         message = chunk.message
-        source = flat_bytes(message.data)[chunk.first : chunk.past]
-        chunk.copied = self._engine.out(source, chunk.slot, message.ready)
+        ready = None if chunk.first else message.ready
+        chunk.copied = self._engine.out(message.octets[chunk.first : chunk.past], chunk.slot, ready)
         self._copying.append(chunk)
         if not chunk.last:
             return
@@ -232,11 +231,16 @@ class RecvLane(ForwardedLane):
             self._bridge.end(message, ready=event)
 
     def _land(self, chunk: Chunk, payload: torch.Tensor) -> Any:
-        message, ready = chunk.message, [chunk.message.ready]
-        if message.after is not None and message.after.copied is not None:
-            if not message.after.copied.wait(message.deadline.left()):
-                raise BridgeError("the outgoing copy of the same memory did not end")
-            ready.append(message.after.copied_event)
+        message = chunk.message
+        ready = [] if chunk.first else self._until(message)
         size = message.data.element_size()
         target = message.data[chunk.first // size : chunk.past // size]
         return self._engine.into(payload, target, message.combine, ready)
+
+    def _until(self, message: Message) -> list[Any]:
+        """What must be over before a message's first chunk lands."""
+        if message.after is None or message.after.copied is None:
+            return [message.ready]
+        if not message.after.copied.wait(message.deadline.left()):
+            raise BridgeError("the outgoing copy of the same memory did not end")
+        return [message.ready, message.after.copied_event]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +10,8 @@ import torch
 
 from hetctl.comm.alarm import Alarm
 from hetctl.comm.anysource import AnySource
-from hetctl.comm.bridge import P2P, Bridge, Transport
+from hetctl.comm.bridge import P2P, Bridge
 from hetctl.comm.c10d import PrefixStore
-from hetctl.comm.cluster import TransportKind
 from hetctl.comm.collectives import Collectives
 from hetctl.comm.failover import RailWatch
 from hetctl.comm.islands import Native, break_native, make_island
@@ -23,11 +20,10 @@ from hetctl.comm.lines import Run
 from hetctl.comm.local import NativeMessage
 from hetctl.comm.operations import Operations
 from hetctl.comm.placement import Placement
-from hetctl.comm.rails import RailTransport
 from hetctl.comm.recorder import RECORDER
 from hetctl.comm.runner import Runner
-from hetctl.comm.shm import ShmTransport
 from hetctl.comm.views import Returning, is_plain, plain
+from hetctl.comm.ways import Ways
 from hetctl.comm.work import BridgeError, Deadline, HetWork
 
 
@@ -41,20 +37,21 @@ class HetGroup(Operations):
         self._timeout, self._name = options.timeout, str(options.group_id or "het")
         self._store = options.store
         self._layout = _layout(self._rank, ranks, placement)
-        self._check_bridges()
         self._natives = {}
         self._make_natives()
         names = [self._who(r) for r in range(self._size)]
         self._alarm = Alarm(self._store, rank=self._rank, names=names, on_verdict=self._end_all)
         self._alarm.watch()
-        self._transports: dict[TransportKind, Transport] = {}
+        watch = RailWatch(self._rank, self._store, self._who)
+        self._ways = Ways(self._rank, ranks, placement, self._store, timeout=self._timeout, watch=watch)
+        self._ways.prepare()
         self._bridge = Bridge(
             self._rank,
             self._store,
             timeout=self._timeout,
             verify=placement.verify_bridge,
             who=self._who,
-            transport_to=self._transport_to,
+            transport_to=self._ways.to,
             on_error=self._alarm.ring,
         )
         self._collectives = Collectives(self._layout, self._native, self._bridge)
@@ -68,25 +65,6 @@ class HetGroup(Operations):
             store = PrefixStore(f"native/{name}/{self._layout.home}/", self._store)
             made = make_island(store, name, place=self._layout.place, size=size, timeout=self._timeout)
             self._natives["cpu" if name == "gloo" else "cuda"] = made
-
-    def _check_bridges(self) -> None:
-        """Refuse a forced transport that is none, and say aloud (once) where another takes a planned one's place."""
-        for one, other in itertools.combinations(self._placement.islands_of(self._ranks), 2):
-            planned, taken = self._placement.transport(one, other), self._placement.carrier(one, other)
-            if planned != taken and self._rank == 0:
-                said = f"the bridge {one} - {other} takes {taken}: the 'het' back end has no '{planned}' transport yet"
-                warnings.warn(said, stacklevel=2)
-
-    def _transport_to(self, peer: int) -> Transport:
-        """The transport that the plan gives the pair of islands; one object for each kind."""
-        place = self._placement.island_of_rank
-        kind = self._placement.carrier(place[self._ranks[self._rank]].name, place[self._ranks[peer]].name)
-        if kind not in self._transports:
-            self._transports[kind] = self._new_transport(kind)
-        return self._transports[kind]
-
-    def _new_transport(self, kind: TransportKind) -> Transport:
-        return ShmTransport() if kind == "shm" else RailTransport(RailWatch(self._rank, self._store, self._who))
 
     def _native(self, device: torch.device) -> Native:
         native = self._natives.get(device.type)

@@ -33,6 +33,7 @@ ENOUGH_BYTES = 256 * MiB  # moved per size, within FEWEST and MOST messages
 FEWEST, MOST = 4, 200
 LATENCY_BYTES, LATENCY_TURNS = 1 * KiB, 300
 GROUPS = 8  # raw gloo groups side by side
+RAW_MESSAGES = 8
 TIMEOUT = timedelta(seconds=120)
 
 
@@ -123,6 +124,18 @@ def all_reduce_seconds(ends: Ends, size: int, *, turns: int | None = None) -> fl
     return mean_seconds(lambda: dist.all_reduce(data, group=ends.group), turns, settle=ends.settle)
 
 
+def sums_rate(ends: Ends, size: int) -> float:
+    """Bytes per second of all-reduces of `size` bytes as backward passes start them: one behind the other, waited for
+    at the end."""
+    data = [torch.zeros(max(size // 4, 1), device=ends.device) for _ in range(IN_FLIGHT)]
+
+    def several() -> None:
+        for work in [dist.all_reduce(d, group=ends.group, async_op=True) for d in data]:
+            work.wait()
+
+    return size * IN_FLIGHT / mean_seconds(several, 3, settle=ends.settle)
+
+
 def mean_seconds(call: Callable[[], Any], turns: int, *, settle: Callable[[], None]) -> float:
     """Mean seconds of a call, after one for warming up."""
     call()
@@ -194,6 +207,7 @@ def way(ends: Ends, max_bytes: int) -> dict[str, Any]:
         "message_bytes_per_s": {str(size): message_rate(ends, size) for size in sizes},
         "all_reduce_s": {str(size): s for size, s in seconds.items()},
         "all_reduce_bytes_per_s": {str(size): size / s for size, s in seconds.items()},
+        "sums_bytes_per_s": sums_rate(ends, min(max_bytes, 256 * MiB)),
         "latency_s": latency(ends),
         **cost,
     }
@@ -211,15 +225,26 @@ def raw_ceilings(ends: Ends, *, nbytes: int = 64 * MiB) -> dict[str, float]:
     words = ("pinned copy down", "pinned copy up") if pinned else ("host copy",)
     rates = {word: copy(*pair) for word, pair in zip(words, ((host, there), (there, host)), strict=False)}
     groups = [dist.new_group([0, ends.world - 1], backend="gloo") for _ in range(GROUPS)]
-    parts = list(host.split(max(nbytes // 16, 1)))
-
-    def once() -> None:
-        if ends.peer is not None:
-            for work in [_mover(ends)(p, ends.peer, group=groups[i % GROUPS]) for i, p in enumerate(parts)]:
-                work.wait()
-
-    rates[f"{GROUPS} gloo groups"] = nbytes / mean_seconds(once, 8, settle=ends.settle)
+    rates[f"{GROUPS} gloo groups"] = (
+        nbytes
+        / mean_seconds(lambda: _raw_stream(ends, groups, [host, torch.zeros_like(host)]), 4, settle=ends.settle)
+        * RAW_MESSAGES
+    )
     return rates
+
+
+def _raw_stream(ends: Ends, groups: list[Any], messages: list[torch.Tensor]) -> None:
+    """Some messages over all groups, two of them in flight."""
+    if ends.peer is None:
+        return
+    under_way: list[list[Any]] = []
+    for number in range(RAW_MESSAGES):
+        parts = messages[number % 2].split(max(messages[0].numel() // (2 * GROUPS), 1))
+        under_way.append([_mover(ends)(p, ends.peer, group=groups[i % GROUPS]) for i, p in enumerate(parts)])
+        for work in under_way.pop(0) if number else ():
+            work.wait()
+    for work in under_way.pop():
+        work.wait()
 
 
 def over(placement: Placement, transport: TransportKind) -> Placement:

@@ -16,7 +16,10 @@ from hetctl.comm.errors import ConfigError
 from hetctl.comm.values import decode, encode
 
 VARIABLE = "HETCTL_PLACEMENT"
-CARRIERS: tuple[TransportKind, ...] = ("shm", "tcp")  # the transports that the back end has
+PORTS_VARIABLE = "HETCTL_RDMA"  # rxe0:1=1,mlx5_0:1=3 (device:port=GID index), or `sockets` to try engines without RDMA
+CARRIERS: tuple[TransportKind, ...] = ("shm", "tcp", "rdma", "direct")  # the transports that the back end has
+LOCAL: tuple[TransportKind, ...] = CARRIERS[:2]  # those that every machine can try with itself
+NEED_ENGINE: tuple[TransportKind, ...] = ("rdma", "direct")  # those that both ends must prove first
 
 
 @dataclass(frozen=True)
@@ -68,20 +71,9 @@ class Placement:
                 return bridge.transport
         return "tcp"
 
-    def carrier(self, one: str, other: str) -> TransportKind:
-        """The transport that is really taken: TCP where the planned one is none of CARRIERS.
-
-        Raises ConfigError where that one was forced.
-        """
-        planned = self.transport(one, other)
-        if planned in CARRIERS:
-            return planned
-        if any(bridge.forced for bridge in self.bridges if set(bridge.islands) == {one, other}):
-            raise ConfigError(
-                f"the bridge {one} - {other} cannot be {planned}: the 'het' back end carries {' and '.join(CARRIERS)}",
-                hint="--bridge auto, or one of these",
-            )
-        return "tcp"
+    def is_forced(self, one: str, other: str) -> bool:
+        """Whether a person asked for the transport between two islands: no other may take its place."""
+        return any(bridge.forced for bridge in self.bridges if set(bridge.islands) == {one, other})
 
     def to_json(self) -> str:
         return json.dumps(encode(self))

@@ -57,7 +57,8 @@ class Stage:
     tensor_parallel: int = 1
     shards: int = 1
     recompute: Literal["none", "selective", "full"] = "none"
-    offload: bool = False
+    offload: bool = False  # of the optimiser's state
+    offload_activations: bool = False
 
     @property
     def width(self) -> int:
@@ -168,6 +169,19 @@ class Plan:
         return (self.forwards_ahead if own is None else own)[stage]
 
     @cached_property
+    def tensor_degrees(self) -> dict[int, int]:
+        """Rank -> the tensor-parallel degree of its stages."""
+        return {r: s.tensor_parallel for replica in self.replicas for s in replica.stages for r in s.ranks}
+
+    def cuts_unlike(self, ranks: Iterable[int]) -> bool:
+        """Whether these ranks hold parameters cut by different tensor-parallel degrees."""
+        return len({self.tensor_degrees[r] for r in ranks}) > 1
+
+    def tied_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Who sums a tied embedding's gradient: the ranks of all first and last stages."""
+        return tied_groups(self.replicas)
+
+    @cached_property
     def island_of_rank(self) -> dict[int, PlannedIsland]:
         return {rank: island for island in self.islands for rank in island.ranks}
 
@@ -208,6 +222,19 @@ def segments_of(replicas: tuple[Replica, ...]) -> tuple[Span, ...]:
     return tuple(itertools.pairwise(cuts))
 
 
+def tensor_peers(stages: Iterable[Stage]) -> tuple[tuple[int, ...], ...]:
+    """The ranks of these stages in groups that hold the same parts; all together where degrees differ."""
+    held = tuple(stages)
+    degrees = {s.tensor_parallel for s in held}
+    step = degrees.pop() if len(degrees) == 1 else 1
+    return tuple(tuple(dict.fromkeys(rank for s in held for rank in s.ranks[k::step])) for k in range(step))
+
+
+def tied_groups(replicas: Iterable[Replica]) -> tuple[tuple[int, ...], ...]:
+    """Who sums a tied embedding's gradient: the ranks of first and last stages that hold the same part of it."""
+    return tensor_peers(s for replica in replicas for s in (replica.stages[0], replica.stages[-1]))
+
+
 def load_plan(path: Path, *, layers: int | None = None) -> Plan:
     """A plan.yaml, validated (against the model's number of blocks, where given). Raises ConfigError."""
     data = read_yaml(path, what="plan")
@@ -241,7 +268,7 @@ def _check_replica(plan: Plan, number: int, replica: Replica, where: str, layers
         raise ConfigError(f"{place} has no stages")
     edge = 0
     for index, stage in enumerate(replica.stages):
-        _check_stage(stage, replica, f"{place}, stage {index}")
+        _check_stage(plan, stage, replica, f"{place}, stage {index}")
         if stage.layers[0] != edge:
             raise ConfigError(f"{place}: stage {index} begins at layer {stage.layers[0]}, expected {edge}")
         edge = stage.layers[1]
@@ -261,7 +288,7 @@ def _check_replica(plan: Plan, number: int, replica: Replica, where: str, layers
                 raise ConfigError(f"{place}: rank {placed.rank} is missing from stage {index}")
 
 
-def _check_stage(stage: Stage, replica: Replica, place: str) -> None:
+def _check_stage(plan: Plan, stage: Stage, replica: Replica, place: str) -> None:
     first, past_last = stage.layers
     if past_last <= first:
         raise ConfigError(f"{place} holds no layer")
@@ -269,6 +296,7 @@ def _check_stage(stage: Stage, replica: Replica, place: str) -> None:
         raise ConfigError(f"{place} must list its ranks, each once")
     if stage.tensor_parallel < 1 or len(stage.ranks) % stage.tensor_parallel:
         raise ConfigError(f"{place}: {len(stage.ranks)} ranks do not divide by tensor_parallel {stage.tensor_parallel}")
+    _check_tensor_groups(plan, stage, place)
     if stage.micro_batch_size < stage.width or stage.micro_batches < 1:
         raise ConfigError(
             f"{place}: {stage.micro_batches} micro-batches of {stage.micro_batch_size} samples cannot be shared "
@@ -277,6 +305,19 @@ def _check_stage(stage: Stage, replica: Replica, place: str) -> None:
         )
     if stage.micro_batch_size * stage.micro_batches != replica.samples:
         raise ConfigError(f"{place} takes other samples than the first stage of its replica")
+
+
+def _check_tensor_groups(plan: Plan, stage: Stage, place: str) -> None:
+    """Tensor groups are neighbours in a stage's list: each on one host, of one device class."""
+    step = stage.tensor_parallel
+    for first in range(0, len(stage.ranks), step) if step > 1 else ():
+        group = [plan.ranks[r] for r in stage.ranks[first : first + step] if 0 <= r < plan.world_size]
+        for what, found in (("hosts", {r.host for r in group}), ("device classes", {r.device_class for r in group})):
+            if len(found) > 1:
+                raise ConfigError(
+                    f"{place}: the tensor group of ranks {[r.rank for r in group]} is on {len(found)} {what}",
+                    hint="tensor parallelism stays inside one host and one device class",
+                )
 
 
 def _check_segments(plan: Plan, where: str) -> None:

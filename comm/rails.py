@@ -29,6 +29,7 @@ RAILS_VARIABLE = "HETCTL_RAILS"
 DEVICE_RAILS = 8  # loopback moved 6.7 GB/s with one gloo group, 23.9 with eight
 HOST_FLOW = Flow(CHUNK_BYTES, window=16)
 DEVICE_FLOW = Flow(2 * CHUNK_BYTES - 4 * KiB, window=16)  # each chunk costs Python time, which bounds fast rails
+SMALL_BYTES = 64 * KiB  # less than any socket buffer holds
 _KILL_TAG = 2**31 - 1
 _MOVED_BIT = 2**22  # above it a tag says which loss moved a chunk; lanes with larger tags do not move
 MOST_LOSSES = 8  # one bit each below the largest tag
@@ -44,11 +45,35 @@ class Rail:
 
     name: str
     group: Any
-    poster: ThreadPoolExecutor | None = None
+    poster: _Poster | None = None
 
-    def post(self, call: Callable[[], Posted]) -> Posted:
+    def post(self, call: Callable[[], Posted], nbytes: int) -> Posted:
         """Post now, or soon and in order from the rail's own thread."""
-        return call() if self.poster is None else _Later(self.poster.submit(call))
+        return call() if self.poster is None else self.poster.post(call, nbytes)
+
+
+class _Poster:
+    """A rail's thread; what a socket takes at once is posted without it, where nothing is queued before."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, name)
+        self._lock, self._queued = threading.Lock(), 0
+
+    def post(self, call: Callable[[], Posted], nbytes: int) -> Posted:
+        with self._lock:
+            now = nbytes <= SMALL_BYTES and not self._queued
+            self._queued += not now
+        return call() if now else _Later(self._executor.submit(self._call, call))
+
+    def _call(self, call: Callable[[], Posted]) -> Posted:
+        try:
+            return call()
+        finally:
+            with self._lock:
+                self._queued -= 1
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -106,7 +131,7 @@ class Link:
         options._timeout, options._threads, options._devices = self._timeout, 1, [device]
         group = Gloo(PrefixStore(f"link/{self._name}/{index}", store), 0 if self._sending else 1, 2, options)
         name = f"rail {index} ({interface})"
-        poster = ThreadPoolExecutor(1, f"het {name}") if torch.cuda.is_available() else None
+        poster = _Poster(f"het {name}") if torch.cuda.is_available() else None
         return Rail(name, group, poster)
 
     def kill(self) -> None:
@@ -118,7 +143,7 @@ class Link:
     def close(self) -> None:
         for rail in self._rails:
             if rail.poster is not None:
-                rail.poster.shutdown(wait=False, cancel_futures=True)
+                rail.poster.close()
         self._killed, self._rails = True, []
 
 
@@ -198,7 +223,7 @@ class RailPort:
             tag |= _MOVED_BIT << (way.moved - 1)
         start = rail.group.send if self._key.sending else rail.group.recv
         try:
-            return rail.post(lambda: start([whole], self._peer, tag))
+            return rail.post(lambda: start([whole], self._peer, tag), length)
         except RuntimeError as error:
             if not self.movable():
                 raise

@@ -13,7 +13,6 @@ import select
 import shutil
 import socket
 import tempfile
-from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,16 +22,16 @@ import torch
 
 from hetctl.comm.bridge import Bridge, LaneKey
 from hetctl.comm.c10d import Store
-from hetctl.comm.failover import Loss, Position
+from hetctl.comm.failover import Position
 from hetctl.comm.forwarded import Flow, ForwardedLane, RecvLane, SendLane
+from hetctl.comm.leaving import Leaving
 from hetctl.comm.staging import engine_for
 from hetctl.comm.units import KiB, MiB
-from hetctl.comm.window import Posted, Window
+from hetctl.comm.window import OneWay, Posted
 
 FLOW = Flow(8 * MiB, window=8)  # larger than over rails: a chunk here costs Python time only
 SLOT_BYTES = FLOW.chunk_bytes + 4 * KiB  # a page for the trailer
 RING_BYTES = FLOW.window * SLOT_BYTES
-LAG = 2  # slots that may wait for the device before the receiver waits for it
 
 
 @dataclass(frozen=True)
@@ -80,35 +79,20 @@ class ShmTransport:
         os.close(self._stop)
 
 
-class ShmPort:
+class ShmPort(OneWay):
     """One end of a ring; slots are used in turn, filled by one end and freed by the other."""
 
     def __init__(self, handles: _Handles, key: LaneKey, *, stop: int) -> None:
         self._handles, self._key, self._stop = handles, key, stop
         self._map = mmap.mmap(handles.memory, RING_BYTES)
         self._ring = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._registered = key.device.type == "cuda" and _register(self._ring)
+        self._registered = key.device.type == "cuda" and pin(self._ring)
         self._next = 0
-        self._leaving: deque[Any] = deque()  # events after which a slot is free, oldest first
+        self._leaving = Leaving(lambda: os.eventfd_write(handles.freed, 1))
         handles.channel.setblocking(False)
 
     def rail(self, position: Position) -> str:
         return "the shared-memory ring"
-
-    def movable(self) -> bool:
-        return False
-
-    def route(self, position: Position) -> int:
-        return 0
-
-    def lose(self, loss: Loss) -> str:
-        return ""
-
-    def cut(self, rail: int) -> None:
-        return None
-
-    def watch(self, window: Window) -> None:
-        return None
 
     def take(self, nbytes: int, number: int) -> torch.Tensor:
         first = self._next % FLOW.window * SLOT_BYTES
@@ -141,20 +125,11 @@ class ShmPort:
     def give(self, slot: torch.Tensor, event: Any) -> None:
         if self._key.sending:
             return
-        self._leaving.append(event)
-        while self._leaving and (len(self._leaving) > LAG or _passed(self._leaving[0])):
-            self._free_oldest()
+        self._leaving.give(event)
 
     def idle(self) -> None:
         """Free every slot that the device still reads, waiting for it: there is nothing else to do."""
-        while self._leaving:
-            self._free_oldest()
-
-    def _free_oldest(self) -> None:
-        event = self._leaving.popleft()
-        if event is not None:
-            event.synchronize()
-        os.eventfd_write(self._handles.freed, 1)
+        self._leaving.idle()
 
     def close(self) -> None:
         """Unpin and unmap the memory, close the counters and the socket."""
@@ -166,10 +141,6 @@ class ShmPort:
         self._handles.close()
 
 
-def _passed(event: Any) -> bool:
-    return event is None or bool(event.query())
-
-
 def _taken(fd: int) -> bool:
     """Take one from a counter if it is above zero."""
     try:
@@ -178,7 +149,7 @@ def _taken(fd: int) -> bool:
         return False
 
 
-def _register(ring: torch.Tensor) -> bool:
+def pin(ring: torch.Tensor) -> bool:
     """Pin the ring for the device's copy engines. Raises RuntimeError: an unpinned ring would be silently slow."""
     code = torch.cuda.cudart().cudaHostRegister(ring.data_ptr(), ring.numel(), 0)
     if int(code) != 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 import threading
 import zlib
@@ -29,14 +30,18 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> None:
-    """Write the trailer behind `length` payload bytes of `slot`."""
+    """Write the trailer behind `length` payload bytes of `slot`, on the host or on a device."""
     checksum = _checksum(slot[:length]) if checked else 0
-    _TRAILER.pack_into(_buffer(slot), length, operation, chunk, checksum, length)
+    trailer = _TRAILER.pack(operation, chunk, checksum, length)
+    _on_side(
+        slot,
+        lambda: slot[length : length + TRAILER_BYTES].copy_(torch.frombuffer(bytearray(trailer), dtype=torch.uint8)),
+    )
 
 
 def unseal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> torch.Tensor:
     """The payload of a received slot. Raises TrailerMismatch unless it is exactly the expected chunk."""
-    got = _TRAILER.unpack_from(_buffer(slot), length)
+    got = _TRAILER.unpack(bytes(_on_host(slot[length : length + TRAILER_BYTES])))
     if (got[0], got[1], got[3]) != (operation, chunk, length):
         raise TrailerMismatch(
             f"expected chunk {chunk} of message {operation} with {length} bytes, "
@@ -48,11 +53,28 @@ def unseal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, check
 
 
 def _checksum(payload: torch.Tensor) -> int:
-    return zlib.crc32(_buffer(payload)) or 1
+    return zlib.crc32(_on_host(payload)) or 1
 
 
-def _buffer(slot: torch.Tensor) -> Any:
-    return slot.numpy()  # shares the memory
+def _on_host(data: torch.Tensor) -> Any:
+    """The bytes as a buffer: the memory itself, or a copy of device memory (a trailer, or all of it to be checked)."""
+    return _on_side(data, data.cpu).numpy() if data.is_cuda else data.numpy()
+
+
+def _on_side(data: torch.Tensor, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Run a copy of device memory to its end on a stream of its own: the program's must not be waited for."""
+    if not data.is_cuda:
+        return call()
+    stream = _side_stream(data.device)
+    with torch.cuda.stream(stream):
+        result = call()
+        stream.synchronize()
+    return result
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)
 
 
 class Copied:
@@ -76,11 +98,17 @@ class CopyEngine(Protocol):
     def give(self, slot: torch.Tensor, event: Any) -> None:
         """Hand back a slot; the device still reads it until `event`, where there is one."""
 
+    def enter(self, *, sending: bool) -> None:
+        """Get the calling thread ready for copies of one direction; they are only made by threads that did so."""
+
     def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
-        """Start copying flat bytes into a slot, after the event `ready`."""
+        """Start copying flat bytes into a slot, after the event `ready`, which a message's first chunk brings."""
 
     def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]) -> Any:
-        """Copy or combine a payload into a typed flat view, after all of `ready`; the event it ends with, or None."""
+        """Copy or combine a payload into a typed flat view; the event it ends with, or None.
+
+        `ready` are the events that a message's first chunk waits for; later chunks come after it and bring none.
+        """
 
 
 def engine_for(device: torch.device) -> CopyEngine:
@@ -95,6 +123,9 @@ class HostEngine:
         return torch.empty(nbytes + TRAILER_BYTES, dtype=torch.uint8)
 
     def give(self, slot: torch.Tensor, event: Any) -> None:
+        return None
+
+    def enter(self, *, sending: bool) -> None:
         return None
 
     def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
@@ -113,7 +144,11 @@ class HostEngine:
 
 
 class StreamEngine:
-    """Device tensors: pinned slots and two side streams, so that copies never touch the program's stream."""
+    """Device tensors: pinned slots and two side streams, so that copies never touch the program's stream.
+
+    A lane's thread keeps its side stream as its current one: switching to and fro for each chunk took longer than the
+    rest of starting a copy.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -147,32 +182,31 @@ class StreamEngine:
             else:
                 self._busy.append((event, slot))
 
+    def enter(self, *, sending: bool) -> None:
+        torch.cuda.set_device(self.device)
+        torch.cuda.set_stream(self._down if sending else self._up)
+
     def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
-        event = torch.cuda.Event()
-        with torch.cuda.stream(self._down):
-            if ready is not None:
-                self._down.wait_event(ready)
-            slot[: source.numel()].copy_(source, non_blocking=True)
-            event.record(self._down)
-        source.record_stream(self._down)
-        METER.touch(source.numel())
-        return Copied(event)
+        if ready is not None:
+            self._down.wait_event(ready)
+            source.record_stream(self._down)
+        slot[: source.numel()].copy_(source, non_blocking=True)
+        METER.touch(0 if slot.is_cuda else source.numel())
+        return Copied(self._down.record_event())
 
     def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]) -> Any:
-        event = torch.cuda.Event()
-        with torch.cuda.stream(self._up):
-            for before in ready:
-                if before is not None:
-                    self._up.wait_event(before)
-            typed = payload.view(target.dtype)
-            if combine is None:
-                target.copy_(typed, non_blocking=True)
-            else:
-                combine(target, typed.to(self.device, non_blocking=True))
-            event.record(self._up)
-        target.record_stream(self._up)
-        METER.touch(payload.numel())
-        return event
+        for before in ready:
+            if before is not None:
+                self._up.wait_event(before)
+        if ready:
+            target.record_stream(self._up)
+        typed = payload.view(target.dtype)
+        if combine is None:
+            target.copy_(typed, non_blocking=True)
+        else:
+            combine(target, typed.to(self.device, non_blocking=True))
+        METER.touch(0 if payload.is_cuda else payload.numel())
+        return self._up.record_event()
 
 
 def _size_class(nbytes: int) -> int:

@@ -59,6 +59,25 @@ class Port(Protocol):
         """Nothing is left to do for now: settle what was put off."""
 
 
+class OneWay:
+    """What a port answers that has a single way for its chunks: nothing can be lost and moved."""
+
+    def movable(self) -> bool:
+        return False
+
+    def route(self, position: Position) -> int:
+        return 0
+
+    def lose(self, loss: Loss) -> str:
+        return ""
+
+    def cut(self, rail: int) -> None:
+        return None
+
+    def watch(self, window: Window) -> None:
+        return None
+
+
 @dataclass(eq=False)
 class Chunk:
     """Bytes [first, past) of a message, in a slot."""

@@ -14,22 +14,10 @@ from torch._C._autograd import _record_function_with_args_exit as leave_span
 from torch.autograd import _profiler_enabled as profiling
 
 from hetctl.comm.c10d import Work
-from hetctl.comm.errors import WorkFailed
+from hetctl.comm.errors import BridgeError as BridgeError
+from hetctl.comm.errors import reason_of as reason_of
 
 GRACE_SECONDS = 8.0
-
-
-class BridgeError(WorkFailed, RuntimeError):
-    """An operation across islands failed; also a RuntimeError, as programs expect of torch.distributed."""
-
-
-def reason_of(error: BaseException) -> str:
-    """The one line of a library's error that a person needs: without its source file, stack and advice."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    text = lines[0]
-    if text.startswith("[") and "] " in text:
-        text = text.split("] ", 1)[1]
-    return text.split(". This is typically")[0][:200]
 
 
 class NativeFailed(BridgeError):

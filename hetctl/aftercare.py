@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +25,35 @@ from hetctl.launching import berth_of, ways
 
 CLEAN_S = 30.0
 TAIL_LINES = 200
+TAIL_BYTES = 256 << 10  # of each rank's log, where lines are long
+FOLLOW_S = 0.2
 
 
 def list_runs(sink: Sink) -> list[dict[str, Any]]:
-    """All runs on file, shown; the document for scripts."""
-    table = Table("run", "state", "hosts", "for", "folder")
+    """All runs on file, shown with how far they are; the document for scripts."""
+    table = Table("run", "state", "step", "hosts", "for", "folder")
     rows = []
     for run in active():
         state = "running" if run.supervised else "lost: its supervisor is gone (hetctl clean)"
-        age = time.time() - run.started
-        table.add_row(run.name, state, ", ".join(list(run.hosts)[:8]), show_seconds(age), run.folder)
+        age, steps = time.time() - run.started, _progress(RunFolder(Path(run.folder)))
+        hosts = ", ".join(list(run.hosts)[:8]) + (f" and {len(run.hosts) - 8} more" if len(run.hosts) > 8 else "")
+        table.add_row(run.name, state, "-" if steps is None else str(steps), hosts, show_seconds(age), run.folder)
         about = {"run": run.name, "state": "running" if run.supervised else "lost", "hosts": list(run.hosts)}
-        rows.append({**about, "pid": run.pid, "folder": run.folder, "seconds": age})
+        rows.append({**about, "pid": run.pid, "folder": run.folder, "seconds": age, "step": steps})
     sink.say(table if rows else "no run was started from here that did not end cleanly")
     return rows
 
 
-def stop_run(word: str, *, now: bool, timeout_s: float, sink: Sink) -> dict[str, Any]:
-    """Ask a run's supervisor to stop, and wait for it. Raises WorkFailed when it does not end in time."""
-    run = find(word, active())
+def stop_run(word: str | None, *, now: bool, timeout_s: float, sink: Sink) -> dict[str, Any]:
+    """Ask a run's supervisor to stop (the only one there is, without a word), and wait for it.
+
+    Raises WorkFailed when it does not end in time.
+    """
+    run = find(word, active()) if word else _only_one()
     if not run.supervised:
         raise ConfigError(f"the supervisor of {run.name} is gone", hint=f"hetctl clean {run.name}")
+    if not now:
+        sink.say(f"{run.name} finishes its step and saves (--now ends it at once)")
     for _ in range(2 if now else 1):
         os.kill(run.pid, signal.SIGTERM)
         time.sleep(0.2)
@@ -78,22 +87,23 @@ def clean_runs(word: str | None, *, sink: Sink) -> dict[str, Any]:
 
 
 def show_logs(word: str | None, *, follow: bool, ranks: list[int] | None, sink: Sink) -> None:
-    """The ranks' logs of a run, and with `follow` what they print from now on, until it ends."""
+    """The end of the ranks' logs of a run, and with `follow` what they print from now on, until it ends (or Ctrl-C)."""
     folder = find_folder(word)
-    present = {_rank(p): p for p in folder.path.glob("logs/rank-*.log")}
-    logs = {r: p for r, p in sorted(present.items()) if not ranks or r in ranks}
-    if not logs:
-        raise ConfigError(f"{folder.path} holds no logs" + (f" of ranks {ranks}" if ranks else ""))
+    try:
+        while not (logs := _logs(folder, ranks)) and follow and _runs(folder):
+            time.sleep(FOLLOW_S)  # it has only begun
+        if not logs:
+            raise ConfigError(f"{folder.path} holds no logs" + (f" of ranks {ranks}" if ranks else ""))
 
-    def show(rank: int, line: str) -> None:
-        sink.people.print(f"[{rank}] {line}", highlight=False, markup=False, soft_wrap=True)
+        def show(rank: int, line: str) -> None:
+            sink.people.print(f"[{rank}] {line}", highlight=False, markup=False, soft_wrap=True)
 
-    for rank, path in logs.items():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]:
-            show(rank, clean(line))
-    with Follower(logs if follow else {}, show):
-        while follow and any(r.supervised for r in active() if r.folder == str(folder.path)):
-            time.sleep(0.2)
+        ends = {rank: _show_end(rank, path, show) for rank, path in logs.items()}
+        with Follower(logs if follow else {}, show, begin=ends):
+            while follow and _runs(folder):
+                time.sleep(FOLLOW_S)
+    except KeyboardInterrupt:  # the way to leave `-f`; the run goes on
+        return
 
 
 def find_folder(word: str | None) -> RunFolder:
@@ -123,6 +133,41 @@ def _clean_hosts(run: ActiveRun, sink: Sink) -> dict[str, dict[str, Any]]:
     finally:
         close()
     return found
+
+
+def _only_one() -> ActiveRun:
+    running = [run for run in active() if run.supervised]
+    if len(running) != 1:
+        names = ", ".join(run.name for run in running) or "none"
+        raise ConfigError(f"which run? running are: {names}", hint="hetctl stop RUN")
+    return running[0]
+
+
+def _logs(folder: RunFolder, ranks: list[int] | None) -> dict[int, Path]:
+    present = {_rank(p): p for p in folder.path.glob("logs/rank-*.log")}
+    return {r: p for r, p in sorted(present.items()) if not ranks or r in ranks}
+
+
+def _runs(folder: RunFolder) -> bool:
+    return any(run.supervised for run in active() if run.folder == str(folder.path))
+
+
+def _show_end(rank: int, path: Path, show: Callable[[int, str], None]) -> int:
+    """Show a log's last lines; returns how far it was read."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL_BYTES))
+        data = file.read(size - file.tell())
+    whole, newline, _ = data.rpartition(b"\n")
+    for line in whole.decode("utf-8", errors="replace").splitlines()[-TAIL_LINES:]:
+        show(rank, clean(line))
+    return size - len(data) + len(whole) + len(newline)
+
+
+def _progress(folder: RunFolder) -> int | None:
+    """The last step that was written down; None before the first, and for programs that have none."""
+    metrics = folder.read_metrics()
+    return int(metrics[-1]["step"]) if metrics else None
 
 
 def _rank(path: Path) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetctl.comm.cluster import Cluster
-from hetctl.comm.errors import HetctlError, Infeasible
+from hetctl.comm.errors import ConfigError, HetctlError, Infeasible
 
 NO_PROGRESS = 3  # starts from the same checkpoint in a row after which going on is no use
 
@@ -24,8 +24,10 @@ class Attempts:
     def began(self, start: str | None) -> None:
         self.starts.append(start)
 
-    def why_not_again(self) -> str | None:
+    def why_not_again(self, error_type: str | None = None) -> str | None:
         """None when another attempt makes sense, otherwise why not ('' when none was asked for)."""
+        if self.max_restarts and error_type == ConfigError.__name__:
+            return "what is wrong stays as it is: it has to be put right first"
         if self.used >= self.max_restarts:
             return f"{self.max_restarts} restarts are used up" if self.max_restarts else ""
         last = self.starts[-NO_PROGRESS:]

@@ -1,4 +1,4 @@
-"""`hetctl bench pipeline`: plan two stages across emulated islands, start the ranks, collect what they measured."""
+"""`hetctl bench pipeline`: plan one stage per island, start the ranks, collect what they measured."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from hetctl import planning
+from hetctl.comm.cluster import Cluster
 from hetctl.comm.errors import WorkFailed
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.console import Sink
@@ -26,13 +27,14 @@ from hetctl.trainer.job import Job
 from hetctl.trainer.planner import EXECUTABLE, make_plan
 from hetctl.where import find_running_cluster
 
-ROUNDS_VARIABLE = "HETCTL_BENCH_ROUNDS"
+ROUNDS_VARIABLE, NATIVE_VARIABLE = "HETCTL_BENCH_ROUNDS", "HETCTL_BENCH_NATIVE"
 MEASURE_TIMEOUT_S = 600.0
 
 
 def bench_pipeline(
     *,
-    emulate: str,
+    cluster_file: Path | None,
+    emulate: str | None,
     model: str,
     seq_len: int | None,
     micro_batches: int,
@@ -50,7 +52,7 @@ def bench_pipeline(
         global_batch=micro_batches,
         bridge=bridge,
     )
-    cluster = find_running_cluster(None, emulate, sink=sink)
+    cluster = find_running_cluster(cluster_file, emulate, sink=sink)
     recipe = replace(recipe, parallelism=replace(recipe.parallelism, pipeline=len(cluster.islands)))
     plan = make_plan(cluster, recipe, abilities=EXECUTABLE)
     layers = [f"{s.layers[1] - s.layers[0]} on {plan.ranks[s.ranks[0]].island}" for s in plan.replicas[0].stages]
@@ -72,12 +74,22 @@ def bench_pipeline(
         return {JOB_VARIABLE: job.to_json(), PLACEMENT_VARIABLE: placement.to_json()}
 
     kind = device_type(cluster.runs, [i.vendor for i in plan.islands])
-    program = Program("hetctl.trainer.bench_pipeline", files, kind, {ROUNDS_VARIABLE: str(rounds)})
+    extra = {ROUNDS_VARIABLE: str(rounds)}
+    if speak_alike(cluster):
+        extra[NATIVE_VARIABLE] = "1"
+    else:
+        sink.say("no native library spans these islands: the bridge itself is the yardstick")
+    program = Program("hetctl.trainer.bench_pipeline", files, kind, extra)
     run_ranks(program, Launch(cluster, seats), on_event, sink=sink)
     if not found:
         raise WorkFailed("the measurement ended without a result")
     transports = sorted({b.transport for b in plan.bridges})
     return {"model": recipe.model.name, "seq_len": plan.seq_len, "layers": layers, "transports": transports, **found}
+
+
+def speak_alike(cluster: Cluster) -> bool:
+    """Whether one native library serves all islands: they are emulated, or of one vendor."""
+    return cluster.runs is not None or len({i.vendor for i in cluster.islands}) == 1
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,17 @@
-"""`hetctl bench bridge`: start ranks on emulated islands, let them measure every way between, show it in one table."""
+"""`hetctl bench bridge`: start ranks on islands, let them measure every way between, show it in one table."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from hetctl.benching import Program, run_ranks
+from hetctl.benching import Program, run_ranks, speak_alike
 from hetctl.comm.errors import ConfigError, WorkFailed
-from hetctl.comm.placement import CARRIERS
+from hetctl.comm.placement import LOCAL
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.units import GiB, MiB, parse_bytes, show_bytes, show_rate
 from hetctl.console import Sink
@@ -18,25 +19,28 @@ from hetctl.launcher.environment import device_type, placement_of
 from hetctl.launcher.link import Event
 from hetctl.launching import Launch
 from hetctl.running import seats_of
+from hetctl.trainer.profile import BridgeProfile
 from hetctl.where import find_running_cluster
 
 TASK_VARIABLE = "HETCTL_MEASURE"  # what comm.measure reads; importing it here would import torch
 LARGEST = {"cpu": 4 * MiB, "cuda": GiB}  # where nothing is asked for
 
 
-def bench_bridge(*, emulate: str, bridge: str | None, max_size: str | None, sink: Sink) -> dict[str, Any]:
+def bench_bridge(
+    *, cluster_file: Path | None, emulate: str | None, bridge: str | None, max_size: str | None, sink: Sink
+) -> dict[str, Any]:
     """Rates, latency and costs per transport, beside native and raw ways. Raises ConfigError or WorkFailed."""
-    transports = [bridge] if bridge and bridge != "auto" else list(CARRIERS)
-    if not set(transports) <= set(CARRIERS):
-        raise ConfigError(f"no bridge can be {transports[0]} here", hint=f"--bridge {' or '.join(CARRIERS)}")
-    cluster = find_running_cluster(None, emulate, sink=sink)
+    transports = [bridge] if bridge and bridge != "auto" else list(LOCAL)
+    if not set(transports) <= set(LOCAL):
+        raise ConfigError(f"no bridge can be {transports[0]} here", hint=f"--bridge {' or '.join(LOCAL)}")
+    cluster = find_running_cluster(cluster_file, emulate, sink=sink)
     if len(cluster.islands) < 2:
         raise ConfigError("a bridge needs two islands", hint="--emulate h200:1,mi325x:1")
     kind = device_type(cluster.runs, [i.vendor for i in cluster.islands])
     most = parse_bytes(max_size) if max_size else LARGEST[kind]
     places, seats = seats_of(cluster)
     placement = placement_of(places, (), seats, runs=cluster.runs)
-    native = cluster.runs is not None  # emulated islands are one device type: they could talk without a bridge
+    native = speak_alike(cluster)
     task = json.dumps({"transports": transports, "max_bytes": most, "native": native})
     found: dict[str, Any] = {"device": kind, "islands": [len(p.ranks) for p in places], "ways": {}}
 
@@ -75,6 +79,18 @@ def cost_table(found: Mapping[str, Any]) -> Table:
     for name, rate in found["raw_bytes_per_s"].items():
         table.add_row(f"raw: {name}", show_rate(rate), "", "", "", "")
     return table
+
+
+def profiles_of(found: Mapping[str, Any]) -> list[BridgeProfile]:
+    """What the planner wants to know of each transport: rates at the largest size, latency of the smallest."""
+    entries = []
+    for name, w in found["ways"].items():
+        if name not in LOCAL:
+            continue
+        largest = max(w["message_bytes_per_s"], key=int)
+        rate = w["message_bytes_per_s"][largest]
+        entries.append(BridgeProfile(name, rate, w["sums_bytes_per_s"], w["latency_s"]["p50"]))
+    return entries
 
 
 _MEMORY = ("host_bytes_per_gb", "host_bytes_held")

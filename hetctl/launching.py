@@ -7,15 +7,17 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hetctl.comm.access import Access
 from hetctl.comm.cluster import Cluster, Host
 from hetctl.comm.errors import ConfigError
+from hetctl.comm.plan import Bridge, Rail
 from hetctl.console import Sink
 from hetctl.launcher.bundle import code_bundle, folder_bundle
 from hetctl.launcher.crew import Berth, Crew, Orders, board, board_here
 from hetctl.launcher.deadline import Deadline
-from hetctl.launcher.environment import Seat, Setting, host_settings, interface_of
+from hetctl.launcher.environment import Seat, Setting, host_settings, interface_of, ports_of
 from hetctl.launcher.local import LocalShell
 from hetctl.launcher.registry import delist, enlist
 from hetctl.launcher.runfolder import RunFolder
@@ -44,9 +46,20 @@ class Launch:
         here = all(h.access is None or h.access.local for h in self.hosts) and len(self.hosts) == 1
         return here and (self.way != "slurm" or self.cluster.source == "emulated")
 
+    def ports(self, bridges: Sequence[Bridge] = ()) -> Mapping[str, Sequence[dict[str, Any]]]:
+        """Per host the network ports to watch."""
+        where = {s.rank: s.host for s in self.seats}
+        ends = [(where.get(r), n) for b in bridges for x in b.rails for r, n in _ends(x)]
+        named = {h.name: [nic for host, nic in ends if host == h.name] for h in self.hosts}
+        return {h.name: ports_of(self.cluster, h, self.seats, rails=named[h.name]) for h in self.hosts}
+
     def settings(self) -> Mapping[str, Sequence[Setting]]:
         """Per host what its facts and its owner say about its ranks' environment. Raises ConfigError."""
         return {h.name: host_settings(self.cluster, h, self.seats, environment=os.environ) for h in self.hosts}
+
+
+def _ends(rail: Rail) -> tuple[tuple[int, str], tuple[int, str]]:
+    return (rail.from_rank, rail.from_nic), (rail.to_rank, rail.to_nic)
 
 
 def board_hosts(
@@ -79,7 +92,7 @@ def board_hosts(
         berths = [berth_of(host, open_shell) for host in launch.hosts]
         sink.say(f"entering {len(berths)} hosts")
         enlist(folder.identity, folder.path, {b.name: b.access for b in berths}, way=launch.way)
-        crew = board(berths, orders)
+        crew = board(berths, orders, on_refusal=lambda name, error: sink.warn(f"{name} cannot take part: {error}"))
     except BaseException:
         delist(folder.identity)
         close()

@@ -14,7 +14,7 @@ from hetctl.console import Sink
 from hetctl.planning import DEFAULT_TOKENS
 from hetctl.thismachine import gpu_class
 from hetctl.trainer.model_config import find_shape
-from hetctl.trainer.profile import ClassProfile, Profile, load_profile, save_profile
+from hetctl.trainer.profile import BridgeProfile, ClassProfile, Profile, load_profile, save_profile
 
 
 def bench_ops(*, model: str, seq_len: int | None, samples: str, device_class: str | None, sink: Sink) -> ClassProfile:
@@ -44,10 +44,12 @@ def bench_ops(*, model: str, seq_len: int | None, samples: str, device_class: st
     )
 
 
-def add_to_profile(path: Path, entry: ClassProfile) -> None:
-    """Write a profile with this entry, beside those it already had."""
-    known = load_profile(path) if path.exists() else Profile(())
-    save_profile(path, known.with_class(entry))
+def add_to_profile(path: Path, *entries: ClassProfile | BridgeProfile) -> None:
+    """Write a profile with these entries, beside those it already had."""
+    profile = load_profile(path) if path.exists() else Profile(())
+    for entry in entries:
+        profile = profile.with_class(entry) if isinstance(entry, ClassProfile) else profile.with_bridge(entry)
+    save_profile(path, profile)
 
 
 def table(entry: ClassProfile) -> Table:
@@ -56,6 +58,8 @@ def table(entry: ClassProfile) -> Table:
     for kind in ("embedding", "block", "head"):
         for point in getattr(entry, kind):
             shown.add_row(kind, str(point.samples), show_seconds(point.forward_s), show_seconds(point.backward_s))
+    if entry.update_s is not None:
+        shown.add_row("update, 10^9 parameters", "", show_seconds(entry.update_s * 1e9), "")
     return shown
 
 

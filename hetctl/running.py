@@ -15,6 +15,7 @@ from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.plan import Bridge, load_plan
 from hetctl.console import Sink
 from hetctl.launcher.environment import PlannedPlace, Seat, Setting, device_type, placement_of
+from hetctl.launcher.link import Event
 from hetctl.launcher.logs import Follower
 from hetctl.launcher.runfolder import create_run
 from hetctl.launcher.site import Site
@@ -72,9 +73,16 @@ def run_program(
         device_type=device_type(cluster.runs, [p.vendor for p in places]),
         settings={name: (*settings, *own) for name, settings in launch.settings().items()},
         cwd=str(Path.cwd()) if launch.here else None,
+        ports=launch.ports(bridges),
     )
+    evidence: list[dict[str, Any]] = []
+
+    def on_event(event: Event) -> None:
+        if event["event"] == "bridge":
+            evidence.append({k: v for k, v in event.items() if k not in ("event", "host", "n")})
+
     with Follower({s.rank: folder.log(s.rank) for s in seats}, lambda rank, line: _show(sink, rank, line)):
-        outcome = supervise(crew, specs, lambda event: None, folder=folder, say=sink.warn)
+        outcome = supervise(crew, specs, on_event, folder=folder, say=sink.warn)
     summary = {
         "run": folder.name,
         "status": "interrupted" if outcome.interrupted else "done",
@@ -83,6 +91,8 @@ def run_program(
         "wall_s": time.monotonic() - began,
         "run_dir": str(folder.path),
         "processes_left": outcome.left,
+        "links": outcome.links,
+        "bridges": sorted(evidence, key=lambda one: one["rank"]),
     }
     failure = None if outcome.interrupted else record_failure(folder, outcome, [s.host for s in seats], crew.sites)
     if failure is not None:

@@ -15,8 +15,11 @@ from hetctl.launcher.failure import find_failure
 from hetctl.launcher.link import Event
 from hetctl.launcher.registry import delist
 from hetctl.launcher.runfolder import RunFolder
-from hetctl.launcher.supervisor import HostSpec, Outcome, Supervisor
+from hetctl.launcher.supervisor import LEASE_S, HostSpec, Outcome, Supervisor
+from hetctl.launcher.sweep import sweep
 
+# kinds of events kept in events.jsonl
+TOLD = ("started", "exit", "failing", "failed", "unreachable", "lost", "gone", "done", "link")
 MAX_LOG_BYTES = 64 << 20  # of one rank's log that is kept here when it lives on another host
 
 
@@ -30,13 +33,19 @@ def supervise(
 ) -> Outcome:
     """Run the hosts' agents to their end; Ctrl-C or TERM stops the ranks, a second one at once.
 
-    USR1 has the ranks save and go on, USR2 save and end.
+    USR1 has the ranks save and go on, USR2 save and end. The first failure is said as soon as it is known.
     """
     logs = _Logs(folder)
 
     def handle(event: Event) -> None:
         if event["event"] == "log":
             logs.write(event)
+        elif event["event"] in TOLD:
+            folder.append_event({k: v for k, v in event.items() if k not in ("n", "error", "pending", "said")})
+        if event["event"] == "failed":
+            say(f"rank {event['rank']} on {event['host']}: {event['reason']}; the other ranks are ended")
+        if event["event"] == "link":
+            say(f"{event['host']}: {event['nic']} is {event['problem'] or 'as it was again'}")
         on_event(event)
 
     supervisor = Supervisor(crew, specs, handle)
@@ -48,6 +57,7 @@ def supervise(
             delist(folder.identity)
         raise
     if outcome.left == 0 and not outcome.unverified:
+        sweep(folder.half_made)  # where hosts keep their own files, their agents did
         delist(folder.identity)
     return outcome
 
@@ -71,6 +81,7 @@ def record_failure(
     for site in (s for s in sites if s.name == failure.host and not s.shared):
         record["log_on_host"] = str(site.folder.log(failure.rank))
     write_json(folder.failure, record)
+    folder.failure.chmod(0o600)  # it quotes what a rank printed
     return record
 
 
@@ -100,7 +111,7 @@ class _Logs:
 
     def write(self, event: Event) -> None:
         path = self.folder.log(int(event["rank"]))
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)  # what ranks print may hold secrets
         skipped = f"\n[{event['skipped']} bytes are only in the log on the host]\n" if event["skipped"] else ""
         with path.open("ab") as file:
             if file.tell() < MAX_LOG_BYTES:
@@ -109,7 +120,10 @@ class _Logs:
 
 @contextmanager
 def _signals(supervisor: Supervisor, say: Callable[[str], None]) -> Iterator[None]:
-    """Ctrl-C or TERM once: stop in order. Twice: at once. USR1: save, USR2: save and end."""
+    """Ctrl-C, TERM or a closed terminal once: stop in order. Twice: at once. USR1: save, USR2: save and end.
+
+    Ctrl-Z does nothing: a launcher that is suspended would lose its hosts with the lease.
+    """
 
     def stop(*_: object) -> None:
         again = supervisor.outcome.interrupted
@@ -121,12 +135,19 @@ def _signals(supervisor: Supervisor, say: Callable[[str], None]) -> Iterator[Non
         told = supervisor.save(then_end=end)
         say(("saving, then ending" if end else "saving") if told else "the ranks have not begun: nothing to save yet")
 
+    def stay(*_: object) -> None:
+        say(f"not suspended: the hosts would end the run after {LEASE_S:.0f} s without its launcher (see --detach)")
+
     handlers: dict[int, Callable[[int, Any], None]] = {
         signal.SIGINT: stop,
         signal.SIGTERM: stop,
+        signal.SIGHUP: stop,
+        signal.SIGTSTP: stay,
         signal.SIGUSR1: save,
         signal.SIGUSR2: save,
     }
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: it shall outlive its terminal
+        del handlers[signal.SIGHUP]
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield

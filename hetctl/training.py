@@ -44,6 +44,8 @@ from hetctl.trainer.shapes import ModelShape
 from hetctl.trainer.weights import find_weights
 from hetctl.where import find_running_cluster
 
+BRIDGES = "bridges"  # what the engines of direct bridges say of each rank's transfers
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -104,7 +106,8 @@ def _checked_plan(plan: Plan, cluster: Cluster, recipe: Recipe, sink: Sink) -> P
             f"{recipe.batch.global_batch} of {recipe.model.seq_len}",
             hint="make the plan anew, or set batch.global_batch and model.seq_len to the plan's",
         )
-    check_executable(plan)
+    check_executable(plan, compiled=recipe.train.compile)
+    check_trainable(recipe.shape(), plan)
     if plan.cluster_digest != cluster.digest:
         sink.warn("the plan was made for another cluster (its digest differs); its ranks fit, so it is used")
     return plan
@@ -170,7 +173,7 @@ def train(
     while True:
         prepared, crew = _board(prepared, folder, attempts, resume, sink)
         summary, outcome = _attempt(prepared, folder, crew, attempts, resume, sink, began)
-        why_not = attempts.why_not_again() if summary["status"] == "failed" else ""
+        why_not = attempts.why_not_again(summary.get("error_type")) if summary["status"] == "failed" else ""
         if why_not is None:
             attempts.used += 1
             resume = "auto"
@@ -304,6 +307,8 @@ def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path |
         store_ports=store_ports(),
         device_type=device_type(cluster.runs, [i.vendor for i in plan.islands]),
         settings=prepared.launch.settings(),
+        ports=prepared.launch.ports(plan.bridges),
+        goes_on=checkpoint is not None,
         spread=spread,
     )
 
@@ -314,6 +319,9 @@ def _on_event(folder: RunFolder, live: LiveRun, found: dict[str, Any]) -> Callab
         record = {k: v for k, v in event.items() if k not in ("event", "rank", "host", "n")}
         if kind == "begin":
             live.begin(event["step"])
+        elif kind == "step" and record.pop("late", False):  # of an attempt whose launcher was lost
+            if record["step"] not in {m["step"] for m in folder.read_metrics()}:
+                folder.append_metrics(record)
         elif kind == "step":
             folder.append_metrics(record)
             live.step(record)
@@ -321,6 +329,10 @@ def _on_event(folder: RunFolder, live: LiveRun, found: dict[str, Any]) -> Callab
             found.update(record)
         elif kind == "rail":
             live.note(event["sentence"])
+        elif kind == "note":
+            live.say(event["sentence"])
+        elif kind == "bridge":
+            found.setdefault(BRIDGES, []).append({"rank": event["rank"], **record})
 
     return on_event
 
@@ -337,7 +349,8 @@ def _summary(
     metrics = folder.read_metrics()
     hosts = [r.host for r in prepared.plan.ranks]
     failure = None if outcome.interrupted else record_failure(folder, outcome, hosts, sites)
-    status = "interrupted" if outcome.interrupted else "failed" if failure or not found else "done"
+    told = found.keys() - {BRIDGES}
+    status = "interrupted" if outcome.interrupted else "failed" if failure or not told else "done"
     if status == "done" and outcome.ended_early:
         status = "saved"  # USR2: asked to save and end
     shares = found.pop("shares", {})
@@ -360,9 +373,11 @@ def _summary(
         "wall_s": wall_s,
         "run_dir": str(folder.path),
         "processes_left": outcome.left,
+        "links": outcome.links,
     }
     if status == "failed":
         summary["failure"] = failure["reason"] if failure else "the ranks ended without a summary"
+        summary["error_type"] = failure["error_type"] if failure else None
     return summary
 
 

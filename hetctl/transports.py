@@ -12,6 +12,13 @@ from hetctl.networks import Port
 
 _MEMLOCK_NEEDED = 64 * MiB  # less does not hold the pinned slots of one rail
 _RDMA_KINDS = ("infiniband", "roce")
+_ENGINES = {  # package -> what it is
+    "nixl": "nixl",
+    "mooncake_transfer_engine": "mooncake",
+    "mooncake_transfer_engine_cuda13": "mooncake",
+    "mooncake_transfer_engine_non_cuda": "mooncake",
+    "mooncake_transfer_engine_rocm": "mooncake",
+}
 
 
 @dataclass(frozen=True)
@@ -26,8 +33,11 @@ class Ground:
 
 
 def link_between(a: Island, b: Island, ground: Ground) -> Link:
-    """Everything known about how two islands can talk, usable ways first, the fastest kind first."""
-    ways = (_direct(a, b, ground), _shm(a, b), _rdma(a, b, ground), _tcp(a, b, ground))
+    """Everything known about how two islands can talk, usable ways first, in the order in which they are chosen.
+
+    Direct stands behind RDMA: files cannot prove it, ranks do when they start, and then go further than was planned.
+    """
+    ways = (_shm(a, b), _rdma(a, b, ground), _direct(a, b, ground), _tcp(a, b, ground))
     return Link((a.name, b.name), tuple(sorted(ways, key=lambda way: not way.usable)))
 
 
@@ -87,7 +97,7 @@ def _direct(a: Island, b: Island, ground: Ground) -> Transport:
             known = rdma.peer_memory_modules is not None and rdma.dma_buf is not None
             says = "has neither a peer memory module nor dma-buf" if known else "does not show peer memory or dma-buf"
             return Transport("direct", False, f"{host} {says}")
-    return Transport("direct", False, "not proved: only registering device memory on both ends proves it")
+    return Transport("direct", True, "not proved yet: ranks try it when they start, and take it where both ends can")
 
 
 def rdma_missing(hosts: Sequence[str], ground: Ground) -> str:
@@ -104,7 +114,21 @@ def rdma_missing(hosts: Sequence[str], ground: Ground) -> str:
         lacking = _host_lacks(ground.facts[host])
         if lacking:
             return f"{host}: {lacking}"
-    return ""
+    return _engine_missing(hosts, ground)
+
+
+def _engine_missing(hosts: Sequence[str], ground: Ground) -> str:
+    """Why no engine moves the data, as far as the ranks' Pythons are known."""
+    common = set(_ENGINES.values())
+    for host in hosts:
+        pythons = [p for p in ground.facts[host].interpreters if not p.problem]
+        if not pythons:
+            continue  # nothing is known of them
+        found = {engine for package, engine in _ENGINES.items() if package in pythons[0].packages}
+        if not found:
+            return f"{host}: its Python has neither nixl nor mooncake (pip install 'hetctl[nixl]')"
+        common &= found
+    return "" if common else "the hosts' Pythons have no engine in common: nixl or mooncake on all of them"
 
 
 def _host_lacks(facts: HostFacts) -> str:

@@ -32,9 +32,10 @@ def find_running_cluster(
     spec = _spec_of(plan) if plan else parse_spec(emulate or planning.DEFAULT_SPEC, CLASSES)
     machine, words = this_machine(sum(island.count for island in spec))
     sink.say(f"emulating {emulate or (_words(plan) if plan else planning.DEFAULT_SPEC)}: {words}")
-    if any(p.speed != 1 for i in spec for p in i.parts):
-        sink.warn("an @SPEED weights the plan only: the processes run as fast as they can")
-    return label_machine(spec, machine)
+    cluster = label_machine(spec, machine)
+    if any(p.speed != 1 for i in spec for p in i.parts) and cluster.runs == "gloo":
+        sink.warn("an @SPEED weights the plan only: processes on CPUs run as fast as they can")
+    return cluster
 
 
 def _spec_of(plan: Plan) -> tuple[SpecIsland, ...]:

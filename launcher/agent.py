@@ -21,17 +21,29 @@ import tempfile
 import time
 from typing import Any
 
-from hetctl.launcher.children import Worker, adopt_orphans, die_with_parent, guard, kill_descendants, reap_orphans
+from hetctl.launcher.children import (
+    STOPPED_S,
+    Worker,
+    adopt_orphans,
+    die_with_parent,
+    guard,
+    kill_descendants,
+    reap_orphans,
+)
+from hetctl.launcher.hostfiles import is_full, keep, kept, last_words, pending, write
+from hetctl.launcher.linkwatch import LinkWatch
 from hetctl.launcher.neighbours import Neighbours
 from hetctl.launcher.oom import OomWatch
+from hetctl.launcher.sweep import FILE as SWEEP_FILE
+from hetctl.launcher.sweep import sweep_for
 from hetctl.launcher.tails import Tail
 from hetctl.launcher.wire import Wire
 
 PROTOCOL = 1
 TICK_S = 0.1
 HELLO_S = 60.0  # how long a supervisor may take to say what it wants
-STOPPED_S = 8.0  # a rank that somebody stopped holds all others up: it is ended
 SOCKET = "agent.sock"
+FIGURES = "step"  # the kind of a worker's events that must not get lost
 
 
 class Agent:
@@ -45,7 +57,7 @@ class Agent:
         self.workers: list[Worker] = []
         self.tails: list[Tail] = []
         self.store: subprocess.Popen[bytes] | None = None
-        self.neighbours = Neighbours()
+        self.neighbours, self.links = Neighbours(), LinkWatch()
         self.oom = OomWatch()
         self.started = False
         self.deadline: float | None = None  # when TERM becomes KILL
@@ -56,21 +68,25 @@ class Agent:
         self.wire.listen(os.path.join(self.folder, SOCKET))
         self.wire.tell(event="hello", protocol=PROTOCOL, pid=os.getpid(), socket=self.wire.path)
         while not (self.started and all(w.reported for w in self.workers)):
-            for key, _ in self.selector.select(TICK_S):
-                if isinstance(key.data, Worker):
-                    self._relay(key.data)
-                elif key.data == "visitor":
-                    self.wire.accept()
-                    self.last_beat = time.monotonic()
-                else:
-                    for command in self.wire.commands():
-                        self._obey(command)
+            self._turn()
             self._check_lease()
             self._look_after()
-            self.wire.flush()
             if not self.started and self.deadline is not None:
                 break
         return self._finish()
+
+    def _turn(self) -> None:
+        """What came in within a moment: workers' events, commands, a supervisor that is back."""
+        for key, _ in self.selector.select(TICK_S):
+            if isinstance(key.data, Worker):
+                self._relay(key.data)
+            elif key.data == "visitor":
+                self.wire.accept()
+                self.last_beat = time.monotonic()
+            else:
+                for command in self.wire.commands():
+                    self._obey(command)
+        self.wire.flush()
 
     def _obey(self, command: dict[str, Any]) -> None:
         self.last_beat = time.monotonic()
@@ -97,8 +113,9 @@ class Agent:
             if self.spec.get("private"):  # nobody else's: what ranks print may hold secrets
                 os.makedirs(self.spec["private"], exist_ok=True)
                 os.chmod(self.spec["private"], 0o700)
+            write(os.path.join(self.folder, SWEEP_FILE), json.dumps(self.spec.get("sweep", [])))
             for path, text in self.spec.get("files", {}).items():
-                _write(path, text)
+                write(path, text)
             port = self._serve_store() if self.spec.get("store_address") else None
             probe = self.neighbours.listen(self.spec["probe_address"]) if self.spec.get("probe_address") else None
         except OSError as error:
@@ -139,7 +156,11 @@ class Agent:
             if self.spec.get("private"):
                 self.tails.append(Tail(worker.rank, worker.log, worker.log_start))
             self.wire.tell(event="started", rank=worker.rank, pid=worker.process.pid)
+        for event in kept(self.spec.get("unheard", "")):
+            if self.spec.get("goes_on"):
+                self.wire.tell(**{**event, "late": True})
         self.neighbours.watch(command.get("peers", {}))
+        self.links.start(self.spec.get("ports", []))
 
     def _check_lease(self) -> None:
         now = time.monotonic()
@@ -174,10 +195,13 @@ class Agent:
                 self._report(worker, code)
             elif self.deadline is None and worker.stopped_for() > STOPPED_S:
                 self._report_stopped(worker)
+            elif not worker.failing and (error := worker.error()) is not None:
+                worker.failing = True  # its end may take long: libraries wait for peers, or hang
+                self.wire.tell(event="failing", rank=worker.rank, at=time.time(), error=error)
         for tail in self.tails:
             for event in tail.read():
                 self.wire.tell(**event)
-        for event in self.neighbours.look():
+        for event in (*self.neighbours.look(), *self.links.look()):
             self.wire.tell(**event)
 
     def _report(self, worker: Worker, code: int, *, reason: str | None = None) -> None:
@@ -190,8 +214,12 @@ class Agent:
             more = {"oom": oom}
         asked = self.deadline is not None and reason is None
         error = worker.error()
-        if code > 0 and error is None and not reason and _is_full(os.path.dirname(worker.log)):
-            more = {"reason": f"it ended with exit code {code}, and could not say why: No space left on its disk"}
+        if worker.failing and code in (-signal.SIGTERM, -signal.SIGKILL):
+            code = 1  # it failed by itself, and was only helped to end
+        mute = error is None and (code > 0 or code == -signal.SIGABRT)
+        if mute and not reason and is_full(os.path.dirname(worker.log)):
+            how = f"ended with exit code {code}" if code > 0 else "was ended by SIGABRT"
+            more = {"reason": f"it {how}, and could not say why: No space left on its disk"}
         self.wire.tell(
             event="exit",
             rank=worker.rank,
@@ -199,7 +227,8 @@ class Agent:
             at=time.time(),
             asked=asked,
             error=error,
-            pending=_pending(self.spec.get("flight", ""), worker.rank) if code else None,
+            said=last_words(worker.log) if mute else None,
+            pending=pending(self.spec.get("flight", ""), worker.rank) if code else None,
             **more,
         )
 
@@ -217,13 +246,28 @@ class Agent:
             self.store.wait()
         left = kill_descendants()
         self.neighbours.close()
+        self.links.close()
         for tail in self.tails:
             for event in tail.last():
                 self.wire.tell(**event)
+        sweep_for(self.folder)
+        self._part(self.wire.tell(event="done", left=left))
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.wire.tell(event="done", left=left)
-        self.wire.close(seconds=5.0)
         return 0 if all(w.process.returncode == 0 for w in self.workers) else 1
+
+    def _part(self, last: int) -> None:
+        """Until the supervisor has heard the last word, or has been away for as long as its lease."""
+        for worker in self.workers:
+            if worker.events_fd in self.selector.get_map():
+                self.selector.unregister(worker.events_fd)
+        lease = self.spec.get("lease_s", 0.0)
+        while not self.wire.confirmed(last) and time.monotonic() - self.last_beat < lease:
+            if not (self.wire.connected or self.spec.get("reconnect")):
+                break
+            self._turn()
+        if figures := self.wire.unheard(FIGURES):
+            keep(self.spec.get("unheard", ""), figures)
+        self.wire.close()
 
 
 def _listen(address: str, ports: list[int]) -> socket.socket:
@@ -241,38 +285,6 @@ def _listen(address: str, ports: list[int]) -> socket.socket:
     raise OSError(None, f"no free port on {address} among {ports[0]}-{ports[-1]} ({problem})")
 
 
-def _is_full(folder: str) -> bool:
-    """Whether a file system has less room than an error message needs."""
-    try:
-        about = os.statvfs(folder)
-    except OSError:
-        return False
-    return about.f_bavail * about.f_frsize < 64 << 10
-
-
-def _write(path: str, text: str) -> None:
-    """A file of the run: readable by its owner only, whole or not there."""
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _pending(flight: str, rank: int) -> list[dict[str, Any]] | None:
-    """What the rank's flight recorder says it was waiting for; None when there is no record."""
-    try:
-        with open(os.path.join(flight, f"flight-rank-{rank}.json"), encoding="utf-8") as file:
-            operations = json.load(file)["operations"]
-        return [o for o in operations if o["state"] != "done"][-8:]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
 def main() -> None:
     """Be the agent of one run on this host; a guardian stays behind it."""
     base = tempfile.gettempdir()
@@ -281,6 +293,7 @@ def main() -> None:
     stdout = sys.stdout.fileno()
 
     def last_word(left: int) -> None:
+        sweep_for(folder)
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.write(stdout, json.dumps({"event": "lost", "left": left}).encode() + b"\n")

@@ -19,6 +19,8 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MAX_EVENT_BYTES = 4 << 20  # one line of a worker's; longer ones are dropped
 MAX_ERROR_BYTES = 256 << 10
 KILL_S = 5.0
+WATCH_S = 1.0
+STOPPED_S = 8.0  # a process that somebody stopped holds all others up: it is ended
 
 
 class Worker:
@@ -29,7 +31,7 @@ class Worker:
         self.error_file = spec["env"].get("TORCHELASTIC_ERROR_FILE", "")
         self.events_fd, write_end = os.pipe()
         environment = {**os.environ, **spec["env"], **extra_env, "HETCTL_EVENTS_FD": str(write_end)}
-        os.makedirs(os.path.dirname(self.log), exist_ok=True)
+        os.makedirs(os.path.dirname(self.log), mode=0o700, exist_ok=True)  # what ranks print may hold secrets
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.error_file)
         try:
@@ -50,7 +52,7 @@ class Worker:
             os.close(write_end)
         os.set_blocking(self.events_fd, False)
         self.pending = b""
-        self.reported = False
+        self.reported = self.failing = False  # it has ended; it has written down an error
         self.stopped_since: float | None = None
 
     def read_events(self) -> list[dict[str, Any]] | None:
@@ -119,11 +121,25 @@ def guard(on_loss: Any) -> None:
         return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _, status = os.waitpid(pid, 0)
+    status = _await_end(pid)
     left = kill_descendants()
     if os.WIFSIGNALED(status):
         on_loss(left)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _await_end(pid: int) -> int:
+    """The status of a child once it has ended; one that stays stopped cannot keep its lease, and is ended."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    stopped = 0.0
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        stopped = stopped + WATCH_S if _state(pid) == "T" else 0.0
+        if stopped > STOPPED_S:
+            os.kill(pid, signal.SIGKILL)
+        signal.sigtimedwait({signal.SIGCHLD}, WATCH_S)
 
 
 def kill_descendants(*, spare: int | None = None) -> int:

@@ -19,7 +19,7 @@ from hetctl.launcher.bundle import CARRIED_FOLDER, NEEDED, Bundle, missing_packa
 from hetctl.launcher.deadline import Deadline
 from hetctl.launcher.fanout import fan_out
 from hetctl.launcher.lines import Dialogue, converse
-from hetctl.launcher.link import AgentLink
+from hetctl.launcher.link import AgentGone, AgentLink
 from hetctl.launcher.local import LocalShell
 from hetctl.launcher.runfolder import RunFolder
 from hetctl.launcher.shell import Session, Shell
@@ -90,8 +90,17 @@ def board_here(site: Site, code: str) -> Crew:
     return Crew((site,), (AgentLink(site.name, session),), [[shell]])
 
 
-def board(berths: Sequence[Berth], orders: Orders, *, timeout_s: float = BOARDING_S) -> Crew:
-    """Agents on all hosts. Raises one Unreachable or ConfigError naming every host that cannot take part."""
+def board(
+    berths: Sequence[Berth],
+    orders: Orders,
+    *,
+    timeout_s: float = BOARDING_S,
+    on_refusal: Callable[[str, HetctlError], None] = lambda host, error: None,
+) -> Crew:
+    """Agents on all hosts. Raises one Unreachable or ConfigError naming every host that cannot take part.
+
+    `on_refusal` hears of each one at once; the error waits until all have answered.
+    """
     found: dict[str, Boarded] = {}
     errors: dict[str, HetctlError] = {}
 
@@ -104,6 +113,7 @@ def board(berths: Sequence[Berth], orders: Orders, *, timeout_s: float = BOARDIN
                 found[outcome.item.name] = outcome.value
             elif outcome.error is not None:
                 errors[outcome.item.name] = outcome.error
+                on_refusal(outcome.item.name, outcome.error)
     except BaseException:
         _crew(berths, found).close(wait_s=0.0)
         raise
@@ -167,7 +177,9 @@ def _reopen(berth: Berth, socket: str, shells: list[Shell], deadline: Deadline) 
     shell = berth.open(deadline)
     shells.append(shell)
     dialogue = _converse(berth, shell, {"do": "attach", "socket": socket}, deadline)
-    _answer(dialogue, "attached", deadline)
+    answer = dialogue.receive(deadline=deadline)
+    if answer.get("event") != "attached":
+        raise AgentGone(f"its agent is gone: {str(answer.get('reason'))[:200]}")
     return dialogue.release()
 
 

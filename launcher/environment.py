@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hetctl.comm.cluster import Cluster, Device, Host, Nic
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.facts import HostFacts, NicFacts, facts_from_data
 from hetctl.comm.natives import NATIVES
-from hetctl.comm.placement import PlacedBridge, PlacedIsland, Placement
+from hetctl.comm.placement import PORTS_VARIABLE, PlacedBridge, PlacedIsland, Placement
 from hetctl.comm.plan import Bridge
 
 RUN_VARIABLE = "HETCTL_RUN"  # by which `hetctl clean` knows what belongs to a run
@@ -77,16 +78,10 @@ def placement_of(
     runs: str | None,
     verify_bridge: bool = False,
 ) -> Placement:
-    """What ranks must know. `runs` is the native library an emulation really has, None on real islands.
-
-    Raises ConfigError where a forced transport is none that the bridge can take.
-    """
+    """What ranks must know. `runs` is the native library an emulation really has, None on real islands."""
     placed = tuple(PlacedIsland(i.name, i.vendor, _torch_backend(i.vendor, runs), i.ranks) for i in islands if i.ranks)
     ways = tuple(PlacedBridge(b.islands, b.transport, b.forced) for b in bridges)
-    placement = Placement(placed, ways, tuple(s.host for s in seats), verify_bridge)
-    for way in ways:
-        placement.carrier(*way.islands)
-    return placement
+    return Placement(placed, ways, tuple(s.host for s in seats), verify_bridge)
 
 
 def rank_settings(
@@ -133,7 +128,8 @@ def host_settings(
     `environment` is that of who launches. Raises ConfigError for a variable that is wanted from it but not set.
     """
     mine = [next(d for d in host.devices if d.index == s.device) for s in seats if s.host == host.name]
-    settings = [] if cluster.runs is not None else [*_visible(mine), *_rdma(cluster, host)]
+    settings = [] if cluster.runs is not None else [*visible_devices(mine), *_rdma(cluster, host)]
+    settings += _wires(cluster, host)
     for name, value in (host.access.env if host.access else {}).items():
         settings.append(_own(name, value, environment, host.name))
     return tuple(settings)
@@ -147,6 +143,19 @@ def interface_of(host: Host) -> str | None:
     return next((n.netdev for n in _facts(host).nics if any(a.ip == host.data_address for a in n.addresses)), None)
 
 
+def ports_of(cluster: Cluster, host: Host, seats: Sequence[Seat], *, rails: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """The network ports that a run uses on a host, for its agent to watch.
+
+    They are the one that holds the data address, those near the seats' devices, and those that the plan's `rails` name.
+    """
+    near = {n for s in seats for d in host.devices if s.host == host.name and d.index == s.device for n in d.nics}
+    wanted, known = {*near, *rails, interface_of(host)}, {n.name: n for n in _facts(host).nics}
+    if cluster.source == "emulated" and host.access is None:
+        return []  # labels on this machine's devices
+    ports = {n.name: known[n.name].rdma_port if n.name in known else None for n in host.nics}
+    return [{"name": n.name, "rdma": n.rdma_device, "rdma_port": ports[n.name]} for n in host.nics if n.name in wanted]
+
+
 def _sockets(interface: str | None) -> list[Setting]:
     if interface is None:
         return []
@@ -155,7 +164,7 @@ def _sockets(interface: str | None) -> list[Setting]:
     return [gloo, Setting("NCCL_SOCKET_IFNAME", f"={interface}", f"{why}; '=' because NCCL else takes it as a prefix")]
 
 
-def _visible(devices: Sequence[Device]) -> list[Setting]:
+def visible_devices(devices: Sequence[Device]) -> list[Setting]:
     """Which devices the ranks of a host see, in the order of their local ranks; one variable per vendor."""
     settings = []
     for vendor in dict.fromkeys(d.vendor for d in devices):
@@ -199,6 +208,24 @@ def _rdma(cluster: Cluster, host: Host) -> list[Setting]:
             why = "the routable RoCE v2 GID of these ports, found by its content"
             settings.append(Setting("NCCL_IB_GID_INDEX", str(indices.pop()), why))
     return settings
+
+
+def _wires(cluster: Cluster, host: Host) -> list[Setting]:
+    """The RDMA ports that reach hosts of other islands, each with its GID index: what the bridge may use."""
+    kinds = {n.name: n.kind for n in cluster.networks}
+    mine = {i.name for i in cluster.islands if any(m.host == host.name for m in i.members)}
+    others = {m.host for i in cluster.islands if i.name not in mine or len(mine) > 1 for m in i.members} - {host.name}
+    reached = {n.network for name in others for n in cluster.host_by_name[name].nics if n.rdma_device}
+    ports = {n.netdev or n.name: n for n in _facts(host).nics}
+    words = []
+    for nic in host.nics:
+        if nic.rdma_device and nic.network in reached and kinds.get(nic.network or "") in ("infiniband", "roce"):
+            port = ports.get(nic.name)
+            index = _gid_index(port) if nic.kind == "roce" else None
+            words.append(_hca(nic, port) + ("" if index is None else f"={index}"))
+    if not words:
+        return []
+    return [Setting(PORTS_VARIABLE, ",".join(words), "the RDMA ports that reach other islands, and their GIDs there")]
 
 
 def _hca(nic: Nic, port: NicFacts | None) -> str:

@@ -14,6 +14,7 @@ TOLD_BY_OTHERS = re.compile(
     r"|Broken pipe|timed? ?out",
     re.IGNORECASE,
 )
+_EXCEPTION = re.compile(r"\w*(Error|Exception)\b")  # what a rank said of its own, not a library of its stack
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
@@ -28,6 +29,7 @@ class Exit:
     asked: bool = False
     reason: str | None = None
     oom: bool | None = None  # the kernel killed it for lack of memory; None: unknown
+    said: str | None = None  # the last line of its log, where it wrote no error file
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,15 @@ def find_failure(exits: Sequence[Exit], hosts: Sequence[str], errors: Mapping[in
         return None
     first = min(failed, key=lambda e: (_is_consequence(e, errors), errors[e.rank].at if e.rank in errors else e.at))
     error = None if first.reason else errors.get(first.rank)
-    reason = first.reason or (error.message if error else _exit_reason(first))
+    reason = reason_of(first, error)
     victims = tuple(sorted({e.rank for e in failed} - {first.rank}))
     kind = error.message.partition(":")[0] if error else None
     return Failure(first.rank, hosts[first.rank], reason, first.code, kind, error.traceback if error else None, victims)
+
+
+def reason_of(end: Exit, error: RankError | None) -> str:
+    """Why a rank ended, in one sentence: what agents know, else what it said itself, else what its exit code means."""
+    return end.reason or (error.message if error else _exit_reason(end))
 
 
 def parse_rank_error(data: Any) -> RankError | None:
@@ -87,20 +94,23 @@ def _is_consequence(end: Exit, errors: Mapping[int, RankError]) -> int:
         return 2 if end.asked else 0
     if end.rank in errors:
         return int(TOLD_BY_OTHERS.search(errors[end.rank].message) is not None)
+    if end.said and (end.code > 0 or _EXCEPTION.match(end.said)):
+        return 2 if end.asked else int(TOLD_BY_OTHERS.search(end.said) is not None)
     if -end.code in _CRASHES:
         return 0  # nobody asks for these
     return 2 if end.asked else int(-end.code == signal.SIGABRT)  # a native library's watchdog aborts ranks that waited
 
 
 def _exit_reason(end: Exit) -> str:
+    said = f"; the last it said: {end.said}" if end.said else ""
     if end.code >= 0:
-        return f"it ended with exit code {end.code}"
+        return f"it ended with exit code {end.code}{said}"
     try:
         name = signal.Signals(-end.code).name
     except ValueError:
         name = f"signal {-end.code}"
     if -end.code != signal.SIGKILL:
-        return f"it was ended by {name}"
+        return f"it was ended by {name}{said}"
     if end.oom:
         return "the kernel killed it: the host or its memory limit ran out of memory (SIGKILL)"
     doubt = (

@@ -60,10 +60,12 @@ class Dialogue:
         if deadline.passed:
             raise timed_out(deadline)
         if self._session.ended:
-            said = self._errors[-300:].decode("utf-8", "replace").strip()
-            raise ShellError(
-                "connection-lost", f"the program on the host ended early (exit {self._session.exit_code}): {said}"
-            )
+            said, code = self._errors[-300:].decode("utf-8", "replace").strip(), self._session.exit_code
+            if code is None:
+                how = f"the connection was lost, or the program on the host was killed (while {deadline.phase})"
+            else:
+                how = f"the program on the host ended early (exit {code})"
+            raise ShellError("connection-lost", f"{how}: {said}" if said else how)
         piece = self._session.read(min(seconds, deadline.left()))
         if piece is None:
             return

@@ -19,6 +19,12 @@ SEND_S = 30.0
 MAX_LINE_BYTES = 16 << 20
 
 Event = dict[str, Any]
+
+
+class AgentGone(HetctlError):
+    """Its host answers, but the agent is no longer there: coming back is no use."""
+
+
 Reopen = Callable[[Deadline], tuple[Session, bytes]]
 
 
@@ -103,7 +109,9 @@ class AgentLink:
         if number and number <= self._got:
             return
         self._got = max(self._got, number)
-        self.finished |= event.get("event") in ("done", "lost")
+        if event.get("event") in ("done", "lost"):
+            self.finished = True
+            self.send({"do": "part"})  # which confirms it: the agent waits for that
         if event.get("event") not in ("beat", "attached"):
             events.put({**event, "host": self.host})
 
@@ -117,6 +125,9 @@ class AgentLink:
             timer.start()
             try:
                 session, first = self._reopen(deadline)
+            except AgentGone as error:
+                self._said = self._said or error.message.encode()
+                return False
             except (HetctlError, OSError, EOFError):
                 self._closing.wait(RETRY_S)
                 continue

@@ -18,11 +18,18 @@ def clean(line: str) -> str:
 
 
 class Follower:
-    """Follows the logs of several ranks in a thread of its own, from their end as it is now until `close`."""
+    """Follows the logs of several ranks in a thread of its own, from their end as it is now (or from `begin`)."""
 
-    def __init__(self, logs: Mapping[int, Path], show: Callable[[int, str], None]) -> None:
+    def __init__(
+        self,
+        logs: Mapping[int, Path],
+        show: Callable[[int, str], None],
+        *,
+        begin: Mapping[int, int] | None = None,
+    ) -> None:
         self._logs, self._show = dict(logs), show
         self._at = {rank: path.stat().st_size if path.exists() else 0 for rank, path in logs.items()}
+        self._at |= {rank: at for rank, at in (begin or {}).items() if rank in logs}
         self._rest: dict[int, bytes] = dict.fromkeys(logs, b"")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import platform
+import select
 import shutil
 import signal
 import socket
@@ -21,10 +22,12 @@ import tempfile
 import threading
 import time
 import zipfile
+from collections.abc import Iterator
 from typing import Any
 
 MIN_PYTHON = (3, 11)
 KEEP_BUNDLES = 6  # unused ones beyond these are removed, oldest first
+PATIENCE_S = 15.0  # without a byte from the launcher: it is gone, or the way to it is cut
 FRESH_S = 86400.0  # one that was used within a day is never removed
 
 
@@ -46,8 +49,7 @@ def say(document: dict[str, Any]) -> None:
 def enter(asked: dict[str, Any]) -> None:
     """Say what this host has, take in the bundles it lacks, then become the agent from one of them."""
     say({"event": "host", **look(asked)})
-    for line in iter(sys.stdin.readline, ""):
-        step = json.loads(line)
+    for step in steps():
         if step["do"] == "bundle":
             unpack(base64.b64decode(step["zip"]), step["digest"])
             say({"event": "unpacked", "digest": step["digest"]})
@@ -57,6 +59,14 @@ def enter(asked: dict[str, Any]) -> None:
             boot = "import sys;sys.path.insert(0,sys.argv[1]);from hetctl.launcher.agent import main;main()"
             os.execv(sys.executable, [sys.executable, "-I", "-c", boot, code])
     sys.exit(1)  # whoever asked went away
+
+
+def steps() -> Iterator[dict[str, Any]]:
+    """What the launcher asks for, until it goes away or falls silent (a cut network closes no connection)."""
+    pending = b""
+    while select.select([0], [], [], PATIENCE_S)[0] and (data := os.read(0, 1 << 20)):
+        *lines, pending = (pending + data).split(b"\n")
+        yield from map(json.loads, lines)
 
 
 def look(asked: dict[str, Any]) -> dict[str, Any]:

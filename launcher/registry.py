@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hetctl.comm.access import Access
 from hetctl.comm.errors import ConfigError, nearest
@@ -44,7 +43,13 @@ def home() -> Path:
 
 
 def enlist(run: str, folder: Path, hosts: Mapping[str, Access], *, way: str) -> None:
-    """Note that this process supervises a run. Values of environments stay out of the file."""
+    """Note that this process supervises a run. Values of environments stay out of the file.
+
+    Raises ConfigError when another process supervises it already.
+    """
+    before = home() / f"{run}.json"
+    if before.is_file() and (other := _record(before)) and other.supervised and other.pid != os.getpid():
+        raise ConfigError(f"{folder} is of a run that process {other.pid} supervises", hint=f"hetctl stop {other.name}")
     bare = {name: encode(access) | {"env": {}} for name, access in hosts.items()}
     record = ActiveRun(run, str(folder), os.getpid(), birth(os.getpid()), time.time(), {}, way)
     write_json(home() / f"{run}.json", encode(record) | {"hosts": bare})
@@ -57,12 +62,7 @@ def delist(run: str) -> None:
 
 def active() -> list[ActiveRun]:
     """All runs on file, newest first; what cannot be read is no run."""
-    found = []
-    for path in home().glob("*.json"):
-        try:
-            found.append(decode(ActiveRun, _read(path), where=path.name))
-        except (OSError, ValueError, ConfigError):
-            continue
+    found = [run for path in home().glob("*.json") if (run := _record(path)) is not None]
     return sorted(found, key=lambda r: -r.started)
 
 
@@ -86,5 +86,8 @@ def birth(pid: int) -> str:
         return ""
 
 
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+def _record(path: Path) -> ActiveRun | None:
+    try:
+        return decode(ActiveRun, json.loads(path.read_text(encoding="utf-8")), where=path.name)
+    except (OSError, ValueError, ConfigError):
+        return None

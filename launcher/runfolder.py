@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -43,6 +44,10 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
     def summary(self) -> Path:
         return self.path / "summary.json"
 
@@ -57,6 +62,12 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def half_made(self) -> tuple[str, ...]:
+        """Patterns of what is of no use once no rank runs any more: checkpoints without a name, files without one."""
+        folder = glob.escape(str(self.path))
+        return (f"{folder}/checkpoints/*.partial", f"{folder}/checkpoints/gathered-*", f"{folder}/launch/.new-*")
 
     @property
     def identity(self) -> str:
@@ -87,10 +98,16 @@ class RunFolder:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite(record), allow_nan=False) + "\n")
 
+    def append_event(self, event: dict[str, Any]) -> None:
+        """What happened beside the steps, one object a line, with the seconds since the epoch."""
+        with self.events.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite({"at": time.time(), **event}), allow_nan=False) + "\n")
+
     def read_metrics(self) -> list[dict[str, Any]]:
         if not self.metrics.is_file():
             return []
-        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+        lines = self.metrics.read_text(encoding="utf-8", errors="replace").split("\n")
+        return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is being written, or was cut
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self.summary, summary)

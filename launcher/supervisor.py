@@ -10,7 +10,7 @@ from typing import Any
 
 from hetctl.comm.errors import WorkFailed
 from hetctl.launcher.crew import Crew
-from hetctl.launcher.failure import Exit, RankError, parse_rank_error
+from hetctl.launcher.failure import Exit, RankError, parse_rank_error, reason_of
 from hetctl.launcher.link import Event
 
 BEAT_S = 2.0
@@ -34,6 +34,10 @@ class HostSpec:
     private: str | None = None  # the host's own run folder; None: the launcher's, whose files it sees
     reconnect: bool = False
     flight: str = ""
+    ports: tuple[dict[str, Any], ...] = ()  # network ports that its ranks use, to be watched
+    unheard: str = ""  # file of figures that no launcher has heard of
+    goes_on: bool = False  # with what an earlier attempt did
+    sweep: tuple[str, ...] = ()  # patterns of files that are half-made once the ranks are gone
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -51,6 +55,7 @@ class Outcome:
     unverified: list[str] = field(default_factory=list)  # hosts that could not say that nothing is left
     lost: list[str] = field(default_factory=list)  # hosts that stopped answering
     interrupted: bool = False
+    links: list[dict[str, Any]] = field(default_factory=list)  # ports that became worse, or well again, and when
     ended_early: bool = False  # asked to save and end: a success
 
 
@@ -145,6 +150,11 @@ class Supervisor:
             self._begun = True
         elif kind == "exit":
             self._exit(event)
+        elif kind == "failing":
+            self._failing(event)
+        elif kind == "link":
+            about = {"host": host, "nic": event["nic"], "problem": event["problem"], "at": time.time()}
+            self.outcome.links.append(about)
         elif kind == "unreachable":
             sentence = (
                 f"{host} cannot reach {event['peer']} at {event['address']}: the data network is cut between them"
@@ -172,16 +182,26 @@ class Supervisor:
             if event is not None and event["event"] in ("done", "gone", "lost"):
                 self._done.add(event["host"])
 
+    def _failing(self, event: Event) -> None:
+        """A rank wrote down an error: it is about to end."""
+        self._note_error(event)
+        self._announce(Exit(event["rank"], 1, event["at"]))
+        self._end_all()
+
+    def _note_error(self, event: Event) -> None:
+        if event.get("error") and (error := parse_rank_error(event["error"])):
+            self.outcome.errors[event["rank"]] = error
+
     def _exit(self, event: Event) -> None:
         rank, code = event["rank"], event["code"]
         self._ended.add(rank)
-        if event.get("error") and (error := parse_rank_error(event["error"])):
-            self.outcome.errors[rank] = error
+        self._note_error(event)
         if event.get("pending"):
             self.outcome.pending[rank] = event["pending"]
-        told = Exit(rank, code, event["at"], event["asked"], event.get("reason"), event.get("oom"))
+        told = Exit(rank, code, event["at"], event["asked"], event.get("reason"), event.get("oom"), event.get("said"))
         self.outcome.exits.append(told)
         if code != 0:
+            self._announce(told)
             self._end_all()
 
     def _host_ended(self, host: str, reason: str, *, left: int) -> None:
@@ -193,8 +213,17 @@ class Supervisor:
                 self._ended.add(rank)
 
     def _fail(self, rank: int, reason: str) -> None:
-        self.outcome.exits.append(Exit(rank, 1, time.time(), self._ending or self.outcome.interrupted, reason))
+        told = Exit(rank, 1, time.time(), self._ending or self.outcome.interrupted, reason)
+        self.outcome.exits.append(told)
+        self._announce(told)
         self._end_all()
+
+    def _announce(self, told: Exit) -> None:
+        """Say the first failure as soon as it is known; the verdict over all exits comes at the end."""
+        if not (self._ending or told.asked):
+            host = next(s.host for s in self.specs if told.rank in s.ranks)
+            reason = reason_of(told, self.outcome.errors.get(told.rank))
+            self.on_event({"event": "failed", "rank": told.rank, "host": host, "reason": reason})
 
     def _end_all(self) -> None:
         """One rank has failed: its peers can only wait for it now."""
@@ -226,6 +255,10 @@ def _orders(spec: HostSpec) -> Event:
         "private": spec.private,
         "reconnect": spec.reconnect,
         "flight": spec.flight,
+        "unheard": spec.unheard,
+        "goes_on": spec.goes_on,
+        "sweep": spec.sweep,
+        "ports": spec.ports,
         "lease_s": LEASE_S,
         "grace_s": END_GRACE_S,
     }

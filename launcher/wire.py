@@ -38,6 +38,14 @@ class Wire:
             os.set_blocking(fd, False)
         selector.register(stdin, selectors.EVENT_READ, "commands")
 
+    def confirmed(self, number: int) -> bool:
+        """Whether the event of that number, and all before it, were heard."""
+        return not self._kept or self._kept[0][0] > number
+
+    def unheard(self, kind: str) -> list[dict[str, Any]]:
+        """The events of a kind that nobody has confirmed."""
+        return [json.loads(line) for _, event, line in self._kept if event == kind]
+
     @property
     def connected(self) -> bool:
         """Whether somebody listens."""
@@ -63,8 +71,8 @@ class Wire:
         self.selector.register(visitor.fileno(), selectors.EVENT_READ, "commands")
         self.flush()
 
-    def tell(self, **event: Any) -> None:
-        """Say something; it is kept until it is confirmed."""
+    def tell(self, **event: Any) -> int:
+        """Say something; it is kept until it is confirmed. Returns its number."""
         self._number += 1
         line = json.dumps({**event, "n": self._number}).encode() + b"\n"
         self._kept.append((self._number, event["event"], line))
@@ -73,6 +81,7 @@ class Wire:
         if self._kept_bytes > MAX_KEPT:
             self._forget()
         self.flush()
+        return self._number
 
     def flush(self) -> None:
         """Send what the line takes now."""
@@ -107,13 +116,8 @@ class Wire:
             self._confirm(int(command.get("got", 0)))
         return found
 
-    def close(self, *, seconds: float) -> None:
-        """Say the last words, then hang up."""
-        if self._out is not None:
-            with contextlib.suppress(OSError), selectors.DefaultSelector() as ready:
-                ready.register(self._out, selectors.EVENT_WRITE)
-                while self._out is not None and (self._unsent or self._waiting) and ready.select(seconds):
-                    self.flush()
+    def close(self) -> None:
+        """Hang up."""
         self._drop()
         if self._listener is not None:
             self._listener.close()

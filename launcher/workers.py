@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hetctl.comm.files import write_atomically
 from hetctl.comm.recorder import VARIABLE as FLIGHT_VARIABLE
@@ -34,6 +35,8 @@ def host_specs(
     cwd: str | None = None,
     store_ports: Sequence[int] = STORE_PORTS,
     spread: bool = False,
+    ports: Mapping[str, Sequence[dict[str, Any]]] | None = None,
+    goes_on: bool = False,
 ) -> list[HostSpec]:
     """One HostSpec per site, one worker per seat. `program` with `python` first gets the host's own interpreter."""
     master = next(s for s in sites if s.name == seats[0].host)
@@ -59,6 +62,10 @@ def host_specs(
                 private=None if site.shared else str(site.folder.path),
                 reconnect=len(sites) > 1 or not site.shared,
                 flight=str(site.folder.flight),
+                unheard=str(site.folder.launch / "unheard.json"),
+                goes_on=goes_on,
+                ports=tuple((ports or {}).get(site.name, ())),
+                sweep=() if site.shared else site.folder.half_made,
             )
         )
     return specs

@@ -16,6 +16,8 @@ from hetctl.comm.plan import (
     Segment,
     Stage,
     segments_of,
+    tensor_peers,
+    tied_groups,
 )
 
 
@@ -28,6 +30,12 @@ class Cut:
     shards: int = 1
     recompute: str = "none"
     offload: bool = False
+    host_activations: bool = False
+    tensor: int = 1
+
+    @property
+    def tensor_groups(self) -> list[tuple[int, ...]]:
+        return [self.ranks[k : k + self.tensor] for k in range(0, len(self.ranks), self.tensor)]
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Layout:
     islands: tuple[tuple[int, ...], ...]
     pipes: tuple[Pipe, ...]
     ahead: tuple[int, ...] | None = None
+    schedule: str = "1f1b"
 
 
 def plan_of(layout: Layout, *, seq_len: int, transport: str = "tcp") -> Plan:
@@ -53,31 +62,35 @@ def plan_of(layout: Layout, *, seq_len: int, transport: str = "tcp") -> Plan:
     replicas = tuple(Replica(tuple(_stage(c, p) for c in p.cuts)) for p in layout.pipes)
     islands = tuple(PlannedIsland(f"i{n}", "cpu", ("cpu",), "host", r) for n, r in enumerate(layout.islands))
     home = {rank: island.name for island in islands for rank in island.ranks}
-    where = {r: (n, s) for n, p in enumerate(layout.pipes) for s, c in enumerate(p.cuts) for r in c.ranks}
+    where: dict[int, list[tuple[int, int]]] = {}
+    for n, p in enumerate(layout.pipes):
+        for s, c in enumerate(p.cuts):
+            for r in c.ranks:
+                where.setdefault(r, []).append((n, s))
     ranks = tuple(_rank(r, home[r], where.get(r)) for r in sorted(home))
-    segments = tuple(Segment(span, (_holders(layout, span),)) for span in segments_of(replicas))
+    segments = tuple(Segment(span, _holders(replicas, span)) for span in segments_of(replicas))
     depth = max(len(p.cuts) for p in layout.pipes)
     return Plan(
         cluster_digest="test",
         model="test",
         seq_len=seq_len,
         global_batch=sum(r.samples for r in replicas),
-        schedule="1f1b",
+        schedule=layout.schedule,
         forwards_ahead=layout.ahead or tuple(depth - i for i in range(depth)),
         islands=islands,
         ranks=ranks,
         replicas=replicas,
         segments=segments,
-        groups=tuple(_groups(layout, segments, home)),
+        groups=tuple(_groups(layout, replicas, segments, home)),
         bridges=tuple(Bridge((a.name, b.name), transport, (), "test") for a, b in combinations(islands, 2)),  # type: ignore[arg-type]
         predicted=None,
         reasons=("spelled out by a test",),
     )
 
 
-def _rank(rank: int, island: str, place: tuple[int, int] | None) -> PlannedRank:
-    replica, stages = (None, ()) if place is None else (place[0], (place[1],))
-    return PlannedRank(rank, "here", rank, "cpu", island, replica, stages)
+def _rank(rank: int, island: str, places: list[tuple[int, int]] | None) -> PlannedRank:
+    replica = places[0][0] if places else None
+    return PlannedRank(rank, "here", rank, "cpu", island, replica, tuple(s for _, s in places or ()))
 
 
 def _stage(cut: Cut, pipe: Pipe) -> Stage:
@@ -86,20 +99,21 @@ def _stage(cut: Cut, pipe: Pipe) -> Stage:
         cut.ranks,
         pipe.micro_batch_size,
         pipe.micro_batches,
+        tensor_parallel=cut.tensor,
         shards=cut.shards,
         recompute=cut.recompute,  # type: ignore[arg-type]
         offload=cut.offload,
+        offload_activations=cut.host_activations,
     )
 
 
-def _holders(layout: Layout, span: tuple[int, int]) -> tuple[int, ...]:
-    held = [
-        r for p in layout.pipes for c in p.cuts if c.layers[0] <= span[0] and span[1] <= c.layers[1] for r in c.ranks
-    ]
-    return tuple(sorted(held))
+def _holders(replicas: Sequence[Replica], span: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
+    return tensor_peers(s for r in replicas for s in r.stages if s.layers[0] <= span[0] and span[1] <= s.layers[1])
 
 
-def _groups(layout: Layout, segments: Sequence[Segment], home: dict[int, str]) -> list[Group]:
+def _groups(
+    layout: Layout, replicas: tuple[Replica, ...], segments: Sequence[Segment], home: dict[int, str]
+) -> list[Group]:
     groups = []
 
     def add(name: str, kind: str, ranks: tuple[int, ...]) -> None:
@@ -107,15 +121,21 @@ def _groups(layout: Layout, segments: Sequence[Segment], home: dict[int, str]) -
         groups.append(Group(name, kind, ranks, backend))  # type: ignore[arg-type]
 
     for segment in segments:
-        if len(segment.groups[0]) > 1:
-            add(f"segment-{segment.layers[0]}", "segment", segment.groups[0])
+        for k, members in enumerate(segment.groups):
+            if len(members) > 1:
+                add(f"segment-{segment.layers[0]}-{k}", "segment", members)
     for number, pipe in enumerate(layout.pipes):
         for cut in pipe.cuts:
-            for j in range(0, len(cut.ranks), cut.shards) if cut.shards > 1 else ():
-                add(f"shards-{number}-{cut.ranks[j]}", "data", cut.ranks[j : j + cut.shards])
+            for unit in cut.tensor_groups if cut.tensor > 1 else ():
+                add(f"tensor-{number}-{unit[0]}", "tensor", unit)
+            alike = cut.ranks[:: cut.tensor]
+            for j in range(0, len(alike), cut.shards) if cut.shards > 1 else ():
+                for k in range(cut.tensor):
+                    sharing = cut.ranks[k :: cut.tensor][j : j + cut.shards]
+                    add(f"shards-{number}-{sharing[0]}", "data", sharing)
         for i, (a, b) in enumerate(zip(pipe.cuts, pipe.cuts[1:], strict=False)):
             add(f"pipe-{number}-{i}", "pipeline", a.ranks + b.ranks)
-    ends = {r for p in layout.pipes for c in (p.cuts[0], p.cuts[-1]) for r in c.ranks}
-    if len(ends) > 1:
-        add("tied", "segment", tuple(sorted(ends)))
+    for k, ends in enumerate(tied_groups(replicas)):
+        if len(ends) > 1:
+            add(f"tied-{k}", "segment", ends)
     return groups

@@ -13,6 +13,7 @@ from hetctl.comm import backend
 from hetctl.comm.reporter import Reporter
 from hetctl.trainer.job import current_job
 from hetctl.trainer.loop import run
+from hetctl.trainer.slower import slowed
 
 
 def _cap_memory(device: torch.device, limit: int | None) -> None:
@@ -34,7 +35,10 @@ def main() -> None:
         _cap_memory(device, job.plan.ranks[rank].memory_bytes)
     backend.register()
     dist.init_process_group("het", timeout=timedelta(seconds=job.timeout_s))
-    run(job, device, Reporter(active=rank == 0))
+    with slowed(device, job.plan.ranks[rank].speed) as slower:
+        if slower is not None:
+            print(f"this device runs at {slower}", flush=True)
+        run(job, device, Reporter(active=rank == 0))
     dist.destroy_process_group()  # not after an error: peers may be gone, and leaving politely would wait for them
 
 

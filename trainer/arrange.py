@@ -40,11 +40,12 @@ class Pipeline:
     memory_bytes: tuple[int, ...]  # per stage, on each of its ranks
     hops: tuple[float, ...]
     seconds: float  # of a step, by the closed form
+    chunks: int = 1  # stages per device: micro-batches go round all devices so often
 
     @property
     def stage_uses(self) -> tuple[PoolUse, ...]:
         """The pool use of each stage."""
-        return tuple(use for use in self.uses for _ in range(use.stages))
+        return tuple(use for use in self.uses for _ in range(use.stages)) * self.chunks
 
     @property
     def arrangement(self) -> tuple[object, ...]:

@@ -21,6 +21,8 @@ from hetctl.comm.plan import (
     Replica,
     Segment,
     segments_of,
+    tensor_peers,
+    tied_groups,
 )
 from hetctl.trainer.pools import members
 from hetctl.trainer.recipe import Recipe
@@ -41,7 +43,7 @@ def assemble(
     islands = _islands(cluster, ranks)
     segments = tuple(_segment(replicas, span) for span in segments_of(replicas))
     where = {r.rank: r.island for r in ranks}
-    tied = tied_ranks(replicas) if recipe.shape().tied_embeddings else ()
+    tied = tied_groups(replicas) if recipe.shape().tied_embeddings else ()
     groups = _Groups(cluster, ranks).all(replicas, segments, tied)
     pairs = _crossings(replicas, segments, where, tied)
     return Plan(
@@ -82,11 +84,6 @@ def choose_transport(link: Link | None, a: str, b: str, *, forced: str = "auto")
     raise ConfigError(
         f"'{a}' and '{b}' cannot talk: {why}", hint="`hetctl doctor --level pairs` names the first reason"
     )
-
-
-def tied_ranks(replicas: Sequence[Replica]) -> tuple[int, ...]:
-    """Who holds a tied embedding: the first and the last stages of all replicas, who sum its gradient together."""
-    return tuple(sorted({r for rep in replicas for s in (rep.stages[0], rep.stages[-1]) for r in s.ranks}))
 
 
 def _ranks(cluster: Cluster, replicas: Sequence[Replica]) -> tuple[PlannedRank, ...]:
@@ -136,9 +133,7 @@ def _islands(cluster: Cluster, ranks: Sequence[PlannedRank]) -> tuple[PlannedIsl
 def _segment(replicas: Sequence[Replica], span: tuple[int, int]) -> Segment:
     """Who sums the gradients of a span: one group per tensor shard where all holders shard alike."""
     holders = [s for r in replicas for s in r.stages if s.layers[0] <= span[0] and span[1] <= s.layers[1]]
-    degrees = {s.tensor_parallel for s in holders}
-    step = degrees.pop() if len(degrees) == 1 else 1
-    return Segment(span, tuple(tuple(rank for s in holders for rank in s.ranks[k::step]) for k in range(step)))
+    return Segment(span, tensor_peers(holders))
 
 
 class _Groups:
@@ -150,19 +145,23 @@ class _Groups:
         self.islands = {i.name: i for i in cluster.islands}
         self.networks = {n.name: n.kind for n in cluster.networks}
 
-    def all(self, replicas: Sequence[Replica], segments: Sequence[Segment], tied: tuple[int, ...]) -> tuple[Group, ...]:
+    def all(
+        self, replicas: Sequence[Replica], segments: Sequence[Segment], tied: tuple[tuple[int, ...], ...]
+    ) -> tuple[Group, ...]:
         groups: list[Group] = []
         for number, replica in enumerate(replicas):
-            for index, stage in enumerate(replica.stages):
+            first_of = {stage.ranks: index for index, stage in reversed(list(enumerate(replica.stages)))}
+            for ranks, index in sorted(first_of.items(), key=lambda found: found[1]):  # a device's stages share groups
+                stage = replica.stages[index]
                 place, step = f"r{number}.s{index}", stage.tensor_parallel
                 if step > 1:
-                    parts = [stage.ranks[k : k + step] for k in range(0, len(stage.ranks), step)]
+                    parts = [ranks[k : k + step] for k in range(0, len(ranks), step)]
                     groups += [self.one(f"tensor.{place}.{k}", "tensor", p) for k, p in enumerate(parts)]
                 if stage.width > 1:
                     for k in range(step):
                         name = f"data.{place}" if step == 1 else f"data.{place}.{k}"
-                        groups.append(self.one(name, "data", stage.ranks[k::step]))
-                        groups += self.shards(f"shards.{place}.{k}", stage.ranks[k::step], stage.shards)
+                        groups.append(self.one(name, "data", ranks[k::step]))
+                        groups += self.shards(f"shards.{place}.{k}", ranks[k::step], stage.shards)
             for index, (a, b) in enumerate(pairwise(replica.stages)):
                 groups.append(self.one(f"pipeline.r{number}.{index}-{index + 1}", "pipeline", (*a.ranks, *b.ranks)))
         if len(replicas) > 1:
@@ -172,8 +171,9 @@ class _Groups:
                         name = f"segment.{segment.layers[0]}-{segment.layers[1]}"
                         name += f".{k}" if len(segment.groups) > 1 else ""
                         groups.append(self.one(name, "segment", members_))
-        if len(tied) > 1 and set(tied) not in [set(g.ranks) for g in groups if g.kind != "pipeline"]:
-            groups.append(self.one("tied", "segment", tied))
+        for k, holders in enumerate(tied):
+            if len(holders) > 1 and set(holders) not in [set(g.ranks) for g in groups if g.kind != "pipeline"]:
+                groups.append(self.one("tied" if len(tied) == 1 else f"tied.{k}", "segment", holders))
         return tuple(groups)
 
     def shards(self, name: str, ranks: tuple[int, ...], count: int) -> list[Group]:
@@ -196,7 +196,10 @@ class _Groups:
 
 
 def _crossings(
-    replicas: Sequence[Replica], segments: Sequence[Segment], where: dict[int, str], tied: tuple[int, ...]
+    replicas: Sequence[Replica],
+    segments: Sequence[Segment],
+    where: dict[int, str],
+    tied: tuple[tuple[int, ...], ...],
 ) -> list[tuple[str, str]]:
     """Pairs of islands that must talk, in order of first need: neighbours in a pipeline, sharers of a segment."""
     found: dict[frozenset[str], tuple[str, str]] = {}
@@ -212,7 +215,8 @@ def _crossings(
         for segment in segments:
             for group in segment.groups:
                 note(where[r] for r in group)
-    note(where[r] for r in tied)
+    for holders in tied:
+        note(where[r] for r in holders)
     return list(found.values())
 
 

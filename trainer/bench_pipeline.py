@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -21,15 +20,16 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm import backend
 from hetctl.comm.reporter import Reporter
-from hetctl.trainer.data.samples import Samples
+from hetctl.trainer.benchmarking import RandomSamples, rank_device, settle
+from hetctl.trainer.boundary import Boundary
 from hetctl.trainer.groups import ProcessGroups, create_groups
 from hetctl.trainer.job import Job, current_job
 from hetctl.trainer.loop import Trainer, build
-from hetctl.trainer.model import StageModel
-from hetctl.trainer.pipeline import Boundary, StagePipeline
+from hetctl.trainer.pipeline import StagePipeline
 from hetctl.trainer.schedule import in_flight
 
 ROUNDS_VARIABLE = "HETCTL_BENCH_ROUNDS"
+NATIVE_VARIABLE = "HETCTL_BENCH_NATIVE"  # set where one native library serves all islands
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,6 @@ class Variant:
 
     name: str
     pipeline: StagePipeline
-
-
-class RandomSamples:
-    """Uniform random tokens: the arithmetic does not care what they say."""
-
-    def __init__(self, vocab: int, seq_len: int) -> None:
-        self.vocab, self.seq_len = vocab, seq_len
-
-    def batch(self, step: int, first: int, past_last: int) -> tuple[Samples, Samples]:
-        random = np.random.default_rng((step, first))
-        tokens = random.integers(0, self.vocab, (past_last - first, self.seq_len + 1))
-        return tokens[:, :-1], tokens[:, 1:]
 
 
 class NativeBoundary(Boundary):
@@ -88,20 +76,22 @@ class _CopyBack:
 
 def variants(trainer: Trainer, job: Job, timeout: timedelta) -> list[Variant]:
     """Native with both schedules (the better one is the yardstick), bridged as planned, and naive."""
-    plan, place, model = job.plan, trainer.place, trainer.pipeline.model
+    plan, place, models = job.plan, trainer.place, trainer.models
     stages = len(plan.forwards_ahead)
 
     def pipeline(ahead: tuple[int, ...], groups: ProcessGroups, kind: type[Boundary] = Boundary) -> StagePipeline:
         planned = replace(plan, forwards_ahead=ahead)
-        return StagePipeline(planned, place, model, groups, timeline=trainer.timeline, boundary=kind)
+        return StagePipeline(planned, place, models, groups, timeline=trainer.timeline, boundary=kind)
 
-    native = create_groups(plan, timeout=timeout, backend=_native_word(trainer.device))
     host = create_groups(plan, timeout=timeout, backend="gloo")
+    ways = [Variant("bridged", trainer.pipeline), Variant("naive", pipeline(in_flight(stages), host, NaiveBoundary))]
+    if not os.environ.get(NATIVE_VARIABLE):
+        return ways
+    native = create_groups(plan, timeout=timeout, backend=_native_word(trainer.device))
     return [
         Variant("native 1f1b", pipeline(in_flight(stages), native, NativeBoundary)),
         Variant("native eager", pipeline(in_flight(stages, schedule="eager-1f1b"), native, NativeBoundary)),
-        Variant("bridged", trainer.pipeline),
-        Variant("naive", pipeline(in_flight(stages), host, NaiveBoundary)),
+        *ways,
     ]
 
 
@@ -112,29 +102,16 @@ def measure(trainer: Trainer, ways: list[Variant], rounds: int, note: Callable[.
     for number in range(rounds + 1):
         for way in ways:
             trainer.pipeline = way.pipeline
-            _settle(trainer.device)
+            settle(trainer.device)
             begin = time.perf_counter()
             trainer.train_step(number)
-            _settle(trainer.device)
+            settle(trainer.device)
             seconds = time.perf_counter() - begin
             trainer.timeline.end_step()
             if number:
                 rates[way.name].append(tokens / seconds)
         note(round=number, rounds=rounds)
     return rates
-
-
-def _initialise_quickly(model: StageModel, seed: int) -> None:
-    """Any weights of the right size: what is measured is time."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(1.0) if parameter.dim() < 2 else parameter.normal_(0, 0.02)
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    dist.barrier()
 
 
 def _native_word(device: torch.device) -> str:
@@ -145,23 +122,18 @@ def _native_word(device: torch.device) -> str:
 def main() -> None:
     """Build the stages, let the variants take turns, report from rank 0."""
     job = current_job()
-    rank = int(os.environ["RANK"])
-    device = torch.device(os.environ["HETCTL_DEVICE_TYPE"], int(os.environ["HETCTL_DEVICE_INDEX"]))
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    else:
-        device = torch.device("cpu")
+    rank, device = int(os.environ["RANK"]), rank_device()
     backend.register()
     timeout = timedelta(seconds=job.timeout_s)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timeout)
     reporter = Reporter(active=rank == 0)
-    StageModel.initialise = _initialise_quickly  # type: ignore[method-assign,assignment]
     with device:  # parameters are made where they will be: drawing billions of numbers on the host takes minutes
         trainer = build(job, device, training=RandomSamples(job.shape.vocab, job.plan.seq_len))
     ways = variants(trainer, job, timeout)
     rounds = int(os.environ.get(ROUNDS_VARIABLE, "5"))
     rates = measure(trainer, ways, rounds, lambda **about: reporter.emit("round", **about))
-    best = max((n for n in rates if n.startswith("native")), key=lambda n: statistics.median(rates[n]))
+    native = [n for n in rates if n.startswith("native")]
+    best = max(native or ["bridged"], key=lambda n: statistics.median(rates[n]))
     ratios = {name: [a / b for a, b in zip(rates[name], rates[best], strict=True)] for name in rates if name != best}
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     reporter.emit("result", tokens_per_s=rates, best_native=best, ratios=ratios, peak_memory_bytes=memory)

@@ -78,7 +78,7 @@ class UseBounds:
             deep=_least_load(table(depth, wait), count),
             block=float((shallow.beat[:, 1:].min(axis=0) / counts).min()),
             head=costs.head(use.pool.rates, samples, tensor=use.tensor).both,
-            embedding=costs.embedding(use.pool.rates, samples).both,
+            embedding=costs.embedding(use.pool.rates, samples, tensor=use.tensor).both,
             least_load=float((load[1:] / counts).min()),
             hops=0.0,
         )

@@ -6,7 +6,8 @@ which makes equal shards, is a stage's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetctl.comm.plan import Plan
+from hetctl.trainer.cuts import Cut, cut_of
 from hetctl.trainer.model import EMBEDDING, StageModel
+from hetctl.trainer.tensor_parallel import TensorShare
 
 ALIGN = 128  # elements: every parameter begins where vector loads and compiled kernels like it
 BUCKET_ELEMENTS = 8 << 20  # smaller neighbours of a segment share a bucket
@@ -26,34 +29,49 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one parameter lies in its bucket's flat buffers."""
+    """Where one parameter (or this rank's part of it) lies in its bucket's flat buffers."""
 
     name: str  # Hugging Face's
-    shape: tuple[int, ...]
+    cut: Cut
     first: int
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what is held here."""
+        return self.cut.shape
+
+    @property
     def numel(self) -> int:
-        return int(torch.Size(self.shape).numel())
+        return math.prod(self.cut.shape)
+
+    @property
+    def past_room(self) -> int:
+        """Where the next parameter may begin, on all ranks of a tensor group."""
+        return self.first + _aligned(self.cut.room)
 
     @property
     def decays(self) -> bool:
         """Matrices do, vectors (norms, biases) do not; they come first in a bucket."""
-        return len(self.shape) >= 2
+        return len(self.cut.whole) >= 2
+
+    def held_of(self, whole: Tensor) -> Tensor:
+        """The part of a whole parameter that is held here: a view."""
+        return whole.narrow(self.cut.dim, self.cut.low, self.cut.high - self.cut.low)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The slots of one bucket, the same on all holders."""
+    """The slots of one bucket, the same on all holders (but for the parts that tensor groups cut)."""
 
     key: int  # the first unit in it: 0 embedding, i + 1 block i, layers + 1 norm and head, layers + 2 tied
     units: tuple[int, ...]
     slots: tuple[Slot, ...]
     holders: tuple[int, ...]  # all ranks whose gradients are summed
+    mixed: bool = False  # the holders cut parameters in unlike ways
 
     @property
     def used(self) -> int:
-        return _aligned(self.slots[-1].first + self.slots[-1].numel)
+        return self.slots[-1].past_room
 
     @property
     def edge(self) -> int:
@@ -68,6 +86,7 @@ class Shards:
     index: int
     ranks: tuple[int, ...]
     group: dist.ProcessGroup | None  # None: alone
+    copy: tuple[int, ...] = ()  # all ranks that together hold this copy of the stage: the tensor groups of `ranks`
 
     @property
     def count(self) -> int:
@@ -111,6 +130,7 @@ class Bucket:
         self.arriving: Any = None  # the gathering of the weights
         self.summing: Any = None  # the sum of the gradients over all holders
         self.missing = 0  # gradients still to be accumulated in this step
+        self._wholes: Tensor | None = None  # the gradient in whole parameters, while it is summed so
         self._fresh: set[str] = set()  # parameters whose first gradient of this step is still to come
 
     def _buffers(self, each: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,17 +142,17 @@ class Bucket:
     @property
     def counts(self) -> bool:
         """Whether this rank's shard counts in norms and checkpoints: each element on exactly one rank."""
-        return self.layout.holders[0] in self.shards.ranks
+        return self.layout.holders[0] in (self.shards.copy or self.shards.ranks)
 
     @property
     def scattered(self) -> bool:
         """Whether the holders are exactly those who share the state: then each needs only its shard of the sum."""
-        return self.shards.count > 1 and self.shards.count == len(self.layout.holders)
+        return self.shards.count > 1 and self.shards.count == len(self.layout.holders) and not self.layout.mixed
 
     def assign(self, name: str, value: Tensor) -> None:
-        """Set one parameter, whole, in the model's precision and in this rank's masters."""
+        """Set one parameter, given whole, in the model's precision and in this rank's masters."""
         slot = next(s for s in self.layout.slots if s.name == name)
-        flat = value.detach().reshape(-1)
+        flat = slot.held_of(value.detach()).reshape(-1)
         with torch.no_grad():
             self._assign_weights(slot, flat)
             if part := self.part_of(slot):
@@ -158,13 +178,46 @@ class Bucket:
         if self.scattered and self.gradient.is_cuda:
             self.summing = REDUCE_SCATTER(self.gradient_shard, self.gradient, group=self.group, async_op=True)
         else:
-            self.summing = dist.all_reduce(self.gradient[: self.layout.used], group=self.group, async_op=True)
+            self.sum_up(self.gradient)
+
+    def sum_up(self, gradient: Tensor) -> None:
+        """Begin the sum of a whole bucket's gradient; where holders cut it unlike, in whole parameters."""
+        self._wholes = wholes_of(self.layout, gradient) if self.layout.mixed else None
+        summed = gradient[: self.layout.used] if self._wholes is None else self._wholes
+        self.summing = dist.all_reduce(summed, group=self.group, async_op=True)
 
     def finish_sum(self) -> None:
         """Wait until `gradient_shard` is summed."""
         if self.summing is not None:
             self.summing.wait()
             self.summing = None
+            if self._wholes is not None:
+                take_parts(self.layout, self._wholes, self._summed_into())
+                self._wholes = None
+
+    def _summed_into(self) -> Tensor:
+        return self.gradient
+
+    def counted(self) -> Iterator[Tensor]:
+        """The parts of this rank's gradient shard that norms count here: over all ranks, each element once."""
+        if self.counts:
+            low, high = self.interval
+            for first, past in _joined((s.first, s.past_room) for s in self.layout.slots if s.cut.counts):
+                if max(low, first) < min(high, past):
+                    yield self.gradient_shard[max(low, first) - low : min(high, past) - low]
+
+    def sum_copies(self, tensor: TensorShare) -> None:
+        """Add up the gradients of what several ranks of a tensor group hold, each having a share of its gradient."""
+        for slot in self.layout.slots if not self.layout.mixed else ():
+            if slot.cut.partial and (part := self.part_of(slot)):
+                begin = slot.first + part[0] - self.interval[0]
+                mine = self.gradient_shard[begin : begin + part[1] - part[0]]
+                parts = slot.cut.whole[0] // slot.shape[0]
+                every = mine.new_zeros(parts, len(mine))
+                number = slot.cut.low // slot.shape[0]
+                every[number] = mine
+                dist.all_reduce(every, group=tensor.group)
+                mine.copy_(every[number])
 
     def prepare_update(self) -> None:
         """Hand the optimiser its gradient where that is on the host."""
@@ -228,45 +281,49 @@ class Bucket:
             yield Piece(master, decays)
 
 
-def install(model: StageModel, buckets: list[Bucket]) -> dict[str, nn.Parameter]:
-    """Give the model parameters that are views of the buckets' weights; returns them by Hugging Face name."""
+def install(models: Sequence[StageModel], buckets: list[Bucket]) -> dict[str, nn.Parameter]:
+    """Give the models parameters that are views of the buckets' weights; returns them by Hugging Face name."""
     views: dict[str, nn.Parameter] = {}
     for bucket in buckets:
         for slot in bucket.layout.slots:
             flat = bucket.weights[slot.first : slot.first + slot.numel]
             views[slot.name] = nn.Parameter(flat.view(slot.shape))
-    for path, _ in list(model.named_parameters(remove_duplicate=False)):
-        owner, _, attribute = path.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, views[model.full_name(path)])
+    for model in models:
+        for path, _ in list(model.named_parameters(remove_duplicate=False)):
+            owner, _, attribute = path.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, views[model.full_name(path)])
     return views
 
 
-def layouts_of(model: StageModel, plan: Plan, *, replica: int, stage: int, rank: int) -> list[Layout]:
-    """The buckets of a stage in layer order; a tied embedding is a bucket of its own, last."""
-    span = plan.replicas[replica].stages[stage].layers
-    shapes = {name: tuple(p.shape) for name, p in model.named().items()}
-    units = _units(model, shapes)
+def layouts_of(models: Sequence[StageModel], plan: Plan, *, rank: int) -> list[Layout]:
+    """The buckets of a rank's stages in layer order; a tied embedding is a bucket of its own, last."""
+    model = models[0]
+    degree, index = model.tensor.degree, model.tensor.index
+    names = dict.fromkeys(name for m in models for name in m.named())
+    cuts = {name: cut_of(name, model.shape, degree=degree, index=index) for name in names}
+    units = _units(model, cuts)
     found = []
     for segment in plan.segments:
-        if span[0] <= segment.layers[0] and segment.layers[1] <= span[1]:
+        if any(m.first <= segment.layers[0] and segment.layers[1] <= m.past_last for m in models):
             first = segment.layers[0] + 1 if segment.layers[0] else 0
             past = segment.layers[1] + 1 + (segment.layers[1] == model.shape.layers)
             holders = next(g for g in segment.groups if rank in g)
+            mixed = plan.cuts_unlike(holders)
             found += [
-                _layout(group, {u: units[u] for u in group}, shapes, holders)
-                for group in _grouped([u for u in range(first, past) if u in units], units, shapes)
+                _layout(group, {u: units[u] for u in group}, cuts, holders, mixed)
+                for group in _grouped([u for u in range(first, past) if u in units], units, cuts)
             ]
-    if model.shape.tied_embeddings and EMBEDDING in shapes:
-        ends = {r for rep in plan.replicas for s in (rep.stages[0], rep.stages[-1]) for r in s.ranks}
+    if model.shape.tied_embeddings and EMBEDDING in cuts:
+        holders = next(g for g in plan.tied_groups() if rank in g)
         tied = model.shape.layers + 2
-        found.append(_layout((tied,), {tied: [EMBEDDING]}, shapes, tuple(sorted(ends))))
+        found.append(_layout((tied,), {tied: [EMBEDDING]}, cuts, holders, plan.cuts_unlike(holders)))
     return found
 
 
-def _units(model: StageModel, shapes: Mapping[str, tuple[int, ...]]) -> dict[int, list[str]]:
+def _units(model: StageModel, names: Iterable[str]) -> dict[int, list[str]]:
     """Unit -> names of its parameters; a tied embedding is in none."""
     units: dict[int, list[str]] = {}
-    for name in shapes:
+    for name in names:
         if name == EMBEDDING:
             if not model.shape.tied_embeddings:
                 units.setdefault(0, []).append(name)
@@ -277,14 +334,12 @@ def _units(model: StageModel, shapes: Mapping[str, tuple[int, ...]]) -> dict[int
     return units
 
 
-def _grouped(
-    order: list[int], units: Mapping[int, list[str]], shapes: Mapping[str, tuple[int, ...]]
-) -> Iterator[tuple[int, ...]]:
-    """Consecutive units in groups of about BUCKET_ELEMENTS: depends on the segment alone, so all holders agree."""
+def _grouped(order: list[int], units: Mapping[int, list[str]], cuts: Mapping[str, Cut]) -> Iterator[tuple[int, ...]]:
+    """Consecutive units in groups of about BUCKET_ELEMENTS (counted whole): all holders of a segment agree."""
     group: list[int] = []
     total = 0
     for unit in order:
-        size = sum(torch.Size(shapes[name]).numel() for name in units[unit])
+        size = sum(math.prod(cuts[name].whole) for name in units[unit])
         if group and total + size > BUCKET_ELEMENTS:
             yield tuple(group)
             group, total = [], 0
@@ -297,16 +352,48 @@ def _grouped(
 def _layout(
     group: tuple[int, ...],
     units: Mapping[int, list[str]],
-    shapes: Mapping[str, tuple[int, ...]],
+    cuts: Mapping[str, Cut],
     holders: tuple[int, ...],
+    mixed: bool,
 ) -> Layout:
     names = [name for unit in group for name in units[unit]]
-    slots = []
-    first = 0
-    for name in sorted(names, key=lambda n: len(shapes[n]) < 2):  # stable: matrices first, each in model order
-        slots.append(Slot(name, shapes[name], first))
-        first += _aligned(torch.Size(shapes[name]).numel())
-    return Layout(group[0], group, tuple(slots), holders)
+    slots: list[Slot] = []
+    for name in sorted(names, key=lambda n: len(cuts[n].whole) < 2):  # stable: matrices first, each in model order
+        slots.append(Slot(name, cuts[name], slots[-1].past_room if slots else 0))
+    return Layout(group[0], group, tuple(slots), holders, mixed)
+
+
+def wholes_of(layout: Layout, gradient: Tensor) -> Tensor:
+    """A bucket's gradient in whole parameters: what this rank holds at its place, zeros elsewhere."""
+    wholes = gradient.new_zeros(sum(math.prod(s.cut.whole) for s in layout.slots))
+    for slot, whole in _whole_views(layout, wholes):
+        if slot.cut.contributes:
+            slot.held_of(whole).copy_(gradient[slot.first : slot.first + slot.numel].view(slot.shape))
+    return wholes
+
+
+def take_parts(layout: Layout, wholes: Tensor, gradient: Tensor) -> None:
+    """The way back: this rank's parts out of whole parameters."""
+    for slot, whole in _whole_views(layout, wholes):
+        gradient[slot.first : slot.first + slot.numel].view(slot.shape).copy_(slot.held_of(whole))
+
+
+def _whole_views(layout: Layout, wholes: Tensor) -> Iterator[tuple[Slot, Tensor]]:
+    sizes = [math.prod(s.cut.whole) for s in layout.slots]
+    for slot, flat in zip(layout.slots, wholes.split(sizes), strict=True):
+        yield slot, flat.view(slot.cut.whole)
+
+
+def _joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
+    """Neighbouring intervals as one."""
+    held: Interval | None = None
+    for first, past in intervals:
+        if held is not None and held[1] != first:
+            yield held
+            held = None
+        held = (first if held is None else held[0], past)
+    if held is not None:
+        yield held
 
 
 def _hosted(like: Tensor, dtype: torch.dtype) -> Tensor:

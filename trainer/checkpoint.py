@@ -24,6 +24,7 @@ from hetctl.comm.files import write_json
 from hetctl.comm.units import GiB
 from hetctl.trainer.checkpoint_reader import FORMAT, Reader
 from hetctl.trainer.checkpoints import MANIFEST, whole_ones
+from hetctl.trainer.cuts import Cut
 from hetctl.trainer.gradients import Gradients
 from hetctl.trainer.spread import leads
 
@@ -33,16 +34,23 @@ MAX_FILE_BYTES = GiB
 
 @dataclass(frozen=True)
 class Part:
-    """Elements [first, past) of one parameter's masters or optimiser state, on the host."""
+    """Elements [first, past) of one parameter's masters or optimiser state (of its `cut`, flat), on the host."""
 
     name: str
     kind: str
     first: int
     values: torch.Tensor
+    cut: Cut
 
     @property
     def key(self) -> str:
         return f"{self.name}:{self.kind}:{self.first}"
+
+    @property
+    def entry(self) -> list[Any]:
+        """What the manifest says of it: [name, kind, first, past], and which part of the parameter that counts in."""
+        cut = [] if self.cut.is_whole else [self.cut.dim, self.cut.low, self.cut.high]
+        return [self.name, self.kind, self.first, self.first + self.values.numel(), *cut]
 
 
 class Checkpoints:
@@ -69,7 +77,7 @@ class Checkpoints:
         """Copy the state after `step` steps, and start writing it; a save still pending is finished first."""
         self.finish()
         parts = list(_snapshot(self.gradients, self.optimizer))
-        shapes = {slot.name: list(slot.shape) for b in self.gradients.buckets for slot in b.layout.slots}
+        shapes = {name: list(shape) for name, shape in self.gradients.whole_shapes().items()}
         self._pending = (step, updates, self._thread.submit(_write, self._partial(step), parts, shapes))
 
     def commit(self) -> None:
@@ -101,7 +109,7 @@ def load(path: Path, gradients: Gradients, optimizer: torch.optim.Optimizer) -> 
     with torch.no_grad():
         for bucket in gradients.buckets:
             for slot in bucket.layout.slots:
-                gradients.assign(slot.name, reader.read(slot.name, MASTER, shape=slot.shape))
+                gradients.assign(slot.name, reader.read(slot.name, MASTER, shape=slot.cut.whole))
         if isinstance(optimizer, torch.optim.AdamW) and reader.updates:
             _load_moments(reader, gradients, optimizer)
     return reader.step, reader.updates
@@ -131,12 +139,12 @@ def commit(partial: Path, *, step: int, updates: int, keep: int) -> None:
 
 def _snapshot(gradients: Gradients, optimizer: torch.optim.Optimizer) -> Iterator[Part]:
     for bucket, slot, (first, _) in gradients.shards():
-        if bucket.counts:
-            yield Part(slot.name, MASTER, first, _on_host(bucket.held_in(slot, lambda master: master)))
+        if bucket.counts and slot.cut.counts:
+            yield Part(slot.name, MASTER, first, _on_host(bucket.held_in(slot, lambda master: master)), slot.cut)
             for kind in ("exp_avg", "exp_avg_sq"):
                 if kind in optimizer.state[bucket.pieces[0].master]:
                     state = bucket.held_in(slot, _state(optimizer, kind))
-                    yield Part(slot.name, kind, first, _on_host(state))
+                    yield Part(slot.name, kind, first, _on_host(state), slot.cut)
 
 
 def _state(optimizer: torch.optim.Optimizer, kind: str) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -157,9 +165,8 @@ def _load_moments(reader: Reader, gradients: Gradients, optimizer: torch.optim.O
                 state[kind] = torch.zeros_like(piece.master)
     for bucket, slot, part in gradients.shards():
         for kind in ("exp_avg", "exp_avg_sq"):
-            bucket.held_in(slot, _state(optimizer, kind)).copy_(
-                reader.read(slot.name, kind, shape=slot.shape).view(-1)[slice(*part)]
-            )
+            held = slot.held_of(reader.read(slot.name, kind, shape=slot.cut.whole))
+            bucket.held_in(slot, _state(optimizer, kind)).copy_(held.reshape(-1)[slice(*part)])
 
 
 def _write(partial: Path, parts: list[Part], shapes: dict[str, list[int]]) -> None:
@@ -171,7 +178,7 @@ def _write(partial: Path, parts: list[Part], shapes: dict[str, list[int]]) -> No
         path = partial / f"shard-{rank:05d}-{number:04d}.safetensors"
         save_file({p.key: p.values for p in group}, str(path))
         _sync(path)
-        tensors = {p.key: [p.name, p.kind, p.first, p.first + p.values.numel()] for p in group}
+        tensors = {p.key: p.entry for p in group}
         files[path.name] = {"sha256": sha256(path), "tensors": tensors}
     write_json(partial / f"part-{rank:05d}.json", {"files": files, "shapes": shapes})
 

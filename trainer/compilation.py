@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from hetctl.trainer.headloss import IGNORED, fusible_loss_and_gradient, loss_and_gradient
+from hetctl.trainer.headloss import IGNORED, fusible_loss_and_gradient
 from hetctl.trainer.model import StageModel
 
 
@@ -18,13 +18,15 @@ def compile_model(model: StageModel, *, samples: int, seq_len: int) -> bool:
     blocks = list(model.layers.values())
     for block in blocks:
         block.compile(dynamic=False)
-    model.loss_kernel = torch.compile(fusible_loss_and_gradient, dynamic=False)
+    eager = model.loss_kernel
+    if model.tensor.degree == 1:  # shared-out words take sums in the midst of the loss
+        model.loss_kernel = torch.compile(fusible_loss_and_gradient, dynamic=False)
     try:
         _try(model, samples=samples, seq_len=seq_len)
     except Exception as error:  # whatever a compiler may raise
         for block in blocks:
             block._compiled_call_impl = None
-        model.loss_kernel = loss_and_gradient
+        model.loss_kernel = eager
         why = (str(error).splitlines() or [""])[0]
         warnings.warn(f"torch.compile failed, blocks run eagerly: {type(error).__name__}: {why}", stacklevel=2)
         return False

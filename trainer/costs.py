@@ -20,14 +20,20 @@ USABLE_SHARE = 0.96  # of a device's memory: allocators fragment
 
 @dataclass(frozen=True)
 class Mode:
-    """What a stage does about memory: activations computed again, optimiser state on the host."""
+    """What a stage does about memory: activations computed again or kept on the host, optimiser state on the host."""
 
     recompute: Recompute = "none"
     offload: bool = False
+    activations: bool = False  # on the host
 
 
-MODES = tuple(Mode(r, o) for o in (False, True) for r in ("none", "selective", "full"))
+MODES = tuple(
+    mode
+    for offload in (False, True)
+    for mode in (*(Mode(r, offload) for r in ("none", "selective", "full")), Mode("none", offload, activations=True))
+)
 PLAIN = Mode()
+UNDER_WAY = 4  # blocks whose activations are on a device while they are kept on the host: computed, leaving, coming
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,9 @@ class LayerCosts:
     def block(self, rates: Rates, samples: float, *, tensor: int = 1, mode: Mode = PLAIN) -> Seconds:
         """One block. Backward is twice forward, plus what the mode computes again."""
         plain = self._block(rates, samples, tensor)
+        if mode.activations:  # copied beside the computation, out and back
+            copies = self.activation_bytes(samples, tensor=tensor) / rates.host_bytes_per_s
+            return Seconds(max(plain.forward, copies), max(plain.backward, copies))
         if mode.recompute == "full":
             again = plain.forward
         elif mode.recompute == "selective":
@@ -86,24 +95,35 @@ class LayerCosts:
             again = 0.0
         return Seconds(plain.forward, plain.backward + again)
 
-    def embedding(self, rates: Rates, samples: float) -> Seconds:
+    def weight_gradients(self, rates: Rates, samples: float, *, tensor: int = 1) -> float:
+        """Of a block's backward, the half of its matrix products that makes weight gradients: attention has none."""
+        plain = self._block(rates, samples, tensor).backward - 2 * self._sum_over_tensor(rates, samples, tensor)
+        s = self.shape
+        return plain / 2 * (2 * (s.attention_parameters + s.mlp_parameters) / s.block_flops(self.seq_len))
+
+    def embedding(self, rates: Rates, samples: float, *, tensor: int = 1) -> Seconds:
         """Looking rows up and adding gradients to them: bytes moved, no FLOPs."""
+        shared = Seconds(self._sum_over_tensor(rates, samples, tensor), 0.0)
         if measured := self.profiles.get(rates.base):
-            return Seconds(*measured.at("embedding", samples)) * (1 / rates.speed)
+            return Seconds(*measured.at("embedding", samples)) * (1 / rates.speed) + shared
         row = samples * self.seq_len * self.shape.hidden
         once = row * 2 * self.numbers.compute / rates.memory_bytes_per_s
         back = row * 2 * self.numbers.gradients / rates.memory_bytes_per_s
-        return Seconds(once + rates.launch_s, back + rates.launch_s)
+        return Seconds(once + rates.launch_s, back + rates.launch_s) + shared
 
     def head(self, rates: Rates, samples: float, *, tensor: int = 1) -> Seconds:
         """Final norm, LM head and loss: 1.8-2.5 blocks of common models."""
+        shared = Seconds(0.0, self._sum_over_tensor(rates, samples, tensor))
         if measured := self.profiles.get(rates.base):
-            return Seconds(*measured.at("head", samples)) * (1 / (tensor * rates.speed))
+            return Seconds(*measured.at("head", samples)) * (1 / (tensor * rates.speed)) + shared
         forward = samples * self.seq_len * self.shape.head_flops() / tensor / rates.flops_per_s
-        return Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s)
+        return Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s) + shared
 
     def update(self, rates: Rates, parameters: float, *, offload: bool = False) -> float:
-        """Seconds of the optimiser step over so many parameters: bytes of state read and written."""
+        """Seconds of the optimiser step over so many parameters: measured, or bytes of state read and written."""
+        measured = self.profiles.get(rates.base)
+        if measured is not None and measured.update_s is not None and not offload:
+            return parameters * measured.update_s / rates.speed
         state = parameters * (self.numbers.weights + self.numbers.gradients + self.numbers.optimizer)
         return 2 * state / (rates.host_bytes_per_s if offload else rates.memory_bytes_per_s)
 
@@ -124,11 +144,14 @@ class LayerCosts:
         else:
             forward = samples * self.seq_len * self.shape.block_flops(self.seq_len) / tensor / rates.flops_per_s
             plain = Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s)
-        if tensor == 1:
-            return plain
-        # two all-reduces of the hidden states forward, two backward: 2(n-1)/n of the bytes each (ring)
-        sums = 2 * 2 * (tensor - 1) / tensor * self.boundary_bytes(samples) / rates.native_bytes_per_s
+        sums = 2 * self._sum_over_tensor(rates, samples, tensor)  # after attention and MLP; backward the same
         return plain + Seconds(sums, sums)
+
+    def _sum_over_tensor(self, rates: Rates, samples: float, tensor: int) -> float:
+        """Seconds to sum hidden states over a tensor group: 2(n-1)/n of their bytes (ring), and a launch."""
+        if tensor == 1:
+            return 0.0
+        return 2 * (tensor - 1) / tensor * self.boundary_bytes(samples) / rates.native_bytes_per_s + rates.launch_s
 
     @cached_property
     def _blocks(self) -> dict[tuple[Rates, float, int], Seconds]:
@@ -150,6 +173,13 @@ class LayerCosts:
             count += self.shape.hidden if tied else self.shape.head_parameters
         return count
 
+    def block_parameters_on(self, tensor: int) -> float:
+        """Parameters of one block on each rank of a tensor group: norms are whole, too few key-value heads copied."""
+        s = self.shape
+        kept = 2 * s.hidden + (s.hidden if s.out_bias else 0)
+        copied = 2 * s.kv_heads * s.head_dim * (s.hidden + s.qkv_bias)
+        return kept + (self.block_parameters - kept - copied) / tensor + copied / min(tensor, s.kv_heads)
+
     def state_bytes_per_parameter(self, *, shards: int = 1, offload: bool = False) -> float:
         """Weights, gradients and optimiser state of one parameter on one rank; shards divide all three."""
         n = self.numbers
@@ -161,26 +191,48 @@ class LayerCosts:
         """What one block keeps of one micro-batch until its backward."""
         s, c = self.shape, self.numbers.compute
         tokens = samples * self.seq_len
+        if mode.activations:
+            return 0.0
         if mode.recompute == "full":
             return tokens * c * s.hidden
-        per_token = c * self._kept_values - (self._elementwise_bytes / 2 if mode.recompute == "selective" else 0)
-        return tokens * per_token / tensor
+        cut = c * (self._kept_values - 4 * s.hidden)  # norms' inputs and outputs are whole on every rank
+        spared = c * (2 * s.hidden + self._made_again * s.intermediate) if mode.recompute == "selective" else 0
+        return tokens * (4 * c * s.hidden + cut / tensor - spared / tensor)
+
+    def projection_gradient_bytes(self, samples: float, *, tensor: int = 1) -> float:
+        """Gradients of what one block's projections put out, for one micro-batch: what a split backward keeps."""
+        s = self.shape
+        cut = (s.heads + 2 * s.kv_heads) * s.head_dim + (1 if s.family == "gpt" else 2) * s.intermediate
+        return samples * self.seq_len * self.numbers.compute * (2 * s.hidden + cut / tensor)
 
     def working_bytes(self, samples: float, *, tensor: int = 1, mode: Mode = PLAIN, last: bool, shards: int) -> float:
-        """What exists only for a moment: a recomputed block, logits and their gradient, gathered weights."""
+        """What exists only for a moment: blocks computed again or on their way, logits, gathered weights."""
         tokens = samples * self.seq_len
-        again = self.activation_bytes(samples, tensor=tensor) if mode.recompute != "none" else 0.0
+        blocks = UNDER_WAY if mode.activations else int(mode.recompute != "none")
+        again = blocks * self.activation_bytes(samples, tensor=tensor)
         logits = tokens * self.shape.vocab * (2 * 4 + self.numbers.compute) / tensor if last else 0.0
-        block = self.block_parameters * (self.numbers.compute + self.numbers.gradients) / tensor
-        return max(again, logits) + (2 * block if shards > 1 else 0.0)
+        if shards == 1:
+            return max(again, logits)
+        block = self.block_parameters_on(tensor)
+        largest = max(block, self.shape.head_parameters / tensor if last else 0)
+        whole = self.numbers.compute + self.numbers.gradients  # the unit that computes, the next or the last one
+        return max(again, logits) + (largest + block) * whole
 
     @cached_property
     def _kept_values(self) -> int:
-        """Values per token that a block's backward needs, attention without its square (flash)."""
+        """Values per token that a block's backward needs, attention without its square (flash).
+
+        A gated block keeps gate, its activation, up and their product: so two H200s held 1.22 times what three gave.
+        """
         s = self.shape
         q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-        gates = 2 if s.family == "gpt" else 3
+        gates = 2 if s.family == "gpt" else 4
         return 4 * s.hidden + 2 * q + 2 * kv + gates * s.intermediate
+
+    @property
+    def _made_again(self) -> int:
+        """Vectors of the intermediate size that selective recomputation spares: activation and product, if gated."""
+        return 1 if self.shape.family == "gpt" else 2
 
     @cached_property
     def _elementwise_bytes(self) -> int:

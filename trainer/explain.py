@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hetctl.trainer.costs import usable_bytes
+from hetctl.trainer.costs import PLAIN, usable_bytes
 from hetctl.trainer.lanes import Lanes
 from hetctl.trainer.pools import Pool
 from hetctl.trainer.predict import Prediction, predict
@@ -62,9 +62,9 @@ def what_binds(problem: Problem, chosen: Prediction) -> str:
     for pipeline in chosen.candidate.pipelines:
         within: dict[int, int] = {}
         for use, need, choice in zip(pipeline.stage_uses, pipeline.memory_bytes, pipeline.choices, strict=True):
-            rank = use.stage_ranks(within.get(id(use), 0))[0]
+            rank = use.stage_ranks(within.get(id(use), 0) % use.stages)[0]
             within[id(use)] = within.get(id(use), 0) + 1
-            saves |= choice.mode.recompute != "none" or choice.mode.offload
+            saves |= choice.mode != PLAIN
             share = need / usable_bytes(use.pool.rates)
             if share > fullest:
                 fullest, place = share, f"rank {rank} ({use.pool.name})"
@@ -118,7 +118,7 @@ def _used_up(chosen: Prediction, pool: Pool) -> bool:
     """Whether a plan fills most of a pool's memory, or computes twice or moves state to the host to spare it."""
     for pipeline in chosen.candidate.pipelines:
         for use, need, choice in zip(pipeline.stage_uses, pipeline.memory_bytes, pipeline.choices, strict=True):
-            saves = choice.mode.recompute != "none" or choice.mode.offload
+            saves = choice.mode != PLAIN
             if use.pool is pool and (saves or need > MOST_FREE * usable_bytes(pool.rates)):
                 return True
     return False

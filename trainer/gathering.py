@@ -14,7 +14,7 @@ from torch import Tensor
 from hetctl.comm.plan import Plan
 from hetctl.comm.units import GiB
 from hetctl.trainer.buckets import REDUCE_SCATTER, Bucket, Slot
-from hetctl.trainer.pipeline import Place
+from hetctl.trainer.place import Place
 
 SPARE_BYTES = 4 * GiB  # beyond what the plan predicts, before whole weights are kept: context, fragments
 WHOLE_BYTES = 2 + 4  # of a parameter: bf16 weights and fp32 gradient
@@ -73,7 +73,7 @@ class ShardedBucket(Bucket):
             return
         self._rest = self.gradient.new_zeros(self.weights.numel())
         self._rest[slice(*self.interval)].copy_(self.gradient)
-        self.summing = dist.all_reduce(self._rest[: self.layout.used], group=self.group, async_op=True)
+        self.sum_up(self._rest)
 
     def finish_sum(self) -> None:
         self._settle()
@@ -81,6 +81,10 @@ class ShardedBucket(Bucket):
         if self._rest is not None:
             self.gradient.copy_(self._rest[slice(*self.interval)])
             self._rest = None
+
+    def _summed_into(self) -> Tensor:
+        assert self._rest is not None
+        return self._rest
 
     def publish(self) -> None:
         if self.kept.data_ptr() != self.masters.data_ptr():

@@ -6,19 +6,23 @@ A bucket's sum starts as soon as its last micro-batch's backward has passed it, 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hetctl.comm.plan import Plan
 from hetctl.trainer.buckets import Bucket, Interval, Shards, Slot, install, layouts_of
 from hetctl.trainer.gathering import ShardedBucket
 from hetctl.trainer.groups import ProcessGroups
 from hetctl.trainer.model import StageModel
-from hetctl.trainer.pipeline import Place
+from hetctl.trainer.place import Place
+from hetctl.trainer.tensor_parallel import ALONE, TensorShare
 from hetctl.trainer.timeline import Timeline
+
+WHOLE_SUMS = 2  # sums of sharded buckets under way at once: each holds a bucket's whole gradient in full precision
 
 
 class Gradients:
@@ -26,7 +30,7 @@ class Gradients:
 
     def __init__(
         self,
-        model: StageModel,
+        models: Sequence[StageModel],
         plan: Plan,
         place: Place,
         groups: ProcessGroups,
@@ -36,7 +40,8 @@ class Gradients:
         overlap: bool = True,
         whole: bool = True,
     ) -> None:
-        self.rank, self.overlap = place.rank, overlap
+        model = models[0]
+        self.rank, self.overlap, self.tensor = place.rank, overlap, model.tensor
         shards = shards_of(plan, place, groups)
         kind = Bucket if whole or shards.count == 1 else ShardedBucket
         self.buckets = [
@@ -49,48 +54,67 @@ class Gradients:
                 bridged=plan.crosses_islands(layout.holders),
                 offload=plan.replicas[place.replica].stages[place.stage].offload,
             )
-            for layout in layouts_of(model, plan, replica=place.replica, stage=place.stage, rank=place.rank)
+            for layout in layouts_of(models, plan, rank=place.rank)
         ]
         self._of_unit = {unit: bucket for bucket in self.buckets for unit in bucket.layout.units}
         self._ends = (0, model.shape.layers + 1)
         self._tied = [b for b in self.buckets if b.layout.key == model.shape.layers + 2]
-        self.parameters = install(model, self.buckets)
+        self.parameters = install(models, self.buckets)
         self._in_use: list[Bucket] = []
-        model.before_unit, model.before_backward = self.before_unit, self.before_backward
+        for one in models:
+            one.before_unit, one.before_backward = self.before_unit, self.before_backward
+        self._where: dict[int, tuple[Bucket, Slot]] = {}
+        self._begun: set[Bucket] = set()  # whose sums of this step are under way or done
+        self._whole: deque[ShardedBucket] = deque()
+        self._hooks: list[RemovableHandle] = []
         for bucket in self.buckets:
             for slot in bucket.layout.slots:
                 parameter = self.parameters[slot.name]
-                parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulate, bucket, slot))
+                self._where[id(parameter)] = (bucket, slot)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self.accumulate))
             bucket.release()
 
+    def close(self) -> None:
+        """Let go of the parameters: their hooks lead back here in a circle that no collector sees."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def whole_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Parameter of this stage -> its whole shape, of which a tensor group's ranks hold parts."""
+        return {slot.name: slot.cut.whole for bucket in self.buckets for slot in bucket.layout.slots}
+
     def assign(self, name: str, value: Tensor) -> None:
-        """Set a parameter of this stage, whole, in every precision it is kept in."""
+        """Set a parameter of this stage, given whole, in every precision it is kept in."""
         for bucket in self.buckets:
             if any(slot.name == name for slot in bucket.layout.slots):
                 bucket.assign(name, value)
 
     def begin_step(self, micro_batches: int) -> None:
         """Forget the last step's gradients, and expect those of so many micro-batches."""
+        self._begun.clear()
         for bucket in self.buckets:
             bucket.begin_step(micro_batches)
 
     def synchronise(self, timeline: Timeline) -> None:
         """Wait until every bucket is summed over its holders; start the sums that backward has not started."""
         for bucket in self.buckets:
-            if bucket.summing is None:
-                bucket.start_sum()
+            if bucket not in self._begun:
+                self._start_sum(bucket)
         for bucket in self.buckets:
             if bucket.group is not None:
                 others = tuple(r for r in bucket.layout.holders if r != self.rank)
                 with timeline.span("sync", micro_batch=bucket.layout.key, peers=others, bridged=bucket.bridged):
                     bucket.finish_sum()
+        self._whole.clear()
+        for bucket in self.buckets if self.tensor.degree > 1 else ():
+            bucket.sum_copies(self.tensor)
 
     def squared_norm(self) -> Tensor:
         """Sum of squares of the shards that count on this rank, fp64: over all ranks, each element once."""
         total = self.buckets[0].gradient_shard.new_zeros((), dtype=torch.float64)
         for bucket in self.buckets:
-            if bucket.counts:
-                total += torch.linalg.vector_norm(bucket.gradient_shard).double().square()
+            for part in bucket.counted():
+                total += torch.linalg.vector_norm(part).double().square()
         return total
 
     def scale_(self, factor: float) -> None:
@@ -145,17 +169,44 @@ class Gradients:
                 if part := bucket.part_of(slot):
                     yield bucket, slot, part
 
-    def _accumulate(self, bucket: Bucket, slot: Slot, parameter: nn.Parameter) -> None:
+    def accumulate(self, parameter: nn.Parameter) -> None:
+        """Take a parameter's gradient of one micro-batch, which has just been made."""
+        bucket, slot = self._where[id(parameter)]
         assert parameter.grad is not None
         bucket.add(slot, parameter.grad)
         parameter.grad = None
         if bucket.missing == 0 and self.overlap:
-            bucket.start_sum()
+            self._start_sum(bucket)
+
+    def _start_sum(self, bucket: Bucket) -> None:
+        """Begin a bucket's sum. Of those that need a whole gradient for it only a few are under way at once.
+
+        All holders sum layers from the last to the first, so nobody waits for who waits for him; a tied embedding's
+        sum, which its last stage begins first and its first stage last, must not be waited for here.
+        """
+        self._begun.add(bucket)
+        bucket.start_sum()
+        if not isinstance(bucket, ShardedBucket) or bucket.group is None or bucket in self._tied:
+            return
+        self._whole.append(bucket)
+        if len(self._whole) > WHOLE_SUMS:
+            self._whole.popleft().finish_sum()
 
 
 def shards_of(plan: Plan, place: Place, groups: ProcessGroups) -> Shards:
     """With whom a rank shares the state of its stage: runs of `shards` neighbours in the stage's order."""
     stage = plan.replicas[place.replica].stages[place.stage]
-    first = place.part // stage.shards * stage.shards
-    ranks = stage.ranks[first : first + stage.shards]
-    return Shards(place.part - first, ranks, groups.reduce_group(ranks) if len(ranks) > 1 else None)
+    degree, first = stage.tensor_parallel, place.part // stage.shards * stage.shards
+    copy = stage.ranks[first * degree : (first + stage.shards) * degree]
+    ranks = copy[place.tensor :: degree]
+    return Shards(place.part - first, ranks, groups.reduce_group(ranks) if len(ranks) > 1 else None, copy)
+
+
+def tensor_share_of(plan: Plan, place: Place, groups: ProcessGroups) -> TensorShare:
+    """A rank's place in the tensor group that computes its share of the samples."""
+    stage = plan.replicas[place.replica].stages[place.stage]
+    degree = stage.tensor_parallel
+    if degree == 1:
+        return ALONE
+    ranks = stage.ranks[place.part * degree : (place.part + 1) * degree]
+    return TensorShare(degree, place.tensor, groups.reduce_group(ranks))

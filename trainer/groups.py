@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import pairwise
 
 import torch.distributed as dist
 
@@ -22,15 +24,17 @@ class ProcessGroups:
     """
 
     reducing: dict[frozenset[int], dist.ProcessGroup] = field(default_factory=dict)
-    boundaries: dict[tuple[frozenset[int], str], dist.ProcessGroup] = field(default_factory=dict)
+    boundaries: dict[tuple[int, int, str], dist.ProcessGroup] = field(default_factory=dict)
 
     def reduce_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         """The group that sums over exactly these ranks. Raises ConfigError when the plan has none."""
         return _known(self.reducing.get(frozenset(ranks)), ranks)
 
-    def boundary(self, ranks: tuple[int, ...], direction: str) -> dist.ProcessGroup:
-        """The group of a stage boundary (both stages' ranks) for 'forward' or 'backward'."""
-        return _known(self.boundaries.get((frozenset(ranks), direction)), ranks)
+    def boundary(self, plan: Plan, replica: int, edge: int, direction: str) -> dist.ProcessGroup:
+        """The group between stages `edge` and `edge` + 1 of a replica for 'forward' or 'backward'."""
+        stages = plan.replicas[replica].stages
+        ranks = stages[edge].ranks + stages[edge + 1].ranks
+        return _known(self.boundaries.get((replica, edge, direction)), ranks)
 
 
 def create_groups(plan: Plan, *, timeout: timedelta, backend: str = "het") -> ProcessGroups:
@@ -41,14 +45,27 @@ def create_groups(plan: Plan, *, timeout: timedelta, backend: str = "het") -> Pr
         group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend=backend, group_desc=name)
         return group
 
+    edges = _edges(plan)
     for planned in plan.groups:
         key = frozenset(planned.ranks)
         if planned.kind == "pipeline":
+            where = edges[key].popleft() if edges.get(key) else None
             for direction in DIRECTIONS:
-                groups.boundaries[key, direction] = new(planned.ranks, f"{planned.name}-{direction}")
+                made = new(planned.ranks, f"{planned.name}-{direction}")
+                if where is not None:
+                    groups.boundaries[(*where, direction)] = made
         elif key not in groups.reducing:
             groups.reducing[key] = new(planned.ranks, planned.name)
     return groups
+
+
+def _edges(plan: Plan) -> dict[frozenset[int], deque[tuple[int, int]]]:
+    """Ranks of a boundary -> its replica and first stage; several where devices hold several stages."""
+    found: dict[frozenset[int], deque[tuple[int, int]]] = {}
+    for number, replica in enumerate(plan.replicas):
+        for edge, (a, b) in enumerate(pairwise(replica.stages)):
+            found.setdefault(frozenset(a.ranks + b.ranks), deque()).append((number, edge))
+    return found
 
 
 def _known(group: dist.ProcessGroup | None, ranks: tuple[int, ...]) -> dist.ProcessGroup:

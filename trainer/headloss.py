@@ -20,17 +20,28 @@ LossKernel = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 def head_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, scale: float, kernel: LossKernel | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    scale: float,
+    kernel: LossKernel | None = None,
+    total: Callable[[Tensor], Tensor] | None = None,
+    words: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(scaled loss to call backward on, sum of the token losses) of [batch, seq, hidden] and targets [batch, seq].
 
     The scaled loss must be what backward starts from: its gradients are made here, with nothing after them.
+    Where the words are shared out among ranks, `kernel` knows of it, `total` sums hidden gradients over them, and
+    `words` is the most that any of them has (so that all cut alike).
     """
     flat, wanted = hidden.flatten(0, 1), targets.flatten()
+    chunks = _chunks(flat, wanted, words or weight.shape[0])
     if not torch.is_grad_enabled():
-        total = sum((_loss(h @ weight.t(), t)[0] for h, t in _chunks(flat, wanted, weight)), _zero(weight))
-        return total, total
-    scaled: Tensor = _HeadLoss.apply(flat, weight, wanted, scale, kernel or loss_and_gradient)  # type: ignore[no-untyped-call]
+        loss = _loss if total is None or kernel is None else kernel
+        found = sum((loss(h @ weight.t(), t)[0] for h, t in chunks), _zero(weight))
+        return found, found
+    scaled: Tensor = _HeadLoss.apply(flat, weight, chunks, scale, kernel or loss_and_gradient, total)  # type: ignore[no-untyped-call]
     return scaled, scaled.detach() / scale
 
 
@@ -42,13 +53,15 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float, kernel: LossKernel) -> Tensor:
-        wide = _wide(weight.dtype)
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, chunks: Any, scale: float, kernel: LossKernel, sum_over: Any
+    ) -> Tensor:
+        wide = widened(weight.dtype)
         total = _zero(weight)
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
         start = 0
-        for h, t in _chunks(hidden, targets, weight):
+        for h, t in chunks:
             loss, grad, valid = kernel(h @ weight.t(), t)
             total += loss
             rows = valid.to(h.dtype).unsqueeze(1) * scale  # the scale, and nothing for ignored targets
@@ -59,13 +72,15 @@ class _HeadLoss(torch.autograd.Function):
             else:
                 grad_weight = product.to(wide) if grad_weight is None else grad_weight.add_(product)
             start += len(h)
+        if sum_over is not None:
+            grad_hidden = sum_over(grad_hidden)
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total * scale
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,19 +106,20 @@ def _loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
 def _pieces(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     valid = targets != IGNORED
     safe = targets.clamp(min=0).unsqueeze(1)
-    logs = F.log_softmax(logits, dim=-1, dtype=_wide(logits.dtype))
+    logs = F.log_softmax(logits, dim=-1, dtype=widened(logits.dtype))
     loss = -(logs.gather(1, safe).squeeze(1) * valid).sum()
     return loss, logs, safe, valid
 
 
-def _chunks(hidden: Tensor, targets: Tensor, weight: Tensor) -> list[tuple[Tensor, Tensor]]:
-    size = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
+def _chunks(hidden: Tensor, targets: Tensor, words: int) -> list[tuple[Tensor, Tensor]]:
+    size = max(1, CHUNK_BYTES // (4 * words))
     return list(zip(hidden.split(size), targets.split(size), strict=True))
 
 
 def _zero(weight: Tensor) -> Tensor:
-    return weight.new_zeros((), dtype=_wide(weight.dtype))
+    return weight.new_zeros((), dtype=widened(weight.dtype))
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """The precision that sums over many values are taken in."""
     return torch.float64 if dtype == torch.float64 else torch.float32

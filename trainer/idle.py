@@ -31,7 +31,7 @@ class IdleGradients:
     def nothing(self, *_: Any) -> None:
         """What other ranks do to their gradients."""
 
-    begin_step = synchronise = scale_ = publish = prepare_update = arrive = nothing
+    begin_step = close = synchronise = scale_ = publish = prepare_update = arrive = nothing
 
 
 class IdlePipeline:

@@ -10,6 +10,7 @@ from hetctl.comm.cluster import Cluster, Transport
 from hetctl.comm.errors import HetctlError
 from hetctl.trainer.assemble import choose_transport
 from hetctl.trainer.pools import Pool
+from hetctl.trainer.profile import BridgeProfile
 from hetctl.trainer.space import PoolUse
 from hetctl.trainer.stages import SyncRate
 
@@ -28,6 +29,7 @@ class Lane:
     total: float
     latency_s: float
     transport: str
+    sums: float | None = None  # bytes of a sum per second that ranks of two islands reach together, where measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,26 +49,32 @@ class Lanes:
         return len(set(names)) == len(names) and len({self.bridges.get(pair) for pair in pairs}) <= 1
 
     def hop_seconds(self, a: PoolUse, b: PoolUse, payload: float) -> float:
-        """Seconds for one micro-batch's `payload` bytes from a stage of `a` to a stage of `b`."""
+        """Seconds for one micro-batch's `payload` bytes from a stage of `a` to a stage of `b`.
+
+        The ranks of a tensor group carry a share of the values each, and put them together in their host.
+        """
         ranks = min(a.width * a.tensor, b.width * b.tensor)
+        joined = max(_joining(u, payload) for u in (a, b))
         if a.pool.island != b.pool.island:
             lane = self.bridges[frozenset((a.pool.island, b.pool.island))]
-            return lane.latency_s + payload / min(ranks * lane.per_rank, lane.total)
+            return lane.latency_s + payload / min(ranks * lane.per_rank, lane.total) + joined
         near = a.pool is b.pool and a.site.per_host >= a.width * a.tensor + b.width * b.tensor
         rates = (a.pool.rates, b.pool.rates)
         each = min(r.native_bytes_per_s if near else r.nic_bytes_per_s for r in rates)
-        return NATIVE_LATENCY_S + payload / (ranks * each)
+        return NATIVE_LATENCY_S + payload / (ranks * each) + joined
 
     def sync_rate(self, inside: Pool, outside: Pool) -> SyncRate:
         """How fast ranks of two pools exchange gradients."""
         if inside.island == outside.island:
             return SyncRate(min(inside.rates.nic_bytes_per_s, outside.rates.nic_bytes_per_s), float("inf"))
         lane = self.bridges[frozenset((inside.island, outside.island))]
-        return SyncRate(lane.per_rank, lane.total)
+        return SyncRate(lane.sums or lane.per_rank, lane.total)
 
 
-def read_lanes(cluster: Cluster, pools: tuple[Pool, ...], *, forced: str = "auto") -> Lanes:
-    """The bridges of a cluster as the recipe's transport leaves them."""
+def read_lanes(
+    cluster: Cluster, pools: tuple[Pool, ...], *, forced: str = "auto", measured: Sequence[BridgeProfile] = ()
+) -> Lanes:
+    """The bridges of a cluster as the recipe's transport leaves them; a profile's rates where links have none."""
     nic: dict[str, float] = {}
     for pool in pools:
         nic[pool.island] = min(nic.get(pool.island, float("inf")), pool.rates.nic_bytes_per_s)
@@ -80,11 +88,22 @@ def read_lanes(cluster: Cluster, pools: tuple[Pool, ...], *, forced: str = "auto
             except HetctlError as error:
                 refused[frozenset((a, b))] = error
             else:
-                bridges[frozenset((a, b))] = _lane(transport, min(nic[a], nic[b]))
+                bridges[frozenset((a, b))] = _lane(transport, min(nic[a], nic[b]), measured)
     return Lanes(bridges, refused)
 
 
-def _lane(transport: Transport, nic: float) -> Lane:
+def _joining(use: PoolUse, payload: float) -> float:
+    """Seconds in which a tensor group gathers what its ranks received."""
+    if use.tensor == 1:
+        return 0.0
+    return (use.tensor - 1) / use.tensor * payload / use.width / use.pool.rates.native_bytes_per_s
+
+
+def _lane(transport: Transport, nic: float, measured: Sequence[BridgeProfile]) -> Lane:
+    known = next((b for b in measured if b.transport == transport.kind), None)
+    if known is not None and not transport.measured:
+        each = known.message_bytes_per_s
+        return Lane(each, float("inf"), known.latency_s, transport.kind, sums=known.all_reduce_bytes_per_s)
     latency = LATENCY_S[transport.kind] if transport.latency_s is None else transport.latency_s
     if transport.rate_bytes_per_s is None:
         each = UNKNOWN_RATE[transport.kind]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hetctl.comm import backend
 from hetctl.comm.errors import ConfigError, WorkFailed
-from hetctl.comm.plan import Stage
+from hetctl.comm.plan import Plan, Stage
 from hetctl.comm.reporter import Reporter
 from hetctl.trainer import checkpoint, spread
+from hetctl.trainer.activations import HostActivations
 from hetctl.trainer.boards import Board
 from hetctl.trainer.checkpoint import Checkpoints
 from hetctl.trainer.compilation import compile_model
@@ -26,17 +26,22 @@ from hetctl.trainer.data.samples import Dataset, PackedTokens
 from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.executable import check_executable, check_trainable
 from hetctl.trainer.gathering import keeps_whole
-from hetctl.trainer.gradients import Gradients
+from hetctl.trainer.gradients import Gradients, tensor_share_of
 from hetctl.trainer.groups import create_groups
 from hetctl.trainer.huggingface import WeightFiles
 from hetctl.trainer.idle import IdleGradients, IdlePipeline, is_idle
 from hetctl.trainer.job import Job
+from hetctl.trainer.later import Later
 from hetctl.trainer.model import StageModel, initial, parameters_of
 from hetctl.trainer.optimizer import build_optimizer, clip_factor, learning_rate, scale_within, set_learning_rate
-from hetctl.trainer.pipeline import MicroBatch, Place, StagePipeline
+from hetctl.trainer.pipeline import MicroBatch, StagePipeline
+from hetctl.trainer.place import Place
 from hetctl.trainer.profiling import profiled
+from hetctl.trainer.schedule import SPLIT
 from hetctl.trainer.spans import share
-from hetctl.trainer.timeline import Span, Timeline, shares
+from hetctl.trainer.summary import summarise
+from hetctl.trainer.timeline import Timeline
+from hetctl.trainer.watch import Watch
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
@@ -58,7 +63,7 @@ class Trainer:
     job: Job
     device: torch.device
     place: Place
-    model: StageModel
+    models: tuple[StageModel, ...]  # one for each stage it holds
     pipeline: StagePipeline
     gradients: Gradients
     optimizer: torch.optim.Optimizer
@@ -129,6 +134,11 @@ class Trainer:
         if self.saving is not None:
             self.saving.begin(done, updates=self.updates)
 
+    def follow(self, plan: Plan) -> None:
+        """From the next step on take other accumulation counts; all ranks do so after the same step."""
+        self.job = replace(self.job, plan=plan)
+        self.batches.forget()
+
     def _update(self, lr: float, factor: float) -> None:
         if not scale_within(self.optimizer, factor):
             self.gradients.scale_(factor)
@@ -186,55 +196,63 @@ class Trainer:
 def build(job: Job, device: torch.device, *, training: Dataset, validation: Dataset | None = None) -> Trainer:
     """This rank's trainer; the default process group exists. Raises ConfigError for plans it cannot execute."""
     plan, rank = job.plan, dist.get_rank()
-    check_executable(plan)
-    check_trainable(job.shape)
+    check_executable(plan, compiled=job.recipe.train.compile)
+    check_trainable(job.shape, plan)
     torch.manual_seed(job.recipe.train.seed)
     groups = create_groups(plan, timeout=timedelta(seconds=job.timeout_s))
     place = Place.of(plan, rank)
     if is_idle(plan, rank):
         return _idle(job, device, place, training=training, validation=validation)
     stage = plan.replicas[place.replica].stages[place.stage]
+    tensor = tensor_share_of(plan, place, groups)
+    held = [plan.replicas[place.replica].stages[s] for s in place.stages]
     with torch.device("meta"):
-        model = StageModel(job.shape, stage.layers, recompute=stage.recompute)
+        models = tuple(StageModel(job.shape, s.layers, recompute=s.recompute, tensor=tensor) for s in held)
     dtype = compute_dtype(job.recipe.train.precision, device)
     gradients = Gradients(
-        model,
+        models,
         plan,
         place,
         groups,
         dtype=dtype,
         device=device,
         overlap=job.recipe.train.overlap,
-        whole=keeps_whole(plan, place, job.recipe.train.sharded, parameters=parameters_of(model)),
+        whole=keeps_whole(plan, place, job.recipe.train.sharded, parameters=sum(map(parameters_of, models))),
     )
     if not job.resume:
         _fill(gradients, job, device)
+    for model, one in zip(models, held, strict=True):
+        if one.offload_activations:
+            model.host_activations = HostActivations(device, kept=[b.weights for b in gradients.buckets])
     optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
-    if job.recipe.train.compile:
+    for model in models if job.recipe.train.compile else ():
         compile_model(model, samples=_largest_share(stage), seq_len=plan.seq_len)
-    timeline = Timeline(device)
-    pipeline = StagePipeline(plan, place, model, groups, timeline=timeline)
-    return Trainer(job, device, place, model, pipeline, gradients, optimizer, timeline, training, validation)
+    timeline, later = Timeline(device), None
+    if plan.schedule == SPLIT:
+        later = Later(gradients.accumulate)
+        for model in models:
+            model.put_off(later)
+    pipeline = StagePipeline(plan, place, models, groups, timeline=timeline, later=later)
+    return Trainer(job, device, place, models, pipeline, gradients, optimizer, timeline, training, validation)
 
 
 def _idle(job: Job, device: torch.device, place: Place, **data: Any) -> Trainer:
     """The trainer of a rank without a stage."""
     optimizer = torch.optim.SGD([torch.zeros(1)])
-    model: Any = torch.nn.Module()
     pipeline: Any = IdlePipeline()
     gradients: Any = IdleGradients()
-    return Trainer(job, device, place, model, pipeline, gradients, optimizer, Timeline(device), **data)
+    return Trainer(job, device, place, (), pipeline, gradients, optimizer, Timeline(device), **data)
 
 
 def _fill(gradients: Gradients, job: Job, device: torch.device) -> None:
     """The weights to start from: a folder's, or random ones that depend on (seed, name) alone."""
     files = WeightFiles(Path(job.weights)) if job.weights else None
     seed, wide = job.recipe.train.seed, gradients.buckets[0].wide
-    for name, parameter in gradients.parameters.items():
+    for name, size in gradients.whole_shapes().items():
         if files is not None:
-            gradients.assign(name, files.read(name, parameter.shape))
+            gradients.assign(name, files.read(name, size))
         else:
-            gradients.assign(name, initial(name, parameter.shape, job.shape, seed=seed, dtype=wide, device=device))
+            gradients.assign(name, initial(name, size, job.shape, seed=seed, dtype=wide, device=device))
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -253,6 +271,7 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     _listen(trainer)
     reporter.emit("begin", step=start, steps=job.recipe.train.steps)
     board = Board(Path(job.checkpoints).parent / "tensorboard", active=dist.get_rank() == 0)
+    watch = Watch(trainer, reporter, adapt=job.recipe.train.adapt)
     done, saved, began = start, -1, time.monotonic()
     for step in range(start, job.recipe.train.steps):
         at = time.monotonic()
@@ -264,6 +283,7 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
         reporter.emit("step", step=step + 1, **record)
         board.write(step + 1, record)
         done = step + 1
+        watch.after(done)
         if trainer.stopping:
             break
         if trainer.save_now or (every and done % every == 0):
@@ -277,7 +297,9 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     trainer.saving.finish()
     trainer.batches.close()
     board.close()
-    _summarise(trainer, reporter, seconds=seconds, validation=validation, done=done, interrupted=interrupted)
+    watch.look(done, last=True)
+    end = {"steps": done, "interrupted": interrupted, "validation_loss": validation, "train_s": seconds}
+    summarise(trainer, reporter, end | watch.findings)
 
 
 def _resume(trainer: Trainer, path: Path) -> int:
@@ -322,44 +344,3 @@ def _agree_on_text(digest: str) -> None:
             f"ranks {', '.join(map(str, strange[:16]))} read other text than rank 0",
             hint="give all hosts the same data (python-stdlib differs between versions of Python)",
         )
-
-
-def _summarise(
-    trainer: Trainer, reporter: Reporter, *, seconds: float, validation: float | None, done: int, interrupted: bool
-) -> None:
-    """Collect what only ranks know, and report it from rank 0."""
-    mine = {
-        "spans": list(trainer.timeline.steps),
-        "bridge_bytes": backend.bridge_bytes(),
-        "memory_bytes": _peak_memory(trainer.device),
-    }
-    everybody: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, mine)
-    if not trainer.history:  # the checkpoint was the last one already
-        reporter.emit("summary", interrupted=interrupted, steps=done, validation_loss=validation, train_s=seconds)
-        return
-    spans: list[list[list[Span]]] = [e["spans"] for e in everybody]
-    tokens = sum(f.tokens for f in trainer.history)
-    reporter.emit(
-        "summary",
-        interrupted=interrupted,
-        steps=done,
-        first_loss=trainer.history[0].loss,
-        last_loss=trainer.history[-1].loss,
-        validation_loss=validation,
-        tokens=tokens,
-        tokens_per_s=tokens / seconds,
-        train_s=seconds,
-        bridge_bytes=sum(e["bridge_bytes"] for e in everybody),
-        memory_bytes=[e["memory_bytes"] for e in everybody],
-        shares=asdict(shares(spans)),
-        timeline=[[asdict(s) for s in steps[-1]] if steps else [] for steps in spans],
-    )
-
-
-def _peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -5,18 +5,24 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import nn
 
+from hetctl.trainer.buckets import Piece
 from hetctl.trainer.headloss import head_loss
 from hetctl.trainer.model import RMSNorm, StageModel
+from hetctl.trainer.optimizer import build_optimizer
 from hetctl.trainer.profile import ClassProfile, Point
+from hetctl.trainer.recipe import OptimizerSection
 from hetctl.trainer.shapes import ModelShape
 
 BLOCKS = 4  # timed in a row, so that launches overlap as they do in training
 ROUNDS = 7
 WARM_UP = 2
+WARM_S = 1.5  # of work before a GPU is timed: its clock falls under load
+UPDATED = 1 << 28  # parameters of a timed update, fewer on a CPU
 
 Timed = Callable[[], tuple[float, float]]  # seconds of one forward and one backward
 
@@ -40,14 +46,15 @@ def measure_class(
         points: list[Point] = []
         for count in sorted(samples):
             try:
-                forward, backward = _typical(make(shape, count, seq_len, device, dtype))
+                forward, backward = _typical(make(shape, count, seq_len, device, dtype), device)
             except torch.OutOfMemoryError:
                 if not points:
                     raise
                 break
             points.append(Point(count, forward, backward))
         found[kind] = tuple(points)
-    return ClassProfile(device_class, shape.name, seq_len, found["block"], found["embedding"], found["head"])
+    update = _update(device, dtype)
+    return ClassProfile(device_class, shape.name, seq_len, found["block"], found["embedding"], found["head"], update)
 
 
 def _block(shape: ModelShape, samples: int, seq_len: int, device: torch.device, dtype: torch.dtype) -> Timed:
@@ -56,6 +63,7 @@ def _block(shape: ModelShape, samples: int, seq_len: int, device: torch.device, 
         model = StageModel(shape, (1, 1 + count)).to(dtype) if shape.layers > count + 1 else None
         model = StageModel(shape, (0, shape.layers)).to(dtype) if model is None else model
     blocks = list(model.layers.values())
+    _accumulate([p for block in blocks for p in block.parameters()])
     x = torch.randn(samples, seq_len, shape.hidden, dtype=dtype, device=device, requires_grad=True)
     cos, sin = model.rotary(x)
     gradient = torch.randn_like(x)
@@ -75,6 +83,7 @@ def _block(shape: ModelShape, samples: int, seq_len: int, device: torch.device, 
 def _embedding(shape: ModelShape, samples: int, seq_len: int, device: torch.device, dtype: torch.dtype) -> Timed:
     table = nn.Embedding(shape.vocab, shape.hidden, device=device, dtype=dtype)
     tokens = torch.randint(0, shape.vocab, (samples, seq_len), device=device)
+    _accumulate(list(table.parameters()))
     gradient = torch.randn(samples, seq_len, shape.hidden, dtype=dtype, device=device)
 
     def once() -> tuple[float, float]:
@@ -90,6 +99,7 @@ def _embedding(shape: ModelShape, samples: int, seq_len: int, device: torch.devi
 def _head(shape: ModelShape, samples: int, seq_len: int, device: torch.device, dtype: torch.dtype) -> Timed:
     norm = RMSNorm(shape.hidden, shape.rms_eps).to(device, dtype)
     weight = nn.Parameter(torch.randn(shape.vocab, shape.hidden, dtype=dtype, device=device) * 0.02)
+    _accumulate([*norm.parameters(), weight])
     x = torch.randn(samples, seq_len, shape.hidden, dtype=dtype, device=device, requires_grad=True)
     targets = torch.randint(0, shape.vocab, (samples, seq_len), device=device)
 
@@ -103,16 +113,48 @@ def _head(shape: ModelShape, samples: int, seq_len: int, device: torch.device, d
     return once
 
 
-def _typical(once: Timed) -> tuple[float, float]:
-    """The lower quartiles of several rounds (others use the machine too); gradients accumulate, as in training."""
-    for _ in range(WARM_UP):
+def _accumulate(parameters: Sequence[nn.Parameter]) -> None:
+    """Let backward add gradients up in full precision and drop them, as a step of several micro-batches does."""
+
+    def add(parameter: nn.Parameter, total: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        total.add_(parameter.grad)
+        parameter.grad = None
+
+    for parameter in parameters:
+        wide = torch.zeros_like(parameter, dtype=torch.float64 if parameter.dtype == torch.float64 else torch.float32)
+        parameter.register_post_accumulate_grad_hook(partial(add, total=wide.detach()))
+
+
+def _update(device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds per parameter of an update as the loop makes it: norm of the gradient, optimiser, copy for computing."""
+    count = UPDATED if device.type == "cuda" else UPDATED // 16
+    master = torch.zeros(count, device=device)
+    weights, master.grad = torch.zeros(count, dtype=dtype, device=device), torch.zeros(count, device=device)
+    optimizer = build_optimizer([Piece(master, decays=True)], OptimizerSection())
+
+    def once() -> tuple[float, float]:
+        start = _now(device)
+        assert master.grad is not None
+        torch.linalg.vector_norm(master.grad)
+        optimizer.step()
+        weights.copy_(master)
+        return (_now(device) - start) / count, 0.0
+
+    return _typical(once, device)[0]
+
+
+def _typical(once: Timed, device: torch.device) -> tuple[float, float]:
+    """Medians of several rounds on a device as warm, hence as slow, as training makes it; on CPUs, which others use
+    too, lower quartiles. Gradients accumulate, as in training."""
+    warm, began = 0, time.perf_counter()
+    while warm < WARM_UP or (device.type == "cuda" and time.perf_counter() - began < WARM_S):
         once()
+        warm += 1
     rounds = [once() for _ in range(ROUNDS)]
-    return _quartile([f for f, _ in rounds]), _quartile([b for _, b in rounds])
-
-
-def _quartile(seconds: Sequence[float]) -> float:
-    return statistics.quantiles(seconds, n=4)[0]
+    which = 1 if device.type == "cuda" else 0
+    forward, backward = ([r[i] for r in rounds] for i in (0, 1))
+    return statistics.quantiles(forward, n=4)[which], statistics.quantiles(backward, n=4)[which]
 
 
 def _now(device: torch.device) -> float:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +17,15 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hetctl.comm.plan import Span
+from hetctl.trainer.activations import HostActivations
+from hetctl.trainer.cuts import cut_of, whole_shape
 from hetctl.trainer.headloss import LossKernel, head_loss, loss_and_gradient
+from hetctl.trainer.later import Later, Projection
 from hetctl.trainer.random import fill_normal
 from hetctl.trainer.recompute import Recompute, recomputing
 from hetctl.trainer.rotary import rotary_tables, rotate
 from hetctl.trainer.shapes import ModelShape
+from hetctl.trainer.tensor_parallel import ALONE, SharedVocabulary, TensorShare, embed, enter, leave
 
 EMBEDDING = "model.embed_tokens.weight"
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -38,27 +44,38 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention with rotary positions."""
+    """Causal grouped-query attention with rotary positions; of the heads, this rank's share."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, tensor: TensorShare = ALONE) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim = shape.heads, shape.kv_heads, shape.head_dim
-        q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(shape.hidden, q, bias=shape.qkv_bias)
-        self.k_proj = nn.Linear(shape.hidden, kv, bias=shape.qkv_bias)
-        self.v_proj = nn.Linear(shape.hidden, kv, bias=shape.qkv_bias)
-        self.o_proj = nn.Linear(q, shape.hidden, bias=shape.out_bias)
+        self.head_dim, self.tensor = shape.head_dim, tensor
+        q, kv = shape.heads // tensor.degree * shape.head_dim, max(1, shape.kv_heads // tensor.degree) * shape.head_dim
+        self.q_proj = Projection(shape.hidden, q, bias=shape.qkv_bias)
+        self.k_proj = Projection(shape.hidden, kv, bias=shape.qkv_bias)
+        self.v_proj = Projection(shape.hidden, kv, bias=shape.qkv_bias)
+        self.o_proj = Projection(q, shape.hidden, bias=shape.out_bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[batch, seq, hidden] -> the same; cos and sin are [seq, head_dim]."""
         batch, seq, _ = x.shape
-        q = self.q_proj(x).view(batch, seq, self.heads, self.head_dim).transpose(1, 2)
-        k = self.k_proj(x).view(batch, seq, self.kv_heads, self.head_dim).transpose(1, 2)
-        v = self.v_proj(x).view(batch, seq, self.kv_heads, self.head_dim).transpose(1, 2)
+        x = enter(x, self.tensor)
+        q, k, v = (p(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for p in self._inner)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        y = causal_attention(q, k, v)
-        out: Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, seq, -1))
-        return out
+        y = causal_attention(q, k, v).transpose(1, 2).reshape(batch, seq, -1)
+        return summed_linear(self.o_proj, y, self.tensor)
+
+    @property
+    def _inner(self) -> tuple[Projection, Projection, Projection]:
+        return self.q_proj, self.k_proj, self.v_proj
+
+
+def summed_linear(layer: Projection, x: Tensor, tensor: TensorShare) -> Tensor:
+    """A projection whose columns are shared out: parts are summed over the tensor group, then the bias is added."""
+    if tensor.degree == 1:
+        whole: Tensor = layer(x)
+        return whole
+    out = leave(layer.product(x), tensor)
+    return out if layer.bias is None else out + layer.bias
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -74,27 +91,29 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """SwiGLU."""
+    """SwiGLU; of the intermediate values, this rank's share."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, tensor: TensorShare = ALONE) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
-        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+        self.tensor = tensor
+        inner = shape.intermediate // tensor.degree
+        self.gate_proj = Projection(shape.hidden, inner, bias=False)
+        self.up_proj = Projection(shape.hidden, inner, bias=False)
+        self.down_proj = Projection(inner, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
+        x = enter(x, self.tensor)
+        return summed_linear(self.down_proj, F.silu(self.gate_proj(x)) * self.up_proj(x), self.tensor)
 
 
 class Block(nn.Module):
     """One transformer layer: attention and MLP, each behind a norm and beside a residual."""
 
-    def __init__(self, shape: ModelShape, *, recompute: Recompute = "none") -> None:
+    def __init__(self, shape: ModelShape, *, recompute: Recompute = "none", tensor: TensorShare = ALONE) -> None:
         super().__init__()
         self.recompute = recompute
-        self.self_attn = Attention(shape)
-        self.mlp = MLP(shape)
+        self.self_attn = Attention(shape, tensor)
+        self.mlp = MLP(shape, tensor)
         self.input_layernorm = RMSNorm(shape.hidden, shape.rms_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.rms_eps)
 
@@ -108,22 +127,33 @@ class Block(nn.Module):
 
 
 class StageModel(nn.Module):
-    """The layers [first, past_last) of a model, with the embedding before and norm + LM head after where due."""
+    """The layers [first, past_last) of a model, with the embedding before and norm + LM head after where due.
 
-    def __init__(self, shape: ModelShape, layers: Span, *, recompute: Recompute = "none") -> None:
+    Of each layer it is this rank's share, where a tensor group computes it.
+    """
+
+    def __init__(
+        self, shape: ModelShape, layers: Span, *, recompute: Recompute = "none", tensor: TensorShare = ALONE
+    ) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.tensor = shape, tensor
         self.first, self.past_last = layers
-        self.layers = nn.ModuleDict({str(i): Block(shape, recompute=recompute) for i in range(*layers)})
-        self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden) if self.is_first else None
+        self.layers = nn.ModuleDict({str(i): Block(shape, recompute=recompute, tensor=tensor) for i in range(*layers)})
+        words = cut_of(EMBEDDING, shape, degree=tensor.degree, index=tensor.index)
+        self.embed_tokens = nn.Embedding(words.shape[0], shape.hidden) if self.is_first else None
         self.norm = RMSNorm(shape.hidden, shape.rms_eps) if self.is_last else None
-        self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False) if self.is_last else None
+        self.lm_head = nn.Linear(shape.hidden, words.shape[0], bias=False) if self.is_last else None
         if shape.tied_embeddings and self.embed_tokens is not None and self.lm_head is not None:
             self.lm_head.weight = self.embed_tokens.weight
         self.loss_kernel: LossKernel = loss_and_gradient
+        self._words: dict[str, Any] = {}  # what the loss must know of words that are shared out
+        if tensor.degree > 1:
+            self.loss_kernel = SharedVocabulary(shape.vocab, tensor)
+            self._words = {"total": tensor.sum, "words": words.most}
         self._rotary: tuple[Tensor, Tensor] | None = None
         self.before_unit: Callable[[int], None] = _nothing  # 0 embedding, i + 1 block i, layers + 1 norm and head
         self.before_backward: Callable[[int], None] = _nothing
+        self.host_activations: HostActivations | None = None  # None: they stay on the device
 
     @property
     def is_first(self) -> bool:
@@ -134,7 +164,7 @@ class StageModel(nn.Module):
         return self.past_last == self.shape.layers
 
     def forward(self, x: Tensor) -> Tensor:
-        """Token ids [batch, seq] (first stage) or hidden states -> hidden states, or logits (last stage)."""
+        """Token ids [batch, seq] (first stage) or hidden states -> hidden states, or its words' logits (last stage)."""
         hidden = self.body(x)
         if self.lm_head is None:
             return hidden
@@ -146,15 +176,26 @@ class StageModel(nn.Module):
         hidden = x
         if self.embed_tokens is not None:
             self.before_unit(0)
-            hidden = self.embed_tokens(x)
+            hidden = embed(x, self.embed_tokens.weight, vocabulary=self.shape.vocab, tensor=self.tensor)
         cos, sin = self.rotary(hidden)
+        saving = self._saving(cos, sin)
         for number, block in zip(range(self.first, self.past_last), self.layers.values(), strict=True):
             self.before_unit(number + 1)
-            hidden = self._announced(block(hidden, cos, sin), number + 1)
+            with saving():
+                hidden = block(hidden, cos, sin)
+            hidden = self._announced(hidden, number + 1)
         if self.norm is not None:
             self.before_unit(self.shape.layers + 1)
             hidden = self._announced(self.norm(hidden), self.shape.layers + 1)
         return hidden
+
+    def _saving(self, *tables: Tensor) -> Callable[[], AbstractContextManager[None]]:
+        """Around each block of a forward pass: where it saves its activations."""
+        if self.host_activations is None or not torch.is_grad_enabled():
+            return nullcontext
+        self.host_activations.keep(*tables)
+        self.host_activations.begin()
+        return self.host_activations.unit
 
     def _announced(self, out: Tensor, unit: int) -> Tensor:
         """The unit's output, which says so when backward comes to it."""
@@ -165,7 +206,14 @@ class StageModel(nn.Module):
     def loss(self, x: Tensor, targets: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
         """(loss times `scale`, to call backward on; sum of the token losses): what the last stage makes."""
         assert self.lm_head is not None
-        return head_loss(self.body(x), self.lm_head.weight, targets, scale=scale, kernel=self.loss_kernel)
+        weight = self.lm_head.weight
+        return head_loss(self.body(x), weight, targets, scale=scale, kernel=self.loss_kernel, **self._words)
+
+    def put_off(self, later: Later) -> None:
+        """Let `later` make the weight gradients of all projections from now on."""
+        for module in self.modules():
+            if isinstance(module, Projection):
+                module.later = later
 
     def named(self) -> dict[str, nn.Parameter]:
         """Hugging Face name -> parameter, in layer order; a tied head goes by the embedding's name."""
@@ -188,7 +236,8 @@ class StageModel(nn.Module):
         with torch.no_grad():
             for name, parameter in self.named().items():
                 dtype, device = parameter.dtype, parameter.device
-                parameter.copy_(initial(name, parameter.shape, self.shape, seed=seed, dtype=dtype, device=device))
+                size = whole_shape(name, self.shape)
+                parameter.copy_(initial(name, size, self.shape, seed=seed, dtype=dtype, device=device))
 
     def rotary(self, like: Tensor) -> tuple[Tensor, Tensor]:
         seq, held = like.shape[1], self._rotary

@@ -1,9 +1,8 @@
-"""Runs a stage's action list: compute, and what must cross the stage's boundaries, for stages of any widths."""
+"""Runs a rank's action list: compute, and what must cross its stages' boundaries, for stages of any widths."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,33 +11,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetctl.comm.plan import Plan, Replica
-from hetctl.trainer.groups import DIRECTIONS, ProcessGroups
+from hetctl.trainer.boundary import Boundary, Inbox
+from hetctl.trainer.groups import ProcessGroups
 from hetctl.trainer.headloss import IGNORED
+from hetctl.trainer.later import Later
 from hetctl.trainer.model import StageModel
-from hetctl.trainer.schedule import stage_actions
-from hetctl.trainer.spans import overlaps, share
+from hetctl.trainer.place import Place
+from hetctl.trainer.schedule import Action, device_actions
+from hetctl.trainer.spans import share
 from hetctl.trainer.timeline import Timeline
-
-POSTED_AHEAD = 2  # receives outstanding per boundary and direction, beside the one that is waited for
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this rank stands in the plan: its replica, stage, and part of the stage's samples."""
-
-    rank: int
-    replica: int
-    stage: int
-    part: int  # which of the width's shares
-
-    @staticmethod
-    def of(plan: Plan, rank: int) -> Place:
-        placed = plan.ranks[rank]
-        if placed.replica is None:
-            return Place(rank, -1, -1, 0)  # idle
-        stage = placed.stages[0]
-        part = plan.replicas[placed.replica].stages[stage].ranks.index(rank)
-        return Place(rank, placed.replica, stage, part)
 
 
 @dataclass
@@ -49,145 +30,112 @@ class MicroBatch:
     targets: Tensor
 
 
-@dataclass
-class _Piece:
-    peer: int
-    first: int  # in this rank's share
-    past_last: int
+class Chunk:
+    """One stage of this rank: its module, its boundaries, and the micro-batches that are on their way through it."""
 
+    def __init__(
+        self, plan: Plan, place: Place, model: StageModel, groups: ProcessGroups, boundary: type[Boundary]
+    ) -> None:
+        self.stage, self.model = place.stage, model
+        count = len(plan.replicas[place.replica].stages)
+        self.is_last = place.stage == count - 1
 
-class Boundary:
-    """What this rank exchanges with one neighbouring stage, in one direction of travel."""
+        def towards(other: int, direction: str) -> Boundary | None:
+            if not 0 <= other < count:
+                return None
+            return boundary(plan, place, groups, other=other, direction=direction, tensor=model.tensor)
 
-    def __init__(self, plan: Plan, place: Place, groups: ProcessGroups, *, other: int, direction: str) -> None:
-        replica = plan.replicas[place.replica]
-        mine, theirs = replica.stages[place.stage], replica.stages[other]
-        low, _ = share(mine.micro_batch_size, mine.width, place.part)
-        self.group = groups.boundary(mine.ranks + theirs.ranks, direction)
-        self.tag = DIRECTIONS.index(direction)
-        self.pieces = [
-            _Piece(theirs.ranks[o.peer], o.first - low, o.past_last - low)
-            for o in overlaps(mine.micro_batch_size, mine.width, place.part, theirs.width)
-        ]
-        self.peers = tuple(p.peer for p in self.pieces)
-        self.bridged = plan.crosses_islands((place.rank, *self.peers))
-        self.posted_ahead = POSTED_AHEAD if self._waits_on_host() else 0
-        self._sent: deque[tuple[Any, Tensor]] = deque()
+        before, after = place.stage - 1, place.stage + 1
+        self.forward_in, self.forward_out = towards(before, "forward"), towards(after, "forward")
+        self.backward_in, self.backward_out = towards(after, "backward"), towards(before, "backward")
+        self.alive: dict[int, tuple[Tensor, Tensor]] = {}  # micro-batch -> (stage input, stage output or loss)
+        self.put_off: dict[int, list[Any]] = {}  # micro-batch -> weight gradients still to be made
+        self.inboxes: dict[str, Inbox | None] = {}
 
-    def _waits_on_host(self) -> bool:
-        """Whether a posted receive costs the device nothing.
-
-        A native receive is a kernel that spins until its data comes. Loading another kernel for the first time may
-        wait for all that run: with receives posted before the forward that answers them, a deadlock.
-        """
-        return self.bridged or not torch.cuda.is_available()
-
-    def send(self, data: Tensor) -> None:
-        """Start sending each peer its samples of `data`; the memory is held until they have left."""
-        data = data.contiguous()
-        for piece in self.pieces:
-            part = data[piece.first : piece.past_last]
-            self._sent.append((dist.isend(part, piece.peer, group=self.group, tag=self.tag), data))
-        while self._sent and self._sent[0][0].is_completed():
-            self._sent.popleft()[0].wait()
-
-    def post(self, like: Tensor) -> tuple[Tensor, list[Any]]:
-        """Post the receives of one micro-batch: the buffer they fill and the work to wait for."""
-        buffer = torch.empty_like(like)
-        works = [dist.irecv(buffer[p.first : p.past_last], p.peer, group=self.group, tag=self.tag) for p in self.pieces]
-        return buffer, works
-
-    def carries(self, device: torch.device) -> torch.device:
-        """Where the tensors are that its group carries, for ranks that compute on `device`."""
-        return device
+    def expect(self, kinds: str, count: int, like: Tensor) -> None:
+        """Begin receiving so many micro-batches, forward ('F') and backward ('B')."""
+        for kind, boundary in (("F", self.forward_in), ("B", self.backward_in)):
+            self.inboxes[kind] = Inbox(boundary, count, like) if boundary is not None and kind in kinds else None
 
     def finish(self) -> None:
         """Wait until everything sent has left."""
-        while self._sent:
-            self._sent.popleft()[0].wait()
+        for boundary in (self.forward_out, self.backward_out):
+            if boundary is not None:
+                boundary.finish()
 
-
-class Inbox:
-    """Receives of one boundary and direction, posted ahead in micro-batch order."""
-
-    def __init__(self, boundary: Boundary, count: int, like: Tensor) -> None:
-        self.boundary, self.count, self.like = boundary, count, like
-        self._posted: deque[tuple[Tensor, list[Any]]] = deque()
-        self._next = 0
-        self._post(boundary.posted_ahead)
-
-    def take(self) -> Tensor:
-        """The next micro-batch's data, once it is here."""
-        self._post(1)
-        buffer, works = self._posted.popleft()
-        for work in works:
-            work.wait()
-        self._post(self.boundary.posted_ahead)
-        return buffer
-
-    def _post(self, wanted: int) -> None:
-        while self._next < self.count and len(self._posted) < wanted:
-            self._posted.append(self.boundary.post(self.like))
-            self._next += 1
+    def meetings(self) -> Iterator[tuple[bool, Boundary]]:
+        """(whether this side sends, boundary) of each direction."""
+        for boundary, sends in (
+            (self.forward_in, False),
+            (self.backward_out, True),
+            (self.forward_out, True),
+            (self.backward_in, False),
+        ):
+            if boundary is not None:
+                yield sends, boundary
 
 
 class StagePipeline:
-    """One rank's part of a pipeline: the stage's module, its boundaries, and the schedule it follows."""
+    """One rank's part of a pipeline: its stages, and the schedule they follow."""
 
     def __init__(
         self,
         plan: Plan,
         place: Place,
-        model: StageModel,
+        models: Sequence[StageModel],
         groups: ProcessGroups,
         *,
         timeline: Timeline,
         boundary: type[Boundary] = Boundary,
+        later: Later | None = None,
     ) -> None:
-        self.plan, self.place, self.model, self.timeline = plan, place, model, timeline
+        self.plan, self.place, self.models, self.timeline, self.later = plan, place, tuple(models), timeline, later
         self.replica: Replica = plan.replicas[place.replica]
         self.stage = self.replica.stages[place.stage]
         low, high = share(self.stage.micro_batch_size, self.stage.width, place.part)
         self.samples = high - low
-        self.is_last = place.stage == len(self.replica.stages) - 1
-        before, after = place.stage - 1, place.stage + 1
-
-        def towards(other: int, direction: str) -> Boundary | None:
-            exists = 0 <= other < len(self.replica.stages)
-            return boundary(plan, place, groups, other=other, direction=direction) if exists else None
-
-        self.forward_in, self.forward_out = towards(before, "forward"), towards(after, "forward")
-        self.backward_in, self.backward_out = towards(after, "backward"), towards(before, "backward")
+        self.chunks = [
+            Chunk(plan, place.at(stage), model, groups, boundary)
+            for stage, model in zip(place.stages, models, strict=True)
+        ]
         self._connect()
 
     def train_step(self, batch: Sequence[MicroBatch], *, scale: float) -> tuple[Tensor, Tensor]:
         """Forward and backward of all micro-batches. Gradients accumulate; the loss is scaled by `scale`.
 
-        Returns this rank's (sum of token losses, number of valid tokens), fp64; zero before the last stage.
+        Returns this rank's (sum of token losses, number of valid tokens), fp64; zero before the last stage, and on
+        all but the first rank of a tensor group.
         """
-        actions = stage_actions(len(batch), self.plan.forwards_of(self.place.replica, self.place.stage))
-        like = self._boundary_like(batch[0].inputs)
-        forward = Inbox(self.forward_in, len(batch), like) if self.forward_in else None
-        backward = Inbox(self.backward_in, len(batch), like) if self.backward_in else None
-        totals = torch.zeros(2, dtype=torch.float64, device=batch[0].inputs.device)
-        alive: dict[int, tuple[Tensor, Tensor]] = {}  # micro-batch -> (stage input, stage output or loss)
-        for action in actions:
-            k = action.micro_batch
-            if action.kind == "F":
-                alive[k] = self._forward(k, batch[k], forward, totals, scale)
-            else:
-                self._backward(k, *alive.pop(k), backward)
-        self._finish()
-        return totals[0], totals[1]
+        return self._run(self._actions(len(batch)), batch, scale)
 
     @torch.no_grad()
     def evaluate(self, batch: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:
         """Forward only: (sum of token losses, number of valid tokens), fp64; zero before the last stage."""
-        like = self._boundary_like(batch[0].inputs)
-        forward = Inbox(self.forward_in, len(batch), like) if self.forward_in else None
+        return self._run([a for a in self._actions(len(batch)) if a.kind == "F"], batch, 1.0)
+
+    def _actions(self, micro_batches: int) -> Sequence[Action]:
+        place = self.place
+        return device_actions(
+            self.plan.schedule,
+            micro_batches,
+            stages=len(self.replica.stages),
+            held=place.stages,
+            forwards_ahead=self.plan.forwards_of(place.replica, place.stage),
+        )
+
+    def _run(self, actions: Sequence[Action], batch: Sequence[MicroBatch], scale: float) -> tuple[Tensor, Tensor]:
+        kinds = "".join({a.kind for a in actions})
+        for chunk in self.chunks:
+            chunk.expect(kinds, len(batch), self._boundary_like(batch[0].inputs))
         totals = torch.zeros(2, dtype=torch.float64, device=batch[0].inputs.device)
-        for k, micro_batch in enumerate(batch):
-            self._forward(k, micro_batch, forward, totals, 1.0)
+        for action in actions:
+            chunk, k = self.chunks[action.chunk], action.micro_batch
+            if action.kind == "F":
+                self._forward(chunk, k, batch[k], totals, scale)
+            elif action.kind == "B":
+                self._backward(chunk, k)
+            else:
+                self._make_weight_gradients(chunk, k)
         self._finish()
         return totals[0], totals[1]
 
@@ -197,61 +145,67 @@ class StagePipeline:
         Native libraries connect a pair at its first transfer, and block until the peer comes to the same one:
         left to the schedule, two ranks would each wait at another boundary's first transfer for ever.
         """
-        device = next(self.model.parameters()).device
+        device = next(self.models[0].parameters()).device
         meetings: list[tuple[tuple[int, ...], bool, int, Boundary]] = []
-        for boundary, sends, other in (
-            (self.forward_in, False, self.place.stage - 1),
-            (self.backward_out, True, self.place.stage - 1),
-            (self.forward_out, True, self.place.stage + 1),
-            (self.backward_in, False, self.place.stage + 1),
-        ):
-            if boundary is not None:
-                edge = min(self.place.stage, other)
+        for chunk in self.chunks:
+            for sends, boundary in chunk.meetings():
                 for peer in boundary.peers:
-                    turn = (edge, boundary.tag, *sorted((self.place.rank, peer)))
+                    turn = (boundary.edge, boundary.tag, *sorted((self.place.rank, peer)))
                     meetings.append((turn, sends, peer, boundary))
         for _, sends, peer, meeting in sorted(meetings, key=lambda m: m[0]):
             element = torch.zeros(1, device=meeting.carries(device))
             (dist.send if sends else dist.recv)(element, peer, group=meeting.group, tag=meeting.tag)
 
-    def _forward(
-        self, k: int, data: MicroBatch, inbox: Inbox | None, totals: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        x = data.inputs if inbox is None else self._take(inbox, "wait-F", k)
+    def _forward(self, chunk: Chunk, k: int, data: MicroBatch, totals: Tensor, scale: float) -> None:
+        received = self._take(chunk, "F", k)
+        x = data.inputs if received is None else received
         if x.is_floating_point():
             x.requires_grad_(torch.is_grad_enabled())
-        with self.timeline.span("F", micro_batch=k):
+        with self.timeline.span("F", micro_batch=k, stage=chunk.stage):
             y: Tensor
-            if self.is_last:
-                y, loss = self.model.loss(x, data.targets, scale=scale)
-                totals[0] += loss
-                totals[1] += (data.targets != IGNORED).sum()
+            if chunk.is_last:
+                y, loss = chunk.model.loss(x, data.targets, scale=scale)
+                if self.place.tensor == 0:
+                    totals[0] += loss
+                    totals[1] += (data.targets != IGNORED).sum()
             else:
-                y = self.model(x)
-        if self.forward_out is not None:
-            self.forward_out.send(y.detach())
-        return x, y
+                y = chunk.model(x)
+        if chunk.forward_out is not None:
+            chunk.forward_out.send(y.detach())
+        if torch.is_grad_enabled():
+            chunk.alive[k] = (x, y)
 
-    def _backward(self, k: int, x: Tensor, y: Tensor, inbox: Inbox | None) -> None:
-        gradient = None if inbox is None else self._take(inbox, "wait-B", k)
-        with self.timeline.span("B", micro_batch=k):
+    def _backward(self, chunk: Chunk, k: int) -> None:
+        x, y = chunk.alive.pop(k)
+        gradient = self._take(chunk, "B", k)
+        with self.timeline.span("B", micro_batch=k, stage=chunk.stage):
             torch.autograd.backward(y, gradient)
-        if self.backward_out is not None:
+        if self.later is not None:
+            chunk.put_off[k] = self.later.take()
+        if chunk.backward_out is not None:
             assert x.grad is not None
-            self.backward_out.send(x.grad)
+            chunk.backward_out.send(x.grad)
 
-    def _take(self, inbox: Inbox, kind: str, k: int) -> Tensor:
+    def _make_weight_gradients(self, chunk: Chunk, k: int) -> None:
+        assert self.later is not None
+        with self.timeline.span("W", micro_batch=k, stage=chunk.stage):
+            self.later.run(chunk.put_off.pop(k))
+
+    def _take(self, chunk: Chunk, kind: str, k: int) -> Tensor | None:
+        """What the neighbouring stage sends for a forward or backward; None where there is no neighbour."""
+        inbox = chunk.inboxes[kind]
+        if inbox is None:
+            return None
         about = {"micro_batch": k, "peers": inbox.boundary.peers, "bridged": inbox.boundary.bridged}
-        with self.timeline.span(kind, **about):
+        with self.timeline.span(f"wait-{kind}", stage=inbox.boundary.other, **about):
             return inbox.take()
 
     def _boundary_like(self, inputs: Tensor) -> Tensor:
         """An empty tensor of a boundary's share: [samples, seq, hidden] in the model's own dtype."""
-        dtype = next(self.model.parameters()).dtype
-        shape = (self.samples, inputs.shape[1], self.model.shape.hidden)
-        return torch.empty(shape, dtype=dtype, device=inputs.device)
+        model = self.models[0]
+        shape = (self.samples, inputs.shape[1], model.shape.hidden)
+        return torch.empty(shape, dtype=next(model.parameters()).dtype, device=inputs.device)
 
     def _finish(self) -> None:
-        for boundary in (self.forward_out, self.backward_out):
-            if boundary is not None:
-                boundary.finish()
+        for chunk in self.chunks:
+            chunk.finish()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from hetctl.comm.cluster import Cluster
+from hetctl.comm.errors import Infeasible
 from hetctl.comm.plan import Plan, Predicted, Replica, Stage
 from hetctl.trainer.arrange import Pipeline
 from hetctl.trainer.assemble import assemble
@@ -16,6 +17,8 @@ from hetctl.trainer.problem import EVERYTHING, EXECUTABLE, Ability, Problem, rea
 from hetctl.trainer.profile import Profile
 from hetctl.trainer.reasons import reasons
 from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.reschedule import rescheduled
+from hetctl.trainer.schedule import INTERLEAVED, SPLIT
 from hetctl.trainer.search import Candidate, Found, Search
 from hetctl.trainer.space import tensor_units
 
@@ -64,13 +67,28 @@ def weigh(
     found = Search(problem, keep=KEEP if devices < LARGE else 2).run()
     if not found.candidates:
         refuse(problem)
-    predictions = tuple(sorted((predict(problem, c) for c in found.candidates), key=_rank))
+    predictions = tuple(sorted(_predictions(problem, found), key=_rank))
     islands = list(dict.fromkeys(p.island for p in problem.pools))
     alone = {name: alone_samples_per_s(problem, name) for name in islands}
     why = reasons(problem, predictions[0], found, alone)
     plan = _plan(cluster, recipe, problem, predictions[0], alone, why)
     plan.validate(where="the plan", layers=problem.costs.shape.layers)
     return Planning(plan, problem, predictions, found, alone)
+
+
+def _predictions(problem: Problem, found: Found) -> list[Prediction]:
+    """Every candidate simulated, under the schedule that was asked for. Raises Infeasible where none can have it."""
+    if problem.schedule not in (SPLIT, INTERLEAVED):
+        return [predict(problem, c) for c in found.candidates]
+    made = [rescheduled(problem, c, problem.schedule) for c in found.candidates]
+    kept = [p for p in made if p is not None]
+    if not kept:
+        raise Infeasible(
+            f"no plan that was found can run the {problem.schedule} schedule: memory, or micro-batches that do not "
+            "divide by the stages",
+            hint="pin parallelism.pipeline to 2 or more, another batch.micro_batch_size, or leave the schedule free",
+        )
+    return kept
 
 
 def _rank(prediction: Prediction) -> float:
@@ -111,7 +129,7 @@ def _replica(pipeline: Pipeline, clone: int, clones: int) -> Replica:
     units = {id(use): tensor_units(use.pool, use.tensor) for use in pipeline.uses}
     batching = pipeline.batching
     stages = []
-    places = [(use, k) for use in pipeline.uses for k in range(use.stages)]
+    places = [(use, k) for use in pipeline.uses for k in range(use.stages)] * pipeline.chunks
     for index, (use, within) in enumerate(places):
         choice, width = pipeline.choices[index], use.width // clones
         start = within * use.width + clone * width
@@ -125,6 +143,7 @@ def _replica(pipeline: Pipeline, clone: int, clones: int) -> Replica:
                 shards=choice.shards,
                 recompute=choice.mode.recompute,
                 offload=choice.mode.offload,
+                offload_activations=choice.mode.activations,
             )
         )
     return Replica(tuple(stages), pipeline.forwards_ahead)

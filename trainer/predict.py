@@ -59,10 +59,25 @@ def pipeline_times(problem: Problem, pipeline: Pipeline) -> PipelineTimes:
             replicas=batching.replicas,
         )
         c = coefficients(problem.costs, use.site, place, choice, problem.means)
-        stages.append(StageTimes(c.forward.at(layers), c.backward.at(layers), c.exposed(layers), c.update.at(layers)))
+        stages.append(
+            StageTimes(
+                c.forward.at(layers),
+                c.backward.at(layers),
+                c.exposed(layers),
+                c.update.at(layers),
+                c.weights.at(layers),
+            )
+        )
     bridged = tuple(a.pool.island != b.pool.island for a, b in pairwise(uses))
     return PipelineTimes(
-        tuple(stages), pipeline.hops, bridged, batching.micro_batches, pipeline.forwards_ahead, pipeline.layers
+        tuple(stages),
+        pipeline.hops,
+        bridged,
+        batching.micro_batches,
+        pipeline.forwards_ahead,
+        pipeline.layers,
+        pipeline.schedule,
+        pipeline.chunks,
     )
 
 
@@ -71,14 +86,14 @@ def _waiting(candidate: Candidate, made: Simulated) -> float:
     busy, total = 0.0, 0.0
     seconds: dict[tuple[int, int], float] = {}
     for span in made.spans:
-        if span.kind in ("F", "B", "update"):
+        if span.kind in ("F", "B", "W", "update"):
             key = (span.replica, span.stage)
             seconds[key] = seconds.get(key, 0.0) + span.end_s - span.start_s
     for number, pipeline in enumerate(candidate.pipelines):
         for index, use in enumerate(pipeline.stage_uses):
             ranks = use.width * use.tensor
             busy += ranks * seconds.get((number, index), 0.0)
-            total += ranks * made.step_time_s
+            total += ranks * made.step_time_s / pipeline.chunks
     return 1.0 - busy / total
 
 

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetctl.comm.cluster import Cluster
-from hetctl.comm.errors import ConfigError, nearest
+from hetctl.comm.errors import ConfigError, Infeasible, nearest
 from hetctl.trainer.costs import MODES, LayerCosts, Numbers
+from hetctl.trainer.cuts import cannot_cut
 from hetctl.trainer.lanes import Lanes, read_lanes
 from hetctl.trainer.pools import Pool, read_pools
 from hetctl.trainer.profile import Profile
 from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.schedule import SPLIT
 from hetctl.trainer.space import TENSOR_DEGREES, Pins
 from hetctl.trainer.stages import Means, Sharding
 
-Ability = Literal["tensor", "shards", "recompute", "offload", "overlap"]
-EVERYTHING: frozenset[Ability] = frozenset({"tensor", "shards", "recompute", "offload", "overlap"})
-EXECUTABLE: frozenset[Ability] = frozenset(
-    {"shards", "recompute", "offload", "overlap"}
-)  # what trainer.loop runs of it
+Ability = Literal["tensor", "shards", "recompute", "offload", "activations", "overlap"]
+EVERYTHING: frozenset[Ability] = frozenset({"tensor", "shards", "recompute", "offload", "activations", "overlap"})
+EXECUTABLE = EVERYTHING  # what trainer.loop runs of it
 
 # (most devices, tolerance of the search and of each split)
 TOLERANCES = ((64, 0.0), (512, 0.0005), (2048, 0.001), (math.inf, 0.0025))
@@ -67,15 +67,22 @@ def read_problem(
 ) -> Problem:
     """The problem of a recipe on a cluster. Raises ConfigError for wishes that contradict each other."""
     pools = read_pools(cluster, speeds=speeds)
-    lanes = read_lanes(cluster, pools, forced=recipe.bridge.transport)
+    bridges = profile.bridges if profile else ()
+    lanes = read_lanes(cluster, pools, forced=recipe.bridge.transport, measured=bridges)
     if recipe.bridge.transport != "auto":
         for refusal in lanes.refused.values():
             raise refusal
     wish = recipe.parallelism
     size = None if recipe.batch.micro_batch_size == "auto" else recipe.batch.micro_batch_size
     if size is not None and recipe.batch.global_batch % size:
+        raise Infeasible(
+            f"batch.global_batch {recipe.batch.global_batch} is no multiple of batch.micro_batch_size {size}",
+            hint="change one of them, or leave batch.micro_batch_size free",
+        )
+    if wish.schedule == SPLIT and recipe.train.compile:
         raise ConfigError(
-            f"batch.global_batch {recipe.batch.global_batch} is no multiple of batch.micro_batch_size {size}"
+            f"train.compile does not go with parallelism.schedule={SPLIT}: compiled blocks have one backward",
+            hint="train.compile=false, or another schedule",
         )
     costs = layer_costs(cluster, recipe, profile)
     return Problem(
@@ -84,7 +91,7 @@ def read_problem(
         pools=pools,
         lanes=lanes,
         means=_means(recipe, abilities),
-        tensors=tuple(t for t in TENSOR_DEGREES if costs.shape.heads % t == 0) if "tensor" in abilities else (1,),
+        tensors=tuple(t for t in TENSOR_DEGREES if not cannot_cut(costs.shape, t)) if "tensor" in abilities else (1,),
         pins=_pins(cluster, recipe, abilities),
         samples=recipe.batch.global_batch,
         micro_batch_size=size,
@@ -131,10 +138,15 @@ def _means(recipe: Recipe, abilities: frozenset[Ability]) -> Means:
         for m in MODES
         if (not m.offload or "offload" in abilities)
         and (m.recompute == "none" or "recompute" in abilities)
+        and (not m.activations or "activations" in abilities)
         and wanted in ("auto", m.recompute)
+        and recipe.parallelism.activations in ("auto", "host" if m.activations else "device")
     )
     if not modes:
-        raise ConfigError(f"recompute '{wanted}' cannot be run yet", hint="use parallelism.recompute=none")
+        raise ConfigError(
+            f"recompute '{wanted}' and activations '{recipe.parallelism.activations}' exclude each other",
+            hint="activations on the host are not computed again: use parallelism.recompute=none",
+        )
     shardings: tuple[Sharding, ...] = ("none", "host", "all") if "shards" in abilities else ("none",)
     return Means(modes, shardings, "overlap" in abilities)
 
@@ -156,8 +168,10 @@ def _pins(cluster: Cluster, recipe: Recipe, abilities: frozenset[Ability]) -> Pi
     tensor = None if wish.tensor == "auto" else wish.tensor
     if tensor not in (None, 1) and "tensor" not in abilities:
         raise ConfigError(f"parallelism.tensor={tensor} cannot be run yet", hint="use parallelism.tensor=1")
-    if tensor is not None and (tensor not in TENSOR_DEGREES or shape.heads % tensor):
+    if tensor is not None and tensor not in TENSOR_DEGREES:
         raise ConfigError(f"parallelism.tensor={tensor} is not possible", hint="1, 2, 4 or 8, dividing the heads")
+    if tensor is not None and (why := cannot_cut(shape, tensor)):
+        raise ConfigError(f"parallelism.tensor={tensor} is not possible: {why}", hint="choose another degree")
     replicas = None if wish.data == "auto" else wish.data
     order = _order(cluster, recipe)
     if wish.split != "auto" and (stages, replicas, order) == (None, None, None) and len(cluster.islands) > 1:

@@ -1,13 +1,13 @@
-"""profile.yaml: what layers really cost, in seconds per device class, as `hetctl bench ops` measured it."""
+"""profile.yaml: what layers and bridges really cost, as `hetctl bench ops` and `bench bridge` measured it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hetctl.comm.cluster import SCHEMA_VERSION, check_schema_version
+from hetctl.comm.cluster import SCHEMA_VERSION, TransportKind, check_schema_version
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_yaml, write_yaml
 from hetctl.comm.values import decode, encode
@@ -35,6 +35,7 @@ class ClassProfile:
     block: tuple[Point, ...]
     embedding: tuple[Point, ...]
     head: tuple[Point, ...]
+    update_s: float | None = None  # of the optimiser, per parameter whose state a rank keeps
 
     def at(self, kind: LayerKind, samples: float) -> tuple[float, float]:
         """(forward, backward) seconds, linear between points and, by the last slope, beyond them."""
@@ -51,10 +52,21 @@ class ClassProfile:
 
 
 @dataclass(frozen=True)
+class BridgeProfile:
+    """One transport between two islands, as `hetctl bench bridge` measured it: bytes per second of one rank's lane."""
+
+    transport: TransportKind
+    message_bytes_per_s: float
+    all_reduce_bytes_per_s: float  # bytes of the sum per second, two islands
+    latency_s: float
+
+
+@dataclass(frozen=True)
 class Profile:
-    """All measurements of one cluster's device classes."""
+    """All measurements of one cluster: its device classes, and the transports of its bridges."""
 
     classes: tuple[ClassProfile, ...]
+    bridges: tuple[BridgeProfile, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     def matching(self, shape: ModelShape, seq_len: int) -> Mapping[str, ClassProfile]:
@@ -65,7 +77,12 @@ class Profile:
         """This profile with one more measurement, in the place of an older one of the same."""
         same = (entry.device_class, entry.model, entry.seq_len)
         others = [c for c in self.classes if (c.device_class, c.model, c.seq_len) != same]
-        return Profile((*others, entry))
+        return replace(self, classes=(*others, entry))
+
+    def with_bridge(self, entry: BridgeProfile) -> Profile:
+        """This profile with one transport's measurement, in the place of an older one."""
+        others = [b for b in self.bridges if b.transport != entry.transport]
+        return replace(self, bridges=(*others, entry))
 
     def validate(self, *, where: str) -> None:
         """Raise ConfigError unless every layer kind has points in ascending order."""
@@ -74,6 +91,9 @@ class Profile:
                 samples = [p.samples for p in getattr(entry, kind)]
                 if not samples or samples != sorted(set(samples)) or samples[0] < 1:
                     raise ConfigError(f"{where}: '{entry.device_class}' needs ascending points of {kind}")
+        for bridge in self.bridges:
+            if min(bridge.message_bytes_per_s, bridge.all_reduce_bytes_per_s) <= 0:
+                raise ConfigError(f"{where}: the bridge over {bridge.transport} needs rates above zero")
 
 
 def load_profile(path: Path) -> Profile:
@@ -87,4 +107,6 @@ def load_profile(path: Path) -> Profile:
 
 def save_profile(path: Path, profile: Profile) -> None:
     """Write profile.yaml atomically."""
-    write_yaml(path, encode(profile), header="Seconds per layer and device class, written by `hetctl bench ops`.")
+    write_yaml(
+        path, encode(profile), header="Measured by `hetctl bench ops` (seconds per layer) and `hetctl bench bridge`."
+    )

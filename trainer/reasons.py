@@ -8,6 +8,8 @@ from hetctl.trainer.arrange import Pipeline
 from hetctl.trainer.pipelines import LEVELS
 from hetctl.trainer.predict import Prediction
 from hetctl.trainer.problem import Problem
+from hetctl.trainer.reschedule import faster_schedules
+from hetctl.trainer.schedule import SPLIT
 from hetctl.trainer.search import Found
 
 
@@ -16,7 +18,12 @@ def reasons(problem: Problem, chosen: Prediction, found: Found, alone: Mapping[s
     pipelines = chosen.candidate.pipelines
     said = [_arrangement(problem, pipelines), _split(problem, pipelines), _batches(problem, pipelines)]
     said += _memory(problem, pipelines)
+    said += _tensors(problem, pipelines)
     said += _schedules(pipelines)
+    said += [
+        f"By prediction parallelism.schedule={name} would be {gain:.1%} faster; its own costs are not modelled."
+        for name, gain in faster_schedules(problem, chosen)
+    ]
     said += _left_out(problem, pipelines)
     said += [
         f"{name} cannot train this model alone, so there is no efficiency to state."
@@ -34,14 +41,16 @@ def reasons(problem: Problem, chosen: Prediction, found: Found, alone: Mapping[s
 def describe(pipeline: Pipeline) -> str:
     """`17 layers on h200 (8 wide), then 15 on mi325x (8 wide)`."""
     parts, at = [], 0
+    devices = len(pipeline.layers) // pipeline.chunks
     for use in pipeline.uses:
-        layers = pipeline.layers[at : at + use.stages]
+        stages = [s for s in range(len(pipeline.layers)) if at <= s % devices < at + use.stages]
+        layers = [pipeline.layers[s] for s in stages]
         at += use.stages
         how = [f"{use.width} wide"] if use.width > 1 else []
         how += [f"tensor {use.tensor}"] if use.tensor > 1 else []
-        stages = f" in {use.stages} stages of {_counts(layers)}" if use.stages > 1 else ""
+        many = f" in {len(layers)} stages of {_counts(layers)}" if len(layers) > 1 else ""
         noun = "layer" if sum(layers) == 1 else "layers"
-        parts.append(f"{sum(layers)} {noun} on {use.pool.name}{stages}" + (f" ({', '.join(how)})" if how else ""))
+        parts.append(f"{sum(layers)} {noun} on {use.pool.name}{many}" + (f" ({', '.join(how)})" if how else ""))
     return ", then ".join(parts)
 
 
@@ -94,6 +103,7 @@ def _memory(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
     for number, pipeline in enumerate(pipelines):
         for index, (use, choice) in enumerate(zip(pipeline.stage_uses, pipeline.choices, strict=True)):
             what = [f"{choice.mode.recompute} recompute"] if choice.mode.recompute != "none" else []
+            what += ["activations on the host"] if choice.mode.activations else []
             what += ["optimiser state on the host"] if choice.mode.offload else []
             if what:
                 place = f"Stage {index} of replica {number}" if len(pipelines) > 1 else f"Stage {index}"
@@ -107,9 +117,23 @@ def _memory(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
     return said
 
 
+def _tensors(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
+    degrees = sorted({u.tensor for p in pipelines for u in p.uses})
+    if degrees == [1]:
+        return []
+    shown = " and ".join(map(str, degrees))
+    why = "as pinned" if problem.pins.tensor is not None else "the fastest that fits"
+    return [f"Tensor groups of {shown} devices share each layer inside a host, on its native links only: {why}."]
+
+
 def _schedules(pipelines: Sequence[Pipeline]) -> list[str]:
     if any(p.schedule == "eager-1f1b" for p in pipelines):
         return ["Eager 1F1B: further forwards in flight hide the transfers over the bridge."]
+    if any(p.schedule == SPLIT and len(p.layers) > 1 for p in pipelines):
+        return ["Zero bubble, as asked: weight gradients are put off to where a device would wait."]
+    if any(p.chunks > 1 for p in pipelines):
+        most = max(p.chunks for p in pipelines)
+        return [f"Interleaved, as asked: {most} stages per device were fastest, micro-batches go round as often."]
     return []
 
 

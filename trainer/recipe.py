@@ -70,9 +70,10 @@ class ParallelismSection:
     layers: tuple[int, ...] | None = None  # blocks per stage
     split: Literal["auto", "uniform", "holmes"] = "auto"
     alpha: float = 1.0  # of the holmes split
-    schedule: Literal["auto", "1f1b", "eager-1f1b", "gpipe"] = "auto"
+    schedule: Literal["auto", "1f1b", "eager-1f1b", "gpipe", "interleaved", "zero-bubble"] = "auto"
     forwards_ahead: tuple[int, ...] | Auto = "auto"
     recompute: Literal["auto", "none", "selective", "full"] = "auto"
+    activations: Literal["auto", "device", "host"] = "auto"  # where they wait for backward
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class TrainSection:
     sharded: Literal["auto", "optimizer", "all"] = "auto"  # what shards of a stage share out; auto: all if it must fit
     compile: bool = False  # torch.compile of each block: faster steps after a minute's start
     profile_step: int | None = None  # write a trace of this step (from 1) by every rank, for Perfetto
+    adapt: bool = False  # accumulation counts follow measured speeds
     overlap: bool = True  # sum gradients while backward goes on; false sums them after it
     timeout_s: float = 120.0  # of one operation between ranks; a silent rank is given up after it
 

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 Recompute = Literal["none", "selective", "full"]
-_KEPT = {  # matrix products and attention: what selective recomputation keeps
+_KEPT = {  # matrix products, attention and sums over ranks: what selective recomputation keeps
+    torch.ops._c10d_functional.all_reduce.default,
+    torch.ops._c10d_functional.wait_tensor.default,
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,

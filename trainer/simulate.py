@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
-from hetctl.trainer.schedule import Action, stage_actions
+from hetctl.trainer.schedule import SPLIT, Action, device_actions
 
-SpanKind = Literal["F", "B", "send", "sync", "update"]
+SpanKind = Literal["F", "B", "W", "send", "sync", "update"]
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,18 @@ class StageTimes:
     """What the stages of a pipeline take: seconds per micro-batch, and once a step."""
 
     forward_s: float
-    backward_s: float
+    backward_s: float  # weight gradients included
     sync_s: float = 0.0  # gradient sums that backward does not hide
     update_s: float = 0.0
+    weights_s: float = 0.0  # of backward: what a schedule may put off
+
+    def seconds(self, action: Action, *, split: bool) -> float:
+        """What an action takes."""
+        if action.kind == "F":
+            return self.forward_s
+        if action.kind == "W":
+            return self.weights_s
+        return self.backward_s - (self.weights_s if split else 0.0)
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,22 @@ class PipelineTimes:
     micro_batches: int
     forwards_ahead: tuple[int, ...]
     layers: tuple[int, ...]  # per stage: whose gradients are summed with whose
+    schedule: str = "1f1b"
+    chunks: int = 1  # stages per device: device d holds stages d, d + devices, ..
+
+    @property
+    def devices(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of each device."""
+        count = len(self.stages) // self.chunks
+        return tuple(tuple(range(d, len(self.stages), count)) for d in range(count))
+
+    def actions(self, device: int) -> tuple[Action, ...]:
+        """What a device does."""
+        held = self.devices[device]
+        ahead = min(self.forwards_ahead[held[0]], self.micro_batches)
+        return device_actions(
+            self.schedule, self.micro_batches, stages=len(self.stages), held=held, forwards_ahead=ahead
+        )
 
     def without_bridges(self) -> PipelineTimes:
         """The same with transfers between islands in no time."""
@@ -63,7 +88,7 @@ class Simulated:
         return sum(
             s.end_s - s.start_s
             for s in self.spans
-            if s.replica == replica and s.stage == stage and s.kind in ("F", "B", "update")
+            if s.replica == replica and s.stage == stage and s.kind in ("F", "B", "W", "update")
         )
 
 
@@ -115,45 +140,46 @@ def _sums_start(replicas: Sequence[PipelineTimes], ends: Sequence[Sequence[float
     return found
 
 
-class _Stage:
-    """A stage's place in its action list, and when it is free."""
+class _Device:
+    """A device's place in its action list, and when it is free."""
 
-    def __init__(self, actions: Sequence[Action]) -> None:
-        self.actions = actions
+    def __init__(self, stages: Sequence[int], actions: Sequence[Action]) -> None:
+        self.stages, self.actions = stages, actions
         self.next = 0
         self.free = 0.0
 
 
 def _pipeline(number: int, times: PipelineTimes) -> tuple[list[Span], list[float]]:
     """(spans, end of each stage's last backward) of one replica, transfers first come, first served."""
-    count = len(times.stages)
-    stages = [_Stage(stage_actions(times.micro_batches, min(a, times.micro_batches))) for a in times.forwards_ahead]
+    count, split = len(times.stages), times.schedule == SPLIT
+    devices = [_Device(held, times.actions(d)) for d, held in enumerate(times.devices)]
     arrived: dict[tuple[str, int, int], float] = {}  # (kind, stage, micro-batch) -> when its input is there
     links = {(kind, i): 0.0 for kind in "FB" for i in range(count - 1)}
+    ends = [0.0] * count
     spans: list[Span] = []
     progress = True
     while progress:
         progress = False
-        for index, stage in enumerate(stages):
-            while stage.next < len(stage.actions):
-                action = stage.actions[stage.next]
+        for device in devices:
+            while device.next < len(device.actions):
+                action = device.actions[device.next]
+                index = device.stages[action.chunk]
                 ready = _ready(action, index, count, arrived)
                 if ready is None:
                     break
-                start = max(ready, stage.free)
-                seconds = times.stages[index]
-                stage.free = start + (seconds.forward_s if action.kind == "F" else seconds.backward_s)
-                spans.append(Span(action.kind, number, index, start, stage.free, action.micro_batch))
-                spans += _send(number, action, index, count, times.hops, links, arrived, stage.free)
-                stage.next += 1
+                start = max(ready, device.free)
+                device.free = ends[index] = start + times.stages[index].seconds(action, split=split)
+                spans.append(Span(action.kind, number, index, start, device.free, action.micro_batch))
+                spans += _send(number, action, index, count, times.hops, links, arrived, device.free)
+                device.next += 1
                 progress = True
-    assert all(s.next == len(s.actions) for s in stages), "the schedule waits for itself"
-    return spans, [s.free for s in stages]
+    assert all(d.next == len(d.actions) for d in devices), "the schedule waits for itself"
+    return spans, ends
 
 
 def _ready(action: Action, index: int, count: int, arrived: dict[tuple[str, int, int], float]) -> float | None:
     """When an action's input is there; None: not known yet."""
-    starts = (action.kind == "F" and index == 0) or (action.kind == "B" and index == count - 1)
+    starts = action.kind == "W" or (action.kind == "F" and index == 0) or (action.kind == "B" and index == count - 1)
     return 0.0 if starts else arrived.get((action.kind, index, action.micro_batch))
 
 
@@ -169,7 +195,7 @@ def _send(
 ) -> list[Span]:
     """Pass an action's result on, over a link that carries one micro-batch at a time in each direction."""
     peer = index + 1 if action.kind == "F" else index - 1
-    if not 0 <= peer < count:
+    if not 0 <= peer < count or action.kind == "W":
         return []
     boundary = min(index, peer)
     start = max(now, links[action.kind, boundary])

@@ -134,6 +134,7 @@ class Coefficients(NamedTuple):
     hidden: float  # of the sums, per layer, what backward hides
     update: Linear
     memory: Linear
+    weights: Linear  # of backward, seconds that weight gradients take
 
     def exposed(self, layers: float) -> float:
         """Gradient sums that the last micro-batch's backward does not hide."""
@@ -148,15 +149,15 @@ def coefficients(costs: LayerCosts, site: StageSite, place: StagePlace, choice: 
     mode, shards = choice.mode, choice.shards
     block = costs.block(site.rates, place.samples, tensor=site.tensor, mode=mode)
     if shards > 1:
-        weights = costs.block_parameters / site.tensor
+        weights = costs.block_parameters_on(site.tensor)
         gather = gather_seconds(site, shards, weights * costs.numbers.compute)
         scatter = gather_seconds(site, shards, weights * costs.numbers.gradients)
         block = Seconds(max(block.forward, gather), max(block.backward, gather + scatter))
-    extras = costs.embedding(site.rates, place.samples) if place.first else NOTHING
+    extras = costs.embedding(site.rates, place.samples, tensor=site.tensor) if place.first else NOTHING
     if place.last:
         extras = extras + costs.head(site.rates, place.samples, tensor=site.tensor)
     fixed = costs.stage_parameters(0, first=place.first, last=place.last) / site.tensor
-    each = costs.block_parameters / site.tensor
+    each = costs.block_parameters_on(site.tensor)
     sums = sync_seconds(costs, site, place, choice)
     update = costs.update(site.rates, 1.0, offload=mode.offload) / shards
     state = costs.state_bytes_per_parameter(shards=shards, offload=mode.offload)
@@ -170,6 +171,7 @@ def coefficients(costs: LayerCosts, site: StageSite, place: StagePlace, choice: 
         hidden=block.backward if means.overlap else 0.0,
         update=Linear(fixed * update, each * update),
         memory=Linear(fixed * state + buffers + working, each * state + held),
+        weights=Linear(0.0, costs.weight_gradients(site.rates, place.samples, tensor=site.tensor)),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,7 @@ KEPT_STEPS = 20
 class Span:
     """One action of a rank. Times in seconds of the host's monotonic clock.
 
-    `kind`: F, B (compute); wait-F, wait-B (for micro-batch data of `peers`); sync (gradients with `peers`);
+    `kind`: F, B, W (compute); wait-F, wait-B (for micro-batch data of `peers`); sync (gradients with `peers`);
     world (the step's figures, everybody); update (optimiser). `bridged`: the data crosses islands.
     """
 
@@ -28,6 +30,7 @@ class Span:
     micro_batch: int = -1
     peers: tuple[int, ...] = ()
     bridged: bool = False
+    stage: int = -1  # of the computation, or of the one that is waited for
 
 
 @dataclass(frozen=True)
@@ -138,25 +141,51 @@ def shares(steps_of_ranks: Sequence[Sequence[Sequence[Span]]]) -> Shares:
     return Shares(*(max(0.0, totals[k]) / whole for k in ("compute", "bubble", "bridge", "native", "update")))
 
 
-def _ready_times(spans_of: Sequence[Sequence[Span]]) -> dict[tuple[int, str, int], float]:
-    """(rank, kind, micro-batch) -> when that rank had it ready (collectives: when it arrived)."""
-    ready: dict[tuple[int, str, int], float] = {}
+def replica_spread(
+    steps_of_ranks: Sequence[Sequence[Sequence[Span]]], replica_of: Sequence[int | None]
+) -> float | None:
+    """How far apart replicas end their computing, as a share of the step: the median of steps [rank][step].
+
+    Hosts' clocks differ: each rank's times count from the moment when all knew the step's figures. None where there
+    is one replica, or no step.
+    """
+    found = []
+    for step in range(min(map(len, steps_of_ranks), default=0)):
+        ends: dict[int, float] = {}
+        for spans, replica in zip((steps[step] for steps in steps_of_ranks), replica_of, strict=True):
+            computed = [s.end for s in spans if s.kind in ("F", "B", "W")]
+            if replica is not None and computed:
+                met = max((s.end for s in spans if s.kind == "world"), default=0.0)
+                ends[replica] = max(ends.get(replica, -math.inf), max(computed) - met)
+        lengths = [s[-1].end - s[0].start for steps in steps_of_ranks if (s := steps[step])]
+        if len(ends) > 1:
+            length = max(lengths)
+            found.append((max(ends.values()) - min(ends.values())) / length)
+    return statistics.median(found) if found else None
+
+
+Ready = dict[tuple[int, str, int, int], float]
+
+
+def _ready_times(spans_of: Sequence[Sequence[Span]]) -> Ready:
+    """(rank, kind, stage, micro-batch) -> when that rank had it ready (collectives: when it arrived)."""
+    ready: Ready = {}
     for rank, spans in enumerate(spans_of):
         for span in spans:
             at = span.start if span.kind in ("sync", "world") else span.end
-            ready[rank, span.kind, span.micro_batch] = at
+            ready[rank, span.kind, span.stage, span.micro_batch] = at
     return ready
 
 
-def _account(span: Span, rank: int, ready: dict[tuple[int, str, int], float], totals: dict[str, float]) -> None:
+def _account(span: Span, rank: int, ready: Ready, totals: dict[str, float]) -> None:
     seconds = span.end - span.start
-    if span.kind in ("F", "B"):
+    if span.kind in ("F", "B", "W"):
         totals["compute"] += seconds
     elif span.kind == "update":
         totals["update"] += seconds
     else:
         awaited = span.kind.removeprefix("wait-")
-        times = [ready[key] for p in span.peers if (key := (p, awaited, span.micro_batch)) in ready]
+        times = [ready[key] for p in span.peers if (key := (p, awaited, span.stage, span.micro_batch)) in ready]
         idle = min(seconds, max(0.0, max(times, default=span.start) - span.start))
         totals["bubble"] += idle
         totals["bridge" if span.bridged else "native"] += seconds - idle

@@ -15,9 +15,10 @@ app = typer.Typer(help="Measure what a plan stands on: pipelines, bridges, links
 
 @app.command("pipeline")
 def pipeline(
+    cluster: options.ClusterFile = None,
     emulate: Annotated[
-        str, typer.Option("--emulate", metavar="SPEC", help="One island per stage, on this machine.")
-    ] = "h200:1,mi325x:1",
+        str | None, typer.Option("--emulate", metavar="SPEC", help="One island per stage, on this machine.")
+    ] = None,
     model: Annotated[str, typer.Option("--model", help="The model's shape.")] = "demo",
     seq_len: options.SeqLen = None,
     micro_batches: Annotated[int, typer.Option(help="Micro-batches of one sample a step.")] = 16,
@@ -35,7 +36,8 @@ def pipeline(
 
     sink = Sink(as_json=as_json)
     result = benching.bench_pipeline(
-        emulate=emulate,
+        cluster_file=cluster,
+        emulate=_islands(cluster, emulate),
         model=model,
         seq_len=seq_len,
         micro_batches=micro_batches,
@@ -50,12 +52,16 @@ def pipeline(
 
 @app.command("bridge")
 def bridge(
+    cluster: options.ClusterFile = None,
     emulate: Annotated[
-        str, typer.Option("--emulate", metavar="SPEC", help="The islands, on this machine.")
-    ] = "h200:1,mi325x:1",
+        str | None, typer.Option("--emulate", metavar="SPEC", help="The islands, on this machine.")
+    ] = None,
     bridge: options.Bridge = None,
     max_size: Annotated[
         str | None, typer.Option("--max-size", metavar="SIZE", help="Largest message; 1GiB on GPUs, 4MiB on CPU.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Add the transports to this profile, for `--profile`.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -63,13 +69,56 @@ def bridge(
 
     Beside them, where the islands are emulated, the native library, and raw ceilings: host copies and gloo groups.
     """
-    from hetctl import bridging
+    from hetctl import bridging, opsbench
 
     sink = Sink(as_json=as_json)
-    found = bridging.bench_bridge(emulate=emulate, bridge=bridge, max_size=max_size, sink=sink)
+    found = bridging.bench_bridge(
+        cluster_file=cluster, emulate=_islands(cluster, emulate), bridge=bridge, max_size=max_size, sink=sink
+    )
     sink.say(bridging.bridge_table(found))
     sink.say(bridging.cost_table(found))
+    if output is not None:
+        opsbench.add_to_profile(output, *bridging.profiles_of(found))
+        sink.warn(f"wrote {output}")
     sink.result(found)
+
+
+def _islands(cluster: Path | None, emulate: str | None) -> str | None:
+    """Two islands of this machine where nothing else is asked for."""
+    return emulate or (None if cluster else "h200:1,mi325x:1")
+
+
+@app.command("plans")
+def plans(
+    cluster: options.ClusterFile = None,
+    emulate: options.Emulate = None,
+    model: options.Model = None,
+    seq_len: options.SeqLen = None,
+    global_batch: options.GlobalBatch = None,
+    settings: options.Settings = None,
+    bridge: options.Bridge = None,
+    profile: options.Profile = None,
+    alternatives: Annotated[int, typer.Option(help="How many of the next best plans are run too.")] = 5,
+    steps: Annotated[int, typer.Option(help="Steps that count of each plan, after two that do not.")] = 5,
+    as_json: options.Json = False,
+) -> None:
+    """Run the chosen plan and the next best ones, and show predicted beside measured step times."""
+    from hetctl import planning, plansbench
+    from hetctl.where import find_running_cluster
+
+    sink = Sink(as_json=as_json)
+    recipe = planning.read_recipe(
+        None, settings=settings, model=model, global_batch=global_batch, seq_len=seq_len, bridge=bridge
+    )
+    found = find_running_cluster(cluster, emulate, sink=sink)
+    given = planning.given_keys(settings, seq_len=seq_len, global_batch=global_batch)
+    recipe, notes = planning.with_sizes(recipe, found, given=given)
+    for note in notes:
+        sink.warn(note)
+    cases = plansbench.candidates(found, recipe, profile=planning.read_profile(profile), alternatives=alternatives)
+    result = plansbench.bench_plans(found, cases, steps=steps, sink=sink)
+    sink.say(plansbench.table(result))
+    sink.result(result)
 
 
 @app.command("ops")

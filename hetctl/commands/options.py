@@ -60,5 +60,7 @@ Launcher = Annotated[
         rich_help_panel=_WHERE,
     ),
 ]
-Detach = Annotated[bool, typer.Option("--detach", help="Leave it running in the background; see `hetctl ps`.")]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Leave it running in the background of this machine; see `hetctl ps`.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, the rest on stderr.")]

@@ -9,8 +9,9 @@ import typer
 from hetctl.commands import options
 from hetctl.console import Sink
 
-Run = Annotated[str, typer.Argument(help="A run's name or folder (`hetctl ps` lists them).", show_default=False)]
-MaybeRun = Annotated[str | None, typer.Argument(help="A run's name or folder.", show_default=False)]
+MaybeRun = Annotated[
+    str | None, typer.Argument(help="A run's name or folder (`hetctl ps` lists them).", show_default=False)
+]
 
 
 def ps(as_json: options.Json = False) -> None:
@@ -33,12 +34,12 @@ def logs(
 
 
 def stop(
-    run: Run,
+    run: MaybeRun = None,
     now: Annotated[bool, typer.Option("--now", help="Do not let the ranks finish their step and save.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for its end.")] = 90.0,
     as_json: options.Json = False,
 ) -> None:
-    """Stop a run: its ranks finish their step, save, and end."""
+    """Stop a run: its ranks finish their step, save, and end. Without a name: the only one that runs."""
     from hetctl import aftercare
 
     sink = Sink(as_json=as_json)

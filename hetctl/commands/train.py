@@ -45,6 +45,9 @@ def train(
     profile_step: Annotated[
         int | None, typer.Option("--profile-step", metavar="N", help="Trace step N on every rank, for Perfetto.")
     ] = None,
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Let accumulation counts of replicas follow their measured speeds.")
+    ] = False,
     skip_checks: Annotated[
         bool, typer.Option("--skip-checks", help="Start even if a check that the plan needs fails.")
     ] = False,
@@ -61,6 +64,8 @@ def train(
     sink = Sink(as_json=as_json)
     if profile_step is not None:
         settings = [*(settings or ()), f"train.profile_step={profile_step}"]
+    if adapt:
+        settings = [*(settings or ()), "train.adapt=true"]
     if detach:
         from hetctl.detaching import detach as in_background
 

@@ -28,8 +28,14 @@ def count(case: Case) -> Verdict:
     narrowed = [f"{name}={facts.system.environment[name]}" for name in _VISIBLE if name in facts.system.environment]
     if hidden or narrowed:
         return warn("; ".join(hidden) or f"{narrowed[0]}: torch sees those only", "unset " + " ".join(_VISIBLE[:3]))
-    seen = case.ward.performance.get(case.name, {}).get("devices")
-    if isinstance(seen, list) and len(seen) < len(facts.gpus) and not any(g.partition.instances for g in facts.gpus):
+    tried = case.ward.performance.get(case.name, {})
+    seen = tried.get("devices")
+    if (
+        "chosen" not in tried
+        and isinstance(seen, list)
+        and len(seen) < len(facts.gpus)
+        and not any(g.partition.instances for g in facts.gpus)
+    ):
         return warn(f"torch sees {len(seen)} of {len(facts.gpus)} GPUs", "unset " + " ".join(_VISIBLE[:3]))
     return ok(f"{len(facts.gpus)}")
 

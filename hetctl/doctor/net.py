@@ -117,7 +117,7 @@ def speed(case: Case) -> Verdict:
     verdicts = []
     for nic in filter(_is_wire, case.facts.nics):
         rate, most = nic.rate_bytes_per_s, best[nic.pci_id or ""]
-        if nic.carrier is False and nic.addresses:
+        if nic.carrier is False and nic.addresses and not nic.rdma_device:  # rdma.port_state says so of those
             verdicts.append(fail(f"{nic.name} has an address but no carrier", nic=nic.name))
         elif rate and rate < most:
             says = f"{nic.name} runs at {show_rate(rate)}, others of its kind at {show_rate(most)}"

@@ -17,6 +17,7 @@ from hetctl.discover import enter, ssh_files
 from hetctl.doctor.check import Case, Check, State, Verdict, Ward, fail, ok, unknown, warn, worker_python, worst
 from hetctl.inventory import Entry
 from hetctl.launcher.deadline import Deadline
+from hetctl.launcher.environment import visible_devices
 from hetctl.launcher.fanout import fan_out
 from hetctl.launcher.lines import converse
 from hetctl.probe.raw import printable
@@ -63,10 +64,11 @@ def measure(
             path = python.executable if python and python.executable else entry.access.python
             shell = enter(entry.access, deadline, book=book)
             try:
-                request = {"program": program, "deadline_s": seconds}
+                visible = _only_its_own(entry, ward)
+                request = {"program": program, "deadline_s": seconds, "environment": visible}
                 dialogue = converse(shell, path, _program(), request, deadline=deadline)
                 try:
-                    return dialogue.receive(deadline=deadline)
+                    return _numbered(dialogue.receive(deadline=deadline), ward, entry, chosen=bool(visible))
                 finally:
                     dialogue.close()
             finally:
@@ -76,6 +78,23 @@ def measure(
             problem = {"problem": printable(outcome.error.message)} if outcome.error else {}
             found[outcome.item.name] = outcome.value or problem
     return found
+
+
+def _only_its_own(entry: Entry, ward: Ward) -> dict[str, str]:
+    """What hides the devices that the inventory does not give this host: others may be computing on them."""
+    if entry.access.gpus is None or not ward.facts[entry.name].gpus:
+        return {}
+    devices = ward.cluster.host_by_name[entry.name].devices
+    return {setting.name: setting.value for setting in visible_devices(devices)}
+
+
+def _numbered(found: dict[str, Any], ward: Ward, entry: Entry, *, chosen: bool) -> dict[str, Any]:
+    """The answer with its devices numbered as the host counts them all."""
+    if not chosen:
+        return found
+    indices = [d.index for d in ward.cluster.host_by_name[entry.name].devices]
+    devices = [{**d, "index": i} for d, i in zip(found.get("devices", []), indices, strict=False)]
+    return {**found, "devices": devices, "chosen": True}
 
 
 @cache
@@ -130,9 +149,9 @@ def _devices(ward: Ward, host: str) -> list[tuple[str, Mapping[str, Any]]]:
     """(device class, what was measured) of a host's devices."""
     found = ward.performance.get(host, {}).get("devices")
     gpus = ward.facts[host].gpus if host in ward.facts else ()
-    named = [device_class(gpu)[0] or "?" for gpu in gpus] or ["cpu"]
+    named = {i: device_class(gpu)[0] or "?" for i, gpu in enumerate(gpus)} or {0: "cpu"}
     listed = found if isinstance(found, list) else []
-    return [(named[i] if i < len(named) else "?", d) for i, d in enumerate(listed) if isinstance(d, Mapping)]
+    return [(named.get(d.get("index", i), "?"), d) for i, d in enumerate(listed) if isinstance(d, Mapping)]
 
 
 def _why_not(case: Case) -> Verdict:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from itertools import combinations
 
-from hetctl.comm.facts import NicFacts
+from hetctl.comm.facts import HostFacts, NicFacts
 from hetctl.comm.units import show_rate
 from hetctl.doctor.check import Case, Check, Verdict, Ward, fail, listed, ok, switched_off, unknown, warn, worst
 
@@ -70,19 +70,32 @@ def rate(case: Case) -> Verdict:
 
 
 def gid(case: Case) -> Verdict:
-    ports = [p for p in case.rdma_ports if p.link_layer == "ethernet" and p.state == "active"]
+    """Routable RoCE v2 GIDs. Link-local ones reach each other on one wire, never a port with a routable one."""
+    ports = _roce(case.facts)
+    others = [h for h, f in case.ward.facts.items() if f is not case.facts and any(map(_has_routable, _roce(f)))]
     verdicts = []
     for port in ports:
-        if any(g.routable for g in port.gids):
+        if _has_routable(port):
             continue
         typed = [g for g in port.gids if g.type is not None]
         if port.gids and not typed:
             verdicts.append(unknown(f"the kernel does not tell the types of the GIDs of {port.name}"))
-        elif any(g.type == "roce_v2" for g in port.gids):
-            verdicts.append(warn(f"{port.name} has link-local GIDs only: no router forwards them", nic=port.netdev))
-        else:
+        elif not any(g.type == "roce_v2" for g in port.gids):
             verdicts.append(fail(f"{port.name} has no RoCE v2 GID", nic=port.netdev))
+        elif others:
+            says = f"{port.name} has link-local GIDs only, which do not reach the routable ones of {listed(others)}"
+            verdicts.append(fail(says, nic=port.netdev))
+        else:
+            verdicts.append(warn(f"{port.name} has link-local GIDs only: no router forwards them", nic=port.netdev))
     return worst(verdicts, otherwise="routable" if ports else "no RoCE port in use")
+
+
+def _roce(facts: HostFacts) -> list[NicFacts]:
+    return [n for n in facts.nics if n.rdma_device and n.link_layer == "ethernet" and n.state == "active"]
+
+
+def _has_routable(port: NicFacts) -> bool:
+    return any(g.routable for g in port.gids)
 
 
 def gid_env(ward: Ward) -> Iterator[Verdict]:
@@ -90,7 +103,7 @@ def gid_env(ward: Ward) -> Iterator[Verdict]:
     kinds: dict[str, set[str]] = {}
     for host, facts in ward.facts.items():
         text = facts.system.environment.get("NCCL_IB_GID_INDEX")
-        roce = [n for n in facts.nics if n.rdma_device and n.link_layer == "ethernet" and n.state == "active"]
+        roce = _roce(facts)
         if text is None or not roce:
             yield Verdict("ok", "unset" if text is None else "no RoCE port in use", about=host)
             continue
@@ -225,20 +238,28 @@ def libraries(case: Case) -> Verdict:
     missing = [name for name in ("libibverbs", "librdmacm") if name not in names]
     if missing:
         return fail(f"not installed: {listed(missing)}")
-    kinds = sorted({(p.rdma_device or "").rpartition("_")[0].rstrip("0123456789_") or "?" for p in case.rdma_ports})
-    known = case.facts.rdma.providers
-    absent = [k for k in kinds if f"lib{_provider(k)}" not in names and _provider(k) not in (known or ())]
-    if absent and known is None:
-        return unknown(f"whether libibverbs has a provider for {listed(absent)} is not visible")
+    by_port = {p.name: _providers(p) for p in case.rdma_ports}
+    unclear = [name for name, wanted in by_port.items() if not wanted]
+    known = case.facts.rdma.providers or ()
+    has = {w for wanted in by_port.values() for w in wanted if f"lib{w}" in names or w in known}
+    absent = sorted({wanted[0] for wanted in by_port.values() if wanted and not has & set(wanted)})
+    if unclear or (absent and case.facts.rdma.providers is None):
+        return unknown(f"whether libibverbs has a provider for {listed(unclear or absent)} is not visible")
     return warn(f"libibverbs has no provider for {listed(absent)}") if absent else ok("with providers")
 
 
-def _provider(device: str) -> str:
-    """The name of a provider library by its device's: bnxt_re0 -> bnxt_re, mlx5_0 -> mlx5, rxe_eth0 -> rxe."""
-    for known in ("mlx5", "mlx4", "bnxt_re", "ionic", "irdma", "efa", "rxe", "siw", "hns"):
-        if (device + "_").startswith(known.rstrip("_")) or known.startswith(device):
-            return known
-    return device
+_PROVIDERS = ("mlx5", "mlx4", "bnxt_re", "ionic", "irdma", "efa", "rxe", "siw", "hns")
+_OF_DRIVERS = {"bnxt_en": "bnxt_re", "ice": "irdma", "i40e": "irdma", "hns3": "hns"}
+
+
+def _providers(port: NicFacts) -> tuple[str, ...]:
+    """What libibverbs opens a port with, by device name (bnxt_re0, rxe_eth0) or driver, which renamed ones keep."""
+    driver = port.driver or ""
+    for name in (port.rdma_device or "", _OF_DRIVERS.get(driver, driver)):
+        found = tuple(p for p in _PROVIDERS if name.startswith(p))
+        if found:
+            return found
+    return ("rxe", "siw") if port.rdma_software else ()
 
 
 def _all_of(case: Case, words: str) -> str:

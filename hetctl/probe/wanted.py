@@ -215,5 +215,6 @@ _MODULES = "ib_|rdma|mlx|bnxt|ionic|irdma|iw_|efa|siw|gdrdrv"
 _VARIABLES = "UCX|GLOO|TORCH|TRITON|PYTORCH|OMP|MKL|LD_LIBRARY_PATH|SLURM_JOB"
 _PACKAGES = (
     *("torch", "triton", "numpy", "safetensors", "tokenizers", "transformers", "hetctl", "flash_attn", "nixl"),
-    *("mooncake_transfer_engine", "mooncake_transfer_engine_non_cuda", "transformer_engine"),
+    *("mooncake_transfer_engine", "mooncake_transfer_engine_cuda13", "mooncake_transfer_engine_non_cuda"),
+    *("mooncake_transfer_engine_rocm", "transformer_engine"),
 )

@@ -68,6 +68,7 @@ def _stages(plan: Plan) -> Table:
         for index, stage in enumerate(replica.stages):
             notes = [stage.recompute + " recompute"] if stage.recompute != "none" else []
             notes += ["offload"] if stage.offload else []
+            notes += ["activations on the host"] if stage.offload_activations else []
             memory = max((plan.predicted.memory_bytes[r] for r in stage.ranks), default=0) if plan.predicted else 0
             table.add_row(
                 str(number),

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from hetctl.comm.plan import Plan
+from hetctl.comm.plan import Plan, Stage
 from hetctl.comm.units import show_bytes, show_rate, show_seconds
 from hetctl.render.plan import show_ranks
+from hetctl.render.trace import NAMES
 from hetctl.trainer.simulate import Span
 
 WIDTH = 1080  # pixels of every drawing
 MOST_BARS = 8000  # spans drawn; a longer step shows its beginning
-COLOURS = {"F": "#4c78c9", "B": "#2a9d78", "send": "#c9a227", "sync": "#b0537d", "update": "#7d6bb3"}
-NAMES = {"F": "forward", "B": "backward", "send": "transfer", "sync": "gradient sum", "update": "update"}
+COLOURS = {"F": "#4c78c9", "B": "#2a9d78", "W": "#8fbf6f", "send": "#c9a227", "sync": "#b0537d", "update": "#7d6bb3"}
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d232b; --soft: #5b6672; --line: #d5dae0; --ground: #ffffff; --box: #f4f6f8; }
 @media (prefers-color-scheme: dark) {
@@ -187,11 +187,16 @@ def _stages(plan: Plan) -> str:
                 stage.shards,
                 f"{stage.micro_batches} x {stage.micro_batch_size}",
                 stage.recompute,
-                "optimiser state" if stage.offload else "none",
+                _on_host(stage),
             )
             rows.append("<tr>" + "".join(f"<td>{escape(str(c))}</td>" for c in cells) + "</tr>")
     titles = "".join(f"<th>{t}</th>" for t in head)
     return f"<div class='wide'><table><thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+
+
+def _on_host(stage: Stage) -> str:
+    named = (("optimiser state", stage.offload), ("activations", stage.offload_activations))
+    return ", ".join(what for what, there in named if there) or "none"
 
 
 def _memory(plan: Plan) -> str:

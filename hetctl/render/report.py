@@ -15,6 +15,7 @@ WIDTH, HEIGHT, ROW = 900, 220, 22
 COLORS = {
     "F": "#4c78a8",
     "B": "#72b7b2",
+    "W": "#9ecae9",
     "wait-F": "#f2cf5b",
     "wait-B": "#f2cf5b",
     "sync": "#e45756",
@@ -24,6 +25,7 @@ COLORS = {
 MEANINGS = {
     "F": "forward",
     "B": "backward",
+    "W": "weight gradients",
     "wait-F": "waiting for a stage",
     "sync": "gradient sums",
     "world": "the step's figures",

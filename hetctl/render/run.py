@@ -52,10 +52,12 @@ class LiveRun:
 
     def note(self, words: str) -> None:
         """Say what is going on besides steps."""
-        if self._progress is not None:
-            self._progress.update(self._task, description=words)
-        else:
-            self.sink.say(words)
+        self.sink.people.print(words, markup=False, highlight=False, soft_wrap=True)
+
+    def say(self, sentence: str) -> None:
+        """Say something that stays, above the moving line."""
+        console = self.sink.people if self._progress is None else self._progress.console
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
     def _time_left(self, step: int) -> str:
         if self._began is None or step <= self._began[1]:
@@ -77,6 +79,9 @@ def summary_table(summary: dict[str, Any]) -> Table:
         ("over the bridge", show_bytes(summary.get("bridge_bytes"))),
         ("lost to the bubble", _share(summary.get("bubble_share"))),
         ("lost to the bridge", _share(summary.get("bridge_share"))),
+        *((("replicas end", _apart(apart)),) if (apart := summary.get("replica_spread")) is not None else ()),
+        *(("slow rank", _straggler(s)) for s in summary.get("stragglers") or ()),
+        *(("counts", f"{a['before']} -> {a['after']} after step {a['step']}") for a in summary.get("adapted") or ()),
         ("wall time", show_seconds(summary["wall_s"])),
         ("run folder", summary["run_dir"]),
     )
@@ -94,6 +99,14 @@ def failure_lines(failure: dict[str, Any]) -> list[str]:
         lines.append(f"ended because of it: ranks {ranks}{' ...' if len(failure['victims']) > 16 else ''}")
     lines.append(f"its log: {failure['log']}")
     return lines
+
+
+def _apart(share: float) -> str:
+    return f"{share:.1%} of a step apart, when their gradients meet"
+
+
+def _straggler(found: dict[str, Any]) -> str:
+    return f"{found['rank']} on {found['host']}: {found['ratio']:.2f} times as long as ranks that do the same"
 
 
 def _number(value: float | None) -> str:

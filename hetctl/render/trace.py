@@ -10,7 +10,14 @@ from hetctl.render.plan import show_ranks
 from hetctl.trainer.simulate import Span
 
 MICROSECONDS = 1e6
-NAMES = {"F": "forward", "B": "backward", "send": "transfer", "sync": "gradient sum", "update": "update"}
+NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "W": "weight gradients",
+    "send": "transfer",
+    "sync": "gradient sum",
+    "update": "update",
+}
 
 
 def chrome_trace(plan: Plan, spans: Sequence[Span], *, clones: int = 1) -> dict[str, Any]:

@@ -20,6 +20,9 @@ from hetctl.launcher.shell import ShellError, timed_out
 from hetctl.launcher.ssh.book import Route, SshBook
 from hetctl.launcher.ssh.session import SshShell
 
+CONNECT_S = 15.0  # a host that takes longer to answer a first packet is not there
+DEAD_S = 10.0  # this long without an acknowledgement the way to a host counts as cut, however slow the host is
+ALIVE_S = 3  # seconds between the packets that ask for one
 _KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
 
 
@@ -150,6 +153,8 @@ def _client(route: Route, access: Access, book: SshBook, deadline: Deadline) -> 
         client.close()
         sock.close()
         raise _named(error, route, deadline) from None
+    if (transport := client.get_transport()) is not None:
+        transport.set_keepalive(ALIVE_S)
     return client
 
 
@@ -187,15 +192,22 @@ def _socket(route: Route, access: Access, book: SshBook, deadline: Deadline) -> 
 
 
 def _first_that_answers(found: Sequence[tuple[Any, ...]], deadline: Deadline) -> socket.socket:
-    last: OSError = OSError(errno.EADDRNOTAVAIL, "it has no address")
+    last: Exception = OSError(errno.EADDRNOTAVAIL, "it has no address")
     for family, kind, protocol, _, address in found:
         sock = socket.socket(family, kind, protocol)
         deadline.on_expiry(lambda sock=sock: _shut(sock))  # type: ignore[misc]
-        sock.settimeout(max(0.1, deadline.left()))
+        sock.settimeout(max(0.1, min(CONNECT_S, deadline.left())))
         try:
             sock.connect(address)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_S * 1000))
+            sock.settimeout(max(0.1, deadline.left()))
             return sock
+        except TimeoutError:
+            sock.close()
+            waited = min(CONNECT_S, deadline.seconds)
+            last = ShellError("timeout", f"no answer within {waited:g} s (while {deadline.phase})")
         except OSError as error:
             sock.close()
             last = error

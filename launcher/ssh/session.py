@@ -14,6 +14,7 @@ from hetctl.launcher.deadline import Deadline
 from hetctl.launcher.shell import Piece, ShellError, timed_out
 
 _CHUNK = 256 * 1024
+_LOST = (OSError, EOFError, paramiko.SSHException)  # what paramiko raises over a transport that is gone
 _LINGER_S = 0.3  # how long output is awaited after the command itself has ended
 
 
@@ -64,11 +65,11 @@ class SshSession:
             return self._channel.send(data)
         except TimeoutError:
             return 0
-        except OSError:
+        except _LOST:
             return len(data)  # it is closed: the exit code will say why
 
     def finish(self) -> None:
-        with contextlib.suppress(OSError, EOFError):
+        with contextlib.suppress(*_LOST):
             self._channel.shutdown_write()
 
     def read(self, timeout_s: float) -> Piece | None:
@@ -98,13 +99,14 @@ class SshSession:
         return self._channel.exit_status
 
     def abort(self) -> None:
-        self._channel.close()
+        self.close()
 
     def close(self) -> None:
-        self._channel.close()
+        with contextlib.suppress(*_LOST):
+            self._channel.close()
 
     def _take(self) -> Piece | None:
-        with contextlib.suppress(TimeoutError, OSError):
+        with contextlib.suppress(*_LOST):
             if self._channel.recv_ready():
                 return Piece("out", self._channel.recv(_CHUNK))
             if self._channel.recv_stderr_ready():

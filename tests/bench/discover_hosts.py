@@ -9,6 +9,7 @@ recorded tools answer as slowly as the real ones. Needs root; everything runs on
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.rigs import netns
@@ -26,11 +27,24 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked = arguments(__doc__)
+    with dressed_hosts(asked) as (rig, folder):
+        rounds = [(plain_ssh(rig), *discover(rig, folder)) for _ in range(asked.rounds)]
+    report(asked.hosts, asked.tool_delay, rounds)
+
+
+def arguments(about: str | None) -> argparse.Namespace:
+    """How many hosts and rounds, and how slow tools are."""
+    parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
     parser.add_argument("--hosts", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tool-delay", type=float, default=0.5)
-    asked = parser.parse_args()
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def dressed_hosts(asked: argparse.Namespace) -> Iterator[tuple[netns.Rig, Path]]:
+    """The hosts, and a folder to work in; ends the program aloud where there can be none."""
     why_not = netns.unavailable()
     if why_not:
         sys.exit(f"skipped: {why_not}")
@@ -38,8 +52,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=memory) as name:
         folder = Path(name)
         with netns.hosts([_spec(folder, n, asked.tool_delay) for n in range(asked.hosts)], folder) as rig:
-            rounds = [(plain_ssh(rig), *discover(rig, folder)) for _ in range(asked.rounds)]
-    report(asked.hosts, asked.tool_delay, rounds)
+            yield rig, folder
 
 
 def plain_ssh(rig: netns.Rig) -> float:

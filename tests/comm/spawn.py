@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -17,6 +17,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from hetctl.comm.placement import VARIABLE, PlacedIsland, Placement
+
+# torch._dynamo: the first update of an optimiser imports it, which takes each rank nearly two seconds
+PRELOADED = ["torch", "torch.distributed", "torch._dynamo", "hetctl.comm.backend", "hetctl.trainer.loop"]
 
 
 def placement_of(sizes: tuple[int, ...], torch_backend: str = "gloo", **more: Any) -> Placement:
@@ -35,21 +38,25 @@ def on_islands(
     seconds: float = 60,
     lost: tuple[int, ...] = (),
     broken: bool = False,
+    variables: Mapping[str, str] | None = None,
     **placed: Any,
 ) -> list[Any]:
     """What `body(rank, *args)` returned on each rank, inside an initialised `het` world; raises the first failure.
 
-    The ranks in `lost` are expected never to return; they are killed when the others have.
+    The ranks in `lost` are expected never to return; they are killed when the others have. `variables` are set in the
+    environment of all ranks.
     """
     with tempfile.TemporaryDirectory() as folder:
         placement = placement_of(sizes, **placed)
         (Path(folder) / "placement.json").write_text(placement.to_json())
         world = sum(sizes)
         server = mp.get_context("forkserver")  # forks clean processes that have torch already: ten times as quick
-        server.set_forkserver_preload(["torch", "torch.distributed", "hetctl.comm.backend", "hetctl.trainer.loop"])
+        server.set_forkserver_preload(PRELOADED)
         processes = [
             server.Process(
-                target=_rank, args=(rank, world, folder, body, args, seconds, broken or bool(lost)), daemon=True
+                target=_rank,
+                args=(rank, world, folder, body, args, seconds, broken or bool(lost), variables or {}),
+                daemon=True,
             )
             for rank in range(world)
         ]
@@ -92,8 +99,10 @@ def _rank(
     args: tuple[Any, ...],
     seconds: float,
     broken: bool,
+    variables: Mapping[str, str],
 ) -> None:
     torch.set_num_threads(1)
+    os.environ.update(variables)
     os.environ[VARIABLE] = str(Path(folder) / "placement.json")
     from hetctl.comm.backend import register
 

@@ -25,14 +25,22 @@ SHAPES = [(1, 1), (2, 2), (1, 2), (1, 1, 1)]
 BLOCKS, WIDTH, SAMPLES, STEPS = 24, 12, 24, 2  # blocks share out among 2, 3, 4, 6 and 8 stages
 
 
+def device() -> torch.device:
+    """The host; a GPU where `hetctl run` gave this rank one."""
+    if os.environ.get("HETCTL_DEVICE_TYPE") == "cuda":
+        return torch.device("cuda", int(os.environ["HETCTL_DEVICE_INDEX"]))
+    return torch.device("cpu")
+
+
 def model() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(BLOCKS))).double()
+    blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(BLOCKS))
+    return nn.Sequential(*blocks).double().to(device())
 
 
 def samples() -> tuple[torch.Tensor, torch.Tensor]:
     made = torch.Generator().manual_seed(1)
-    x, y = (torch.randn(SAMPLES, WIDTH, generator=made, dtype=torch.float64) for _ in range(2))
+    x, y = (torch.randn(SAMPLES, WIDTH, generator=made, dtype=torch.float64).to(device()) for _ in range(2))
     return x, y
 
 
@@ -75,7 +83,7 @@ def data_parallel(rank: int, world: int, want: dict[str, torch.Tensor], folder: 
 def sharded(rank: int, world: int, want: dict[str, torch.Tensor], folder: str) -> None:
     shapes = [(world,)] + ([(2, 2)] if world == 4 else [])
     for number, shape in enumerate(shapes):  # the second mesh shards inside islands and replicates across them
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+        mesh = init_device_mesh(device().type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
         net = model()
         for block in net:
             fully_shard(block, mesh=mesh)
@@ -116,7 +124,7 @@ def pipeline_of(schedule: Any, per_rank: int) -> dict[str, torch.Tensor]:
     count = world * per_rank
     size, net = BLOCKS // count, model()
     parts = {i: nn.Sequential(*net[i * size : (i + 1) * size]) for i in range(rank, count, world)}
-    stages = [PipelineStage(part, i, count, torch.device("cpu")) for i, part in parts.items()]
+    stages = [PipelineStage(part, i, count, device()) for i, part in parts.items()]
     target: Any = stages[0] if per_rank == 1 else stages
     runner = schedule(target, n_microbatches=2 * world, loss_fn=loss_of)
     optimizer = torch.optim.SGD([p for part in parts.values() for p in part.parameters()], lr=0.1)
@@ -131,7 +139,7 @@ def pipeline_of(schedule: Any, per_rank: int) -> dict[str, torch.Tensor]:
 def tensor_parallel(rank: int, world: int, want: dict[str, torch.Tensor], folder: str) -> None:
     if world != 4:
         return
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(device().type, (2, 2), mesh_dim_names=("data", "tensor"))
     assert type(mesh["tensor"].get_group()) is dist.ProcessGroup  # inside an island: the native group itself
     net = model()
     plan: dict[str, Any] = {}
@@ -152,10 +160,13 @@ def tensor_parallel(rank: int, world: int, want: dict[str, torch.Tensor], folder
     check(net, want)
 
 
+PROGRAMS = (data_parallel, sharded, pipelined, tensor_parallel)
+
+
 def everything(rank: int, folder: str) -> int:
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"
     want, world = alone(), dist.get_world_size()
-    for program in (data_parallel, sharded, pipelined, tensor_parallel):
+    for program in PROGRAMS:
         program(rank, world, want, folder)
         dist.barrier()
     return bridge_bytes()

@@ -24,6 +24,17 @@ from tests.trainer.parity import SHAPE, difference, recipe, reference, train_lay
 TWO = Layout(((0,), (1,)), (Pipe((Cut((0, 1), (0,)), Cut((1, 4), (1,))), 2, 4),))
 FOUR = Layout(((0, 1), (2, 3)), (Pipe((Cut((0, 2), (0, 1)), Cut((2, 4), (2, 3))), 4, 2),))
 UNEQUAL = Layout(((0,), (1, 2, 3)), (Pipe((Cut((0, 1), (0,)), Cut((1, 4), (1, 2, 3))), 4, 2),))
+TENSOR = Layout(((0, 1),), (Pipe((Cut((0, 4), (0, 1), tensor=2),), 2, 4),))
+INTERLEAVED = Layout(
+    ((0,), (1,)), (Pipe(tuple(Cut((i, i + 1), (i % 2,)) for i in range(4)), 2, 4),), schedule="interleaved"
+)
+NATIVELY_INTERLEAVED = Layout(((0, 1),), INTERLEAVED.pipes, schedule="interleaved")
+ZERO_BUBBLE = Layout(((0,), (1,)), TWO.pipes, schedule="zero-bubble")
+HOST_ACTIVATIONS = Layout(
+    ((0,), (1,)),
+    (Pipe((Cut((0, 2), (0,), host_activations=True), Cut((2, 4), (1,), host_activations=True)), 2, 4),),
+)
+TENSOR_STAGES = Layout(((0, 1), (2, 3)), (Pipe((Cut((0, 2), (0, 1), tensor=2), Cut((2, 4), (2, 3), tensor=2)), 2, 4),))
 ROWS: list[tuple[str, str, str]] = []
 
 
@@ -39,10 +50,10 @@ def part(name: str, body: Callable[[], str]) -> None:
     print(*ROWS[-1], sep=" | ", flush=True)
 
 
-def parity(layout: Layout) -> str:
+def parity(layout: Layout, plant: str = "", **train: Any) -> str:
     sizes = tuple(len(island) for island in layout.islands)
-    asked = recipe("adamw", clip_norm=0.5, global_batch=8)
-    found = on_islands(sizes, train_layout, layout, asked, SHAPE, "", "cuda", torch_backend="nccl")
+    asked = recipe("adamw", clip_norm=0.5, global_batch=8, **train)
+    found = on_islands(sizes, train_layout, layout, asked, SHAPE, plant, "cuda", torch_backend="nccl", seconds=180)
     worst = difference(found, reference(asked))
     assert worst < 1e-10, f"deviates by {worst:.1e}"
     return f"worst deviation {worst:.1e} over 20 steps"
@@ -81,16 +92,51 @@ def pipeline() -> str:
     return f"native {rates['native']:.0f}, bridged {rates['bridged']:.0f} tokens/s: {ratio:.3f}"
 
 
+def rate_of(spec: str, *more: str) -> float:
+    """Tokens per second of the later steps of a 1.2-billion-parameter Llama."""
+    common = ("model.name=llama-1b-untied", "model.seq_len=4096", "batch.global_batch=16", "batch.micro_batch_size=1")
+    common += ("train.steps=10", "train.validation_samples=16", "checkpoint.last=false")
+    later = sorted(m["tokens_per_s"] for m in train(spec, *common, *more)["steps_list"][4:])
+    return float(later[len(later) // 2])
+
+
+def schedules() -> str:
+    """What the planner never chooses by itself, beside what it would: tokens/s over 1F1B's."""
+    base = rate_of("h200:1,mi325x:1", "parallelism.pipeline=2", "parallelism.schedule=1f1b")
+    words = [f"1f1b {base:.0f} tokens/s"]
+    for name in ("eager-1f1b", "zero-bubble", "interleaved"):
+        other = rate_of("h200:1,mi325x:1", "parallelism.pipeline=2", f"parallelism.schedule={name}")
+        words.append(f"{name} {other / base:.3f}")
+    held = rate_of("h200:1,mi325x:1", "parallelism.pipeline=2", "parallelism.activations=host")
+    return ", ".join([*words, f"activations on the host {held / base:.3f}"])
+
+
+def tensor() -> str:
+    """One island of two GPUs: a tensor group beside the plan's own choice."""
+    own, shared = rate_of("h200:2"), rate_of("h200:2", "parallelism.tensor=2")
+    return f"own choice {own:.0f}, tensor 2 {shared:.0f} tokens/s: {shared / own:.3f}"
+
+
 def main() -> int:
     count = torch.cuda.device_count()
     print(f"{count} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}", flush=True)
     part("parity 1+1", lambda: parity(TWO))
+    part("parity tensor 2", lambda: parity(TENSOR))
+    part("parity tensor 2, compiled", lambda: parity(TENSOR, compile=True))
+    part("parity zero bubble", lambda: parity(ZERO_BUBBLE))
+    part("parity interleaved", lambda: parity(INTERLEAVED))
+    part("parity interleaved, native", lambda: parity(NATIVELY_INTERLEAVED))
+    part("parity activations on the host", lambda: parity(HOST_ACTIVATIONS, "everything leaves"))
+    part("the same, compiled", lambda: parity(HOST_ACTIVATIONS, "everything leaves", compile=True))
     if count >= 4:
         part("parity 2+2", lambda: parity(FOUR))
         part("parity 1+3", lambda: parity(UNEQUAL))
+        part("parity tensor 2+2", lambda: parity(TENSOR_STAGES))
         part("demo 2+2", lambda: demo("h200:2,mi325x:2"))
     part("demo 1+1", lambda: demo("h200:1,mi325x:1"))
     part("pipeline", pipeline)
+    part("schedules", schedules)
+    part("tensor 2 beside 2 shards", tensor)
     print("\n" + "\n".join(" | ".join(row) for row in ROWS))
     return int(any(verdict != "ok" for _, verdict, _ in ROWS))
 

@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from typer.testing import CliRunner
 
 from hetctl.app import app
 from hetctl.comm.errors import HetctlError
 from hetctl.comm.values import encode
+from hetctl.trainer.huggingface import write_model
+from hetctl.trainer.model import StageModel
+from hetctl.trainer.model_config import config_of
 from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.shapes import SHAPES
 from tests.layouts import Cut, Layout, Pipe, plan_of
 
 TWO_EACH = Layout(((0, 1), (2, 3)), (Pipe((Cut((0, 4), (0, 1)), Cut((4, 8), (2, 3))), 4, 4),))
@@ -110,6 +115,53 @@ def test_more_stages_than_layers(empty: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [
+        ("parallelism.data=6", "batch.global_batch=5"),  # fewer samples than replicas
+        ("batch.micro_batch_size=2", "batch.global_batch=5"),
+        ("parallelism.tensor=4", "parallelism.pipeline=3", "batch.global_batch=5"),  # more devices than there are
+        ("parallelism.schedule=interleaved", "parallelism.pipeline=2", "batch.global_batch=5"),
+    ],
+)
+def test_a_batch_that_no_split_can_serve(empty: Path, settings: tuple[str, ...]) -> None:
+    flags = [part for setting in settings for part in ("--set", setting)]
+    error = outcome("train", "--emulate", "h200:2,mi325x:2", *flags)
+    assert error.exit_code == 5
+    assert "5" in error.message or "interleaved" in error.message
+    assert error.hint
+    assert list(empty.iterdir()) == []
+
+
+def test_a_tokenizer_with_more_words_than_the_model(empty: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.models.WordLevel({f"w{k}": k for k in range(400)} | {"<|endoftext|>": 400}, unk_token="w0")
+    tokenizers.Tokenizer(words).save(str(empty / "tokenizer.json"))
+    error = outcome("train", "--set", "data.tokenizer=tokenizer.json")
+    assert error.exit_code == 2
+    assert "401 tokens" in error.message
+    assert "257" in error.message
+    assert sorted(p.name for p in empty.iterdir()) == ["tokenizer.json"]
+
+
+def test_weights_that_were_cut_short(empty: Path) -> None:
+    shape = SHAPES["demo"]
+    names = StageModel(shape, (0, shape.layers)).named()
+    config = config_of(shape, dtype="float32")
+    write_model(empty / "model", config, names, lambda name: names[name].detach(), dtype=torch.float32)
+    file = empty / "model" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    error = outcome("train", "--model", str(empty / "model"))
+    assert error.exit_code == 2
+    assert "damaged or cut short" in error.message
+    assert sorted(p.name for p in empty.iterdir()) == ["model"]
+
+
+def both_tensor(plan: dict[str, Any]) -> None:
+    for stage in plan["replicas"][0]["stages"]:
+        stage.update(tensor_parallel=2)
+
+
+@pytest.mark.parametrize(
     ("edit", "words"),
     [
         (lambda p: p["replicas"][0]["stages"][1].update(layers=[5, 8]), "expected 4"),
@@ -119,6 +171,9 @@ def test_more_stages_than_layers(empty: Path) -> None:
         (lambda p: p["islands"][0].update(ranks=[0]), "rank 1"),
         (lambda p: p["replicas"][0]["stages"][0].update(micro_batches=3), "samples"),
         (lambda p: p.update(schedul="1f1b"), "unknown key 'schedul'"),
+        (lambda p: p.update(schedule="zerobubble"), "schedule 'zerobubble'"),
+        (lambda p: p["replicas"][0]["stages"][0].update(tensor_parallel=3), "do not divide by tensor_parallel 3"),
+        (lambda p: p["ranks"][1].update(host="elsewhere") or both_tensor(p), "is on 2 hosts"),
         (lambda p: p.update(schema_version=9), "schema_version"),
         (lambda p: [g.update(backend="gloo") for g in p["groups"]], "crosses islands"),
     ],

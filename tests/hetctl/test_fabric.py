@@ -17,6 +17,7 @@ from hetctl.comm.facts import (
     GpuFacts,
     HostFacts,
     Instance,
+    Interpreter,
     Library,
     Near,
     NicFacts,
@@ -399,3 +400,27 @@ def test_what_is_unusual_is_said_once_and_about_the_right_host() -> None:
     assert ("c", "GPU nvidia:0 has 8 of its 16 PCIe lanes") in sentences
     assert ("c", "ib0 runs at 25.0 GB/s where others of the kind reach 50.0 GB/s") in sentences
     assert {host for host, _ in sentences} == {"c"}
+
+
+def python_with(*packages: str) -> tuple[Interpreter, ...]:
+    return (Interpreter("python3", packages=dict.fromkeys(packages, "1.0")),)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (("nixl",), ("nixl", "mooncake_transfer_engine_non_cuda"), ""),
+        (("nixl",), (), "b: its Python has neither nixl nor mooncake"),
+        (("nixl",), ("mooncake_transfer_engine",), "no engine in common"),
+    ],
+)
+def test_rdma_needs_an_engine_that_both_hosts_have(one: tuple[str, ...], other: tuple[str, ...], words: str) -> None:
+    reports = [host("a", [roce("r", "10.1.0.1")], green()), host("b", [roce("r", "10.1.0.2")], red())]
+    pythons = [python_with(*one), python_with(*other)]
+    told = [
+        replace(r, facts=replace(r.facts, interpreters=p)) for r, p in zip(reports, pythons, strict=True) if r.facts
+    ]
+    for kind in ("rdma", "direct"):
+        found = way(build(told), "h200", "mi325x", kind)
+        assert words in found.reason
+        assert found.usable == (not words and kind == "rdma")

@@ -51,6 +51,7 @@ def test_attempts_end_when_used_up_or_without_progress() -> None:
     attempts.began("step-2")
     assert "did not get to the next" in str(attempts.why_not_again())
     assert Attempts(0, False).why_not_again() == ""
+    assert "put right first" in str(Attempts(5, False).why_not_again("ConfigError"))
     assert "used up" in str(Attempts(2, False, used=2).why_not_again())
 
 

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from hetctl.comm.cluster import load_cluster, save_cluster
+from hetctl.comm.cluster import Nic, load_cluster, save_cluster
 from tests.rigs import netns
 from tests.rigs.cluster import command, environment, write_cluster
 
 WHY_NOT = netns.unavailable()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 HOSTILE = {"QUOTES": 'it\'s "$(touch /tmp/harm)" `id`', "LINES": "one\ntwo", "DASH": "--version", "EMPTY": ""}
+HOSTILE |= {"A $(id) NAME": "x", "-DASHED": "y", "TWO\nLINES": "z", "`QUOTED'\"": "q"}
 ISLANDS = {"h200": ((0, 1),), "mi325x": ((1, 2),)}
 # each rank leaves a child in a session of its own, says that it is up, and waits until it is asked to end
 PROGRAM = """
@@ -110,7 +111,7 @@ def test_values_arrive_as_they_are_and_secrets_show_nowhere(rig: netns.Rig, mine
     env = {**HOSTILE, "HF_TOKEN": None}
     hosts = tuple(replace(h, access=replace(h.access, env=env)) for h in cluster.hosts if h.access)
     save_cluster(mine / "hostile.yaml", replace(cluster, hosts=hosts))
-    run = Running(rig, mine, "hostile", json.dumps([*HOSTILE, "HF_TOKEN"]), cluster="hostile.yaml").up()
+    run = Running(rig, mine, "a $(touch harm) 'b", json.dumps([*HOSTILE, "HF_TOKEN"]), cluster="hostile.yaml").up()
     shown = [(log, json.loads(log.read_text().partition("UP ")[2])) for log in run.folder.glob("logs/rank-*.log")]
     assert [values for _, values in shown] == [{**HOSTILE, "HF_TOKEN": "hf_secret"}] * 3
     assert not any("hf_secret" in words for _, words in run.left())
@@ -118,9 +119,11 @@ def test_values_arrive_as_they_are_and_secrets_show_nowhere(rig: netns.Rig, mine
     assert run.end()[0] == 130
     assert run.left() == []
     assert not Path("/tmp/harm").exists()
+    assert not list(mine.rglob("harm"))
     kept = [p for home in (mine, *(h.folder / "home" for h in rig.hosts)) for p in home.rglob("*") if p.is_file()]
     telling = [p for p in kept if b"hf_secret" in p.read_bytes() and p.suffix != ".log"]
     assert telling == [], "only the program's own output may hold it"
+    assert oct((run.folder / "logs").stat().st_mode & 0o777) == "0o700"
     folders = [p for h in rig.hosts for p in (h.folder / "home").glob(".local/state/hetctl/runs/*/*")]
     assert [oct(p.stat().st_mode & 0o777) for p in folders] == ["0o700"] * 2
 
@@ -224,8 +227,17 @@ def test_detached_runs_are_listed_followed_and_stopped(rig: netns.Rig, mine: Pat
     assert hetctl(rig, mine, "run", *words).returncode == 0
     wait_for(lambda: sum("UP" in p.read_text() for p in (mine / "away").glob("logs/rank-*.log")) == 3)
     assert "[2] UP" in hetctl(rig, mine, "logs", "away").stdout
+    argv, env = command("logs", "-f", "away"), environment(rig)
+    follower = subprocess.Popen(argv, cwd=mine, env=env, text=True, stdout=subprocess.PIPE)
+    left = subprocess.Popen(argv, cwd=mine, env=env, text=True, stdout=subprocess.PIPE)
+    assert left.stdout is not None
+    assert "UP" in left.stdout.readline()
+    left.send_signal(signal.SIGINT)
+    assert left.wait(30) == 0, "leaving is no failure, and no end of the run"
     assert json.loads(hetctl(rig, mine, "ps", "--json").stdout)["runs"][0]["state"] == "running"
-    assert hetctl(rig, mine, "stop", "away").returncode == 0
+    assert hetctl(rig, mine, "stop").returncode == 0, "it is the only one"
+    assert "[2] UP" in follower.communicate(timeout=60)[0]
+    assert hetctl(rig, mine, "stop").returncode == 2
     assert json.loads((mine / "away" / "summary.json").read_text())["status"] == "interrupted"
 
 
@@ -236,6 +248,56 @@ def test_a_flood_is_bounded_and_the_cause_still_seen(rig: netns.Rig, mine: Path)
     logs = list(run.folder.glob("logs/rank-*.log"))
     assert all(log.stat().st_size < 2 << 20 for log in logs), "20 MB were printed by each"
     assert any("ValueError: the reason" in log.read_text() for log in logs)
+
+
+def test_an_agent_that_somebody_stopped_is_ended_by_its_guardian(rig: netns.Rig, mine: Path) -> None:
+    run = Running(rig, mine, "frozen").up()
+    agents = [p for p in run.pids("launcher.agent") if p in rig.hosts[1].pids()]
+    os.kill(max(agents), signal.SIGSTOP)
+    code, errors = run.end()
+    assert code == 1
+    assert run.failure()["host"] == rig.hosts[1].name, errors
+    assert "agent" in run.failure()["reason"]
+    wait_for(lambda: run.left() == [], 5)
+
+
+def test_one_run_has_one_launcher(rig: netns.Rig, mine: Path) -> None:
+    run = Running(rig, mine, "claimed").up()
+    code, errors = Running(rig, mine, "claimed").end()
+    assert code == 2
+    assert f"process {run.process.pid} supervises" in errors
+    assert len(run.pids("up.py")) == 3
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end()[0] == 130
+
+
+def test_a_rail_that_goes_down_is_named_within_a_minute(mine: Path, tmp_path: Path) -> None:
+    with netns.hosts([netns.HostSpec(hide=(str(mine),)) for _ in range(2)], tmp_path, rails=2) as rig:
+        cluster = write_cluster(rig, ISLANDS, mine / "rails.yaml")
+        nics = ("rail0", "rail1")
+        hosts = tuple(
+            replace(h, nics=tuple(map(Nic, nics)), devices=tuple(replace(d, nics=nics) for d in h.devices))
+            for h in cluster.hosts
+        )
+        save_cluster(mine / "rails.yaml", replace(cluster, hosts=hosts))
+        run = Running(rig, mine, "rails", cluster="rails.yaml").up()
+
+        def links() -> list[tuple[str, str, str | None]]:
+            events = map(json.loads, (run.folder / "events.jsonl").read_text().splitlines())
+            return [(e["host"], e["nic"], e["problem"]) for e in events if e["event"] == "link"]
+
+        victim = rig.hosts[1]
+        assert links() == []
+        subprocess.run(["ip", "-n", victim.namespace, "link", "set", "rail1", "down"], check=True)
+        wait_for(links, 60)
+        subprocess.run(["ip", "-n", victim.namespace, "link", "set", "rail1", "up"], check=True)
+        wait_for(lambda: len(links()) > 1, 60)
+        run.process.send_signal(signal.SIGTERM)
+        _, errors = run.end()
+    assert links()[0] == (victim.name, "rail1", "down (down)")
+    assert f"{victim.name}: rail1 is down" in errors
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert [(x["host"], x["nic"]) for x in summary["links"]][:1] == [(victim.name, "rail1")]
 
 
 def hetctl(rig: netns.Rig, mine: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 from hetctl.launcher.failure import Exit, RankError, find_failure
+from hetctl.launcher.hostfiles import last_words
 
 HOSTS = ["a", "a", "b", "b"]
 
@@ -44,3 +46,22 @@ def test_where_there_are_only_consequences_the_first_is_named() -> None:
     failure = find_failure([Exit(3, 1, 8.0), Exit(1, 1, 9.0)], HOSTS, errors)
     assert failure is not None
     assert failure.rank == 1
+
+
+def test_a_rank_without_an_error_file_is_quoted() -> None:
+    told = Exit(1, 1, 5.0, said="ValueError: no such corpus")
+    failure = find_failure([Exit(0, 1, 4.0, said="RuntimeError: Connection closed by peer"), told], HOSTS, {})
+    assert failure is not None
+    assert failure.rank == 1
+    assert failure.reason == "it ended with exit code 1; the last it said: ValueError: no such corpus"
+
+
+def test_an_exception_that_c_plus_plus_met_is_quoted(tmp_path: Path) -> None:
+    log = tmp_path / "rank-1.log"
+    log.write_text("terminate called after throwing\n  what():  ValueError: planted\n\nAt:\n  a.py(4)\n")
+    told = Exit(1, -signal.SIGABRT, 5.0, said=last_words(str(log)))
+    failure = find_failure([Exit(0, 1, 4.0, said="RuntimeError: Connection closed by peer"), told], HOSTS, {})
+    assert failure is not None
+    assert (failure.rank, failure.reason) == (1, "it was ended by SIGABRT; the last it said: ValueError: planted")
+    log.write_text("")
+    assert last_words(str(log)) is None

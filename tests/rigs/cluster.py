@@ -40,7 +40,7 @@ def host_of(host: RigHost, device_class: str, count: int, python: str) -> Host:
     nic, address = ("rail0", host.rails[0]) if host.rails else ("eth0", host.address)
     return Host(
         name=host.name,
-        access=Access(host.name, python=python),
+        access=Access(host.name, python=python, env={"OMP_NUM_THREADS": "1"}),  # the hosts share this one's cores
         data_address=address,
         devices=tuple(Device(i, VENDORS[device_class], device_class, 1 << 30, (nic,)) for i in range(count)),
         nics=(Nic(nic, address=address),),
@@ -62,7 +62,8 @@ def command(*words: str) -> list[str]:
 
 def environment(rig: Rig, **more: str) -> dict[str, str]:
     """Of the person whose home is the rig's."""
-    return {**os.environ, "HOME": str(rig.home), "PYTHONPATH": str(ROOT), "SSH_AUTH_SOCK": "", **more}
+    inherited = {k: v for k, v in os.environ.items() if k not in ("XDG_STATE_HOME", "XDG_CACHE_HOME")}
+    return {**inherited, "HOME": str(rig.home), "PYTHONPATH": str(ROOT), "SSH_AUTH_SOCK": "", **more}
 
 
 def losses(run: Path) -> list[float]:

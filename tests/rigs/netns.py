@@ -71,8 +71,12 @@ class RigHost:
 
     def pids(self) -> list[int]:
         """Every process that lives in the host's network namespace."""
-        found = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True)
-        return [int(pid) for pid in found.stdout.split()]
+        mine, found = os.stat(f"/run/netns/{self.namespace}").st_ino, []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                if os.stat(f"/proc/{name}/ns/net").st_ino == mine:
+                    found.append(int(name))
+        return found
 
 
 @dataclass(frozen=True)
@@ -212,7 +216,7 @@ class _Maker:
         _ip("-n", space, "addr", "add", f"{address}/24", "dev", nic)
         _ip("-n", space, "link", "set", nic, "up")
         if shaped and self.rate:
-            shape = ["root", "tbf", "rate", self.rate, "burst", "256kb", "latency", "50ms"]
+            shape = shaping(self.rate)
             _quiet("tc", "qdisc", "add", "dev", outer, *shape)
             _quiet("tc", "-n", space, "qdisc", "add", "dev", nic, *shape)
         return address
@@ -272,6 +276,18 @@ def _write_ssh_files(home: Path, running: Sequence[RigHost], specs: Sequence[Hos
     )
     (home / ".ssh" / "known_hosts").write_text("".join(known))
     (home / ".ssh" / "config").write_text("".join(config))
+
+
+def shaping(rate: str) -> list[str]:
+    """What tc is told to hold a device to a rate: bursts of what a millisecond carries."""
+    burst = max(256, _megabits(rate) // 8)
+    return ["root", "tbf", "rate", rate, "burst", f"{burst}kb", "latency", "50ms"]
+
+
+def _megabits(rate: str) -> int:
+    """1gbit, 500mbit -> megabits per second."""
+    number, unit = rate[:-4], rate[-4:]
+    return int(float(number) * {"gbit": 1000, "mbit": 1}[unit])
 
 
 def _free_block() -> tuple[str, ...]:

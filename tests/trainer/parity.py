@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from hetctl.trainer import buckets, gradients, pipeline
+from hetctl.trainer import activations, boundary, buckets, cuts, gradients, later, pipeline
+from hetctl.trainer.buckets import Slot
 from hetctl.trainer.data.samples import Samples
 from hetctl.trainer.headloss import IGNORED, summed_loss
 from hetctl.trainer.job import Job
@@ -32,6 +33,7 @@ class Trace:
     losses: list[float]
     norms: list[float]
     parameters: list[dict[str, torch.Tensor]]
+    slots: dict[str, Slot] = field(default_factory=dict)  # which part of a parameter is held, where it is not whole
 
 
 class UnevenSamples:
@@ -72,7 +74,8 @@ def train_layout(
     plan.validate(where="test", layers=shape.layers)
     job = Job(plan, asked, shape, checkpoints="unused")
     trainer = build(job, _device(rank, device), training=UnevenSamples(plan.global_batch))
-    trace = Trace([], [], [])
+    slots = {slot.name: slot for bucket in trainer.gradients.buckets for slot in bucket.layout.slots}
+    trace = Trace([], [], [], slots)
     for step in range(STEPS):
         figures = trainer.train_step(step)
         trainer.timeline.end_step()
@@ -134,7 +137,10 @@ def difference(found: list[Trace], wanted: Trace) -> float:
             worst = max(worst, abs(trace.norms[step] - wanted.norms[step]))
             for name, value in trace.parameters[step].items():
                 held.add(name)
-                worst = max(worst, float((value - wanted.parameters[step][name]).abs().max()))
+                expected = wanted.parameters[step][name]
+                if name in trace.slots:
+                    expected = trace.slots[name].held_of(expected)
+                worst = max(worst, float((value - expected).abs().max()))
     assert held == set(wanted.parameters[0]), "some parameter is on no rank"
     return worst if math.isfinite(worst) else math.inf
 
@@ -158,7 +164,7 @@ def _dropped_replica() -> None:
 
 
 def _stale_activation() -> None:
-    right, seen = pipeline.Inbox.take, {}  # type: ignore[var-annotated]
+    right, seen = boundary.Inbox.take, {}  # type: ignore[var-annotated]
 
     def wrong(self: Any) -> torch.Tensor:
         fresh = right(self)
@@ -166,7 +172,27 @@ def _stale_activation() -> None:
         seen[id(self)] = fresh.detach().clone()
         return stale
 
-    pipeline.Inbox.take = wrong  # type: ignore[method-assign]
+    boundary.Inbox.take = wrong  # type: ignore[method-assign]
+
+
+def _copies_count_twice() -> None:
+    """Norms, which every rank of a tensor group holds, counted by each of them."""
+    right = cuts.cut_of
+    buckets.cut_of = lambda *a, **k: replace(right(*a, **k), counts=True)  # type: ignore[attr-defined]
+
+
+def _copies_not_summed() -> None:
+    buckets.Bucket.sum_copies = lambda self, tensor: None  # type: ignore[method-assign]
+
+
+def _lost_weight_gradient() -> None:
+    """Of what a backward puts off, the first is made of nothing."""
+    right = later.Later.take
+
+    def wrong(self: later.Later) -> Any:
+        return [(p, None if x is None else x * (k > 0), g) for k, (p, x, g) in enumerate(right(self))]
+
+    later.Later.take = wrong  # type: ignore[method-assign]
 
 
 def _small_buckets() -> None:
@@ -174,11 +200,20 @@ def _small_buckets() -> None:
     buckets.BUCKET_ELEMENTS = 1
 
 
+def _everything_leaves() -> None:
+    """Not a bug: activations go to the host however small they are."""
+    activations.LEAST_BYTES = 0
+
+
 PLANTS: dict[str, Callable[[], None]] = {
     "": lambda: None,
     "small buckets": _small_buckets,
+    "everything leaves": _everything_leaves,
     "mean of means": _mean_of_means,
     "factor two": _factor_two,
     "dropped replica": _dropped_replica,
     "stale activation": _stale_activation,
+    "copies count twice": _copies_count_twice,
+    "copies not summed": _copies_not_summed,
+    "lost weight gradient": _lost_weight_gradient,
 }

@@ -23,6 +23,8 @@ STEPS = 6
 ONE = Layout(((0,),), (Pipe((Cut((0, 4), (0,)),), 2, 4),))
 SHARDS = Layout(((0, 1),), (Pipe((Cut((0, 4), (0, 1), 2),), 4, 2),))
 STAGES = Layout(((0,), (1, 2)), (Pipe((Cut((0, 1), (0,)), Cut((1, 4), (1, 2), 2)), 2, 4),))
+TENSOR = Layout(((0, 1, 2, 3),), (Pipe((Cut((0, 4), (0, 1, 2, 3), 2, tensor=2),), 4, 2),))
+TENSORS = Layout(((0, 1, 2, 3), (4,)), (Pipe((Cut((0, 3), (0, 1, 2, 3), tensor=4), Cut((3, 4), (4,))), 2, 4),))
 
 
 def part_of_run(rank: int, layout: Layout, folder: str, first: int, last: int, every: int = 0) -> Trace:
@@ -37,13 +39,14 @@ def part_of_run(rank: int, layout: Layout, folder: str, first: int, last: int, e
         start, trainer.updates = checkpoint.load(newest, trainer.gradients, trainer.optimizer)
     assert start == first
     trainer.saving = checkpoint.Checkpoints(Path(folder), trainer.gradients, trainer.optimizer, keep=2)
-    trace = Trace([], [], [])
+    slots = {slot.name: slot for bucket in trainer.gradients.buckets for slot in bucket.layout.slots}
+    trace = Trace([], [], [], slots)
     for step in range(first, last):
         figures = trainer.train_step(step)
         trainer.gradients.arrive()
         trace.losses.append(figures.loss)
         trace.norms.append(figures.grad_norm)
-        trace.parameters.append({n: m.detach().clone() for n, m in trainer.model.named().items()})
+        trace.parameters.append({n: m.detach().clone() for n, m in trainer.gradients.parameters.items()})
         if step + 1 == last or (every and (step + 1) % every == 0):
             trainer.save(step + 1)
     trainer.saving.finish()
@@ -63,15 +66,15 @@ def run(layout: Layout, folder: Path, first: int, last: int, **more: Any) -> lis
 
 def test_a_checkpoint_continues_under_any_other_layout(tmp_path: Path) -> None:
     wanted = reference(asked())
-    edges = list(enumerate((ONE, STAGES, SHARDS, ONE)))
+    edges = list(enumerate((ONE, STAGES, SHARDS, TENSOR, TENSORS, TENSOR, STAGES, ONE)))
     for number, layout in edges:
         found = run(layout, tmp_path, 2 * number, 2 * number + 2)
         part = slice(2 * number, 2 * number + 2)
         expected = Trace(wanted.losses[part], wanted.norms[part], wanted.parameters[part])
         assert difference(found, expected) < 1e-10
-    assert [p.name for p in checkpoints.whole_ones(tmp_path)] == ["step-00000006", "step-00000008"]
+    assert [p.name for p in checkpoints.whole_ones(tmp_path)] == ["step-00000014", "step-00000016"]
     assert not list(tmp_path.glob("*.partial"))
-    assert Reader(tmp_path / "step-00000008").shapes.keys() == wanted.parameters[0].keys()
+    assert Reader(tmp_path / "step-00000016").shapes.keys() == wanted.parameters[0].keys()
 
 
 def test_saving_while_training_changes_nothing(tmp_path: Path) -> None:

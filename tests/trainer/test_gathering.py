@@ -9,7 +9,7 @@ import pytest
 from hetctl.comm.plan import Plan, Predicted
 from hetctl.comm.units import GiB
 from hetctl.trainer.gathering import keeps_whole
-from hetctl.trainer.pipeline import Place
+from hetctl.trainer.place import Place
 from tests.layouts import Cut, Layout, Pipe, plan_of
 
 PARAMETERS = 8 * 10**9  # two shards: 9 bytes of each all in shards, 12 with weights and gradients whole

@@ -77,3 +77,25 @@ def test_holmes_needs_nothing_pinned(model: str, expected: tuple[int, int]) -> N
     ]
     plan = make_plan(described("h200:8,mi325x:8"), load_recipe(None, sizes), speeds={"h200": 197, "mi325x": 160})
     assert islands_and_layers(plan) == [[("h200", expected[0]), ("mi325x", expected[1])]]
+
+
+def test_a_pinned_tensor_degree_stays_inside_hosts_and_says_so() -> None:
+    plan = make_plan(described("h200:16,mi325x:8"), load_recipe(None, [("parallelism.tensor", 4)]))
+    stages = [s for r in plan.replicas for s in r.stages]
+    assert {s.tensor_parallel for s in stages} == {4}
+    for group in (g for g in plan.groups if g.kind == "tensor"):
+        assert len({plan.ranks[r].host for r in group.ranks}) == 1
+        assert len(group.ranks) == 4
+    assert any("Tensor groups of 4" in reason for reason in plan.reasons)
+
+
+def test_an_impossible_tensor_degree_names_what_does_not_divide() -> None:
+    with pytest.raises(ConfigError, match="28 heads"):
+        make_plan(described("h200:8"), load_recipe(None, [("model.name", "qwen2-7b"), ("parallelism.tensor", 8)]))
+
+
+@pytest.mark.parametrize(("samples", "degree"), [(1, 8), (4, 2), (8, 1)])
+def test_fewer_samples_than_devices_are_shared_by_tensor_groups(samples: int, degree: int) -> None:
+    sets = [("model.name", "llama-8b"), ("model.seq_len", 8192), ("batch.global_batch", samples)]
+    plan = make_plan(described("h200:8"), load_recipe(None, sets))
+    assert [(s.tensor_parallel, len(s.ranks)) for r in plan.replicas for s in r.stages] == [(degree, 8)]

@@ -28,6 +28,22 @@ def test_plain_1f1b_over_two_stages_loses_a_hop_a_micro_batch_and_eager_hides_it
     assert eager == pytest.approx(64 * 3.0 + 3.0 + 2 * 0.25, rel=0.01)
 
 
+@pytest.mark.parametrize(("devices", "count"), [(2, 8), (4, 8), (8, 16)])
+def test_split_and_interleaved_schedules_take_the_published_times(devices: int, count: int) -> None:
+    def seconds(schedule: str, chunks: int) -> float:
+        stages = (StageTimes(1.0 / chunks, 2.0 / chunks, weights_s=1.0 / chunks),) * (devices * chunks)
+        nothing = (0.0,) * (len(stages) - 1)
+        ahead = in_flight(len(stages))
+        layers = (1,) * len(stages)
+        times = PipelineTimes(stages, nothing, (False,) * len(nothing), count, ahead, layers, schedule, chunks)
+        return simulate([times]).step_time_s
+
+    assert seconds("1f1b", 1) == pytest.approx(3 * count + 3 * (devices - 1))
+    assert seconds("zero-bubble", 1) == pytest.approx(3 * count + (devices - 1))  # (p - 1)(F + B - W)
+    for chunks in (2, 4):
+        assert seconds("interleaved", chunks) == pytest.approx(3 * count + 3 * (devices - 1) / chunks)
+
+
 @given(
     st.lists(st.tuples(st.floats(0.1, 3), st.floats(0.1, 6)), min_size=1, max_size=5),
     st.floats(0, 1),

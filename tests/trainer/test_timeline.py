@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.trainer.timeline import Span, shares
+from hetctl.trainer.timeline import Span, replica_spread, shares
 
 
 def test_a_wait_is_split_at_the_moment_the_peer_was_ready() -> None:
@@ -24,6 +24,17 @@ def test_collectives_wait_for_the_last_to_arrive() -> None:
     found = shares([[early], [late]])
     assert found.bubble == pytest.approx(3 / 12)
     assert found.native == pytest.approx(4 / 12)
+
+
+def test_replicas_are_as_far_apart_as_their_last_ranks() -> None:
+    early = [Span("F", 0.0, 4.0, 0), Span("B", 4.0, 8.0, 0), Span("sync", 8.0, 10.0, 0)]
+    later = [Span("F", 0.0, 4.0, 0), Span("B", 4.0, 9.0, 0), Span("sync", 9.0, 10.0, 0)]
+    assert replica_spread([[early], [later]], [0, 1]) == pytest.approx(0.1)
+    assert replica_spread([[early], [later]], [0, 0]) is None
+    other_clock = [Span(s.kind, s.start + 100, s.end + 100, 0) for s in (*later, Span("world", 10.0, 11.0))]
+    assert replica_spread([[[*early, Span("world", 10.0, 11.0)]], [other_clock]], [0, 1]) == pytest.approx(1 / 11)
+    assert replica_spread([[later], [early], [later], []], [0, 0, 1, None]) is None  # no step of all ranks
+    assert replica_spread([[later], [early], [later], [[]]], [0, 0, 1, None]) == 0
 
 
 def test_no_spans_are_no_shares() -> None:

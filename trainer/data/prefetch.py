@@ -26,6 +26,12 @@ class Prefetch(Generic[T]):
             self._ahead = (step + 1, self._thread.submit(self._make, step + 1))
         return batch
 
+    def forget(self) -> None:
+        """What is being made is for another share of the work: throw it away."""
+        if self._ahead is not None:
+            self._ahead[1].cancel()
+            self._ahead = None
+
     def close(self) -> None:
         """End the thread; what it is making is thrown away."""
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -178,7 +178,7 @@ CASES: tuple[Row, ...] = (
     one("net.mtu", "fail", nic(-1, mtu=1500)),
     Row("net.mtu", "warn", {"node2": every_nic(mtu=1500), "node3": every_nic(mtu=1500)}),
     one("net.mtu", "unknown", nic(-1, mtu=None)),
-    one("net.speed", "fail", nic(0, carrier=False), "node2"),
+    Row("net.speed", "fail", {"node2": nic(-1, carrier=False)}, others=("island.ways",)),
     one("net.speed", "warn", slow_link(-1, 1, "")),
     one("net.speed", "unknown", nic(-1, rate_bytes_per_s=None)),
     one("net.flaps", "warn", nic(-1, carrier_changes=400)),
@@ -231,7 +231,8 @@ CASES: tuple[Row, ...] = (
     one("rdma.rate", "fail", slow_link(0, 10, "10 Gb/sec (4X SDR)")),
     one("rdma.rate", "unknown", nic(0, rate_bytes_per_s=None)),
     one("rdma.gid", "fail", no_gids, "node2"),
-    one("rdma.gid", "warn", local_gids, "node2"),
+    one("rdma.gid", "fail", local_gids, "node2"),  # node3 has routable ones
+    Row("rdma.gid", "warn", {"node2": local_gids, "node3": local_gids}),
     one("rdma.gid", "unknown", untyped_gids, "node2"),
     one("rdma.gid_env", "fail", variable("NCCL_IB_GID_INDEX", "7"), "node2"),
     one("rdma.gid_env", "warn", variable("NCCL_IB_GID_INDEX", "2"), "node2"),
@@ -253,6 +254,8 @@ CASES: tuple[Row, ...] = (
     one("rdma.peer_mem", "unknown", rdma(peer_memory_modules=None, dma_buf=None)),
     one("rdma.libs", "fail", rdma(libraries=())),
     one("rdma.libs", "warn", rdma(providers=("mlx5",)), "node2"),
+    one("rdma.libs", "ok", every_nic(rdma_device="roceP2p1s0"), "node2"),  # renamed: its driver still tells
+    one("rdma.libs", "unknown", every_nic(rdma_device="roceP2p1s0", driver="strange"), "node2"),
     one("rdma.libs", "unknown", rdma(libraries=None)),
     one("rdma.libs", "unknown", rdma(providers=None), "node2"),
     one("gpu.count", "fail", lambda f: replace(f, gpus=(), vendors={**f.vendors, "nvidia": "2 on the PCI bus"})),

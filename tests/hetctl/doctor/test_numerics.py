@@ -6,12 +6,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from hetctl.doctor import perf, perf_program
+from hetctl.fabric import build
+from hetctl.inventory import Entry
 from tests.hetctl.doctor import patients
 
 CPU = torch.device("cpu")
@@ -89,3 +92,15 @@ def test_the_program_answers_from_its_text_alone() -> None:
     document = json.loads(done.stdout)
     assert document["torch"] == torch.__version__
     assert len(document["devices"]) >= 1
+
+
+def test_only_the_devices_a_host_was_given_compute_and_keep_their_numbers() -> None:
+    found = patients.ward(reports := patients.reports(2))
+    some = [replace(r, access=replace(r.access, gpus=(1,))) for r in reports]
+    entry = Entry("node0", some[0].access)
+    ward = replace(found, cluster=build(some).cluster)
+    hidden = perf._only_its_own(entry, ward)
+    assert "1" in hidden.values() or any("GPU-" in v for v in hidden.values())
+    answer = perf._numbered({"devices": [{"index": 0}]}, ward, entry, chosen=True)
+    assert answer == {"devices": [{"index": 1}], "chosen": True}
+    assert perf._only_its_own(Entry("node0", reports[0].access), found) == {}

@@ -1,0 +1,266 @@
+"""The direct bridge: slots of registered memory that an engine writes into the peer's, on hosts (rdma) or devices.
+
+A lane is a ring of slots at each end. The sender fills its slot, the engine moves it into the receiver's slot of the
+same number, and a byte on the control connection says so; another byte back says that the slot is free. Where the
+receiver must be the one who initiates, it reads instead. Nothing is staged elsewhere, and nothing reads a slot before
+its transfer is over and, on devices, made visible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+
+from hetctl.comm.bridge import Bridge, LaneKey
+from hetctl.comm.control import Control, accept, offer
+from hetctl.comm.engines.base import Engine, Memory, Region
+from hetctl.comm.engines.shared import Use
+from hetctl.comm.failover import Position
+from hetctl.comm.forwarded import Flow, ForwardedLane, RecvLane, SendLane
+from hetctl.comm.leaving import Leaving
+from hetctl.comm.shm import pin
+from hetctl.comm.staging import TRAILER_BYTES, engine_for
+from hetctl.comm.units import KiB, MiB
+from hetctl.comm.window import OneWay, Posted
+
+HOST_FLOW = Flow(4 * MiB, window=8)
+DEVICE_FLOW = Flow(8 * MiB, window=8)
+_TRAILER_ROOM = 4 * KiB  # a page
+_POLL_SECONDS = 50e-6  # between questions about a transfer that is under way
+
+
+Initiator = Literal["sender", "receiver", "lower"]  # who moves the bytes; `lower` is the lower rank, both ways
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a direct transport goes: over which engine, with which memory, called what."""
+
+    label: str  # rdma, direct or what `choice.PEER_COPY` says
+    on_device: bool
+    initiator: Initiator = "sender"
+    introduce: bool = False  # the lower rank makes the first contact, because the engine breaks when both do at once
+    flush: Callable[[], None] | None = None  # before anything reads what arrived in device memory
+
+
+class DirectTransport:
+    """Lanes over an engine, one ring at each end of each."""
+
+    def __init__(self, use: Use, way: Way) -> None:
+        self._use, self._way = use, way
+        self._ports: list[DirectPort] = []
+        self._lock = threading.Lock()
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._open = True
+
+    def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
+        made = SendLane if key.sending else RecvLane
+        flow = DEVICE_FLOW if self._way.on_device else HOST_FLOW
+        return made(bridge, key, lambda: self._connect(bridge, key, flow), flow=flow, engine=engine_for(key.device))
+
+    def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow) -> DirectPort:
+        ring = Ring(self._use.engine, flow, key.device, on_device=self._way.on_device)
+        name = f"{self._way.label}/{key.link_name(bridge.rank)}/{key.wire_tag}"
+        try:
+            meet = accept if key.sending else offer
+            about = {"descriptor": dict(ring.region.descriptor), "address": ring.region.memory.address}
+            control, peer = meet(bridge.store.clone(), name, about, bridge.timeout)
+            pull = self._pulls(bridge.rank, key)
+            port = DirectPort(ring, control, key, self._way, pull=pull, peer=peer, stop=self._stop)
+            if self._way.introduce:
+                port.introduce(first=bridge.rank < key.peer, timeout=bridge.timeout)
+        except BaseException:
+            ring.close()
+            raise
+        with self._lock:
+            self._ports.append(port)
+        return port
+
+    def _pulls(self, rank: int, key: LaneKey) -> bool:
+        """Whether the receiver of a lane reads, instead of its sender writing."""
+        sender, receiver = (rank, key.peer) if key.sending else (key.peer, rank)
+        return {"sender": False, "receiver": True, "lower": receiver < sender}[self._way.initiator]
+
+    def kill(self) -> None:
+        if self._open:
+            os.eventfd_write(self._stop, 1)  # never read: it stays raised
+
+    def close(self) -> None:
+        """End the lanes' rings, and the engine if nobody else uses it."""
+        if not self._open:
+            return
+        self.kill()
+        self._open = False
+        for port in self._ports:
+            port.close()
+        sent = sum(port.sent for port in self._ports)
+        self._ports = []
+        os.close(self._stop)
+        self._use.close(way=self._way.label, sent=sent, staged=0 if self._way.on_device else sent)
+
+
+class Ring:
+    """Registered slots: host memory (pinned for the device that copies from it) or device memory."""
+
+    def __init__(self, engine: Engine, flow: Flow, device: torch.device, *, on_device: bool) -> None:
+        self.engine, self.window = engine, flow.window
+        self.slot_bytes = flow.chunk_bytes + _TRAILER_ROOM
+        size = self.slot_bytes * flow.window
+        self._map = None if on_device else mmap.mmap(-1, size)
+        self.memory = (
+            torch.empty(size, dtype=torch.uint8, device=device)
+            if self._map is None
+            else torch.frombuffer(self._map, dtype=torch.uint8)
+        )
+        self._pinned = False
+        number = (device.index if device.index is not None else torch.cuda.current_device()) if on_device else None
+        try:
+            self.region: Region = engine.register(Memory(self.memory.data_ptr(), size, number))
+            self._pinned = not on_device and device.type == "cuda" and pin(self.memory)
+        except BaseException:
+            self._release()
+            raise
+
+    def slot(self, number: int) -> torch.Tensor:
+        return self.memory[self.offset(number) :][: self.slot_bytes]
+
+    def offset(self, number: int) -> int:
+        return number % self.window * self.slot_bytes
+
+    def close(self) -> None:
+        self.engine.deregister(self.region)
+        self._release()
+
+    def _release(self) -> None:
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        if self._map is not None:
+            with contextlib.suppress(BufferError):  # a slot that a failed lane still holds goes with that lane
+                self._map.close()
+
+
+class DirectPort(OneWay):
+    """One end of a lane; slots are used in turn, the same number at both ends."""
+
+    def __init__(
+        self, ring: Ring, control: Control, key: LaneKey, way: Way, *, pull: bool, peer: dict[str, Any], stop: int
+    ) -> None:
+        self._ring, self._control, self._key, self._way, self._stop = ring, control, key, way, stop
+        self._pull = pull
+        self._address = int(peer["address"])
+        self._peer = ring.engine.connect(peer["descriptor"])
+        self._moving: deque[Any] = deque()  # handles of transfers that this end began, oldest first
+        self._asked = self._taken = 0  # slots begun here, and slots given out
+        self._ready = 0  # slots that came, or that are free again
+        self._leaving = Leaving(control.tell)
+        self.sent = 0
+
+    def introduce(self, *, first: bool, timeout: timedelta) -> None:
+        """Connect the engines in one order: the first end writes a slot that nothing is in yet, the other one waits."""
+        end = time.monotonic() + timeout.total_seconds()
+        if first:
+            engine, region = self._ring.engine, self._ring.region
+            handle = engine.post_write(self._peer, region, 0, to=self._address, nbytes=self._ring.slot_bytes)
+            while not engine.poll(handle):
+                if time.monotonic() > end:
+                    raise RuntimeError("timed out")
+                time.sleep(_POLL_SECONDS)
+            engine.drop([handle])
+            self._control.tell()
+            return
+        while not self._control.heard():
+            if time.monotonic() > end:
+                raise RuntimeError("timed out")
+            self._control.sleep(self._stop, max(end - time.monotonic(), 0))
+
+    def rail(self, position: Position) -> str:
+        return f"the {self._way.label} ring"
+
+    def take(self, nbytes: int, number: int) -> torch.Tensor:
+        self._taken += 1
+        return self._ring.slot(self._taken - 1)
+
+    def post(self, slot: torch.Tensor, length: int, position: Position) -> Posted:
+        if self._key.sending:
+            self.sent += length
+            if self._pull:
+                self._control.tell()
+            else:
+                self._begin(length + TRAILER_BYTES)
+        return self
+
+    def _begin(self, nbytes: int) -> None:
+        offset, engine = self._ring.offset(self._asked), self._ring.engine
+        self._asked += 1
+        if self._key.sending:
+            handle = engine.post_write(self._peer, self._ring.region, offset, to=self._address + offset, nbytes=nbytes)
+        else:
+            handle = engine.post_read(
+                self._peer, self._ring.region, offset, origin=self._address + offset, nbytes=nbytes
+            )
+        self._moving.append(handle)
+
+    def wait(self, timeout: timedelta) -> bool:
+        """Wait for the oldest posted slot: to come, or to be free at the other end. Raises RuntimeError."""
+        end = time.monotonic() + timeout.total_seconds()
+        while not self._ready:
+            self._advance()
+            if self._ready:
+                break
+            if not self._moving:
+                self.idle()
+            left = end - time.monotonic()
+            if left <= 0:
+                raise RuntimeError("timed out")
+            if self._moving:
+                time.sleep(_POLL_SECONDS)
+            self._control.sleep(self._stop, 0 if self._moving else left)
+        self._ready -= 1
+        return True
+
+    def _advance(self) -> None:
+        """Take in what the other end told, and end transfers that are over, in order."""
+        heard = self._control.heard()
+        if self._pull and not self._key.sending:
+            for _ in range(heard):
+                self._begin(self._ring.slot_bytes)
+        else:
+            self._arrived(heard)
+        engine = self._ring.engine
+        while self._moving and engine.poll(self._moving[0]):
+            engine.drop([self._moving.popleft()])
+            if self._key.sending:
+                self._control.tell()
+            else:
+                self._arrived(1)
+
+    def _arrived(self, count: int) -> None:
+        if count and not self._key.sending and self._way.flush is not None:
+            self._way.flush()
+        self._ready += count
+
+    def give(self, slot: torch.Tensor, event: Any) -> None:
+        if not self._key.sending:
+            self._leaving.give(event)
+
+    def idle(self) -> None:
+        """Free every slot that the device still reads."""
+        self._leaving.idle()
+
+    def close(self) -> None:
+        """Forget what is under way, deregister, release."""
+        self._ring.engine.drop(list(self._moving))
+        self._moving.clear()
+        self._control.close()
+        self._ring.close()

@@ -1,0 +1,1 @@
+"""Kept engines that move registered memory between processes, behind one small adapter; imported only when used."""

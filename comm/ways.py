@@ -1,0 +1,150 @@
+"""The transports of one group: what the plan gives each pair of islands, and what both ends prove first."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, get_args
+
+import torch
+
+from hetctl.comm.bridge import LaneKey, Transport
+from hetctl.comm.c10d import Store
+from hetctl.comm.choice import PEER_COPY, Ability, Choice, ability_of, choose, publish
+from hetctl.comm.cluster import TransportKind
+from hetctl.comm.direct import DirectTransport, Initiator, Way
+from hetctl.comm.engines.probe import ability
+from hetctl.comm.engines.shared import ENGINE_VARIABLE, ENGINES, use, wires_here
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.failover import RailWatch, say
+from hetctl.comm.placement import NEED_ENGINE, Placement
+from hetctl.comm.rails import RailTransport
+from hetctl.comm.shm import ShmTransport
+from hetctl.comm.visibility import flush_for
+from hetctl.comm.work import BridgeError
+
+INITIATOR_VARIABLE = "HETCTL_INITIATOR"  # sender, receiver or lower (the lower rank), the same on all ranks
+
+
+class Ways:
+    """Chooses and keeps the transports; one object of each kind, shared by peers."""
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: Sequence[int],
+        placement: Placement,
+        store: Store,
+        *,
+        timeout: timedelta,
+        watch: RailWatch,
+    ) -> None:
+        self._rank, self._ranks, self._placement = rank, ranks, placement
+        self._store, self._timeout, self._watch = store, timeout, watch
+        self._made: dict[Any, Transport] = {}
+        self._chosen: dict[tuple[int, bool], Choice] = {}
+        self._lock = threading.Lock()
+        self._mine: Ability | None = None
+        self._tried = threading.Event()
+
+    def prepare(self) -> None:
+        """Where the plan says RDMA for a pair of this rank's island: try the engines, and let the others know."""
+        if any(self._planned(peer) in NEED_ENGINE for peer in range(len(self._ranks))):
+            threading.Thread(target=self._try, name="het engines, trying", daemon=True).start()
+
+    def to(self, key: LaneKey) -> Transport:
+        """What carries a lane. Raises ConfigError where a forced way is impossible."""
+        kind = self._planned(key.peer)
+        choice = self._choice(key) if kind in NEED_ENGINE else Choice(kind, None, "planned", kind)
+        with self._lock:
+            name = (choice.kind, choice.engine)
+            if name not in self._made:
+                self._made[name] = self._new(choice, key.device)
+            return self._made[name]
+
+    def _planned(self, peer: int) -> TransportKind:
+        mine, theirs = self._islands(peer)
+        return "tcp" if mine == theirs else self._placement.transport(mine, theirs)
+
+    def _islands(self, peer: int) -> tuple[str, str]:
+        place = self._placement.island_of_rank
+        return place[self._ranks[self._rank]].name, place[self._ranks[peer]].name
+
+    def _host(self, peer: int) -> str:
+        hosts, world = self._placement.hosts, self._ranks[peer]
+        return hosts[world] if world < len(hosts) else f"rank {world}"
+
+    @cached_property
+    def _local(self) -> bool:
+        """Whether all peers over an engine are on this rank's host."""
+        needing = [p for p in range(len(self._ranks)) if self._planned(p) in NEED_ENGINE]
+        return all(self._host(p) == self._host(self._rank) for p in needing)
+
+    def _try(self) -> None:
+        host, device = dict[str, str](), dict[str, str]()
+        number = torch.cuda.current_device() if torch.cuda.is_available() else None
+        try:
+            wires, lacking = wires_here(local=self._local and number is not None)
+            for engine in self._engines():
+                found = ability(engine, wires, number) if wires is not None else (lacking, lacking)
+                host[engine], device[engine] = found
+                if number is not None and not self._local and not device[engine]:
+                    device[engine] = flush_for(number)[1]
+        except ConfigError as error:
+            host["engine"] = error.message
+        finally:
+            self._mine = Ability(host, device, self._host(self._rank))
+            publish(self._store.clone(), self._rank, self._mine)
+            self._tried.set()
+
+    def _engines(self) -> tuple[Any, ...]:
+        """Which engines may be used, in the order of preference."""
+        asked = os.environ.get(ENGINE_VARIABLE)
+        if asked and asked not in ENGINES:
+            raise ConfigError(f"{ENGINE_VARIABLE}={asked} is no engine", hint=" or ".join(ENGINES))
+        return (asked,) if asked else ENGINES
+
+    def _choice(self, key: LaneKey) -> Choice:
+        on_device = key.device.type != "cpu"
+        found = self._chosen.get((key.peer, on_device))
+        if found is not None:
+            return found
+        if not self._tried.wait(self._timeout.total_seconds()) or self._mine is None:
+            raise BridgeError("the engines of the direct bridge were not tried in time")
+        theirs = ability_of(self._store.clone(), key.peer, self._timeout)
+        one, other = self._islands(key.peer)
+        planned = self._placement.transport(one, other)
+        found = choose(
+            self._mine,
+            theirs,
+            planned=planned,
+            forced=self._placement.is_forced(one, other),
+            on_device=on_device,
+            engines=self._engines(),
+            pair=f"{one} - {other}",
+        )
+        if found.kind != planned and self._rank < key.peer:
+            say(f"the bridge {one} - {other} takes {found.label}, not {planned}: {found.reason}")
+        self._chosen[key.peer, on_device] = found
+        return found
+
+    def _new(self, choice: Choice, device: torch.device) -> Transport:
+        if choice.kind == "shm":
+            return ShmTransport()
+        if choice.engine is None:
+            return RailTransport(self._watch)
+        wires, lacking = wires_here(local=self._local and torch.cuda.is_available())
+        if wires is None:
+            raise BridgeError(lacking)
+        on_device = choice.kind == "direct"
+        # a peer copy is over, and visible, when the sender hears of its end: only NICs need more
+        flush = flush_for(device.index or 0)[0] if on_device and choice.label != PEER_COPY else None
+        asked = os.environ.get(INITIATOR_VARIABLE) or "sender"
+        if asked not in get_args(Initiator):
+            raise ConfigError(f"{INITIATOR_VARIABLE}={asked} is nobody", hint=", ".join(get_args(Initiator)))
+        initiator: Initiator = asked  # type: ignore[assignment]
+        introduce = choice.engine == "mooncake"  # whose connections break when both ends call each other at once
+        return DirectTransport(use(choice.engine, wires), Way(choice.label, on_device, initiator, introduce, flush))

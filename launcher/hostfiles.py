@@ -1,0 +1,72 @@
+"""Files of a run on its host, as the agent writes and reads them. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from typing import Any
+
+SAID_BYTES = 4096  # of a log's end, where a rank that wrote no error file says why
+TERMINATED = "what():"  # before the message of an exception that nobody caught
+
+
+def is_full(folder: str) -> bool:
+    """Whether a file system has less room than an error message needs."""
+    try:
+        about = os.statvfs(folder)
+    except OSError:
+        return False
+    return about.f_bavail * about.f_frsize < 64 << 10
+
+
+def last_words(log: str) -> str | None:
+    """The last thing that stands in a log; rather what C++ said when it gave the process up. None when it is empty."""
+    with contextlib.suppress(OSError), open(log, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - SAID_BYTES))
+        lines = [line.strip() for line in file.read().decode("utf-8", "replace").strip().splitlines()]
+        telling = [line.removeprefix(TERMINATED).strip() for line in lines if line.startswith(TERMINATED)]
+        # it goes to a terminal, which it must not drive
+        return "".join(c for c in (telling or lines)[-1][:300] if c.isprintable()) if lines else None
+    return None
+
+
+def write(path: str, text: str) -> None:
+    """A file of the run: readable by its owner only, whole or not there."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".new-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def pending(flight: str, rank: int) -> list[dict[str, Any]] | None:
+    """What the rank's flight recorder says it was waiting for; None when there is no record."""
+    try:
+        with open(os.path.join(flight, f"flight-rank-{rank}.json"), encoding="utf-8") as file:
+            operations = json.load(file)["operations"]
+        return [o for o in operations if o["state"] != "done"][-8:]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def keep(path: str, events: list[dict[str, Any]]) -> None:
+    """Keep what nobody heard for the launcher that goes on with the run."""
+    with contextlib.suppress(OSError):  # a full disk: they are lost
+        write(path, json.dumps(events))
+
+
+def kept(path: str) -> list[dict[str, Any]]:
+    """What was kept, once."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found: list[dict[str, Any]] = json.load(file)
+        os.unlink(path)
+    except (OSError, ValueError):
+        return []
+    return found

@@ -1,0 +1,135 @@
+"""The direct bridge over each installed engine, on its own sockets: what arrives, what is refused, what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hetctl.comm import forwarded
+from hetctl.comm.engines import shared
+from hetctl.comm.engines.base import CannotRegister, EngineName, Memory, Wires
+from hetctl.comm.placement import PlacedBridge
+from hetctl.comm.staging import seal
+from tests.comm.spawn import on_islands
+
+RDMA = (PlacedBridge(("island0", "island1"), "rdma"),)
+SOCKETS = {"HETCTL_RDMA": "sockets"}
+
+
+@pytest.fixture(params=shared.ENGINES)
+def engine(request: pytest.FixtureRequest) -> EngineName:
+    if not shared.installed(request.param):
+        pytest.skip(f"{request.param} is not installed: pip install hetctl[{request.param}]")
+    name: EngineName = request.param
+    return name
+
+
+def run(
+    engine: EngineName, sizes: tuple[int, ...], body: Any, *args: Any, initiator: str = "", **more: Any
+) -> list[Any]:
+    variables = {**SOCKETS, "HETCTL_ENGINE": engine, "HETCTL_INITIATOR": initiator}
+    return on_islands(sizes, body, *args, bridges=RDMA, verify_bridge=True, variables=variables, seconds=90, **more)
+
+
+def exchanged(rank: int) -> list[Any]:
+    """Messages of three chunks and a bit both ways at once, of nothing, and sums of many sizes; what was taken."""
+    peer, count = 1 - rank, (13 << 20) // 4 + 7
+    out, back = torch.arange(count, dtype=torch.float32) + rank, torch.empty(count)
+    works = [dist.isend(out, peer), dist.irecv(back, peer)]
+    for work in works:
+        work.wait()
+    assert torch.equal(back, torch.arange(count, dtype=torch.float32) + peer)
+    for size in (0, 1, 1 << 18, 5 << 20):
+        total = torch.full((size,), rank + 1, dtype=torch.int64)
+        dist.all_reduce(total)
+        assert total.numel() == 0 or total.unique().tolist() == [3]
+    return sorted(held.engine.evidence().registered for held in shared._held.values())
+
+
+@pytest.mark.parametrize("initiator", ["sender", "receiver", "lower"])
+def test_messages_and_sums_arrive(engine: EngineName, initiator: str) -> None:
+    for regions in run(engine, (1, 1), exchanged, initiator=initiator):
+        assert len(regions) == 1  # one engine
+        assert regions[0] >= 3  # a ring for each lane that was used
+
+
+def summed(rank: int) -> float:
+    total = torch.full((3 << 20,), float(rank + 1))
+    dist.all_reduce(total)
+    return float(total.sum() / total.numel())
+
+
+def test_sums_across_unequal_islands(engine: EngineName) -> None:
+    assert run(engine, (2, 1), summed) == [6.0, 6.0, 6.0]
+
+
+def flipped(rank: int) -> str:
+    """The error of a message of two chunks, the second of which changes on its way."""
+    data = torch.arange(7 << 20, dtype=torch.uint8)
+
+    def harmful(slot: torch.Tensor, **trailer: int) -> None:
+        seal(slot, **trailer)  # type: ignore[arg-type]
+        if trailer["chunk"] == 1:
+            slot[100] ^= 1
+
+    if rank == 0:
+        forwarded.seal = harmful  # type: ignore[assignment]
+    try:
+        dist.send(data, 1) if rank == 0 else dist.recv(data, 0)
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        return str(error)
+    return "nothing was noticed"
+
+
+def test_a_flip_on_the_way_names_ring_peer_and_chunk_to_both_ends(engine: EngineName) -> None:
+    for text in run(engine, (1, 1), flipped, broken=True):
+        assert "the rdma ring" in text
+        assert "receiving from rank 0 on host0" in text
+        assert "chunk 1 of message 0 arrived with other bytes" in text
+
+
+def bereaved(rank: int) -> tuple[str, float, int]:
+    """Rank 1 dies between two large messages; the error of rank 0, after how long, and what is registered then."""
+    group = dist.new_group(timeout=timedelta(seconds=40))
+    data = torch.ones(64 << 20, dtype=torch.uint8)
+    dist.send(data[:1024], 1, group=group) if rank == 0 else dist.recv(data[:1024], 0, group=group)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began, said = time.monotonic(), "nothing was noticed"
+    try:
+        for _ in range(20):
+            dist.send(data, 1, group=group)
+    except RuntimeError as error:
+        said = str(error)
+    seconds = time.monotonic() - began
+    held = next(iter(shared._held.values())).engine
+    dist.destroy_process_group(group)
+    return said, seconds, held.evidence().registered
+
+
+def test_a_dead_peer_is_named_soon_and_no_registration_is_left(engine: EngineName) -> None:
+    said, seconds, registered = run(engine, (1, 1), bereaved, lost=(1,))[0]
+    assert "send to rank 1 on host1 failed" in said
+    assert "no answer from rank 1" in said
+    assert seconds < 20
+    assert registered == 0
+
+
+def test_memory_that_cannot_be_registered_is_refused() -> None:
+    """Addresses that are nobody's: sockets take any, so only engines that look at them refuse here."""
+    if not shared.installed("mooncake"):
+        pytest.skip("mooncake is not installed: pip install hetctl[mooncake]")
+    running = shared.start("mooncake", Wires(sockets=True))
+    region = running.register(Memory(torch.empty(4096, dtype=torch.uint8).data_ptr(), 4096))
+    with pytest.raises(CannotRegister, match="Mooncake does not register 4096 bytes of host memory"):
+        running.register(region.memory)  # overlapping
+    running.close()
+    assert running.evidence().registered == 0

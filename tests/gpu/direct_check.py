@@ -1,0 +1,158 @@
+"""The direct bridge between two GPUs of one host, over NIXL: contents, what was staged, by which protocol, how fast.
+
+`PYTHONPATH=. python tests/gpu/direct_check.py` takes a minute or two and prints one JSON document. NIXL comes by pip,
+or as a folder that tests/gpu/pack_nixl.py made, on PYTHONPATH. Between GPUs of one host the engine takes the
+driver's peer copy: that is what the evidence must call it, and no result here says anything about RDMA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+import torch.distributed as dist
+
+from hetctl.comm import measure
+from hetctl.comm.meter import METER
+from hetctl.comm.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
+from hetctl.comm.reporter import VARIABLE as EVENTS_VARIABLE
+
+MIB = 2**20
+SECONDS = 240
+ISLANDS = (PlacedIsland("one", "nvidia", "nccl", (0,)), PlacedIsland("other", "nvidia", "nccl", (1,)))
+
+
+def bridged(rank: int, folder: Path, engine: str, verify: bool) -> dict[str, Any]:
+    """Messages and sums over `het`, then their rate; what the engine said at its end."""
+    bridges = (PlacedBridge(("one", "other"), "direct"),)
+    placement = Placement(ISLANDS, bridges, hosts=("here", "here"), verify_bridge=verify)
+    (folder / f"placement-{rank}.json").write_text(placement.to_json())
+    events = os.open(folder / f"events-{rank}", os.O_RDWR | os.O_CREAT)
+    os.environ.update({VARIABLE: str(folder / f"placement-{rank}.json"), EVENTS_VARIABLE: str(events)})
+    os.environ["HETCTL_ENGINE"] = engine
+    from hetctl.comm.backend import register
+
+    register()
+    store = dist.FileStore(str(folder / "store"), 2)
+    dist.init_process_group("het", rank=rank, world_size=2, store=store, timeout=timedelta(seconds=SECONDS / 2))
+    device, found = torch.device("cuda", rank), dict[str, Any]()
+    for count in (1, 1000, 3 * MIB + 1, 64 * MIB):
+        want = torch.arange(count, device=device, dtype=torch.int32)
+        if rank == 0:
+            dist.send(want, 1)
+            dist.recv(got := torch.zeros_like(want), 1)
+            assert torch.equal(got, want + 1), count
+        else:
+            dist.recv(got := torch.zeros_like(want), 0)
+            assert torch.equal(got, want), count
+            dist.send(got + 1, 0)
+    for count in (7, 4 * MIB + 3):
+        total = torch.full((count,), rank + 1.0, device=device)
+        dist.all_reduce(total)
+        assert total.unique().tolist() == [3.0], count
+    found["contents"] = "right"
+    group = dist.group.WORLD
+    ends = measure.Ends(group, rank, 2, device)
+    touched = METER.touched
+    found["bytes_per_s_64MiB"] = measure.message_rate(ends, 64 * MIB)
+    found["bytes_per_s_1MiB"] = measure.message_rate(ends, MIB)
+    # the barriers around the messages are sums of a host tensor: a few bytes
+    found["host_bytes_touched_by_messages"] = METER.touched - touched
+    dist.destroy_process_group()
+    lines = (folder / f"events-{rank}").read_text().splitlines()
+    found["evidence"] = [e for e in map(json.loads, lines) if e["event"] == "bridge"]
+    return found
+
+
+def raw(rank: int, folder: Path, engine: str, verify: bool) -> dict[str, Any]:
+    """The engine alone: one 64 MiB write after another between two registered tensors."""
+    from hetctl.comm.engines.base import Memory, Wires
+    from hetctl.comm.engines.shared import start
+
+    torch.cuda.set_device(rank)
+    running = start(engine, Wires(local=True))  # type: ignore[arg-type]
+    data = torch.full((64 * MIB,), 7 - 7 * rank, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    region = running.register(Memory(data.data_ptr(), data.numel(), rank))
+    store = dist.FileStore(str(folder / "raw"), 2)
+    if rank == 1:
+        store.set("target", json.dumps([dict(region.descriptor), data.data_ptr()]))
+        store.wait(["done"], timedelta(seconds=SECONDS))
+        torch.cuda.synchronize()
+        found: dict[str, Any] = {"contents": "right" if bool((data == 7).all()) else "WRONG"}
+    else:
+        store.wait(["target"], timedelta(seconds=SECONDS))
+        descriptor, address = json.loads(store.get("target"))
+        peer, rates = running.connect(descriptor), []
+        for _ in range(40):
+            began = time.perf_counter()
+            handle = running.post_write(peer, region, 0, to=address, nbytes=data.numel())
+            while not running.poll(handle):
+                pass
+            rates.append(data.numel() / (time.perf_counter() - began))
+            running.drop([handle])
+        store.set("done", "1")
+        found = {"bytes_per_s_64MiB": sorted(rates[5:])[len(rates[5:]) // 2]}
+    running.deregister(region)
+    running.close()
+    return {**found, "evidence": asdict(running.evidence())}
+
+
+PARTS: dict[str, Callable[..., dict[str, Any]]] = {"raw": raw, "bridged": bridged}
+
+
+def run(part: str, engine: str, verify: bool) -> list[Any]:
+    """The part on both GPUs, a process each; killed when its time is over."""
+    with tempfile.TemporaryDirectory() as made:
+        context = mp.get_context("spawn")
+        folder = Path(made)
+        both = [context.Process(target=_rank, args=(part, r, folder, engine, verify), daemon=True) for r in (0, 1)]
+        for process in both:
+            process.start()
+        end = time.monotonic() + SECONDS
+        for process in both:
+            process.join(max(0.1, end - time.monotonic()))
+            process.kill()
+        files = [folder / f"{part}-{r}.json" for r in (0, 1)]
+        return [json.loads(f.read_text()) if f.exists() else "it did not end in time" for f in files]
+
+
+def _rank(part: str, rank: int, folder: Path, engine: str, verify: bool) -> None:
+    torch.cuda.set_device(rank)
+    try:
+        found: Any = PARTS[part](rank, folder, engine, verify)
+    except Exception:
+        found = traceback.format_exc()[-3000:]
+    (folder / f"{part}-{rank}.json").write_text(json.dumps(found))
+    os._exit(0)  # how an engine ends a process is not what is checked here
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", default="nixl")
+    options = parser.parse_args()
+    if torch.cuda.device_count() < 2:
+        sys.exit("needs two GPUs")
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__}
+    found["raw"] = run("raw", options.engine, False)
+    found["bridged"] = run("bridged", options.engine, False)
+    found["bridged, checksums"] = run("bridged", options.engine, True)
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

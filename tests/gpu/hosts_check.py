@@ -1,0 +1,158 @@
+"""The whole path on GPUs: two namespaced hosts with real sshds, discovered, examined, trained on, measured.
+
+PYTHONPATH=. python3 tests/gpu/hosts_check.py [--gpus 2] [--rates 10gbit,2gbit] [--parts path,pipeline]     as root
+
+Each host is given half of this machine's GPUs; what joins them is one veth pair, shaped to `--rates` in turn. A cluster
+file has one island per vendor and fabric, so the script splits the single one by host: native libraries inside,
+TCP between.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from hetctl.comm.cluster import Island, Link, Transport, load_cluster, save_cluster
+from tests.rigs import netns
+from tests.rigs.cluster import command, environment, losses
+
+LLAMA = (
+    "model.name=llama-160m",
+    "model.seq_len=1024",
+    "batch.global_batch=16",
+    "train.steps=8",
+    "train.validation_samples=16",
+    "checkpoint.last=false",
+    "train.precision=fp64",  # bf16 runs of one plan differ by 1e-3 after eight steps: kernels add in any order
+    "optimizer.warmup_steps=2",
+)
+
+
+def hetctl(rig: netns.Rig, folder: Path, *words: str, seconds: float = 240) -> subprocess.CompletedProcess[str]:
+    env = environment(rig)
+    done = subprocess.run(command(*words), cwd=folder, env=env, text=True, capture_output=True, timeout=seconds)
+    print(f"$ hetctl {' '.join(words)} -> {done.returncode}", flush=True)
+    return done
+
+
+def must(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    if done.returncode:
+        raise SystemExit((done.stdout + done.stderr)[-4000:])
+    return done
+
+
+def write_inventory(rig: netns.Rig, folder: Path, gpus: int, *, first: int, shared: bool) -> None:
+    each = gpus // len(rig.hosts)
+    hosts: dict[str, Any] = {}
+    for number, host in enumerate(rig.hosts):
+        mine = [0] if shared else list(range(first + number * each, first + (number + 1) * each))
+        hosts[host.name] = {"python": sys.executable, "data_address": host.rails[0], "gpus": mine}
+    # namespaces do not share the abstract sockets that NCCL passes memory handles over
+    env = {
+        "NCCL_CUMEM_ENABLE": "0",
+        "NCCL_CUMEM_HOST_ENABLE": "0",
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    }
+    text = json.dumps({"defaults": {"env": env}, "hosts": hosts})
+    (folder / "inventory.yaml").write_text(text)
+
+
+def split_by_host(file: Path) -> None:
+    """One island per host, TCP between them."""
+    cluster = load_cluster(file)
+    whole = cluster.islands[0]
+    islands = tuple(
+        Island(f"{whole.name}-{n}", whole.vendor, whole.fabric, tuple(m for m in whole.members if m.host == host.name))
+        for n, host in enumerate(cluster.hosts)
+    )
+    names = (islands[0].name, islands[1].name)
+    link = Link(names, (Transport("tcp", True, "the veth pair"),))
+    save_cluster(file, replace(cluster, islands=islands, links=(link,)))
+
+
+def whole_path(rig: netns.Rig, folder: Path) -> None:
+    """discover, doctor, train; and the same plan emulated in one namespace."""
+    settings = [w for key in LLAMA for w in ("--set", key)]
+    doctor = hetctl(rig, folder, "doctor", "-i", "inventory.yaml", "--level", "perf", "--json")
+    found = json.loads(doctor.stdout)
+    failed = [f"{f['check']} on {f['host']}: {f['reason']}" for f in found["findings"] if f["state"] == "fail"]
+    print(f"doctor: {found['problems']} problems\n  " + "\n  ".join(failed))
+    began = time.monotonic()
+    must(hetctl(rig, folder, "train", *settings, "--cluster", "cluster.yaml", "--skip-checks", "--run-dir", "run"))
+    print(f"train over ssh: {time.monotonic() - began:.1f} s")
+    must(hetctl(rig, folder, "train", *settings, "--plan", "run/plan.yaml", "--run-dir", "alone"))
+    there, here = losses(folder / "run"), losses(folder / "alone")
+    far = max(abs(a - b) / abs(b) for a, b in zip(there, here, strict=True))
+    print(
+        f"losses on hosts {there[0]:.6f} .. {there[-1]:.6f}, emulated {here[0]:.6f} .. {here[-1]:.6f}: {far:.1e} apart"
+    )
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    print(json.dumps({k: summary[k] for k in ("bridge_bytes", "processes_left", "tokens_per_s")}))
+    assert far < 1e-9, far
+
+
+def reshape(rig: netns.Rig, rate: str) -> None:
+    """Shape both ends of every host's rail anew."""
+    for host in rig.hosts:
+        number = rig.hosts.index(host)
+        shape = netns.shaping(rate)
+        outer = f"{host.namespace[:-2]}r0v{number}"
+        subprocess.run(["tc", "qdisc", "replace", "dev", outer, *shape], check=True)
+        subprocess.run(["tc", "-n", host.namespace, "qdisc", "replace", "dev", "rail0", *shape], check=True)
+
+
+def pipeline(rig: netns.Rig, folder: Path, model: str, seq_len: int, rate: str, rounds: int) -> None:
+    """`hetctl bench pipeline` over the shaped pair."""
+    reshape(rig, rate)
+    words = ("--cluster", "cluster.yaml", "--model", model, "--seq-len", str(seq_len), "--rounds", str(rounds))
+    done = must(hetctl(rig, folder, "bench", "pipeline", *words, "--json"))
+    found = json.loads(done.stdout)
+    ratios = {k: f"{statistics.median(v):.3f} ({min(v):.3f}-{max(v):.3f})" for k, v in found["ratios"].items()}
+    rates = {k: round(statistics.median(v)) for k, v in found["tokens_per_s"].items()}
+    print(json.dumps({"model": model, "seq_len": seq_len, "rate": rate, "tokens_per_s": rates, "ratios": ratios}))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--first-gpu", type=int, default=0)
+    parser.add_argument("--shared", action="store_true", help="both hosts use GPU 0 (no native library then)")
+    parser.add_argument("--rates", default="10gbit")
+    parser.add_argument("--parts", default="path,pipeline")
+    parser.add_argument("--models", default="llama-8b:4096", help="MODEL:TOKENS,.. for the pipeline")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    rates = options.rates.split(",")
+    why_not = netns.unavailable()
+    if why_not:
+        raise SystemExit(why_not)
+    with tempfile.TemporaryDirectory() as name, netns.hosts(2, Path(name) / "rig", rails=1, rate=rates[0]) as rig:
+        folder = Path(name) / "mine"
+        folder.mkdir()
+        write_inventory(rig, folder, options.gpus, first=options.first_gpu, shared=options.shared)
+        must(hetctl(rig, folder, "discover", "-i", "inventory.yaml", "-o", "cluster.yaml"))
+        split_by_host(folder / "cluster.yaml")
+        if "path" in options.parts:
+            whole_path(rig, folder)
+        if "pipeline" in options.parts:
+            for model, tokens in (word.split(":") for word in options.models.split(",")):
+                for rate in rates:
+                    pipeline(rig, folder, model, int(tokens), rate, options.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""The program that is first on a host: it goes when its launcher does, also when no connection tells it so."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from hetctl.launcher import porter
+from hetctl.launcher.lines import BOOT
+
+PATIENCE_S = 0.5
+
+
+def start(tmp_path: Path) -> subprocess.Popen[bytes]:
+    """It, with little patience, asked to enter a run."""
+    source = inspect.getsource(porter).replace(f"PATIENCE_S = {porter.PATIENCE_S}", f"PATIENCE_S = {PATIENCE_S}")
+    assert f"PATIENCE_S = {PATIENCE_S}" in source
+    request = json.dumps({"do": "enter", "run": "r", "host": "h"})
+    program = f"scope={{}};exec({source!r},scope);scope['main']({request!r})\n"
+    env, pipe = {"HOME": str(tmp_path)}, subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-I", "-c", BOOT], env=env, stdin=pipe, stdout=pipe)
+    assert process.stdin is not None
+    process.stdin.write(program.encode())
+    process.stdin.flush()
+    return process
+
+
+def test_a_launcher_that_falls_silent_is_given_up(tmp_path: Path) -> None:
+    """Its stdin stays open, as when the network between them is cut."""
+    process = start(tmp_path)
+    assert process.wait(30) == 1
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["event"] == "host"
+
+
+def test_a_damaged_bundle_is_not_taken_in(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["event"] == "host"
+    told, _ = process.communicate(json.dumps({"do": "bundle", "digest": "0" * 24, "zip": "AAAA"}).encode() + b"\n", 30)
+    assert process.returncode == 1
+    assert "arrived damaged" in told.decode()
+    assert not list(tmp_path.rglob("*.py"))

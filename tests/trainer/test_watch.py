@@ -1,0 +1,63 @@
+"""Counts that follow speeds in the middle of a run: all ranks change together, and training stays what it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hetctl.trainer import watch
+from hetctl.trainer.job import Job
+from hetctl.trainer.loop import build
+from tests.comm.spawn import on_islands
+from tests.layouts import Cut, Layout, Pipe, plan_of
+from tests.trainer.parity import SEQ_LEN, SHAPE, STEPS, Trace, UnevenSamples, difference, recipe, reference
+
+EQUAL = Layout(
+    ((0,), (1, 2)),
+    (Pipe((Cut((0, 4), (0,)),), 1, 4), Pipe((Cut((0, 2), (1,)), Cut((2, 4), (2,))), 1, 4)),
+)
+PACES = {0: 3.0, 1: 1.0, 2: 1.0}
+
+
+class Notes:
+    """Stands for the reporter: keeps what would be reported."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def emit(self, event: str, **about: Any) -> None:
+        self.said.append(about["sentence"])
+
+
+def watched(rank: int, asked: Any) -> tuple[Trace, list[str], dict[str, Any], float | None]:
+    """A whole run that looks after the fourth step, with the paces of PACES."""
+    real = watch.pace_of
+    watch.FIRST_LOOKS = (4,)
+    watch.pace_of = lambda *_: PACES[rank]
+    plan = plan_of(EQUAL, seq_len=SEQ_LEN)
+    trainer = build(Job(plan, asked, SHAPE, ""), torch.device("cpu"), training=UnevenSamples(8))
+    notes = Notes()
+    watcher = watch.Watch(trainer, notes, adapt=True)  # type: ignore[arg-type]
+    trace = Trace([], [], [])
+    for step in range(STEPS):
+        figures = trainer.train_step(step)
+        trainer.timeline.end_step()
+        trainer.gradients.arrive()
+        watcher.after(step + 1)
+        trace.losses.append(figures.loss)
+        trace.norms.append(figures.grad_norm)
+        trace.parameters.append({n: m.detach().clone() for n, m in trainer.gradients.parameters.items()})
+    trainer.batches.close()
+    return trace, notes.said, watcher.findings, real(trainer, 5)
+
+
+def test_counts_follow_speeds_and_nothing_else_changes() -> None:
+    asked = recipe("adamw", clip_norm=0.5, global_batch=8)
+    found = on_islands((1, 2), watched, asked)
+    assert difference([trace for trace, *_ in found], reference(asked)) < 1e-10
+    for _, said, findings, pace in found:
+        assert findings["adapted"] == [{"step": 4, "before": [4, 4], "after": [2, 6]}]
+        assert said == ["counts follow speeds from step 5 on: [4, 4] -> [2, 6]"]
+        assert pace is not None
+        assert pace > 0

@@ -1,0 +1,164 @@
+"""Activations on the host between forward and backward: copied out as each block ends, back before it is needed.
+
+On a device the copies go to pinned memory on a stream of their own, beside the computation; on the CPU they are
+plain copies, the same path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+LEAST_BYTES = 64 << 10  # smaller tensors stay on a device: a copy costs more than they do
+UNITS_UNDER_WAY = 2  # blocks whose copies to the host may be outstanding: more would hold their device memory
+
+
+class Held:
+    """One saved tensor: on the device until its block ends, then on the host, on the device again when asked for."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.device: Tensor | None = tensor
+        self._device, self._size, self._stride = tensor.device, tensor.size(), tensor.stride()
+        self._host: Tensor | None = None
+
+    def leave(self) -> None:
+        """Begin the copy to the host (on the current stream); the device's copy goes when that is done."""
+        assert self.device is not None
+        cuda = self.device.is_cuda
+        self._host = torch.empty_strided(self._size, self._stride, dtype=self.device.dtype, pin_memory=cuda)
+        self._host.copy_(self.device, non_blocking=True)
+        if cuda:
+            self.device.record_stream(torch.cuda.current_stream())
+        self.device = None
+
+    def come(self) -> Tensor:
+        """Begin the copy to the device (on the current stream), if it is not there."""
+        if self.device is None:
+            assert self._host is not None
+            self.device = torch.empty_strided(
+                self._size, self._stride, dtype=self._host.dtype, device=self._device
+            ).copy_(self._host, non_blocking=True)
+            self._host = None
+        return self.device
+
+
+class Unit:
+    """What one block saved in one forward pass; the block before it comes back while this one's backward runs."""
+
+    def __init__(self, before: Unit | None) -> None:
+        self.before = before
+        self.held: dict[tuple[object, ...], Held] = {}  # a tensor that is saved twice is kept once
+        self.here: torch.cuda.Event | None = None  # all of it is on the device again
+
+
+class HostActivations:
+    """Saves activations of a stage's blocks on the host."""
+
+    def __init__(self, device: torch.device, *, kept: Iterable[Tensor] = ()) -> None:
+        """`kept` are tensors that stay where they are, with all their views: parameters."""
+        self._cuda = device.type == "cuda"
+        self._least = LEAST_BYTES if self._cuda else 0
+        self._out = torch.cuda.Stream(device) if self._cuda else None
+        self._back = torch.cuda.Stream(device) if self._cuda else None
+        self._leaving: list[torch.cuda.Event] = []
+        self.bytes_out = 0
+        self._last: Unit | None = None
+        self._kept: set[int] = set()
+        self.keep(*kept)
+
+    def keep(self, *tensors: Tensor) -> None:
+        """These stay where they are too, such as tables that all blocks share."""
+        self._kept.update(_storage(t) for t in tensors)
+
+    def begin(self) -> None:
+        """A new forward pass: its first block has none before it."""
+        self._last = None
+
+    @contextmanager
+    def unit(self) -> Iterator[None]:
+        """What is saved inside is one block's."""
+        unit = self._last = Unit(self._last)
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: self._pack(unit, tensor), lambda packed: self._unpack(unit, packed)
+        ):
+            yield
+        self._send(unit)
+
+    def _pack(self, unit: Unit, tensor: Tensor) -> Tensor | Held:
+        if not self._goes(tensor):
+            return tensor
+        key = (tensor.data_ptr(), tensor.size(), tensor.stride(), tensor.dtype)
+        if key not in unit.held:
+            unit.held[key] = Held(tensor.detach())
+        return unit.held[key]
+
+    def _goes(self, tensor: Tensor) -> bool:
+        if not tensor.is_floating_point() or tensor.nbytes < self._least:
+            return False
+        return _storage(tensor) not in self._kept and _dense(tensor)
+
+    def _send(self, unit: Unit) -> None:
+        """A block has ended: its activations leave."""
+        if self._out is None:
+            for held in unit.held.values():
+                self._count(held)
+                held.leave()
+            return
+        if len(self._leaving) >= UNITS_UNDER_WAY:
+            torch.cuda.current_stream().wait_event(self._leaving.pop(0))
+        self._out.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._out):
+            for held in unit.held.values():
+                self._count(held)
+                held.leave()
+            self._leaving.append(self._out.record_event())
+
+    def _count(self, held: Held) -> None:
+        assert held.device is not None
+        self.bytes_out += held.device.nbytes
+
+    def _unpack(self, unit: Unit, packed: Tensor | Held) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        self._fetch(unit)
+        if unit.before is not None:
+            self._fetch(unit.before)
+            unit.before = None
+        if unit.here is not None:
+            torch.cuda.current_stream().wait_event(unit.here)
+        tensor = packed.come()
+        if self._cuda:
+            tensor.record_stream(torch.cuda.current_stream())
+        return tensor
+
+    def _fetch(self, unit: Unit) -> None:
+        """Begin bringing a block's activations back."""
+        if self._back is None:
+            for held in unit.held.values():
+                held.come()
+        elif unit.held:
+            self._back.wait_stream(self._out)  # type: ignore[arg-type]
+            with torch.cuda.stream(self._back):
+                for held in unit.held.values():
+                    held.come()
+                unit.here = self._back.record_event()
+        unit.held = {}  # from here on only the graph holds them, and lets go of each as it is used
+
+
+def _storage(tensor: Tensor) -> int:
+    """Which memory a tensor lies in: the same for all its views, also while that is resized."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether every element has a place of its own, with no gaps."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

@@ -1,0 +1,85 @@
+"""One rank of `hetctl bench plans`: whole training steps of several plans, one plan after the other."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from hetctl.comm import backend
+from hetctl.comm.c10d import PrefixStore
+from hetctl.comm.reporter import Reporter
+from hetctl.comm.values import decode
+from hetctl.trainer.benchmarking import RandomSamples, rank_device, settle
+from hetctl.trainer.job import Job
+from hetctl.trainer.loop import build
+from hetctl.trainer.slower import slowed
+
+JOBS_VARIABLE = "HETCTL_BENCH_JOBS"  # names a JSON list of jobs
+STEPS_VARIABLE = "HETCTL_BENCH_STEPS"
+WARM_UP = 2
+
+
+def measure(job: Job, device: torch.device, steps: int) -> dict[str, Any]:
+    """Seconds of each of `steps` steps after two that do not count, and the most memory any rank held."""
+    with device:
+        trainer = build(job, device, training=RandomSamples(job.shape.vocab, job.plan.seq_len))
+    seconds = []
+    for number in range(WARM_UP + steps):
+        settle(device)
+        began = time.perf_counter()
+        trainer.train_step(number)
+        settle(device)
+        if number >= WARM_UP:
+            seconds.append(time.perf_counter() - began)
+        trainer.timeline.end_step()
+    trainer.batches.close()
+    trainer.gradients.close()
+    peak = torch.tensor(torch.cuda.max_memory_allocated() if device.type == "cuda" else 0)
+    dist.all_reduce(peak, dist.ReduceOp.MAX)
+    return {"seconds": seconds, "peak_memory_bytes": int(peak) or None}
+
+
+def one_plan(
+    job: Job, number: int, device: torch.device, store: Callable[[], tuple[Any, int, int]], steps: int
+) -> dict[str, Any]:
+    """A plan in process groups of its own, so that nothing of it stays behind."""
+    base, rank, world = store()
+    timeout = timedelta(seconds=job.timeout_s)
+    dist.init_process_group(
+        "het", store=PrefixStore(f"plan{number}/", base), rank=rank, world_size=world, timeout=timeout
+    )
+    with slowed(device, job.plan.ranks[rank].speed) as slower:
+        found = measure(job, device, steps)
+    dist.destroy_process_group()  # not after an error: peers may be gone, and leaving politely would wait for them
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    return found | {"slower": str(slower) if slower else None}
+
+
+@record
+def main() -> None:
+    """Run every plan, report each from rank 0."""
+    jobs = [decode(Job, j, where="job") for j in json.loads(Path(os.environ[JOBS_VARIABLE]).read_text("utf-8"))]
+    device = rank_device()
+    backend.register()
+    found = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=jobs[0].timeout_s))))
+    reporter = Reporter(active=found[1] == 0)
+    for number, job in enumerate(jobs):
+        outcome = one_plan(job, number, device, lambda: found, int(os.environ[STEPS_VARIABLE]))
+        reporter.emit("plan", number=number, **outcome)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Backward in two halves: gradients of inputs at once, those of projections' weights when the schedule has time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Later:
+    """Weight gradients put off: what each needs is kept from its backward until `run`."""
+
+    def __init__(self, done: Callable[[nn.Parameter], None]) -> None:
+        """`done` is called with each parameter whose `grad` has just been made."""
+        self._done = done
+        self._open: list[tuple[nn.Parameter, Tensor | None, Tensor]] = []
+
+    def put(self, parameter: nn.Parameter, x: Tensor | None, gradient: Tensor) -> None:
+        """Keep the factors of a gradient; without `x` it is the sum over rows of `gradient` (a bias)."""
+        self._open.append((parameter, x, gradient))
+
+    def take(self) -> list[tuple[nn.Parameter, Tensor | None, Tensor]]:
+        """What one backward has put off."""
+        taken, self._open = self._open, []
+        return taken
+
+    @torch.no_grad()
+    def run(self, taken: list[tuple[nn.Parameter, Tensor | None, Tensor]]) -> None:
+        """Make the gradients that were put off, in the order of backward, letting go of each one's factors."""
+        for number, (parameter, x, gradient) in enumerate(taken):
+            rows = gradient.flatten(0, -2)
+            parameter.grad = rows.sum(0) if x is None else rows.t() @ x.flatten(0, -2)
+            self._done(parameter)
+            taken[number] = (parameter, None, gradient.new_empty(0))
+
+
+class Projection(nn.Linear):
+    """A linear layer whose weight gradient can be put off."""
+
+    later: Later | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, self.bias)
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`x` times the weight, plus a bias of this layer if given."""
+        if self.later is None or not torch.is_grad_enabled():
+            return F.linear(x, self.weight, bias)
+        out: Tensor = _Split.apply(x, self, bias is not None)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Projection, biased: bool) -> Tensor:
+        ctx.layer, ctx.biased = layer, biased
+        ctx.save_for_backward(x)
+        return F.linear(x, layer.weight, layer.bias if biased else None)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        layer, later = ctx.layer, ctx.layer.later
+        (x,) = ctx.saved_tensors
+        later.put(layer.weight, x, gradient)
+        if ctx.biased:
+            later.put(layer.bias, None, gradient)
+        return gradient @ layer.weight, None, None

@@ -1,0 +1,85 @@
+"""A slower device out of a fast one: an emulated `@SPEED` computes on some of the GPU's multiprocessors only."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+STEP = 8  # multiprocessors are handed out in these units
+SIDE, PRODUCTS = 8192, 6  # the matrix product that speeds are compared by
+_KEPT: list[Any] = []  # contexts outlive every kernel that was launched in them
+
+
+@dataclass(frozen=True)
+class Slowed:
+    """What a device runs at: a share of its own speed, on so many of its multiprocessors."""
+
+    asked: float
+    share: float
+    used: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.share:.2f} of its speed ({self.used} of {self.total} multiprocessors; asked for {self.asked:g})"
+
+
+@contextlib.contextmanager
+def slowed(device: torch.device, speed: float) -> Iterator[Slowed | None]:
+    """Compute within at about `speed` of what the device does; None where it stays as it is (1.0, or not CUDA).
+
+    Kernels of the current stream, and of backward passes of what ran there, keep to the chosen multiprocessors; copies
+    and native collectives run as ever.
+    """
+    if speed < 1.0 and device.type == "cuda" and torch.version.hip is not None:
+        print("an @SPEED needs green contexts, which this build of PyTorch lacks: full speed", flush=True)
+    if speed >= 1.0 or device.type != "cuda" or torch.version.hip is not None:
+        yield None
+        return
+    whole = _seconds(device)
+    total = torch.cuda.get_device_properties(device).multi_processor_count
+    tried = [(count, whole / _seconds_on(device, count)) for count in _counts(total, speed)]
+    used, share = nearest(tried, speed)
+    with torch.cuda.stream(_stream(device, used)):
+        yield Slowed(speed, share, used, total)
+
+
+def nearest(tried: Sequence[tuple[int, float]], speed: float) -> tuple[int, float]:
+    """The (count, share) whose share comes nearest to the one asked for."""
+    return min(tried, key=lambda one: abs(one[1] - speed))
+
+
+def _counts(total: int, speed: float) -> list[int]:
+    """Counts around the asked share: half of the multiprocessors do more than half of the work."""
+    middle = round(speed * 0.85 * total / STEP) * STEP
+    return [n for n in range(middle - 2 * STEP, middle + 3 * STEP, STEP) if STEP <= n < total]
+
+
+def _seconds_on(device: torch.device, count: int) -> float:
+    with torch.cuda.stream(_stream(device, count)):
+        return _seconds(device)
+
+
+def _stream(device: torch.device, count: int) -> torch.cuda.Stream:
+    from torch.cuda.green_contexts import GreenContext
+
+    context: Any = GreenContext.create(num_sms=count, device_id=device.index)
+    _KEPT.append(context)
+    stream: torch.cuda.Stream = context.Stream()
+    return stream
+
+
+def _seconds(device: torch.device) -> float:
+    """Seconds of some matrix products in the current stream."""
+    a = torch.randn(SIDE, SIDE, device=device, dtype=torch.bfloat16)
+    a @ a
+    torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    for _ in range(PRODUCTS):
+        a @ a
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - began

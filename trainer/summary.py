@@ -1,0 +1,54 @@
+"""What a run came to, collected from all ranks and reported by the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from hetctl.comm import backend
+from hetctl.comm.reporter import Reporter
+from hetctl.trainer.timeline import Span, replica_spread, shares
+
+if TYPE_CHECKING:
+    from hetctl.trainer.loop import Trainer
+
+
+def summarise(trainer: Trainer, reporter: Reporter, end: Mapping[str, Any]) -> None:
+    """Report `end` (steps, interrupted, validation_loss, train_s, ..) with what only ranks know."""
+    mine = {
+        "spans": list(trainer.timeline.steps),
+        "bridge_bytes": backend.bridge_bytes(),
+        "memory_bytes": _peak_memory(trainer.device),
+    }
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, mine)
+    if not trainer.history:  # the checkpoint was the last one already
+        reporter.emit("summary", **end)
+        return
+    spans: list[list[list[Span]]] = [e["spans"] for e in everybody]
+    tokens = sum(f.tokens for f in trainer.history)
+    reporter.emit(
+        "summary",
+        **end,
+        first_loss=trainer.history[0].loss,
+        last_loss=trainer.history[-1].loss,
+        tokens=tokens,
+        tokens_per_s=tokens / end["train_s"],
+        bridge_bytes=sum(e["bridge_bytes"] for e in everybody),
+        memory_bytes=[e["memory_bytes"] for e in everybody],
+        shares=asdict(shares(spans)),
+        replica_spread=replica_spread(spans, [r.replica for r in trainer.job.plan.ranks]),
+        timeline=[[asdict(s) for s in steps[-1]] if steps else [] for steps in spans],
+    )
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
