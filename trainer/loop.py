@@ -73,7 +73,8 @@ class Trainer:
     saving: Checkpoints | None = None
     updates: int = 0  # of the optimiser; fewer than steps where some were skipped
     stop_requested: bool = False
-    save_requested: bool = False
+    saves_asked: int = 0  # by signals this rank has heard
+    saves_agreed: int = 0  # by all ranks: one that hears a signal a step late asks for no second one
     stopping: bool = False  # agreed by all ranks
     save_now: bool = False  # agreed by all ranks
     history: list[StepFigures] = field(default_factory=list)
@@ -91,8 +92,7 @@ class Trainer:
         loss_sum, tokens = self.pipeline.train_step(batch, scale=1.0 / nominal)
         self.gradients.synchronise(self.timeline)
         written = self.saving is not None and self.saving.written
-        asked = [_flag(self.stop_requested), _flag(self.save_requested)]
-        self.save_requested = False
+        asked = [_flag(self.stop_requested), _flag(self.saves_asked > self.saves_agreed)]
         loss_total, token_total, squares, stop, save, all_written = self._agree(
             loss_sum, tokens, self.gradients.squared_norm(), *asked, _flag(written)
         )
@@ -109,6 +109,7 @@ class Trainer:
                     hint="lower optimizer.lr, or set train.on_nonfinite=skip",
                 )
         self.stopping, self.save_now = stop > 0, save > 0
+        self.saves_agreed += self.save_now
         if self.saving is not None and all_written == dist.get_world_size():
             self.saving.commit()
         figures = StepFigures(loss_total / token_total, int(token_total), norm, lr)
@@ -314,7 +315,7 @@ def _listen(trainer: Trainer) -> None:
     """TERM and USR2: finish the step, save, end. USR1: save and go on. All ranks agree on it at the step's end."""
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, lambda *_: setattr(trainer, "stop_requested", True))
-    signal.signal(signal.SIGUSR1, lambda *_: setattr(trainer, "save_requested", True))
+    signal.signal(signal.SIGUSR1, lambda *_: setattr(trainer, "saves_asked", trainer.saves_asked + 1))
 
 
 def _datasets(job: Job) -> dict[str, Any]:
