@@ -24,7 +24,7 @@ from hetctl.launching import Launch, board_hosts
 from hetctl.supervising import record_failure, supervise
 from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
-from hetctl.trainer.planner import EXECUTABLE, make_plan
+from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
 from hetctl.where import find_running_cluster
 
 ROUNDS_VARIABLE, NATIVE_VARIABLE = "HETCTL_BENCH_ROUNDS", "HETCTL_BENCH_NATIVE"

@@ -19,7 +19,7 @@ from hetctl.launcher.environment import device_type, placement_of
 from hetctl.launcher.link import Event
 from hetctl.launching import Launch
 from hetctl.running import seats_of
-from hetctl.trainer.profile import BridgeProfile
+from hetctl.trainer.planning.profile import BridgeProfile
 from hetctl.where import find_running_cluster
 
 TASK_VARIABLE = "HETCTL_MEASURE"  # what comm.measure reads; importing it here would import torch

@@ -8,7 +8,7 @@ from hetctl.comm.cluster import Device
 from hetctl.comm.facts import NEARNESS, GpuFacts, HostFacts, Instance
 from hetctl.comm.natives import NATIVES
 from hetctl.networks import Port
-from hetctl.trainer.hardware import class_of_product
+from hetctl.trainer.planning.hardware import class_of_product
 
 _WHOLE = (None, "none", "disabled", "spx")  # partition modes that leave a GPU in one piece
 _UNKNOWN_DISTANCE = len(NEARNESS)

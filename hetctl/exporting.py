@@ -12,11 +12,11 @@ import torch
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.values import decode
 from hetctl.launcher.runfolder import RunFolder
-from hetctl.trainer import checkpoints
-from hetctl.trainer.checkpoint_reader import Reader
-from hetctl.trainer.huggingface import copy_beside, exported_config, write_model
 from hetctl.trainer.job import Job
-from hetctl.trainer.model_config import config_of
+from hetctl.trainer.models.huggingface import copy_beside, exported_config, write_model
+from hetctl.trainer.models.model_config import config_of
+from hetctl.trainer.saving import checkpoints
+from hetctl.trainer.saving.checkpoint_reader import Reader
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 NAMES = {"bf16": "bfloat16", "fp32": "float32"}

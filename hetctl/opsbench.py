@@ -13,8 +13,8 @@ from hetctl.comm.values import encode
 from hetctl.console import Sink
 from hetctl.planning import DEFAULT_TOKENS
 from hetctl.thismachine import gpu_class
-from hetctl.trainer.model_config import find_shape
-from hetctl.trainer.profile import BridgeProfile, ClassProfile, Profile, load_profile, save_profile
+from hetctl.trainer.models.model_config import find_shape
+from hetctl.trainer.planning.profile import BridgeProfile, ClassProfile, Profile, load_profile, save_profile
 
 
 def bench_ops(*, model: str, seq_len: int | None, samples: str, device_class: str | None, sink: Sink) -> ClassProfile:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hetctl.comm.cluster import Cluster
     from hetctl.console import Sink
-    from hetctl.trainer.profile import Profile
+    from hetctl.trainer.planning.profile import Profile
     from hetctl.trainer.recipe import Recipe
 
 DEFAULT_TOKENS = 4096  # per sample of a described model, where its positions allow
@@ -72,7 +72,7 @@ def find_cluster(cluster: Path | None, emulate: str | None, *, sink: Sink) -> Cl
     from hetctl.comm.cluster import load_cluster
     from hetctl.comm.emulate import describe_cluster, parse_spec
     from hetctl.comm.errors import ConfigError
-    from hetctl.trainer.hardware import CLASSES
+    from hetctl.trainer.planning.hardware import CLASSES
 
     if cluster and emulate:
         raise ConfigError("--cluster and --emulate exclude each other", hint="give one of them")
@@ -92,7 +92,7 @@ def find_cluster(cluster: Path | None, emulate: str | None, *, sink: Sink) -> Cl
 
 def read_profile(path: Path | None) -> Profile | None:
     """The profile of `--profile`, if any. Raises ConfigError."""
-    from hetctl.trainer.profile import load_profile
+    from hetctl.trainer.planning.profile import load_profile
 
     return load_profile(path) if path else None
 

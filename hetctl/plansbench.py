@@ -24,8 +24,8 @@ from hetctl.launcher.runfolder import RunFolder
 from hetctl.launching import Launch
 from hetctl.running import seats_of
 from hetctl.trainer.job import Job
-from hetctl.trainer.planner import EXECUTABLE, weigh
-from hetctl.trainer.profile import Profile
+from hetctl.trainer.planning.planner import EXECUTABLE, weigh
+from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.recipe import Recipe
 
 JOBS_VARIABLE, STEPS_VARIABLE = "HETCTL_BENCH_JOBS", "HETCTL_BENCH_STEPS"

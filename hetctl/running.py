@@ -24,7 +24,7 @@ from hetctl.launching import Launch, board_hosts, choose_way, store_ports
 from hetctl.render.run import failure_lines
 from hetctl.submitting import outside_allocation, submit
 from hetctl.supervising import left_sentence, record_failure, supervise
-from hetctl.trainer.assemble import choose_transport
+from hetctl.trainer.planning.assemble import choose_transport
 from hetctl.where import find_running_cluster
 
 AS_NCCL = "HETCTL_AS_NCCL"

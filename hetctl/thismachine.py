@@ -10,7 +10,7 @@ import psutil
 
 from hetctl.comm.emulate import Machine
 from hetctl.comm.natives import NATIVES
-from hetctl.trainer.hardware import class_of_product
+from hetctl.trainer.planning.hardware import class_of_product
 
 GPU_NODES = ("/dev/nvidiactl", "/dev/kfd")
 

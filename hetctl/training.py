@@ -32,16 +32,16 @@ from hetctl.render.plan import show_plan
 from hetctl.render.report import write_report
 from hetctl.render.run import LiveRun, failure_lines, summary_table
 from hetctl.supervising import left_sentence, record_failure, supervise
-from hetctl.trainer import checkpoints
 from hetctl.trainer.data.sources import source_files
 from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.executable import check_executable, check_trainable
 from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
-from hetctl.trainer.planner import EXECUTABLE, make_plan
+from hetctl.trainer.models.shapes import ModelShape
+from hetctl.trainer.models.weights import find_weights
+from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
 from hetctl.trainer.recipe import Recipe
-from hetctl.trainer.shapes import ModelShape
-from hetctl.trainer.weights import find_weights
+from hetctl.trainer.saving import checkpoints
 from hetctl.where import find_running_cluster
 
 BRIDGES = "bridges"  # what the engines of direct bridges say of each rank's transfers
@@ -91,7 +91,7 @@ def prepare(
     if prepared.launch.here:
         check_data(recipe, sink)
     if weights := find_weights(recipe.model.name):
-        from hetctl.trainer.huggingface import check_weights
+        from hetctl.trainer.models.huggingface import check_weights
 
         check_weights(weights)
         sink.say(f"fine-tuning the weights in {weights}")

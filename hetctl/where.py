@@ -11,7 +11,7 @@ from hetctl.comm.errors import ConfigError
 from hetctl.comm.plan import Plan
 from hetctl.console import Sink
 from hetctl.thismachine import this_machine
-from hetctl.trainer.hardware import CLASSES
+from hetctl.trainer.planning.hardware import CLASSES
 
 
 def find_running_cluster(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hetctl.comm.plan import Plan
 from hetctl.trainer.cuts import Cut, cut_of
-from hetctl.trainer.model import EMBEDDING, StageModel
+from hetctl.trainer.models.model import EMBEDDING, StageModel
 from hetctl.trainer.tensor_parallel import TensorShare
 
 ALIGN = 128  # elements: every parameter begins where vector loads and compiled kernels like it

@@ -6,8 +6,8 @@ import warnings
 
 import torch
 
-from hetctl.trainer.headloss import IGNORED, fusible_loss_and_gradient
-from hetctl.trainer.model import StageModel
+from hetctl.trainer.models.headloss import IGNORED, fusible_loss_and_gradient
+from hetctl.trainer.models.model import StageModel
 
 
 def compile_model(model: StageModel, *, samples: int, seq_len: int) -> bool:

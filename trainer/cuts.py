@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from hetctl.trainer.shapes import ModelShape
+from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.spans import share
 
 BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")

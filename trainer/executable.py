@@ -5,8 +5,8 @@ from __future__ import annotations
 from hetctl.comm.errors import ConfigError, nearest
 from hetctl.comm.plan import Plan, Replica, Stage
 from hetctl.trainer.cuts import cannot_cut
+from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.schedule import INTERLEAVED, SCHEDULES, SPLIT
-from hetctl.trainer.shapes import ModelShape
 
 
 def check_trainable(shape: ModelShape, plan: Plan | None = None) -> None:

@@ -17,7 +17,7 @@ from hetctl.comm.plan import Plan
 from hetctl.trainer.buckets import Bucket, Interval, Shards, Slot, install, layouts_of
 from hetctl.trainer.gathering import ShardedBucket
 from hetctl.trainer.groups import ProcessGroups
-from hetctl.trainer.model import StageModel
+from hetctl.trainer.models.model import StageModel
 from hetctl.trainer.place import Place
 from hetctl.trainer.tensor_parallel import ALONE, TensorShare
 from hetctl.trainer.timeline import Timeline

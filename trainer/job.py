@@ -10,8 +10,8 @@ from pathlib import Path
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.plan import Plan
 from hetctl.comm.values import decode, encode
+from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.recipe import Recipe
-from hetctl.trainer.shapes import ModelShape
 
 VARIABLE = "HETCTL_JOB"
 

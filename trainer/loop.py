@@ -16,10 +16,8 @@ import torch.distributed as dist
 from hetctl.comm.errors import ConfigError, WorkFailed
 from hetctl.comm.plan import Plan, Stage
 from hetctl.comm.reporter import Reporter
-from hetctl.trainer import checkpoint, spread
 from hetctl.trainer.activations import HostActivations
 from hetctl.trainer.boards import Board
-from hetctl.trainer.checkpoint import Checkpoints
 from hetctl.trainer.compilation import compile_model
 from hetctl.trainer.data.prefetch import Prefetch
 from hetctl.trainer.data.samples import Dataset, PackedTokens
@@ -28,15 +26,17 @@ from hetctl.trainer.executable import check_executable, check_trainable
 from hetctl.trainer.gathering import keeps_whole
 from hetctl.trainer.gradients import Gradients, tensor_share_of
 from hetctl.trainer.groups import create_groups
-from hetctl.trainer.huggingface import WeightFiles
 from hetctl.trainer.idle import IdleGradients, IdlePipeline, is_idle
 from hetctl.trainer.job import Job
 from hetctl.trainer.later import Later
-from hetctl.trainer.model import StageModel, initial, parameters_of
+from hetctl.trainer.models.huggingface import WeightFiles
+from hetctl.trainer.models.model import StageModel, initial, parameters_of
 from hetctl.trainer.optimizer import build_optimizer, clip_factor, learning_rate, scale_within, set_learning_rate
 from hetctl.trainer.pipeline import MicroBatch, StagePipeline
 from hetctl.trainer.place import Place
 from hetctl.trainer.profiling import profiled
+from hetctl.trainer.saving import checkpoint, spread
+from hetctl.trainer.saving.checkpoint import Checkpoints
 from hetctl.trainer.schedule import SPLIT
 from hetctl.trainer.spans import share
 from hetctl.trainer.summary import summarise

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from hetctl.trainer.buckets import Piece
-from hetctl.trainer.headloss import head_loss
-from hetctl.trainer.model import RMSNorm, StageModel
+from hetctl.trainer.models.headloss import head_loss
+from hetctl.trainer.models.model import RMSNorm, StageModel
+from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.optimizer import build_optimizer
-from hetctl.trainer.profile import ClassProfile, Point
+from hetctl.trainer.planning.profile import ClassProfile, Point
 from hetctl.trainer.recipe import OptimizerSection
-from hetctl.trainer.shapes import ModelShape
 
 BLOCKS = 4  # timed in a row, so that launches overlap as they do in training
 ROUNDS = 7

@@ -13,9 +13,9 @@ from torch import Tensor
 from hetctl.comm.plan import Plan, Replica
 from hetctl.trainer.boundary import Boundary, Inbox
 from hetctl.trainer.groups import ProcessGroups
-from hetctl.trainer.headloss import IGNORED
 from hetctl.trainer.later import Later
-from hetctl.trainer.model import StageModel
+from hetctl.trainer.models.headloss import IGNORED
+from hetctl.trainer.models.model import StageModel
 from hetctl.trainer.place import Place
 from hetctl.trainer.schedule import Action, device_actions
 from hetctl.trainer.spans import share

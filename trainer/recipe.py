@@ -11,8 +11,8 @@ from hetctl.comm.cluster import TransportKind
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_yaml
 from hetctl.comm.values import decode, encode
-from hetctl.trainer.model_config import find_shape
-from hetctl.trainer.shapes import ModelShape
+from hetctl.trainer.models.model_config import find_shape
+from hetctl.trainer.models.shapes import ModelShape
 
 Auto = Literal["auto"]
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from hetctl.trainer.headloss import IGNORED, widened
+from hetctl.trainer.models.headloss import IGNORED, widened
 from hetctl.trainer.spans import share
 
 

@@ -47,8 +47,8 @@ def plan(
     from hetctl.render.plan import show_plan
     from hetctl.render.plan_page import plan_page
     from hetctl.render.trace import chrome_trace
-    from hetctl.trainer.explain import explain as explanation
-    from hetctl.trainer.planner import weigh
+    from hetctl.trainer.planning.explain import explain as explanation
+    from hetctl.trainer.planning.planner import weigh
 
     sink = Sink(as_json=as_json)
     asked = planning.read_recipe(

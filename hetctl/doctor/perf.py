@@ -21,7 +21,7 @@ from hetctl.launcher.environment import visible_devices
 from hetctl.launcher.fanout import fan_out
 from hetctl.launcher.lines import converse
 from hetctl.probe.raw import printable
-from hetctl.trainer.hardware import CLASSES, DeviceClass
+from hetctl.trainer.planning.hardware import CLASSES, DeviceClass
 
 Program = Literal["alive", "perf"]
 GOOD, BEARABLE = 0.90, 0.75  # of what is expected

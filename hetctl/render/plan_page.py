@@ -12,7 +12,7 @@ from hetctl.comm.plan import Plan, Stage
 from hetctl.comm.units import show_bytes, show_rate, show_seconds
 from hetctl.render.plan import show_ranks
 from hetctl.render.trace import NAMES
-from hetctl.trainer.simulate import Span
+from hetctl.trainer.planning.simulate import Span
 
 WIDTH = 1080  # pixels of every drawing
 MOST_BARS = 8000  # spans drawn; a longer step shows its beginning

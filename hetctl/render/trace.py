@@ -7,7 +7,7 @@ from typing import Any
 
 from hetctl.comm.plan import Plan
 from hetctl.render.plan import show_ranks
-from hetctl.trainer.simulate import Span
+from hetctl.trainer.planning.simulate import Span
 
 MICROSECONDS = 1e6
 NAMES = {

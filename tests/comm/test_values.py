@@ -16,7 +16,7 @@ from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_yaml, write_atomically
 from hetctl.comm.units import parse_bytes
 from hetctl.comm.values import decode, encode
-from hetctl.trainer.hardware import CLASSES
+from hetctl.trainer.planning.hardware import CLASSES
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from hetctl import planning, plansbench
 from hetctl.comm.cluster import Cluster
 from hetctl.comm.emulate import Machine, label_machine, parse_spec
 from hetctl.console import Sink
-from hetctl.trainer.hardware import CLASSES
-from hetctl.trainer.planner import EXECUTABLE, make_plan
-from hetctl.trainer.profile import load_profile
+from hetctl.trainer.planning.hardware import CLASSES
+from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
+from hetctl.trainer.planning.profile import load_profile
 
 H200_BYTES = 150_109_880_320  # what torch reports of one
 SMALL, LARGE = "llama-1b-untied", "llama-8b"

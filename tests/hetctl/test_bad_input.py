@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from hetctl.app import app
 from hetctl.comm.errors import HetctlError
 from hetctl.comm.values import encode
-from hetctl.trainer.huggingface import write_model
-from hetctl.trainer.model import StageModel
-from hetctl.trainer.model_config import config_of
+from hetctl.trainer.models.huggingface import write_model
+from hetctl.trainer.models.model import StageModel
+from hetctl.trainer.models.model_config import config_of
+from hetctl.trainer.models.shapes import SHAPES
 from hetctl.trainer.recipe import Recipe
-from hetctl.trainer.shapes import SHAPES
 from tests.layouts import Cut, Layout, Pipe, plan_of
 
 TWO_EACH = Layout(((0, 1), (2, 3)), (Pipe((Cut((0, 4), (0, 1)), Cut((4, 8), (2, 3))), 4, 4),))

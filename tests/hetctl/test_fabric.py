@@ -30,7 +30,7 @@ from hetctl.comm.facts import (
 from hetctl.devices import assign_rails, device_class
 from hetctl.fabric import Fabric, Report, build
 from hetctl.networks import ports_of
-from hetctl.trainer.hardware import class_of_product
+from hetctl.trainer.planning.hardware import class_of_product
 from hetctl.unusual import unusual
 
 GB = 1e9

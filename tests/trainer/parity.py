@@ -13,13 +13,13 @@ import torch
 from hetctl.trainer import activations, boundary, buckets, cuts, gradients, later, pipeline
 from hetctl.trainer.buckets import Slot
 from hetctl.trainer.data.samples import Samples
-from hetctl.trainer.headloss import IGNORED, summed_loss
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import build
-from hetctl.trainer.model import StageModel
+from hetctl.trainer.models.headloss import IGNORED, summed_loss
+from hetctl.trainer.models.model import StageModel
+from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.optimizer import learning_rate
 from hetctl.trainer.recipe import BatchSection, ModelSection, OptimizerSection, Recipe, TrainSection
-from hetctl.trainer.shapes import ModelShape
 from tests.layouts import Layout, plan_of
 
 SEQ_LEN, STEPS = 12, 20

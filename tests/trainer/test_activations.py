@@ -10,11 +10,11 @@ from hetctl.comm.errors import ConfigError
 from hetctl.comm.plan import Plan
 from hetctl.trainer import activations
 from hetctl.trainer.activations import HostActivations
-from hetctl.trainer.hardware import CLASSES
-from hetctl.trainer.model import StageModel
-from hetctl.trainer.planner import make_plan
+from hetctl.trainer.models.model import StageModel
+from hetctl.trainer.models.shapes import ModelShape
+from hetctl.trainer.planning.hardware import CLASSES
+from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import load_recipe
-from hetctl.trainer.shapes import ModelShape
 
 SHAPE = ModelShape("tiny", "llama", layers=5, hidden=16, heads=4, kv_heads=2, intermediate=24, vocab=48)
 

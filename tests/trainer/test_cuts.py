@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hetctl.trainer.cuts import cannot_cut, cut_of, whole_shape
-from hetctl.trainer.model import StageModel
-from hetctl.trainer.shapes import SHAPES, ModelShape
+from hetctl.trainer.models.model import StageModel
+from hetctl.trainer.models.shapes import SHAPES, ModelShape
 from hetctl.trainer.tensor_parallel import TensorShare
 
 SHAPE = ModelShape("tiny", "llama", 2, 16, 8, 2, 24, 49, qkv_bias=True, out_bias=True)

@@ -12,7 +12,7 @@ from hetctl.trainer import buckets
 from hetctl.trainer.data.samples import Samples
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import build
-from hetctl.trainer.shapes import ModelShape
+from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.timeline import Timeline
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe, plan_of

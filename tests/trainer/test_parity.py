@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hetctl.trainer.shapes import ModelShape
+from hetctl.trainer.models.shapes import ModelShape
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe
 from tests.trainer.parity import SHAPE, difference, recipe, reference, train_layout

@@ -1,0 +1,165 @@
+"""Our models against transformers: the same weights give the same logits, and files travel both ways."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hetctl.comm.errors import ConfigError
+from hetctl.trainer.models.headloss import IGNORED, head_loss, summed_loss
+from hetctl.trainer.models.huggingface import WeightFiles, check_weights, load_weights, write_model
+from hetctl.trainer.models.model import StageModel
+from hetctl.trainer.models.model_config import config_of, find_shape, shape_from_config
+from hetctl.trainer.models.random import CHUNK, fill_normal
+from hetctl.trainer.models.shapes import ModelShape
+
+transformers = pytest.importorskip("transformers")
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
+CONFIGS = {
+    "llama 2": ("Llama", {"num_key_value_heads": 4}),
+    "llama 3, grouped": ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "llama 3.1": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama, tied, wide heads": ("Llama", {"tie_word_embeddings": True, "head_dim": 32}),
+    "llama, biases": ("Llama", {"attention_bias": True}),
+    "llama, linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "qwen2": ("Qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen2, tied, yarn": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+}
+
+
+def theirs(name: str) -> Any:
+    family, more = CONFIGS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **more})
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)  # biases and norms too
+    return model
+
+
+def logits_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(tokens).logits
+    return found
+
+
+def ours_from(folder: Path) -> tuple[ModelShape, StageModel]:
+    shape = find_shape(str(folder))
+    model = StageModel(shape, (0, shape.layers))
+    load_weights(folder, model.named())
+    return shape, model
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_equal_those_of_transformers_and_travel_back(name: str, tmp_path: Path) -> None:
+    model = theirs(name)
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="100KB" if "tied" in name else "1GB")
+    assert (tmp_path / "theirs/model.safetensors.index.json").exists() == ("tied" in name)
+    shape, ours = ours_from(tmp_path / "theirs")
+    tokens = torch.randint(0, 128, (2, 100))
+    with torch.no_grad():
+        assert torch.allclose(ours(tokens), logits_of(model, tokens), atol=2e-5, rtol=1e-4)
+    named = {n: p.detach() for n, p in ours.named().items()}
+    config = config_of(shape, dtype="float32")
+    write_model(tmp_path / "back", config, named, named.__getitem__, dtype=torch.float32, max_file_bytes=100_000)
+    assert json.loads((tmp_path / "back/model.safetensors.index.json").read_text())["weight_map"]
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
+    assert type(back) is type(model)
+    assert torch.equal(logits_of(back, tokens), logits_of(model, tokens))
+
+
+def test_stages_together_are_the_whole_model() -> None:
+    shape = shape_from_config({"model_type": "qwen2", **SIZES}, where="x")
+    whole, first, last = (StageModel(shape, span) for span in ((0, 3), (0, 1), (1, 3)))
+    for model in (whole, first, last):
+        model.initialise(7)
+    tokens = torch.randint(0, 128, (1, 16))
+    with torch.no_grad():
+        assert torch.equal(whole(tokens), last(first(tokens)))
+
+
+def test_head_loss_is_cross_entropy_with_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    hidden, weight = torch.randn(2, 9, 8, dtype=torch.float64), torch.randn(21, 8, dtype=torch.float64)
+    targets = torch.randint(0, 21, (2, 9))
+    targets[0, 4:] = IGNORED
+    found = []
+    for chunk in (1, 1 << 30):
+        monkeypatch.setattr("hetctl.trainer.models.headloss.CHUNK_BYTES", chunk * 21 * 4)
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        scaled, total = head_loss(h, w, targets, scale=0.25)
+        scaled.backward()
+        found.append((total, h.grad, w.grad))
+        with torch.no_grad():
+            assert torch.allclose(head_loss(h, w, targets, scale=1.0)[1], total)
+    h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    total = summed_loss(h @ w.t(), targets)
+    (total * 0.25).backward()
+    for one in found:
+        for a, b in zip(one, (total, h.grad, w.grad), strict=True):
+            assert a is not None
+            assert b is not None
+            assert torch.allclose(a, b, atol=1e-12)
+
+
+def test_random_weights_depend_on_their_place_alone() -> None:
+    whole, part = torch.empty(CHUNK + 77), torch.empty(50)
+    fill_normal(whole, seed=3, name="a", std=0.02)
+    fill_normal(part, seed=3, name="a", std=0.02, first=CHUNK - 20)
+    assert torch.equal(part, whole[CHUNK - 20 : CHUNK + 30])
+    assert whole.mean().abs() < 1e-4
+    assert whole.std() == pytest.approx(0.02, rel=1e-2)
+    other = torch.empty(50)
+    fill_normal(other, seed=3, name="b", std=0.02)
+    assert not torch.equal(other, whole[:50])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "mixtral"}, "model_type 'mixtral'"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"hidden_size": "64"}, "hidden_size"),
+        ({"num_key_value_heads": 3}, "do not divide"),
+    ],
+)
+def test_configs_that_are_not_followed_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        shape_from_config({"model_type": "llama", **SIZES, **change}, where="config.json")
+
+
+def test_broken_weights_are_named(tmp_path: Path) -> None:
+    theirs("llama 2").save_pretrained(tmp_path)
+    shape = find_shape(str(tmp_path))
+    file = tmp_path / "model.safetensors"
+    with pytest.raises(ConfigError, match="have no 'model"):
+        WeightFiles(tmp_path).read("model.layers.9.mlp.up_proj.weight", (1, 1))
+    with pytest.raises(ConfigError, match="has shape"):
+        WeightFiles(tmp_path).read("model.norm.weight", (shape.hidden + 1,))
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(ConfigError, match="damaged or cut short"):
+        check_weights(tmp_path)

@@ -1,0 +1,77 @@
+"""Memory-rich and memory-poor pairs, what binds, what would help, and models that cannot fit."""
+
+import pytest
+
+from hetctl.comm.emulate import describe_cluster, parse_spec
+from hetctl.comm.errors import Infeasible
+from hetctl.trainer.planning.explain import explain
+from hetctl.trainer.planning.hardware import CLASSES
+from hetctl.trainer.planning.planner import Planning, make_plan, weigh
+from hetctl.trainer.recipe import load_recipe
+
+
+def planning(spec: str, *sets: tuple[str, object]) -> Planning:
+    cluster = describe_cluster(parse_spec(spec, CLASSES), CLASSES)
+    return weigh(cluster, load_recipe(None, [("model.name", "llama-8b"), ("model.seq_len", 4096), *sets]))
+
+
+def test_of_40_and_80_gb_the_rich_comes_first_or_the_poor_saves_whichever_is_faster() -> None:
+    sets = ("batch.global_batch", 48), ("parallelism.pipeline", 2), ("parallelism.tensor", 1)
+    free = planning("a100-40g:4,a100:4", *sets)
+    both = [
+        planning("a100-40g:4,a100:4", *sets, ("parallelism.order", order))
+        for order in (("a100", "a100-40g"), ("a100-40g", "a100"))
+    ]
+    fastest = min(both, key=lambda p: p.predictions[0].seconds)
+    assert free.predictions[0].seconds == pytest.approx(fastest.predictions[0].seconds)
+    first = free.plan.ranks[free.plan.replicas[0].stages[0].ranks[0]].island
+    saves = any(s.recompute != "none" or s.offload for r in free.plan.replicas for s in r.stages)
+    said = " ".join(free.plan.reasons)
+    assert ("stands first" in said) == (first == "a100")
+    assert ("the fastest way that does" in said) == saves
+    assert first == "a100" or saves
+
+
+def test_every_rank_stays_within_its_memory() -> None:
+    plan = planning("a100-40g:4,a100:4", ("batch.global_batch", 48)).plan
+    assert plan.predicted is not None
+    for rank, need in zip(plan.ranks, plan.predicted.memory_bytes, strict=True):
+        assert need <= (rank.memory_bytes or 0)
+
+
+def test_a_model_that_cannot_fit_says_how_much_is_missing_where() -> None:
+    cluster = describe_cluster(parse_spec("l4:2", CLASSES), CLASSES)
+    recipe = load_recipe(None, [("model.name", "llama-70b"), ("model.seq_len", 4096)])
+    with pytest.raises(Infeasible, match=r"GiB is missing on each l4 of l4 .*stage \d of replica 0") as caught:
+        make_plan(cluster, recipe)
+    assert caught.value.exit_code == 5
+
+
+def test_wishes_that_exclude_each_other_are_named() -> None:
+    cluster = describe_cluster(parse_spec("h200:2", CLASSES), CLASSES)
+    recipe = load_recipe(None, [("parallelism.pipeline", 8), ("batch.micro_batch_size", 4)])
+    with pytest.raises(Infeasible, match=r"parallelism.pipeline=8, batch.micro_batch_size=4"):
+        make_plan(cluster, recipe)
+
+
+def test_a_slow_bridge_binds_and_a_second_rail_helps_most() -> None:
+    made = planning(
+        "rtx4090:1,rtx3090:1",
+        ("model.name", "llama-160m"),
+        ("model.seq_len", 1024),
+        ("batch.global_batch", 16),
+        ("parallelism.pipeline", 2),
+        ("parallelism.schedule", "1f1b"),
+        ("bridge.transport", "tcp"),
+    )
+    told = explain(made.problem, made.predictions)
+    assert "The bridge rtx" in told.binds
+    assert any("second rail" in h.what and h.gain > 0 for h in told.helps)
+
+
+def test_the_order_is_compared_with_the_given_one() -> None:
+    made = planning(
+        "h200:8,mi325x:8", ("parallelism.pipeline", 2), ("parallelism.data", 1), ("batch.global_batch", 256)
+    )
+    told = explain(made.problem, made.predictions)
+    assert "beats the given one" in told.order

@@ -1,0 +1,101 @@
+"""The planner's answers that others published, and the ones it must refuse."""
+
+import pytest
+
+from hetctl.comm.cluster import Cluster
+from hetctl.comm.emulate import Machine, describe_cluster, label_machine, parse_spec
+from hetctl.comm.errors import ConfigError, Infeasible
+from hetctl.comm.plan import Plan
+from hetctl.trainer.planning.hardware import CLASSES
+from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
+from hetctl.trainer.recipe import load_recipe
+
+
+def described(spec: str) -> Cluster:
+    return describe_cluster(parse_spec(spec, CLASSES), CLASSES)
+
+
+def labelled(spec: str) -> Cluster:
+    islands = parse_spec(spec, CLASSES)
+    return label_machine(islands, Machine("here", "gloo", (2 * 2**30,) * sum(i.count for i in islands)))
+
+
+def islands_and_layers(plan: Plan) -> list[list[tuple[str, int]]]:
+    return [
+        [(plan.ranks[s.ranks[0]].island, s.layers[1] - s.layers[0]) for s in replica.stages]
+        for replica in plan.replicas
+    ]
+
+
+TWO_STAGES = [("parallelism.pipeline", 2), ("parallelism.order", "given"), ("batch.global_batch", 128)]
+
+
+@pytest.mark.parametrize(
+    ("model", "speeds", "split", "expected"),
+    [
+        ("llama-8b", (549.7, 534.9), "auto", (17, 15)),
+        ("qwen2-7b", (557.4, 514.5), "auto", (16, 12)),
+        ("gpt-3.6b", (197, 160), "holmes", (16, 14)),
+        ("gpt-39b", (197, 160), "holmes", (26, 22)),
+        ("llama-8b", (549.7, 100), "uniform", (16, 16)),
+    ],
+)
+def test_published_splits(model: str, speeds: tuple[float, float], split: str, expected: tuple[int, int]) -> None:
+    sizes = [("model.name", model), ("model.seq_len", 2048), ("parallelism.split", split)]
+    plan = make_plan(
+        described("h200:8,mi325x:8"),
+        load_recipe(None, sizes + TWO_STAGES),
+        speeds=dict(zip(("h200", "mi325x"), speeds, strict=True)),
+    )
+    assert islands_and_layers(plan) == [[("h200", expected[0]), ("mi325x", expected[1])]]
+
+
+def test_labels_decide_islands_not_speed() -> None:
+    plan = make_plan(labelled("b200:2,mi100:2"), load_recipe(None), abilities=EXECUTABLE)
+    assert [layers for _, layers in islands_and_layers(plan)[0]] == [4, 4]
+    assert {g.backend for g in plan.groups if g.kind == "data"} == {"gloo"}
+    assert {g.backend for g in plan.groups if g.kind == "pipeline"} == {"het"}
+
+
+def test_a_forced_bridge_that_is_impossible_says_why() -> None:
+    with pytest.raises(ConfigError, match="described islands share no host"):
+        make_plan(described("h200:8,mi325x:8"), load_recipe(None, [("bridge.transport", "shm")]))
+
+
+def test_more_stages_than_layers_is_refused() -> None:
+    with pytest.raises((Infeasible, ConfigError), match="layers"):
+        make_plan(labelled("h200:20"), load_recipe(None, [("parallelism.pipeline", 9)]))
+
+
+@pytest.mark.parametrize(("model", "expected"), [("gpt-3.6b", (16, 14)), ("gpt-39b", (26, 22))])
+def test_holmes_needs_nothing_pinned(model: str, expected: tuple[int, int]) -> None:
+    sizes = [
+        ("model.name", model),
+        ("model.seq_len", 2048),
+        ("batch.global_batch", 128),
+        ("parallelism.split", "holmes"),
+    ]
+    plan = make_plan(described("h200:8,mi325x:8"), load_recipe(None, sizes), speeds={"h200": 197, "mi325x": 160})
+    assert islands_and_layers(plan) == [[("h200", expected[0]), ("mi325x", expected[1])]]
+
+
+def test_a_pinned_tensor_degree_stays_inside_hosts_and_says_so() -> None:
+    plan = make_plan(described("h200:16,mi325x:8"), load_recipe(None, [("parallelism.tensor", 4)]))
+    stages = [s for r in plan.replicas for s in r.stages]
+    assert {s.tensor_parallel for s in stages} == {4}
+    for group in (g for g in plan.groups if g.kind == "tensor"):
+        assert len({plan.ranks[r].host for r in group.ranks}) == 1
+        assert len(group.ranks) == 4
+    assert any("Tensor groups of 4" in reason for reason in plan.reasons)
+
+
+def test_an_impossible_tensor_degree_names_what_does_not_divide() -> None:
+    with pytest.raises(ConfigError, match="28 heads"):
+        make_plan(described("h200:8"), load_recipe(None, [("model.name", "qwen2-7b"), ("parallelism.tensor", 8)]))
+
+
+@pytest.mark.parametrize(("samples", "degree"), [(1, 8), (4, 2), (8, 1)])
+def test_fewer_samples_than_devices_are_shared_by_tensor_groups(samples: int, degree: int) -> None:
+    sets = [("model.name", "llama-8b"), ("model.seq_len", 8192), ("batch.global_batch", samples)]
+    plan = make_plan(described("h200:8"), load_recipe(None, sets))
+    assert [(s.tensor_parallel, len(s.ranks)) for r in plan.replicas for s in r.stages] == [(degree, 8)]

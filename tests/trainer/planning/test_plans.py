@@ -1,0 +1,113 @@
+"""Whole plans: valid, complete, saved and loaded; the shares of unequal replicas; drawings that need no network."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetctl.comm.emulate import Machine, describe_cluster, label_machine, parse_spec
+from hetctl.comm.errors import Infeasible
+from hetctl.comm.plan import load_plan, save_plan
+from hetctl.render.plan_page import plan_page
+from hetctl.render.trace import chrome_trace
+from hetctl.trainer.executable import check_executable
+from hetctl.trainer.planning.hardware import CLASSES
+from hetctl.trainer.planning.planner import EVERYTHING, EXECUTABLE, make_plan, weigh
+from hetctl.trainer.recipe import load_recipe
+
+SPECS = ("h200:2,mi325x:2", "h200:3,mi325x:2", "a100:1,h100:1,mi300x:1", "a100:2+h100:2", "h200:4", "l4:1,l4:1@0.5")
+
+
+@given(
+    st.sampled_from(SPECS),
+    st.booleans(),
+    st.sampled_from((4, 6, 16)),
+    st.sampled_from(("auto", 1, 2)),
+    st.sampled_from(("auto", 1, 2, 4)),
+    st.sampled_from(("auto", "uniform", "holmes")),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_plan_is_valid(spec: str, labelled: bool, samples: int, data: object, stages: object, split: str) -> None:
+    """make_plan validates; here it is also complete, and what is not executable is not planned for execution."""
+    islands = parse_spec(spec, CLASSES)
+    if labelled:
+        machine = Machine("here", "gloo", (2 * 2**30,) * sum(i.count for i in islands), "cpu")
+        cluster, abilities = label_machine(islands, machine), EXECUTABLE
+    else:
+        cluster, abilities = describe_cluster(islands, CLASSES), EVERYTHING
+    sets = [("batch.global_batch", samples), ("parallelism.data", data), ("parallelism.pipeline", stages)]
+    recipe = load_recipe(None, [*sets, ("parallelism.split", split)])
+    try:
+        plan = make_plan(cluster, recipe, abilities=abilities)
+    except Infeasible:
+        return
+    assert sum(r.samples for r in plan.replicas) == samples
+    assert all(r.stages[0].layers[0] == 0 and r.stages[-1].layers[1] == 8 for r in plan.replicas)
+    if data != "auto":
+        assert len(plan.replicas) == data
+    if stages != "auto":
+        assert {len(r.stages) for r in plan.replicas} == {stages}
+    if labelled:
+        assert {r.island for r in plan.ranks if r.replica is not None} == {i.name for i in cluster.islands}
+        check_executable(plan)
+    for replica in plan.replicas:
+        ahead = replica.forwards_ahead
+        assert ahead is not None
+        assert all(a >= b for a, b in pairwise(ahead))
+
+
+@pytest.mark.parametrize(
+    ("spec", "speeds"), [("h200:1,mi325x:1", {"h200": 70.0, "mi325x": 58.0}), ("h200:1@0.70,h200:1@0.58", {})]
+)
+def test_counts_follow_speeds_where_sizes_are_pinned(spec: str, speeds: dict[str, float]) -> None:
+    cluster = describe_cluster(parse_spec(spec, CLASSES), CLASSES)
+    sets = [("parallelism.data", 2), ("batch.global_batch", 128), ("batch.micro_batch_size", 1)]
+    plan = make_plan(cluster, load_recipe(None, sets), speeds=speeds)
+    assert [r.stages[0].micro_batches for r in plan.replicas] == [70, 58]
+
+
+@pytest.mark.parametrize("samples", [48, 96, 192])
+def test_sizes_follow_speeds_where_memory_allows(samples: int) -> None:
+    cluster = describe_cluster(parse_spec("h200:1,h200:1@0.5", CLASSES), CLASSES)
+    sets = [
+        ("model.name", "llama-160m"),
+        ("model.seq_len", 1024),
+        ("parallelism.data", 2),
+        ("batch.global_batch", samples),
+    ]
+    plan = make_plan(cluster, load_recipe(None, sets))
+    first, second = (r.stages[0] for r in plan.replicas)
+    assert first.micro_batches == second.micro_batches
+    assert first.micro_batch_size == 2 * second.micro_batch_size
+
+
+def test_two_classes_of_one_island_do_not_cross_a_bridge() -> None:
+    plan = make_plan(describe_cluster(parse_spec("a100:4+h100:4", CLASSES), CLASSES), load_recipe(None))
+    assert not plan.bridges
+    assert {g.backend for g in plan.groups} <= {"nccl"}
+
+
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
+    plan = make_plan(describe_cluster(parse_spec("h200:2,mi325x:2", CLASSES), CLASSES), load_recipe(None))
+    save_plan(tmp_path / "plan.yaml", plan)
+    assert load_plan(tmp_path / "plan.yaml") == plan
+
+
+def test_trace_and_page_stand_alone() -> None:
+    cluster = describe_cluster(parse_spec("h200:2,mi325x:2", CLASSES), CLASSES)
+    recipe = load_recipe(None, [("model.name", "llama-8b"), ("batch.global_batch", 16), ("parallelism.pipeline", 2)])
+    made = weigh(cluster, recipe)
+    spans = made.predictions[0].simulated.spans
+    trace = json.loads(json.dumps(chrome_trace(made.plan, spans)))
+    complete = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert len(complete) == len(spans)
+    last = max(e["ts"] + e["dur"] for e in complete)
+    assert made.plan.predicted is not None
+    assert last == pytest.approx(made.plan.predicted.step_time_s * 1e6, rel=1e-6)
+    page = plan_page(made.plan, spans, explanation=("<b>not markup</b>",))
+    assert "http" not in page
+    assert "<script" not in page
+    assert "&lt;b&gt;not markup" in page

@@ -1,0 +1,120 @@
+"""The search equals brute force, and more means never predict a slower optimum."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetctl.trainer.models.shapes import ModelShape
+from hetctl.trainer.planning.costs import LayerCosts, Numbers, usable_bytes
+from hetctl.trainer.planning.lanes import Lane, Lanes
+from hetctl.trainer.planning.pipelines import Pipelines, Wanted
+from hetctl.trainer.planning.pools import Pool, Rates
+from hetctl.trainer.planning.problem import Problem
+from hetctl.trainer.planning.search import Search
+from hetctl.trainer.planning.space import Pins
+from hetctl.trainer.planning.stages import Means
+from tests.trainer.planning.brute import Brute
+
+INSTANCES = int(os.environ.get("HETCTL_PLANNER_INSTANCES", "60"))
+
+
+def pool(island: str, hosts: tuple[int, ...], *, first: int, flops: float, memory: float, nic: float = 1e9) -> Pool:
+    ranks = iter(range(first, first + sum(hosts)))
+    rates = Rates(flops * 1e9, 50e9, 10e9, nic, 5e9, 1e-5, int(memory * 2**20), 2**20)
+    return Pool(
+        island, f"class-{flops}-{memory}", 1.0, rates, tuple(tuple(next(ranks) for _ in range(h)) for h in hosts)
+    )
+
+
+def problem(
+    pools: tuple[Pool, ...], *, layers: int, samples: int, lane: float = 5e8, tensors: tuple[int, ...] = (1, 2)
+) -> Problem:
+    shape = ModelShape("tiny", "llama", layers, 64, 4, 2, 160, 500)
+    costs = LayerCosts(shape, 64, Numbers(2, 4, 4, 8))
+    names = sorted({p.island for p in pools})
+    bridges = {frozenset(pair): Lane(lane, 2 * lane, 1e-5, "tcp") for pair in combinations(names, 2)}
+    return Problem(costs, pools, Lanes(bridges, {}), Means(), tensors, Pins(), samples)
+
+
+@st.composite
+def instances(draw: st.DrawFn, most: int = 3) -> Problem:
+    pools: list[Pool] = []
+    for index in range(draw(st.integers(1, most))):
+        island = draw(st.sampled_from(("a", "b", "c")[: index + 1]))
+        hosts = draw(st.sampled_from([(1,), (2,), (1, 1), (3,), (2, 1)] if most < 3 or index < 2 else [(1,), (2,)]))
+        flops = draw(st.sampled_from((2.0, 3.0, 4.5, 10.0)))
+        memory = draw(st.sampled_from((2.6, 3.0, 4.0, 6.0, 12.0)))
+        first = sum(p.size for p in pools)
+        pools.append(pool(island, hosts, first=first, flops=flops, memory=memory))
+    return problem(
+        tuple(pools),
+        layers=draw(st.integers(1, 5)),
+        samples=draw(st.sampled_from((1, 2, 3, 4, 6))),
+        lane=draw(st.sampled_from((2e7, 5e8))),
+        tensors=draw(st.sampled_from(((1,), (1, 2)))),
+    )
+
+
+def best(instance: Problem, keep: int = 1) -> float:
+    found = Search(instance, keep=keep).run().candidates
+    return found[0].seconds if found else math.inf
+
+
+@given(instances())
+@settings(max_examples=INSTANCES, deadline=None)
+def test_search_equals_brute_force(instance: Problem) -> None:
+    assert best(instance) == pytest.approx(Brute(instance).seconds(), rel=1e-9)
+
+
+def grown(instance: Problem, index: int, how: str) -> Problem:
+    """The instance with more of something on one pool, or on the bridges."""
+    chosen = instance.pools[index % len(instance.pools)]
+    if how == "bridge":
+        faster = {
+            k: dataclasses.replace(v, per_rank=2 * v.per_rank, total=2 * v.total)
+            for k, v in instance.lanes.bridges.items()
+        }
+        return dataclasses.replace(instance, lanes=Lanes(faster, {}))
+    if how == "memory":
+        rates = dataclasses.replace(chosen.rates, memory_bytes=2 * chosen.rates.memory_bytes)
+        richer = dataclasses.replace(chosen, rates=rates)
+    else:
+        first = sum(p.size for p in instance.pools)
+        last = (*chosen.hosts[-1], first)
+        richer = dataclasses.replace(chosen, hosts=(*chosen.hosts[:-1], last))
+    return dataclasses.replace(instance, pools=tuple(richer if p is chosen else p for p in instance.pools))
+
+
+@given(instances(), st.integers(0, 2), st.sampled_from(("bridge", "memory", "device")))
+@settings(max_examples=INSTANCES, deadline=None)
+def test_more_never_predicts_a_slower_optimum(instance: Problem, index: int, how: str) -> None:
+    before, after = best(instance), best(grown(instance, index, how))
+    assert after <= before * (1 + 1e-9)
+
+
+@given(instances())
+@settings(max_examples=INSTANCES, deadline=None)
+def test_plans_fit_their_own_accounting(instance: Problem) -> None:
+    for candidate in Search(instance, keep=3).run().candidates:
+        assert sum(p.batching.samples for p in candidate.pipelines) == instance.samples
+        for pipeline in candidate.pipelines:
+            assert sum(pipeline.layers) == instance.costs.shape.layers
+            for use, need in zip(pipeline.stage_uses, pipeline.memory_bytes, strict=True):
+                assert need <= usable_bytes(use.pool.rates)
+
+
+@given(instances())
+@settings(max_examples=INSTANCES // 3, deadline=None)
+def test_bounds_are_below_what_they_bound(instance: Problem) -> None:
+    search = Search(instance, keep=1)
+    for candidate in search.run().candidates:
+        for pipeline in candidate.pipelines:
+            wanted = Wanted(tuple(dict.fromkeys(u.pool for u in pipeline.uses)), pipeline.batching)
+            assert Pipelines(instance).bound(wanted, math.inf) <= pipeline.seconds * (1 + 1e-9)

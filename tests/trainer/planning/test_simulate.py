@@ -1,0 +1,71 @@
+"""The simulator against formulas that hold exactly, and against what no schedule can beat."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes, simulate
+from hetctl.trainer.schedule import in_flight
+
+
+def pipeline(times: list[tuple[float, float]], hop: float, count: int, schedule: str = "1f1b") -> PipelineTimes:
+    p = len(times)
+    stages = tuple(StageTimes(f, b) for f, b in times)
+    return PipelineTimes(stages, (hop,) * (p - 1), (True,) * (p - 1), count, in_flight(p, schedule=schedule), (1,) * p)
+
+
+def test_equal_stages_take_the_textbook_time() -> None:
+    made = simulate([pipeline([(1.0, 2.0)] * 4, 0.0, 8)])
+    assert made.step_time_s == pytest.approx((8 + 4 - 1) * 3.0)
+
+
+def test_plain_1f1b_over_two_stages_loses_a_hop_a_micro_batch_and_eager_hides_it() -> None:
+    plain = simulate([pipeline([(1.0, 2.0)] * 2, 0.25, 64)]).step_time_s
+    eager = simulate([pipeline([(1.0, 2.0)] * 2, 0.25, 64, "eager-1f1b")]).step_time_s
+    assert plain == pytest.approx(64 * 3.25 + 3.0, rel=0.01)
+    assert eager == pytest.approx(64 * 3.0 + 3.0 + 2 * 0.25, rel=0.01)
+
+
+@pytest.mark.parametrize(("devices", "count"), [(2, 8), (4, 8), (8, 16)])
+def test_split_and_interleaved_schedules_take_the_published_times(devices: int, count: int) -> None:
+    def seconds(schedule: str, chunks: int) -> float:
+        stages = (StageTimes(1.0 / chunks, 2.0 / chunks, weights_s=1.0 / chunks),) * (devices * chunks)
+        nothing = (0.0,) * (len(stages) - 1)
+        ahead = in_flight(len(stages))
+        layers = (1,) * len(stages)
+        times = PipelineTimes(stages, nothing, (False,) * len(nothing), count, ahead, layers, schedule, chunks)
+        return simulate([times]).step_time_s
+
+    assert seconds("1f1b", 1) == pytest.approx(3 * count + 3 * (devices - 1))
+    assert seconds("zero-bubble", 1) == pytest.approx(3 * count + (devices - 1))  # (p - 1)(F + B - W)
+    for chunks in (2, 4):
+        assert seconds("interleaved", chunks) == pytest.approx(3 * count + 3 * (devices - 1) / chunks)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 3), st.floats(0.1, 6)), min_size=1, max_size=5),
+    st.floats(0, 1),
+    st.integers(1, 12),
+    st.sampled_from(("1f1b", "eager-1f1b")),
+)
+def test_no_step_beats_its_slowest_stage(
+    times: list[tuple[float, float]], hop: float, count: int, schedule: str
+) -> None:
+    made = simulate([pipeline(times, hop, count, schedule)])
+    fill = sum(f + b for f, b in times) + 2 * hop * (len(times) - 1)
+    assert made.step_time_s >= max(fill, count * max(f + b for f, b in times)) - 1e-9
+    done = [s for s in made.spans if s.kind in "FB"]
+    assert len(done) == 2 * count * len(times)
+    for stage in range(len(times)):
+        mine = sorted((s.start_s, s.end_s) for s in done if s.stage == stage)
+        assert all(a[1] <= b[0] + 1e-9 for a, b in pairwise(mine))
+
+
+def test_replicas_wait_for_each_other_before_gradients_are_summed() -> None:
+    fast = PipelineTimes((StageTimes(1.0, 2.0, sync_s=0.5, update_s=0.25),), (), (), 2, (1,), (4,))
+    slow = PipelineTimes((StageTimes(2.0, 4.0, sync_s=0.5, update_s=0.25),), (), (), 2, (1,), (4,))
+    made = simulate([fast, slow])
+    assert made.step_time_s == pytest.approx(12.0 + 0.5 + 0.25)
+    assert made.busy_seconds(0, 0) == pytest.approx(6.25)

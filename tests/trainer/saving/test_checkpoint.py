@@ -1,0 +1,182 @@
+"""Checkpoints: any layout's under any other, whole or not there after a crash anywhere, damage named."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hetctl.comm.errors import ConfigError
+from hetctl.trainer.job import Job
+from hetctl.trainer.loop import build
+from hetctl.trainer.saving import checkpoint, checkpoints
+from hetctl.trainer.saving.checkpoint_reader import Reader
+from tests.comm.spawn import on_islands
+from tests.layouts import Cut, Layout, Pipe, plan_of
+from tests.trainer.parity import SEQ_LEN, SHAPE, Trace, UnevenSamples, difference, recipe, reference
+
+STEPS = 6
+ONE = Layout(((0,),), (Pipe((Cut((0, 4), (0,)),), 2, 4),))
+SHARDS = Layout(((0, 1),), (Pipe((Cut((0, 4), (0, 1), 2),), 4, 2),))
+STAGES = Layout(((0,), (1, 2)), (Pipe((Cut((0, 1), (0,)), Cut((1, 4), (1, 2), 2)), 2, 4),))
+TENSOR = Layout(((0, 1, 2, 3),), (Pipe((Cut((0, 4), (0, 1, 2, 3), 2, tensor=2),), 4, 2),))
+TENSORS = Layout(((0, 1, 2, 3), (4,)), (Pipe((Cut((0, 3), (0, 1, 2, 3), tensor=4), Cut((3, 4), (4,))), 2, 4),))
+
+
+def part_of_run(rank: int, layout: Layout, folder: str, first: int, last: int, every: int = 0) -> Trace:
+    """Steps [first, last) of a run under a layout, continued from the newest checkpoint, saved at the end."""
+    torch.manual_seed(rank)
+    plan = plan_of(layout, seq_len=SEQ_LEN)
+    newest = checkpoints.newest(Path(folder))
+    job = Job(plan, asked(), SHAPE, folder, str(newest) if newest else None)
+    trainer = build(job, torch.device("cpu"), training=UnevenSamples(plan.global_batch))
+    start = 0
+    if newest:
+        start, trainer.updates = checkpoint.load(newest, trainer.gradients, trainer.optimizer)
+    assert start == first
+    trainer.saving = checkpoint.Checkpoints(Path(folder), trainer.gradients, trainer.optimizer, keep=2)
+    slots = {slot.name: slot for bucket in trainer.gradients.buckets for slot in bucket.layout.slots}
+    trace = Trace([], [], [], slots)
+    for step in range(first, last):
+        figures = trainer.train_step(step)
+        trainer.gradients.arrive()
+        trace.losses.append(figures.loss)
+        trace.norms.append(figures.grad_norm)
+        trace.parameters.append({n: m.detach().clone() for n, m in trainer.gradients.parameters.items()})
+        if step + 1 == last or (every and (step + 1) % every == 0):
+            trainer.save(step + 1)
+    trainer.saving.finish()
+    trainer.batches.close()
+    return trace
+
+
+def asked() -> Any:
+    return recipe("adamw", clip_norm=0.5, global_batch=8)
+
+
+def run(layout: Layout, folder: Path, first: int, last: int, **more: Any) -> list[Trace]:
+    sizes = tuple(len(island) for island in layout.islands)
+    found: list[Trace] = on_islands(sizes, part_of_run, layout, str(folder), first, last, *more.values())
+    return found
+
+
+def test_a_checkpoint_continues_under_any_other_layout(tmp_path: Path) -> None:
+    wanted = reference(asked())
+    edges = list(enumerate((ONE, STAGES, SHARDS, TENSOR, TENSORS, TENSOR, STAGES, ONE)))
+    for number, layout in edges:
+        found = run(layout, tmp_path, 2 * number, 2 * number + 2)
+        part = slice(2 * number, 2 * number + 2)
+        expected = Trace(wanted.losses[part], wanted.norms[part], wanted.parameters[part])
+        assert difference(found, expected) < 1e-10
+    assert [p.name for p in checkpoints.whole_ones(tmp_path)] == ["step-00000014", "step-00000016"]
+    assert not list(tmp_path.glob("*.partial"))
+    assert Reader(tmp_path / "step-00000016").shapes.keys() == wanted.parameters[0].keys()
+
+
+def test_saving_while_training_changes_nothing(tmp_path: Path) -> None:
+    quiet = run(SHARDS, tmp_path / "a", 0, 6)
+    busy = run(SHARDS, tmp_path / "b", 0, 6, every=1)
+    assert [t.losses for t in quiet] == [t.losses for t in busy]
+    newest = [Reader(tmp_path / side / "step-00000006") for side in "ab"]
+    for name in newest[0].shapes:
+        for kind in ("master", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(*(r.read(name, kind) for r in newest))
+
+
+class Killed(BaseException):
+    """Stands for a process that ends here."""
+
+
+def test_a_crash_at_any_step_of_a_commit_leaves_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file operation of a commit is the last one, in turn; what is left loads and is step 2 or step 4."""
+    run(ONE, tmp_path / "start", 0, 2)
+    run(ONE, tmp_path / "start", 2, 4)
+    whole = tmp_path / "start"
+    wanted = {step: _state(whole / f"step-{step:08d}") for step in (2, 4)}
+    seen: set[int] = set()
+    for crash in range(100):
+        folder = tmp_path / f"crash-{crash}"
+        _uncommitted(whole, folder)
+        survived = _commit_until(crash, folder / "step-00000004.partial", monkeypatch)
+        newest = checkpoints.newest(folder)
+        assert newest is not None
+        step = Reader(newest).step
+        seen.add(step)
+        assert newest.name == f"step-{step:08d}"
+        assert all(torch.equal(a, b) for a, b in zip(_state(newest), wanted[step], strict=True))
+        if survived:
+            break
+    else:
+        raise AssertionError("the commit never came to its end")
+    assert seen == {2, 4}
+    assert crash > 5
+    run(ONE, tmp_path / "crash-0", 2, 4)  # what a kill left behind is in nobody's way
+    again = _state(tmp_path / "crash-0" / "step-00000004")
+    assert all(torch.equal(a, b) for a, b in zip(again, wanted[4], strict=True))
+
+
+def _state(path: Path) -> list[torch.Tensor]:
+    reader = Reader(path)
+    return [reader.read(n, kind) for n in sorted(reader.shapes) for kind in ("master", "exp_avg", "exp_avg_sq")]
+
+
+def _uncommitted(whole: Path, folder: Path) -> None:
+    """Step 2 whole, step 4 as all ranks have written it and nobody has committed it."""
+    import shutil
+
+    shutil.copytree(whole / "step-00000002", folder / "step-00000002")
+    partial = folder / "step-00000004.partial"
+    shutil.copytree(whole / "step-00000004", partial)
+    manifest = json.loads((partial / "manifest.json").read_text())
+    (partial / "manifest.json").unlink()
+    (partial / "part-00000.json").write_text(json.dumps({k: manifest[k] for k in ("files", "shapes")}))
+
+
+def _commit_until(crash: int, partial: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Commit, ended before file operation number `crash`; True when it came to its end."""
+    left = [crash]
+
+    def counted(right: Any) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            return right(*args, **more)
+
+        return call
+
+    with monkeypatch.context() as patched:
+        for name in ("replace", "fsync", "unlink", "rmdir", "open", "rename"):
+            patched.setattr(os, name, counted(getattr(os, name)))
+        try:
+            checkpoint.commit(partial, step=4, updates=4, keep=1)
+        except Killed:
+            return False
+    return True
+
+
+def test_a_flipped_byte_names_the_file_and_offers_the_checkpoint_before(tmp_path: Path) -> None:
+    run(ONE, tmp_path, 0, 2)
+    run(ONE, tmp_path, 2, 4)
+    file = next((tmp_path / "step-00000004").glob("shard-*.safetensors"))
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(bytes(data))
+    reader = Reader(tmp_path / "step-00000004")
+    with pytest.raises(ConfigError, match=file.name) as raised:
+        _state(reader.path)
+    assert "step-00000002" in raised.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 1}'])
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "step-00000001").mkdir()
+    (tmp_path / "step-00000001" / "manifest.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"not a checkpoint|another format"):
+        Reader(tmp_path / "step-00000001")

@@ -1,0 +1,166 @@
+"""Hugging Face folders: which file holds which tensor, reading them into a stage, writing a whole model back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.files import write_json
+from hetctl.comm.units import MiB
+from hetctl.trainer.models.model_config import read_config
+from hetctl.trainer.models.weights import INDEX, SINGLE, find_weights
+
+MAX_FILE_BYTES = 4096 * MiB
+BESIDE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+
+
+class WeightFiles:
+    """The tensors of a folder by name, each read on demand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._opened: dict[str, Any] = {}
+        self._where = _index(folder) if (folder / INDEX).is_file() else None
+        if self._where is None:
+            self._where = dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
+
+    def read(self, name: str, shape: Iterable[int]) -> torch.Tensor:
+        """One tensor. Raises ConfigError when it is missing, damaged or of another shape."""
+        assert self._where is not None
+        if name not in self._where:
+            raise ConfigError(
+                f"the weights in {self.folder} have no '{name}'", hint="they belong to another model than config.json"
+            )
+        file = self._open(self._where[name])
+        try:
+            tensor: torch.Tensor = file.get_tensor(name)
+        except SafetensorError as error:
+            raise _damaged(self.folder / self._where[name], error) from None
+        if tuple(tensor.shape) != tuple(shape):
+            raise ConfigError(
+                f"'{name}' has shape {list(tensor.shape)} in {self.folder}, config.json says {list(shape)}"
+            )
+        return tensor
+
+    def _open(self, name: str) -> Any:
+        if name not in self._opened:
+            path = self.folder / name
+            if not path.is_file():
+                raise ConfigError(f"{path} is missing", hint="the index names it: fetch the folder anew")
+            try:
+                self._opened[name] = safe_open(str(path), framework="pt")
+            except SafetensorError as error:
+                raise _damaged(path, error) from None
+        return self._opened[name]
+
+
+def check_weights(folder: Path) -> None:
+    """Raise ConfigError unless every weight file is there and whole (headers only: quick for any size)."""
+    files = WeightFiles(folder)
+    for name in sorted(set((files._where or {}).values())):
+        files._open(name)
+
+
+def load_weights(folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Fill parameters by their Hugging Face names, in their own precision. Raises ConfigError."""
+    files = WeightFiles(folder)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(files.read(name, parameter.shape))
+
+
+def write_model(
+    folder: Path,
+    config: Mapping[str, Any],
+    names: Iterable[str],
+    tensor_of: Callable[[str], torch.Tensor],
+    *,
+    dtype: torch.dtype,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> list[Path]:
+    """Write config.json and safetensors (with an index where there are several); the index comes last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts: list[Path] = []
+    where: dict[str, int] = {}
+    held: dict[str, torch.Tensor] = {}
+    total = 0
+
+    def flush() -> None:
+        path = folder / f".part-{len(parts):05d}.safetensors"
+        save_file(held, str(path), metadata={"format": "pt"})
+        parts.append(path)
+        held.clear()
+
+    for name in names:
+        tensor = tensor_of(name).to(dtype).contiguous()
+        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > max_file_bytes:
+            flush()
+        held[name], where[name] = tensor, len(parts)
+        total += tensor.nbytes
+    flush()
+    files = _named(parts, folder)
+    if len(files) > 1:
+        weight_map = {name: files[number].name for name, number in where.items()}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    write_json(folder / "config.json", dict(config))
+    return files
+
+
+def copy_beside(source: Path, folder: Path) -> list[str]:
+    """Copy what belongs to a model besides its weights (tokenizer, generation settings); returns the names."""
+    found = [name for name in BESIDE if (source / name).is_file()]
+    for name in found:
+        shutil.copyfile(source / name, folder / name)
+    return found
+
+
+def exported_config(source: Path, *, dtype: str) -> dict[str, Any]:
+    """The config of the folder a run was fine-tuned from, in the precision that is exported."""
+    config: dict[str, Any] = dict(read_config(source / "config.json"))
+    for key in ("torch_dtype", "dtype"):
+        if key in config:
+            config[key] = dtype
+    return config
+
+
+def _named(parts: list[Path], folder: Path) -> list[Path]:
+    """Give the parts their final names, which say how many there are."""
+    if len(parts) == 1:
+        return [parts[0].replace(folder / SINGLE)]
+    names = [folder / f"model-{k + 1:05d}-of-{len(parts):05d}.safetensors" for k in range(len(parts))]
+    return [part.replace(name) for part, name in zip(parts, names, strict=True)]
+
+
+def _index(folder: Path) -> dict[str, str]:
+    try:
+        found = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        where = {str(k): str(v) for k, v in found.items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{folder / INDEX} is no index of weights: {error}") from None
+    for name in where.values():
+        if Path(name).name != name:
+            raise ConfigError(f"{folder / INDEX} names a file outside its folder: '{name}'")
+    return where
+
+
+def _damaged(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path} is damaged or cut short: {error}", hint="fetch the file anew")
+
+
+__all__ = ["WeightFiles", "check_weights", "copy_beside", "exported_config", "find_weights", "load_weights"]

@@ -1,0 +1,147 @@
+"""One arrangement made exact: pool uses in an order, micro-batches and a schedule become a timed pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hetctl.trainer.planning.partition import Split, best_split, fixed_split, holmes_layers, uniform_layers
+from hetctl.trainer.planning.problem import Problem
+from hetctl.trainer.planning.space import PoolUse
+from hetctl.trainer.planning.stages import Choice, StageBook, StageCosts, StagePlace, SyncRate, share
+from hetctl.trainer.schedule import in_flight
+
+
+@dataclass(frozen=True)
+class Batching:
+    """A replica's micro-batches, and how it sums gradients with the others (None: it is alone)."""
+
+    micro_batch_size: int
+    micro_batches: int
+    replicas: int = 1
+    sync: SyncRate | None = None
+
+    @property
+    def samples(self) -> int:
+        return self.micro_batch_size * self.micro_batches
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """A replica with everything decided. `hops` are seconds per boundary and direction."""
+
+    uses: tuple[PoolUse, ...]
+    batching: Batching
+    schedule: str
+    forwards_ahead: tuple[int, ...]
+    layers: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    memory_bytes: tuple[int, ...]  # per stage, on each of its ranks
+    hops: tuple[float, ...]
+    seconds: float  # of a step, by the closed form
+    chunks: int = 1  # stages per device: micro-batches go round all devices so often
+
+    @property
+    def stage_uses(self) -> tuple[PoolUse, ...]:
+        """The pool use of each stage."""
+        return tuple(use for use in self.uses for _ in range(use.stages)) * self.chunks
+
+    @property
+    def arrangement(self) -> tuple[object, ...]:
+        """What tells two pipelines apart beyond their times."""
+        return (tuple((u.pool.name, u.tensor, u.stages, u.width) for u in self.uses), self.layers, self.batching)
+
+
+def schedules(problem: Problem, uses: Sequence[PoolUse]) -> list[str]:
+    """Schedules worth trying: eager 1F1B where a bridge is crossed."""
+    if problem.schedule != "auto":
+        return [problem.schedule]
+    crosses = len({u.pool.island for u in uses}) > 1
+    return ["1f1b", "eager-1f1b"] if crosses else ["1f1b"]
+
+
+def arrange(
+    problem: Problem,
+    book: StageBook,
+    uses: tuple[PoolUse, ...],
+    batching: Batching,
+    *,
+    schedule: str,
+    bound: float = float("inf"),
+) -> Pipeline | None:
+    """The exact best split of an arrangement; None when nothing fits or nothing is faster than `bound` seconds.
+
+    Seconds: `sum(beat) + 2 sum(hop) + max((m - 1) max(hop), max((m - 1) turn + end))`.
+    """
+    stages = tuple(use for use in uses for _ in range(use.stages))
+    count, size = batching.micro_batches, batching.micro_batch_size
+    ahead = _ahead(problem, len(stages), count, schedule)
+    payload = problem.costs.boundary_bytes(size)
+    hops = tuple(problem.lanes.hop_seconds(a, b, payload) for a, b in pairwise(stages))
+    fill, floor = 2 * sum(hops), (count - 1) * max(hops, default=0.0)
+    turns = round_trips(hops, ahead, micro_batches=count)
+    found = [
+        book.of(
+            use.site,
+            StagePlace(
+                first=i == 0,
+                last=i == len(stages) - 1,
+                samples=share(size, use.width),
+                held=min(ahead[i], count),
+                ratio=turns[i][0],
+                wait_s=turns[i][1],
+                sync=batching.sync,
+                replicas=batching.replicas,
+            ),
+        )
+        for i, use in enumerate(stages)
+    ]
+    split = _split(problem, stages, found, count, floor, bound - fill)
+    if split is None:
+        return None
+    memory = tuple(int(f.memory[r, k]) for f, r, k in zip(found, split.rows, split.layers, strict=True))
+    choices = tuple(f.choices[r] for f, r in zip(found, split.rows, strict=True))
+    return Pipeline(uses, batching, schedule, ahead, split.layers, choices, memory, hops, split.seconds + fill)
+
+
+def round_trips(hops: Sequence[float], in_flight: Sequence[int], *, micro_batches: int) -> list[tuple[float, float]]:
+    """(ratio, wait) per stage: it turns round no faster than `ratio * beat + wait` per micro-batch.
+
+    A stage's next forward waits for the backward of the micro-batch `in_flight` before it, which has been to the
+    last stage and back: as many beats as there are stages from here on (taken as long as this stage's), and all
+    hops from here on, twice. Where all micro-batches may be in flight nothing waits.
+    """
+    stages = len(in_flight)
+    return [
+        (1.0, 0.0) if ahead >= micro_batches else ((stages - i) / ahead, 2 * sum(hops[i:]) / ahead)
+        for i, ahead in enumerate(in_flight)
+    ]
+
+
+def _ahead(problem: Problem, stages: int, micro_batches: int, schedule: str) -> tuple[int, ...]:
+    if problem.forwards_ahead is not None and len(problem.forwards_ahead) == stages:
+        return problem.forwards_ahead
+    if schedule == "gpipe":
+        return (micro_batches,) * stages
+    return in_flight(stages, schedule=schedule)
+
+
+def _split(
+    problem: Problem, stages: Sequence[PoolUse], found: Sequence[StageCosts], count: int, floor: float, bound: float
+) -> Split | None:
+    tables, layers = [f.table for f in found], problem.costs.shape.layers
+    if problem.layers is None and problem.split == "auto":
+        tolerance = problem.tolerance
+        return best_split(tables, layers, micro_batches=count, floor=floor, bound=bound, tolerance=tolerance)
+    if problem.layers is not None:
+        fixed = problem.layers
+    elif problem.split == "uniform":
+        fixed = uniform_layers(len(stages), layers)
+    else:
+        speeds = [u.pool.rates.flops_per_s * u.width * u.tensor for u in stages]
+        fixed = holmes_layers(speeds, layers, alpha=problem.alpha)
+    if len(fixed) != len(stages) or min(fixed) < 1:
+        return None
+    split = fixed_split(tables, fixed, micro_batches=count, floor=floor)
+    return split if split is not None and split.seconds < bound else None

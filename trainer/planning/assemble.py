@@ -1,0 +1,252 @@
+"""From replicas to a whole plan: ranks, groups and what runs them, segments, bridges and their rails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations, pairwise
+
+from hetctl.comm.cluster import Cluster, Link, Transport
+from hetctl.comm.errors import ConfigError, Undetermined
+from hetctl.comm.natives import NATIVES
+from hetctl.comm.plan import (
+    BackendName,
+    Bridge,
+    Group,
+    GroupKind,
+    Plan,
+    PlannedIsland,
+    PlannedRank,
+    Predicted,
+    Rail,
+    Replica,
+    Segment,
+    segments_of,
+    tensor_peers,
+    tied_groups,
+)
+from hetctl.trainer.planning.pools import members
+from hetctl.trainer.recipe import Recipe
+
+
+def assemble(
+    cluster: Cluster,
+    recipe: Recipe,
+    *,
+    replicas: tuple[Replica, ...],
+    schedule: str,
+    forwards_ahead: tuple[int, ...],
+    predicted: Predicted | None,
+    reasons: Sequence[str],
+) -> Plan:
+    """The plan of these replicas. Raises ConfigError where a bridge cannot be what the recipe forces."""
+    ranks = _ranks(cluster, replicas)
+    islands = _islands(cluster, ranks)
+    segments = tuple(_segment(replicas, span) for span in segments_of(replicas))
+    where = {r.rank: r.island for r in ranks}
+    tied = tied_groups(replicas) if recipe.shape().tied_embeddings else ()
+    groups = _Groups(cluster, ranks).all(replicas, segments, tied)
+    pairs = _crossings(replicas, segments, where, tied)
+    return Plan(
+        cluster_digest=cluster.digest,
+        model=recipe.model.name,
+        seq_len=recipe.model.seq_len,
+        global_batch=sum(r.samples for r in replicas),
+        schedule=schedule,
+        forwards_ahead=forwards_ahead,
+        islands=islands,
+        ranks=ranks,
+        replicas=replicas,
+        segments=segments,
+        groups=groups,
+        bridges=tuple(_bridge(cluster, recipe, ranks, pair) for pair in pairs),
+        predicted=predicted,
+        reasons=tuple(reasons),
+    )
+
+
+def choose_transport(link: Link | None, a: str, b: str, *, forced: str = "auto") -> Transport:
+    """The first usable transport of a link, or the forced one. Raises ConfigError with the transport's reason."""
+    if link is None:
+        raise Undetermined(
+            f"nothing is known about how '{a}' and '{b}' can talk", hint="run `hetctl discover` with both"
+        )
+    if forced != "auto":
+        for transport in link.transports:
+            if transport.kind == forced and transport.usable:
+                return transport
+            if transport.kind == forced:
+                raise ConfigError(f"the bridge {a} - {b} cannot be {forced}: {transport.reason}", hint="--bridge auto")
+        raise ConfigError(f"the bridge {a} - {b} cannot be {forced}: nothing offers it there", hint="--bridge auto")
+    for transport in link.transports:
+        if transport.usable:
+            return transport
+    why = "; ".join(f"{t.kind}: {t.reason}" for t in link.transports) or "no transport is listed"
+    raise ConfigError(
+        f"'{a}' and '{b}' cannot talk: {why}", hint="`hetctl doctor --level pairs` names the first reason"
+    )
+
+
+def _ranks(cluster: Cluster, replicas: Sequence[Replica]) -> tuple[PlannedRank, ...]:
+    placed: dict[int, tuple[int, tuple[int, ...]]] = {}
+    for number, whole in enumerate(replicas):
+        for index, stage in enumerate(whole.stages):
+            for rank in stage.ranks:
+                placed[rank] = (number, (*placed.get(rank, (number, ()))[1], index))
+    ranks = []
+    for rank, island, member in members(cluster):
+        device = cluster.device(member)
+        replica, stages = placed.get(rank, (None, ()))
+        ranks.append(
+            PlannedRank(
+                rank=rank,
+                host=member.host,
+                device=member.device,
+                device_class=device.device_class,
+                island=island,
+                replica=replica,
+                stages=tuple(stages),
+                nics=device.nics,
+                speed=device.speed,
+                memory_bytes=device.memory_bytes,
+            )
+        )
+    return tuple(ranks)
+
+
+def _islands(cluster: Cluster, ranks: Sequence[PlannedRank]) -> tuple[PlannedIsland, ...]:
+    by_name: dict[str, list[PlannedRank]] = {}
+    for rank in ranks:
+        by_name.setdefault(rank.island, []).append(rank)
+    return tuple(
+        PlannedIsland(
+            name=island.name,
+            vendor=island.vendor,
+            device_classes=tuple(dict.fromkeys(r.device_class for r in by_name[island.name])),
+            fabric=island.fabric,
+            ranks=tuple(r.rank for r in by_name[island.name]),
+        )
+        for island in cluster.islands
+        if island.name in by_name
+    )
+
+
+def _segment(replicas: Sequence[Replica], span: tuple[int, int]) -> Segment:
+    """Who sums the gradients of a span: one group per tensor shard where all holders shard alike."""
+    holders = [s for r in replicas for s in r.stages if s.layers[0] <= span[0] and span[1] <= s.layers[1]]
+    return Segment(span, tensor_peers(holders))
+
+
+class _Groups:
+    """Names every process group of a plan and says what runs it."""
+
+    def __init__(self, cluster: Cluster, ranks: Sequence[PlannedRank]) -> None:
+        self.cluster = cluster
+        self.ranks = ranks
+        self.islands = {i.name: i for i in cluster.islands}
+        self.networks = {n.name: n.kind for n in cluster.networks}
+
+    def all(
+        self, replicas: Sequence[Replica], segments: Sequence[Segment], tied: tuple[tuple[int, ...], ...]
+    ) -> tuple[Group, ...]:
+        groups: list[Group] = []
+        for number, replica in enumerate(replicas):
+            first_of = {stage.ranks: index for index, stage in reversed(list(enumerate(replica.stages)))}
+            for ranks, index in sorted(first_of.items(), key=lambda found: found[1]):  # a device's stages share groups
+                stage = replica.stages[index]
+                place, step = f"r{number}.s{index}", stage.tensor_parallel
+                if step > 1:
+                    parts = [ranks[k : k + step] for k in range(0, len(ranks), step)]
+                    groups += [self.one(f"tensor.{place}.{k}", "tensor", p) for k, p in enumerate(parts)]
+                if stage.width > 1:
+                    for k in range(step):
+                        name = f"data.{place}" if step == 1 else f"data.{place}.{k}"
+                        groups.append(self.one(name, "data", ranks[k::step]))
+                        groups += self.shards(f"shards.{place}.{k}", ranks[k::step], stage.shards)
+            for index, (a, b) in enumerate(pairwise(replica.stages)):
+                groups.append(self.one(f"pipeline.r{number}.{index}-{index + 1}", "pipeline", (*a.ranks, *b.ranks)))
+        if len(replicas) > 1:
+            for segment in segments:
+                for k, members_ in enumerate(segment.groups):
+                    if len(members_) > 1:
+                        name = f"segment.{segment.layers[0]}-{segment.layers[1]}"
+                        name += f".{k}" if len(segment.groups) > 1 else ""
+                        groups.append(self.one(name, "segment", members_))
+        for k, holders in enumerate(tied):
+            if len(holders) > 1 and set(holders) not in [set(g.ranks) for g in groups if g.kind != "pipeline"]:
+                groups.append(self.one("tied" if len(tied) == 1 else f"tied.{k}", "segment", holders))
+        return tuple(groups)
+
+    def shards(self, name: str, ranks: tuple[int, ...], count: int) -> list[Group]:
+        """Neighbours that share optimiser state, where they are fewer than the whole stage."""
+        if count in (1, len(ranks)):
+            return []
+        return [self.one(f"{name}.{j}", "data", ranks[j : j + count]) for j in range(0, len(ranks), count)]
+
+    def one(self, name: str, kind: GroupKind, ranks: tuple[int, ...]) -> Group:
+        islands = {self.ranks[r].island for r in ranks}
+        if len(islands) > 1:
+            return Group(name, kind, ranks, "het")
+        island = self.islands[islands.pop()]
+        backend: BackendName = self.cluster.runs or NATIVES[island.vendor].library
+        hosts = {self.ranks[r].host for r in ranks}
+        if len(hosts) == 1 or backend == "gloo":
+            return Group(name, kind, ranks, backend)
+        network = self.networks.get(island.fabric)
+        return Group(name, kind, ranks, backend, "ib" if network in ("infiniband", "roce") else "socket")
+
+
+def _crossings(
+    replicas: Sequence[Replica],
+    segments: Sequence[Segment],
+    where: dict[int, str],
+    tied: tuple[tuple[int, ...], ...],
+) -> list[tuple[str, str]]:
+    """Pairs of islands that must talk, in order of first need: neighbours in a pipeline, sharers of a segment."""
+    found: dict[frozenset[str], tuple[str, str]] = {}
+
+    def note(names: Iterable[str]) -> None:
+        for a, b in combinations(dict.fromkeys(names), 2):
+            found.setdefault(frozenset((a, b)), (a, b))
+
+    for replica in replicas:
+        for first, second in pairwise(replica.stages):
+            note(where[r] for r in (*first.ranks, *second.ranks))
+    if len(replicas) > 1:
+        for segment in segments:
+            for group in segment.groups:
+                note(where[r] for r in group)
+    for holders in tied:
+        note(where[r] for r in holders)
+    return list(found.values())
+
+
+def _bridge(cluster: Cluster, recipe: Recipe, ranks: Sequence[PlannedRank], pair: tuple[str, str]) -> Bridge:
+    a, b = pair
+    transport = choose_transport(cluster.link(a, b), a, b, forced=recipe.bridge.transport)
+    chosen = "forced by the recipe" if recipe.bridge.transport != "auto" else "the best usable one"
+    reason = f"{transport.kind} between {a} and {b}, {chosen}: {transport.reason}"
+    sides = [[r for r in ranks if r.island == name and r.replica is not None] for name in pair]
+    count = min(len(s) for s in sides)
+    lanes = [(sides[0][k * len(sides[0]) // count], sides[1][k * len(sides[1]) // count]) for k in range(count)]
+    rates = [_lane_rates(cluster, [lane[side] for lane in lanes]) for side in (0, 1)]
+    rails = []
+    for lane, from_rate, to_rate in zip(lanes, *rates, strict=True):
+        known = [r for r in (from_rate, to_rate) if r is not None]
+        rails.append(
+            Rail(lane[0].rank, _nic(lane[0]), lane[1].rank, _nic(lane[1]), min(known) if len(known) == 2 else None)
+        )
+    return Bridge(pair, transport.kind, tuple(rails), reason, recipe.bridge.transport != "auto")
+
+
+def _nic(rank: PlannedRank) -> str:
+    return rank.nics[0] if rank.nics else ""
+
+
+def _lane_rates(cluster: Cluster, side: Sequence[PlannedRank]) -> list[float | None]:
+    """Each lane's share of its NIC; unknown stays unknown."""
+    users: dict[tuple[str, str], int] = {}
+    for rank in side:
+        users[rank.host, _nic(rank)] = users.get((rank.host, _nic(rank)), 0) + 1
+    rates = {(h.name, n.name): n.rate_bytes_per_s for h in cluster.hosts for n in h.nics}
+    found = [(rates.get((r.host, _nic(r))), users[r.host, _nic(r)]) for r in side]
+    return [rate / count if rate is not None else None for rate, count in found]

@@ -1,0 +1,245 @@
+"""Costs: seconds and bytes of each kind of layer (embedding, block, norm + head + loss) on a device.
+
+From the hardware table seconds are FLOPs over sustained FLOPS; a measured profile replaces them per class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from hetctl.trainer.models.shapes import ModelShape
+from hetctl.trainer.planning.pools import Rates
+from hetctl.trainer.planning.profile import ClassProfile
+
+Recompute = Literal["none", "selective", "full"]
+USABLE_SHARE = 0.96  # of a device's memory: allocators fragment
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What a stage does about memory: activations computed again or kept on the host, optimiser state on the host."""
+
+    recompute: Recompute = "none"
+    offload: bool = False
+    activations: bool = False  # on the host
+
+
+MODES = tuple(
+    mode
+    for offload in (False, True)
+    for mode in (*(Mode(r, offload) for r in ("none", "selective", "full")), Mode("none", offload, activations=True))
+)
+PLAIN = Mode()
+UNDER_WAY = 4  # blocks whose activations are on a device while they are kept on the host: computed, leaving, coming
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Bytes of one value in computation, and of one parameter's whole state (weights, gradients, optimiser)."""
+
+    compute: int = 2
+    weights: int = 4
+    gradients: int = 4
+    optimizer: int = 8
+
+    @property
+    def copy(self) -> int:
+        """A second copy of the weights in the precision of computation, where the two differ."""
+        return 0 if self.compute == self.weights else self.compute
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Forward and backward time of one micro-batch."""
+
+    forward: float
+    backward: float
+
+    @property
+    def both(self) -> float:
+        return self.forward + self.backward
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(self.forward + other.forward, self.backward + other.backward)
+
+    def __mul__(self, factor: float) -> Seconds:
+        return Seconds(self.forward * factor, self.backward * factor)
+
+
+NOTHING = Seconds(0.0, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCosts:
+    """What the layers of one model cost at one sequence length. All `samples` are per rank and micro-batch."""
+
+    shape: ModelShape
+    seq_len: int
+    numbers: Numbers = Numbers()
+    profiles: Mapping[str, ClassProfile] = field(default_factory=dict)  # measured, by device class
+
+    def block(self, rates: Rates, samples: float, *, tensor: int = 1, mode: Mode = PLAIN) -> Seconds:
+        """One block. Backward is twice forward, plus what the mode computes again."""
+        plain = self._block(rates, samples, tensor)
+        if mode.activations:  # copied beside the computation, out and back
+            copies = self.activation_bytes(samples, tensor=tensor) / rates.host_bytes_per_s
+            return Seconds(max(plain.forward, copies), max(plain.backward, copies))
+        if mode.recompute == "full":
+            again = plain.forward
+        elif mode.recompute == "selective":
+            again = samples * self.seq_len * self._elementwise_bytes / tensor / rates.memory_bytes_per_s
+        else:
+            again = 0.0
+        return Seconds(plain.forward, plain.backward + again)
+
+    def weight_gradients(self, rates: Rates, samples: float, *, tensor: int = 1) -> float:
+        """Of a block's backward, the half of its matrix products that makes weight gradients: attention has none."""
+        plain = self._block(rates, samples, tensor).backward - 2 * self._sum_over_tensor(rates, samples, tensor)
+        s = self.shape
+        return plain / 2 * (2 * (s.attention_parameters + s.mlp_parameters) / s.block_flops(self.seq_len))
+
+    def embedding(self, rates: Rates, samples: float, *, tensor: int = 1) -> Seconds:
+        """Looking rows up and adding gradients to them: bytes moved, no FLOPs."""
+        shared = Seconds(self._sum_over_tensor(rates, samples, tensor), 0.0)
+        if measured := self.profiles.get(rates.base):
+            return Seconds(*measured.at("embedding", samples)) * (1 / rates.speed) + shared
+        row = samples * self.seq_len * self.shape.hidden
+        once = row * 2 * self.numbers.compute / rates.memory_bytes_per_s
+        back = row * 2 * self.numbers.gradients / rates.memory_bytes_per_s
+        return Seconds(once + rates.launch_s, back + rates.launch_s) + shared
+
+    def head(self, rates: Rates, samples: float, *, tensor: int = 1) -> Seconds:
+        """Final norm, LM head and loss: 1.8-2.5 blocks of common models."""
+        shared = Seconds(0.0, self._sum_over_tensor(rates, samples, tensor))
+        if measured := self.profiles.get(rates.base):
+            return Seconds(*measured.at("head", samples)) * (1 / (tensor * rates.speed)) + shared
+        forward = samples * self.seq_len * self.shape.head_flops() / tensor / rates.flops_per_s
+        return Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s) + shared
+
+    def update(self, rates: Rates, parameters: float, *, offload: bool = False) -> float:
+        """Seconds of the optimiser step over so many parameters: measured, or bytes of state read and written."""
+        measured = self.profiles.get(rates.base)
+        if measured is not None and measured.update_s is not None and not offload:
+            return parameters * measured.update_s / rates.speed
+        state = parameters * (self.numbers.weights + self.numbers.gradients + self.numbers.optimizer)
+        return 2 * state / (rates.host_bytes_per_s if offload else rates.memory_bytes_per_s)
+
+    def boundary_bytes(self, samples: float) -> float:
+        """Bytes of hidden states (or of their gradients) that cross a stage boundary, for so many samples."""
+        return samples * self.seq_len * self.shape.hidden * self.numbers.compute
+
+    def _block(self, rates: Rates, samples: float, tensor: int) -> Seconds:
+        key = (rates, samples, tensor)
+        found = self._blocks.get(key)
+        if found is None:
+            found = self._blocks[key] = self._new_block(rates, samples, tensor)
+        return found
+
+    def _new_block(self, rates: Rates, samples: float, tensor: int) -> Seconds:
+        if measured := self.profiles.get(rates.base):
+            plain = Seconds(*measured.at("block", samples)) * (1 / (tensor * rates.speed))
+        else:
+            forward = samples * self.seq_len * self.shape.block_flops(self.seq_len) / tensor / rates.flops_per_s
+            plain = Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s)
+        sums = 2 * self._sum_over_tensor(rates, samples, tensor)  # after attention and MLP; backward the same
+        return plain + Seconds(sums, sums)
+
+    def _sum_over_tensor(self, rates: Rates, samples: float, tensor: int) -> float:
+        """Seconds to sum hidden states over a tensor group: 2(n-1)/n of their bytes (ring), and a launch."""
+        if tensor == 1:
+            return 0.0
+        return 2 * (tensor - 1) / tensor * self.boundary_bytes(samples) / rates.native_bytes_per_s + rates.launch_s
+
+    @cached_property
+    def _blocks(self) -> dict[tuple[Rates, float, int], Seconds]:
+        return {}
+
+    # bytes
+
+    @cached_property
+    def block_parameters(self) -> int:
+        """Parameters of one block."""
+        return self.shape.block_parameters
+
+    def stage_parameters(self, layers: int, *, first: bool, last: bool) -> int:
+        """Parameters that a stage of so many blocks holds; a tied head on another stage is held twice."""
+        count = layers * self.block_parameters
+        count += self.shape.embedding_parameters if first else 0
+        if last:
+            tied = self.shape.tied_embeddings and first
+            count += self.shape.hidden if tied else self.shape.head_parameters
+        return count
+
+    def block_parameters_on(self, tensor: int) -> float:
+        """Parameters of one block on each rank of a tensor group: norms are whole, too few key-value heads copied."""
+        s = self.shape
+        kept = 2 * s.hidden + (s.hidden if s.out_bias else 0)
+        copied = 2 * s.kv_heads * s.head_dim * (s.hidden + s.qkv_bias)
+        return kept + (self.block_parameters - kept - copied) / tensor + copied / min(tensor, s.kv_heads)
+
+    def state_bytes_per_parameter(self, *, shards: int = 1, offload: bool = False) -> float:
+        """Weights, gradients and optimiser state of one parameter on one rank; shards divide all three."""
+        n = self.numbers
+        resident = n.gradients + (0 if offload else n.weights + n.optimizer)
+        copy = n.compute if offload else n.copy
+        return (resident + copy) / shards
+
+    def activation_bytes(self, samples: float, *, tensor: int = 1, mode: Mode = PLAIN) -> float:
+        """What one block keeps of one micro-batch until its backward."""
+        s, c = self.shape, self.numbers.compute
+        tokens = samples * self.seq_len
+        if mode.activations:
+            return 0.0
+        if mode.recompute == "full":
+            return tokens * c * s.hidden
+        cut = c * (self._kept_values - 4 * s.hidden)  # norms' inputs and outputs are whole on every rank
+        spared = c * (2 * s.hidden + self._made_again * s.intermediate) if mode.recompute == "selective" else 0
+        return tokens * (4 * c * s.hidden + cut / tensor - spared / tensor)
+
+    def projection_gradient_bytes(self, samples: float, *, tensor: int = 1) -> float:
+        """Gradients of what one block's projections put out, for one micro-batch: what a split backward keeps."""
+        s = self.shape
+        cut = (s.heads + 2 * s.kv_heads) * s.head_dim + (1 if s.family == "gpt" else 2) * s.intermediate
+        return samples * self.seq_len * self.numbers.compute * (2 * s.hidden + cut / tensor)
+
+    def working_bytes(self, samples: float, *, tensor: int = 1, mode: Mode = PLAIN, last: bool, shards: int) -> float:
+        """What exists only for a moment: blocks computed again or on their way, logits, gathered weights."""
+        tokens = samples * self.seq_len
+        blocks = UNDER_WAY if mode.activations else int(mode.recompute != "none")
+        again = blocks * self.activation_bytes(samples, tensor=tensor)
+        logits = tokens * self.shape.vocab * (2 * 4 + self.numbers.compute) / tensor if last else 0.0
+        if shards == 1:
+            return max(again, logits)
+        block = self.block_parameters_on(tensor)
+        largest = max(block, self.shape.head_parameters / tensor if last else 0)
+        whole = self.numbers.compute + self.numbers.gradients  # the unit that computes, the next or the last one
+        return max(again, logits) + (largest + block) * whole
+
+    @cached_property
+    def _kept_values(self) -> int:
+        """Values per token that a block's backward needs, attention without its square (flash).
+
+        A gated block keeps gate, its activation, up and their product: so two H200s held 1.22 times what three gave.
+        """
+        s = self.shape
+        q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+        gates = 2 if s.family == "gpt" else 4
+        return 4 * s.hidden + 2 * q + 2 * kv + gates * s.intermediate
+
+    @property
+    def _made_again(self) -> int:
+        """Vectors of the intermediate size that selective recomputation spares: activation and product, if gated."""
+        return 1 if self.shape.family == "gpt" else 2
+
+    @cached_property
+    def _elementwise_bytes(self) -> int:
+        """Bytes per token to make norms and the gated product again: each read once and written once."""
+        return 2 * self.numbers.compute * (2 * self.shape.hidden + self.shape.intermediate)
+
+
+def usable_bytes(rates: Rates) -> float:
+    """Bytes of a device that a plan may count on."""
+    return rates.memory_bytes * USABLE_SHARE - rates.runtime_bytes

@@ -1,0 +1,167 @@
+"""What a person asks of a plan: what else was close, what binds it, and what would help most."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hetctl.trainer.planning.costs import PLAIN, usable_bytes
+from hetctl.trainer.planning.lanes import Lanes
+from hetctl.trainer.planning.pools import Pool
+from hetctl.trainer.planning.predict import Prediction, predict
+from hetctl.trainer.planning.problem import Problem
+from hetctl.trainer.planning.reasons import describe
+from hetctl.trainer.planning.search import Search
+
+MOST_DEVICES = 256  # beyond, trying what would help takes longer than planning did
+WORTH_SAYING = 0.002  # relative gain
+ROUGHLY = 0.002  # how exact a gain needs to be
+MOST_FREE = 0.7  # of usable memory: fuller devices might gain from more
+HOST = 8  # devices that are tried on top
+
+
+@dataclass(frozen=True)
+class Help:
+    """Something one could change, and how much faster the best plan would then be (relative)."""
+
+    what: str
+    gain: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The sentences of `--explain`."""
+
+    runner_up: str
+    order: str
+    binds: str
+    helps: tuple[Help, ...]
+
+    def sentences(self) -> tuple[str, ...]:
+        """Everything in reading order; empty parts left out."""
+        best = [f"{help.what} gives {help.gain:+.1%}." for help in self.helps[:3]]
+        if not best:
+            best = ["Nothing tried (faster bridges, more memory, one more host of each class) would help noticeably."]
+        return tuple(s for s in (self.runner_up, self.order, self.binds, *best) if s)
+
+
+def explain(problem: Problem, predictions: tuple[Prediction, ...]) -> Explanation:
+    """Explain the first of these predictions against the others and against changed clusters."""
+    chosen = predictions[0]
+    devices = sum(p.size for p in problem.pools)
+    helps = what_would_help(problem, chosen) if devices <= MOST_DEVICES else ()
+    return Explanation(_runner_up(predictions), _order(problem, chosen), what_binds(problem, chosen), helps)
+
+
+def what_binds(problem: Problem, chosen: Prediction) -> str:
+    """The constraint that holds the plan back: memory of a rank, a bridge, bubbles, or compute alone."""
+    fullest, place = 0.0, ""
+    saves = False
+    for pipeline in chosen.candidate.pipelines:
+        within: dict[int, int] = {}
+        for use, need, choice in zip(pipeline.stage_uses, pipeline.memory_bytes, pipeline.choices, strict=True):
+            rank = use.stage_ranks(within.get(id(use), 0) % use.stages)[0]
+            within[id(use)] = within.get(id(use), 0) + 1
+            saves |= choice.mode != PLAIN
+            share = need / usable_bytes(use.pool.rates)
+            if share > fullest:
+                fullest, place = share, f"rank {rank} ({use.pool.name})"
+    if saves:
+        return f"Memory binds: {place} is the fullest ({fullest:.0%} of what is usable), so work is done twice to fit."
+    if chosen.bridge_share > 0.03:
+        return f"The bridge {_slowest_bridge(chosen)} binds: {chosen.bridge_share:.1%} of the step waits for it."
+    if chosen.bubble_share > 0.05:
+        return f"Bubbles bind: devices wait {chosen.bubble_share:.1%} of the step for their neighbours' work."
+    if fullest > 0.9:
+        return f"Memory of {place} binds: {fullest:.0%} of what is usable."
+    return f"Compute binds; the fullest memory is {place} with {fullest:.0%} of what is usable."
+
+
+def what_would_help(problem: Problem, chosen: Prediction) -> tuple[Help, ...]:
+    """Changes tried one by one, most helpful first; those that gain next to nothing are left out."""
+    helps = []
+    for what, changed in _changes(problem, chosen):
+        changed = dataclasses.replace(changed, tolerance=max(changed.tolerance, ROUGHLY))
+        below = chosen.candidate.seconds * (1 - WORTH_SAYING)
+        found = Search(changed, keep=1, below=below).run().candidates
+        if found:
+            helps.append(Help(what, chosen.seconds / predict(changed, found[0]).seconds - 1))
+    return tuple(sorted((h for h in helps if h.gain > WORTH_SAYING), key=lambda h: -h.gain))
+
+
+def _changes(problem: Problem, chosen: Prediction) -> Iterator[tuple[str, Problem]]:
+    """(what, changed problem): bridges where the plan waits for them, memory where it is used up, and more devices."""
+    waited = chosen.bridge_share > WORTH_SAYING
+    for pair, lane in problem.lanes.bridges.items() if waited else ():
+        faster = dataclasses.replace(lane, per_rank=2 * lane.per_rank, total=2 * lane.total)
+        bridges = {**problem.lanes.bridges, pair: faster}
+        a, b = sorted(pair)
+        what = f"A second rail per device between {a} and {b}"
+        yield what, dataclasses.replace(problem, lanes=Lanes(bridges, problem.lanes.refused))
+    for index, pool in enumerate(problem.pools):
+        memory = pool.rates.memory_bytes + pool.rates.memory_bytes // 2
+        rates = dataclasses.replace(pool.rates, memory_bytes=memory)
+        if _used_up(chosen, pool):
+            richer = _with(problem, index, dataclasses.replace(pool, rates=rates))
+            yield f"Half as much memory again on {pool.name}", richer
+        first = sum(p.size for p in problem.pools) + 1
+        hosts = (*pool.hosts, tuple(range(first, first + HOST)))
+        yield (
+            f"Adding {HOST} more {pool.device_class} to {pool.island}",
+            _with(problem, index, dataclasses.replace(pool, hosts=hosts)),
+        )
+
+
+def _used_up(chosen: Prediction, pool: Pool) -> bool:
+    """Whether a plan fills most of a pool's memory, or computes twice or moves state to the host to spare it."""
+    for pipeline in chosen.candidate.pipelines:
+        for use, need, choice in zip(pipeline.stage_uses, pipeline.memory_bytes, pipeline.choices, strict=True):
+            saves = choice.mode != PLAIN
+            if use.pool is pool and (saves or need > MOST_FREE * usable_bytes(pool.rates)):
+                return True
+    return False
+
+
+def _with(problem: Problem, index: int, pool: Pool) -> Problem:
+    return dataclasses.replace(problem, pools=(*problem.pools[:index], pool, *problem.pools[index + 1 :]))
+
+
+def _runner_up(predictions: tuple[Prediction, ...]) -> str:
+    if len(predictions) < 2:
+        return "There was no other arrangement that fits."
+    chosen, other = predictions[0], predictions[1]
+    what = "; ".join(
+        f"{describe(p)}, {p.batching.micro_batches} x {p.batching.micro_batch_size} samples, {p.schedule}"
+        for p in other.candidate.pipelines
+    )
+    return f"The runner-up was {what}: {other.seconds / chosen.seconds - 1:+.1%} step time."
+
+
+def _order(problem: Problem, chosen: Prediction) -> str:
+    """What the islands' given order would have cost, where the plan turns it round."""
+    if problem.pins.order is not None or len(chosen.candidate.pipelines) > 1:
+        return ""
+    order = list(dict.fromkeys(u.pool.island for u in chosen.candidate.pipelines[0].uses))
+    given = [name for name in dict.fromkeys(p.island for p in problem.pools) if name in order]
+    if order == given:
+        return ""
+    pinned = dataclasses.replace(problem, pins=dataclasses.replace(problem.pins, order=tuple(given)))
+    found = Search(pinned, keep=1).run().candidates
+    if not found:
+        return f"In the given order ({', '.join(given)}) nothing fits."
+    slower = predict(pinned, found[0]).seconds / chosen.seconds - 1
+    return f"The order {', '.join(order)} beats the given one ({', '.join(given)}) by {slower:.1%}."
+
+
+def _slowest_bridge(chosen: Prediction) -> str:
+    worst: Mapping[str, float] = {}
+    for pipeline in chosen.candidate.pipelines:
+        uses = pipeline.stage_uses
+        for (a, b), hop in zip(pairwise(uses), pipeline.hops, strict=True):
+            if a.pool.island != b.pool.island:
+                worst = {**worst, f"{a.pool.island} - {b.pool.island}": hop}
+    if worst:
+        return max(worst, key=lambda name: worst[name])
+    return "between the replicas"

@@ -1,0 +1,255 @@
+"""The fastest pipeline of given pools at given micro-batches: bounds first, then the exact split of what they leave."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from hetctl.trainer.planning.arrange import Batching, Pipeline, arrange, schedules
+from hetctl.trainer.planning.bounds import UseBound, UseBounds, lower_bounds
+from hetctl.trainer.planning.partition import Floats, Whole
+from hetctl.trainer.planning.pools import Pool, Rates
+from hetctl.trainer.planning.problem import Problem
+from hetctl.trainer.planning.space import PoolUse, orders, pool_uses
+from hetctl.trainer.planning.stages import StageBook, share
+
+COMBINATIONS = 100_000  # bounded at once; beyond, the grid of uses is thinned, and said so
+LEVELS = (
+    "every use of every pool",
+    "one tensor degree per pipeline",
+    "one tensor degree per pipeline, few stage counts, widest stages",
+    "one tensor degree per pipeline, stage counts of powers of two, widest stages",
+)
+FEW_STAGES = frozenset((1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32))
+POWERS = frozenset((1, 2, 4, 8, 16, 32, 64))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A replica to be found: pools (order free), micro-batches, and how many equal replicas it stands for."""
+
+    pools: tuple[Pool, ...]
+    batching: Batching
+    clones: int = 1
+
+
+@dataclass
+class _Known:
+    lower: float = 0.0  # no pipeline takes less
+    best: Pipeline | None = None
+    exact: bool = False  # `best` is the fastest there is
+
+
+class Pipelines:
+    """Finds pipelines and remembers what it found."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.book = StageBook(problem.costs, problem.means)
+        self.use_bounds = UseBounds(problem, self.book)
+        self.bounded, self.tried, self.level = 0, 0, 0
+        self._known: dict[Wanted, _Known] = {}
+        self._blocks: dict[tuple[Rates, int, int], float] = {}
+        self._looks: dict[tuple[tuple[Pool, ...], int, int, int], Look] = {}
+        self._order: dict[tuple[Pool, ...], list[tuple[int, ...]]] = {}
+
+    def bound(self, wanted: Wanted, limit: float) -> float:
+        """A lower bound on the time, at most `limit` where that is all that matters."""
+        known = self._known.setdefault(wanted, _Known())
+        if known.lower < limit:
+            known.lower = max(known.lower, min(self.look(wanted, limit).bound, limit))
+        return known.lower
+
+    def faster(self, wanted: Wanted, limit: float) -> bool:
+        """Whether some pipeline takes less than `limit`."""
+        known = self._known.setdefault(wanted, _Known())
+        if known.best is not None and known.best.seconds < limit:
+            return True
+        if known.exact or self.bound(wanted, limit) >= limit:
+            return False
+        for found in self.exact(wanted, self.look(wanted, limit), lambda: limit):
+            known.best = found
+            return True
+        known.lower = limit
+        return False
+
+    def fastest(self, wanted: Wanted, limit: float) -> Pipeline | None:
+        """The fastest pipeline, if it takes less than `limit`."""
+        known = self._known.setdefault(wanted, _Known())
+        if not known.exact and known.lower < limit:
+
+            def below() -> float:
+                return limit if known.best is None else min(limit, known.best.seconds)
+
+            for found in self.exact(wanted, self.look(wanted, below()), below):
+                known.best = found
+            known.exact = known.best is not None and known.best.seconds < limit
+            known.lower = limit if not known.exact else known.lower
+        return known.best if known.best is not None and known.best.seconds < limit else None
+
+    def look(self, wanted: Wanted, limit: float) -> Look:
+        """Every combination of uses that might fit and beat the limit, with its bound.
+
+        Bounds leave out what replicas exchange, so one look serves every grouping.
+        """
+        key = (wanted.pools, wanted.batching.micro_batch_size, wanted.batching.micro_batches, wanted.clones)
+        seen = self._looks.get(key)
+        if seen is not None and (limit <= seen.limit or seen.limit == math.inf):
+            return seen
+        look = self._looks[key] = self._look(wanted, limit)
+        return look
+
+    def _look(self, wanted: Wanted, limit: float) -> Look:
+        pins, layers = self.problem.pins, self.problem.costs.shape.layers
+        look, count = Look(limit), wanted.batching.micro_batches
+        for options in self._options(wanted, limit):
+            if not all(options):
+                continue
+            self.bounded += math.prod(map(len, options))
+            combos, bounds = lower_bounds(options, layers, micro_batches=count, stages=pins.stages, limit=limit)
+            if len(bounds):
+                look.parts.append((options, combos, bounds))
+        return look
+
+    def _options(self, wanted: Wanted, limit: float) -> Iterator[list[list[UseBound]]]:
+        """Options per pool, in sets whose product is to be searched; the grid is thinned until that is possible."""
+        every = [self._uses(pool, wanted) for pool in wanted.pools]
+        for level in range(len(LEVELS)):
+            sets = _thinned(every, level)
+            if level == len(LEVELS) - 1 or sum(math.prod(map(len, s)) for s in sets) <= COMBINATIONS:
+                self.level = max(self.level, level)
+                for options in sets:
+                    near = self._near(options, wanted, limit)
+                    if all(near):
+                        bounds = [[self._use_bound(u, wanted) for u in uses] for uses in near]
+                        yield [[b for b in found if b is not None] for found in bounds]
+                return
+
+    def _near(self, options: list[list[PoolUse]], wanted: Wanted, limit: float) -> list[list[PoolUse]]:
+        """Uses that could be part of something below the limit, were all others at their best and memory no matter.
+
+        A pipeline takes at least the fill of its stages, and (m - 1) times all layers over the layers per second
+        of all stages together.
+        """
+        if limit == math.inf:
+            return options
+        further, layers = wanted.batching.micro_batches - 1, self.problem.costs.shape.layers
+        size = wanted.batching.micro_batch_size
+        beats = [[self._block_seconds(u, share(size, u.width)) for u in uses] for uses in options]
+        flows = [
+            [u.stages / t for u, t in zip(uses, times, strict=True)] for uses, times in zip(options, beats, strict=True)
+        ]
+        most = [max(flow, default=0.0) for flow in flows]
+        fastest = min((min(times) for times in beats if times), default=0.0)
+        near = []
+        for index, uses in enumerate(options):
+            others = sum(most) - most[index]
+            kept = []
+            for use, time, flow in zip(uses, beats[index], flows[index], strict=True):
+                fill = use.stages * time + (layers - use.stages) * fastest
+                if fill + further * layers / (flow + others) < limit:
+                    kept.append(use)
+            near.append(kept)
+        return near
+
+    def _block_seconds(self, use: PoolUse, samples: int) -> float:
+        key = (use.pool.rates, use.tensor, samples)
+        found = self._blocks.get(key)
+        if found is None:
+            found = self._blocks[key] = self.problem.costs.block(use.pool.rates, samples, tensor=use.tensor).both
+        return found
+
+    def _uses(self, pool: Pool, wanted: Wanted) -> list[PoolUse]:
+        problem, size, clones = self.problem, wanted.batching.micro_batch_size, wanted.clones
+        layers = problem.costs.shape.layers
+        uses = pool_uses(pool, layers=layers, micro_batch_size=size, pins=problem.pins, tensors=problem.tensors)
+        return uses if clones == 1 else [replace(u, copies=clones) for u in uses if u.width % clones == 0]
+
+    def _use_bound(self, use: PoolUse, wanted: Wanted) -> UseBound | None:
+        waits = self.problem.schedule == "1f1b"
+        if self.problem.schedule == "auto":
+            waits = len({p.island for p in wanted.pools}) == 1
+        # in a pipeline deeper than its micro-batches are many nothing waits
+        waits &= self.problem.forwards_ahead is None
+        waits &= wanted.batching.micro_batches > self.problem.costs.shape.layers
+        return self.use_bounds.of(use, wanted.batching, waits=waits)
+
+    def exact(self, wanted: Wanted, look: Look, limit: Callable[[], float]) -> Iterator[Pipeline]:
+        """Pipelines faster than the limit as it stands, until no bound is below it."""
+        for bound, uses in look:
+            if bound >= limit():
+                return
+            for order in self._orders(wanted.pools):
+                ordered = tuple(uses[i] for i in order)
+                for schedule in schedules(self.problem, ordered):
+                    if schedule == "eager-1f1b" and self._waits_little(ordered, wanted.batching, limit()):
+                        continue
+                    self.tried += 1
+                    made = arrange(self.problem, self.book, ordered, wanted.batching, schedule=schedule, bound=limit())
+                    if made is not None:
+                        yield made
+
+    def _waits_little(self, uses: Sequence[PoolUse], batching: Batching, limit: float) -> bool:
+        """Whether hiding all transfers would gain less than the tolerance."""
+        if not self.problem.tolerance:
+            return False
+        payload = self.problem.costs.boundary_bytes(batching.micro_batch_size)
+        hops = sum(self.problem.lanes.hop_seconds(a, b, payload) for a, b in pairwise(uses))
+        hops += sum((u.stages - 1) * self.problem.lanes.hop_seconds(u, u, payload) for u in uses if u.stages > 1)
+        depth = sum(u.stages for u in uses)
+        return 2 * hops / depth * (batching.micro_batches - 1) < self.problem.tolerance * limit
+
+    def _orders(self, pools: tuple[Pool, ...]) -> list[tuple[int, ...]]:
+        if pools not in self._order:
+            lanes = self.problem.lanes
+            found = orders(pools, self.problem.pins, alike=lanes.alike(pools))
+            self._order[pools] = [o for o in found if all(lanes.can_talk(pools[a], pools[b]) for a, b in pairwise(o))]
+        return self._order[pools]
+
+
+class Look:
+    """Combinations of uses with their bounds, most promising first."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit  # what takes longer was left out
+        self.parts: list[tuple[list[list[UseBound]], Whole, Floats]] = []
+
+    @property
+    def bound(self) -> float:
+        """The least bound of all; infinity when there is none."""
+        return min((float(bounds[0]) for _, _, bounds in self.parts), default=math.inf)
+
+    def __iter__(self) -> Iterator[tuple[float, tuple[PoolUse, ...]]]:
+        return heapq.merge(*map(self._walk, self.parts), key=lambda found: found[0])
+
+    @staticmethod
+    def _walk(part: tuple[list[list[UseBound]], Whole, Floats]) -> Iterator[tuple[float, tuple[PoolUse, ...]]]:
+        options, combos, bounds = part
+        for combo, bound in zip(combos, bounds, strict=True):
+            yield float(bound), tuple(o[i].use for o, i in zip(options, combo, strict=True))
+
+
+def _thinned(every: Sequence[list[PoolUse]], level: int) -> list[list[list[PoolUse]]]:
+    """Sets of options per pool at a level of LEVELS; each set's product is searched."""
+    if level == 0:
+        return [list(every)]
+    counts = {1: None, 2: FEW_STAGES, 3: POWERS}[level]
+    tensors = sorted({u.tensor for uses in every for u in uses})
+    sets = []
+    for tensor in tensors:
+        options = [[u for u in uses if u.tensor == tensor and (counts is None or u.stages in counts)] for uses in every]
+        if level >= 2:
+            options = [_widest(uses) for uses in options]
+        sets.append(options)
+    return sets
+
+
+def _widest(uses: Sequence[PoolUse]) -> list[PoolUse]:
+    found: dict[int, PoolUse] = {}
+    for use in uses:
+        if use.stages not in found or use.width > found[use.stages].width:
+            found[use.stages] = use
+    return list(found.values())

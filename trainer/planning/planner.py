@@ -1,0 +1,178 @@
+"""The planner's face: a cluster and a recipe in, the fastest validated plan out, with what it weighed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from hetctl.comm.cluster import Cluster
+from hetctl.comm.errors import Infeasible
+from hetctl.comm.plan import Plan, Predicted, Replica, Stage
+from hetctl.trainer.planning.arrange import Pipeline
+from hetctl.trainer.planning.assemble import assemble
+from hetctl.trainer.planning.infeasible import refuse
+from hetctl.trainer.planning.predict import Prediction, alone_samples_per_s, bound_samples_per_s, mfu, predict
+from hetctl.trainer.planning.problem import EVERYTHING, EXECUTABLE, Ability, Problem, read_problem
+from hetctl.trainer.planning.profile import Profile
+from hetctl.trainer.planning.reasons import reasons
+from hetctl.trainer.planning.reschedule import rescheduled
+from hetctl.trainer.planning.search import Candidate, Found, Search
+from hetctl.trainer.planning.space import tensor_units
+from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.schedule import INTERLEAVED, SPLIT
+
+KEEP = 6  # candidates that are simulated: the choice and the next five
+LARGE = 1024  # devices from which on fewer are kept, for the time that comparing near-equals takes
+
+
+@dataclass(frozen=True, eq=False)
+class Planning:
+    """A plan with everything that was weighed: predictions of all kept candidates, the chosen one first."""
+
+    plan: Plan
+    problem: Problem
+    predictions: tuple[Prediction, ...]
+    found: Found
+    alone: Mapping[str, float | None]  # island -> samples per second of its own best plan
+
+    def alternative(self, cluster: Cluster, recipe: Recipe, number: int) -> Plan:
+        """The plan of the candidate at `number` (0 is the chosen one), to be run against the others."""
+        return _plan(cluster, recipe, self.problem, self.predictions[number], self.alone, ("An alternative.",))
+
+
+def make_plan(
+    cluster: Cluster,
+    recipe: Recipe,
+    *,
+    speeds: Mapping[str, float] | None = None,
+    profile: Profile | None = None,
+    abilities: frozenset[Ability] = EVERYTHING,
+) -> Plan:
+    """The fastest plan the cost model knows, within `abilities`. Raises Infeasible or ConfigError."""
+    return weigh(cluster, recipe, speeds=speeds, profile=profile, abilities=abilities).plan
+
+
+def weigh(
+    cluster: Cluster,
+    recipe: Recipe,
+    *,
+    speeds: Mapping[str, float] | None = None,
+    profile: Profile | None = None,
+    abilities: frozenset[Ability] = EVERYTHING,
+) -> Planning:
+    """The fastest plan and the candidates it was weighed against. Raises Infeasible or ConfigError."""
+    problem = read_problem(cluster, recipe, speeds=speeds, profile=profile, abilities=abilities)
+    devices = sum(p.size for p in problem.pools)
+    found = Search(problem, keep=KEEP if devices < LARGE else 2).run()
+    if not found.candidates:
+        refuse(problem)
+    predictions = tuple(sorted(_predictions(problem, found), key=_rank))
+    islands = list(dict.fromkeys(p.island for p in problem.pools))
+    alone = {name: alone_samples_per_s(problem, name) for name in islands}
+    why = reasons(problem, predictions[0], found, alone)
+    plan = _plan(cluster, recipe, problem, predictions[0], alone, why)
+    plan.validate(where="the plan", layers=problem.costs.shape.layers)
+    return Planning(plan, problem, predictions, found, alone)
+
+
+def _predictions(problem: Problem, found: Found) -> list[Prediction]:
+    """Every candidate simulated, under the schedule that was asked for. Raises Infeasible where none can have it."""
+    if problem.schedule not in (SPLIT, INTERLEAVED):
+        return [predict(problem, c) for c in found.candidates]
+    made = [rescheduled(problem, c, problem.schedule) for c in found.candidates]
+    kept = [p for p in made if p is not None]
+    if not kept:
+        raise Infeasible(
+            f"no plan that was found can run the {problem.schedule} schedule: memory, or micro-batches that do not "
+            "divide by the stages",
+            hint="pin parallelism.pipeline to 2 or more, another batch.micro_batch_size, or leave the schedule free",
+        )
+    return kept
+
+
+def _rank(prediction: Prediction) -> float:
+    return prediction.seconds * prediction.candidate.handicap
+
+
+def _plan(
+    cluster: Cluster,
+    recipe: Recipe,
+    problem: Problem,
+    chosen: Prediction,
+    alone: Mapping[str, float | None],
+    why: tuple[str, ...],
+) -> Plan:
+    replicas = _replicas(chosen.candidate)
+    longest = max(chosen.candidate.pipelines, key=lambda p: len(p.layers))
+    return assemble(
+        cluster,
+        recipe,
+        replicas=replicas,
+        schedule=longest.schedule,
+        forwards_ahead=longest.forwards_ahead,
+        predicted=_predicted(problem, chosen, replicas, alone),
+        reasons=why,
+    )
+
+
+def _replicas(candidate: Candidate) -> tuple[Replica, ...]:
+    """The candidate's pipelines as replicas; clones share a pipeline's width and micro-batches evenly."""
+    found = []
+    for pipeline in candidate.pipelines:
+        found += [_replica(pipeline, clone, candidate.clones) for clone in range(candidate.clones)]
+    return tuple(found)
+
+
+def _replica(pipeline: Pipeline, clone: int, clones: int) -> Replica:
+    spans = list(pairwise(accumulate((0, *pipeline.layers))))
+    units = {id(use): tensor_units(use.pool, use.tensor) for use in pipeline.uses}
+    batching = pipeline.batching
+    stages = []
+    places = [(use, k) for use in pipeline.uses for k in range(use.stages)] * pipeline.chunks
+    for index, (use, within) in enumerate(places):
+        choice, width = pipeline.choices[index], use.width // clones
+        start = within * use.width + clone * width
+        stages.append(
+            Stage(
+                layers=spans[index],
+                ranks=tuple(rank for unit in units[id(use)][start : start + width] for rank in unit),
+                micro_batch_size=batching.micro_batch_size // clones,
+                micro_batches=batching.micro_batches,
+                tensor_parallel=use.tensor,
+                shards=choice.shards,
+                recompute=choice.mode.recompute,
+                offload=choice.mode.offload,
+                offload_activations=choice.mode.activations,
+            )
+        )
+    return Replica(tuple(stages), pipeline.forwards_ahead)
+
+
+def _predicted(
+    problem: Problem, chosen: Prediction, replicas: tuple[Replica, ...], alone: Mapping[str, float | None]
+) -> Predicted:
+    memory = [0] * sum(p.size for p in problem.pools)  # an idle device needs none
+    clones = chosen.candidate.clones
+    for number, replica in enumerate(replicas):
+        pipeline = chosen.candidate.pipelines[number // clones]
+        for stage, held in zip(replica.stages, pipeline.memory_bytes, strict=True):
+            for rank in stage.ranks:
+                memory[rank] = held
+    per_s = problem.samples / chosen.seconds
+    own = list(alone.values())
+    efficiency = per_s / sum(r for r in own if r is not None) if None not in own else None
+    return Predicted(
+        basis="measured" if problem.measured else "table",
+        step_time_s=chosen.seconds,
+        tokens_per_s=per_s * problem.costs.seq_len,
+        bubble_share=chosen.bubble_share,
+        bridge_share=chosen.bridge_share,
+        efficiency=efficiency,
+        memory_bytes=tuple(memory),
+        mfu=mfu(problem, chosen.seconds),
+        bound_tokens_per_s=bound_samples_per_s(problem) * problem.costs.seq_len,
+    )
+
+
+__all__ = ["EVERYTHING", "EXECUTABLE", "Planning", "make_plan", "weigh"]

@@ -1,0 +1,156 @@
+"""Pools: the cluster as the planner sees it, devices of one island that compute alike, with their rates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass, fields, replace
+from functools import cached_property
+from itertools import groupby
+
+from hetctl.comm.cluster import Cluster, Host, Member
+from hetctl.comm.errors import ConfigError, nearest
+from hetctl.trainer.planning.hardware import CLASSES, DeviceClass
+
+
+@dataclass(frozen=True, eq=False)
+class Rates:
+    """What one device does per second, speed already applied, and how much memory it has.
+
+    Told apart by identity (they are keys of large tables): equal devices share one object.
+    """
+
+    flops_per_s: float
+    memory_bytes_per_s: float
+    native_bytes_per_s: float  # inside a host
+    nic_bytes_per_s: float  # this device's share of its host's NICs
+    host_bytes_per_s: float
+    launch_s: float
+    memory_bytes: int
+    runtime_bytes: int
+    base: str = ""  # the class whose measured profile holds, '' when a speed was given by hand
+    speed: float = 1.0  # the share of that profile's speed
+    peak_flops_per_s: float = 0.0  # 0: unknown
+
+    def least(self, others: Iterable[Rates]) -> Rates:
+        """These rates with every rate and the memory lowered to the least of all."""
+        every = [self, *others]
+        names = [f.name for f in fields(self) if f.name.endswith(("_per_s", "memory_bytes"))]
+        most = max(r.runtime_bytes for r in every)
+        return replace(self, runtime_bytes=most, **{n: min(getattr(r, n) for r in every) for n in names})
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Devices of one island that compute alike. `hosts` are the ranks of each host, in rank order.
+
+    Pools are told apart by identity: comparing thousands of ranks would dominate the search.
+    """
+
+    island: str
+    device_class: str
+    speed: float
+    rates: Rates
+    hosts: tuple[tuple[int, ...], ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(rank for host in self.hosts for rank in host)
+
+    @cached_property
+    def size(self) -> int:
+        return sum(len(host) for host in self.hosts)
+
+    @cached_property
+    def per_host(self) -> int:
+        """Devices on the fullest host."""
+        return max(len(host) for host in self.hosts)
+
+    def units(self, tensor: int) -> int:
+        """How many tensor groups of this degree its hosts can form."""
+        return sum(count * (size // tensor) for size, count in self._host_sizes.items())
+
+    @cached_property
+    def _host_sizes(self) -> Counter[int]:
+        return Counter(len(host) for host in self.hosts)
+
+    @property
+    def name(self) -> str:
+        return self.island if self.island == self.device_class else f"{self.island}/{self.device_class}"
+
+
+def members(cluster: Cluster) -> Iterator[tuple[int, str, Member]]:
+    """(rank, island name, member) of every device: ranks count through the islands in order."""
+    rank = 0
+    for island in cluster.islands:
+        for member in island.members:
+            yield rank, island.name, member
+            rank += 1
+
+
+def read_pools(cluster: Cluster, *, speeds: Mapping[str, float] | None = None) -> tuple[Pool, ...]:
+    """The pools of a cluster, in order of its islands. `speeds`: sustained TFLOPS per GPU of a class.
+
+    Raises ConfigError for a speed of a class that the cluster does not have, and for unknown classes.
+    """
+    speeds = speeds or {}
+    present = {d.device_class for h in cluster.hosts for d in h.devices}
+    for name in speeds:
+        if name not in present:
+            raise ConfigError(f"--speed names '{name}', which this cluster does not have", hint=nearest(name, present))
+    found: dict[tuple[str, str, float, int], tuple[Rates, list[tuple[str, int]]]] = {}
+    rates_of: dict[tuple[str, str, float, int | None], Rates] = {}
+    equal: dict[tuple[object, ...], Rates] = {}
+    for rank, island, member in members(cluster):
+        host = cluster.host_by_name[member.host]
+        device = cluster.device(member)
+        known = (member.host, device.device_class, device.speed, device.memory_bytes)
+        if known not in rates_of:
+            made = _rates(cluster, host, device.device_class, device.speed, device.memory_bytes, speeds)
+            rates_of[known] = equal.setdefault(astuple(made), made)
+        rates = rates_of[known]
+        key = (island, device.device_class, device.speed, rates.memory_bytes)
+        found.setdefault(key, (rates, []))[1].append((member.host, rank))
+    pools = []
+    for (island, device_class, speed, _), (rates, placed) in found.items():
+        hosts = tuple(tuple(rank for _, rank in group) for _, group in groupby(placed, key=lambda p: p[0]))
+        pools.append(Pool(island, device_class, speed, rates, hosts))
+    return tuple(pools)
+
+
+def base_class(cluster: Cluster, label: str) -> DeviceClass:
+    """The table's row behind a label: the label's own, or on an emulated cluster this machine's device.
+
+    Labels of an emulated cluster decide islands, never speed.
+    """
+    name = label
+    if cluster.source == "emulated":
+        fallback = "cpu" if cluster.runs == "gloo" else cluster.hosts[0].devices[0].device_class
+        name = cluster.runs_class or fallback
+    row = CLASSES.get(name)
+    if row is None:
+        raise ConfigError(f"'{name}' is not a device class hetctl knows", hint=nearest(name, CLASSES))
+    return row
+
+
+def _rates(
+    cluster: Cluster, host: Host, label: str, speed: float, memory: int | None, speeds: Mapping[str, float]
+) -> Rates:
+    row = base_class(cluster, label)
+    tflops = speeds.get(label, row.sustained_tflops) * speed
+    nics = [n.rate_bytes_per_s for n in host.nics if n.rate_bytes_per_s]
+    share = sum(nics) / max(1, len(host.devices)) if nics else row.nic_bytes_per_s
+    return Rates(
+        flops_per_s=tflops * 1e12,
+        memory_bytes_per_s=row.memory_bytes_per_s,
+        native_bytes_per_s=row.native_bytes_per_s,
+        nic_bytes_per_s=share,
+        host_bytes_per_s=row.host_bytes_per_s,
+        # a speed given by hand is all a device sustains, launches included; a slower emulation launches more slowly
+        launch_s=0.0 if label in speeds else row.launch_s / speed,
+        memory_bytes=row.memory_bytes if memory is None else memory,
+        runtime_bytes=row.runtime_bytes,
+        base="" if label in speeds else row.name,
+        speed=speed,
+        peak_flops_per_s=row.peak_tflops * 1e12,
+    )

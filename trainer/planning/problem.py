@@ -1,0 +1,196 @@
+"""The planning problem as frozen values: pools, costs, lanes, and what the recipe leaves open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hetctl.comm.cluster import Cluster
+from hetctl.comm.errors import ConfigError, Infeasible, nearest
+from hetctl.trainer.cuts import cannot_cut
+from hetctl.trainer.planning.costs import MODES, LayerCosts, Numbers
+from hetctl.trainer.planning.lanes import Lanes, read_lanes
+from hetctl.trainer.planning.pools import Pool, read_pools
+from hetctl.trainer.planning.profile import Profile
+from hetctl.trainer.planning.space import TENSOR_DEGREES, Pins
+from hetctl.trainer.planning.stages import Means, Sharding
+from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.schedule import SPLIT
+
+Ability = Literal["tensor", "shards", "recompute", "offload", "activations", "overlap"]
+EVERYTHING: frozenset[Ability] = frozenset({"tensor", "shards", "recompute", "offload", "activations", "overlap"})
+EXECUTABLE = EVERYTHING  # what trainer.loop runs of it
+
+# (most devices, tolerance of the search and of each split)
+TOLERANCES = ((64, 0.0), (512, 0.0005), (2048, 0.001), (math.inf, 0.0025))
+MANY_KINDS = 0.002  # the least tolerance where more than three kinds of devices can be combined
+# what CPU processes of one machine cost is a guess: activations are the smallest traffic unless much says otherwise
+GUESSED = 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is to be planned. `samples` is the global batch."""
+
+    costs: LayerCosts
+    pools: tuple[Pool, ...]
+    lanes: Lanes
+    means: Means
+    tensors: tuple[int, ...]
+    pins: Pins
+    samples: int
+    micro_batch_size: int | None = None
+    schedule: str = "auto"
+    forwards_ahead: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = None
+    split: str = "auto"
+    alpha: float = 1.0
+    tolerance: float = 0.0  # relative; what is faster by less than this is not looked for
+    across: float = 1.0  # handicap of data parallelism across islands: how much faster it must be
+    notes: tuple[str, ...] = ()  # what a person should know of the figures behind the plan
+
+    @property
+    def measured(self) -> bool:
+        """Whether every device's seconds were measured."""
+        return all(p.rates.base in self.costs.profiles for p in self.pools)
+
+
+def read_problem(
+    cluster: Cluster,
+    recipe: Recipe,
+    *,
+    speeds: Mapping[str, float] | None = None,
+    profile: Profile | None = None,
+    abilities: frozenset[Ability] = EVERYTHING,
+) -> Problem:
+    """The problem of a recipe on a cluster. Raises ConfigError for wishes that contradict each other."""
+    pools = read_pools(cluster, speeds=speeds)
+    bridges = profile.bridges if profile else ()
+    lanes = read_lanes(cluster, pools, forced=recipe.bridge.transport, measured=bridges)
+    if recipe.bridge.transport != "auto":
+        for refusal in lanes.refused.values():
+            raise refusal
+    wish = recipe.parallelism
+    size = None if recipe.batch.micro_batch_size == "auto" else recipe.batch.micro_batch_size
+    if size is not None and recipe.batch.global_batch % size:
+        raise Infeasible(
+            f"batch.global_batch {recipe.batch.global_batch} is no multiple of batch.micro_batch_size {size}",
+            hint="change one of them, or leave batch.micro_batch_size free",
+        )
+    if wish.schedule == SPLIT and recipe.train.compile:
+        raise ConfigError(
+            f"train.compile does not go with parallelism.schedule={SPLIT}: compiled blocks have one backward",
+            hint="train.compile=false, or another schedule",
+        )
+    costs = layer_costs(cluster, recipe, profile)
+    return Problem(
+        costs=costs,
+        notes=_notes(costs, pools, profile),
+        pools=pools,
+        lanes=lanes,
+        means=_means(recipe, abilities),
+        tensors=tuple(t for t in TENSOR_DEGREES if not cannot_cut(costs.shape, t)) if "tensor" in abilities else (1,),
+        pins=_pins(cluster, recipe, abilities),
+        samples=recipe.batch.global_batch,
+        micro_batch_size=size,
+        schedule=wish.schedule,
+        forwards_ahead=None if wish.forwards_ahead == "auto" else wish.forwards_ahead,
+        layers=wish.layers,
+        split=wish.split,
+        alpha=wish.alpha,
+        tolerance=_tolerance(pools),
+        across=GUESSED if cluster.runs == "gloo" else 1.0,
+    )
+
+
+def _tolerance(pools: tuple[Pool, ...]) -> float:
+    exact = next(t for most, t in TOLERANCES if sum(p.size for p in pools) <= most)
+    return max(exact, MANY_KINDS) if len(pools) > 3 else exact
+
+
+def _notes(costs: LayerCosts, pools: tuple[Pool, ...], profile: Profile | None) -> tuple[str, ...]:
+    """Which classes a profile was given for, yet says nothing of at this model and length."""
+    if profile is None:
+        return ()
+    missing = dict.fromkeys(p.device_class for p in pools if p.rates.base and p.rates.base not in costs.profiles)
+    about = f"'{costs.shape.name}' at {costs.seq_len} tokens"
+    return tuple(f"The profile says nothing of {name} for {about}: the table's figures stand in." for name in missing)
+
+
+def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> LayerCosts:
+    """The cost model of a recipe's layers on a cluster."""
+    shape, seq_len = recipe.shape(), recipe.model.seq_len
+    precision = recipe.train.precision
+    if precision == "auto":
+        precision = "fp32" if cluster.runs == "gloo" or {i.vendor for i in cluster.islands} == {"cpu"} else "bf16"
+    width = 8 if precision == "fp64" else 4
+    optimizer = 2 * width if recipe.optimizer.name == "adamw" else 0
+    numbers = Numbers(2 if precision == "bf16" else width, width, width, optimizer)
+    return LayerCosts(shape, seq_len, numbers, profile.matching(shape, seq_len) if profile else {})
+
+
+def _means(recipe: Recipe, abilities: frozenset[Ability]) -> Means:
+    wanted = recipe.parallelism.recompute
+    modes = tuple(
+        m
+        for m in MODES
+        if (not m.offload or "offload" in abilities)
+        and (m.recompute == "none" or "recompute" in abilities)
+        and (not m.activations or "activations" in abilities)
+        and wanted in ("auto", m.recompute)
+        and recipe.parallelism.activations in ("auto", "host" if m.activations else "device")
+    )
+    if not modes:
+        raise ConfigError(
+            f"recompute '{wanted}' and activations '{recipe.parallelism.activations}' exclude each other",
+            hint="activations on the host are not computed again: use parallelism.recompute=none",
+        )
+    shardings: tuple[Sharding, ...] = ("none", "host", "all") if "shards" in abilities else ("none",)
+    return Means(modes, shardings, "overlap" in abilities)
+
+
+def _pins(cluster: Cluster, recipe: Recipe, abilities: frozenset[Ability]) -> Pins:
+    wish, shape = recipe.parallelism, recipe.shape()
+    stages = None if wish.pipeline == "auto" else wish.pipeline
+    if wish.layers is not None:
+        if sum(wish.layers) != shape.layers or min(wish.layers) < 1:
+            raise ConfigError(f"parallelism.layers must be positive and add up to {shape.layers}: {list(wish.layers)}")
+        if stages not in (None, len(wish.layers)):
+            raise ConfigError(f"parallelism.pipeline={stages}, but parallelism.layers lists {len(wish.layers)} stages")
+        stages = len(wish.layers)
+    if stages is not None and stages > shape.layers:
+        raise ConfigError(
+            f"{stages} pipeline stages are more than the {shape.layers} layers of '{shape.name}'",
+            hint=f"use parallelism.pipeline of at most {shape.layers}",
+        )
+    tensor = None if wish.tensor == "auto" else wish.tensor
+    if tensor not in (None, 1) and "tensor" not in abilities:
+        raise ConfigError(f"parallelism.tensor={tensor} cannot be run yet", hint="use parallelism.tensor=1")
+    if tensor is not None and tensor not in TENSOR_DEGREES:
+        raise ConfigError(f"parallelism.tensor={tensor} is not possible", hint="1, 2, 4 or 8, dividing the heads")
+    if tensor is not None and (why := cannot_cut(shape, tensor)):
+        raise ConfigError(f"parallelism.tensor={tensor} is not possible: {why}", hint="choose another degree")
+    replicas = None if wish.data == "auto" else wish.data
+    order = _order(cluster, recipe)
+    if wish.split != "auto" and (stages, replicas, order) == (None, None, None) and len(cluster.islands) > 1:
+        # these rules share layers out among islands: one stage each, as they come
+        order = tuple(i.name for i in cluster.islands)
+        stages = len(order)
+    return Pins(tensor, stages, replicas, order, every_island=cluster.source == "emulated")
+
+
+def _order(cluster: Cluster, recipe: Recipe) -> tuple[str, ...] | None:
+    order = recipe.parallelism.order
+    if order == "auto":
+        return None
+    names = tuple(i.name for i in cluster.islands)
+    if order == "given":
+        return names
+    for name in order:
+        if name not in names:
+            raise ConfigError(f"parallelism.order names '{name}', which is no island", hint=nearest(name, names))
+    if len(set(order)) != len(order):
+        raise ConfigError("parallelism.order names an island twice")
+    return order

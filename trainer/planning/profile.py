@@ -1,0 +1,112 @@
+"""profile.yaml: what layers and bridges really cost, as `hetctl bench ops` and `bench bridge` measured it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from hetctl.comm.cluster import SCHEMA_VERSION, TransportKind, check_schema_version
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.files import read_yaml, write_yaml
+from hetctl.comm.values import decode, encode
+from hetctl.trainer.models.shapes import ModelShape
+
+LayerKind = Literal["embedding", "block", "head"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Seconds of one layer at so many samples per rank and micro-batch."""
+
+    samples: int
+    forward_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True)
+class ClassProfile:
+    """One device class at one model and sequence length; points in ascending order of samples."""
+
+    device_class: str
+    model: str
+    seq_len: int
+    block: tuple[Point, ...]
+    embedding: tuple[Point, ...]
+    head: tuple[Point, ...]
+    update_s: float | None = None  # of the optimiser, per parameter whose state a rank keeps
+
+    def at(self, kind: LayerKind, samples: float) -> tuple[float, float]:
+        """(forward, backward) seconds, linear between points and, by the last slope, beyond them."""
+        points: tuple[Point, ...] = getattr(self, kind)
+        if len(points) == 1:
+            scale = samples / points[0].samples
+            return points[0].forward_s * scale, points[0].backward_s * scale
+        index = next((i for i, p in enumerate(points) if p.samples >= samples), len(points) - 1)
+        a, b = points[max(index, 1) - 1], points[max(index, 1)]
+        part = (samples - a.samples) / (b.samples - a.samples)
+        forward = a.forward_s + part * (b.forward_s - a.forward_s)
+        backward = a.backward_s + part * (b.backward_s - a.backward_s)
+        return max(forward, 0.0), max(backward, 0.0)
+
+
+@dataclass(frozen=True)
+class BridgeProfile:
+    """One transport between two islands, as `hetctl bench bridge` measured it: bytes per second of one rank's lane."""
+
+    transport: TransportKind
+    message_bytes_per_s: float
+    all_reduce_bytes_per_s: float  # bytes of the sum per second, two islands
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All measurements of one cluster: its device classes, and the transports of its bridges."""
+
+    classes: tuple[ClassProfile, ...]
+    bridges: tuple[BridgeProfile, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+    def matching(self, shape: ModelShape, seq_len: int) -> Mapping[str, ClassProfile]:
+        """Device class -> its measurement of exactly this model and sequence length."""
+        return {c.device_class: c for c in self.classes if c.model == shape.name and c.seq_len == seq_len}
+
+    def with_class(self, entry: ClassProfile) -> Profile:
+        """This profile with one more measurement, in the place of an older one of the same."""
+        same = (entry.device_class, entry.model, entry.seq_len)
+        others = [c for c in self.classes if (c.device_class, c.model, c.seq_len) != same]
+        return replace(self, classes=(*others, entry))
+
+    def with_bridge(self, entry: BridgeProfile) -> Profile:
+        """This profile with one transport's measurement, in the place of an older one."""
+        others = [b for b in self.bridges if b.transport != entry.transport]
+        return replace(self, bridges=(*others, entry))
+
+    def validate(self, *, where: str) -> None:
+        """Raise ConfigError unless every layer kind has points in ascending order."""
+        for entry in self.classes:
+            for kind in ("block", "embedding", "head"):
+                samples = [p.samples for p in getattr(entry, kind)]
+                if not samples or samples != sorted(set(samples)) or samples[0] < 1:
+                    raise ConfigError(f"{where}: '{entry.device_class}' needs ascending points of {kind}")
+        for bridge in self.bridges:
+            if min(bridge.message_bytes_per_s, bridge.all_reduce_bytes_per_s) <= 0:
+                raise ConfigError(f"{where}: the bridge over {bridge.transport} needs rates above zero")
+
+
+def load_profile(path: Path) -> Profile:
+    """A profile.yaml, validated. Raises ConfigError."""
+    data = read_yaml(path, what="profile")
+    check_schema_version(data, where=str(path))
+    profile = decode(Profile, data, where=path.name)
+    profile.validate(where=path.name)
+    return profile
+
+
+def save_profile(path: Path, profile: Profile) -> None:
+    """Write profile.yaml atomically."""
+    write_yaml(
+        path, encode(profile), header="Measured by `hetctl bench ops` (seconds per layer) and `hetctl bench bridge`."
+    )

@@ -1,0 +1,157 @@
+"""A plan's reasons: one sentence per choice that a person would ask about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hetctl.trainer.planning.arrange import Pipeline
+from hetctl.trainer.planning.pipelines import LEVELS
+from hetctl.trainer.planning.predict import Prediction
+from hetctl.trainer.planning.problem import Problem
+from hetctl.trainer.planning.reschedule import faster_schedules
+from hetctl.trainer.planning.search import Found
+from hetctl.trainer.schedule import SPLIT
+
+
+def reasons(problem: Problem, chosen: Prediction, found: Found, alone: Mapping[str, float | None]) -> tuple[str, ...]:
+    """Why this plan: arrangement, split, micro-batches, memory, schedule, what stays idle or out of reach."""
+    pipelines = chosen.candidate.pipelines
+    said = [_arrangement(problem, pipelines), _split(problem, pipelines), _batches(problem, pipelines)]
+    said += _memory(problem, pipelines)
+    said += _tensors(problem, pipelines)
+    said += _schedules(pipelines)
+    said += [
+        f"By prediction parallelism.schedule={name} would be {gain:.1%} faster; its own costs are not modelled."
+        for name, gain in faster_schedules(problem, chosen)
+    ]
+    said += _left_out(problem, pipelines)
+    said += [
+        f"{name} cannot train this model alone, so there is no efficiency to state."
+        for name, rate in alone.items()
+        if rate is None
+    ]
+    said += problem.notes
+    if found.tolerance:
+        said.append(f"Nothing on the search's grid is faster by more than {2 * found.tolerance:.2%}.")
+    if found.level:
+        said.append(f"The grid was thinned for so many devices: {LEVELS[found.level]}.")
+    return tuple(said)
+
+
+def describe(pipeline: Pipeline) -> str:
+    """`17 layers on h200 (8 wide), then 15 on mi325x (8 wide)`."""
+    parts, at = [], 0
+    devices = len(pipeline.layers) // pipeline.chunks
+    for use in pipeline.uses:
+        stages = [s for s in range(len(pipeline.layers)) if at <= s % devices < at + use.stages]
+        layers = [pipeline.layers[s] for s in stages]
+        at += use.stages
+        how = [f"{use.width} wide"] if use.width > 1 else []
+        how += [f"tensor {use.tensor}"] if use.tensor > 1 else []
+        many = f" in {len(layers)} stages of {_counts(layers)}" if len(layers) > 1 else ""
+        noun = "layer" if sum(layers) == 1 else "layers"
+        parts.append(f"{sum(layers)} {noun} on {use.pool.name}{many}" + (f" ({', '.join(how)})" if how else ""))
+    return ", then ".join(parts)
+
+
+def _arrangement(problem: Problem, pipelines: Sequence[Pipeline]) -> str:
+    if len(pipelines) == 1:
+        islands = {u.pool.island for u in pipelines[0].uses}
+        why = (
+            "only the pipeline crosses islands, since activations are the smallest traffic"
+            if len(islands) > 1
+            else "no traffic of the model leaves the island"
+        )
+        return f"One replica: {describe(pipelines[0])}; {why}."
+    each = "; ".join(describe(p) for p in pipelines)
+    return f"{len(pipelines)} replicas that differ: {each}; each gradient crosses once a step."
+
+
+def _split(problem: Problem, pipelines: Sequence[Pipeline]) -> str:
+    if problem.layers is not None:
+        return "The layers per stage are pinned by the recipe."
+    if problem.split == "uniform":
+        return "The split is uniform, as asked: equal layers per stage, whatever the devices."
+    if problem.split == "holmes":
+        return f"The split follows Holmes' rule, as asked: floor(alpha S_i / sum(S) N) with alpha {problem.alpha:g}."
+    if max(len(p.layers) for p in pipelines) == 1:
+        return "Every replica holds all layers in one stage."
+    return "The split is the exact optimum of whole layers, with embedding and LM head counted, under memory."
+
+
+def _batches(problem: Problem, pipelines: Sequence[Pipeline]) -> str:
+    sizes = [p.batching.micro_batch_size for p in pipelines]
+    counts = [p.batching.micro_batches for p in pipelines]
+    if len(pipelines) == 1:
+        samples = f"{problem.samples} samples"
+        if counts[0] == 1:
+            return f"All {samples} in one micro-batch were fastest, and fit."
+        return f"{counts[0]} micro-batches of {sizes[0]} were the fastest way through {samples}."
+    if len(set(counts)) == 1:
+        shared = "/".join(map(str, sizes))
+        return f"Micro-batch sizes {shared}, {counts[0]} each, follow the speeds, so that all finish together."
+    if len(set(sizes)) == 1:
+        shared = "/".join(map(str, counts))
+        return (
+            f"Accumulation counts {shared} of {sizes[0]} samples follow the replicas' speeds, so all finish together."
+        )
+    return "Sizes and counts follow the speeds, so all finish together."
+
+
+def _memory(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
+    said = []
+    for number, pipeline in enumerate(pipelines):
+        for index, (use, choice) in enumerate(zip(pipeline.stage_uses, pipeline.choices, strict=True)):
+            what = [f"{choice.mode.recompute} recompute"] if choice.mode.recompute != "none" else []
+            what += ["activations on the host"] if choice.mode.activations else []
+            what += ["optimiser state on the host"] if choice.mode.offload else []
+            if what:
+                place = f"Stage {index} of replica {number}" if len(pipelines) > 1 else f"Stage {index}"
+                said.append(f"{place} ({use.pool.name}) fits by {' and '.join(what)}, the fastest way that does.")
+    rates = {u.pool.rates.memory_bytes for p in pipelines for u in p.uses}
+    for pipeline in pipelines:
+        memories = [u.pool.rates.memory_bytes for u in pipeline.uses]
+        if len(rates) > 1 and len(memories) > 1 and memories[0] == max(memories) > min(memories):
+            name = pipeline.uses[0].pool.name
+            said.append(f"{name} has the most memory and stands first, where 1F1B keeps most activations.")
+    return said
+
+
+def _tensors(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
+    degrees = sorted({u.tensor for p in pipelines for u in p.uses})
+    if degrees == [1]:
+        return []
+    shown = " and ".join(map(str, degrees))
+    why = "as pinned" if problem.pins.tensor is not None else "the fastest that fits"
+    return [f"Tensor groups of {shown} devices share each layer inside a host, on its native links only: {why}."]
+
+
+def _schedules(pipelines: Sequence[Pipeline]) -> list[str]:
+    if any(p.schedule == "eager-1f1b" for p in pipelines):
+        return ["Eager 1F1B: further forwards in flight hide the transfers over the bridge."]
+    if any(p.schedule == SPLIT and len(p.layers) > 1 for p in pipelines):
+        return ["Zero bubble, as asked: weight gradients are put off to where a device would wait."]
+    if any(p.chunks > 1 for p in pipelines):
+        most = max(p.chunks for p in pipelines)
+        return [f"Interleaved, as asked: {most} stages per device were fastest, micro-batches go round as often."]
+    return []
+
+
+def _left_out(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
+    used: dict[str, int] = {}
+    for pipeline in pipelines:
+        for use in pipeline.uses:
+            used[use.pool.island] = used.get(use.pool.island, 0) + use.stages * use.width * use.tensor
+    have: dict[str, int] = {}
+    for pool in problem.pools:
+        have[pool.island] = have.get(pool.island, 0) + pool.size
+    said = [
+        f"{count - used.get(name, 0)} of {count} devices of {name} stay idle: they would not make the step faster."
+        for name, count in have.items()
+        if used.get(name, 0) < count
+    ]
+    return said + [refusal.message + "." for refusal in problem.lanes.refused.values()]
+
+
+def _counts(layers: Sequence[int]) -> str:
+    return str(layers[0]) if len(set(layers)) == 1 else "+".join(map(str, layers))

@@ -1,0 +1,275 @@
+"""The search: every grouping of pools into replicas, every use of a pool, pruned only by lower bounds on time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hetctl.trainer.planning.arrange import Batching, Pipeline
+from hetctl.trainer.planning.batching import TABULATED, balance, divisors, largest_remainder
+from hetctl.trainer.planning.lanes import Lanes
+from hetctl.trainer.planning.pipelines import Pipelines, Wanted
+from hetctl.trainer.planning.pools import Pool
+from hetctl.trainer.planning.problem import Problem
+from hetctl.trainer.planning.space import partitions, views
+from hetctl.trainer.planning.stages import SyncRate
+
+SMALL = 32  # devices
+APART = 1.9  # factor between the micro-batch sizes, or counts, that larger searches try
+SAME = 1e-9  # relative: times closer than this are equal
+
+
+Batch = Callable[[int], tuple[int, int]]  # a replica's part -> (micro-batch size, micro-batches)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A whole arrangement: one pipeline per replica; each stands for `clones` equal, narrower ones."""
+
+    pipelines: tuple[Pipeline, ...]
+    seconds: float
+    clones: int = 1
+    handicap: float = 1.0  # what the seconds are multiplied with when candidates are compared
+
+    @property
+    def rank(self) -> float:
+        return self.seconds * self.handicap
+
+    @property
+    def arrangement(self) -> tuple[object, ...]:
+        return tuple(p.arrangement for p in self.pipelines)
+
+
+@dataclass
+class Found:
+    """What a search came to: candidates fastest first, how much it looked at, and how fine it was."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    tolerance: float = 0.0  # nothing on the grid is faster by more than this (relative)
+    bounded: int = 0
+    exact: int = 0
+    level: int = 0
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Pools gathered into replicas, with a bound on the step time from their speeds alone."""
+
+    replicas: tuple[tuple[Pool, ...], ...]
+    clones: int
+    bound: float
+
+
+class Search:
+    """One run over a problem; keeps the `keep` fastest distinct arrangements that take less than `below` seconds."""
+
+    def __init__(self, problem: Problem, *, keep: int = 6, below: float = math.inf) -> None:
+        self.below = below
+        self.problem, self.keep = problem, keep
+        self.tolerance = problem.tolerance
+        self.apart = 1.0 if problem.tolerance == 0 else APART
+        self.compete = keep if self.tolerance == 0 else 1  # how many are to be the fastest there are
+        self.pipelines = Pipelines(problem)
+        self.found = Found()
+
+    def run(self) -> Found:
+        """Search everything; `candidates` stays empty when nothing fits."""
+        for grouping in sorted(self._groupings(), key=lambda g: g.bound):
+            if grouping.bound >= self.limit:
+                break
+            if len(grouping.replicas) == 1:
+                self._alone(grouping)
+            else:
+                self._together(grouping)
+        pipelines, found = self.pipelines, self.found
+        found.tolerance = self.tolerance
+        found.bounded, found.exact, found.level = pipelines.bounded, pipelines.tried, pipelines.level
+        return found
+
+    @property
+    def limit(self) -> float:
+        """Only what is faster than this is still of interest."""
+        found = self.found.candidates
+        if len(found) < self.compete:
+            return self.below
+        return min(self.below, found[self.compete - 1].rank * (1 - self.tolerance))
+
+    def _offer(self, candidate: Candidate) -> None:
+        """Keep the fastest, one per arrangement; of equal times the earlier stays first."""
+        kept = self.found.candidates
+        for index, other in enumerate(kept):
+            if other.arrangement == candidate.arrangement:
+                if other.rank <= candidate.rank * (1 + SAME):
+                    return
+                del kept[index]
+                break
+        place = next((i for i, c in enumerate(kept) if candidate.rank < c.rank * (1 - SAME)), len(kept))
+        kept.insert(place, candidate)
+        del kept[self.keep :]
+
+    def _groupings(self) -> Iterator[Grouping]:
+        pins = self.problem.pins
+        for view in views(self.problem.pools):
+            speed = {id(pool): self._speed(pool) for pool in view}
+            for groups in partitions(len(view)):
+                if pins.order is not None and (
+                    len(groups) > 1 or {view[i].island for i in groups[0]} != set(pins.order)
+                ):
+                    continue
+                if pins.replicas is not None and pins.replicas % len(groups):
+                    continue
+                if pins.every_island and {view[i].island for g in groups for i in g} != {p.island for p in view}:
+                    continue
+                replicas = tuple(tuple(view[i] for i in group) for group in groups)
+                clones = 1 if pins.replicas is None else pins.replicas // len(groups)
+                used = [pool for pools in replicas for pool in pools]
+                if len(replicas) > 1 and not self._all_talk(replicas):
+                    continue
+                yield Grouping(replicas, clones, self.problem.samples / sum(speed[id(p)] for p in used))
+
+    def _all_talk(self, replicas: Sequence[Sequence[Pool]]) -> bool:
+        lanes = self.problem.lanes
+        return all(
+            lanes.can_talk(a, b)
+            for i, one in enumerate(replicas)
+            for other in replicas[i + 1 :]
+            for a in one
+            for b in other
+        )
+
+    def _speed(self, pool: Pool) -> float:
+        """Samples per second that a pool could at most contribute, on whole models."""
+        costs = self.problem.costs
+        best = 0.0
+        for samples in {*range(1, min(64, self.problem.samples) + 1), *divisors(self.problem.samples)}:
+            block = costs.block(pool.rates, samples).both
+            best = max(best, samples / (costs.shape.layers * block + costs.head(pool.rates, samples).both))
+        return best * pool.size
+
+    def _alone(self, grouping: Grouping) -> None:
+        """One replica: every micro-batch size, most promising first."""
+        total, pinned = self.problem.samples, self.problem.micro_batch_size
+        sizes = divisors(total, apart=self.apart) if pinned is None else [pinned]
+        batchings = [Batching(s, total // s) for s in sizes if s % grouping.clones == 0]
+        every = [Wanted(grouping.replicas[0], b, grouping.clones) for b in batchings]
+        looks = [(self.pipelines.look(wanted, self.limit), wanted) for wanted in every]
+        for look, wanted in sorted(looks, key=lambda pair: pair[0].bound):
+            for pipeline in self.pipelines.exact(wanted, look, lambda: self.limit):
+                self._offer(Candidate((pipeline,), pipeline.seconds, grouping.clones))
+
+    def _together(self, grouping: Grouping) -> None:
+        """Several replicas: equal counts with unequal sizes, then equal sizes with unequal counts.
+
+        Of unequal replicas one has at least its share by speed; if none of them is fast enough at that share, no
+        other sharing is.
+        """
+        total, pinned = self.problem.samples, self.problem.micro_batch_size
+        weights = [sum(self._speed(p) for p in pools) for pools in grouping.replicas]
+        tasks = [] if pinned is not None else [(_sizes(m), total // m) for m in divisors(total, apart=self.apart)]
+        tasks += [(_counts(s), total // s) for s in (divisors(total, apart=self.apart) if pinned is None else [pinned])]
+        weighed = []
+        for batch, parts in tasks:
+            if parts < len(weights):
+                continue
+            fleet = self._fleet(grouping, batch, weights, parts)
+            shares = largest_remainder(parts, weights, least=1)
+            bounds = [fleet.bound(i, part, self._across) for i, part in enumerate(shares)]
+            least = grouping.bound if self._small and parts <= TABULATED else min(bounds)
+            weighed.append((max(bounds), least, fleet, parts))
+        for _, least, fleet, parts in sorted(weighed, key=lambda w: w[0]):
+            if least < self._across:
+                self._balanced(grouping, weights, fleet, parts)
+
+    @property
+    def _small(self) -> bool:
+        """Whether so few devices that every sharing can be looked at."""
+        return sum(p.size for p in self.problem.pools) <= SMALL
+
+    @property
+    def _across(self) -> float:
+        """The limit for replicas on several islands, their handicap taken off."""
+        return self.limit / self.problem.across
+
+    def _fleet(self, grouping: Grouping, batch: Batch, weights: Sequence[float], parts: int) -> Fleet:
+        replicas = grouping.replicas
+        rates = [self._sync_rate(replicas, i) for i in range(len(replicas))]
+        per_part = self.problem.samples / parts
+        speeds = tuple(w / per_part for w in weights)
+        return Fleet(self.pipelines, grouping, batch, tuple(rates), speeds, lambda: self._across)
+
+    def _balanced(self, grouping: Grouping, weights: Sequence[float], fleet: Fleet, parts: int) -> None:
+        """Offer the grouping with its samples shared so that the slowest replica is fastest."""
+        shares = balance(parts, weights, fleet, limit=self._across, tabulate=self._small, tolerance=self.tolerance)
+        if shares is None:
+            return
+        chosen = [self.pipelines.fastest(fleet.wanted(i, part), math.inf) for i, part in enumerate(shares[0])]
+        pipelines = tuple(p for p in chosen if p is not None)
+        islands = {u.pool.island for p in pipelines for u in p.uses}
+        handicap = self.problem.across if len(islands) > 1 else 1.0
+        self._offer(Candidate(pipelines, shares[1], grouping.clones, handicap))
+
+    def _sync_rate(self, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
+        return slowest_sync(self.problem.lanes, replicas, index)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The replicas of a grouping, as balancing asks about them: `batch` says what a part of the samples is."""
+
+    pipelines: Pipelines
+    grouping: Grouping
+    batch: Batch
+    sync: tuple[SyncRate, ...]
+    parts_per_s: tuple[float, ...]  # of each replica at most
+    limit: Callable[[], float]
+
+    def wanted(self, replica: int, part: int) -> Wanted:
+        size, count = self.batch(part)
+        replicas = self.grouping.replicas
+        batching = Batching(size, count, len(replicas), self.sync[replica])
+        return Wanted(replicas[replica], batching, self.grouping.clones)
+
+    def bound(self, replica: int, part: int, limit: float) -> float:
+        """A lower bound on the time of a share."""
+        wanted = self.wanted(replica, part)
+        return self.pipelines.bound(wanted, limit) if self._possible(wanted) else math.inf
+
+    def seconds(self, replica: int, part: int) -> float:
+        """The least time of a share; infinity at and beyond the search's limit."""
+        wanted = self.wanted(replica, part)
+        found = self.pipelines.fastest(wanted, self.limit()) if self._possible(wanted) else None
+        return math.inf if found is None else found.seconds
+
+    def faster(self, replica: int, part: int, limit: float) -> bool:
+        """Whether a share takes less than a limit."""
+        wanted = self.wanted(replica, part)
+        return self._possible(wanted) and self.pipelines.faster(wanted, limit)
+
+    def most(self, replica: int, limit: float) -> int:
+        """What the replica's devices could at most compute in so many seconds."""
+        return int(min(limit * self.parts_per_s[replica] * (1 + SAME), 1e9))
+
+    def _possible(self, wanted: Wanted) -> bool:
+        return wanted.batching.micro_batch_size % wanted.clones == 0
+
+
+def slowest_sync(lanes: Lanes, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
+    """How fast the ranks of a replica can exchange with the others, by the slowest of what joins them."""
+    others = [p for i, pools in enumerate(replicas) for p in pools if i != index]
+    rates = [lanes.sync_rate(a, b) for a in replicas[index] for b in others]
+    return SyncRate(min(r.per_rank for r in rates), min(r.total for r in rates))
+
+
+def _in_order(view: Sequence[Pool], groups: Sequence[Sequence[int]], order: Sequence[str]) -> bool:
+    """Whether all islands of a pinned order, and no others, are in one pipeline, with all their pools."""
+    used = groups[0]
+    return len(groups) == 1 and set(used) == {i for i, pool in enumerate(view) if pool.island in order}
+
+
+def _sizes(count: int) -> Batch:
+    return lambda part: (part, count)
+
+
+def _counts(size: int) -> Batch:
+    return lambda part: (size, part)

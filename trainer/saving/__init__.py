@@ -1,0 +1,1 @@
+"""Checkpoints: writing, reading, and keeping them on hosts that share no folder."""

@@ -1,0 +1,208 @@
+"""Checkpoints: safetensors parts and a JSON manifest with hashes, written in the background, committed by one rename.
+
+Every element of masters and optimiser state is written once, by a rank that keeps it, under its parameter's Hugging
+Face name and place, so that a checkpoint loads under any other plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from hetctl.comm.files import write_json
+from hetctl.comm.units import GiB
+from hetctl.trainer.cuts import Cut
+from hetctl.trainer.gradients import Gradients
+from hetctl.trainer.saving.checkpoint_reader import FORMAT, Reader
+from hetctl.trainer.saving.checkpoints import MANIFEST, whole_ones
+from hetctl.trainer.saving.spread import leads
+
+MASTER = "master"
+MAX_FILE_BYTES = GiB
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements [first, past) of one parameter's masters or optimiser state (of its `cut`, flat), on the host."""
+
+    name: str
+    kind: str
+    first: int
+    values: torch.Tensor
+    cut: Cut
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}:{self.kind}:{self.first}"
+
+    @property
+    def entry(self) -> list[Any]:
+        """What the manifest says of it: [name, kind, first, past], and which part of the parameter that counts in."""
+        cut = [] if self.cut.is_whole else [self.cut.dim, self.cut.low, self.cut.high]
+        return [self.name, self.kind, self.first, self.first + self.values.numel(), *cut]
+
+
+class Checkpoints:
+    """Saves what this rank keeps; every rank calls the same methods after the same steps."""
+
+    def __init__(self, folder: Path, gradients: Gradients, optimizer: torch.optim.Optimizer, *, keep: int) -> None:
+        self.folder, self.gradients, self.optimizer, self.keep = folder, gradients, optimizer, keep
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: tuple[int, int, Future[None]] | None = None
+        if leads():
+            for left in [*folder.glob("step-*.partial"), *folder.glob("step-*.replaced")]:
+                shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
+        dist.barrier()
+
+    @property
+    def written(self) -> bool:
+        """Whether this rank's part of a pending save is on disk. What went wrong in writing is raised here."""
+        if self._pending is None or not self._pending[2].done():
+            return False
+        self._pending[2].result()
+        return True
+
+    def begin(self, step: int, *, updates: int) -> None:
+        """Copy the state after `step` steps, and start writing it; a save still pending is finished first."""
+        self.finish()
+        parts = list(_snapshot(self.gradients, self.optimizer))
+        shapes = {name: list(shape) for name, shape in self.gradients.whole_shapes().items()}
+        self._pending = (step, updates, self._thread.submit(_write, self._partial(step), parts, shapes))
+
+    def commit(self) -> None:
+        """All ranks have written: give the checkpoint its name (one rank does, or one on each host)."""
+        assert self._pending is not None
+        step, updates, _ = self._pending
+        self._pending = None
+        if leads():
+            commit(self._partial(step), step=step, updates=updates, keep=self.keep)
+
+    def finish(self) -> None:
+        """Wait for a pending save on all ranks, and commit it."""
+        if self._pending is not None:
+            self._pending[2].result()
+            dist.barrier()
+            self.commit()
+            dist.barrier()
+
+    def _partial(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}.partial"
+
+
+def load(path: Path, gradients: Gradients, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
+    """Restore weights, masters and optimiser state; returns (steps, updates) done. Raises ConfigError.
+
+    Every file that is read is checked against its hash first.
+    """
+    reader = Reader(path)
+    with torch.no_grad():
+        for bucket in gradients.buckets:
+            for slot in bucket.layout.slots:
+                gradients.assign(slot.name, reader.read(slot.name, MASTER, shape=slot.cut.whole))
+        if isinstance(optimizer, torch.optim.AdamW) and reader.updates:
+            _load_moments(reader, gradients, optimizer)
+    return reader.step, reader.updates
+
+
+def commit(partial: Path, *, step: int, updates: int, keep: int) -> None:
+    """The manifest, then the name: a crash before the rename leaves the checkpoints before this one as they were."""
+    entries = sorted(partial.glob("part-*.json"))
+    parts = [json.loads(entry.read_text()) for entry in entries]
+    merged = {name: entry for part in parts for name, entry in part["files"].items()}
+    shapes = {name: shape for part in parts for name, shape in part["shapes"].items()}
+    for entry in entries:
+        entry.unlink()
+    write_json(
+        partial / MANIFEST, {"format": FORMAT, "step": step, "updates": updates, "shapes": shapes, "files": merged}
+    )
+    _sync(partial)
+    final, replaced = partial.with_suffix(""), partial.with_suffix(".replaced")
+    if final.exists():
+        os.replace(final, replaced)
+    os.replace(partial, final)
+    _sync(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+    for old in whole_ones(final.parent)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _snapshot(gradients: Gradients, optimizer: torch.optim.Optimizer) -> Iterator[Part]:
+    for bucket, slot, (first, _) in gradients.shards():
+        if bucket.counts and slot.cut.counts:
+            yield Part(slot.name, MASTER, first, _on_host(bucket.held_in(slot, lambda master: master)), slot.cut)
+            for kind in ("exp_avg", "exp_avg_sq"):
+                if kind in optimizer.state[bucket.pieces[0].master]:
+                    state = bucket.held_in(slot, _state(optimizer, kind))
+                    yield Part(slot.name, kind, first, _on_host(state), slot.cut)
+
+
+def _state(optimizer: torch.optim.Optimizer, kind: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda master: optimizer.state[master][kind]
+
+
+def _on_host(values: torch.Tensor) -> torch.Tensor:
+    return values.detach().to("cpu", copy=True)
+
+
+def _load_moments(reader: Reader, gradients: Gradients, optimizer: torch.optim.Optimizer) -> None:
+    for bucket in gradients.buckets:
+        for piece in bucket.pieces:
+            on = piece.master.device if optimizer.defaults["fused"] else torch.device("cpu")
+            state = optimizer.state[piece.master]
+            state["step"] = torch.tensor(float(reader.updates), dtype=torch.float32, device=on)
+            for kind in ("exp_avg", "exp_avg_sq"):
+                state[kind] = torch.zeros_like(piece.master)
+    for bucket, slot, part in gradients.shards():
+        for kind in ("exp_avg", "exp_avg_sq"):
+            held = slot.held_of(reader.read(slot.name, kind, shape=slot.cut.whole))
+            bucket.held_in(slot, _state(optimizer, kind)).copy_(held.reshape(-1)[slice(*part)])
+
+
+def _write(partial: Path, parts: list[Part], shapes: dict[str, list[int]]) -> None:
+    """Write this rank's parts in files of about MAX_FILE_BYTES, and last the entry that says they are whole."""
+    partial.mkdir(parents=True, exist_ok=True)
+    rank = dist.get_rank()
+    files: dict[str, Any] = {}
+    for number, group in enumerate(_by_size(parts)):
+        path = partial / f"shard-{rank:05d}-{number:04d}.safetensors"
+        save_file({p.key: p.values for p in group}, str(path))
+        _sync(path)
+        tensors = {p.key: p.entry for p in group}
+        files[path.name] = {"sha256": sha256(path), "tensors": tensors}
+    write_json(partial / f"part-{rank:05d}.json", {"files": files, "shapes": shapes})
+
+
+def _by_size(parts: list[Part]) -> Iterator[list[Part]]:
+    group: list[Part] = []
+    for part in parts:
+        if group and sum(p.values.nbytes for p in group) + part.values.nbytes > MAX_FILE_BYTES:
+            yield group
+            group = []
+        group.append(part)
+    if group:
+        yield group
+
+
+def sha256(path: Path) -> str:
+    """The hash of a whole file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
