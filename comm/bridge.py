@@ -13,7 +13,7 @@ import torch
 
 from hetctl.comm.c10d import Store
 from hetctl.comm.staging import Combine, flat_bytes
-from hetctl.comm.work import BridgeError, Deadline, HetWork
+from hetctl.comm.work import BridgeError, Deadline, HetWork, ended_by
 
 P2P, COLLECTIVE = 0, 1  # the program's own messages, and those that collectives are made of, never meet
 
@@ -120,8 +120,8 @@ class Bridge:
     def _put(self, key: LaneKey, message: Message) -> Message:
         transport = None if key in self._lanes else self._transport_to(key)  # it may have to ask the peer
         with self._lock:
-            if self.error is not None:
-                raise self.error
+            if (error := ended_by(message.work.what, self.error)) is not None:
+                raise error
             lane = self._lanes.get(key)
             if lane is None:
                 transport = transport or self._transport_to(key)

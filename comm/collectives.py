@@ -1,12 +1,13 @@
 """Hierarchical collectives over islands: native inside, intervals of the data between ranks of different islands.
 
-They know natives and a bridge, not c10d: each call runs to its end in the thread that makes it. Every choice of path
-depends only on values that all ranks share (sizes, the layout), never on what a rank sees alone.
+They know natives and a bridge, not c10d: each call runs to its end in the thread that makes it, but for large
+reductions, which yield parts that are still to be ended. Every choice of path depends only on values that all ranks
+share (sizes, the layout), never on what a rank sees alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -15,7 +16,8 @@ from hetctl.comm.islands import settle
 from hetctl.comm.layout import Interval, pieces, shares
 from hetctl.comm.lines import Lines, Run, arrive, padded
 from hetctl.comm.reductions import Reduction
-from hetctl.comm.spans import ReducedSpan, pipelined
+from hetctl.comm.runner import Part
+from hetctl.comm.spans import ReducedSpan, parts
 from hetctl.comm.staging import CHUNK_BYTES
 from hetctl.comm.units import KiB
 
@@ -26,25 +28,23 @@ FLAT_BYTES = 64 * KiB  # up to here one whole vector per peer costs less than tw
 class Collectives(Lines):
     """The collectives of one process group; tensors are flat, contiguous and detached."""
 
-    def all_reduce(self, data: torch.Tensor, how: Reduction, run: Run) -> None:
+    def all_reduce(self, data: torch.Tensor, how: Reduction, run: Run) -> Iterator[Part]:
         """Every rank ends with the reduction of all ranks' `data`, the same bits everywhere."""
+        return self._reduce(data, how, run, to=None)
+
+    def reduce(self, data: torch.Tensor, how: Reduction, *, root: int, run: Run) -> Iterator[Part]:
+        """The root's `data` becomes the reduction; other ranks' `data` is scratch afterwards."""
+        return self._reduce(data, how, run, to=self.layout.island_of[root])
+
+    def _reduce(self, data: torch.Tensor, how: Reduction, run: Run, *, to: int | None) -> Iterator[Part]:
         how.before(data)
-        if _small(data):
+        if is_small(data):
             settle(self.native(data.device).all_reduce(data, how.native), run.deadline, what=run.what)
             self.combine_in_order(data, self.exchange_whole(data, run), how)
+            how.after(data, self.layout.size)
         else:
-            pipelined([ReducedSpan(self, data[a:b], how, run) for a, b in self._spans(data)])
-        how.after(data, self.layout.size)
-
-    def reduce(self, data: torch.Tensor, how: Reduction, *, root: int, run: Run) -> None:
-        """The root's `data` becomes the reduction; other ranks' `data` is scratch afterwards."""
-        if _small(data):
-            self.all_reduce(data, how, run)
-            return
-        how.before(data)
-        to = self.layout.island_of[root]
-        pipelined([ReducedSpan(self, data[a:b], how, run, to=to) for a, b in self._spans(data)])
-        how.after(data, self.layout.size)
+            yield from parts(ReducedSpan(self, data[a:b], how, run, to=to) for a, b in self._spans(data))
+            yield None, lambda: how.after(data, self.layout.size)
 
     def _spans(self, data: torch.Tensor) -> list[Interval]:
         """Intervals of some chunks per rank of the smallest island: enough of them to overlap, not too many to run."""
@@ -58,7 +58,7 @@ class Collectives(Lines):
         layout = self.layout
         whole = torch.cat(data)
         how.before(whole)
-        if _small(whole):
+        if is_small(whole):
             settle(self.native(out.device).all_reduce(whole, how.native), run.deadline, what=run.what)
             self.combine_in_order(whole, self.exchange_whole(whole, run), how)
             out.copy_(whole.split([t.numel() for t in data])[layout.rank])
@@ -123,7 +123,7 @@ class Collectives(Lines):
         """Fill `block` on every rank of this island from the ranks of island `source` that hold parts of it."""
         layout, native = self.layout, self.native(block.device)
         wanted = self._wanted(block.numel(), layout.home)[layout.place]
-        if _small(block):
+        if is_small(block):
             if layout.place == 0:
                 arrive(self.fetch(block, wanted, source, held=held, run=run))
             settle(native.broadcast(block, 0), run.deadline, what=run.what)
@@ -190,7 +190,8 @@ class Collectives(Lines):
 _SUM = torch.distributed.ReduceOp.SUM
 
 
-def _small(data: torch.Tensor) -> bool:
+def is_small(data: torch.Tensor) -> bool:
+    """Whether a tensor takes the flat path: one whole vector per peer."""
     return data.numel() * data.element_size() <= FLAT_BYTES
 
 

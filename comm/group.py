@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from hetctl.comm.local import NativeMessage
 from hetctl.comm.operations import Operations
 from hetctl.comm.placement import Placement
 from hetctl.comm.recorder import RECORDER
-from hetctl.comm.runner import Runner
+from hetctl.comm.runner import Part, Runner
 from hetctl.comm.views import Returning, is_plain, plain
 from hetctl.comm.ways import Ways
 from hetctl.comm.work import BridgeError, Deadline, HetWork
@@ -111,18 +111,20 @@ class HetGroup(Operations):
     def _submit(
         self,
         name: str,
-        call: Callable[[Run], None],
+        call: Callable[[Run], Iterable[Part] | None],
         *,
         touched: Sequence[torch.Tensor],
         shown: Sequence[torch.Tensor] | None = None,
         outputs: Sequence[torch.Tensor],
         opts: Any,
+        parted: bool = False,
     ) -> Any:
         self._count += 1
         run = Run(f"{name} {self._count} of group '{self._name}'", self._deadline(opts))
         work = HetWork(run.what, outputs, deadline=run.deadline)
         self._record(work, name, peer=None, tensors=touched if shown is None else shown)
-        self._runner.put(work, lambda: call(run), touched=touched, waited=not getattr(opts, "asyncOp", True))
+        waited = not getattr(opts, "asyncOp", True)
+        self._runner.put(work, lambda: call(run), touched=touched, waited=waited, parted=parted)
         return self._noted(work)
 
     def _record(self, work: HetWork, name: str, *, peer: int | None, tensors: Sequence[torch.Tensor]) -> None:

@@ -27,8 +27,8 @@ class Native:
     Every call starts the operation and returns its handle (None where there is nothing to wait for).
     """
 
-    def __init__(self, group: Any, *, size: int, upward: Any = None, downward: Any = None) -> None:
-        self.group = group
+    def __init__(self, group: Any, *, size: int, second: Any = None, upward: Any = None, downward: Any = None) -> None:
+        self.group, self._second = group, second or group
         self._upward, self._downward = upward or group, downward or group
         self.size = size
         self._on_host = isinstance(group, Gloo)
@@ -48,11 +48,13 @@ class Native:
         options.reduceOp = op
         return self._started(self.group._reduce_scatter_base(out, data, options))
 
-    def all_gather(self, out: torch.Tensor, data: torch.Tensor) -> Started | None:
+    def all_gather(self, out: torch.Tensor, data: torch.Tensor, *, second: bool = False) -> Started | None:
+        """`second` halves of collectives have a communicator of their own: first halves of later ones overtake them."""
         if self.size == 1:
             out.copy_(data)
             return None
-        return self._started(self.group._allgather_base(out, data, AllgatherOptions()))
+        group = self._second if second else self.group
+        return self._started(group._allgather_base(out, data, AllgatherOptions()))
 
     def broadcast(self, data: torch.Tensor, root: int) -> Started | None:
         if self.size == 1:
@@ -80,7 +82,9 @@ class Native:
 
     def groups(self) -> list[Any]:
         """All communicators of the island, each once."""
-        return list({id(g): g for g in (self.group, self._upward, self._downward) if g is not None}.values())
+        return list(
+            {id(g): g for g in (self.group, self._second, self._upward, self._downward) if g is not None}.values()
+        )
 
     def _started(self, work: Any) -> Started:
         return Started(work, on_host=self._on_host)
@@ -111,10 +115,10 @@ def settle(started: Started | None, deadline: Deadline, *, what: str) -> None:
 
 
 def make_island(store: Store, backend: str, *, place: int, size: int, timeout: timedelta) -> Native:
-    """An island's Native over the torch back end of that name; for device libraries one group more per direction."""
+    """An island's Native over the torch back end of that name; for device libraries one more per direction."""
     if size == 1:
         return Native(None, size=size)
-    names = ("group",) if backend == "gloo" else ("group", "upward", "downward")
+    names = ("group", "second") if backend == "gloo" else ("group", "second", "upward", "downward")
     made = {
         name: make_native(PrefixStore(f"{name}/", store), backend, place=place, size=size, timeout=timeout)
         for name in names

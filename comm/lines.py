@@ -29,13 +29,14 @@ class Lines:
     def __init__(self, layout: Layout, native: Callable[[torch.device], Native], bridge: Bridge) -> None:
         self.layout, self.native, self._bridge = layout, native, bridge
 
-    def send(self, data: torch.Tensor, peer: int, run: Run) -> Message:
+    def send(self, data: torch.Tensor, peer: int, run: Run, *, second: bool = False) -> Message:
+        """`second` halves of collectives have lanes of their own: first halves of later ones overtake them."""
         work = HetWork(run.what, [data])
-        return self._bridge.send(data, peer, tag=0, kind=COLLECTIVE, work=work, deadline=run.deadline)
+        return self._bridge.send(data, peer, tag=int(second), kind=COLLECTIVE, work=work, deadline=run.deadline)
 
-    def recv(self, data: torch.Tensor, peer: int, run: Run, **how: Any) -> Message:
+    def recv(self, data: torch.Tensor, peer: int, run: Run, *, second: bool = False, **how: Any) -> Message:
         work = HetWork(run.what, [data])
-        return self._bridge.recv(data, peer, tag=0, kind=COLLECTIVE, work=work, deadline=run.deadline, **how)
+        return self._bridge.recv(data, peer, tag=int(second), kind=COLLECTIVE, work=work, deadline=run.deadline, **how)
 
     def exchange_whole(self, data: torch.Tensor, run: Run) -> list[torch.Tensor]:
         """What other islands hold where this island holds `data`, in island order: one message from each island."""

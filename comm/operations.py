@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hetctl.comm.collectives import Collectives
+from hetctl.comm.collectives import Collectives, is_small
 from hetctl.comm.identity import Identity
 from hetctl.comm.lines import Run
 from hetctl.comm.reductions import Reduction, reduction
+from hetctl.comm.runner import Part
 from hetctl.comm.sparse import sum_sparse
 from hetctl.comm.views import Flat, as_bytes, fill, flat_copy, is_plain, plain, room_for, rows
 
@@ -25,31 +27,35 @@ class Operations(Identity):
     def _submit(
         self,
         name: str,
-        call: Callable[[Run], None],
+        call: Callable[[Run], Iterable[Part] | None],
         *,
         touched: Sequence[torch.Tensor],
         shown: Sequence[torch.Tensor] | None = None,
         outputs: Sequence[torch.Tensor],
         opts: Any,
+        parted: bool = False,
     ) -> Any:
         """Queue a collective; `touched` are the tensors it reads or writes, `outputs` what its handle returns.
 
-        Profilers see the shapes of `shown`, by default of all it touches.
+        A `parted` one yields what later ones may overtake. Profilers see the shapes of `shown`, by default all it
+        touches.
         """
         raise NotImplementedError
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         how = _reduction(opts)
 
-        def call(run: Run) -> None:
+        def call(run: Run) -> Iterator[Part]:
             for tensor in tensors:
                 if tensor.is_sparse:
                     sum_sparse(tensor, self._collectives, run)
                     continue
-                with Flat(tensor) as flat:
-                    self._collectives.all_reduce(flat, how, run)
+                flat = Flat(tensor)
+                yield from self._collectives.all_reduce(flat.values, how, run)
+                yield None, flat.put_back
 
-        return self._submit("all_reduce", call, touched=tensors, outputs=tensors, opts=opts)
+        parted = not any(t.is_sparse for t in tensors) and not all(map(is_small, tensors))
+        return self._submit("all_reduce", call, touched=tensors, outputs=tensors, opts=opts, parted=parted)
 
     allreduce_coalesced = allreduce
 
@@ -66,14 +72,15 @@ class Operations(Identity):
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         how, root = _reduction(opts), opts.rootRank
 
-        def call(run: Run) -> None:
+        def call(run: Run) -> Iterator[Part]:
             for tensor in tensors:
                 flat = flat_copy(tensor)
-                self._collectives.reduce(flat, how, root=root, run=run)
+                yield from self._collectives.reduce(flat, how, root=root, run=run)
                 if self._rank == root:
-                    tensor.detach().copy_(flat.view(tensor.shape))
+                    yield None, functools.partial(fill, tensor, flat.view(torch.uint8))
 
-        return self._submit("reduce", call, touched=tensors, outputs=tensors, opts=opts)
+        parted = not all(map(is_small, tensors))
+        return self._submit("reduce", call, touched=tensors, outputs=tensors, opts=opts, parted=parted)
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         def call(run: Run) -> None:

@@ -1,9 +1,13 @@
-"""The large all-reduce and reduce: spans of the tensor pass through native and bridge stages, several at once."""
+"""The large all-reduce and reduce: spans of the tensor pass through native and bridge stages, several at once.
+
+First halves (native reduce-scatter, sending) and second ones (what other islands sent, native all-gather) run in two
+threads, and every communicator and lane belongs to one of them.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +17,7 @@ from hetctl.comm.islands import settle
 from hetctl.comm.layout import overlaps, shares
 from hetctl.comm.lines import Lines, Run, arrive, padded
 from hetctl.comm.reductions import Reduction
+from hetctl.comm.runner import Part
 
 
 class ReducedSpan:
@@ -35,8 +40,8 @@ class ReducedSpan:
         self._mine = (start, start + self._shard.numel())
         self._pending = None if alone else self._native.reduce_scatter(self._shard, self._whole, self._how.native)
 
-    def swap(self) -> None:
-        """Start the exchange of the shard with its holders in other islands."""
+    def swap(self) -> Part:
+        """Start the exchange of the shard with its holders in other islands. Returns what is left to do."""
         settle(self._pending, self._run.deadline, what=self._run.what)
         layout = self._lines.layout
         if self._to is not None:
@@ -45,6 +50,8 @@ class ReducedSpan:
             self._swap_with(layout.foreign[0])
         else:
             self._swap_parts()
+            return self.reduce_across, self.gather_inside
+        return None, self.gather_inside
 
     def _swap_with(self, island: int) -> None:
         """Two islands: each part is combined as it lands, once its outgoing copy has left."""
@@ -94,46 +101,45 @@ class ReducedSpan:
             yield holders, [atom[a:b] for a, b in shares(past - first, len(layout.islands))]
 
     def reduce_across(self) -> None:
-        """Combine what came; with more than two islands start the exchange of the reduced parts."""
+        """More islands: combine what came, and start the exchange of the reduced parts."""
         arrive(self._moves)
+        layout, each = self._lines.layout, len(self._lines.layout.foreign)
         self._moves = []
-        layout = self._lines.layout
-        if self._to is not None:
-            if layout.home == self._to:
-                self._lines.combine_in_order(self._shard, self._got, self._how)
-        elif len(layout.islands) > 2:
-            each = len(layout.foreign)
-            for index, (holders, parts) in enumerate(self._atoms):
-                mine = parts[layout.home]
-                self._lines.combine_in_order(mine, self._got[index * each : (index + 1) * each], self._how)
-                for island in layout.foreign:
-                    self._moves.append(self._lines.send(mine, holders[island], self._run))
-                    self._moves.append(self._lines.recv(parts[island], holders[island], self._run))
+        for index, (holders, parts) in enumerate(self._atoms):
+            mine = parts[layout.home]
+            self._lines.combine_in_order(mine, self._got[index * each : (index + 1) * each], self._how)
+            for island in layout.foreign:
+                self._moves.append(self._lines.send(mine, holders[island], self._run, second=True))
+                self._moves.append(self._lines.recv(parts[island], holders[island], self._run, second=True))
 
     def gather_inside(self) -> None:
-        """Start the native all-gather of the reduced shards."""
+        """Take in what other islands sent, and gather the reduced shards from all ranks of this one."""
         arrive(self._moves)
-        self._pending = None
+        if self._to == self._lines.layout.home:
+            self._lines.combine_in_order(self._shard, self._got, self._how)
         if self._shard is not self._whole and self._to in (None, self._lines.layout.home):
-            self._pending = self._native.all_gather(self._whole, self._shard)
-
-    def end(self) -> None:
-        settle(self._pending, self._run.deadline, what=self._run.what)
+            gathered = self._native.all_gather(self._whole, self._shard, second=True)
+            settle(gathered, self._run.deadline, what=self._run.what)
         if self._whole is not self._data:
             self._data.copy_(self._whole[: self._data.numel()])
+        self._free()
+
+    def _free(self) -> None:
+        """Scratch was made on the stream of the first half; this one has read it too."""
+        for scratch in (self._whole, self._shard, *self._got):
+            if scratch.is_cuda:
+                scratch.record_stream(torch.cuda.current_stream(scratch.device))
         self._moves, self._got = [], []
+        del self._whole, self._shard
 
 
-def pipelined(spans: Sequence[ReducedSpan]) -> None:
-    """Run every span through the stages, several spans at once, in an order that is the same on all ranks."""
-    stages: list[tuple[int, Callable[[ReducedSpan], None]]] = [
-        (0, ReducedSpan.reduce_inside),
-        (1, ReducedSpan.swap),
-        (4, ReducedSpan.reduce_across),
-        (5, ReducedSpan.gather_inside),
-        (6, ReducedSpan.end),
-    ]
-    for step in range(len(spans) + stages[-1][0]):
-        for delay, stage in stages:
-            if 0 <= step - delay < len(spans):
-                stage(spans[step - delay])
+def parts(spans: Iterable[ReducedSpan]) -> Iterator[Part]:
+    """Begin each span while the one before it is reduced inside; yields what is left of it once it is sent."""
+    last: ReducedSpan | None = None
+    for span in spans:
+        span.reduce_inside()
+        if last is not None:
+            yield last.swap()
+        last = span
+    if last is not None:
+        yield last.swap()

@@ -16,14 +16,18 @@ class Flat:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor.detach()
         self._shared = is_plain(self._tensor)
-        self._flat = plain(self._tensor).view(-1)
+        self.values = plain(self._tensor).view(-1)
+
+    def put_back(self) -> None:
+        if not self._shared:
+            self._tensor.copy_(self.values.view(self._tensor.shape))
 
     def __enter__(self) -> torch.Tensor:
-        return self._flat
+        return self.values
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None and not self._shared:
-            self._tensor.copy_(self._flat.view(self._tensor.shape))
+        if kind is None:
+            self.put_back()
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

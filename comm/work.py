@@ -20,6 +20,13 @@ from hetctl.comm.errors import reason_of as reason_of
 GRACE_SECONDS = 8.0
 
 
+def ended_by(what: str, error: BaseException | None) -> BaseException | None:
+    """What an operation ends with: a group's verdict, which may be on another operation, with its own name."""
+    if not isinstance(error, BridgeError) or what in str(error):
+        return error
+    return BridgeError(f"{what} ended: {error}", hint=error.hint)
+
+
 class NativeFailed(BridgeError):
     """The native part of an operation failed while it ran."""
 
@@ -89,7 +96,7 @@ class HetWork(Work):  # type: ignore[misc]
         with self._lock:
             if self._done.is_set():
                 return
-            self.ready, self._error = ready, error
+            self.ready, self._error = ready, ended_by(self.what, error)
             if self._span is not None:
                 self._hide()
             self._done.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -316,3 +317,40 @@ def huge(rank: int) -> None:
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_more_than_two_gibibytes(transport: TransportKind) -> None:
     on_islands((1, 1), huge, seconds=200, bridges=(PlacedBridge(("island0", "island1"), transport),))
+
+
+def many_at_once(rank: int) -> None:
+    """A random program, the same on all ranks: large and small sums in flight, over common memory too, and others."""
+    world, choose = dist.get_world_size(), random.Random(5)
+    for _ in range(6):
+        data = torch.ones(5 * LARGE, dtype=torch.float64)
+        want, works = data.clone(), []
+        for _ in range(12):
+            first = choose.choice([0, LARGE, 2 * LARGE, 3 * LARGE])
+            part = slice(first, first + choose.choice([7, LARGE, 2 * LARGE]))
+            kind = choose.choice(["sum", "sum", "sum", "columns", "average", "reduce", "broadcast"])
+            root = choose.randrange(world)
+            if kind == "sum":
+                works.append(dist.all_reduce(data[part], async_op=True))
+                want[part] *= world
+            elif kind == "columns":  # not contiguous: copied there and back
+                works.append(dist.all_reduce(data[part][::2], async_op=True))
+                want[part][::2] *= world
+            elif kind == "average":
+                works.append(dist.all_reduce(data[part], dist.ReduceOp.AVG, async_op=True))
+            elif kind == "reduce":
+                works.append(dist.reduce(data[part], root, async_op=True))
+                want[part] *= world if rank == root else 1
+                # others' values stay as they were: next, everybody has the root's
+                works.append(dist.broadcast(data[part], root, async_op=True))
+                want[part] *= 1 if rank == root else world
+            else:
+                works.append(dist.broadcast(data[part], root, async_op=True))
+        for work in choose.sample(works, len(works)):
+            work.wait()
+        torch.testing.assert_close(data, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("sizes", [*SHAPES, (2, 2), (2, 1, 2)], ids=lambda s: "+".join(map(str, s)))
+def test_many_in_flight_keep_the_order_of_the_program(sizes: tuple[int, ...]) -> None:
+    on_islands(sizes, many_at_once)
