@@ -90,7 +90,7 @@ def show_logs(word: str | None, *, follow: bool, ranks: list[int] | None, sink: 
     """The end of the ranks' logs of a run, and with `follow` what they print from now on, until it ends (or Ctrl-C)."""
     folder = find_folder(word)
     try:
-        while not (logs := _logs(folder, ranks)) and follow and _runs(folder):
+        while not (logs := _logs(folder, ranks)) and follow and is_running(folder):
             time.sleep(FOLLOW_S)  # it has only begun
         if not logs:
             raise ConfigError(f"{folder.path} holds no logs" + (f" of ranks {ranks}" if ranks else ""))
@@ -100,7 +100,7 @@ def show_logs(word: str | None, *, follow: bool, ranks: list[int] | None, sink: 
 
         ends = {rank: _show_end(rank, path, show) for rank, path in logs.items()}
         with Follower(logs if follow else {}, show, begin=ends):
-            while follow and _runs(folder):
+            while follow and is_running(folder):
                 time.sleep(FOLLOW_S)
     except KeyboardInterrupt:  # the way to leave `-f`; the run goes on
         return
@@ -148,7 +148,8 @@ def _logs(folder: RunFolder, ranks: list[int] | None) -> dict[int, Path]:
     return {r: p for r, p in sorted(present.items()) if not ranks or r in ranks}
 
 
-def _runs(folder: RunFolder) -> bool:
+def is_running(folder: RunFolder) -> bool:
+    """Whether a supervisor on this machine has it under way."""
     return any(run.supervised for run in active() if run.folder == str(folder.path))
 
 

@@ -49,6 +49,7 @@ app.command("ps")(runs.ps)
 app.command("logs")(runs.logs)
 app.command("stop")(runs.stop)
 app.command("clean")(runs.clean)
+app.command("report")(runs.report)
 
 
 def main() -> None:

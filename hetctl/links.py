@@ -1,4 +1,4 @@
-"""`--links`: latency and bandwidth between hosts, rail by rail, measured instead of believed."""
+"""`discover --links`, `bench links`: latency and bandwidth between hosts, rail by rail, measured, not believed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.cluster import Cluster, Host, Link, Measured, Nic, Transport
-from hetctl.comm.errors import HetctlError
+from rich.markup import escape
+
+from hetctl.comm.cluster import Cluster, Host, Link, Measured, Nic, Transport, load_cluster
+from hetctl.comm.errors import ConfigError, HetctlError
 from hetctl.comm.units import show_rate
+from hetctl.console import Sink
 from hetctl.discover import enter, ssh_files
 from hetctl.inventory import Entry
 from hetctl.launcher.deadline import Deadline
@@ -75,6 +78,25 @@ def measure_links(
             for shell in shells.values():
                 shell.close()
     return with_measured(cluster, found)
+
+
+def measure_aloud(cluster: Cluster, entries: Sequence[Entry], *, timeout_s: float, sink: Sink) -> Cluster:
+    """`measure_links`, with a line for each pair as it is known."""
+    measured = measure_links(
+        cluster, entries, connect_s=timeout_s, on_pair=lambda pair, rows: sink.say(escape(pair_line(pair, rows)))
+    )
+    if not measured.measured:
+        sink.warn("there is no pair of hosts to measure between")
+    return measured
+
+
+def measure_file(path: Path, *, timeout_s: float, sink: Sink) -> Cluster:
+    """A cluster file with the links between its hosts measured now. Raises ConfigError where it has no hosts to ask."""
+    cluster = load_cluster(path)
+    entries = [Entry(host.name, host.access) for host in cluster.hosts if host.access is not None]
+    if len(entries) < 2:
+        raise ConfigError(f"{path} names fewer than two hosts that can be reached", hint="make it by hetctl discover")
+    return measure_aloud(cluster, entries, timeout_s=timeout_s, sink=sink)
 
 
 def pairs_of(cluster: Cluster, reached: Iterable[str]) -> list[Pair]:

@@ -14,7 +14,7 @@ from hetctl import planning
 from hetctl.attempts import Attempts, unreachable_hosts, without
 from hetctl.comm.cluster import Cluster
 from hetctl.comm.errors import ConfigError, HetctlError
-from hetctl.comm.files import write_yaml
+from hetctl.comm.files import write_json, write_yaml
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.plan import Plan, load_plan, save_plan
 from hetctl.comm.values import encode
@@ -29,7 +29,7 @@ from hetctl.launcher.supervisor import HostSpec, Outcome
 from hetctl.launcher.workers import host_specs
 from hetctl.launching import Launch, board_hosts, choose_way, store_ports
 from hetctl.render.plan import show_plan
-from hetctl.render.report import write_report
+from hetctl.render.report import describe_islands, write_report
 from hetctl.render.run import LiveRun, failure_lines, summary_table
 from hetctl.supervising import left_sentence, record_failure, supervise
 from hetctl.trainer.data.sources import source_files
@@ -234,9 +234,10 @@ def _attempt(
         outcome = supervise(crew, specs, _on_event(folder, live, found), folder=folder, say=live.note)
     summary = _summary(prepared, folder, outcome, found, crew.sites, wall_s=time.monotonic() - began)
     summary |= {"restarts": attempts.used, "missing_hosts": attempts.missing}
-    folder.write_summary({k: v for k, v in summary.items() if k != "timeline"})
-    write_report(folder, prepared.plan, summary)
-    summary.pop("timeline", None)
+    timeline = summary.pop("timeline", [])
+    folder.write_summary(summary)
+    write_json(folder.timeline, timeline)
+    write_report(folder, prepared.plan, {**summary, "timeline": timeline})
     _show_end(summary, outcome, folder, sink)
     return summary, outcome
 
@@ -368,7 +369,7 @@ def _summary(
         "bubble_share": shares.get("bubble"),
         "bridge_share": shares.get("bridge"),
         "shares": shares,
-        "islands": _islands(prepared.plan),
+        "islands": describe_islands(prepared.plan),
         "emulated": prepared.cluster.source == "emulated",
         "wall_s": wall_s,
         "run_dir": str(folder.path),
@@ -379,22 +380,6 @@ def _summary(
         summary["failure"] = failure["reason"] if failure else "the ranks ended without a summary"
         summary["error_type"] = failure["error_type"] if failure else None
     return summary
-
-
-def _islands(plan: Plan) -> list[dict[str, Any]]:
-    """Each island with its ranks and the layers it holds."""
-    described = []
-    for island in plan.islands:
-        spans = [s.layers for r in plan.replicas for s in r.stages if set(s.ranks) & set(island.ranks)]
-        described.append(
-            {
-                "name": island.name,
-                "vendor": island.vendor,
-                "ranks": list(island.ranks),
-                "layers": sorted({tuple(span) for span in spans}),
-            }
-        )
-    return described
 
 
 def _show_end(summary: dict[str, Any], outcome: Outcome, folder: RunFolder, sink: Sink) -> None:

@@ -78,6 +78,11 @@ class RunFolder:
         return file.read_text(encoding="utf-8").strip()
 
     @property
+    def timeline(self) -> Path:
+        """What each rank did when in the last step: what report.html draws."""
+        return self.launch / "timeline.json"
+
+    @property
     def launch(self) -> Path:
         """What ranks read: the job and the placement."""
         return self.path / "launch"

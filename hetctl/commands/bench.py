@@ -88,6 +88,28 @@ def _islands(cluster: Path | None, emulate: str | None) -> str | None:
     return emulate or (None if cluster else "h200:1,mi325x:1")
 
 
+@app.command("links")
+def links(
+    cluster: options.ClusterFile = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Where the cluster is written; otherwise its own file.")
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds for each host.")] = 60.0,
+    as_json: options.Json = False,
+) -> None:
+    """Latency and bandwidth between a cluster's hosts, rail by rail, written into its file for the planner."""
+    from hetctl.comm.cluster import save_cluster
+    from hetctl.comm.values import encode
+    from hetctl.links import measure_file
+
+    sink = Sink(as_json=as_json)
+    path = cluster or Path("cluster.yaml")
+    measured = measure_file(path, timeout_s=timeout, sink=sink)
+    save_cluster(output or path, measured)
+    sink.say(f"wrote {output or path}")
+    sink.result({"measured": [encode(row) for row in measured.measured], "file": str(output or path)})
+
+
 @app.command("plans")
 def plans(
     cluster: options.ClusterFile = None,

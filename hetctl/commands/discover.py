@@ -11,7 +11,6 @@ from hetctl.commands import options
 from hetctl.console import Sink
 
 if TYPE_CHECKING:
-    from hetctl.comm.cluster import Cluster
     from hetctl.discover import Answer
     from hetctl.inventory import Inventory
 
@@ -53,6 +52,7 @@ def discover(
     from hetctl.comm.values import encode
     from hetctl.discover import recordings
     from hetctl.fabric import build
+    from hetctl.links import measure_aloud
     from hetctl.probe.capture import write_capture
     from hetctl.render.cluster import show_cluster
     from hetctl.unusual import unusual
@@ -63,7 +63,7 @@ def discover(
     meant, answers = _replayed(from_capture, sink) if from_capture else _asked(hosts or [], inventory, timeout, sink)
     reports = [answer.report for answer in answers]
     fabric = build(reports, named=meant.networks)
-    cluster = _measured(fabric.cluster, meant, timeout, sink) if links else fabric.cluster
+    cluster = measure_aloud(fabric.cluster, meant.entries, timeout_s=timeout, sink=sink) if links else fabric.cluster
     save_cluster(output, cluster)
     if capture:
         write_capture(capture, recordings(answers))
@@ -96,19 +96,6 @@ def _replayed(path: Path, sink: Sink) -> tuple[Inventory, list[Answer]]:
     for answer in answers:
         sink.say(host_line(answer.report, max(len(a.report.name) for a in answers)))
     return Inventory((), f"the capture {path}"), answers
-
-
-def _measured(cluster: Cluster, meant: Inventory, timeout: float, sink: Sink) -> Cluster:
-    from rich.markup import escape
-
-    from hetctl.links import measure_links, pair_line
-
-    measured = measure_links(
-        cluster, meant.entries, connect_s=timeout, on_pair=lambda pair, rows: sink.say(escape(pair_line(pair, rows)))
-    )
-    if not measured.measured:
-        sink.warn("--links: there is no pair of hosts to measure between")
-    return measured
 
 
 def _end(answers: list[Answer], sink: Sink) -> None:

@@ -1,4 +1,4 @@
-"""`hetctl ps | logs | stop | clean`: runs after they were started."""
+"""`hetctl ps | logs | stop | clean | report`: runs after they were started."""
 
 from __future__ import annotations
 
@@ -52,3 +52,11 @@ def clean(run: MaybeRun = None, as_json: options.Json = False) -> None:
 
     sink = Sink(as_json=as_json)
     sink.result(aftercare.clean_runs(run, sink=sink))
+
+
+def report(run: MaybeRun = None, as_json: options.Json = False) -> None:
+    """Write a run's report.html anew and show its figures, also while it is under way (by default of runs/latest)."""
+    from hetctl import reporting
+
+    sink = Sink(as_json=as_json)
+    sink.result(reporting.report_run(run, sink))

@@ -59,20 +59,36 @@ def write_report(folder: RunFolder, plan: Plan, summary: dict[str, Any]) -> None
     write_atomically(folder.report, page)
 
 
+def describe_islands(plan: Plan) -> list[dict[str, Any]]:
+    """Each island with its ranks and the layers it holds."""
+    described = []
+    for island in plan.islands:
+        spans = [s.layers for r in plan.replicas for s in r.stages if set(s.ranks) & set(island.ranks)]
+        described.append(
+            {
+                "name": island.name,
+                "vendor": island.vendor,
+                "ranks": list(island.ranks),
+                "layers": sorted({tuple(span) for span in spans}),
+            }
+        )
+    return described
+
+
 def _figures(summary: dict[str, Any]) -> str:
     def show(value: Any, form: str) -> str:
         return "unknown" if value is None else format(value, form)
 
     rows = (
-        ("model", f"{summary['model']}, {summary['parameters']:,} parameters"),
-        ("steps", f"{summary['steps']} of {summary['steps_planned']}"),
+        ("model", f"{summary['model']}, {show(summary['parameters'], ',')} parameters"),
+        ("steps", f"{summary['steps']} of {show(summary['steps_planned'], 'd')}"),
         ("loss", f"{show(summary['first_loss'], '.4f')} to {show(summary['last_loss'], '.4f')}"),
         ("validation loss", show(summary.get("validation_loss"), ".4f")),
         ("tokens per second", show(summary.get("tokens_per_s"), ",.0f")),
         ("over the bridge", show_bytes(summary.get("bridge_bytes"))),
         ("lost to the bubble", show(summary.get("bubble_share"), ".1%")),
         ("lost to the bridge", show(summary.get("bridge_share"), ".1%")),
-        ("wall time", show_seconds(summary["wall_s"])),
+        ("wall time", "unknown" if summary["wall_s"] is None else show_seconds(summary["wall_s"])),
     )
     return "<table>" + "".join(f"<tr><th>{k}<td>{html.escape(v)}" for k, v in rows) + "</table>"
 

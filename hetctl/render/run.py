@@ -72,7 +72,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_column(style="bold")
     table.add_column()
     rows = (
-        ("steps", f"{summary['steps']} of {summary['steps_planned']}"),
+        ("steps", f"{summary['steps']} of {summary['steps_planned'] or 'unknown'}"),
         ("loss", f"{_number(summary.get('first_loss'))} -> {_number(summary.get('last_loss'))}"),
         ("validation loss", _number(summary.get("validation_loss"))),
         ("tokens", f"{summary.get('tokens') or 0:,} ({summary.get('tokens_per_s') or 0:,.0f} tokens/s)"),
@@ -82,7 +82,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
         *((("replicas end", _apart(apart)),) if (apart := summary.get("replica_spread")) is not None else ()),
         *(("slow rank", _straggler(s)) for s in summary.get("stragglers") or ()),
         *(("counts", f"{a['before']} -> {a['after']} after step {a['step']}") for a in summary.get("adapted") or ()),
-        ("wall time", show_seconds(summary["wall_s"])),
+        ("wall time", "unknown" if summary["wall_s"] is None else show_seconds(summary["wall_s"])),
         ("run folder", summary["run_dir"]),
     )
     for row in rows:

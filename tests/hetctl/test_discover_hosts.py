@@ -218,3 +218,7 @@ def test_links_are_measured_over_ssh(tmp_path: Path) -> None:
         assert rows["eth0", "eth0"]["rate_bytes_per_s"] > 2 * rows["rail0", "rail0"]["rate_bytes_per_s"]
         assert 0 < rows["eth0", "eth0"]["latency_s"] < 0.1
         assert not [row for row in rows.values() if row["problem"]]
+        again = hetctl(rig, tmp_path, "bench", "links", "-o", "measured.yaml")
+        assert again.exit_code == 0, again.stderr
+        assert {tuple(row["nics"]) for row in again.document["measured"]} == rows.keys()
+        assert "rail0" in (tmp_path / "measured.yaml").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,6 +107,30 @@ def test_the_run_folder_holds_what_it_promises(whole: tuple[Path, dict[str, Any]
     page = (run / "report.html").read_text()
     assert "<polyline" in page
     assert "http" not in page.replace("http-equiv", "")
+
+
+def test_a_report_is_made_anew_and_of_a_run_without_a_summary_too(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    run, document = whole
+    page = (run / "report.html").read_text()
+    (run / "report.html").unlink()
+    assert report(run)["last_loss"] == document["last_loss"]
+    assert (run / "report.html").read_text() == page
+    lost = tmp_path / "run"
+    shutil.copytree(run, lost)
+    (lost / "summary.json").unlink()
+    told = report(lost)
+    assert (told["status"], told["steps"], told["wall_s"]) == ("ended without a summary", 12, None)
+    assert "unknown" in (lost / "report.html").read_text()
+
+
+def report(run: Path) -> dict[str, Any]:
+    argv = [sys.executable, "-m", "hetctl", "report", str(run), "--json"]
+    done = subprocess.run(argv, cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 def test_a_run_continues_from_its_checkpoint_as_if_never_stopped(

@@ -1,0 +1,62 @@
+"""`hetctl report`: a run's page made from its folder, at any moment, also of a run that is under way or was lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hetctl.aftercare import find_folder, is_running
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.plan import Plan, load_plan
+from hetctl.console import Sink
+from hetctl.launcher.runfolder import RunFolder
+from hetctl.render.report import describe_islands, write_report
+from hetctl.render.run import summary_table
+from hetctl.trainer.recipe import load_recipe
+
+
+def report_run(word: str | None, sink: Sink) -> dict[str, Any]:
+    """Write a run's report.html from what its folder holds now; the figures it shows. Raises ConfigError."""
+    folder = find_folder(word)
+    if not folder.plan.is_file():
+        raise ConfigError(f"{folder.path} holds no plan.yaml", hint="a report is made of what `hetctl train` leaves")
+    plan = load_plan(folder.plan)
+    running = is_running(folder)
+    ended = folder.summary.is_file() and not running
+    summary = _read(folder.summary) if ended else _so_far(folder, plan, running=running)
+    timeline = _read(folder.timeline) if ended and folder.timeline.is_file() else []
+    write_report(folder, plan, {**summary, "timeline": timeline})
+    sink.say(summary_table(summary))
+    sink.say(f"report: {folder.report}")
+    return {**summary, "report": str(folder.report)}
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not readable: {error}") from None
+
+
+def _so_far(folder: RunFolder, plan: Plan, *, running: bool) -> dict[str, Any]:
+    """What the metrics tell of a run without a summary; what only its end could tell is absent."""
+    metrics = folder.read_metrics()
+    seconds = sum(m["step_time_s"] for m in metrics)
+    tokens = sum(m["tokens"] for m in metrics)
+    return {
+        "run": folder.name,
+        "status": "running" if running else "ended without a summary",
+        "model": plan.model,
+        "parameters": None,
+        "steps_planned": load_recipe(folder.recipe).train.steps if folder.recipe.is_file() else None,
+        "steps": metrics[-1]["step"] if metrics else 0,
+        "first_loss": metrics[0]["loss"] if metrics else None,
+        "last_loss": metrics[-1]["loss"] if metrics else None,
+        "tokens": tokens,
+        "tokens_per_s": tokens / seconds if seconds else None,
+        "islands": describe_islands(plan),
+        "emulated": None,
+        "wall_s": None,
+        "run_dir": str(folder.path),
+    }
