@@ -12,6 +12,7 @@ from typing import Any
 
 from hetctl import planning
 from hetctl.attempts import Attempts, unreachable_hosts, without
+from hetctl.boards import Boards
 from hetctl.comm.cluster import Cluster
 from hetctl.comm.errors import ConfigError, HetctlError
 from hetctl.comm.files import write_json, write_yaml
@@ -231,7 +232,9 @@ def _attempt(
         raise
     found: dict[str, Any] = {}
     with LiveRun(sink, prepared.recipe.train.steps) as live:
-        outcome = supervise(crew, specs, _on_event(folder, live, found), folder=folder, say=live.note)
+        boards = Boards(folder, encode(prepared.recipe), live.note)
+        outcome = supervise(crew, specs, _on_event(folder, live, boards, found), folder=folder, say=live.note)
+        boards.end(found)
     summary = _summary(prepared, folder, outcome, found, crew.sites, wall_s=time.monotonic() - began)
     summary |= {"restarts": attempts.used, "missing_hosts": attempts.missing}
     timeline = summary.pop("timeline", [])
@@ -314,18 +317,20 @@ def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path |
     )
 
 
-def _on_event(folder: RunFolder, live: LiveRun, found: dict[str, Any]) -> Callable[[Event], None]:
+def _on_event(folder: RunFolder, live: LiveRun, boards: Boards, found: dict[str, Any]) -> Callable[[Event], None]:
     def on_event(event: Event) -> None:
         kind = event["event"]
         record = {k: v for k, v in event.items() if k not in ("event", "rank", "host", "n")}
         if kind == "begin":
             live.begin(event["step"])
+            boards.begin(event["step"])
         elif kind == "step" and record.pop("late", False):  # of an attempt whose launcher was lost
             if record["step"] not in {m["step"] for m in folder.read_metrics()}:
                 folder.append_metrics(record)
         elif kind == "step":
             folder.append_metrics(record)
             live.step(record)
+            boards.step(record)
         elif kind == "summary":
             found.update(record)
         elif kind == "rail":

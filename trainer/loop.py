@@ -17,7 +17,6 @@ from hetctl.comm.errors import ConfigError, WorkFailed
 from hetctl.comm.plan import Plan, Stage
 from hetctl.comm.reporter import Reporter
 from hetctl.trainer.activations import HostActivations
-from hetctl.trainer.boards import Board
 from hetctl.trainer.compilation import compile_model
 from hetctl.trainer.data.prefetch import Prefetch
 from hetctl.trainer.data.samples import Dataset, PackedTokens
@@ -271,7 +270,6 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     trainer.saving = Checkpoints(Path(job.checkpoints), trainer.gradients, trainer.optimizer, keep=keep)
     _listen(trainer)
     reporter.emit("begin", step=start, steps=job.recipe.train.steps)
-    board = Board(Path(job.checkpoints).parent / "tensorboard", active=dist.get_rank() == 0)
     watch = Watch(trainer, reporter, adapt=job.recipe.train.adapt)
     done, saved, began = start, -1, time.monotonic()
     for step in range(start, job.recipe.train.steps):
@@ -282,7 +280,6 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
         seconds = time.monotonic() - at
         record = asdict(figures) | {"step_time_s": seconds, "tokens_per_s": figures.tokens / seconds}
         reporter.emit("step", step=step + 1, **record)
-        board.write(step + 1, record)
         done = step + 1
         watch.after(done)
         if trainer.stopping:
@@ -297,7 +294,6 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
         trainer.save(done)
     trainer.saving.finish()
     trainer.batches.close()
-    board.close()
     watch.look(done, last=True)
     end = {"steps": done, "interrupted": interrupted, "validation_loss": validation, "train_s": seconds}
     summarise(trainer, reporter, end | watch.findings)
