@@ -59,6 +59,7 @@ class Stage:
     recompute: Literal["none", "selective", "full"] = "none"
     offload: bool = False  # of the optimiser's state
     offload_activations: bool = False
+    whole: bool | None = None  # of shards: only optimiser state is shared out; None: decided when the ranks start
 
     @property
     def width(self) -> int:

@@ -5,32 +5,27 @@ Slower than keeping weights and gradients whole (each micro-batch moves them), a
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hetctl.comm.plan import Plan
-from hetctl.comm.units import GiB
 from hetctl.trainer.buckets import REDUCE_SCATTER, Bucket, Slot
 from hetctl.trainer.place import Place
-
-SPARE_BYTES = 4 * GiB  # beyond what the plan predicts, before whole weights are kept: context, fragments
-WHOLE_BYTES = 2 + 4  # of a parameter: bf16 weights and fp32 gradient
+from hetctl.trainer.planning.whole import Asked, has_room, more_bytes
 
 
-def keeps_whole(plan: Plan, place: Place, asked: Literal["auto", "optimizer", "all"], *, parameters: int) -> bool:
-    """Whether a sharded stage shares out optimiser state only: as the recipe says, or if all of it fits so."""
+def keeps_whole(plan: Plan, place: Place, asked: Asked, *, parameters: int) -> bool:
+    """Whether a sharded stage shares out optimiser state only: as recipe or plan say, or if all of it fits so."""
     stage = plan.replicas[place.replica].stages[place.stage]
     if asked != "auto" or stage.shards == 1:
         return asked != "all"
-    limits = [plan.ranks[r].memory_bytes for r in stage.ranks]
-    known = [limit for limit in limits if limit is not None]
-    if plan.predicted is None or not known:
-        return True
-    more = parameters * WHOLE_BYTES * (1 - 1 / stage.shards)
-    return max(plan.predicted.memory_bytes[r] for r in stage.ranks) + more + SPARE_BYTES <= min(known)
+    if stage.whole is not None or plan.predicted is None:
+        return stage.whole is not False
+    more, predicted = more_bytes(parameters, stage.shards), plan.predicted.memory_bytes
+    return all(has_room(predicted[r], more, plan.ranks[r].memory_bytes) for r in stage.ranks)
 
 
 class ShardedBucket(Bucket):

@@ -77,7 +77,7 @@ def _stages(plan: Plan) -> Table:
                 show_ranks(stage.ranks),
                 f"{stage.layers[0]}-{stage.layers[1] - 1} ({stage.layers[1] - stage.layers[0]})",
                 str(stage.tensor_parallel),
-                str(stage.shards),
+                f"{stage.shards}, weights whole" if stage.whole and stage.shards > 1 else str(stage.shards),
                 f"{stage.micro_batches} x {stage.micro_batch_size}",
                 " ".join([show_bytes(memory or None), *notes]),
             )

@@ -35,3 +35,12 @@ def test_the_recipe_may_insist() -> None:
     made = plan(90, [140, 140])
     assert keeps_whole(made, Place.of(made, 0), "optimizer", parameters=PARAMETERS)
     assert not keeps_whole(made, Place.of(made, 0), "all", parameters=PARAMETERS)
+
+
+def test_what_the_plan_decided_holds() -> None:
+    made = plan(90, [140, 140])
+    (replica,) = made.replicas
+    for whole in (True, False):
+        stages = tuple(replace(s, whole=whole) for s in replica.stages)
+        decided = replace(made, replicas=(replace(replica, stages=stages),))
+        assert keeps_whole(decided, Place.of(decided, 0), "auto", parameters=PARAMETERS) is whole

@@ -12,6 +12,7 @@ from hetctl.comm.plan import Plan, Predicted, Replica, Stage
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.assemble import assemble
 from hetctl.trainer.planning.infeasible import refuse
+from hetctl.trainer.planning.pools import members
 from hetctl.trainer.planning.predict import Prediction, alone_samples_per_s, bound_samples_per_s, mfu, predict
 from hetctl.trainer.planning.problem import EVERYTHING, EXECUTABLE, Ability, Problem, read_problem
 from hetctl.trainer.planning.profile import Profile
@@ -19,6 +20,7 @@ from hetctl.trainer.planning.reasons import reasons
 from hetctl.trainer.planning.reschedule import rescheduled
 from hetctl.trainer.planning.search import Candidate, Found, Search
 from hetctl.trainer.planning.space import tensor_units
+from hetctl.trainer.planning.whole import with_whole
 from hetctl.trainer.recipe import Recipe
 from hetctl.trainer.schedule import INTERLEAVED, SPLIT
 
@@ -104,6 +106,13 @@ def _plan(
     why: tuple[str, ...],
 ) -> Plan:
     replicas = _replicas(chosen.candidate)
+    replicas, memory = with_whole(
+        replicas,
+        _memory(problem, chosen, replicas),
+        [cluster.device(member).memory_bytes for _, _, member in members(cluster)],
+        costs=problem.costs,
+        asked=recipe.train.sharded,
+    )
     longest = max(chosen.candidate.pipelines, key=lambda p: len(p.layers))
     return assemble(
         cluster,
@@ -111,7 +120,7 @@ def _plan(
         replicas=replicas,
         schedule=longest.schedule,
         forwards_ahead=longest.forwards_ahead,
-        predicted=_predicted(problem, chosen, replicas, alone),
+        predicted=_predicted(problem, chosen, memory, alone),
         reasons=why,
     )
 
@@ -149,9 +158,8 @@ def _replica(pipeline: Pipeline, clone: int, clones: int) -> Replica:
     return Replica(tuple(stages), pipeline.forwards_ahead)
 
 
-def _predicted(
-    problem: Problem, chosen: Prediction, replicas: tuple[Replica, ...], alone: Mapping[str, float | None]
-) -> Predicted:
+def _memory(problem: Problem, chosen: Prediction, replicas: tuple[Replica, ...]) -> list[int]:
+    """Bytes per rank, as the search accounted for them."""
     memory = [0] * sum(p.size for p in problem.pools)  # an idle device needs none
     clones = chosen.candidate.clones
     for number, replica in enumerate(replicas):
@@ -159,6 +167,12 @@ def _predicted(
         for stage, held in zip(replica.stages, pipeline.memory_bytes, strict=True):
             for rank in stage.ranks:
                 memory[rank] = held
+    return memory
+
+
+def _predicted(
+    problem: Problem, chosen: Prediction, memory: tuple[int, ...], alone: Mapping[str, float | None]
+) -> Predicted:
     per_s = problem.samples / chosen.seconds
     own = list(alone.values())
     efficiency = per_s / sum(r for r in own if r is not None) if None not in own else None
@@ -169,7 +183,7 @@ def _predicted(
         bubble_share=chosen.bubble_share,
         bridge_share=chosen.bridge_share,
         efficiency=efficiency,
-        memory_bytes=tuple(memory),
+        memory_bytes=memory,
         mfu=mfu(problem, chosen.seconds),
         bound_tokens_per_s=bound_samples_per_s(problem) * problem.costs.seq_len,
     )

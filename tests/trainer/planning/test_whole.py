@@ -1,0 +1,44 @@
+"""Whether a plan lets sharded stages keep their weights whole, and counts the memory that takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetctl.comm.emulate import describe_cluster, parse_spec
+from hetctl.comm.plan import Plan
+from hetctl.comm.units import GiB
+from hetctl.trainer.planning.hardware import CLASSES
+from hetctl.trainer.planning.planner import make_plan
+from hetctl.trainer.planning.whole import SPARE_BYTES, WHOLE_BYTES
+from hetctl.trainer.recipe import load_recipe
+
+
+def planned(spec: str, sharded: str = "auto") -> Plan:
+    sizes = [("model.name", "llama-8b"), ("model.seq_len", 2048), ("batch.global_batch", 4)]
+    pinned = [("parallelism.pipeline", 1), ("parallelism.tensor", 1), ("train.sharded", sharded)]
+    return make_plan(describe_cluster(parse_spec(spec, CLASSES), CLASSES), load_recipe(None, sizes + pinned))
+
+
+@pytest.mark.parametrize(("sharded", "whole"), [("auto", True), ("optimizer", True), ("all", False)])
+def test_what_is_kept_whole_is_counted(sharded: str, whole: bool) -> None:
+    plan, spare = planned("h200:2", sharded), planned("h200:2", "all")
+    (stage,), (bare,) = plan.replicas[0].stages, spare.replicas[0].stages
+    assert (stage.shards, stage.whole, bare.whole) == (2, whole, False)
+    assert plan.predicted is not None
+    assert spare.predicted is not None
+    more = plan.predicted.memory_bytes[0] - spare.predicted.memory_bytes[0]
+    parameters = 8.03e9
+    assert more == pytest.approx(parameters * WHOLE_BYTES / 2 if whole else 0, rel=1e-3)
+
+
+def test_whole_weights_never_take_the_last_memory() -> None:
+    seen = set()
+    for gib in range(88, 142, 6):
+        plan = planned(f"h200:2~{gib}GiB")
+        assert plan.predicted is not None
+        for replica in plan.replicas:
+            for stage in replica.stages:
+                seen.add(stage.whole)
+                room = gib * GiB - max(plan.predicted.memory_bytes[r] for r in stage.ranks)
+                assert room >= (SPARE_BYTES if stage.whole else 0)
+    assert seen >= {True, False}

@@ -1,0 +1,62 @@
+"""Sharded stages that keep weights and gradients whole where memory allows: only optimiser state is shared out then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from hetctl.comm.plan import Replica, Stage
+from hetctl.comm.units import GiB
+from hetctl.trainer.planning.costs import LayerCosts
+
+SPARE_BYTES = 4 * GiB  # beyond what the plan predicts, before whole weights are kept: context, fragments
+WHOLE_BYTES = 2 + 4  # of a parameter: bf16 weights and fp32 gradient
+
+Asked = Literal["auto", "optimizer", "all"]
+
+
+def more_bytes(parameters: float, shards: int) -> int:
+    """Bytes that a rank holds more of so many parameters when weights and gradients are not shared out."""
+    return int(parameters * WHOLE_BYTES * (1 - 1 / shards))
+
+
+def has_room(predicted: int, more: int, limit: int | None) -> bool:
+    """Whether a device that is predicted to hold so much can hold more; unknown limits bind nobody."""
+    return limit is None or predicted + more + SPARE_BYTES <= limit
+
+
+def with_whole(
+    replicas: Sequence[Replica],
+    memory: Sequence[int],
+    limits: Sequence[int | None],
+    *,
+    costs: LayerCosts,
+    asked: Asked,
+) -> tuple[tuple[Replica, ...], tuple[int, ...]]:
+    """The replicas with what each sharded stage keeps whole decided, and every rank's memory with that in it."""
+    held = list(memory)
+    decided = []
+    for replica in replicas:
+        more: dict[tuple[int, ...], int] = {}  # of all stages that the same ranks hold
+        for stage in replica.stages:
+            if stage.shards > 1:
+                at = more.get(stage.ranks, 0)
+                more[stage.ranks] = at + more_bytes(_parameters(costs, stage), stage.shards)
+        whole = {
+            ranks: asked == "optimizer"
+            or (asked == "auto" and all(has_room(memory[r], extra, limits[r]) for r in ranks))
+            for ranks, extra in more.items()
+        }
+        for ranks, extra in more.items():
+            for rank in ranks if whole[ranks] else ():
+                held[rank] += extra
+        decided.append(replace(replica, stages=tuple(replace(s, whole=whole.get(s.ranks)) for s in replica.stages)))
+    return tuple(decided), tuple(held)
+
+
+def _parameters(costs: LayerCosts, stage: Stage) -> float:
+    """Parameters of a stage on one of its ranks, before they are shared out."""
+    first, past = stage.layers
+    ends = costs.stage_parameters(0, first=first == 0, last=past == costs.shape.layers)
+    return (past - first) * costs.block_parameters_on(stage.tensor_parallel) + ends / stage.tensor_parallel
