@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hetctl.trainer.job import Job
 from hetctl.trainer.loop import build
 from hetctl.trainer.saving import checkpoint, checkpoints
 from hetctl.trainer.saving.checkpoint_reader import Reader
-from tests.comm.spawn import on_islands
+from tests.comm.spawn import on_islands, server
 from tests.layouts import Cut, Layout, Pipe, plan_of
 from tests.trainer.parity import SEQ_LEN, SHAPE, Trace, UnevenSamples, difference, recipe, reference
 
@@ -87,14 +88,8 @@ def test_saving_while_training_changes_nothing(tmp_path: Path) -> None:
             assert torch.equal(*(r.read(name, kind) for r in newest))
 
 
-class Killed(BaseException):
-    """Stands for a process that ends here."""
-
-
-def test_a_crash_at_any_step_of_a_commit_leaves_a_whole_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every file operation of a commit is the last one, in turn; what is left loads and is step 2 or step 4."""
+def test_a_kill_at_any_step_of_a_commit_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    """Before every file operation of a commit, in turn, SIGKILL; what is left loads and is step 2 or step 4."""
     run(ONE, tmp_path / "start", 0, 2)
     run(ONE, tmp_path / "start", 2, 4)
     whole = tmp_path / "start"
@@ -103,7 +98,7 @@ def test_a_crash_at_any_step_of_a_commit_leaves_a_whole_checkpoint(
     for crash in range(100):
         folder = tmp_path / f"crash-{crash}"
         _uncommitted(whole, folder)
-        survived = _commit_until(crash, folder / "step-00000004.partial", monkeypatch)
+        survived = _commit_until(crash, folder / "step-00000004.partial")
         newest = checkpoints.newest(folder)
         assert newest is not None
         step = Reader(newest).step
@@ -138,27 +133,30 @@ def _uncommitted(whole: Path, folder: Path) -> None:
     (partial / "part-00000.json").write_text(json.dumps({k: manifest[k] for k in ("files", "shapes")}))
 
 
-def _commit_until(crash: int, partial: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Commit, ended before file operation number `crash`; True when it came to its end."""
+def _commit_until(crash: int, partial: Path) -> bool:
+    """Commit in a process that is killed before file operation number `crash`; True when it came to its end."""
+    process = server().Process(target=_commit_or_die, args=(crash, partial))
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode == 0
+
+
+def _commit_or_die(crash: int, partial: Path) -> None:
     left = [crash]
 
     def counted(right: Any) -> Any:
         def call(*args: Any, **more: Any) -> Any:
             if left[0] == 0:
-                raise Killed
+                os.kill(os.getpid(), signal.SIGKILL)
             left[0] -= 1
             return right(*args, **more)
 
         return call
 
-    with monkeypatch.context() as patched:
-        for name in ("replace", "fsync", "unlink", "rmdir", "open", "rename"):
-            patched.setattr(os, name, counted(getattr(os, name)))
-        try:
-            checkpoint.commit(partial, step=4, updates=4, keep=1)
-        except Killed:
-            return False
-    return True
+    for name in ("replace", "fsync", "unlink", "rmdir", "open", "rename"):
+        setattr(os, name, counted(getattr(os, name)))
+    checkpoint.commit(partial, step=4, updates=4, keep=1)
 
 
 def test_a_flipped_byte_names_the_file_and_offers_the_checkpoint_before(tmp_path: Path) -> None:
