@@ -43,6 +43,7 @@ from hetctl.trainer.models.weights import find_weights
 from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
 from hetctl.trainer.recipe import Recipe
 from hetctl.trainer.saving import checkpoints
+from hetctl.trainer.saving.keepers import targets_of
 from hetctl.where import find_running_cluster
 
 BRIDGES = "bridges"  # what the engines of direct bridges say of each rank's transfers
@@ -209,6 +210,10 @@ def _remaining(prepared: Prepared, gone: dict[str, str], attempts: Attempts, sin
     attempts.missing |= gone
     cluster = without(prepared.cluster, gone)
     left = replace(prepared, cluster=cluster, plan=prepared.replan(cluster))
+    keep = prepared.recipe.checkpoint
+    if keep.store.removeprefix("gather:") in gone:
+        sink.warn(f"checkpoint.store={keep.store} ends with its host: each host keeps its own shards from now on")
+        left = replace(left, recipe=replace(left.recipe, checkpoint=replace(keep, store="auto")))
     show(left, sink)
     return left
 
@@ -280,8 +285,7 @@ def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path |
         folder.metrics.unlink(missing_ok=True)
     weights = find_weights(recipe.model.name)
     spread = not all(site.shared for site in crew.sites)
-    if spread:
-        sink.warn(f"the hosts do not share {folder.path}: each keeps its shards of a checkpoint in its own run folder")
+    _say_where_shards_live(recipe.checkpoint.store, folder, [r.host for r in plan.ranks], spread=spread, sink=sink)
     islands = tuple(PlannedPlace(i.name, i.vendor, i.ranks) for i in plan.islands)
     seats = prepared.launch.seats
     placement = placement_of(islands, plan.bridges, seats, runs=cluster.runs, verify_bridge=recipe.bridge.verify)
@@ -315,6 +319,26 @@ def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path |
         goes_on=checkpoint is not None,
         spread=spread,
     )
+
+
+def _say_where_shards_live(store: str, folder: RunFolder, hosts: Sequence[str], *, spread: bool, sink: Sink) -> None:
+    """What `checkpoint.store` comes to on these hosts. Raises ConfigError where it cannot be."""
+    if spread and store == "shared":
+        raise ConfigError(
+            f"checkpoint.store=shared: the hosts do not share {folder.path}",
+            hint="give a folder that they share with --run-dir, or leave checkpoint.store=auto",
+        )
+    if spread and store == "auto":
+        sink.warn(
+            f"the hosts do not share {folder.path}: each keeps its shards of a checkpoint in its own run folder "
+            "(checkpoint.store=replicate:2 keeps them on another one too)"
+        )
+    elif store not in ("auto", "shared"):
+        alone = len(set(hosts)) == 1
+        if not any(targets_of(hosts, store)) or not spread:
+            sink.warn(f"checkpoint.store={store} copies nothing: " + ("there is one host" if alone else "it is shared"))
+        else:
+            sink.say(f"the hosts do not share {folder.path}: checkpoint.store={store} copies shards between them")
 
 
 def _on_event(folder: RunFolder, live: LiveRun, boards: Boards, found: dict[str, Any]) -> Callable[[Event], None]:

@@ -36,6 +36,7 @@ from hetctl.trainer.place import Place
 from hetctl.trainer.profiling import profiled
 from hetctl.trainer.saving import checkpoint, spread
 from hetctl.trainer.saving.checkpoint import Checkpoints
+from hetctl.trainer.saving.copies import make_copier
 from hetctl.trainer.schedule import SPLIT
 from hetctl.trainer.spans import share
 from hetctl.trainer.summary import summarise
@@ -267,7 +268,9 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     trainer = build(job, device, **_datasets(job))
     start = _resume(trainer, Path(job.resume)) if job.resume else 0
     every, keep, last = job.recipe.checkpoint.every, job.recipe.checkpoint.keep, job.recipe.checkpoint.last
-    trainer.saving = Checkpoints(Path(job.checkpoints), trainer.gradients, trainer.optimizer, keep=keep)
+    copier = make_copier([r.host for r in job.plan.ranks], job.recipe.checkpoint.store)
+    folder = Path(job.checkpoints)
+    trainer.saving = Checkpoints(folder, trainer.gradients, trainer.optimizer, keep=keep, copier=copier)
     _listen(trainer)
     reporter.emit("begin", step=start, steps=job.recipe.train.steps)
     watch = Watch(trainer, reporter, adapt=job.recipe.train.adapt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,11 +104,16 @@ class TrainSection:
 
 @dataclass(frozen=True)
 class CheckpointSection:
-    """When to save (every so many steps, and at the end) and how many to keep."""
+    """When to save (every so many steps, and at the end), how many to keep, and where.
+
+    `auto` is one folder where the hosts share it, and each host's own shards where they do not; `shared` insists on
+    the first; `replicate:K` keeps every shard on K hosts, `gather:HOST` all of them on one host too.
+    """
 
     every: int = 0
     last: bool = True
     keep: int = 2
+    store: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -142,6 +148,10 @@ class Recipe:
                 raise ConfigError(f"{key} must be at least 1, found {value}")
         if not 0 < self.data.validation_share < 1:
             raise ConfigError(f"data.validation_share must be in (0, 1), found {self.data.validation_share}")
+        if not re.fullmatch(r"auto|shared|replicate:[1-9]\d*|gather:\S+", self.checkpoint.store):
+            raise ConfigError(
+                f"checkpoint.store must be auto, shared, replicate:K or gather:HOST, found '{self.checkpoint.store}'"
+            )
         if self.optimizer.lr <= 0:
             raise ConfigError(f"optimizer.lr must be positive, found {self.optimizer.lr}")
         shape = self.shape()

@@ -62,18 +62,20 @@ def test_a_run_goes_on_without_a_lost_host_from_the_shared_checkpoint(tmp_path: 
     assert steps.count(1) == 1, "it began again at the checkpoint"
 
 
-def test_a_lost_host_is_named_and_its_shards_cannot_be_replaced(tmp_path: Path) -> None:
-    """Two runs on hosts that share nothing: one insists on its hosts, the other would go on without."""
+def test_a_lost_host_is_named_and_only_copies_replace_its_shards(tmp_path: Path) -> None:
+    """Three runs on hosts that share nothing: one insists on its hosts, one would go on without, one has copies."""
     mine = tmp_path / "mine"
     mine.mkdir()
     specs = [netns.HostSpec(hide=(str(mine),)) for _ in range(2)]
     with netns.hosts(specs, tmp_path / "rig", rails=1) as rig:
         write_cluster(rig, {"h200": ((0, 1),), "mi325x": ((1, 1),)}, mine / "cluster.yaml")
         strict, lenient = start(rig, mine, "strict"), start(rig, mine, "lenient", "--allow-missing")
-        for name in ("strict", "lenient"):
+        copied = start(rig, mine, "copied", "--allow-missing", "--set", "checkpoint.store=replicate:2")
+        runs = {"strict": strict, "lenient": lenient, "copied": copied}
+        for name in runs:
             await_steps(mine / name, 20)
         lose(rig.hosts[1])
-        said = {name: p.communicate(timeout=200)[0] for name, p in (("strict", strict), ("lenient", lenient))}
+        said = {name: p.communicate(timeout=200)[0] for name, p in runs.items()}
         lost = rig.hosts[1].name
     assert strict.returncode == 4, said["strict"]
     silent, no_route = f"{lost}: no answer", f"{lost}: there is no way to {lost}"  # how long its neighbour is known
@@ -82,3 +84,9 @@ def test_a_lost_host_is_named_and_its_shards_cannot_be_replaced(tmp_path: Path) 
     assert f"going on without {lost}" in said["lenient"]
     assert "is gone" in summary_of(mine / "lenient")["failure"]
     assert "put right first" in said["lenient"]
+    assert copied.returncode == 0, said["copied"]
+    summary = summary_of(mine / "copied")
+    assert (summary["status"], summary["restarts"], list(summary["missing_hosts"])) == ("done", 1, [lost])
+    steps = [json.loads(line)["step"] for line in (mine / "copied" / "metrics.jsonl").read_text().splitlines()]
+    assert sorted(set(steps)) == list(range(1, 121))
+    assert steps.count(1) == 1, "it began again at the checkpoint"

@@ -26,6 +26,7 @@ from hetctl.trainer.cuts import Cut
 from hetctl.trainer.gradients import Gradients
 from hetctl.trainer.saving.checkpoint_reader import FORMAT, Reader
 from hetctl.trainer.saving.checkpoints import MANIFEST, whole_ones
+from hetctl.trainer.saving.copies import Copier
 from hetctl.trainer.saving.spread import leads
 
 MASTER = "master"
@@ -56,8 +57,17 @@ class Part:
 class Checkpoints:
     """Saves what this rank keeps; every rank calls the same methods after the same steps."""
 
-    def __init__(self, folder: Path, gradients: Gradients, optimizer: torch.optim.Optimizer, *, keep: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        gradients: Gradients,
+        optimizer: torch.optim.Optimizer,
+        *,
+        keep: int,
+        copier: Copier | None = None,
+    ) -> None:
         self.folder, self.gradients, self.optimizer, self.keep = folder, gradients, optimizer, keep
+        self._copier = copier
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, int, Future[None]] | None = None
         if leads():
@@ -78,7 +88,12 @@ class Checkpoints:
         self.finish()
         parts = list(_snapshot(self.gradients, self.optimizer))
         shapes = {name: list(shape) for name, shape in self.gradients.whole_shapes().items()}
-        self._pending = (step, updates, self._thread.submit(_write, self._partial(step), parts, shapes))
+        self._pending = (step, updates, self._thread.submit(self._keep, self._partial(step), parts, shapes))
+
+    def _keep(self, partial: Path, parts: list[Part], shapes: dict[str, list[int]]) -> None:
+        names = _write(partial, parts, shapes)
+        if self._copier is not None:
+            self._copier.exchange(partial, names)
 
     def commit(self) -> None:
         """All ranks have written: give the checkpoint its name (one rank does, or one on each host)."""
@@ -169,8 +184,11 @@ def _load_moments(reader: Reader, gradients: Gradients, optimizer: torch.optim.O
             bucket.held_in(slot, _state(optimizer, kind)).copy_(held.reshape(-1)[slice(*part)])
 
 
-def _write(partial: Path, parts: list[Part], shapes: dict[str, list[int]]) -> None:
-    """Write this rank's parts in files of about MAX_FILE_BYTES, and last the entry that says they are whole."""
+def _write(partial: Path, parts: list[Part], shapes: dict[str, list[int]]) -> list[str]:
+    """Write this rank's parts in files of about MAX_FILE_BYTES, and last the entry that says they are whole.
+
+    Returns the files' names in that order.
+    """
     partial.mkdir(parents=True, exist_ok=True)
     rank = dist.get_rank()
     files: dict[str, Any] = {}
@@ -180,7 +198,9 @@ def _write(partial: Path, parts: list[Part], shapes: dict[str, list[int]]) -> No
         _sync(path)
         tensors = {p.key: p.entry for p in group}
         files[path.name] = {"sha256": sha256(path), "tensors": tensors}
-    write_json(partial / f"part-{rank:05d}.json", {"files": files, "shapes": shapes})
+    entry = partial / f"part-{rank:05d}.json"
+    write_json(entry, {"files": files, "shapes": shapes})
+    return [*files, entry.name]
 
 
 def _by_size(parts: list[Part]) -> Iterator[list[Part]]:

@@ -102,26 +102,29 @@ def _lend(name: str, path: Path, target: Path, everybody: list[Any]) -> None:
         raise ConfigError(f"{path.name} is incomplete: no host of this run has {name}", hint="its host is gone")
     for receiver in (r for r, about in enumerate(everybody) if about["leads"] and about["host"] in hosts):
         if rank == holders[0]:
-            _send(path / name, receiver)
+            send_file(path / name, receiver)
         elif rank == receiver:
-            _receive(target / name, holders[0])
+            receive_file(target / name, holders[0])
 
 
-def _send(file: Path, to: int) -> None:
+def send_file(file: Path, to: int, *, group: Any = None) -> None:
+    """Send a file's bytes to a rank that calls `receive_file`."""
     size = file.stat().st_size
-    dist.send(torch.tensor([size]), to)
+    dist.send(torch.tensor([size]), to, group=group)
     with file.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
-            dist.send(torch.frombuffer(bytearray(chunk), dtype=torch.uint8), to)
+            dist.send(torch.frombuffer(bytearray(chunk), dtype=torch.uint8), to, group=group)
 
 
-def _receive(file: Path, sender: int) -> None:
+def receive_file(file: Path, sender: int, *, group: Any = None) -> None:
+    """Write what a rank sends by `send_file`; it is on disk when this returns."""
     size = torch.zeros(1, dtype=torch.int64)
-    dist.recv(size, sender)
+    dist.recv(size, sender, group=group)
     left = int(size)
     with file.open("wb") as stream:
         while left:
             chunk = torch.empty(min(left, CHUNK_BYTES), dtype=torch.uint8)
-            dist.recv(chunk, sender)
+            dist.recv(chunk, sender, group=group)
             stream.write(chunk.numpy().tobytes())
             left -= chunk.numel()
+        os.fsync(stream.fileno())
