@@ -107,7 +107,7 @@ def run_ranks(program: Program, launch: Launch, on_event: Callable[[Event], None
     with tempfile.TemporaryDirectory(prefix="hetctl-bench-") as temporary:
         folder = RunFolder(Path(temporary))
         texts = {v: (f"file-{n}.json", text) for n, (v, text) in enumerate(program.files(folder).items())}
-        settings = [Setting(name, value, "of the measurement") for name, value in program.extra.items()]
+        own = [Setting(name, value, "of the measurement") for name, value in program.extra.items()]
         crew = board_hosts(launch, folder, sink=sink)
         specs = host_specs(
             crew.sites,
@@ -116,7 +116,7 @@ def run_ranks(program: Program, launch: Launch, on_event: Callable[[Event], None
             run=folder.identity,
             files=lambda site: {v: (site.folder.launch / name, text) for v, (name, text) in texts.items()},
             device_type=program.device_type,
-            settings={h.name: settings for h in launch.hosts},
+            settings={name: (*settings, *own) for name, settings in launch.settings().items()},
         )
         outcome = supervise(crew, specs, on_event, folder=folder, say=sink.warn)
         failure = record_failure(folder, outcome, [s.host for s in launch.seats])
