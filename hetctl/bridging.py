@@ -29,7 +29,13 @@ LARGEST = {"cpu": 4 * MiB, "cuda": GiB}  # where nothing is asked for
 
 
 def bench_bridge(
-    *, cluster_file: Path | None, emulate: str | None, bridge: str | None, max_size: str | None, sink: Sink
+    *,
+    cluster_file: Path | None,
+    emulate: str | None,
+    bridge: str | None,
+    max_size: str | None,
+    sink: Sink,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
     """Rates, latency and costs per transport, beside native and raw ways. Raises ConfigError or WorkFailed."""
     cluster = find_running_cluster(cluster_file, emulate, sink=sink)
@@ -38,26 +44,34 @@ def bench_bridge(
     transports = _transports(cluster, None if bridge == "auto" else bridge)
     kind = device_type(cluster.runs, [i.vendor for i in cluster.islands])
     most = parse_bytes(max_size) if max_size else LARGEST[kind]
-    found = _measured(cluster, {"transports": transports, "max_bytes": most, "native": speak_alike(cluster)}, sink)
+    task = {"transports": transports, "max_bytes": most, "native": speak_alike(cluster)}
+    found = _measured(cluster, task, sink, keep=keep)
     return {"device": kind, "islands": [len(i.members) for i in cluster.islands], **found}
 
 
-def prove_islands(cluster: Cluster, *, sink: Sink, settings: Sequence[Setting] = ()) -> list[dict[str, Any]]:
+def prove_islands(
+    cluster: Cluster, *, sink: Sink, settings: Sequence[Setting] = (), keep: Path | None = None
+) -> list[dict[str, Any]]:
     """Each island's native group made and summed over: `{name, ranks, sums, wrong, libraries}`. Raises WorkFailed."""
     task = {"transports": [], "max_bytes": 0, "native": False, "islands": True}
-    found: list[dict[str, Any]] = _measured(cluster, task, sink, settings)["proved"]
+    found: list[dict[str, Any]] = _measured(cluster, task, sink, settings, keep=keep)["proved"]
     return sorted(found, key=lambda one: str(one["name"]))
 
 
-def try_engines(cluster: Cluster, *, sink: Sink) -> list[dict[str, Any]]:
+def try_engines(cluster: Cluster, *, sink: Sink, keep: Path | None = None) -> list[dict[str, Any]]:
     """What the engines of the direct bridge say on each host: `{on, lacking, ports, engines}`. Raises WorkFailed."""
     task = {"transports": [], "max_bytes": 0, "native": False, "engines": True}
-    found: list[dict[str, Any]] = _measured(cluster, task, sink)["tried"]
+    found: list[dict[str, Any]] = _measured(cluster, task, sink, keep=keep)["tried"]
     return sorted(found, key=lambda one: str(one["on"]))
 
 
 def _measured(
-    cluster: Cluster, task: Mapping[str, Any], sink: Sink, settings: Sequence[Setting] = ()
+    cluster: Cluster,
+    task: Mapping[str, Any],
+    sink: Sink,
+    settings: Sequence[Setting] = (),
+    *,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
     """One launch of the measuring program over all seats, and everything that its ranks reported."""
     places, seats = seats_of(cluster)
@@ -80,7 +94,7 @@ def _measured(
     kind = device_type(cluster.runs, [i.vendor for i in cluster.islands])
     extra = {s.name: s.value for s in settings}
     program = Program("hetctl.comm.measure", lambda folder: files, kind, extra)
-    run_ranks(program, Launch(cluster, tuple(seats)), on_event, sink=sink)
+    run_ranks(program, Launch(cluster, tuple(seats)), on_event, sink=sink, keep=keep)
     if "raw_bytes_per_s" not in found:
         raise WorkFailed("the measurement ended without a result")
     return found

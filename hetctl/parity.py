@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from hetctl import planning
@@ -28,7 +29,7 @@ Across = Literal["pipeline", "data"]  # what crosses the bridge: activations bet
 SEQ_LEN, SAMPLES_PER_RANK = 16, 4
 
 
-def compare(cluster: Cluster, across: Across, *, steps: int, sink: Sink) -> dict[str, Any]:
+def compare(cluster: Cluster, across: Across, *, steps: int, sink: Sink, keep: Path | None = None) -> dict[str, Any]:
     """The largest deviation of any step's loss or norm from one process on the cluster's first device.
 
     Raises Infeasible where no such plan exists, WorkFailed where a run fails.
@@ -37,11 +38,11 @@ def compare(cluster: Cluster, across: Across, *, steps: int, sink: Sink) -> dict
     recipe = _recipe(across, islands=len(cluster.islands), samples=SAMPLES_PER_RANK * ranks, steps=steps)
     plan = make_plan(cluster, recipe, abilities=EXECUTABLE)
     sink.say(f"across islands: {layout(plan)}")
-    spread = _run(cluster, plan, recipe, sink)
+    spread = _run(cluster, plan, recipe, sink, keep and keep / "islands")
     alone = _one_device(cluster)
     lonely = _recipe(across, islands=1, samples=SAMPLES_PER_RANK * ranks, steps=steps)
     sink.say("one process")
-    single = _run(alone, make_plan(alone, lonely, abilities=EXECUTABLE), lonely, sink)
+    single = _run(alone, make_plan(alone, lonely, abilities=EXECUTABLE), lonely, sink, keep and keep / "one-process")
     off = {key: _worst(spread[key], single[key]) for key in ("losses", "norms")}
     return {
         "layout": layout(plan),
@@ -68,7 +69,7 @@ def _one_device(cluster: Cluster) -> Cluster:
     return replace(cluster, islands=(replace(first, members=first.members[:1]),), links=())
 
 
-def _run(cluster: Cluster, plan: Plan, recipe: Recipe, sink: Sink) -> dict[str, Any]:
+def _run(cluster: Cluster, plan: Plan, recipe: Recipe, sink: Sink, keep: Path | None) -> dict[str, Any]:
     found: dict[str, Any] = {"bridge_bytes": 0}
 
     def on_event(event: Event) -> None:
@@ -86,7 +87,7 @@ def _run(cluster: Cluster, plan: Plan, recipe: Recipe, sink: Sink) -> dict[str, 
         return {JOB_VARIABLE: job.to_json(), PLACEMENT_VARIABLE: placement.to_json()}
 
     kind = device_type(cluster.runs, [i.vendor for i in plan.islands])
-    run_ranks(Program("hetctl.trainer.parity", files, kind), Launch(cluster, seats), on_event, sink=sink)
+    run_ranks(Program("hetctl.trainer.parity", files, kind), Launch(cluster, seats), on_event, sink=sink, keep=keep)
     if "losses" not in found:
         raise WorkFailed("the parity run ended without a result")
     return found
