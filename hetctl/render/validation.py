@@ -21,7 +21,8 @@ def claim_line(result: Result) -> str:
     """`✓ bridge.tcp  holds: ...  (12 s)`."""
     outcome = result.outcome
     mark = f"[{_COLOURS[outcome.verdict]}]{MARKS[outcome.verdict]}[/]"
-    return f"{mark} {result.claim.id:<18} {outcome.verdict}: {escape(outcome.says)} ({show_seconds(result.seconds)})"
+    took = f" ({show_seconds(result.seconds)})" if result.seconds >= 0.1 else ""
+    return f"{mark} {result.claim.id:<18} {outcome.verdict}: {escape(outcome.says)}{took}"
 
 
 def results_table(results: Sequence[Result]) -> Table:
@@ -51,5 +52,5 @@ def show_contents(sink: Sink, path: Path, files: Mapping[str, bytes], masked: Ma
         sink.say(f"  {escape(name)}  {show_bytes(len(files[name]))}")
     if len(files) > _MOST_FILES:
         sink.say(f"  and {len(files) - _MOST_FILES} more")
-    words = ", ".join(f"{count} of {kind}" for kind, count in sorted(masked.items())) or "nothing was found to mask"
+    words = ", ".join(f"{count} {kind}" for kind, count in sorted(masked.items())) or "nothing was found to mask"
     sink.say(f"placeholders stand for: {words}; what they stand for is kept nowhere")

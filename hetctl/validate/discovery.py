@@ -10,7 +10,6 @@ from pathlib import Path
 from hetctl.comm.facts import GpuFacts, NicFacts
 from hetctl.comm.files import write_json
 from hetctl.console import Sink
-from hetctl.devices import device_class
 from hetctl.discover import Answer
 from hetctl.doctor.registry import choose
 from hetctl.doctor.runner import examine
@@ -20,10 +19,12 @@ from hetctl.probe.raw import Raw
 from hetctl.probe.vendors import VENDORS
 from hetctl.probe.words import integer, told
 from hetctl.render.doctor import document
+from hetctl.trainer.planning.hardware import class_of_product
 from hetctl.validate.claims import Claim, Outcome, could_not_tell, does_not_hold, holds
 from hetctl.validate.ground import Ground, about
 
 IBV = "ibv_devinfo"
+_WHOLE = ("spx", "none", "disabled")  # what a GPU in one piece calls its partition mode
 _SHOWN = 4  # of what disagrees, in a sentence
 
 
@@ -88,30 +89,36 @@ def check_doctor(ground: Ground, folder: Path, sink: Sink) -> Outcome:
 
 
 def gpu_rows(host: str, answer: Answer, raw: Raw) -> list[Row]:
-    """The values of a host's GPUs that both know, by PCI address; partitions of a GPU are compared as one."""
+    """The values of a host's GPUs that both know; partitions of a GPU, functions of one PCI device, count once."""
     assert answer.report.facts is not None
     rows: list[Row] = []
     for vendor in VENDORS:
-        mine = {g.pci: g for g in answer.report.facts.gpus if g.vendor == vendor.name and g.pci}
-        theirs = {g.pci: g for g in (vendor.opinion(raw) if vendor.opinion else ()) if g.pci}
-        for pci in sorted(mine.keys() | theirs.keys() if theirs else ()):
-            ours, other = mine.get(pci), theirs.get(pci)
+        mine = {_slot(g): g for g in reversed(answer.report.facts.gpus) if g.vendor == vendor.name and g.pci}
+        theirs = {_slot(g): g for g in reversed(vendor.opinion(raw) if vendor.opinion else ()) if g.pci}
+        for slot in sorted(mine.keys() | theirs.keys() if theirs else ()):
+            ours, other = mine.get(slot), theirs.get(slot)
             if ours is None or other is None:
-                rows.append(Row(f"{host} {pci}", "is a GPU", ours is not None, other is not None))
+                rows.append(Row(f"{host} {slot}", "is a GPU", ours is not None, other is not None))
             else:
                 rows += _gpu_values(f"{host} {ours.id}", ours, other)
     return rows
 
 
+def _slot(gpu: GpuFacts) -> str:
+    return (gpu.pci or "").rpartition(".")[0]
+
+
 def _gpu_values(where: str, ours: GpuFacts, theirs: GpuFacts) -> Iterable[Row]:
     names = (ours.name, theirs.name)
-    if device_class(ours)[0] is not None and device_class(ours)[0] == device_class(theirs)[0]:
+    products = [class_of_product(g.vendor, g.name) if g.name else None for g in (ours, theirs)]
+    if products[0] is not None and products[0] == products[1]:
         names = (ours.name, ours.name)  # two tools' words for one product
-    pairs = {
+    whole = (ours.partition.mode or "spx") in _WHOLE
+    pairs: dict[str, tuple[object, object]] = {
         "name": names,
-        "uuid": (ours.uuid, theirs.uuid),
+        "uuid": (ours.uuid, theirs.uuid if whole else None),
         "serial": (ours.serial, theirs.serial),
-        "memory": (ours.memory_total_bytes, theirs.memory_total_bytes),
+        "memory": (ours.memory_total_bytes, theirs.memory_total_bytes if whole else None),
         "driver": (ours.driver, theirs.driver),
         "firmware": (ours.firmware, theirs.firmware),
         "PCIe width": (ours.pcie.max_width, theirs.pcie.max_width),

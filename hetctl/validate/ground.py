@@ -74,8 +74,7 @@ def find_ground(cluster_file: Path | None, emulate: str | None, *, quick: bool, 
         sink.warn("using ./cluster.yaml")
         cluster_file = HERE
     cluster = load_cluster(cluster_file) if cluster_file else None
-    remote = cluster is not None and cluster.source != "emulated"
-    entries = _entries(cluster) if cluster is not None and remote else this_machine().entries
+    entries = (_entries(cluster) if cluster else ()) or this_machine().entries  # an emulation stands on this machine
     sink.say(f"asking {len(entries)} host{'s' * (len(entries) > 1)} what they are")
     answers = discover(entries, timeout_s=min(60.0, timeout_s), options=lambda e: about(e, timeout_s))
     cluster = cluster or (find_running_cluster(None, emulate, sink=sink) if emulate else _this_cluster(answers, sink))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -78,17 +79,22 @@ def _versions(facts: HostFacts) -> dict[str, Any]:
     }
 
 
+_BOOT = re.compile(r"(\w*iommu|pci|pcie_\w+|numa\w*|hugepages\w*|mitigations|amdgpu\.\w+|nvidia\S*)=")
 _GPU = ("vendor", "name", "architecture", "driver", "firmware")
 _PORT = ("device", "driver", "firmware", "rate")
 
 
 def inventory(ground: Ground) -> dict[str, Any]:
     """Host -> everything discovery says of it, without what other people run there."""
-    bare = {
-        name: replace(facts, gpus=tuple(replace(g, processes=None) for g in facts.gpus))
-        for name, facts in ground.facts.items()
-    }
-    return {name: facts_to_data(facts) for name, facts in bare.items()}
+    return {name: facts_to_data(_without_strangers(facts)) for name, facts in ground.facts.items()}
+
+
+def _without_strangers(facts: HostFacts) -> HostFacts:
+    """Facts without other people's processes and without the boot options that are nobody's business."""
+    settings = dict(facts.system.settings)
+    settings["cmdline"] = " ".join(w for w in settings.get("cmdline", "").split() if _BOOT.match(w))
+    gpus = tuple(replace(g, processes=None) for g in facts.gpus)
+    return replace(facts, gpus=gpus, system=replace(facts.system, settings=settings))
 
 
 def markdown(results: Sequence[Result], ground: Ground) -> str:
@@ -97,7 +103,7 @@ def markdown(results: Sequence[Result], ground: Ground) -> str:
     lines = [
         "# hetctl: what holds on these machines",
         "",
-        f"hetctl {__version__}; {len(ground.facts)} hosts; islands: {islands}; ranks on {ground.kind}"
+        f"hetctl {__version__}; hosts that answered: {len(ground.facts)}; islands: {islands}; ranks on {ground.kind}"
         + ("; emulated: the islands are labels on one machine's devices" if ground.cluster.runs else "")
         + ("; --quick: tiny sizes" if ground.quick else ""),
         "",
@@ -131,7 +137,7 @@ def _section(result: Result) -> list[str]:
         f"### {claim.id}: {outcome.verdict}",
         "",
         f"{claim.sentence} Claimed in {claim.made[0]} ({_cell(claim.made[1])!r}). Needs {claim.needs}.",
-        f"Checked: {claim.how}. {show_seconds(result.seconds)}.",
+        f"Checked by: {claim.how}." + (f" Took {show_seconds(result.seconds)}." if result.seconds >= 0.1 else ""),
         "",
         f"> {_cell(outcome.says)}",
         "",

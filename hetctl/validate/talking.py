@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def _libraries(found: list[dict[str, str]]) -> str:
 
 
 def lacks_engine_ground(ground: Ground) -> str:
-    return ground.lacking("rdma") and ground.lacking("direct")
+    return ground.lacking("rdma")
 
 
 def check_engines(ground: Ground, folder: Path, sink: Sink) -> Outcome:
@@ -85,7 +86,7 @@ def bridge_check(transport: str) -> Callable[[Ground, Path, Sink], Outcome]:
 
 def _over(transport: str, pair: Cluster, ground: Ground, folder: Path, sink: Sink) -> tuple[str, Outcome]:
     a, b = (i.name for i in pair.islands)
-    below = folder / f"{a}-{b}"
+    below = folder / re.sub(r"[^A-Za-z0-9.-]+", "-", f"{a}-{b}")
     below.mkdir(parents=True, exist_ok=True)
     size = QUICK_SIZE if ground.quick else None
     try:

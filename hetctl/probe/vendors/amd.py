@@ -80,7 +80,9 @@ def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reac
 
 def opinion(raw: Raw) -> tuple[GpuFacts, ...]:
     """The GPUs as rocm-smi tells them, or amd-smi where that is all there is, apart from KFD and sysfs."""
-    return _parsed(raw, OPINION, parse_rocm_smi, Notes()) or _parsed(raw, STATIC, parse_static, Notes()) or ()
+    static = _parsed(raw, STATIC, parse_static, Notes()) or ()
+    # amd-smi's firmware is the IFWI's version where sysfs and rocm-smi tell the VBIOS's part number
+    return _parsed(raw, OPINION, parse_rocm_smi, Notes()) or tuple(replace(g, firmware=None) for g in static)
 
 
 def dma_buf_blocker(raw: Raw) -> str | None:
