@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ class Claim:
     how: str
     lacking: Callable[[Ground], str]
     check: Callable[[Ground, Path, Sink], Outcome]
+    every_host: bool = False  # it speaks of every host: one that did not answer leaves it open
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,14 @@ def judged(check: Callable[[], Outcome]) -> Outcome:
         return could_not_tell(error.message, hint=error.hint)
     except Exception as error:  # one claim that breaks is that claim's outcome
         return could_not_tell(f"the check itself broke: {type(error).__name__}: {error}")
+
+
+def with_silent_hosts(claim: Claim, outcome: Outcome, ground: Ground) -> Outcome:
+    """The outcome as it stands where hosts did not answer: what is known of the others says nothing of them."""
+    if not ground.silent or not claim.every_host or outcome.verdict == "does not hold":
+        return outcome
+    silent = ", ".join(ground.silent)
+    return replace(outcome, verdict="could not tell", says=f"{silent} did not answer; of the others: {outcome.says}")
 
 
 def exit_code(results: list[Result]) -> int:

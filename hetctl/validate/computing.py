@@ -107,6 +107,7 @@ CLAIMS = (
         "`hetctl doctor --only perf.numerics`: bf16 and fp32 against fp64, then device classes with each other",
         lambda ground: "",
         check_numerics,
+        every_host=True,
     ),
     Claim(
         "parity.pipeline",

@@ -197,6 +197,7 @@ CLAIMS = (
         "each value that both know: product, UUID, serial, memory, driver, firmware, PCIe width, NUMA node, partition",
         lacks_gpus,
         check_gpus,
+        every_host=True,
     ),
     Claim(
         "discovery.nics",
@@ -206,6 +207,7 @@ CLAIMS = (
         "each value that both know: state, link layer, firmware, node GUID, on InfiniBand the lids",
         lacks_rdma,
         check_nics,
+        every_host=True,
     ),
     Claim(
         "doctor.rdma",
@@ -215,5 +217,6 @@ CLAIMS = (
         "`hetctl doctor --only rdma,roce` on every host",
         lacks_rdma,
         check_doctor,
+        every_host=True,
     ),
 )

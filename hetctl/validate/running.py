@@ -15,7 +15,7 @@ from pathlib import Path
 from hetctl.comm.errors import ConfigError, Interrupted
 from hetctl.comm.values import decode
 from hetctl.launching import code_root
-from hetctl.validate.claims import Claim, Outcome, Result, could_not_tell, not_applicable
+from hetctl.validate.claims import Claim, Outcome, Result, could_not_tell, not_applicable, with_silent_hosts
 from hetctl.validate.ground import Ground, save_ground
 
 _GRACE_S = 10.0  # between asking a claim's process to end, asking again, and ending it: its ranks end within this
@@ -40,6 +40,7 @@ def run_claims(
             began = time.monotonic()
             why = claim.lacking(ground)
             outcome = not_applicable(why) if why else _in_own_process(claim, file, folder, ground.timeout_s)
+            outcome = with_silent_hosts(claim, outcome, ground)
             results.append(Result(claim, outcome, time.monotonic() - began, _evidence(folder, claim)))
             on_end(results[-1])
     file.unlink()
