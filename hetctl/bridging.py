@@ -82,9 +82,9 @@ def _measured(
     def on_event(event: Event) -> None:
         if event["event"] == "way":
             found["ways"][event["name"]] = event["figures"]
-            sink.say(f"{event['name']}: measured up to {show_bytes(task['max_bytes'])}")
-            for words in event["figures"]["exact"]["wrong"]:
-                sink.warn(f"{event['name']} is not exact: {words}")
+            right = event["figures"]["exact"]
+            proved = "NOT exact" if right["wrong"] else f"{right['sums']} sums and {right['messages']} messages exact"
+            sink.say(f"{event['name']}: {proved}, measured up to {show_bytes(task['max_bytes'])}")
         elif event["event"] in kept:
             found[kept[event["event"]]].append({k: v for k, v in event.items() if k not in ("event", "host", "n")})
         elif event["event"] == "result":
@@ -127,6 +127,13 @@ def _lacking(cluster: Cluster, pair: tuple[str, str], transport: str) -> str:
     if way is None:
         return "nothing is known of it"
     return "" if way.usable else way.reason
+
+
+def raise_unless_exact(found: Mapping[str, Any]) -> None:
+    """Raise WorkFailed where a way carried or added wrongly: its rates are worth nothing then."""
+    for name, figures in found["ways"].items():
+        if wrong := figures["exact"]["wrong"]:
+            raise WorkFailed(f"{name} is not exact: {wrong[0]}", hint="; ".join(wrong[1:4]), documented=True)
 
 
 def bridge_table(found: Mapping[str, Any]) -> Table:
