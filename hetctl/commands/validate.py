@@ -67,7 +67,7 @@ def validate(
         sink.say(results_table(results))
         found = document(results, ground)
         if bundle is not None:
-            masker = masker_for(ground)
+            masker = masker_for(ground, evidence=evidence)
             documents = {"report.json": found, "report.md": markdown(results, ground)}
             documents |= {"versions.json": versions(ground), "inventory.json": inventory(ground)}
             files = masked_files(documents, evidence, masker)

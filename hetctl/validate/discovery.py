@@ -24,6 +24,7 @@ from hetctl.validate.claims import Claim, Outcome, could_not_tell, does_not_hold
 from hetctl.validate.ground import Ground, about
 
 IBV = "ibv_devinfo"
+COMPARED = "compared.json"
 _WHOLE = ("spx", "none", "disabled")  # what a GPU in one piece calls its partition mode
 _SHOWN = 4  # of what disagrees, in a sentence
 
@@ -163,7 +164,7 @@ def _rows(ground: Ground, folder: Path, compare: object) -> list[Row]:
         if answer.raw is not None and answer.report.facts is not None:
             _keep_tools(folder / answer.report.name, answer.raw)
             rows += compare(answer.report.name, answer, answer.raw)  # type: ignore[operator]
-    write_json(folder / "compared.json", [vars(r) | {"agrees": r.agrees if r.told else None} for r in rows])
+    write_json(folder / COMPARED, [vars(r) | {"agrees": r.agrees if r.told else None} for r in rows])
     return rows
 
 

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hetctl.comm.facts import GpuFacts, HostFacts
+from hetctl.validate.discovery import COMPARED
 from hetctl.validate.ground import Ground
 from hetctl.validate.masking import Masker, secrets_of
 
+_IDENTIFYING = ("serial", "uuid", "node GUID")  # of what discovery is compared by
 
-def masker_for(ground: Ground, *, environment: Mapping[str, str] | None = None) -> Masker:
-    """A masker that knows the hosts, their people and devices, this machine, and what its environment keeps secret."""
+
+def masker_for(ground: Ground, *, evidence: Path | None = None, environment: Mapping[str, str] | None = None) -> Masker:
+    """A masker that knows the hosts, their people and devices, this machine, and what its environment keeps secret.
+
+    `evidence` is the claims' folder: second tools may have named devices otherwise than discovery does.
+    """
     masker = Masker()
     environment = os.environ if environment is None else environment
     masker.learn("secret", secrets_of(environment))
+    for entry in ground.entries:
+        masker.learn("secret", secrets_of({name: value or "" for name, value in entry.access.env.items()}))
     _learn_hosts(masker, ground)
     _learn_people(masker, ground)
     for facts in ground.facts.values():
         _learn_devices(masker, facts)
         masker.learn_versions(_versions(facts))
+    for file in evidence.glob(f"*/{COMPARED}") if evidence else ():
+        rows = [row for row in json.loads(file.read_text(encoding="utf-8")) if row["what"] in _IDENTIFYING]
+        masker.learn("serial", (row[side] for row in rows for side in ("ours", "theirs")))
     return masker
 
 

@@ -21,6 +21,7 @@ COMMON = frozenset(("root", "localhost", "ubuntu", "debian", "rocky", "ec2-user"
 SECRET_NAME = re.compile(r"KEY|TOKEN(?!S|IZ)|SECRET|PASS(?!E|I)|CRED|AUTH(?!OR)", re.IGNORECASE)
 _LEAST_SECRET = 6  # shorter values are words like `yes`, and would be replaced everywhere
 
+_LEAST_IDENTITY = 10**9  # smaller numbers are figures
 _UNMISTAKABLE = 12  # characters from which on a known value is replaced inside of words too
 _BEGIN, _END = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"
 _ESCAPE = re.compile(r"(\\+[nrtbf\"/]|\\+u[0-9a-fA-F]{4}|\\+x[0-9a-fA-F]{2})")
@@ -34,7 +35,7 @@ _TOKENS = re.compile(
     r"\b(?:hf_\w{10,}|gh[opsur]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|AKIA[A-Z0-9]{12,}"
     r"|xox[abprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
 )
-_BEARER = re.compile(r"(?i)\b((?:bearer|basic) +)([A-Za-z0-9+/=._~-]{8,})")
+_BEARER = re.compile(r"(?i)\b((?:bearer|authorization: *basic) +)([A-Za-z0-9+/=._~-]{8,})")
 _ASSIGNED = re.compile(
     r"(?i)((?<![A-Za-z0-9])[\w.-]*(?:key|token(?!s|iz)|secret|passw|passphrase|credential|auth(?!or))[\w.-]*"
     r"[\"']?\s*[=:]\s*)(\"[^\"\n]{3,}\"|'[^'\n]{3,}'|[^\s\"',;<>()\[\]{}]{6,})"
@@ -93,7 +94,7 @@ class Masker:
             return {self.text(str(k)): self._value(str(k), v) for k, v in data.items()}
         if isinstance(data, (list, tuple)):
             return [self.data(v) for v in data]
-        if isinstance(data, int) and not isinstance(data, bool):
+        if isinstance(data, int) and abs(data) >= _LEAST_IDENTITY:
             return self._known.get(str(data), data)  # an identity written as a number
         return data
 
@@ -157,7 +158,10 @@ class Masker:
             longest = sorted(self._known, key=len, reverse=True)
             words = (w if len(w) >= _UNMISTAKABLE else _BEGIN + w + _END for w in map(re.escape, longest))
             self._pattern = re.compile("|".join(words), re.IGNORECASE)
-        return self._pattern.sub(lambda m: self._known[m.group().lower()], text) if self._pattern else text
+        # letters that only count as equal to others (a long s) have no lower case of theirs
+        return (
+            self._pattern.sub(lambda m: self._known.get(m.group().lower(), "hidden"), text) if self._pattern else text
+        )
 
     def _address(self, text: str) -> str:
         """An address's placeholder (a GID made of one has the same); what only looks like one, a time, stays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tarfile
 from pathlib import Path
@@ -92,6 +93,24 @@ def test_a_secret_is_found_whatever_stands_around_it(before: str, after: str) ->
     masker.learn("secret", [hostile.SECRET])
     assert hostile.SECRET not in masker.text(before + hostile.SECRET + after)
     assert hostile.SECRET not in masker.text(repr(before + hostile.SECRET + after))
+
+
+def test_what_only_a_second_tool_names_is_hidden_too(tmp_path: Path) -> None:
+    """A bare column of a table: nothing around it says that it is a serial number."""
+    (tmp_path / "discovery.gpus").mkdir()
+    rows = [{"where": "mars nvidia:0", "what": "serial", "ours": None, "theirs": "1650099", "agrees": None}]
+    (tmp_path / "discovery.gpus" / "compared.json").write_text(json.dumps(rows))
+    (tmp_path / "discovery.gpus" / "query.txt").write_text("0, NVIDIA H200, 143771 MiB, 1650099\n")
+    masker = masker_for(hostile.ground(), evidence=tmp_path, environment={})
+    files = masked_files({}, tmp_path, masker)
+    assert files["evidence/discovery.gpus/query.txt"] == b"0, NVIDIA H200, 143771 MiB, serial-2\n"
+    assert b"1650099" not in b"".join(files.values())
+
+
+def test_letters_that_pass_for_others() -> None:
+    masker = Masker()
+    masker.learn("host", ["mars"])
+    assert masker.text("MARS mar\u017f marsh") == "host-1 hidden marsh"
 
 
 @given(text=st.text())
