@@ -58,6 +58,7 @@ def _recipe(across: Across, *, islands: int, samples: int, steps: int) -> Recipe
     stages = {"pipeline": (f"parallelism.pipeline={islands}", "parallelism.order=given")}
     settings = [
         *(f"train.steps={steps}", "train.precision=fp64", "optimizer.clip_norm=0.5", "optimizer.warmup_steps=2"),
+        "optimizer.lr=3e-4",  # at 2e-3 AdamW lets rounding grow to 8e-11 in 20 steps: it divides by small gradients
         *stages.get(across, ("parallelism.pipeline=1",)),
     ]
     return planning.read_recipe(None, settings=settings, model="demo", seq_len=SEQ_LEN, global_batch=samples)
