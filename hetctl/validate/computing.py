@@ -67,7 +67,7 @@ def judge_parity(found: dict[str, Any]) -> Outcome:
 
 
 def check_pipeline(ground: Ground, folder: Path, sink: Sink) -> Outcome:
-    """One stage per island on one device each, bridged beside native, or beside naive copies where nothing is native."""
+    """One stage per island on one device each, bridged beside native (naive copies where nothing is native)."""
     big = ground.kind != "cpu" and not ground.quick
     found = bench_pipeline(
         cluster_file=saved(_one_device_each(ground.cluster), folder),
