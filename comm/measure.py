@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from hetctl.comm import exact
 from hetctl.comm.backend import register
 from hetctl.comm.cluster import TransportKind
 from hetctl.comm.group import HetGroup
@@ -26,6 +27,7 @@ from hetctl.comm.meter import METER
 from hetctl.comm.placement import PlacedBridge, Placement, current_placement
 from hetctl.comm.reporter import Reporter
 from hetctl.comm.units import GiB, KiB, MiB
+from hetctl.comm.values import decode
 
 VARIABLE = "HETCTL_MEASURE"  # names a JSON file with a Task
 IN_FLIGHT = 4  # messages under way at once
@@ -39,11 +41,16 @@ TIMEOUT = timedelta(seconds=120)
 
 @dataclass(frozen=True)
 class Task:
-    """What to measure: transports by name, sizes up to `max_bytes`, and the native library where it can."""
+    """What to measure: transports by name, sizes up to `max_bytes`, and the native library where it can.
+
+    `islands` and `engines` prove each island's native group and each host's engines instead of timing them.
+    """
 
     transports: tuple[TransportKind, ...]
     max_bytes: int
     native: bool
+    islands: bool = False
+    engines: bool = False
 
 
 @dataclass(frozen=True)
@@ -197,13 +204,14 @@ def costs(ends: Ends, *, total: int) -> dict[str, float | None]:
 
 
 def way(ends: Ends, max_bytes: int) -> dict[str, Any]:
-    """Everything about one way between the islands."""
+    """Everything about one way between the islands, and whether it is exact."""
     sizes = sizes_up_to(max_bytes)
     cost = costs(
         ends, total=min(max(max_bytes * 8, 128 * MiB), 2 * GiB)
     )  # first: what it holds includes what it starts with
     seconds = {size: all_reduce_seconds(ends, size) for size in sizes}
     return {
+        "exact": exact.proved(ends),
         "message_bytes_per_s": {str(size): message_rate(ends, size) for size in sizes},
         "all_reduce_s": {str(size): s for size, s in seconds.items()},
         "all_reduce_bytes_per_s": {str(size): size / s for size, s in seconds.items()},
@@ -277,11 +285,18 @@ def ways(task: Task, device: torch.device) -> Iterator[tuple[str, Ends]]:
         dist.destroy_process_group(group)
 
 
+def _prove(task: Task, device: torch.device) -> None:
+    if task.islands and (found := exact.islands_proved(current_placement(), device)) is not None:
+        Reporter(active=True).emit("island", **found)
+    if task.engines and os.environ["LOCAL_RANK"] == "0":
+        host = current_placement().hosts[dist.get_rank()]
+        Reporter(active=True).emit("engines", on=host, **exact.engines_tried(device))
+
+
 @record
 def main() -> None:
-    """Measure every way, report from rank 0."""
-    given = json.loads(Path(os.environ[VARIABLE]).read_text(encoding="utf-8"))
-    task = Task(tuple(given["transports"]), given["max_bytes"], given["native"])
+    """Prove and measure what the task asks for; rank 0 reports, and who is first on its island or host."""
+    task = decode(Task, json.loads(Path(os.environ[VARIABLE]).read_text(encoding="utf-8")), where=VARIABLE)
     device = torch.device("cpu")
     if os.environ["HETCTL_DEVICE_TYPE"] == "cuda":
         device = torch.device("cuda", int(os.environ["HETCTL_DEVICE_INDEX"]))
@@ -290,10 +305,11 @@ def main() -> None:
     native = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(native if task.native else "het", timeout=TIMEOUT)
     reporter = Reporter(active=dist.get_rank() == 0)
+    _prove(task, device)
     for name, ends in ways(task, device):
         reporter.emit("way", name=name, figures=way(ends, task.max_bytes))
     world = Ends(dist.group.WORLD, dist.get_rank(), dist.get_world_size(), device)
-    reporter.emit("result", raw_bytes_per_s=raw_ceilings(world))
+    reporter.emit("result", raw_bytes_per_s=raw_ceilings(world) if task.transports else {})
     dist.barrier()
     dist.destroy_process_group()
 

@@ -15,6 +15,7 @@ from hetctl.commands.export import export
 from hetctl.commands.plan import plan
 from hetctl.commands.run import run
 from hetctl.commands.train import train
+from hetctl.commands.validate import validate
 from hetctl.console import Sink
 
 app = typer.Typer(
@@ -45,6 +46,7 @@ app.command("train")(train)
 app.command("run")(run)
 app.command("export")(export)
 app.add_typer(bench.app, name="bench")
+app.command("validate")(validate)
 app.command("ps")(runs.ps)
 app.command("logs")(runs.logs)
 app.command("stop")(runs.stop)

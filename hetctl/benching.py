@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ def bench_pipeline(
     bridge: str | None,
     rounds: int,
     sink: Sink,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
     """Tokens/s of one pipeline over native groups, the bridge and naive copies, in turn. Raises WorkFailed."""
     recipe = planning.read_recipe(
@@ -80,7 +83,7 @@ def bench_pipeline(
     else:
         sink.say("no native library spans these islands: the bridge itself is the yardstick")
     program = Program("hetctl.trainer.bench_pipeline", files, kind, extra)
-    run_ranks(program, Launch(cluster, seats), on_event, sink=sink)
+    run_ranks(program, Launch(cluster, seats), on_event, sink=sink, keep=keep)
     if not found:
         raise WorkFailed("the measurement ended without a result")
     transports = sorted({b.transport for b in plan.bridges})
@@ -102,12 +105,17 @@ class Program:
     extra: Mapping[str, str] = field(default_factory=dict)
 
 
-def run_ranks(program: Program, launch: Launch, on_event: Callable[[Event], None], *, sink: Sink) -> None:
-    """Run a measuring program on every seat, to its end. Raises WorkFailed with the log's tail."""
-    with tempfile.TemporaryDirectory(prefix="hetctl-bench-") as temporary:
+def run_ranks(
+    program: Program, launch: Launch, on_event: Callable[[Event], None], *, sink: Sink, keep: Path | None = None
+) -> None:
+    """Run a measuring program on every seat, to its end; `keep` is a folder for its ranks' logs.
+
+    Raises WorkFailed with the log's tail.
+    """
+    with tempfile.TemporaryDirectory(prefix="hetctl-bench-") as temporary, _kept(Path(temporary), keep):
         folder = RunFolder(Path(temporary))
         texts = {v: (f"file-{n}.json", text) for n, (v, text) in enumerate(program.files(folder).items())}
-        settings = [Setting(name, value, "of the measurement") for name, value in program.extra.items()]
+        own = [Setting(name, value, "of the measurement") for name, value in program.extra.items()]
         crew = board_hosts(launch, folder, sink=sink)
         specs = host_specs(
             crew.sites,
@@ -116,13 +124,23 @@ def run_ranks(program: Program, launch: Launch, on_event: Callable[[Event], None
             run=folder.identity,
             files=lambda site: {v: (site.folder.launch / name, text) for v, (name, text) in texts.items()},
             device_type=program.device_type,
-            settings={h.name: settings for h in launch.hosts},
+            settings={name: (*settings, *own) for name, settings in launch.settings().items()},
         )
         outcome = supervise(crew, specs, on_event, folder=folder, say=sink.warn)
         failure = record_failure(folder, outcome, [s.host for s in launch.seats])
         if failure:
             tail = folder.log(failure["rank"]).read_text(errors="replace")[-1500:]
             raise WorkFailed(f"the measurement failed: {failure['reason']}", hint=tail)
+
+
+@contextmanager
+def _kept(folder: Path, keep: Path | None) -> Iterator[None]:
+    """Copy the logs out of a run's folder before it goes, however the run ended."""
+    try:
+        yield
+    finally:
+        if keep is not None and (folder / "logs").is_dir():
+            shutil.copytree(folder / "logs", keep, dirs_exist_ok=True)
 
 
 def _figures(event: Event) -> dict[str, Any]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from hetctl.benching import Program, run_ranks, speak_alike
+from hetctl.comm.cluster import Cluster, TransportKind
 from hetctl.comm.errors import ConfigError, WorkFailed
-from hetctl.comm.placement import LOCAL
+from hetctl.comm.placement import CARRIERS, LOCAL
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.units import GiB, MiB, parse_bytes, show_bytes, show_rate
 from hetctl.console import Sink
-from hetctl.launcher.environment import device_type, placement_of
+from hetctl.launcher.environment import Setting, device_type, placement_of
 from hetctl.launcher.link import Event
 from hetctl.launching import Launch
 from hetctl.running import seats_of
@@ -27,37 +29,111 @@ LARGEST = {"cpu": 4 * MiB, "cuda": GiB}  # where nothing is asked for
 
 
 def bench_bridge(
-    *, cluster_file: Path | None, emulate: str | None, bridge: str | None, max_size: str | None, sink: Sink
+    *,
+    cluster_file: Path | None,
+    emulate: str | None,
+    bridge: str | None,
+    max_size: str | None,
+    sink: Sink,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
     """Rates, latency and costs per transport, beside native and raw ways. Raises ConfigError or WorkFailed."""
-    transports = [bridge] if bridge and bridge != "auto" else list(LOCAL)
-    if not set(transports) <= set(LOCAL):
-        raise ConfigError(f"no bridge can be {transports[0]} here", hint=f"--bridge {' or '.join(LOCAL)}")
     cluster = find_running_cluster(cluster_file, emulate, sink=sink)
     if len(cluster.islands) < 2:
         raise ConfigError("a bridge needs two islands", hint="--emulate h200:1,mi325x:1")
+    transports = _transports(cluster, None if bridge == "auto" else bridge)
     kind = device_type(cluster.runs, [i.vendor for i in cluster.islands])
     most = parse_bytes(max_size) if max_size else LARGEST[kind]
+    task = {"transports": transports, "max_bytes": most, "native": speak_alike(cluster)}
+    found = _measured(cluster, task, sink, keep=keep)
+    return {"device": kind, "islands": [len(i.members) for i in cluster.islands], **found}
+
+
+def prove_islands(
+    cluster: Cluster, *, sink: Sink, settings: Sequence[Setting] = (), keep: Path | None = None
+) -> list[dict[str, Any]]:
+    """Each island's native group made and summed over: `{name, ranks, sums, wrong, libraries}`. Raises WorkFailed."""
+    task = {"transports": [], "max_bytes": 0, "native": False, "islands": True}
+    found: list[dict[str, Any]] = _measured(cluster, task, sink, settings, keep=keep)["proved"]
+    return sorted(found, key=lambda one: str(one["name"]))
+
+
+def try_engines(cluster: Cluster, *, sink: Sink, keep: Path | None = None) -> list[dict[str, Any]]:
+    """What the engines of the direct bridge say on each host: `{on, lacking, ports, engines}`. Raises WorkFailed."""
+    task = {"transports": [], "max_bytes": 0, "native": False, "engines": True}
+    found: list[dict[str, Any]] = _measured(cluster, task, sink, keep=keep)["tried"]
+    return sorted(found, key=lambda one: str(one["on"]))
+
+
+def _measured(
+    cluster: Cluster,
+    task: Mapping[str, Any],
+    sink: Sink,
+    settings: Sequence[Setting] = (),
+    *,
+    keep: Path | None = None,
+) -> dict[str, Any]:
+    """One launch of the measuring program over all seats, and everything that its ranks reported."""
     places, seats = seats_of(cluster)
     placement = placement_of(places, (), seats, runs=cluster.runs)
-    native = speak_alike(cluster)
-    task = json.dumps({"transports": transports, "max_bytes": most, "native": native})
-    found: dict[str, Any] = {"device": kind, "islands": [len(p.ranks) for p in places], "ways": {}}
+    found: dict[str, Any] = {"ways": {}, "proved": [], "tried": [], "evidence": []}
+    kept = {"island": "proved", "engines": "tried", "bridge": "evidence"}
 
     def on_event(event: Event) -> None:
         if event["event"] == "way":
             found["ways"][event["name"]] = event["figures"]
-            sink.say(f"{event['name']}: measured up to {show_bytes(most)}")
+            right = event["figures"]["exact"]
+            proved = "NOT exact" if right["wrong"] else f"{right['sums']} sums and {right['messages']} messages exact"
+            sink.say(f"{event['name']}: {proved}, measured up to {show_bytes(task['max_bytes'])}")
+        elif event["event"] in kept:
+            found[kept[event["event"]]].append({k: v for k, v in event.items() if k not in ("event", "host", "n")})
         elif event["event"] == "result":
             found["raw_bytes_per_s"] = event["raw_bytes_per_s"]
 
-    files = {PLACEMENT_VARIABLE: placement.to_json(), TASK_VARIABLE: task}
-    run_ranks(
-        Program("hetctl.comm.measure", lambda folder: files, kind), Launch(cluster, tuple(seats)), on_event, sink=sink
-    )
+    files = {PLACEMENT_VARIABLE: placement.to_json(), TASK_VARIABLE: json.dumps(task)}
+    kind = device_type(cluster.runs, [i.vendor for i in cluster.islands])
+    extra = {s.name: s.value for s in settings}
+    program = Program("hetctl.comm.measure", lambda folder: files, kind, extra)
+    run_ranks(program, Launch(cluster, tuple(seats)), on_event, sink=sink, keep=keep)
     if "raw_bytes_per_s" not in found:
         raise WorkFailed("the measurement ended without a result")
     return found
+
+
+def _transports(cluster: Cluster, asked: str | None) -> list[TransportKind]:
+    """What is measured: the transport asked for, else those that need no engine and every pair of islands has.
+
+    Raises ConfigError where the one asked for is impossible as far as facts tell.
+    """
+    pairs = list(combinations((i.name for i in cluster.islands), 2))
+    known: Sequence[TransportKind] = LOCAL if cluster.runs is not None else CARRIERS
+    if asked is None:
+        usable: list[TransportKind] = [t for t in LOCAL if not any(_lacking(cluster, pair, t) for pair in pairs)]
+        if not usable:
+            raise ConfigError("no transport without an engine joins all these islands", hint="--bridge rdma")
+        return usable
+    if asked not in known:
+        raise ConfigError(f"no bridge can be {asked} here", hint=f"--bridge {' or '.join(known)}")
+    for pair in pairs:
+        if why := _lacking(cluster, pair, asked):
+            raise ConfigError(f"the bridge {' - '.join(pair)} cannot be {asked}: {why}")
+    return [t for t in known if t == asked]
+
+
+def _lacking(cluster: Cluster, pair: tuple[str, str], transport: str) -> str:
+    """Why facts forbid a transport between two islands, '' where they do not."""
+    link = cluster.link(*pair)
+    way = next((t for t in link.transports if t.kind == transport), None) if link else None
+    if way is None:
+        return "nothing is known of it"
+    return "" if way.usable else way.reason
+
+
+def raise_unless_exact(found: Mapping[str, Any]) -> None:
+    """Raise WorkFailed where a way carried or added wrongly: its rates are worth nothing then."""
+    for name, figures in found["ways"].items():
+        if wrong := figures["exact"]["wrong"]:
+            raise WorkFailed(f"{name} is not exact: {wrong[0]}", hint="; ".join(wrong[1:4]), documented=True)
 
 
 def bridge_table(found: Mapping[str, Any]) -> Table:

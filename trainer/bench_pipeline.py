@@ -80,6 +80,8 @@ def variants(trainer: Trainer, job: Job, timeout: timedelta) -> list[Variant]:
     stages = len(plan.forwards_ahead)
 
     def pipeline(ahead: tuple[int, ...], groups: ProcessGroups, kind: type[Boundary] = Boundary) -> StagePipeline:
+        if not models:
+            return trainer.pipeline  # of a rank without a stage
         planned = replace(plan, forwards_ahead=ahead)
         return StagePipeline(planned, place, models, groups, timeline=trainer.timeline, boundary=kind)
 

@@ -65,7 +65,7 @@ def bridge(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Rates of messages and all-reduces from 1 KiB up, latency, and what a gigabyte costs, per transport.
+    """Whether sums and messages are exact; rates from 1 KiB up, latency, and what a gigabyte costs, per transport.
 
     Beside them, where the islands are emulated, the native library, and raw ceilings: host copies and gloo groups.
     """
@@ -81,6 +81,7 @@ def bridge(
         opsbench.add_to_profile(output, *bridging.profiles_of(found))
         sink.warn(f"wrote {output}")
     sink.result(found)
+    bridging.raise_unless_exact(found)
 
 
 def _islands(cluster: Path | None, emulate: str | None) -> str | None:

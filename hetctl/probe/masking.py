@@ -14,20 +14,20 @@ from collections.abc import Iterable, Sequence
 
 _WORD_END = r"(?![\w.-])"
 _WORD_START = r"(?<![\w.-])"
-_IPV4 = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w]|\.\d)")
-_IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}(?![\w:])")
-_GUID = re.compile(r"(?<![\w:])[0-9a-fA-F]{4}(?::[0-9a-fA-F]{4}){3}(?![\w:])")
-_MAC = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5,19}[0-9a-fA-F]{2}(?![\w:])")
-_UUID = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![0-9a-fA-F])")
-_HEX32 = re.compile(r"(?<![\w])[0-9a-fA-F]{32}(?![\w])")
-_HOME = re.compile(r"(/home/|/Users/)([^/\s\"':]+)")
-_SERIAL_PLACES = (
+IPV4 = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w]|\.\d)")
+IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}(?![\w:])")
+GUID = re.compile(r"(?<![\w:])[0-9a-fA-F]{4}(?::[0-9a-fA-F]{4}){3}(?![\w:])")
+MAC = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5,19}[0-9a-fA-F]{2}(?![\w:])")
+UUID = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![0-9a-fA-F])")
+HEX32 = re.compile(r"(?<![\w])[0-9a-fA-F]{32}(?![\w])")
+HOME = re.compile(r"(/home/|/Users/)([^/\s\"':]+)")
+SERIAL_PLACES = (
     re.compile(r"<\w*serial\w*>([^<]+)<", re.IGNORECASE),
     re.compile(r'"[^"]*(?:serial|unique[ _]id|uuid)[^"]*"\s*:\s*"([^"]+)"', re.IGNORECASE),
     re.compile(r"^unique_id\s+(\d+)\s*$", re.MULTILINE),
 )
 _SERIAL_FILES = ("/serial_number", "/unique_id")
-_NOT_SERIAL = re.compile(r"(?i)\W*(n/?a|none|not supported|unknown|0x0+|0+)\W*")
+NOT_SERIAL = re.compile(r"(?i)\W*(n/?a|none|not supported|unknown|0x0+|0+)\W*")
 
 
 class Masker:
@@ -48,11 +48,11 @@ class Masker:
     def learn(self, texts: Iterable[tuple[str, str]], people: Iterable[str]) -> None:
         """Note the serial numbers in (path or tool name, content) pairs, and the names of people."""
         for path, text in texts:
-            found = [m for place in _SERIAL_PLACES for m in place.findall(text)]
+            found = [m for place in SERIAL_PLACES for m in place.findall(text)]
             if path.endswith(_SERIAL_FILES):
                 found.append(text)
             for serial in (s.strip() for s in found):
-                if len(serial) >= 4 and not _NOT_SERIAL.fullmatch(serial) and not _UUID.search(serial):
+                if len(serial) >= 4 and not NOT_SERIAL.fullmatch(serial) and not UUID.search(serial):
                     self._tokens.setdefault(serial, self._serial(serial))
         for person in people:
             if person and person != "root" and _distinct(person):
@@ -69,13 +69,13 @@ class Masker:
             text = self._host_pattern.sub(lambda m: self._hosts[m.group()], text)
         if self._token_pattern:
             text = self._token_pattern.sub(lambda m: self._tokens[m.group()], text)
-        text = _HOME.sub(lambda m: m.group(1) + f"user-{self._digest('user', m.group(2)) % 1000:03d}", text)
-        text = _UUID.sub(lambda m: self._uuid(m.group()), text)
-        text = _MAC.sub(lambda m: self._mac(m.group()), text)
-        text = _IPV6.sub(lambda m: self._ipv6_text(m.group()), text)
-        text = _GUID.sub(lambda m: self._guid_text(m.group()), text)
-        text = _HEX32.sub(lambda m: f"{self._digest('hex', m.group().lower()):064x}"[:32], text)
-        return _IPV4.sub(lambda m: str(self.ipv4(ipaddress.IPv4Address(m.group()))), text)
+        text = HOME.sub(lambda m: m.group(1) + f"user-{self._digest('user', m.group(2)) % 1000:03d}", text)
+        text = UUID.sub(lambda m: self._uuid(m.group()), text)
+        text = MAC.sub(lambda m: self._mac(m.group()), text)
+        text = IPV6.sub(lambda m: self._ipv6_text(m.group()), text)
+        text = GUID.sub(lambda m: self._guid_text(m.group()), text)
+        text = HEX32.sub(lambda m: f"{self._digest('hex', m.group().lower()):064x}"[:32], text)
+        return IPV4.sub(lambda m: str(self.ipv4(ipaddress.IPv4Address(m.group()))), text)
 
     def if_inet6(self, text: str) -> str:
         """/proc/net/if_inet6, where addresses are 32 digits without colons."""
@@ -83,7 +83,7 @@ class Masker:
         def masked(match: re.Match[str]) -> str:
             return f"{int(self.ipv6(ipaddress.IPv6Address(int(match.group(), 16)))):032x}"
 
-        return _HEX32.sub(masked, text)
+        return HEX32.sub(masked, text)
 
     def ipv4(self, address: ipaddress.IPv4Address) -> ipaddress.IPv4Address:
         """Another address of the same kind (private, public), sharing prefixes exactly as the original did."""

@@ -271,16 +271,25 @@ def _growing(raw: Raw, base: str) -> dict[str, int]:
 
 def parse_ibv_devinfo(text: str) -> dict[tuple[str, int], int]:
     """(device, port) -> active MTU in bytes, of `ibv_devinfo`: sysfs does not show it."""
-    found: dict[tuple[str, int], int] = {}
-    device, port = "", 0
+    sizes = {
+        key: count(values.get("active_mtu", "").partition("(")[0]) for key, values in parse_ibv_ports(text).items()
+    }
+    return {key: mtu for key, mtu in sizes.items() if mtu}
+
+
+def parse_ibv_ports(text: str) -> dict[tuple[str, int], dict[str, str]]:
+    """(device, port) -> what `ibv_devinfo` says of the port and its device, its own words."""
+    found: dict[tuple[str, int], dict[str, str]] = {}
+    device, port, shared = "", 0, dict[str, str]()
     for line in text.splitlines():
         values = key_values(line)
         if "hca_id" in values:
-            device, port = values["hca_id"], 0
+            device, port, shared = values["hca_id"], 0, {}
         port = count(values.get("port")) or port if "port" in values else port
-        mtu = count(values.get("active_mtu", "").partition("(")[0])
-        if device and port and mtu:
-            found[device, port] = mtu
+        if device and port:
+            found.setdefault((device, port), dict(shared)).update(values)
+        else:
+            shared.update(values)
     return found
 
 

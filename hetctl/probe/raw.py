@@ -29,6 +29,7 @@ class Options:
     tool_timeout_s: float = 15.0  # for one tool
     max_bytes: int = MAX_DOCUMENT_BYTES
     thorough: bool = False  # also what only a check-up reads: kernel log, policy routing, PCIe access control
+    opinions: bool = False  # also a second tool of each vendor, to compare with what is believed
     again_s: float = 0.0  # read error counters a second time after so long; 0: once
     folders: tuple[str, ...] = ()  # try whether files can be written there
     root: str = ""  # prefix of every sysfs, procfs and file path

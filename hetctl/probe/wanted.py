@@ -53,7 +53,10 @@ def program(options: Options) -> bytes:
 
 def request(options: Options) -> str:
     """The request as ASCII JSON."""
-    return json.dumps({"options": encode(options), "want": encode(wanted(thorough=options.thorough))})
+    want = wanted(thorough=options.thorough)
+    if options.opinions:
+        want = replace(want, tools={**want.tools, **{n: t for v in VENDORS for n, t in v.opinion_tools.items()}})
+    return json.dumps({"options": encode(options), "want": encode(want)})
 
 
 def light_request(options: Options) -> dict[str, Any]:

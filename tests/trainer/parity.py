@@ -7,12 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 
-from hetctl.trainer import activations, boundary, buckets, cuts, gradients, later, pipeline
+from hetctl.trainer import activations, benchmarking, boundary, buckets, cuts, gradients, later, pipeline
 from hetctl.trainer.buckets import Slot
-from hetctl.trainer.data.samples import Samples
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import build
 from hetctl.trainer.models.headloss import IGNORED, summed_loss
@@ -36,22 +34,12 @@ class Trace:
     slots: dict[str, Slot] = field(default_factory=dict)  # which part of a parameter is held, where it is not whole
 
 
-class UnevenSamples:
-    """Random tokens; each sample has its own number of valid targets, some as few as one."""
+class UnevenSamples(benchmarking.UnevenSamples):
+    """Random tokens of these tests' shape."""
 
     def __init__(self, global_batch: int) -> None:
+        super().__init__(SHAPE.vocab, SEQ_LEN)
         self.global_batch = global_batch
-
-    def batch(self, step: int, first: int, past_last: int) -> tuple[Samples, Samples]:
-        inputs, targets = [], []
-        for sample in range(first, past_last):
-            random = np.random.default_rng((step, sample))
-            tokens = random.integers(0, SHAPE.vocab, SEQ_LEN + 1)
-            wanted = tokens[1:].copy()
-            wanted[int(random.integers(1, SEQ_LEN + 1)) :] = IGNORED
-            inputs.append(tokens[:-1])
-            targets.append(wanted)
-        return np.asarray(inputs), np.asarray(targets)
 
 
 def recipe(optimizer: str, *, clip_norm: float, global_batch: int, precision: str = "fp64", **train: Any) -> Recipe:

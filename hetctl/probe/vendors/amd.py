@@ -30,6 +30,7 @@ T = TypeVar("T")
 NAME, PCI_VENDOR, DRIVER = "amd", "0x1002", "amdgpu"
 STATIC, METRIC, PROCESS, TOPO = (f"amd-smi {word}" for word in ("static", "metric", "process", "topology"))
 ROCM = "rocm-smi"
+OPINION = "rocm-smi, asked as well"
 _ROCM_WORDS = (
     *("--showproductname", "--showuniqueid", "--showserial", "--showbus", "--showdriverversion", "--showvbios"),
     *("--showmeminfo", "vram", "--showcomputepartition", "--showmemorypartition", "--showtoponuma", "--json"),
@@ -75,6 +76,13 @@ def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reac
         if kind == "XGMI" and a in ids and b in ids and ids[a] != ids[b]:
             found.setdefault((ids[a], ids[b]), Reach(ids[b], "xgmi"))
     return found
+
+
+def opinion(raw: Raw) -> tuple[GpuFacts, ...]:
+    """The GPUs as rocm-smi tells them, or amd-smi where that is all there is, apart from KFD and sysfs."""
+    static = _parsed(raw, STATIC, parse_static, Notes()) or ()
+    # amd-smi's firmware is the IFWI's version where sysfs and rocm-smi tell the VBIOS's part number
+    return _parsed(raw, OPINION, parse_rocm_smi, Notes()) or tuple(replace(g, firmware=None) for g in static)
 
 
 def dma_buf_blocker(raw: Raw) -> str | None:
@@ -267,5 +275,7 @@ VENDOR = Vendor(
     libraries="librccl|libamdhip64",
     environment=("RCCL", "HIP", "HSA", "ROCR", "GPU_", "AMD_"),
     packages=("pytorch_triton_rocm", "triton_rocm", "rocm", "rocm_sdk_core", "rocm_sdk_libraries", "amdsmi"),
+    opinion_tools={OPINION: Tool(("rocm-smi", *_ROCM_WORDS))},
+    opinion=opinion,
     kernel_log="amdgpu.*([Gg][Pp][Uu] reset|uncorrectable|RAS.*(fatal|poison)|ring .* timeout|page fault)",
 )

@@ -42,6 +42,9 @@ class Vendor:
     libraries: str = ""  # shared libraries of interest
     environment: tuple[str, ...] = ()  # beginnings of its variables' names
     packages: tuple[str, ...] = ()
+    # the same devices as a tool tells them that `gpus` does not need, and what it says: to check discovery itself
+    opinion_tools: Mapping[str, Tool] = field(default_factory=dict)
+    opinion: Callable[[Raw], tuple[GpuFacts, ...]] | None = None
     kernel_log: str = ""  # lines of its driver in the kernel's log that mean trouble
 
 

@@ -13,10 +13,12 @@ from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
 from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, sysfs_pcie
 from hetctl.probe.vendors.nvidia_smi import (
+    QUERY_FIELDS,
     Answer,
     parse_compute_capabilities,
     parse_instances,
     parse_nvlink,
+    parse_query,
     parse_topology,
     parse_xml,
 )
@@ -32,6 +34,7 @@ TOOLS = {
     LIST: Tool(("nvidia-smi", "-L")),
 }
 PROC = "/proc/driver/nvidia/gpus/"
+OPINION = "nvidia-smi --query-gpu, asked as well"
 
 
 def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
@@ -79,6 +82,11 @@ def dma_buf_blocker(raw: Raw) -> str | None:
     """Only the open kernel modules export device memory as dma-buf."""
     version = raw.text(PROC_VERSION) or ""
     return None if not version or "Open Kernel Module" in version else "proprietary kernel modules export no dma-buf"
+
+
+def opinion(raw: Raw) -> tuple[GpuFacts, ...]:
+    """The GPUs as nvidia-smi's own query tells them, apart from the XML, procfs and sysfs."""
+    return parse_query(raw.tool(OPINION).stdout)
 
 
 def _answer(raw: Raw, notes: Notes, *, expected: bool) -> Answer:
@@ -195,5 +203,7 @@ VENDOR = Vendor(
     libraries="libnccl|libnvidia-ml|libcuda\\.so",
     environment=("NCCL", "CUDA", "NVIDIA_VISIBLE_DEVICES"),
     packages=("nvidia_nccl_cu11", "nvidia_nccl_cu12", "nvidia_nccl_cu13", "nixl_cu12", "nixl_cu13"),
+    opinion_tools={OPINION: Tool(("nvidia-smi", "--query-gpu=" + ",".join(QUERY_FIELDS), "--format=csv,noheader"))},
+    opinion=opinion,
     kernel_log="NVRM: Xid|NVRM: .*(fallen off|RmInitAdapter failed)",
 )

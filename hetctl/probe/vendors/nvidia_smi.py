@@ -142,6 +142,40 @@ def parse_compute_capabilities(text: str) -> dict[str, str]:
     return {uuid: f"sm_{major}{minor}" for uuid, major, minor in rows}
 
 
+QUERY_FIELDS = (  # known to every driver: one that is not would fail the whole query
+    *("index", "name", "uuid", "pci.bus_id", "driver_version", "memory.total", "memory.free"),
+    *("pcie.link.width.max", "vbios_version", "serial"),
+)
+
+
+def parse_query(text: str) -> tuple[GpuFacts, ...]:
+    """The GPUs of `--query-gpu` with QUERY_FIELDS, CSV without a header; empty where it is no such table."""
+    found = []
+    for line in text.splitlines():
+        words = [word.strip() for word in line.split(",")]
+        row = dict(zip(QUERY_FIELDS, words, strict=False))
+        index, pci = count(row.get("index")), pci_address(row.get("pci.bus_id"))
+        if len(words) == len(QUERY_FIELDS) and index is not None and pci is not None:
+            found.append(_queried(row, index, pci))
+    return tuple(found)
+
+
+def _queried(row: Mapping[str, str], index: int, pci: str) -> GpuFacts:
+    return GpuFacts(
+        vendor=NAME,
+        index=index,
+        pci=pci,
+        name=told(row["name"]),
+        uuid=told(row["uuid"]),
+        driver=told(row["driver_version"]),
+        memory_total_bytes=size(row["memory.total"], unit="MiB"),
+        memory_free_bytes=size(row["memory.free"], unit="MiB"),
+        pcie=Pcie(max_width=count(row["pcie.link.width.max"])),
+        firmware=told(row["vbios_version"]),
+        serial=told(row["serial"]),
+    )
+
+
 @dataclass(frozen=True)
 class Matrix:
     """`nvidia-smi topo -m`: cells by (row, column) label, and the NIC labels' RDMA devices where a legend tells."""

@@ -1,0 +1,137 @@
+"""What claims are judged on: the hosts, what discovery says of them, and the islands that ranks run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+
+from hetctl.comm.cluster import Cluster, Link, load_cluster, save_cluster
+from hetctl.comm.facts import HostFacts
+from hetctl.comm.values import decode, encode
+from hetctl.console import Sink
+from hetctl.discover import Answer, discover
+from hetctl.fabric import build
+from hetctl.inventory import Entry, this_machine
+from hetctl.launcher.environment import device_type
+from hetctl.probe import Options
+from hetctl.thismachine import this_machine as devices_here
+from hetctl.where import find_running_cluster
+
+ON_CPU = "cpu:2,cpu:1"  # unequal islands, the smallest with a native group of more than one rank
+HERE = Path("cluster.yaml")
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Everything a claim may ask; travels to the claim's own process as JSON."""
+
+    cluster: Cluster
+    entries: tuple[Entry, ...]
+    facts: Mapping[str, HostFacts]  # of the hosts that answered
+    silent: Mapping[str, str]  # host -> why it did not
+    quick: bool
+    timeout_s: float
+
+    @property
+    def kind(self) -> str:
+        """The torch device type of its ranks."""
+        return device_type(self.cluster.runs, [i.vendor for i in self.cluster.islands])
+
+    def ask(self, options: Callable[[Entry], Options]) -> list[Answer]:
+        """Ask the hosts anew."""
+        return discover(self.entries, timeout_s=min(60.0, self.timeout_s), options=options)
+
+    def pairs(self, transport: str) -> list[Cluster]:
+        """For each two vendors the first two islands that facts let talk so, as a cluster of their own."""
+        found: dict[tuple[str, ...], Cluster] = {}
+        for a, b in combinations(self.cluster.islands, 2):
+            link = self.cluster.link(a.name, b.name)
+            if link is not None and _usable(link, transport):
+                vendors = tuple(sorted((a.vendor, b.vendor)))
+                found.setdefault(vendors, replace(self.cluster, islands=(a, b), links=(link,)))
+        return list(found.values())
+
+    def lacking(self, transport: str) -> str:
+        """Why no two islands can talk over a transport, as the first pair's facts say; '' where some can."""
+        if len(self.cluster.islands) < 2:
+            return "there is only one island"
+        if self.pairs(transport):
+            return ""
+        links = [self.cluster.link(a.name, b.name) for a, b in combinations(self.cluster.islands, 2)]
+        reasons = [t.reason for link in links if link for t in link.transports if t.kind == transport]
+        return reasons[0] if reasons else "nothing is known of how the islands can talk"
+
+
+def _usable(link: Link, transport: str) -> bool:
+    return any(t.usable for t in link.transports if t.kind == transport)
+
+
+def find_ground(cluster_file: Path | None, emulate: str | None, *, quick: bool, timeout_s: float, sink: Sink) -> Ground:
+    """The cluster of a file or an emulation, else this machine; its hosts are asked what they are."""
+    if cluster_file is None and emulate is None and HERE.is_file():
+        sink.warn("using ./cluster.yaml")
+        cluster_file = HERE
+    cluster = load_cluster(cluster_file) if cluster_file else None
+    entries = (_entries(cluster) if cluster else ()) or this_machine().entries  # an emulation stands on this machine
+    sink.say(f"asking {len(entries)} host{'s' * (len(entries) > 1)} what they are")
+    answers = discover(entries, timeout_s=min(60.0, timeout_s), options=lambda e: about(e, timeout_s))
+    cluster = cluster or (find_running_cluster(None, emulate, sink=sink) if emulate else _this_cluster(answers, sink))
+    facts = {a.report.name: a.report.facts for a in answers if a.report.facts is not None}
+    silent = {a.report.name: a.report.reason or a.report.status for a in answers if a.report.facts is None}
+    for name, why in silent.items():
+        sink.warn(f"{name} did not answer: {why}")
+    return Ground(cluster, entries, facts, silent, quick, timeout_s)
+
+
+def about(entry: Entry, timeout_s: float) -> Options:
+    """What the probe is asked, the vendors' second tools included."""
+    from sys import executable
+
+    pythons = (executable,) if entry.access.local else ()
+    return Options(interpreters=pythons, environment=tuple(entry.access.env), thorough=True, opinions=True)
+
+
+def save_ground(path: Path, ground: Ground) -> None:
+    from hetctl.comm.files import write_json
+
+    write_json(path, encode(ground))
+
+
+def load_ground(path: Path) -> Ground:
+    """A ground from its file. Raises ConfigError."""
+    import json
+
+    return decode(Ground, json.loads(path.read_text(encoding="utf-8")), where=path.name)
+
+
+def saved(cluster: Cluster, folder: Path) -> Path:
+    """The cluster as a file, for those who take one."""
+    path = folder / "cluster.yaml"
+    save_cluster(path, cluster)
+    return path
+
+
+def _entries(cluster: Cluster) -> tuple[Entry, ...]:
+    return tuple(Entry(h.name, h.access, h.data_address) for h in cluster.hosts if h.access is not None)
+
+
+def _this_cluster(answers: list[Answer], sink: Sink) -> Cluster:
+    """This machine: its own islands where it has several, else its GPUs as two islands, else CPU processes."""
+    found = build([a.report for a in answers]).cluster
+    if len(found.islands) > 1:
+        sink.say(
+            f"this machine has {len(found.islands)} islands of its own: {', '.join(i.name for i in found.islands)}"
+        )
+        return found
+    machine, _ = devices_here(1)
+    count = len(machine.memory_bytes) if machine.native != "gloo" else 0
+    if count > 1:
+        name = machine.device_class or "h200"
+        spec = f"{name}:{count // 2},{name}:{count - count // 2}"
+        sink.warn("nothing but this machine was named: its GPUs stand for two islands that may not talk natively")
+    else:
+        spec = ON_CPU
+        sink.warn("nothing but this machine was named, and it has no two GPUs: CPU processes stand for two islands")
+    return find_running_cluster(None, spec, sink=sink)

@@ -1,0 +1,150 @@
+"""What a validation found, as the documents of its bundle: report.json, report.md, versions and inventory."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hetctl import __version__
+from hetctl.comm.facts import HostFacts, facts_to_data
+from hetctl.comm.units import show_seconds
+from hetctl.validate.claims import Result, exit_code
+from hetctl.validate.ground import Ground
+
+SCHEMA_VERSION = 1
+MARKS = {"holds": "✓", "does not hold": "x", "not applicable": "-", "could not tell": "?"}
+
+
+def document(results: list[Result], ground: Ground) -> dict[str, Any]:
+    """report.json: every claim with its verdict, and what it was judged on."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "hetctl": __version__,
+        "quick": ground.quick,
+        "islands": [
+            {"name": i.name, "vendor": i.vendor, "fabric": i.fabric, "ranks": len(i.members)}
+            for i in ground.cluster.islands
+        ],
+        "source": ground.cluster.source,
+        "ranks_run_on": ground.kind,
+        "hosts": list(ground.facts),
+        "hosts_that_did_not_answer": dict(ground.silent),
+        "claims": [_entry(result) for result in results],
+        "counts": dict(Counter(r.outcome.verdict for r in results)),
+        "exit_code": exit_code(results),
+    }
+
+
+def _entry(result: Result) -> dict[str, Any]:
+    claim, outcome = result.claim, result.outcome
+    return {
+        "id": claim.id,
+        "claim": claim.sentence,
+        "made_in": {"file": claim.made[0], "words": claim.made[1]},
+        "needs": claim.needs,
+        "how": claim.how,
+        "verdict": outcome.verdict,
+        "says": outcome.says,
+        "figures": dict(outcome.figures),
+        "seconds": round(result.seconds, 1),
+        "evidence": [f"evidence/{name}" for name in result.evidence],
+    }
+
+
+def versions(ground: Ground) -> dict[str, Any]:
+    """Host -> what runs there: Python, torch, libraries, drivers, kernel, firmware."""
+    return {name: _versions(facts) for name, facts in ground.facts.items()}
+
+
+def _versions(facts: HostFacts) -> dict[str, Any]:
+    pythons = [
+        {k: getattr(p, k) for k in ("path", "version", "torch", "cuda", "hip", "nccl", "rccl", "packages", "problem")}
+        for p in facts.interpreters
+    ]
+    devices = Counter((g.vendor, g.name, g.architecture, g.driver, g.firmware) for g in facts.gpus)
+    ports = Counter((n.rdma_device, n.driver, n.firmware, n.rate_text) for n in facts.nics if n.rdma_device)
+    return {
+        "os": facts.system.os,
+        "kernel": facts.system.kernel,
+        "container": facts.system.container,
+        "interpreters": pythons,
+        "gpus": [dict(zip(_GPU, key, strict=True)) | {"count": n} for key, n in devices.items()],
+        "rdma_ports": [dict(zip(_PORT, key, strict=True)) | {"count": n} for key, n in ports.items()],
+        "vendor_software": {k: v for k, v in facts.system.settings.items() if k == "rocm"},
+        "modules": dict(facts.system.modules),
+        "libraries": [f"{lib.name} {lib.version or ''}".strip() for lib in facts.rdma.libraries or ()],
+    }
+
+
+_BOOT = re.compile(r"(\w*iommu|pci|pcie_\w+|numa\w*|hugepages\w*|mitigations|amdgpu\.\w+|nvidia\S*)=")
+_GPU = ("vendor", "name", "architecture", "driver", "firmware")
+_PORT = ("device", "driver", "firmware", "rate")
+
+
+def inventory(ground: Ground) -> dict[str, Any]:
+    """Host -> everything discovery says of it, without what other people run there."""
+    return {name: facts_to_data(_without_strangers(facts)) for name, facts in ground.facts.items()}
+
+
+def _without_strangers(facts: HostFacts) -> HostFacts:
+    """Facts without other people's processes and without the boot options that are nobody's business."""
+    settings = dict(facts.system.settings)
+    settings["cmdline"] = " ".join(w for w in settings.get("cmdline", "").split() if _BOOT.match(w))
+    gpus = tuple(replace(g, processes=None) for g in facts.gpus)
+    return replace(facts, gpus=gpus, system=replace(facts.system, settings=settings))
+
+
+def markdown(results: Sequence[Result], ground: Ground) -> str:
+    """report.md: for people."""
+    islands = ", ".join(f"{i.name} ({i.vendor}, {len(i.members)} ranks, {i.fabric})" for i in ground.cluster.islands)
+    lines = [
+        "# hetctl: what holds on these machines",
+        "",
+        f"hetctl {__version__}; hosts that answered: {len(ground.facts)}; islands: {islands}; ranks on {ground.kind}"
+        + ("; emulated: the islands are labels on one machine's devices" if ground.cluster.runs else "")
+        + ("; --quick: tiny sizes" if ground.quick else ""),
+        "",
+        *(f"- {name} did not answer: {why}" for name, why in ground.silent.items()),
+        "| | claim | verdict | what it says |",
+        "|---|---|---|---|",
+        *(_row(result) for result in results),
+        "",
+        "## Each claim",
+        "",
+        *(line for result in results for line in _section(result)),
+        "## What to do with this",
+        "",
+        "Attach the archive to an issue of hetctl's repository, or send it to whoever asked for it. Say what the",
+        "machines are, and for each x or ? whether you know why. Everything that names machines, people, addresses or",
+        "devices is a placeholder (`host-1`, `ip-3`), the same one in every file; what it stands for is kept nowhere.",
+        "Look through it before you send it.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _row(result: Result) -> str:
+    outcome = result.outcome
+    return f"| {MARKS[outcome.verdict]} | {result.claim.id} | {outcome.verdict} | {_cell(outcome.says)} |"
+
+
+def _section(result: Result) -> list[str]:
+    claim, outcome = result.claim, result.outcome
+    return [
+        f"### {claim.id}: {outcome.verdict}",
+        "",
+        f"{claim.sentence} Claimed in {claim.made[0]} ({_cell(claim.made[1])!r}). Needs {claim.needs}.",
+        f"Checked by: {claim.how}." + (f" Took {show_seconds(result.seconds)}." if result.seconds >= 0.1 else ""),
+        "",
+        f"> {_cell(outcome.says)}",
+        "",
+        *(f"- `evidence/{name}`" for name in result.evidence),
+        "",
+    ]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())[:600]
