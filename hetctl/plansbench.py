@@ -14,7 +14,8 @@ from hetctl.benching import MEASURE_TIMEOUT_S, Program, run_ranks
 from hetctl.comm.cluster import Cluster
 from hetctl.comm.errors import WorkFailed
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
-from hetctl.comm.plan import Bridge, Plan
+from hetctl.comm.placement import Placement
+from hetctl.comm.plan import Plan
 from hetctl.comm.units import show_seconds
 from hetctl.comm.values import encode
 from hetctl.console import Sink
@@ -29,6 +30,7 @@ from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.recipe import Recipe
 
 JOBS_VARIABLE, STEPS_VARIABLE = "HETCTL_BENCH_JOBS", "HETCTL_BENCH_STEPS"
+PLACEMENTS_VARIABLE = "HETCTL_BENCH_PLACEMENTS"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Case:
     plan: Plan
     recipe: Recipe
     name: str
+    cluster: Cluster | None = None  # other labels of the same devices; None: the bench's own
 
 
 def candidates(cluster: Cluster, recipe: Recipe, *, profile: Profile | None, alternatives: int) -> list[Case]:
@@ -50,9 +53,8 @@ def candidates(cluster: Cluster, recipe: Recipe, *, profile: Profile | None, alt
 
 def bench_plans(cluster: Cluster, cases: Sequence[Case], *, steps: int, sink: Sink) -> dict[str, Any]:
     """Every case's step time, predicted and measured, in one launch. Raises WorkFailed."""
-    places, seats = seats_of(cluster)
-    bridges: dict[tuple[str, str], Bridge] = {b.islands: b for case in cases for b in case.plan.bridges}
-    placement = placement_of(places, tuple(bridges.values()), seats, runs=cluster.runs)
+    _, seats = seats_of(cluster)
+    placements = [_placement(case.cluster or cluster, case.plan) for case in cases]
     rows: list[dict[str, Any]] = []
 
     def on_event(event: Event) -> None:
@@ -65,7 +67,11 @@ def bench_plans(cluster: Cluster, cases: Sequence[Case], *, steps: int, sink: Si
             encode(Job(c.plan, c.recipe, c.recipe.shape(), str(folder.checkpoints), timeout_s=MEASURE_TIMEOUT_S))
             for c in cases
         ]
-        return {JOBS_VARIABLE: json.dumps(jobs), PLACEMENT_VARIABLE: placement.to_json()}
+        return {
+            JOBS_VARIABLE: json.dumps(jobs),
+            PLACEMENTS_VARIABLE: json.dumps([p.to_json() for p in placements]),
+            PLACEMENT_VARIABLE: placements[0].to_json(),
+        }
 
     kind = device_type(cluster.runs, [i.vendor for i in cluster.islands])
     program = Program("hetctl.trainer.bench_plans", files, kind, {STEPS_VARIABLE: str(steps)})
@@ -74,6 +80,11 @@ def bench_plans(cluster: Cluster, cases: Sequence[Case], *, steps: int, sink: Si
         raise WorkFailed(f"only {len(rows)} of {len(cases)} plans were measured")
     best = min(row["measured_s"] for row in rows)
     return {"plans": rows, "chosen_over_best": rows[0]["measured_s"] / best}
+
+
+def _placement(cluster: Cluster, plan: Plan) -> Placement:
+    places, seats = seats_of(cluster)
+    return placement_of(places, plan.bridges, seats, runs=cluster.runs)
 
 
 def _row(case: Case, event: Event) -> dict[str, Any]:

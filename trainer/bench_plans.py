@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm import backend
 from hetctl.comm.c10d import PrefixStore
+from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
+from hetctl.comm.placement import current_placement
 from hetctl.comm.reporter import Reporter
 from hetctl.comm.values import decode
 from hetctl.trainer.benchmarking import RandomSamples, rank_device, settle
@@ -25,6 +29,7 @@ from hetctl.trainer.loop import build
 from hetctl.trainer.slower import slowed
 
 JOBS_VARIABLE = "HETCTL_BENCH_JOBS"  # names a JSON list of jobs
+PLACEMENTS_VARIABLE = "HETCTL_BENCH_PLACEMENTS"  # names a JSON list of placements, one a job: islands may be relabelled
 STEPS_VARIABLE = "HETCTL_BENCH_STEPS"
 WARM_UP = 2
 
@@ -47,6 +52,17 @@ def measure(job: Job, device: torch.device, steps: int) -> dict[str, Any]:
     peak = torch.tensor(torch.cuda.max_memory_allocated() if device.type == "cuda" else 0)
     dist.all_reduce(peak, dist.ReduceOp.MAX)
     return {"seconds": seconds, "peak_memory_bytes": int(peak) or None}
+
+
+@contextmanager
+def placed(text: str) -> Iterator[None]:
+    """Process groups made inside see the islands of this placement."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(text)
+        file.flush()
+        os.environ[PLACEMENT_VARIABLE] = file.name
+        current_placement.cache_clear()
+        yield
 
 
 def one_plan(
@@ -72,12 +88,14 @@ def one_plan(
 def main() -> None:
     """Run every plan, report each from rank 0."""
     jobs = [decode(Job, j, where="job") for j in json.loads(Path(os.environ[JOBS_VARIABLE]).read_text("utf-8"))]
+    placements = json.loads(Path(os.environ[PLACEMENTS_VARIABLE]).read_text("utf-8"))
     device = rank_device()
     backend.register()
     found = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=jobs[0].timeout_s))))
     reporter = Reporter(active=found[1] == 0)
     for number, job in enumerate(jobs):
-        outcome = one_plan(job, number, device, lambda: found, int(os.environ[STEPS_VARIABLE]))
+        with placed(placements[number]):
+            outcome = one_plan(job, number, device, lambda: found, int(os.environ[STEPS_VARIABLE]))
         reporter.emit("plan", number=number, **outcome)
 
 

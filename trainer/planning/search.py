@@ -149,8 +149,7 @@ class Search:
 
     def _alone(self, grouping: Grouping) -> None:
         """One replica: every micro-batch size, most promising first."""
-        total, pinned = self.problem.samples, self.problem.micro_batch_size
-        sizes = divisors(total, apart=self.apart) if pinned is None else [pinned]
+        total, sizes = self.problem.samples, self._sizes(grouping)
         batchings = [Batching(s, total // s) for s in sizes if s % grouping.clones == 0]
         every = [Wanted(grouping.replicas[0], b, grouping.clones) for b in batchings]
         looks = [(self.pipelines.look(wanted, self.limit), wanted) for wanted in every]
@@ -167,7 +166,7 @@ class Search:
         total, pinned = self.problem.samples, self.problem.micro_batch_size
         weights = [sum(self._speed(p) for p in pools) for pools in grouping.replicas]
         tasks = [] if pinned is not None else [(_sizes(m), total // m) for m in divisors(total, apart=self.apart)]
-        tasks += [(_counts(s), total // s) for s in (divisors(total, apart=self.apart) if pinned is None else [pinned])]
+        tasks += [(_counts(s), total // s) for s in self._sizes(grouping)]
         weighed = []
         for batch, parts in tasks:
             if parts < len(weights):
@@ -180,6 +179,14 @@ class Search:
         for _, least, fleet, parts in sorted(weighed, key=lambda w: w[0]):
             if least < self._across:
                 self._balanced(grouping, weights, fleet, parts)
+
+    def _sizes(self, grouping: Grouping) -> Sequence[int]:
+        """Micro-batch sizes of a pipeline; a pinned one is each replica's, and clones share their pipeline's."""
+        total, pinned = self.problem.samples, self.problem.micro_batch_size
+        if pinned is None:
+            return divisors(total, apart=self.apart)
+        whole = pinned * grouping.clones
+        return [whole] if total % whole == 0 else []
 
     @property
     def _small(self) -> bool:

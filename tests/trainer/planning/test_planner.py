@@ -99,3 +99,12 @@ def test_fewer_samples_than_devices_are_shared_by_tensor_groups(samples: int, de
     sets = [("model.name", "llama-8b"), ("model.seq_len", 8192), ("batch.global_batch", samples)]
     plan = make_plan(described("h200:8"), load_recipe(None, sets))
     assert [(s.tensor_parallel, len(s.ranks)) for r in plan.replicas for s in r.stages] == [(degree, 8)]
+
+
+def test_a_pinned_micro_batch_is_each_replicas_own() -> None:
+    """Also where replicas lie in one island, and the search treats them as one pipeline."""
+    sizes = [("batch.micro_batch_size", 2), ("batch.global_batch", 16), ("parallelism.data", 2)]
+    recipe = load_recipe(None, [*sizes, ("parallelism.pipeline", 1)])
+    for spec in ("h200:2", "h200:1,mi325x:1"):
+        replicas = make_plan(labelled(spec), recipe, abilities=EXECUTABLE).replicas
+        assert [(s.micro_batch_size, s.micro_batches) for r in replicas for s in r.stages] == [(2, 4)] * 2

@@ -1,0 +1,221 @@
+"""Training on unequal islands against yardsticks of the same launch: speeds, memory, gradient sums, overlap, fabrics.
+
+PYTHONPATH=. python3 tests/gpu/mixed_check.py [--parts speeds,memory,sums,overlap,fabrics] [--model llama-8b]
+
+Two GPUs an island, four in all (`--each 1`: two in all); `fabrics` needs root, for a namespace whose loopback is
+shaped. Every part prints one JSON line per plan and round, and in the end a table with medians and spreads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from hetctl import planning, plansbench
+from hetctl.comm.cluster import Cluster
+from hetctl.comm.errors import HetctlError
+from hetctl.comm.plan import Plan
+from hetctl.console import Sink
+from hetctl.plansbench import Case
+from hetctl.trainer.planning.assemble import assemble
+from hetctl.trainer.recipe import Recipe
+from hetctl.where import find_running_cluster
+
+FABRIC = "hetmixed"  # the namespace whose loopback is the slow fabric
+WHOLE = ("parallelism.pipeline=1", "parallelism.tensor=1")
+
+
+class Check:
+    """What all parts share: the model, how many devices an island has, and rows for the table."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.sink = options, Sink(as_json=True)
+        self.rows: list[tuple[str, str, str]] = []
+
+    def spec(self, more: str = "") -> str:
+        return f"h200:{self.options.each},mi325x:{self.options.each}{more}"
+
+    def cluster(self, spec: str) -> Cluster:
+        return find_running_cluster(None, spec, sink=self.sink)
+
+    def recipe(self, *settings: str, samples: int) -> Recipe:
+        o = self.options
+        given = (*settings, "train.precision=auto", "checkpoint.last=false")
+        return planning.read_recipe(
+            None, settings=given, model=o.model, global_batch=samples, seq_len=o.seq_len, bridge=None
+        )
+
+    def case(self, name: str, spec: str, *settings: str, samples: int) -> Case:
+        cluster, recipe = self.cluster(spec), self.recipe(*settings, samples=samples)
+        (case,) = plansbench.candidates(cluster, recipe, profile=None, alternatives=0)
+        return replace(case, name=name, cluster=cluster)
+
+    def seconds(self, cases: Sequence[Case]) -> dict[str, float]:
+        """Median step seconds of every case, one launch; cases share the devices of the first one's cluster."""
+        assert cases[0].cluster is not None
+        found = plansbench.bench_plans(cases[0].cluster, cases, steps=self.options.steps, sink=self.sink)
+        for row in found["plans"]:
+            print(json.dumps(row), flush=True)
+        return {row["name"]: row["measured_s"] for row in found["plans"]}
+
+    def rounds(self, cases: Sequence[Case]) -> list[dict[str, float]]:
+        return [self.seconds(cases) for _ in range(self.options.rounds)]
+
+    def note(self, part: str, what: str, values: Sequence[float]) -> None:
+        words = f"{statistics.median(values):.3f} ({min(values):.3f} - {max(values):.3f})"
+        self.rows.append((part, what, words))
+        print(part, what, words, sep=" | ", flush=True)
+
+
+def speeds(check: Check) -> None:
+    """One island at 0.6 of its speed: our plan over the sum of each island's own best one, the uniform split beside."""
+    each, samples = check.options.each, 32
+    sides = {"fast": f"h200:{each}", "slow": f"mi325x:{each}@0.6"}
+    mixed = check.spec("@0.6")
+    both = [check.case("ours", mixed, samples=samples)]
+    both.append(check.case("uniform", mixed, "parallelism.split=uniform", samples=samples))
+    shares: dict[str, list[float]] = {"ours": [], "uniform": []}
+    for _ in range(check.options.rounds):
+        alone = sum(samples / 2 / check.seconds([check.case(n, s, samples=samples // 2)])[n] for n, s in sides.items())
+        for name, seconds in check.seconds(both).items():
+            shares[name].append(samples / seconds / alone)
+    for name, values in shares.items():
+        check.note("speeds", f"{name}: of the sum of the islands' own best plans", values)
+
+
+def memory(check: Check) -> None:
+    """Under a cap of one island's memory the uniform split runs out of it, ours does not."""
+    cap, samples = check.options.cap, 16
+    spec = f"h200:{check.options.each}~{cap},mi325x:{check.options.each}"
+    check.note("memory", f"{spec}: step seconds", [check.seconds([check.case("ours", spec, samples=samples)])["ours"]])
+    uniform = ("parallelism.split=uniform", "parallelism.recompute=none", "parallelism.pipeline=2")
+    try:
+        check.seconds([check.case("uniform", spec, *uniform, samples=samples)])
+        words = "fits as well: choose a smaller --cap"
+    except HetctlError as error:
+        words = f"refused or failed: {str(error)[:200]}"
+    check.rows.append(("memory", f"{spec}: the uniform split", words))
+
+
+def sums(check: Check) -> None:
+    """Replicas across islands with 1, 4 and 16 micro-batches a step: bridged beside all-native."""
+    each = check.options.each
+    for count in (1, 4, 16):
+        pinned = (*WHOLE, "parallelism.data=2", "batch.micro_batch_size=" + str(each), "train.sharded=optimizer")
+        samples = 2 * each * count
+        cases = [check.case("native", f"h200:{2 * each}", *pinned, samples=samples)]
+        for way in ("shm", "tcp"):
+            cases.append(check.case(way, check.spec(), *pinned, f"bridge.transport={way}", samples=samples))
+        found = check.rounds(cases)
+        for way in ("shm", "tcp"):
+            check.note(
+                "sums", f"{count} micro-batches, {way}: native over bridged", [r["native"] / r[way] for r in found]
+            )
+            check.note("sums", f"{count} micro-batches, {way}: exposed seconds", [r[way] - r["native"] for r in found])
+
+
+def overlap(check: Check) -> None:
+    """What summing gradients during backward is worth."""
+    each = check.options.each
+    pinned = (*WHOLE, "parallelism.data=2", "batch.micro_batch_size=" + str(each), "train.sharded=optimizer")
+    names = {"during": "true", "after": "false"}
+    for way in ("shm", "tcp"):
+        more = [f"bridge.transport={way}"]
+        cases = [
+            check.case(n, check.spec(), *pinned, *more, f"train.overlap={v}", samples=8 * each)
+            for n, v in names.items()
+        ]
+        found = check.rounds(cases)
+        check.note("overlap", f"{way}: sums after backward over during", [r["after"] / r["during"] for r in found])
+
+
+def fabrics(check: Check) -> None:
+    """Two one-vendor islands behind a slow link: ours over all-fast, and over an order of ranks that ignores it."""
+    samples, pinned = 16 * check.options.each, ("parallelism.pipeline=2", "parallelism.tensor=1")
+    fast = check.case("all-fast", f"h200:{2 * check.options.each}", *pinned, samples=samples)
+    ours = check.case("ours", check.spec(), *pinned, "bridge.transport=tcp", samples=samples)
+    assert ours.cluster is not None
+    blind = replace(ours, name="blind", plan=_crossed(ours.cluster, ours.recipe, ours.plan))
+    found = check.rounds([fast, ours, blind])
+    check.note("fabrics", "all-fast over ours", [r["all-fast"] / r["ours"] for r in found])
+    check.note("fabrics", "an order blind to the fabric over ours", [r["blind"] / r["ours"] for r in found])
+
+
+def _crossed(cluster: Cluster, recipe: Recipe, plan: Plan) -> Plan:
+    """The same plan with its ranks dealt out one island after the other: every stage then spans both."""
+    half = plan.world_size // 2
+    swap = {rank: 2 * (rank % half) + rank // half for rank in range(plan.world_size)}
+    back = {place: rank for rank, place in swap.items()}
+    replicas = tuple(
+        replace(r, stages=tuple(replace(s, ranks=tuple(sorted(back[x] for x in s.ranks))) for s in r.stages))
+        for r in plan.replicas
+    )
+    return assemble(
+        cluster,
+        recipe,
+        replicas=replicas,
+        schedule=plan.schedule,
+        forwards_ahead=plan.forwards_ahead,
+        predicted=plan.predicted,
+        reasons=("Ranks dealt out without regard to islands.",),
+    )
+
+
+PARTS: dict[str, Callable[[Check], None]] = {
+    "speeds": speeds,
+    "memory": memory,
+    "sums": sums,
+    "overlap": overlap,
+    "fabrics": fabrics,
+}
+
+
+def shaped(rate: str) -> None:
+    """Run this script again for `fabrics` alone, inside a namespace whose loopback carries `rate`."""
+    space = ["ip", "netns", "exec", FABRIC]
+    subprocess.run(["ip", "netns", "add", FABRIC], check=True)
+    try:
+        subprocess.run([*space, "ip", "link", "set", "lo", "up"], check=True)
+        shape = ["tc", "qdisc", "add", "dev", "lo", "root", "tbf", "rate", rate, "burst", "8mb", "latency", "50ms"]
+        subprocess.run([*space, *shape], check=True)
+        again = [sys.executable, *sys.argv, "--parts", "fabrics"]
+        subprocess.run([*space, *again], check=False, env={**os.environ, "HETCTL_MIXED_INSIDE": "1"})
+    finally:
+        subprocess.run(["ip", "netns", "del", FABRIC], check=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--model", default="llama-8b")
+    parser.add_argument("--seq-len", type=int, default=4096)
+    parser.add_argument("--each", type=int, default=2, help="devices of an island")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cap", default="40GiB", help="of the capped island's devices")
+    parser.add_argument("--rate", default="10gbit", help="of the slow fabric")
+    check = Check(parser.parse_args())
+    for name in check.options.parts.split(","):
+        try:
+            if name == "fabrics" and "HETCTL_MIXED_INSIDE" not in os.environ:
+                shaped(check.options.rate)
+            else:
+                PARTS[name](check)
+        except Exception as error:
+            traceback.print_exc()
+            check.rows.append((name, "FAILED", f"{type(error).__name__}: {error}"[:300]))
+    print("\n".join(" | ".join(row) for row in check.rows))
+
+
+if __name__ == "__main__":
+    main()
