@@ -22,7 +22,7 @@ class MooncakeEngine:
         for name, value in settings(wires).items():
             os.environ.setdefault(name, value)
         self._protocol = "tcp" if wires.sockets else "rdma"
-        devices = [port.partition(":")[0] for port in wires.ports]
+        devices = [] if wires.sockets else [port.partition(":")[0] for port in wires.ports]
         try:
             from mooncake.engine import TransferEngine
 
@@ -97,11 +97,12 @@ class MooncakeEngine:
 
 
 def settings(wires: Wires) -> dict[str, str]:
-    """Its environment: the GID that reaches the peer, and rails that stay in their own network."""
+    """Its environment, one for all engines of a process: the GID that reaches the peers, where all ports say the same.
+
+    Left alone it chooses among a port's GIDs by itself.
+    """
     found = {"MC_LOG_LEVEL": "WARNING", "GLOG_minloglevel": "1"}
-    indices = set(wires.gid_indices) - {None}
-    if len(indices) == 1:
-        found["MC_GID_INDEX"] = str(indices.pop())
-    if len(wires.ports) > 1:
-        found["MC_ENABLE_DEST_DEVICE_AFFINITY"] = "1"
+    index = next(iter(wires.gid_indices), None)
+    if wires.alike and index is not None:
+        found["MC_GID_INDEX"] = str(index)
     return found

@@ -50,10 +50,7 @@ def test_discovery_calls_the_pair_usable_over_rdma(cluster: Cluster) -> None:
     assert not ways["direct"].usable
 
 
-_TWO = "seen on the software port: UCX takes the first of two alike ports only, Mooncake waits on the second for ever"
-
-
-@pytest.mark.parametrize("rails", [1, pytest.param(2, marks=pytest.mark.xfail(reason=_TWO, strict=False))])
+@pytest.mark.parametrize("rails", [1, 2])
 def test_messages_and_sums_take_the_rails_and_nothing_else(
     machines: Pair, cluster: Cluster, engine: str, rails: int
 ) -> None:
@@ -70,5 +67,7 @@ def test_messages_and_sums_take_the_rails_and_nothing_else(
         assert one["buffered_by_engine"] is not True
         packets = {port: after["sent_pkts"][1] - after["sent_pkts"][0] for port, after in one["port_counters"].items()}
         assert len(packets) == rails
+        assert list(one["rails"]) == list(packets)
+        assert one["lost"] == {}
         assert sum(packets.values()) * 4096 > PAYLOAD
         assert all(count * 4096 > PAYLOAD / 10 for count in packets.values()), packets
