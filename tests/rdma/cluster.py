@@ -42,6 +42,19 @@ def hetctl(machines: Pair, *words: str, **more: str) -> subprocess.CompletedProc
     return subprocess.run(argv, capture_output=True, text=True, env=environment(machines, **more), cwd=machines.home)
 
 
+def hetctl_started(machines: Pair, *words: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "hetctl", *words]
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(machines),
+        cwd=machines.home,
+    )
+
+
 def two_islands(machines: Pair) -> Cluster:
     """What discovery makes of the machines' own facts and a GPU in each; ranks run on CPU."""
     entries = load_inventory(inventory_file(machines)).entries
