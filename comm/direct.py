@@ -175,7 +175,7 @@ class DirectPort(OneWay):
         """Connect the engines in one order: the first end writes a slot that nothing is in yet, the other one waits."""
         end = time.monotonic() + timeout.total_seconds()
         if first:
-            self._moving.introduce(self._ring.slot_bytes, end)
+            self._moving.introduce(_TRAILER_ROOM, end)
             self._control.tell()
             return
         while not self._control.heard():

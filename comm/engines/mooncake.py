@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hetctl.comm.engines.base import CannotRegister, EngineFailed, EngineName, Evidence, Memory, Region, Wires
+from hetctl.comm.engines.counters import is_down
 from hetctl.comm.errors import reason_of
 
 _DONE, _WAITING = 1, 0
@@ -56,6 +57,7 @@ class MooncakeEngine:
         return str(descriptor["segment"])
 
     def post_write(self, peer: Any, region: Region, offset: int, *, to: int, nbytes: int) -> Any:
+        self._check_ports()
         with self._lock:
             batch = self._engine.transfer_submit_write(peer, region.memory.address + offset, to, nbytes)
         if batch < 0:
@@ -65,6 +67,7 @@ class MooncakeEngine:
 
     def post_read(self, peer: Any, region: Region, offset: int, *, origin: int, nbytes: int) -> Any:
         """Over when it returns: its reads have no handle that could be asked without waiting."""
+        self._check_ports()
         code = self._engine.transfer_sync_read(peer, region.memory.address + offset, origin, nbytes)
         if code != 0:
             raise EngineFailed(f"a transfer of Mooncake failed (code {code})")
@@ -79,6 +82,12 @@ class MooncakeEngine:
         if code not in (_DONE, _WAITING):
             raise EngineFailed(f"a transfer of Mooncake failed (code {code}): the peer or the way to it is gone")
         return bool(code == _DONE)
+
+    def _check_ports(self) -> None:
+        """Mooncake itself ends the process with SIGSEGV when it is given work for a port that has gone down."""
+        down = [port for port in self._ports if is_down(port)]
+        if down:
+            raise EngineFailed(f"the port {', '.join(down)} is down")
 
     def drop(self, handles: Sequence[Any]) -> None:
         """It frees a batch when its end is seen, and the others with itself."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.comm.engines.shared import ENGINES, installed
 from tests.rdma.vms import ROOT, Machine, Pair
 
 pytestmark = pytest.mark.timeout(1500)
@@ -27,16 +26,6 @@ def shipped(machines: Pair) -> tuple[Machine, Machine]:
     for machine in machines.machines:
         machine.run("mkdir -p /tmp/code && tar x -C /tmp/code", stdin=packed.getvalue())
     return machines.machines
-
-
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> str:
-    if not installed(request.param):
-        pytest.skip(
-            f"{request.param} is not installed, so it is not in the machines: pip install hetctl[{request.param}]"
-        )
-    name: str = request.param
-    return name
 
 
 def command(engine: str, role: str, machine: Machine, *peer: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hetctl.comm.engines import mooncake, nixl
 from hetctl.comm.engines.base import Wires
-from hetctl.comm.engines.counters import port_counters
+from hetctl.comm.engines.counters import is_down, port_counters
 from hetctl.comm.engines.nixl import parse_protocols
 
 TWO = Wires(("mlx5_0:1", "mlx5_3:1"), (3, 3), ("a", "b"), "10.0.0.1")
@@ -64,3 +64,10 @@ def test_counters_of_hardware_and_software_ports(tmp_path: Path) -> None:
         path.write_text(f"{value}\n")
     found = port_counters(("rxe0:1", "mlx5_0:1", "gone:1"), tmp_path)
     assert found == {"rxe0:1": {"sent_pkts": 7}, "mlx5_0:1": {"port_xmit_data": 9}, "gone:1": {}}
+
+
+def test_a_port_is_down_only_when_it_says_so(tmp_path: Path) -> None:
+    for port, state in (("up", "4: ACTIVE\n"), ("ill", "1: DOWN\n")):
+        (tmp_path / port / "ports" / "1").mkdir(parents=True)
+        (tmp_path / port / "ports" / "1" / "state").write_text(state)
+    assert [is_down(f"{port}:1", tmp_path) for port in ("up", "ill", "gone")] == [False, True, False]
