@@ -1,8 +1,9 @@
 """The transfers of one lane: begun in turn over the ports that both ends share, ended in order.
 
 A port whose transfer fails is used no more, and said to be lost; its transfers begin again over those that are left.
-Nobody else has to agree: a slot belongs to the end that moves it until that end tells of it. The last port's failure
-is the lane's.
+Nobody else has to agree: a slot belongs to the end that moves it until that end tells of it. Only what an engine calls
+failed moves; what is merely late could still be written after its slot has other bytes. The last port's failure is the
+lane's.
 """
 
 from __future__ import annotations
