@@ -2,8 +2,8 @@
 
 A port whose transfer fails is used no more, and said to be lost; its transfers begin again over those that are left.
 Nobody else has to agree: a slot belongs to the end that moves it until that end tells of it. Only what an engine calls
-failed moves; what is merely late could still be written after its slot has other bytes. The last port's failure is the
-lane's.
+failed moves; what is merely late could still be written after its slot has other bytes, so it ends the lane when it is
+very late. The last port's failure is the lane's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from hetctl.comm.engines.pairing import pairs
 from hetctl.comm.errors import reason_of
 
 POLL_SECONDS = 50e-6  # between questions about a transfer that is under way
+STALL_SECONDS = (
+    120.0  # a slot, alone in front, that takes longer is not coming: ports have been seen to repeat for ever
+)
 
 Lose = Callable[[str, str], None]  # port, why
 
@@ -80,6 +83,7 @@ class Strands:
         self._moves: deque[_Move] = deque()  # oldest first
         self._begun = 0
         self._failed = ""
+        self._since: tuple[_Move | None, float] = (None, 0.0)  # the oldest transfer, and from when on it was that
 
     def __len__(self) -> int:
         return len(self._moves)
@@ -100,7 +104,16 @@ class Strands:
             move = self._moves.popleft()
             move.strand.rail.engine.drop([move.handle])
             count += 1
+        if self._moves:
+            self._check_stall(self._moves[0])
         return count
+
+    def _check_stall(self, oldest: _Move) -> None:
+        now = time.monotonic()
+        if self._since[0] is not oldest:
+            self._since = (oldest, now)
+        elif now - self._since[1] > STALL_SECONDS:
+            raise EngineFailed(f"a transfer did not end within {STALL_SECONDS:g} s")
 
     def introduce(self, nbytes: int, end: float) -> None:
         """Make the first contact over every port, one after the other, with slots that nothing is in yet."""

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from hetctl.comm import strands as module
 from hetctl.comm.engines.base import EngineFailed, Memory, Rail, Region
 from hetctl.comm.strands import Strands, connect
 
@@ -113,3 +114,27 @@ def test_a_first_contact_that_fails_loses_its_port_only() -> None:
     case.strands.introduce(50, time.monotonic() + 10)
     assert case.engines[1].posted == [(BASE, 50)]
     assert list(case.lost) == ["porta"]
+
+
+def test_a_transfer_that_never_ends_is_an_error_and_does_not_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case()
+    case.strands.begin(0, 10)
+    case.strands.begin(100, 10)
+    case.engines[1].finished = {0}
+    assert case.strands.ended() == 0
+    monkeypatch.setattr(module, "STALL_SECONDS", -1.0)
+    with pytest.raises(EngineFailed, match="did not end within"):
+        case.strands.ended()
+    assert case.strands.port == "porta"
+    assert case.lost == {}
+    assert len(case.engines[1].posted) == 1
+
+
+def test_a_new_oldest_transfer_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case()
+    monkeypatch.setattr(module, "STALL_SECONDS", -1.0)
+    case.strands.begin(0, 10)
+    assert case.strands.ended() == 0  # its time begins here
+    case.engines[0].finished = {0}
+    case.strands.begin(100, 10)
+    assert case.strands.ended() == 1

@@ -26,9 +26,6 @@ hosts:
   rig2: {data_address: 10.77.0.2}
 """
 PROGRAMS = Path(__file__).parent / "programs"
-# Left to itself Mooncake has many packets under way, and a loaded emulation answers few in time: kernel 6.1's rxe was
-# then seen with a queue pair in error at the receiving end and the sending one repeating for minutes
-CALM = {"MC_MAX_WR": "4", "MC_NUM_QP_PER_EP": "1"}
 PRODUCTS = (("nvidia", "NVIDIA H200"), ("amd", "AMD Instinct MI325X"))
 
 

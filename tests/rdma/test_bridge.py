@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetctl.comm.cluster import Cluster
-from tests.rdma.cluster import CALM, run, save
+from tests.rdma.cluster import run, save
 from tests.rdma.vms import Pair
 
 pytestmark = pytest.mark.timeout(1500)
@@ -24,7 +24,7 @@ def test_discovery_calls_the_pair_usable_over_rdma(cluster: Cluster) -> None:
 def test_messages_and_sums_take_the_rails_and_nothing_else(
     machines: Pair, cluster: Cluster, engine: str, rails: int
 ) -> None:
-    file = save(machines, cluster, rails=rails, env={"HETCTL_ENGINE": engine, **CALM})
+    file = save(machines, cluster, rails=rails, env={"HETCTL_ENGINE": engine})
     code, summary, said = run(machines, file, "exchange.py")
     assert code == 0, said
     assert said.count("all as it should be") == 2

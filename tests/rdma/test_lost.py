@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from hetctl.comm.cluster import Cluster
-from tests.rdma.cluster import CALM, run, save
+from tests.rdma.cluster import run, save
 from tests.rdma.vms import Pair
 
 pytestmark = pytest.mark.timeout(1500)
 
 
 def test_a_port_that_is_lost_is_named_and_the_other_one_goes_on(machines: Pair, cluster: Cluster, engine: str) -> None:
-    file = save(machines, cluster, rails=2, env={"HETCTL_ENGINE": engine, **CALM})
+    file = save(machines, cluster, rails=2, env={"HETCTL_ENGINE": engine})
     ill = machines.machines[0]
     try:
         code, summary, said = run(
