@@ -2,8 +2,8 @@
 
 A lane is a ring of slots at each end. The sender fills its slot, the engine moves it into the receiver's slot of the
 same number, and a byte on the control connection says so; another byte back says that the slot is free. Where the
-receiver must be the one who initiates, it reads instead. Nothing is staged elsewhere, and nothing reads a slot before
-its transfer is over and, on devices, made visible.
+receiver must be the one who initiates, it reads instead. Slots take the ports in turn (`strands.py`). Nothing is staged
+elsewhere, and nothing reads a slot before its transfer is over and, on devices, made visible.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import mmap
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -23,21 +22,20 @@ import torch
 
 from hetctl.comm.bridge import Bridge, LaneKey
 from hetctl.comm.control import Control, accept, offer
-from hetctl.comm.engines.base import Engine, Memory, Region
+from hetctl.comm.engines.base import Memory, Rail, Region
 from hetctl.comm.engines.shared import Use
-from hetctl.comm.failover import Position
+from hetctl.comm.failover import Position, say
 from hetctl.comm.forwarded import Flow, ForwardedLane, RecvLane, SendLane
 from hetctl.comm.leaving import Leaving
 from hetctl.comm.shm import pin
 from hetctl.comm.staging import TRAILER_BYTES, engine_for
+from hetctl.comm.strands import POLL_SECONDS, Strands, connect, described
 from hetctl.comm.units import KiB, MiB
 from hetctl.comm.window import OneWay, Posted
 
 HOST_FLOW = Flow(4 * MiB, window=8)
 DEVICE_FLOW = Flow(8 * MiB, window=8)
 _TRAILER_ROOM = 4 * KiB  # a page
-_POLL_SECONDS = 50e-6  # between questions about a transfer that is under way
-
 
 Initiator = Literal["sender", "receiver", "lower"]  # who moves the bytes; `lower` is the lower rank, both ways
 
@@ -69,14 +67,21 @@ class DirectTransport:
         return made(bridge, key, lambda: self._connect(bridge, key, flow), flow=flow, engine=engine_for(key.device))
 
     def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow) -> DirectPort:
-        ring = Ring(self._use.engine, flow, key.device, on_device=self._way.on_device)
+        ring = Ring(self._use.rails, flow, key.device, on_device=self._way.on_device)
+
+        def lose(port: str, why: str) -> None:
+            if self._use.lose(port, why):
+                say(f"{self._way.label} {'to' if key.sending else 'from'} {bridge.who(key.peer)} without {port}: {why}")
+
         name = f"{self._way.label}/{key.link_name(bridge.rank)}/{key.wire_tag}"
         try:
             meet = accept if key.sending else offer
-            about = {"descriptor": dict(ring.region.descriptor), "address": ring.region.memory.address}
+            about = {"ports": described(self._use.rails, ring.regions), "address": ring.memory.data_ptr()}
             control, peer = meet(bridge.store.clone(), name, about, bridge.timeout)
             pull = self._pulls(bridge.rank, key)
-            port = DirectPort(ring, control, key, self._way, pull=pull, peer=peer, stop=self._stop)
+            found = connect(self._use.rails, ring.regions, peer["ports"], lose)
+            strands = Strands(found, int(peer["address"]), lose, write=not pull)
+            port = DirectPort(ring, strands, control, key, self._way, pull=pull, stop=self._stop)
             if self._way.introduce:
                 port.introduce(first=bridge.rank < key.peer, timeout=bridge.timeout)
         except BaseException:
@@ -110,10 +115,10 @@ class DirectTransport:
 
 
 class Ring:
-    """Registered slots: host memory (pinned for the device that copies from it) or device memory."""
+    """Slots registered with every port: host memory (pinned for the device that copies from it) or device memory."""
 
-    def __init__(self, engine: Engine, flow: Flow, device: torch.device, *, on_device: bool) -> None:
-        self.engine, self.window = engine, flow.window
+    def __init__(self, rails: Sequence[Rail], flow: Flow, device: torch.device, *, on_device: bool) -> None:
+        self._rails, self.window = rails, flow.window
         self.slot_bytes = flow.chunk_bytes + _TRAILER_ROOM
         size = self.slot_bytes * flow.window
         self._map = None if on_device else mmap.mmap(-1, size)
@@ -124,11 +129,13 @@ class Ring:
         )
         self._pinned = False
         number = (device.index if device.index is not None else torch.cuda.current_device()) if on_device else None
+        self.regions: list[Region] = []
         try:
-            self.region: Region = engine.register(Memory(self.memory.data_ptr(), size, number))
+            for rail in rails:
+                self.regions.append(rail.engine.register(Memory(self.memory.data_ptr(), size, number)))
             self._pinned = not on_device and device.type == "cuda" and pin(self.memory)
         except BaseException:
-            self._release()
+            self.close()
             raise
 
     def slot(self, number: int) -> torch.Tensor:
@@ -138,7 +145,8 @@ class Ring:
         return number % self.window * self.slot_bytes
 
     def close(self) -> None:
-        self.engine.deregister(self.region)
+        for rail, region in zip(self._rails, self.regions, strict=False):  # fewer when one was refused
+            rail.engine.deregister(region)
         self._release()
 
     def _release(self) -> None:
@@ -154,13 +162,10 @@ class DirectPort(OneWay):
     """One end of a lane; slots are used in turn, the same number at both ends."""
 
     def __init__(
-        self, ring: Ring, control: Control, key: LaneKey, way: Way, *, pull: bool, peer: dict[str, Any], stop: int
+        self, ring: Ring, strands: Strands, control: Control, key: LaneKey, way: Way, *, pull: bool, stop: int
     ) -> None:
         self._ring, self._control, self._key, self._way, self._stop = ring, control, key, way, stop
-        self._pull = pull
-        self._address = int(peer["address"])
-        self._peer = ring.engine.connect(peer["descriptor"])
-        self._moving: deque[Any] = deque()  # handles of transfers that this end began, oldest first
+        self._moving, self._pull = strands, pull
         self._asked = self._taken = 0  # slots begun here, and slots given out
         self._ready = 0  # slots that came, or that are free again
         self._leaving = Leaving(control.tell)
@@ -170,13 +175,7 @@ class DirectPort(OneWay):
         """Connect the engines in one order: the first end writes a slot that nothing is in yet, the other one waits."""
         end = time.monotonic() + timeout.total_seconds()
         if first:
-            engine, region = self._ring.engine, self._ring.region
-            handle = engine.post_write(self._peer, region, 0, to=self._address, nbytes=self._ring.slot_bytes)
-            while not engine.poll(handle):
-                if time.monotonic() > end:
-                    raise RuntimeError("timed out")
-                time.sleep(_POLL_SECONDS)
-            engine.drop([handle])
+            self._moving.introduce(_TRAILER_ROOM, end)
             self._control.tell()
             return
         while not self._control.heard():
@@ -185,7 +184,8 @@ class DirectPort(OneWay):
             self._control.sleep(self._stop, max(end - time.monotonic(), 0))
 
     def rail(self, position: Position) -> str:
-        return f"the {self._way.label} ring"
+        port = self._moving.port
+        return f"the {self._way.label} ring" + (f" over {port}" if port else "")
 
     def take(self, nbytes: int, number: int) -> torch.Tensor:
         self._taken += 1
@@ -201,15 +201,8 @@ class DirectPort(OneWay):
         return self
 
     def _begin(self, nbytes: int) -> None:
-        offset, engine = self._ring.offset(self._asked), self._ring.engine
+        self._moving.begin(self._ring.offset(self._asked), nbytes)
         self._asked += 1
-        if self._key.sending:
-            handle = engine.post_write(self._peer, self._ring.region, offset, to=self._address + offset, nbytes=nbytes)
-        else:
-            handle = engine.post_read(
-                self._peer, self._ring.region, offset, origin=self._address + offset, nbytes=nbytes
-            )
-        self._moving.append(handle)
 
     def wait(self, timeout: timedelta) -> bool:
         """Wait for the oldest posted slot: to come, or to be free at the other end. Raises RuntimeError."""
@@ -224,7 +217,7 @@ class DirectPort(OneWay):
             if left <= 0:
                 raise RuntimeError("timed out")
             if self._moving:
-                time.sleep(_POLL_SECONDS)
+                time.sleep(POLL_SECONDS)
             self._control.sleep(self._stop, 0 if self._moving else left)
         self._ready -= 1
         return True
@@ -237,13 +230,11 @@ class DirectPort(OneWay):
                 self._begin(self._ring.slot_bytes)
         else:
             self._arrived(heard)
-        engine = self._ring.engine
-        while self._moving and engine.poll(self._moving[0]):
-            engine.drop([self._moving.popleft()])
-            if self._key.sending:
-                self._control.tell()
-            else:
-                self._arrived(1)
+        ended = self._moving.ended()
+        if ended and self._key.sending:
+            self._control.tell(ended)
+        else:
+            self._arrived(ended)
 
     def _arrived(self, count: int) -> None:
         if count and not self._key.sending and self._way.flush is not None:
@@ -260,7 +251,6 @@ class DirectPort(OneWay):
 
     def close(self) -> None:
         """Forget what is under way, deregister, release."""
-        self._ring.engine.drop(list(self._moving))
-        self._moving.clear()
+        self._moving.drop()
         self._control.close()
         self._ring.close()

@@ -56,7 +56,7 @@ def engines_tried(device: torch.device) -> dict[str, Any]:
         return {"lacking": lacking, "engines": {}}
     number = (device.index or 0) if device.type == "cuda" else None
     tried = {name: ability(name, wires, number) for name in ENGINES}
-    engines = {name: {"host": host, "device": on_device} for name, (host, on_device) in tried.items()}
+    engines = {name: {"host": t.host, "device": t.device, "lost": dict(t.lost)} for name, t in tried.items()}
     return {"lacking": "", "ports": list(wires.ports), "engines": engines}
 
 

@@ -16,7 +16,8 @@ from hetctl.comm.errors import ConfigError
 from hetctl.comm.values import decode, encode
 
 VARIABLE = "HETCTL_PLACEMENT"
-PORTS_VARIABLE = "HETCTL_RDMA"  # rxe0:1=1,mlx5_0:1=3 (device:port=GID index), or `sockets` to try engines without RDMA
+# rxe0:1=1@roce0,mlx5_0:1=3 (device:port=GID index@network), or `sockets`, once per rail, to try engines without RDMA
+PORTS_VARIABLE = "HETCTL_RDMA"
 CARRIERS: tuple[TransportKind, ...] = ("shm", "tcp", "rdma", "direct")  # the transports that the back end has
 LOCAL: tuple[TransportKind, ...] = CARRIERS[:2]  # those that every machine can try with itself
 NEED_ENGINE: tuple[TransportKind, ...] = ("rdma", "direct")  # those that both ends must prove first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, get_args
@@ -16,7 +16,8 @@ from hetctl.comm.c10d import Store
 from hetctl.comm.choice import PEER_COPY, Ability, Choice, ability_of, choose, publish
 from hetctl.comm.cluster import TransportKind
 from hetctl.comm.direct import DirectTransport, Initiator, Way
-from hetctl.comm.engines.probe import ability
+from hetctl.comm.engines.base import EngineName
+from hetctl.comm.engines.probe import Tried, ability
 from hetctl.comm.engines.shared import ENGINE_VARIABLE, ENGINES, use, wires_here
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.failover import RailWatch, say
@@ -49,6 +50,7 @@ class Ways:
         self._lock = threading.Lock()
         self._mine: Ability | None = None
         self._tried = threading.Event()
+        self._lost: dict[EngineName, Mapping[str, str]] = {}  # ports that an engine cannot use, and why
 
     def prepare(self) -> None:
         """Where the plan says RDMA for a pair of this rank's island: try the engines, and let the others know."""
@@ -89,8 +91,8 @@ class Ways:
         try:
             wires, lacking = wires_here(local=self._local and number is not None)
             for engine in self._engines():
-                found = ability(engine, wires, number) if wires is not None else (lacking, lacking)
-                host[engine], device[engine] = found
+                found = ability(engine, wires, number) if wires is not None else Tried(lacking, lacking)
+                host[engine], device[engine], self._lost[engine] = found.host, found.device, found.lost
                 if number is not None and not self._local and not device[engine]:
                     device[engine] = flush_for(number)[1]
         except ConfigError as error:
@@ -147,4 +149,9 @@ class Ways:
             raise ConfigError(f"{INITIATOR_VARIABLE}={asked} is nobody", hint=", ".join(get_args(Initiator)))
         initiator: Initiator = asked  # type: ignore[assignment]
         introduce = choice.engine == "mooncake"  # whose connections break when both ends call each other at once
-        return DirectTransport(use(choice.engine, wires), Way(choice.label, on_device, initiator, introduce, flush))
+        lost = self._lost.get(choice.engine, {})
+        held = use(choice.engine, wires.without(lost))
+        for port, why in lost.items():
+            if held.lose(port, why):
+                say(f"{choice.label} goes without {port}: {why}")
+        return DirectTransport(held, Way(choice.label, on_device, initiator, introduce, flush))

@@ -222,7 +222,7 @@ def _wires(cluster: Cluster, host: Host) -> list[Setting]:
         if nic.rdma_device and nic.network in reached and kinds.get(nic.network or "") in ("infiniband", "roce"):
             port = ports.get(nic.name)
             index = _gid_index(port) if nic.kind == "roce" else None
-            words.append(_hca(nic, port) + ("" if index is None else f"={index}"))
+            words.append(_hca(nic, port) + ("" if index is None else f"={index}") + f"@{nic.network}")
     if not words:
         return []
     return [Setting(PORTS_VARIABLE, ",".join(words), "the RDMA ports that reach other islands, and their GIDs there")]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from hetctl.comm.errors import BridgeError
@@ -34,16 +34,41 @@ class Memory:
 
 @dataclass(frozen=True)
 class Wires:
-    """What an engine may use: RDMA ports of this host (`mlx5_0:1`), or its own sockets, to try it without any.
+    """What engines may use: RDMA ports of this host (`mlx5_0:1`), or their own sockets, to try them without any.
 
-    `gid_indices` go with `ports`; None lets the library choose. `address` is this host's, for the engine's handshakes.
+    `gid_indices` and `networks` go with `ports`: None lets the library choose, '' is a network that nobody named.
+    `address` is this host's, for the engine's handshakes.
     """
 
     ports: tuple[str, ...] = ()
     gid_indices: tuple[int | None, ...] = ()
+    networks: tuple[str, ...] = ()
     address: str = "127.0.0.1"
     sockets: bool = False
     local: bool = False  # both ends are on one host: device memory takes the driver's peer copy
+    alike: bool = True  # all ports of this host have the same GID index
+
+    def each(self) -> tuple[Wires, ...]:
+        """One port each: an engine of its own goes over every port."""
+        rows, alike = zip(self.ports, self.gid_indices, self.networks, strict=True), len(set(self.gid_indices)) < 2
+        found = [replace(self, ports=(p,), gid_indices=(g,), networks=(n,), alike=alike) for p, g, n in rows]
+        return tuple(found) or (self,)
+
+    def without(self, ports: Iterable[str]) -> Wires:
+        """Those that are left when some ports are not used."""
+        gone = set(ports)
+        left = [one for one in self.each() if not gone.intersection(one.ports)]
+        return replace(
+            self,
+            ports=tuple(p for one in left for p in one.ports),
+            gid_indices=tuple(g for one in left for g in one.gid_indices),
+            networks=tuple(n for one in left for n in one.networks),
+        )
+
+    @property
+    def name(self) -> str:
+        """What people call them."""
+        return ", ".join(self.ports) or ("local ways" if self.local else "sockets")
 
 
 @dataclass(frozen=True)
@@ -95,3 +120,12 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release everything that is registered, and the engine."""
+
+
+@dataclass(frozen=True)
+class Rail:
+    """One port with an engine of its own."""
+
+    port: str
+    network: str
+    engine: Engine

@@ -1,4 +1,4 @@
-"""What RDMA ports counted: the witness beside an engine's own account that bytes took these ports."""
+"""What RDMA ports counted, the witness beside an engine's own account that bytes took them; and whether they are up."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ def port_counters(ports: Sequence[str], root: Path = ROOT) -> dict[str, dict[str
         values = {name.rpartition("/")[2]: _value(base / name) for name in _COUNTERS}
         found[port] = {name: value for name, value in values.items() if value is not None}
     return found
+
+
+def is_down(port: str, root: Path = ROOT) -> bool:
+    """Whether a port says that it carries nothing now; one that says nothing is not down."""
+    device, _, number = port.partition(":")
+    try:
+        return "ACTIVE" not in (root / device / "ports" / (number or "1") / "state").read_text()
+    except OSError:
+        return False
 
 
 def _value(file: Path) -> int | None:

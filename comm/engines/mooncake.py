@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hetctl.comm.engines.base import CannotRegister, EngineFailed, EngineName, Evidence, Memory, Region, Wires
+from hetctl.comm.engines.counters import is_down
 from hetctl.comm.errors import reason_of
 
 _DONE, _WAITING = 1, 0
@@ -22,7 +23,7 @@ class MooncakeEngine:
         for name, value in settings(wires).items():
             os.environ.setdefault(name, value)
         self._protocol = "tcp" if wires.sockets else "rdma"
-        devices = [port.partition(":")[0] for port in wires.ports]
+        devices = [] if wires.sockets else [port.partition(":")[0] for port in wires.ports]
         try:
             from mooncake.engine import TransferEngine
 
@@ -56,6 +57,7 @@ class MooncakeEngine:
         return str(descriptor["segment"])
 
     def post_write(self, peer: Any, region: Region, offset: int, *, to: int, nbytes: int) -> Any:
+        self._check_ports()
         with self._lock:
             batch = self._engine.transfer_submit_write(peer, region.memory.address + offset, to, nbytes)
         if batch < 0:
@@ -65,6 +67,7 @@ class MooncakeEngine:
 
     def post_read(self, peer: Any, region: Region, offset: int, *, origin: int, nbytes: int) -> Any:
         """Over when it returns: its reads have no handle that could be asked without waiting."""
+        self._check_ports()
         code = self._engine.transfer_sync_read(peer, region.memory.address + offset, origin, nbytes)
         if code != 0:
             raise EngineFailed(f"a transfer of Mooncake failed (code {code})")
@@ -79,6 +82,12 @@ class MooncakeEngine:
         if code not in (_DONE, _WAITING):
             raise EngineFailed(f"a transfer of Mooncake failed (code {code}): the peer or the way to it is gone")
         return bool(code == _DONE)
+
+    def _check_ports(self) -> None:
+        """Mooncake itself ends the process with SIGSEGV when it is given work for a port that has gone down."""
+        down = [port for port in self._ports if is_down(port)]
+        if down:
+            raise EngineFailed(f"the port {', '.join(down)} is down")
 
     def drop(self, handles: Sequence[Any]) -> None:
         """It frees a batch when its end is seen, and the others with itself."""
@@ -97,11 +106,12 @@ class MooncakeEngine:
 
 
 def settings(wires: Wires) -> dict[str, str]:
-    """Its environment: the GID that reaches the peer, and rails that stay in their own network."""
+    """Its environment, one for all engines of a process: the GID that reaches the peers, where all ports say the same.
+
+    Left alone it chooses among a port's GIDs by itself.
+    """
     found = {"MC_LOG_LEVEL": "WARNING", "GLOG_minloglevel": "1"}
-    indices = set(wires.gid_indices) - {None}
-    if len(indices) == 1:
-        found["MC_GID_INDEX"] = str(indices.pop())
-    if len(wires.ports) > 1:
-        found["MC_ENABLE_DEST_DEVICE_AFFINITY"] = "1"
+    index = next(iter(wires.gid_indices), None)
+    if wires.alike and index is not None:
+        found["MC_GID_INDEX"] = str(index)
     return found

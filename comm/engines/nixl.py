@@ -1,10 +1,12 @@
-"""NIXL over UCX as an engine: one agent per process, transports limited to what the bridge may be."""
+"""NIXL over UCX as an engine: one agent per port, transports limited to what the bridge may be."""
 
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
 import ctypes
+import functools
 import itertools
 import os
 import shutil
@@ -28,18 +30,19 @@ class NixlEngine:
     name: EngineName = "nixl"
 
     def __init__(self, wires: Wires) -> None:
-        self._log = Path(tempfile.mkdtemp(prefix="hetctl-nixl-")) / "ucx.log"
-        for name, value in settings(wires, self._log).items():
+        for name, value in settings(wires, _log()).items():
             os.environ.setdefault(name, value)  # UCX reads the environment; what a person set is theirs
-        self._shadow = use_the_systems_verbs() if wires.ports else None
+        if wires.ports and not wires.sockets:
+            use_the_systems_verbs()
         try:
             from nixl._api import nixl_agent, nixl_agent_config
 
-            config = nixl_agent_config(backends=["UCX"], enable_prog_thread=True)
+            config = nixl_agent_config(backends=[], enable_prog_thread=True)
             self._me = f"hetctl-{uuid.uuid4().hex}"
             self._agent: Any = nixl_agent(self._me, config)
-            if "UCX" not in self._agent.backends:
+            if "UCX" not in self._agent.plugin_list:
                 raise RuntimeError("its UCX plugin is missing")
+            self._agent.create_backend("UCX", port_settings(wires))
         except Exception as error:  # whatever a vendored library throws at its start
             raise EngineFailed(f"NIXL does not start: {reason_of(error)}") from None
         self._lock = threading.RLock()  # an agent is not safe across threads
@@ -145,16 +148,26 @@ class NixlEngine:
                 with contextlib.suppress(Exception):  # all of them are tried
                     self._agent.deregister_memory(held)
             self._registered = {}
-            self._agent = None  # UCX now writes down what it used, into a buffered file
-            ctypes.CDLL(None).fflush(None)
-            self._said = self._log.read_text(errors="replace") if self._log.exists() else ""
-            for folder in (self._log.parent, self._shadow):
-                if folder is not None:
-                    shutil.rmtree(folder, ignore_errors=True)
+            before = len(_said())
+            self._agent = None  # UCX now writes down what it used
+            self._said = _said()[before:]
+
+
+@functools.cache
+def _log() -> Path:
+    """UCX's log file: it opens one per process, when it is loaded, for all engines that there will be."""
+    folder = tempfile.mkdtemp(prefix="hetctl-nixl-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder) / "ucx.log"
+
+
+def _said() -> str:
+    ctypes.CDLL(None).fflush(None)  # it writes into a buffered file
+    return _log().read_text(errors="replace") if _log().exists() else ""
 
 
 def settings(wires: Wires, log: Path) -> dict[str, str]:
-    """The environment of UCX that lets it use these wires and nothing else, and write down what it used."""
+    """The environment of UCX that lets it use these kinds of wires and no other, and write down what it used."""
     said = {
         "NIXL_LOG_LEVEL": "WARN",
         "UCX_PROTO_INFO": "used",
@@ -166,14 +179,22 @@ def settings(wires: Wires, log: Path) -> dict[str, str]:
         return {"UCX_TLS": "tcp", "UCX_TCP_TX_SEG_SIZE": _SEGMENT, "UCX_TCP_RX_SEG_SIZE": _SEGMENT, **said}
     if wires.local:
         return {"UCX_TLS": "cuda_ipc,cuda_copy,rocm_ipc,rocm_copy,self,sm,tcp", **said}
-    rails = str(max(len(wires.ports), 1))
-    lanes = {f"UCX_MAX_RMA_{word}": rails for word in ("RAILS", "LANES")}
-    lanes["UCX_ZCOPY_THRESH"] = "0"  # left to itself UCX copies first where it thinks the port slow
-    found = {"UCX_TLS": "rc,ud", "UCX_NET_DEVICES": ",".join(wires.ports), "UCX_MAX_RNDV_RAILS": rails, **lanes, **said}
-    indices = set(wires.gid_indices) - {None}
-    if len(indices) == 1:
-        found["UCX_IB_GID_INDEX"] = str(indices.pop())
-    return found
+    return {
+        "UCX_TLS": "rc,ud",
+        "UCX_ZCOPY_THRESH": "0",  # left to itself UCX copies first where it thinks the port slow
+        # its own look at the routes took those of the first port for the second one, in one process: discovery knows
+        "UCX_IB_ROCE_REACHABILITY_MODE": "all",
+        **said,
+    }
+
+
+def port_settings(wires: Wires) -> dict[str, str]:
+    """What UCX is told for one engine alone: its port, and the GID that reaches the peers from there."""
+    if wires.sockets or not wires.ports:
+        return {}
+    found = [f"NET_DEVICES={port}" for port in wires.ports]
+    found += [f"IB_GID_INDEX={index}" for index in wires.gid_indices if index is not None]
+    return {"engine_config": ",".join(found)}
 
 
 def parse_protocols(log: str) -> list[str]:

@@ -1,7 +1,8 @@
 """Whether an engine works here, tried in a process of its own: one that fails to start may take its process with it.
 
 `python -m hetctl.comm.engines.probe` reads {engine, wires, device} as JSON on stdin; the last line of its output is
-{"host": why not, "device": why not}, '' where memory was registered and a transfer to itself arrived.
+{"host": why not, "device": why not, "lost": {port: why not}}, '' where memory was registered and a transfer to itself
+arrived. Each port is tried with an engine of its own; what one of several refuses is lost, and the others are used.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 
 from hetctl.comm.engines.base import Engine, EngineName, Memory, Wires
@@ -27,17 +29,26 @@ _BYTES = 64 * 1024
 _trying = threading.Lock()  # groups are made side by side
 
 
-def ability(engine: EngineName, wires: Wires, device: int | None) -> tuple[str, str]:
-    """Why host memory and why device memory cannot be used with an engine here; '' where they can. Tried once."""
+@dataclass(frozen=True)
+class Tried:
+    """Why host and why device memory cannot be used with an engine here, '' where they can; ports that failed."""
+
+    host: str
+    device: str
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+
+def ability(engine: EngineName, wires: Wires, device: int | None) -> Tried:
+    """What an engine can do over these wires. Tried once in a process."""
     with _trying:
         return _ability(engine, wires, device)
 
 
 @cache
-def _ability(engine: EngineName, wires: Wires, device: int | None) -> tuple[str, str]:
+def _ability(engine: EngineName, wires: Wires, device: int | None) -> Tried:
     if not installed(engine):
         why = f"no {engine} here (pip install 'hetctl[{engine}]')"
-        return why, why
+        return Tried(why, why)
     asked = json.dumps({"engine": engine, "wires": encode(wires), "device": device})
     child = subprocess.Popen(
         [sys.executable, "-m", "hetctl.comm.engines.probe"],
@@ -52,37 +63,54 @@ def _ability(engine: EngineName, wires: Wires, device: int | None) -> tuple[str,
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-        return (f"{engine} did not start within {SECONDS:g} s",) * 2
+        return Tried(*(f"{engine} did not start within {SECONDS:g} s",) * 2)
     return _read(engine, said, child.returncode)
 
 
-def _read(engine: EngineName, said: str, code: int) -> tuple[str, str]:
+def _read(engine: EngineName, said: str, code: int) -> Tried:
     lines = said.strip().splitlines() or [""]
     try:
         found = json.loads(lines[-1])
-        return str(found["host"]), str(found["device"])
+        return Tried(str(found["host"]), str(found["device"]), dict(found["lost"]))
     except (ValueError, KeyError, TypeError):
         ended = f"signal {-code}" if code < 0 else f"code {code}"
         why = f"{PACKAGES[engine]} ended with {ended} when it was tried: {lines[-1][:160]}"
-        return why, why
+        return Tried(why, why)
 
 
 def main() -> None:
     asked = json.load(sys.stdin)
-    engine_name, device = asked["engine"], asked["device"]
-    found = {"host": "", "device": "no device was asked for"}
+    engine, device = asked["engine"], asked["device"]
     if device is None:
         sys.modules["torch"] = None  # type: ignore[assignment]  # NIXL would load it, for seconds, and can do without
+    each = {one.name: _one(engine, one, device) for one in decode(Wires, asked["wires"], where="wires").each()}
+    print("\n" + json.dumps(_summary(each)), flush=True)
+    os._exit(0)  # the engines' own end is not what was asked
+
+
+def _one(engine: EngineName, wires: Wires, device: int | None) -> tuple[str, str]:
+    """Why host and why device memory cannot be used over one port."""
     try:
-        engine = start(engine_name, decode(Wires, asked["wires"], where="wires"))
+        running = start(engine, wires)
     except Exception as error:  # the process's boundary: it becomes the answer
-        found["host"] = found["device"] = str(error)
-    else:
-        found["host"] = _tried(lambda: _host(engine))
-        if device is not None:
-            found["device"] = found["host"] or _tried(lambda: _device(engine, device))
-    print("\n" + json.dumps(found), flush=True)
-    os._exit(0)  # the engine's own end is not what was asked
+        return str(error), str(error)
+    host = _tried(lambda: _host(running))
+    if device is None:
+        return host, "no device was asked for"
+    return host, host or _tried(lambda: _device(running, device))
+
+
+def _summary(each: Mapping[str, tuple[str, str]]) -> dict[str, object]:
+    """A port that takes no host memory is lost; device memory must be taken by every other one."""
+    host = {port: why for port, (why, _) in each.items() if why}
+    if len(host) == len(each):
+        return {"host": _first(host), "device": _first(host), "lost": {}}
+    device = {port: why for port, (_, why) in each.items() if why and port not in host}
+    return {"host": "", "device": _first(device), "lost": host}
+
+
+def _first(whys: Mapping[str, str]) -> str:
+    return next(iter(whys.values()), "")
 
 
 def _tried(attempt: Callable[[], str]) -> str:

@@ -6,10 +6,13 @@ system's library globally before the wheel's works too, but the two then crash e
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import importlib.util
 import os
 import re
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -18,16 +21,17 @@ _OURS = ("libibverbs", "libmlx5")
 _PROVIDERS = "/usr/lib64/libibverbs"  # where the wheel's own libraries look for drivers
 
 
-def use_the_systems_verbs() -> Path | None:
-    """Put the folder of links first in sys.path; None where the wheel's own libraries do, or the system has none."""
+@functools.cache
+def use_the_systems_verbs() -> None:
+    """Put the folder of links first in sys.path, unless the wheel's own libraries do or the system has none."""
     found = importlib.util.find_spec("nixl")
     system = {name: path for name in _OURS if (path := _path_of(f"{name}.so.1"))}
     if found is None or not found.origin or "libibverbs" not in system or os.path.isdir(_PROVIDERS):
-        return None
+        return
     folder = Path(tempfile.mkdtemp(prefix="hetctl-nixl-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     _link(Path(found.origin).parent.parent, folder, system)
     sys.path.insert(0, str(folder))
-    return folder
 
 
 def _link(site: Path, folder: Path, system: dict[str, str]) -> None:

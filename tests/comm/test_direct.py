@@ -20,7 +20,6 @@ from hetctl.comm.staging import seal
 from tests.comm.spawn import on_islands
 
 RDMA = (PlacedBridge(("island0", "island1"), "rdma"),)
-SOCKETS = {"HETCTL_RDMA": "sockets"}
 
 
 @pytest.fixture(params=shared.ENGINES)
@@ -32,9 +31,9 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
 
 
 def run(
-    engine: EngineName, sizes: tuple[int, ...], body: Any, *args: Any, initiator: str = "", **more: Any
+    engine: EngineName, sizes: tuple[int, ...], body: Any, *args: Any, initiator: str = "", rails: int = 1, **more: Any
 ) -> list[Any]:
-    variables = {**SOCKETS, "HETCTL_ENGINE": engine, "HETCTL_INITIATOR": initiator}
+    variables = {"HETCTL_RDMA": ",".join(["sockets"] * rails), "HETCTL_ENGINE": engine, "HETCTL_INITIATOR": initiator}
     return on_islands(sizes, body, *args, bridges=RDMA, verify_bridge=True, variables=variables, seconds=90, **more)
 
 
@@ -50,14 +49,20 @@ def exchanged(rank: int) -> list[Any]:
         total = torch.full((size,), rank + 1, dtype=torch.int64)
         dist.all_reduce(total)
         assert total.numel() == 0 or total.unique().tolist() == [3]
-    return sorted(held.engine.evidence().registered for held in shared._held.values())
+    (held,) = shared._held.values()
+    return [rail.engine.evidence() for rail in held.rails]
 
 
 @pytest.mark.parametrize("initiator", ["sender", "receiver", "lower"])
 def test_messages_and_sums_arrive(engine: EngineName, initiator: str) -> None:
-    for regions in run(engine, (1, 1), exchanged, initiator=initiator):
-        assert len(regions) == 1  # one engine
-        assert regions[0] >= 3  # a ring for each lane that was used
+    for (evidence,) in run(engine, (1, 1), exchanged, initiator=initiator):
+        assert evidence.registered >= 3  # a ring for each lane that was used
+
+
+def test_chunks_take_all_rails_in_turn(engine: EngineName) -> None:
+    for found in run(engine, (1, 1), exchanged, rails=2):
+        assert [evidence.written_bytes > 8 << 20 for evidence in found] == [True, True]
+        assert found[0].registered == found[1].registered >= 3
 
 
 def summed(rank: int) -> float:
@@ -110,7 +115,7 @@ def bereaved(rank: int) -> tuple[str, float, int]:
     except RuntimeError as error:
         said = str(error)
     seconds = time.monotonic() - began
-    held = next(iter(shared._held.values())).engine
+    held = next(iter(shared._held.values())).rails[0].engine
     dist.destroy_process_group(group)
     return said, seconds, held.evidence().registered
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from hetctl.comm.cluster import Cluster, save_cluster
@@ -23,6 +25,7 @@ hosts:
   rig1: {data_address: 10.77.0.1}
   rig2: {data_address: 10.77.0.2}
 """
+PROGRAMS = Path(__file__).parent / "programs"
 PRODUCTS = (("nvidia", "NVIDIA H200"), ("amd", "AMD Instinct MI325X"))
 
 
@@ -63,3 +66,38 @@ def save(machines: Pair, cluster: Cluster, *, rails: int, env: Mapping[str, str]
     file = machines.home / "cluster.yaml"
     save_cluster(file, replace(cluster, hosts=tuple(hosts)))
     return file
+
+
+def run(
+    machines: Pair, file: Path, program: str, *, word: str = "", then: Callable[[], None] = lambda: None
+) -> tuple[int, dict[str, Any], str]:
+    """Exit code, summary, and what was printed; `then` is done when a line with `word` was."""
+    folder = machines.home / f"run-{len(list(machines.home.glob('run-*')))}"
+    argv = ["run", "--cluster", str(file), "--run-dir", str(folder), "--verify-bridge", "--bridge", "rdma"]
+    said, waiting = [], bool(word)
+    with _started(machines, *argv, "--", "python", str(PROGRAMS / program)) as running:
+        assert running.stdout
+        try:
+            for line in running.stdout:
+                said.append(line)
+                if waiting and word in line:
+                    waiting = False
+                    then()
+        except BaseException:
+            running.kill()
+            raise
+    summary = folder / "summary.json"
+    return running.returncode, json.loads(summary.read_text()) if summary.exists() else {}, "".join(said)
+
+
+def _started(machines: Pair, *words: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "hetctl", *words]
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(machines),
+        cwd=machines.home,
+    )

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hetctl.comm.cluster import Cluster
+from hetctl.comm.engines.shared import ENGINES, installed
+from tests.rdma.cluster import two_islands
 from tests.rdma.vms import Pair, pair, unavailable
 
 WANTED = "HETCTL_RDMA"
@@ -24,3 +27,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def machines() -> Iterator[Pair]:
     with pair() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def cluster(machines: Pair) -> Cluster:
+    return two_islands(machines)
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    if not installed(request.param):
+        pytest.skip(
+            f"{request.param} is not installed, so it is not in the machines: pip install hetctl[{request.param}]"
+        )
+    name: str = request.param
+    return name

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from hetctl.comm.engines import mooncake, nixl
 from hetctl.comm.engines.base import Wires
-from hetctl.comm.engines.counters import port_counters
+from hetctl.comm.engines.counters import is_down, port_counters
 from hetctl.comm.engines.nixl import parse_protocols
 
-TWO = Wires(("mlx5_0:1", "mlx5_3:1"), (3, 3), "10.0.0.1")
+TWO = Wires(("mlx5_0:1", "mlx5_3:1"), (3, 3), ("a", "b"), "10.0.0.1")
+MIXED = Wires(("a:1", "b:1"), (1, 3), ("", ""))
 TABLES = """\
 [1.5] [h:1:0]      ucp_worker.c:1997 UCX  INFO    me inter-node cfg#1 rma(rc_mlx5/mlx5_0:1 rc_mlx5/mlx5_3:1)
 [1.5] [h:1:0]   +-------+--------+--------------------+-----------------------------+
@@ -39,19 +40,21 @@ def test_only_remote_accesses_that_happened_are_counted() -> None:
 
 def test_ucx_gets_the_wires_and_nothing_else() -> None:
     told = nixl.settings(TWO, Path("/tmp/x"))
-    assert (told["UCX_NET_DEVICES"], told["UCX_MAX_RMA_RAILS"], told["UCX_IB_GID_INDEX"]) == (
-        "mlx5_0:1,mlx5_3:1",
-        "2",
-        "3",
-    )
     assert not {"tcp", "sm", "cuda_copy"} & set(told["UCX_TLS"].split(","))  # nothing that could stage
-    mixed = nixl.settings(Wires(("a:1", "b:1"), (1, 3)), Path("/tmp/x"))
-    assert "UCX_IB_GID_INDEX" not in mixed  # one value cannot mean both
+    own = [nixl.port_settings(one)["engine_config"] for one in (*TWO.each(), *MIXED.each())]
+    assert own[:2] == ["NET_DEVICES=mlx5_0:1,IB_GID_INDEX=3", "NET_DEVICES=mlx5_3:1,IB_GID_INDEX=3"]
+    assert own[2:] == ["NET_DEVICES=a:1,IB_GID_INDEX=1", "NET_DEVICES=b:1,IB_GID_INDEX=3"]
+    assert nixl.port_settings(Wires(("sockets0",), (None,), ("",), sockets=True)) == {}
 
 
-def test_mooncake_keeps_rails_apart() -> None:
-    assert mooncake.settings(TWO)["MC_ENABLE_DEST_DEVICE_AFFINITY"] == "1"
-    assert "MC_ENABLE_DEST_DEVICE_AFFINITY" not in mooncake.settings(Wires(("rxe0:1",), (None,)))
+def test_mooncake_is_told_a_gid_index_only_where_it_is_right_for_all_ports() -> None:
+    assert [mooncake.settings(one)["MC_GID_INDEX"] for one in TWO.each()] == ["3", "3"]
+    assert not any("MC_GID_INDEX" in mooncake.settings(one) for one in MIXED.each())
+
+
+def test_what_is_left_without_some_ports() -> None:
+    assert TWO.without(["mlx5_0:1"]) == Wires(("mlx5_3:1",), (3,), ("b",), "10.0.0.1")
+    assert TWO.without([]) == TWO
 
 
 def test_counters_of_hardware_and_software_ports(tmp_path: Path) -> None:
@@ -61,3 +64,10 @@ def test_counters_of_hardware_and_software_ports(tmp_path: Path) -> None:
         path.write_text(f"{value}\n")
     found = port_counters(("rxe0:1", "mlx5_0:1", "gone:1"), tmp_path)
     assert found == {"rxe0:1": {"sent_pkts": 7}, "mlx5_0:1": {"port_xmit_data": 9}, "gone:1": {}}
+
+
+def test_a_port_is_down_only_when_it_says_so(tmp_path: Path) -> None:
+    for port, state in (("up", "4: ACTIVE\n"), ("ill", "1: DOWN\n")):
+        (tmp_path / port / "ports" / "1").mkdir(parents=True)
+        (tmp_path / port / "ports" / "1" / "state").write_text(state)
+    assert [is_down(f"{port}:1", tmp_path) for port in ("up", "ill", "gone")] == [False, True, False]

@@ -26,7 +26,7 @@ SPARE = ("0x1005\n", "0x1044\n")  # the machine's random number device
 
 def main(role: str, engine: str, ports: str, address: str, *peer: str) -> None:
     names = tuple(ports.split(","))
-    running = start(engine, Wires(names, (1,) * len(names), address))  # type: ignore[arg-type]
+    running = start(engine, Wires(names, (1,) * len(names), ("",) * len(names), address))  # type: ignore[arg-type]
     {"target": target, "writer": writer, "bar": bar}[role](running, *peer)
     sys.stdout.flush()
     os._exit(0)
