@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,10 @@ class Running:
         settings = [word for key in (*SMALL, "train.steps=100000") for word in ("--set", key)]
         argv = [sys.executable, "-m", "hetctl", "train", "--emulate", "h200:1,mi325x:1", "--run-dir", str(run)]
         self.run, pipe = run, subprocess.PIPE
-        self.process = subprocess.Popen([*argv, *settings, *more], cwd=ROOT, text=True, stdout=pipe, stderr=pipe)
+        heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # nohup, which tests may run under, is inherited
+        self.process = subprocess.Popen(
+            [*argv, *settings, *more], cwd=ROOT, text=True, stdout=pipe, stderr=pipe, preexec_fn=heard
+        )
 
     def await_steps(self, count: int) -> None:
         wait_for(lambda: self.steps() >= count)
