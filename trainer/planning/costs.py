@@ -81,9 +81,12 @@ class LayerCosts:
     numbers: Numbers = Numbers()
     profiles: Mapping[str, ClassProfile] = field(default_factory=dict)  # measured, by device class
 
-    def block(self, rates: Rates, samples: float, *, tensor: int = 1, mode: Mode = PLAIN) -> Seconds:
-        """One block. Backward is twice forward, plus what the mode computes again."""
-        plain = self._block(rates, samples, tensor)
+    def block(
+        self, rates: Rates, samples: float, *, tensor: int = 1, mode: Mode = PLAIN, plain: Seconds | None = None
+    ) -> Seconds:
+        """One block. Backward is twice forward, plus what the mode computes again; `plain` where it is known."""
+        if plain is None:
+            plain = self._block(rates, samples, tensor)
         if mode.activations:  # copied beside the computation, out and back
             copies = self.activation_bytes(samples, tensor=tensor) / rates.host_bytes_per_s
             return Seconds(max(plain.forward, copies), max(plain.backward, copies))
@@ -205,11 +208,23 @@ class LayerCosts:
         cut = (s.heads + 2 * s.kv_heads) * s.head_dim + (1 if s.family == "gpt" else 2) * s.intermediate
         return samples * self.seq_len * self.numbers.compute * (2 * s.hidden + cut / tensor)
 
-    def working_bytes(self, samples: float, *, tensor: int = 1, mode: Mode = PLAIN, last: bool, shards: int) -> float:
-        """What exists only for a moment: blocks computed again or on their way, logits, gathered weights."""
+    def working_bytes(
+        self,
+        samples: float,
+        *,
+        tensor: int = 1,
+        mode: Mode = PLAIN,
+        last: bool,
+        shards: int,
+        kept: float | None = None,
+    ) -> float:
+        """What exists only for a moment: blocks computed again or on their way, logits, gathered weights.
+
+        `kept` are the activation bytes of a block without any means, where they are known.
+        """
         tokens = samples * self.seq_len
         blocks = UNDER_WAY if mode.activations else int(mode.recompute != "none")
-        again = blocks * self.activation_bytes(samples, tensor=tensor)
+        again = blocks * (self.activation_bytes(samples, tensor=tensor) if kept is None else kept)
         logits = tokens * self.shape.vocab * (2 * 4 + self.numbers.compute) / tensor if last else 0.0
         if shards == 1:
             return max(again, logits)

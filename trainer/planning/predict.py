@@ -65,7 +65,7 @@ def pipeline_times(problem: Problem, pipeline: Pipeline) -> PipelineTimes:
                 c.backward.at(layers),
                 c.exposed(layers),
                 c.update.at(layers),
-                c.weights.at(layers),
+                layers * problem.costs.weight_gradients(use.site.rates, place.samples, tensor=use.site.tensor),
             )
         )
     bridged = tuple(a.pool.island != b.pool.island for a, b in pairwise(uses))

@@ -24,7 +24,7 @@ EVERYTHING: frozenset[Ability] = frozenset({"tensor", "shards", "recompute", "of
 EXECUTABLE = EVERYTHING  # what trainer.loop runs of it
 
 # (most devices, tolerance of the search and of each split)
-TOLERANCES = ((64, 0.0), (512, 0.0005), (2048, 0.001), (math.inf, 0.0025))
+TOLERANCES = ((64, 0.0), (512, 0.0005), (2048, 0.001), (math.inf, 0.005))
 MANY_KINDS = 0.002  # the least tolerance where more than three kinds of devices can be combined
 # what CPU processes of one machine cost is a guess: activations are the smallest traffic unless much says otherwise
 GUESSED = 2.0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mode, Seconds, usable_bytes
+from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mode, usable_bytes
 from hetctl.trainer.planning.partition import Floats, StageTable
 from hetctl.trainer.planning.pools import Rates
 
@@ -131,10 +130,9 @@ class Coefficients(NamedTuple):
     forward: Linear
     backward: Linear
     sums: Linear  # gradient sums, all of them
-    hidden: float  # of the sums, per layer, what backward hides
     update: Linear
     memory: Linear
-    weights: Linear  # of backward, seconds that weight gradients take
+    hidden: float  # of the sums, per layer, what backward hides
 
     def exposed(self, layers: float) -> float:
         """Gradient sums that the last micro-batch's backward does not hide."""
@@ -146,39 +144,65 @@ class Coefficients(NamedTuple):
 
 def coefficients(costs: LayerCosts, site: StageSite, place: StagePlace, choice: Choice, means: Means) -> Coefficients:
     """What a stage costs: compute, the collectives that compute cannot hide, state, activations, buffers."""
-    mode, shards = choice.mode, choice.shards
-    block = costs.block(site.rates, place.samples, tensor=site.tensor, mode=mode)
-    if shards > 1:
-        weights = costs.block_parameters_on(site.tensor)
-        gather = gather_seconds(site, shards, weights * costs.numbers.compute)
-        scatter = gather_seconds(site, shards, weights * costs.numbers.gradients)
-        block = Seconds(max(block.forward, gather), max(block.backward, gather + scatter))
-    extras = costs.embedding(site.rates, place.samples, tensor=site.tensor) if place.first else NOTHING
-    if place.last:
-        extras = extras + costs.head(site.rates, place.samples, tensor=site.tensor)
-    fixed = costs.stage_parameters(0, first=place.first, last=place.last) / site.tensor
-    each = costs.block_parameters_on(site.tensor)
-    sums = sync_seconds(costs, site, place, choice)
-    update = costs.update(site.rates, 1.0, offload=mode.offload) / shards
-    state = costs.state_bytes_per_parameter(shards=shards, offload=mode.offload)
-    held = place.held * costs.activation_bytes(place.samples, tensor=site.tensor, mode=mode)
-    buffers = (2 + place.held) * costs.boundary_bytes(place.samples)
-    working = costs.working_bytes(place.samples, tensor=site.tensor, mode=mode, last=place.last, shards=shards)
-    return Coefficients(
-        forward=Linear(extras.forward, block.forward),
-        backward=Linear(extras.backward, block.backward),
-        sums=Linear(fixed * sums, each * sums),
-        hidden=block.backward if means.overlap else 0.0,
-        update=Linear(fixed * update, each * update),
-        memory=Linear(fixed * state + buffers + working, each * state + held),
-        weights=Linear(0.0, costs.weight_gradients(site.rates, place.samples, tensor=site.tensor)),
-    )
+    return _Stage(costs, site, place, means).under(choice)
 
 
-def sync_seconds(costs: LayerCosts, site: StageSite, place: StagePlace, choice: Choice) -> float:
+class _Stage:
+    """What all choices of one stage have in common, worked out once: the search asks for a dozen of each."""
+
+    def __init__(self, costs: LayerCosts, site: StageSite, place: StagePlace, means: Means) -> None:
+        self.costs, self.site, self.place, self.means = costs, site, place, means
+        tensor = site.tensor
+        self.plain = costs.block(site.rates, place.samples, tensor=tensor)
+        extras = costs.embedding(site.rates, place.samples, tensor=tensor) if place.first else NOTHING
+        self.extras = extras + costs.head(site.rates, place.samples, tensor=tensor) if place.last else extras
+        self.fixed = costs.stage_parameters(0, first=place.first, last=place.last) / tensor
+        self.each = costs.block_parameters_on(tensor)
+        self.kept = costs.activation_bytes(place.samples, tensor=tensor)
+        self.buffers = (2 + place.held) * costs.boundary_bytes(place.samples)
+        self._sharded: dict[int, tuple[float, float, float]] = {}
+
+    def under(self, choice: Choice) -> Coefficients:
+        """The costs under one choice."""
+        row = self.row(choice)
+        forward, backward, sums, update, memory = (Linear(*p) for p in zip(row[::2], row[1::2], strict=True))
+        hidden = backward.each if self.means.overlap else 0.0
+        return Coefficients(forward, backward, sums, update, memory, hidden)
+
+    def row(self, choice: Choice) -> tuple[float, ...]:
+        """The costs under one choice as plain numbers: `fixed` and `each` of a Coefficients' lines, in their order."""
+        costs, site, place, mode, shards = self.costs, self.site, self.place, choice.mode, choice.shards
+        block = costs.block(site.rates, place.samples, tensor=site.tensor, mode=mode, plain=self.plain)
+        forward, backward = block.forward, block.backward
+        gather, scatter, sums = self._over(shards)
+        if shards > 1:
+            forward, backward = max(forward, gather), max(backward, gather + scatter)
+        update = costs.update(site.rates, 1.0, offload=mode.offload) / shards
+        state = costs.state_bytes_per_parameter(shards=shards, offload=mode.offload)
+        plain = mode.recompute == "none" and not mode.activations
+        held = self.kept if plain else costs.activation_bytes(place.samples, tensor=site.tensor, mode=mode)
+        working = costs.working_bytes(
+            place.samples, tensor=site.tensor, mode=mode, last=place.last, shards=shards, kept=self.kept
+        )
+        fixed, each = self.fixed, self.each
+        time = (self.extras.forward, forward, self.extras.backward, backward)
+        once = (fixed * sums, each * sums, fixed * update, each * update)
+        return (*time, *once, fixed * state + self.buffers + working, each * state + place.held * held)
+
+    def _over(self, shards: int) -> tuple[float, float, float]:
+        """Seconds to gather a block's weights, to scatter its gradients, and to sum those of a parameter."""
+        if shards not in self._sharded:
+            numbers, site = self.costs.numbers, self.site
+            gather = gather_seconds(site, shards, self.each * numbers.compute)
+            scatter = gather_seconds(site, shards, self.each * numbers.gradients)
+            self._sharded[shards] = gather, scatter, sync_seconds(self.costs, site, self.place, shards)
+        return self._sharded[shards]
+
+
+def sync_seconds(costs: LayerCosts, site: StageSite, place: StagePlace, shards: int) -> float:
     """Seconds per parameter, once a step: gradients summed over copies inside the stage, then with other replicas."""
     gradients = costs.numbers.gradients
-    seconds = 2 * gradients / choice.shards * gather_seconds(site, site.width // choice.shards, 1.0)
+    seconds = 2 * gradients / shards * gather_seconds(site, site.width // shards, 1.0)
     if place.sync is not None:
         # islands exchange shards: each rank carries its part of the stage's gradients
         part = gradients / site.width
@@ -202,38 +226,32 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, means: Me
     """Tables for 0..all layers. Rows that another row beats everywhere are left out."""
     usable = usable_bytes(site.rates)
     choices: list[Choice] = []
-    rows: list[Coefficients] = []
+    rows: list[tuple[float, ...]] = []
+    stage = _Stage(costs, site, place, means)
     for shards in dict.fromkeys(site.shards(s) for s in means.shardings):
         for mode in means.modes:
-            row = coefficients(costs, site, place, Choice(mode, shards), means)
-            if row.memory.at(1) <= usable:
-                choices.append(Choice(mode, shards))
+            choice = Choice(mode, shards)
+            row = stage.row(choice)
+            fixed, each = row[-2:]  # bytes
+            if fixed + each <= usable:
+                choices.append(choice)
                 rows.append(row)
-            if mode == PLAIN and row.memory.at(costs.shape.layers) <= usable:
+            if mode == PLAIN and fixed + each * costs.shape.layers <= usable:
                 break  # nothing is faster than to save no memory
     layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
     if not rows:
         nothing = np.full((1, len(layers)), np.inf)
         return StageCosts(StageTable(nothing, nothing, place.ratio, place.wait_s), nothing, (Choice(MODES[0], 1),))
-    memory = _lines([r.memory for r in rows], layers)
+    numbers = np.array(rows).T  # of all choices: fixed and each of forward, backward, sums, update, memory
+    forward, backward, sums, update, memory = numbers[::2, :, None] + numbers[1::2, :, None] * layers
     fits = memory <= usable
-    beat = np.where(
-        fits, _lines([r.forward for r in rows], layers) + _lines([r.backward for r in rows], layers), np.inf
-    )
-    sums = _lines([r.sums for r in rows], layers)
     if means.overlap:
-        hidden = np.array([[r.hidden] for r in rows]) * layers
-        sums = np.maximum(sums / np.maximum(layers, 1), sums - hidden)
-    end = np.where(fits, sums + _lines([r.update for r in rows], layers), np.inf)
+        sums = np.maximum(sums / np.maximum(layers, 1), sums - numbers[3][:, None] * layers)
+    beat = np.where(fits, forward + backward, np.inf)
+    end = np.where(fits, sums + update, np.inf)
     kept = _undominated(beat, end)
     table = StageTable(beat[kept], end[kept], place.ratio, place.wait_s)
     return StageCosts(table, memory[kept], tuple(choices[i] for i in kept))
-
-
-def _lines(lines: Sequence[Linear], layers: Floats) -> Floats:
-    """[lines, layers] values of linear costs."""
-    both = np.array([(line.fixed, line.each) for line in lines])
-    return np.asarray(both[:, :1] + both[:, 1:] * layers)
 
 
 def _undominated(beat: Floats, end: Floats) -> list[int]:
