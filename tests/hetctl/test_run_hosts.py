@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +230,8 @@ def test_detached_runs_are_listed_followed_and_stopped(rig: netns.Rig, mine: Pat
     assert "[2] UP" in hetctl(rig, mine, "logs", "away").stdout
     argv, env = command("logs", "-f", "away"), environment(rig)
     follower = subprocess.Popen(argv, cwd=mine, env=env, text=True, stdout=subprocess.PIPE)
-    left = subprocess.Popen(argv, cwd=mine, env=env, text=True, stdout=subprocess.PIPE)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # shells start what is behind `&` deaf
+    left = subprocess.Popen(argv, cwd=mine, env=env, text=True, stdout=subprocess.PIPE, preexec_fn=heard)
     assert left.stdout is not None
     assert "UP" in left.stdout.readline()
     left.send_signal(signal.SIGINT)
