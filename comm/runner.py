@@ -8,10 +8,12 @@ program's, whatever the threads' timing (second halves have a communicator of th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,9 +42,14 @@ class Job:
     def device(self) -> torch.device:
         return self.touched[0].device if self.touched else torch.device("cpu")
 
+    @cached_property
+    def extents(self) -> list[tuple[int, int]]:
+        """The memory it touches: every job behind it asks, so it is worked out once."""
+        return [_extent(tensor) for tensor in self.touched]
+
     def meets(self, other: Job) -> bool:
         """Whether the two touch common memory."""
-        return any(a < d and c < b for a, b in map(_extent, self.touched) for c, d in map(_extent, other.touched))
+        return any(a < d and c < b for a, b in self.extents for c, d in other.extents)
 
 
 class Runner:
@@ -129,8 +136,10 @@ class Runner:
         return warm
 
     def _meets_open(self, job: Job) -> bool:
+        """Whether it touches memory of one before it that has not ended."""
         with self._state:
-            return any(job.meets(other) for other in self._open.values() if other.parted and other is not job)
+            before = list(itertools.takewhile(lambda other: other is not job, self._open.values()))
+        return any(job.meets(other) for other in before if other.parted)
 
     def _await_parts(self, most: int) -> None:
         """Wait until at most so many parts are on their way."""

@@ -19,9 +19,7 @@ from hetctl.comm.engines.pairing import pairs
 from hetctl.comm.errors import reason_of
 
 POLL_SECONDS = 50e-6  # between questions about a transfer that is under way
-STALL_SECONDS = (
-    120.0  # a slot, alone in front, that takes longer is not coming: ports have been seen to repeat for ever
-)
+STALL_SECONDS = 120.0  # a slot, alone in front, that takes longer is not coming: ports were seen to repeat for ever
 
 Lose = Callable[[str, str], None]  # port, why
 

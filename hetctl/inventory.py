@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hetctl.comm.access import Access
+from hetctl.comm.cluster import Cluster
 from hetctl.comm.errors import ConfigError, nearest
 from hetctl.comm.files import read_text
 from hetctl.comm.units import MiB
@@ -28,6 +29,11 @@ class Entry:
     data_address: str | None = None
     slots: int | None = None  # a hostfile's count of devices
     group: str | None = None
+
+
+def entries_of(cluster: Cluster) -> tuple[Entry, ...]:
+    """The hosts of a cluster that can be entered."""
+    return tuple(Entry(h.name, h.access, h.data_address) for h in cluster.hosts if h.access is not None)
 
 
 @dataclass(frozen=True)

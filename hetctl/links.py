@@ -18,7 +18,7 @@ from hetctl.comm.errors import ConfigError, HetctlError
 from hetctl.comm.units import show_rate
 from hetctl.console import Sink
 from hetctl.discover import enter, ssh_files
-from hetctl.inventory import Entry
+from hetctl.inventory import Entry, entries_of
 from hetctl.launcher.deadline import Deadline
 from hetctl.launcher.fanout import fan_out
 from hetctl.launcher.lines import converse
@@ -93,7 +93,7 @@ def measure_aloud(cluster: Cluster, entries: Sequence[Entry], *, timeout_s: floa
 def measure_file(path: Path, *, timeout_s: float, sink: Sink) -> Cluster:
     """A cluster file with the links between its hosts measured now. Raises ConfigError where it has no hosts to ask."""
     cluster = load_cluster(path)
-    entries = [Entry(host.name, host.access) for host in cluster.hosts if host.access is not None]
+    entries = entries_of(cluster)
     if len(entries) < 2:
         raise ConfigError(f"{path} names fewer than two hosts that can be reached", hint="make it by hetctl discover")
     return measure_aloud(cluster, entries, timeout_s=timeout_s, sink=sink)

@@ -41,20 +41,16 @@ def _read(path: Path) -> Any:
 
 def _so_far(folder: RunFolder, plan: Plan, *, running: bool) -> dict[str, Any]:
     """What the metrics tell of a run without a summary; what only its end could tell is absent."""
-    metrics = folder.read_metrics()
-    seconds = sum(m["step_time_s"] for m in metrics)
-    tokens = sum(m["tokens"] for m in metrics)
+    reached = folder.progress()
+    seconds = sum(m["step_time_s"] for m in folder.read_metrics())
     return {
         "run": folder.name,
         "status": "running" if running else "ended without a summary",
         "model": plan.model,
         "parameters": None,
         "steps_planned": load_recipe(folder.recipe).train.steps if folder.recipe.is_file() else None,
-        "steps": metrics[-1]["step"] if metrics else 0,
-        "first_loss": metrics[0]["loss"] if metrics else None,
-        "last_loss": metrics[-1]["loss"] if metrics else None,
-        "tokens": tokens,
-        "tokens_per_s": tokens / seconds if seconds else None,
+        **reached,
+        "tokens_per_s": reached["tokens"] / seconds if seconds else None,
         "islands": describe_islands(plan),
         "emulated": None,
         "wall_s": None,

@@ -376,7 +376,6 @@ def _summary(
     *,
     wall_s: float,
 ) -> dict[str, Any]:
-    metrics = folder.read_metrics()
     hosts = [r.host for r in prepared.plan.ranks]
     failure = None if outcome.interrupted else record_failure(folder, outcome, hosts, sites)
     told = found.keys() - {BRIDGES}
@@ -390,10 +389,7 @@ def _summary(
         "model": prepared.plan.model,
         "parameters": prepared.shape.parameters,
         "steps_planned": prepared.recipe.train.steps,
-        "steps": metrics[-1]["step"] if metrics else 0,
-        "first_loss": metrics[0]["loss"] if metrics else None,
-        "last_loss": metrics[-1]["loss"] if metrics else None,
-        "tokens": sum(m["tokens"] for m in metrics),
+        **folder.progress(),
         **found,
         "bubble_share": shares.get("bubble"),
         "bridge_share": shares.get("bridge"),

@@ -114,6 +114,16 @@ class RunFolder:
         lines = self.metrics.read_text(encoding="utf-8", errors="replace").split("\n")
         return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is being written, or was cut
 
+    def progress(self) -> dict[str, Any]:
+        """How far its metrics say it came, and with what losses; None where there is no step yet."""
+        metrics = self.read_metrics()
+        return {
+            "steps": metrics[-1]["step"] if metrics else 0,
+            "first_loss": metrics[0]["loss"] if metrics else None,
+            "last_loss": metrics[-1]["loss"] if metrics else None,
+            "tokens": sum(m["tokens"] for m in metrics),
+        }
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self.summary, summary)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -9,11 +11,12 @@ from pathlib import Path
 
 from hetctl.comm.cluster import Cluster, Link, load_cluster, save_cluster
 from hetctl.comm.facts import HostFacts
+from hetctl.comm.files import write_json
 from hetctl.comm.values import decode, encode
 from hetctl.console import Sink
 from hetctl.discover import Answer, discover
 from hetctl.fabric import build
-from hetctl.inventory import Entry, this_machine
+from hetctl.inventory import Entry, entries_of, this_machine
 from hetctl.launcher.environment import device_type
 from hetctl.probe import Options
 from hetctl.thismachine import this_machine as devices_here
@@ -74,7 +77,7 @@ def find_ground(cluster_file: Path | None, emulate: str | None, *, quick: bool, 
         sink.warn("using ./cluster.yaml")
         cluster_file = HERE
     cluster = load_cluster(cluster_file) if cluster_file else None
-    entries = (_entries(cluster) if cluster else ()) or this_machine().entries  # an emulation stands on this machine
+    entries = (entries_of(cluster) if cluster else ()) or this_machine().entries  # an emulation stands on this machine
     sink.say(f"asking {len(entries)} host{'s' * (len(entries) > 1)} what they are")
     answers = discover(entries, timeout_s=min(60.0, timeout_s), options=lambda e: about(e, timeout_s))
     cluster = cluster or (find_running_cluster(None, emulate, sink=sink) if emulate else _this_cluster(answers, sink))
@@ -87,22 +90,16 @@ def find_ground(cluster_file: Path | None, emulate: str | None, *, quick: bool, 
 
 def about(entry: Entry, timeout_s: float) -> Options:
     """What the probe is asked, the vendors' second tools included."""
-    from sys import executable
-
-    pythons = (executable,) if entry.access.local else ()
+    pythons = (sys.executable,) if entry.access.local else ()
     return Options(interpreters=pythons, environment=tuple(entry.access.env), thorough=True, opinions=True)
 
 
 def save_ground(path: Path, ground: Ground) -> None:
-    from hetctl.comm.files import write_json
-
     write_json(path, encode(ground))
 
 
 def load_ground(path: Path) -> Ground:
     """A ground from its file. Raises ConfigError."""
-    import json
-
     return decode(Ground, json.loads(path.read_text(encoding="utf-8")), where=path.name)
 
 
@@ -111,10 +108,6 @@ def saved(cluster: Cluster, folder: Path) -> Path:
     path = folder / "cluster.yaml"
     save_cluster(path, cluster)
     return path
-
-
-def _entries(cluster: Cluster) -> tuple[Entry, ...]:
-    return tuple(Entry(h.name, h.access, h.data_address) for h in cluster.hosts if h.access is not None)
 
 
 def _this_cluster(answers: list[Answer], sink: Sink) -> Cluster:

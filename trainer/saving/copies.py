@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ class Copier:
         Every rank calls it, from a thread of its own. Each source has a thread: one slow sender holds up no other.
         """
         with ThreadPoolExecutor(1 + len(self._sources), thread_name_prefix="copies") as threads:
-            calls: list[Callable[[], None]] = [lambda: self._send(folder, names)]
-            calls += [lambda source=source: self._receive(folder, source) for source in self._sources]  # type: ignore[misc]
-            for done in [threads.submit(call) for call in calls]:
-                done.result()
+            under_way = [threads.submit(self._send, folder, names)]
+            under_way += [threads.submit(self._receive, folder, source) for source in self._sources]
+            for one in under_way:
+                one.result()
 
     def _send(self, folder: Path, names: Sequence[str]) -> None:
         listed = torch.frombuffer(bytearray(json.dumps(list(names)).encode()), dtype=torch.uint8)
