@@ -10,10 +10,8 @@ from typing import Any
 
 from hetctl.comm.c10d import Store
 from hetctl.comm.cluster import TransportKind
-from hetctl.comm.engines.base import EngineName
+from hetctl.comm.engines.base import PEER_COPY, EngineName
 from hetctl.comm.errors import ConfigError
-
-PEER_COPY = "same-host peer copy"  # what `direct` is between two devices of one host: no RDMA
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import torch
 
 from hetctl.comm.bridge import Bridge, LaneKey
 from hetctl.comm.control import Control, accept, offer
+from hetctl.comm.devicememory import allocate
 from hetctl.comm.engines.base import Memory, Rail, Region
 from hetctl.comm.engines.shared import Use
 from hetctl.comm.failover import Position, say
@@ -34,7 +35,7 @@ from hetctl.comm.units import KiB, MiB
 from hetctl.comm.window import OneWay, Posted
 
 HOST_FLOW = Flow(4 * MiB, window=8)
-DEVICE_FLOW = Flow(8 * MiB, window=8)
+DEVICE_FLOW = Flow(32 * MiB, window=4)  # a chunk costs Python time, in which a peer copy moves a dozen MiB
 _TRAILER_ROOM = 4 * KiB  # a page
 
 Initiator = Literal["sender", "receiver", "lower"]  # who moves the bytes; `lower` is the lower rank, both ways
@@ -44,7 +45,7 @@ Initiator = Literal["sender", "receiver", "lower"]  # who moves the bytes; `lowe
 class Way:
     """How a direct transport goes: over which engine, with which memory, called what."""
 
-    label: str  # rdma, direct or what `choice.PEER_COPY` says
+    label: str  # rdma, direct or what `engines.base.PEER_COPY` says
     on_device: bool
     initiator: Initiator = "sender"
     introduce: bool = False  # the lower rank makes the first contact, because the engine breaks when both do at once
@@ -122,11 +123,7 @@ class Ring:
         self.slot_bytes = flow.chunk_bytes + _TRAILER_ROOM
         size = self.slot_bytes * flow.window
         self._map = None if on_device else mmap.mmap(-1, size)
-        self.memory = (
-            torch.empty(size, dtype=torch.uint8, device=device)
-            if self._map is None
-            else torch.frombuffer(self._map, dtype=torch.uint8)
-        )
+        self.memory = allocate(size, device) if self._map is None else torch.frombuffer(self._map, dtype=torch.uint8)
         self._pinned = False
         number = (device.index if device.index is not None else torch.cuda.current_device()) if on_device else None
         self.regions: list[Region] = []

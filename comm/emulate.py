@@ -79,6 +79,13 @@ def parse_spec(text: str, classes: Mapping[str, ClassRow]) -> tuple[SpecIsland, 
     return tuple(islands)
 
 
+def _peer_copy(native: NativeName) -> tuple[bool, str]:
+    """Whether `direct` may be asked for between labels of one machine, and what it is there. Never taken unasked."""
+    if native == "gloo":
+        return False, "there is no device here whose memory could be registered"
+    return True, "no RDMA: the driver's peer copy between devices of one host and one vendor, over an engine"
+
+
 def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
     """This machine's devices, labelled in order as the SPEC's islands. No native group crosses a label."""
     wanted = sum(island.count for island in spec)
@@ -102,7 +109,7 @@ def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
         Transport("shm", True, "both islands are on this machine: memory that both processes map"),
         Transport("tcp", True, "loopback TCP on this machine: what a network would see"),
         Transport("rdma", False, "emulated islands have no RDMA NIC between them"),
-        Transport("direct", False, "a copy between devices of one host is no RDMA, and exists only inside a vendor"),
+        Transport("direct", *_peer_copy(machine.native)),
     )
     links = tuple(Link((a.name, b.name), ways) for a, b in combinations(islands, 2))
     network = Network("host", "host", (host.name,), "one machine")

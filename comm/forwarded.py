@@ -7,6 +7,7 @@ travels is the affair of a lane's port: over gloo rails, or in memory that both 
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from hetctl.comm.window import Chunk, Port, Window
 from hetctl.comm.work import BridgeError, reason_of
 
 COPIES_AHEAD = 2  # copies that stay in flight while the window is full: one at a time would idle the copy engine
+PYTHONS_SWITCH_SECONDS, SWITCH_SECONDS = 0.005, 0.0005  # after which a waiting thread is let in, by default and here
 IDLE_SECONDS = 5.0  # an unused lane's thread ends; the next message starts another
 
 
@@ -50,6 +52,7 @@ class ForwardedLane:
         self._operation = 0  # messages whose chunks have all been begun
         self._todo: deque[tuple[Message, int, int, int, bool]] = deque()  # first, past, number, last
         self._window: Window | None = None
+        _switch_sooner()
 
     def put(self, message: Message) -> None:
         with self._lock:
@@ -144,6 +147,15 @@ class ForwardedLane:
         return chunk
 
 
+def _switch_sooner() -> None:
+    """Let lanes in while the program computes in Python: their turns are short, and what waits for one is a chunk.
+
+    (DDP over islands 2+2, tcp: 1.74 of native's step instead of 1.91.) What a program has chosen for itself stays.
+    """
+    if sys.getswitchinterval() == PYTHONS_SWITCH_SECONDS:
+        sys.setswitchinterval(SWITCH_SECONDS)
+
+
 class SendLane(ForwardedLane):
     verb = "sending to"
 
@@ -170,6 +182,8 @@ class SendLane(ForwardedLane):
     def _copy(self, chunk: Chunk) -> None:
         message = chunk.message
         ready = None if chunk.first else message.ready
+        if self._seals_early(chunk):
+            self._seal(chunk)
         chunk.copied = self._engine.out(message.octets[chunk.first : chunk.past], chunk.slot, ready)
         self._copying.append(chunk)
         if not chunk.last:
@@ -185,11 +199,18 @@ class SendLane(ForwardedLane):
         chunk = self._copying.popleft()
         assert chunk.copied is not None
         chunk.copied.wait()
-        verify = self._bridge.verify
-        operation, number = chunk.position
-        seal(chunk.slot, operation=operation, chunk=number, length=chunk.length, checked=verify)
+        if not self._seals_early(chunk):
+            self._seal(chunk)
         self.window.post(chunk)
         METER.add(chunk.length)
+
+    def _seals_early(self, chunk: Chunk) -> bool:
+        """In device memory the trailer goes with the copy of its chunk; a checksum has to wait for that."""
+        return chunk.slot.is_cuda and not self._bridge.verify
+
+    def _seal(self, chunk: Chunk) -> None:
+        operation, number = chunk.position
+        seal(chunk.slot, operation=operation, chunk=number, length=chunk.length, checked=self._bridge.verify)
 
     def _finish(self) -> None:
         chunk = self.window.finish()

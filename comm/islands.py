@@ -120,7 +120,14 @@ def make_island(store: Store, backend: str, *, place: int, size: int, timeout: t
         return Native(None, size=size)
     names = ("group", "second") if backend == "gloo" else ("group", "second", "upward", "downward")
     made = {
-        name: make_native(PrefixStore(f"{name}/", store), backend, place=place, size=size, timeout=timeout)
+        name: make_native(
+            PrefixStore(f"{name}/", store),
+            backend,
+            place=place,
+            size=size,
+            timeout=timeout,
+            ahead=name in names[:2],
+        )
         for name in names
     }
     return Native(made.pop("group"), size=size, **made)
@@ -135,13 +142,16 @@ def break_native(native: Native) -> None:
             group.abort()
 
 
-def make_native(store: Store, backend: str, *, place: int, size: int, timeout: timedelta) -> Any:
-    """The native group of an island, by its torch name; members only, all of them at once."""
+def make_native(store: Store, backend: str, *, place: int, size: int, timeout: timedelta, ahead: bool = False) -> Any:
+    """The native group of an island, by its torch name; members only, all of them at once.
+
+    `ahead`: its kernels go before the program's, because other islands wait for what they give.
+    """
     if backend == "gloo":
         options = Gloo._Options()
         options._timeout = timeout
         options._devices = [main_device()]
         return Gloo(store, place, size, options)
-    nccl = dist.ProcessGroupNCCL.Options()
+    nccl = dist.ProcessGroupNCCL.Options(is_high_priority_stream=ahead)
     nccl._timeout = timeout
     return dist.ProcessGroupNCCL(store, place, size, nccl)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from hetctl.comm.queued import Queued
+from hetctl.comm.staging import side_stream
 from hetctl.comm.work import HetWork, NativeFailed, ended_by
 
 PARTS_AHEAD = 8  # handed over and not yet ended: bounds the memory of what is on its way
@@ -211,7 +212,7 @@ class Runner:
 
     def _side(self, device: torch.device, *, second: bool) -> Any:
         if (device, second) not in self._streams:
-            self._streams[device, second] = torch.cuda.Stream(device)
+            self._streams[device, second] = side_stream(device)
         return self._streams[device, second]
 
     def fail(self, error: BaseException) -> None:

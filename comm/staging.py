@@ -30,13 +30,17 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> None:
-    """Write the trailer behind `length` payload bytes of `slot`, on the host or on a device."""
+    """Write the trailer behind `length` payload bytes of `slot`, on the host or on a device.
+
+    On a device it is there behind the current stream; with a checksum, which the host works out, when this returns.
+    """
     checksum = _checksum(slot[:length]) if checked else 0
-    trailer = _TRAILER.pack(operation, chunk, checksum, length)
-    _on_side(
-        slot,
-        lambda: slot[length : length + TRAILER_BYTES].copy_(torch.frombuffer(bytearray(trailer), dtype=torch.uint8)),
-    )
+    trailer = torch.frombuffer(bytearray(_TRAILER.pack(operation, chunk, checksum, length)), dtype=torch.uint8)
+    place = slot[length : length + TRAILER_BYTES]
+    if checked:
+        _on_side(slot, lambda: place.copy_(trailer))
+    else:
+        place.copy_(trailer, non_blocking=True)  # of pageable memory: the driver has taken it when this returns
 
 
 def unseal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> torch.Tensor:
@@ -74,7 +78,13 @@ def _on_side(data: torch.Tensor, call: Callable[[], torch.Tensor]) -> torch.Tens
 
 @functools.cache
 def _side_stream(device: torch.device) -> Any:
-    return torch.cuda.Stream(device)
+    return side_stream(device)
+
+
+def side_stream(device: torch.device) -> Any:
+    """A new stream for the bridge's own kernels: each is short and the next stage waits for it, so that they may not
+    queue behind the program's products, which fill the device."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 class Copied:
@@ -152,8 +162,7 @@ class StreamEngine:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._down = torch.cuda.Stream(device)
-        self._up = torch.cuda.Stream(device)
+        self._down, self._up = side_stream(device), side_stream(device)
         self._lock = threading.Lock()
         self._free: dict[int, list[torch.Tensor]] = {}
         self._busy: list[tuple[Any, torch.Tensor]] = []

@@ -13,10 +13,10 @@ import torch
 
 from hetctl.comm.bridge import LaneKey, Transport
 from hetctl.comm.c10d import Store
-from hetctl.comm.choice import PEER_COPY, Ability, Choice, ability_of, choose, publish
+from hetctl.comm.choice import Ability, Choice, ability_of, choose, publish
 from hetctl.comm.cluster import TransportKind
 from hetctl.comm.direct import DirectTransport, Initiator, Way
-from hetctl.comm.engines.base import EngineName
+from hetctl.comm.engines.base import PEER_COPY, EngineName
 from hetctl.comm.engines.probe import Tried, ability
 from hetctl.comm.engines.shared import ENGINE_VARIABLE, ENGINES, use, wires_here
 from hetctl.comm.errors import ConfigError

@@ -12,6 +12,8 @@ from rich.table import Table
 
 from hetctl.benching import Program, run_ranks, speak_alike
 from hetctl.comm.cluster import Cluster, TransportKind
+from hetctl.comm.engines.base import PEER_COPY
+from hetctl.comm.engines.shared import ENGINES, installed
 from hetctl.comm.errors import ConfigError, WorkFailed
 from hetctl.comm.placement import CARRIERS, LOCAL
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
@@ -82,6 +84,8 @@ def _measured(
     def on_event(event: Event) -> None:
         if event["event"] == "way":
             found["ways"][event["name"]] = event["figures"]
+            if event["name"] == "direct" and cluster.runs is not None:
+                event["figures"]["label"] = PEER_COPY
             right = event["figures"]["exact"]
             proved = "NOT exact" if right["wrong"] else f"{right['sums']} sums and {right['messages']} messages exact"
             sink.say(f"{event['name']}: {proved}, measured up to {show_bytes(task['max_bytes'])}")
@@ -106,9 +110,11 @@ def _transports(cluster: Cluster, asked: str | None) -> list[TransportKind]:
     Raises ConfigError where the one asked for is impossible as far as facts tell.
     """
     pairs = list(combinations((i.name for i in cluster.islands), 2))
-    known: Sequence[TransportKind] = LOCAL if cluster.runs is not None else CARRIERS
+    known: Sequence[TransportKind] = LOCAL if cluster.runs == "gloo" else CARRIERS
     if asked is None:
-        usable: list[TransportKind] = [t for t in LOCAL if not any(_lacking(cluster, pair, t) for pair in pairs)]
+        # a machine's own devices can be tried with each other, where its Python has an engine
+        tried = [*LOCAL, "direct"] if cluster.runs is not None and any(map(installed, ENGINES)) else LOCAL
+        usable: list[TransportKind] = [t for t in tried if not any(_lacking(cluster, pair, t) for pair in pairs)]
         if not usable:
             raise ConfigError("no transport without an engine joins all these islands", hint="--bridge rdma")
         return usable
@@ -138,7 +144,7 @@ def raise_unless_exact(found: Mapping[str, Any]) -> None:
 
 def bridge_table(found: Mapping[str, Any]) -> Table:
     """One row a size, one column a way for messages and for all-reduces; then latency, costs and raw ceilings."""
-    ways = found["ways"]
+    ways = _named(found["ways"])
     table = Table("bytes", *(f"message, {n}" for n in ways), *(f"all-reduce, {n}" for n in ways))
     for size in next(iter(ways.values()))["message_bytes_per_s"]:
         cells = [show_rate(w[what][size]) for what in _RATES for w in ways.values()]
@@ -149,12 +155,17 @@ def bridge_table(found: Mapping[str, Any]) -> Table:
 def cost_table(found: Mapping[str, Any]) -> Table:
     """Latency and what 10^9 bytes cost, one row a way; raw ceilings below."""
     table = Table("way", "1 KiB p50", "1 KiB p99", "CPU s per GB", "host memory touched per GB", "held")
-    for name, w in found["ways"].items():
+    for name, w in _named(found["ways"]).items():
         microseconds = [f"{w['latency_s'][q] * 1e6:.0f} us" for q in ("p50", "p99")]
         table.add_row(name, *microseconds, f"{w['cpu_s_per_gb']:.2f}", *(show_bytes(w[key]) for key in _MEMORY))
     for name, rate in found["raw_bytes_per_s"].items():
         table.add_row(f"raw: {name}", show_rate(rate), "", "", "", "")
     return table
+
+
+def _named(ways: Mapping[str, Any]) -> dict[str, Any]:
+    """By what people call them: `direct` says whether it was RDMA at all."""
+    return {w.get("label", name): w for name, w in ways.items()}
 
 
 def profiles_of(found: Mapping[str, Any]) -> list[BridgeProfile]:

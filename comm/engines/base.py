@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 from hetctl.comm.errors import BridgeError
 
 EngineName = Literal["nixl", "mooncake"]
+PEER_COPY = "same-host peer copy"  # what `direct` is between two devices of one host: no RDMA
 
 
 class CannotRegister(BridgeError):

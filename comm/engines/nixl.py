@@ -14,6 +14,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,27 @@ from hetctl.comm.engines.base import CannotRegister, EngineFailed, EngineName, E
 from hetctl.comm.engines.shadow import use_the_systems_verbs
 from hetctl.comm.errors import reason_of
 
+_MOST_IDLE = 256
 _SEGMENT = "512k"  # UCX's TCP default carried GPU buffers at 0.5 GB/s, this one at 3.6
+
+
+@dataclass(frozen=True)
+class _Move:
+    """Where bytes go from and to: a transfer that is over may start again for the same ones."""
+
+    what: str
+    peer: str
+    kind: str
+    number: int
+    region: int  # the address it was registered by
+    offset: int
+    remote: int
+    nbytes: int
+
+
+def _release(held: Any) -> None:
+    with contextlib.suppress(Exception):  # it may be in any state; there is nothing else to do with it
+        held.release()
 
 
 class NixlEngine:
@@ -47,7 +68,8 @@ class NixlEngine:
             raise EngineFailed(f"NIXL does not start: {reason_of(error)}") from None
         self._lock = threading.RLock()  # an agent is not safe across threads
         self._registered: dict[int, Any] = {}  # by address
-        self._open: dict[int, Any] = {}  # the library's handles by our own: they must go before the agent
+        self._open: dict[int, tuple[_Move, Any]] = {}  # the library's handles by our own: they must go before the agent
+        self._idle: dict[_Move, Any] = {}  # of transfers that are over: making one costs more than starting it again
         self._numbers = itertools.count(1)
         self._written = self._read = 0
         self._closed, self._said = False, ""
@@ -72,6 +94,8 @@ class NixlEngine:
     def deregister(self, region: Region) -> None:
         with self._lock:
             held = self._registered.pop(region.memory.address, None)
+            for move in [m for m in self._idle if m.region == region.memory.address]:
+                _release(self._idle.pop(move))
             if held is not None:
                 self._agent.deregister_memory(held)
 
@@ -95,29 +119,34 @@ class NixlEngine:
 
     def _post(self, what: str, peer: Any, region: Region, offset: int, remote: int, nbytes: int) -> Any:
         name, kind, number = peer
-        memory = region.memory
-        mine = (memory.address + offset, nbytes, memory.device or 0)
+        move = _Move(what, name, kind, number, region.memory.address, offset, remote, nbytes)
         with self._lock:
             if self._closed:
                 raise EngineFailed("NIXL was closed")
             try:
-                own = self._agent.get_xfer_descs([mine], "DRAM" if memory.device is None else "VRAM")
-                theirs = self._agent.get_xfer_descs([(remote, nbytes, number)], kind)
-                handle = self._agent.initialize_xfer(what, own, theirs, name)
+                handle = self._idle.pop(move, None) or self._made(move, region)
                 if self._agent.transfer(handle) == "ERR":
                     raise RuntimeError("it reported an error")
             except Exception as error:
                 raise EngineFailed(f"NIXL does not start a transfer: {reason_of(error)}") from None
             number = next(self._numbers)
-            self._open[number] = handle
+            self._open[number] = (move, handle)
         return number
+
+    def _made(self, move: _Move, region: Region) -> Any:
+        """A transfer to start, as often as it has ended."""
+        memory = region.memory
+        mine = (memory.address + move.offset, move.nbytes, memory.device or 0)
+        own = self._agent.get_xfer_descs([mine], "DRAM" if memory.device is None else "VRAM")
+        theirs = self._agent.get_xfer_descs([(move.remote, move.nbytes, move.number)], move.kind)
+        return self._agent.initialize_xfer(move.what, own, theirs, move.peer)
 
     def poll(self, handle: Any) -> bool:
         with self._lock:
             if handle not in self._open:
                 raise EngineFailed("NIXL was closed")
             try:
-                state = self._agent.check_xfer_state(self._open[handle])
+                state = self._agent.check_xfer_state(self._open[handle][1])
             except Exception as error:
                 raise EngineFailed(f"a transfer of NIXL failed: {reason_of(error)}") from None
         if state == "ERR":
@@ -127,10 +156,19 @@ class NixlEngine:
     def drop(self, handles: Sequence[Any]) -> None:
         with self._lock:
             for handle in handles:
-                held = self._open.pop(handle, None)
-                if held is not None:
-                    with contextlib.suppress(Exception):  # it may be in any state; there is nothing else to do with it
-                        held.release()
+                move, held = self._open.pop(handle, (None, None))
+                if move is None:
+                    continue
+                if len(self._idle) < _MOST_IDLE and move not in self._idle and self._is_over(held):
+                    self._idle[move] = held
+                else:
+                    _release(held)
+
+    def _is_over(self, held: Any) -> bool:
+        try:
+            return bool(self._agent.check_xfer_state(held) == "DONE")
+        except Exception:  # it may be in any state
+            return False
 
     def evidence(self) -> Evidence:
         """UCX's own account of the protocols it used (UCX_PROTO_INFO=used), which it writes when it is closed."""
@@ -142,7 +180,9 @@ class NixlEngine:
         with self._lock:
             if self._closed:
                 return
-            self.drop(list(self._open))
+            for held in [*(held for _, held in self._open.values()), *self._idle.values()]:
+                _release(held)
+            self._open, self._idle = {}, {}
             self._closed = True
             for held in self._registered.values():
                 with contextlib.suppress(Exception):  # all of them are tried

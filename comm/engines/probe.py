@@ -131,8 +131,10 @@ def _host(engine: Engine) -> str:
 def _device(engine: Engine, device: int) -> str:
     import torch
 
+    from hetctl.comm.devicememory import allocate
+
     torch.cuda.set_device(device)
-    held = torch.zeros(2 * _BYTES, dtype=torch.uint8, device="cuda")
+    held = allocate(2 * _BYTES, torch.device("cuda", device)).zero_()
     held[:_BYTES] = 0x5A
     torch.cuda.synchronize()
     _to_itself(engine, Memory(held.data_ptr(), 2 * _BYTES, device))

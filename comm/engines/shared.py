@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
+import warnings
 from typing import Any
 
 from hetctl.comm.addresses import own_address
@@ -114,7 +115,12 @@ class _Held:
         if last:
             for rail in self.rails:
                 rail.engine.close()
-            Reporter(active=True).emit("bridge", **self._account())
+            account = self._account()
+            if account["buffered_by_engine"]:
+                ways, how = ", ".join(account["ways"]), ", ".join(account["transports"])
+                said = f"{self.name} carried the bridge ({ways}) through buffers in host memory: {how}"
+                warnings.warn(said, stacklevel=2)
+            Reporter(active=True).emit("bridge", **account)
 
     def _account(self) -> dict[str, Any]:
         found = [rail.engine.evidence() for rail in self.rails]
@@ -127,7 +133,7 @@ class _Held:
             "engine": self.name,
             "ways": sorted(self._ways),
             "sent_bytes": self._sent,
-            "staged_bytes": sum(self._staged),
+            "staged_bytes": self._sent if any(buffered) else sum(self._staged),
             "buffered_by_engine": any(buffered) if buffered else None,
             "transports": [way for one in found for way in one.transports],
             "rails": {

@@ -65,7 +65,9 @@ def measure(
             shell = enter(entry.access, deadline, book=book)
             try:
                 visible = _only_its_own(entry, ward)
-                request = {"program": program, "deadline_s": seconds, "environment": visible}
+                # as ranks run: with the inventory's `env`
+                settings = {**entry.access.env, **visible}
+                request = {"program": program, "deadline_s": seconds, "environment": settings}
                 dialogue = converse(shell, path, _program(), request, deadline=deadline)
                 try:
                     return _numbered(dialogue.receive(deadline=deadline), ward, entry, chosen=bool(visible))

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm import measure
+from hetctl.comm.devicememory import allocate
 from hetctl.comm.meter import METER
 from hetctl.comm.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
 from hetctl.comm.reporter import VARIABLE as EVENTS_VARIABLE
@@ -85,7 +86,7 @@ def raw(rank: int, folder: Path, engine: str, verify: bool) -> dict[str, Any]:
 
     torch.cuda.set_device(rank)
     running = start(engine, Wires(local=True))  # type: ignore[arg-type]
-    data = torch.full((64 * MIB,), 7 - 7 * rank, dtype=torch.uint8, device="cuda")
+    data = allocate(64 * MIB, torch.device("cuda", rank)).fill_(7 - 7 * rank)
     torch.cuda.synchronize()
     region = running.register(Memory(data.data_ptr(), data.numel(), rank))
     store = dist.FileStore(str(folder / "raw"), 2)

@@ -64,6 +64,7 @@ def write_inventory(rig: netns.Rig, folder: Path, gpus: int, *, first: int, shar
         "NCCL_CUMEM_HOST_ENABLE": "0",
         "NCCL_NVLS_ENABLE": "0",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "NVSHMEM_DISABLE_NVLS": "1",
     }
     text = json.dumps({"defaults": {"env": env}, "hosts": hosts})
     (folder / "inventory.yaml").write_text(text)
@@ -85,10 +86,13 @@ def split_by_host(file: Path) -> None:
 def whole_path(rig: netns.Rig, folder: Path) -> None:
     """discover, doctor, train; and the same plan emulated in one namespace."""
     settings = [w for key in LLAMA for w in ("--set", key)]
-    doctor = hetctl(rig, folder, "doctor", "-i", "inventory.yaml", "--level", "perf", "--json")
+    doctor = hetctl(rig, folder, "doctor", "-i", "inventory.yaml", "--level", "pairs", "--json")
     found = json.loads(doctor.stdout)
     failed = [f"{f['check']} on {f['host']}: {f['reason']}" for f in found["findings"] if f["state"] == "fail"]
     print(f"doctor: {found['problems']} problems\n  " + "\n  ".join(failed))
+    for f in found["findings"]:
+        if f["check"].split(".")[0] in ("perf", "island"):
+            print(f"  {f['state']:8} {f['check']} on {f.get('host') or f.get('pair')}: {f['reason']}")
     began = time.monotonic()
     must(hetctl(rig, folder, "train", *settings, "--cluster", "cluster.yaml", "--skip-checks", "--run-dir", "run"))
     print(f"train over ssh: {time.monotonic() - began:.1f} s")

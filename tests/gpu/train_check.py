@@ -1,11 +1,12 @@
 """On real GPUs: fp64 parity across emulated islands, the demo, and a pipeline bridged beside native. Prints a table.
 
-PYTHONPATH=. python3 tests/gpu/train_check.py        (two or four GPUs of one host)
+PYTHONPATH=. python3 tests/gpu/train_check.py [PATTERN]        parts that match; two or four GPUs of one host
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -36,10 +37,13 @@ HOST_ACTIVATIONS = Layout(
 )
 TENSOR_STAGES = Layout(((0, 1), (2, 3)), (Pipe((Cut((0, 2), (0, 1), tensor=2), Cut((2, 4), (2, 3), tensor=2)), 2, 4),))
 ROWS: list[tuple[str, str, str]] = []
+ONLY = sys.argv[1] if len(sys.argv) > 1 else ""
 
 
 def part(name: str, body: Callable[[], str]) -> None:
     """One part of the check: its outcome is a row, and an error does not stop the others."""
+    if not re.search(ONLY, name):
+        return
     begin = time.monotonic()
     try:
         words, verdict = body(), "ok"

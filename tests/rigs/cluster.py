@@ -63,7 +63,13 @@ def command(*words: str) -> list[str]:
 def environment(rig: Rig, **more: str) -> dict[str, str]:
     """Of the person whose home is the rig's."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("XDG_STATE_HOME", "XDG_CACHE_HOME")}
-    return {**inherited, "HOME": str(rig.home), "PYTHONPATH": str(ROOT), "SSH_AUTH_SOCK": "", **more}
+    return {
+        **inherited,
+        "HOME": str(rig.home),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "SSH_AUTH_SOCK": "",
+        **more,
+    }
 
 
 def losses(run: Path) -> list[float]:
