@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,9 +66,7 @@ def measure(
             shell = enter(entry.access, deadline, book=book)
             try:
                 visible = _only_its_own(entry, ward)
-                # as ranks run: with the inventory's `env`
-                settings = {**entry.access.env, **visible}
-                request = {"program": program, "deadline_s": seconds, "environment": settings}
+                request = {"program": program, "deadline_s": seconds, "environment": {**_inventorys(entry), **visible}}
                 dialogue = converse(shell, path, _program(), request, deadline=deadline)
                 try:
                     return _numbered(dialogue.receive(deadline=deadline), ward, entry, chosen=bool(visible))
@@ -80,6 +79,12 @@ def measure(
             problem = {"problem": printable(outcome.error.message)} if outcome.error else {}
             found[outcome.item.name] = outcome.value or problem
     return found
+
+
+def _inventorys(entry: Entry) -> dict[str, str]:
+    """The host's `env`, as its ranks get it: a name alone stands for this process's value, if it has one."""
+    known = {name: os.environ.get(name) if value is None else value for name, value in entry.access.env.items()}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _only_its_own(entry: Entry, ward: Ward) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from hetctl.comm.access import Access
 from hetctl.doctor import perf, perf_program
 from hetctl.fabric import build
 from hetctl.inventory import Entry
@@ -104,3 +105,26 @@ def test_only_the_devices_a_host_was_given_compute_and_keep_their_numbers() -> N
     answer = perf._numbered({"devices": [{"index": 0}]}, ward, entry, chosen=True)
     assert answer == {"devices": [{"index": 1}], "chosen": True}
     assert perf._only_its_own(Entry("node0", reports[0].access), found) == {}
+
+
+def test_hosts_compute_with_the_environment_that_their_ranks_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Answer:
+        def receive(self, **_: Any) -> dict[str, Any]:
+            return {"devices": []}
+
+        def close(self) -> None:
+            return None
+
+    def converse(shell: Any, path: str, program: str, request: Any, **_: Any) -> Answer:
+        asked.append(request)
+        return Answer()
+
+    monkeypatch.setattr(perf, "converse", converse)
+    monkeypatch.setenv("FROM_HERE", "1")
+    monkeypatch.delenv("NOWHERE", raising=False)
+    env = {"NCCL_NVLS_ENABLE": "0", "FROM_HERE": None, "NOWHERE": None}
+    found = patients.reports(1)
+    perf.measure([Entry(found[0].name, Access(env=env))], patients.ward(found), "perf", timeout_s=5)
+    assert asked[0]["environment"] == {"NCCL_NVLS_ENABLE": "0", "FROM_HERE": "1"}
