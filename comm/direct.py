@@ -35,7 +35,7 @@ from hetctl.comm.units import KiB, MiB
 from hetctl.comm.window import OneWay, Posted
 
 HOST_FLOW = Flow(4 * MiB, window=8)
-DEVICE_FLOW = Flow(32 * MiB, window=4)  # a chunk costs Python time, in which a peer copy moves a dozen MiB
+DEVICE_FLOW = Flow(32 * MiB, window=4)  # a chunk costs Python time, in which a peer copy moves about as much
 _TRAILER_ROOM = 4 * KiB  # a page
 
 Initiator = Literal["sender", "receiver", "lower"]  # who moves the bytes; `lower` is the lower rank, both ways

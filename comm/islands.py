@@ -118,7 +118,7 @@ def make_island(store: Store, backend: str, *, place: int, size: int, timeout: t
     """An island's Native over the torch back end of that name; for device libraries one more per direction."""
     if size == 1:
         return Native(None, size=size)
-    names = ("group", "second") if backend == "gloo" else ("group", "second", "upward", "downward")
+    collectives, messages = ("group", "second"), () if backend == "gloo" else ("upward", "downward")
     made = {
         name: make_native(
             PrefixStore(f"{name}/", store),
@@ -126,9 +126,9 @@ def make_island(store: Store, backend: str, *, place: int, size: int, timeout: t
             place=place,
             size=size,
             timeout=timeout,
-            ahead=name in names[:2],
+            ahead=name in collectives,
         )
-        for name in names
+        for name in (*collectives, *messages)
     }
     return Native(made.pop("group"), size=size, **made)
 

@@ -69,22 +69,20 @@ def _on_side(data: torch.Tensor, call: Callable[[], torch.Tensor]) -> torch.Tens
     """Run a copy of device memory to its end on a stream of its own: the program's must not be waited for."""
     if not data.is_cuda:
         return call()
-    stream = _side_stream(data.device)
+    stream = _shared_stream(data.device)
     with torch.cuda.stream(stream):
         result = call()
         stream.synchronize()
     return result
 
 
-@functools.cache
-def _side_stream(device: torch.device) -> Any:
-    return side_stream(device)
-
-
 def side_stream(device: torch.device) -> Any:
     """A new stream for the bridge's own kernels: each is short and the next stage waits for it, so that they may not
     queue behind the program's products, which fill the device."""
     return torch.cuda.Stream(device, priority=-1)
+
+
+_shared_stream = functools.cache(side_stream)
 
 
 class Copied:

@@ -22,7 +22,7 @@ from hetctl.comm.engines.base import CannotRegister, EngineFailed, EngineName, E
 from hetctl.comm.engines.shadow import use_the_systems_verbs
 from hetctl.comm.errors import reason_of
 
-_MOST_IDLE = 256
+_MOST_IDLE = 256  # transfers that are over and kept: a few rings' slots
 _SEGMENT = "512k"  # UCX's TCP default carried GPU buffers at 0.5 GB/s, this one at 3.6
 
 
@@ -40,9 +40,17 @@ class _Move:
     nbytes: int
 
 
-def _release(held: Any) -> None:
-    with contextlib.suppress(Exception):  # it may be in any state; there is nothing else to do with it
-        held.release()
+@dataclass
+class _Transfer:
+    """The library's handle of a move, and whether it was seen to be over."""
+
+    move: _Move
+    held: Any
+    over: bool = False
+
+    def release(self) -> None:
+        with contextlib.suppress(Exception):  # it may be in any state; there is nothing else to do with it
+            self.held.release()
 
 
 class NixlEngine:
@@ -68,8 +76,8 @@ class NixlEngine:
             raise EngineFailed(f"NIXL does not start: {reason_of(error)}") from None
         self._lock = threading.RLock()  # an agent is not safe across threads
         self._registered: dict[int, Any] = {}  # by address
-        self._open: dict[int, tuple[_Move, Any]] = {}  # the library's handles by our own: they must go before the agent
-        self._idle: dict[_Move, Any] = {}  # of transfers that are over: making one costs more than starting it again
+        self._open: dict[int, _Transfer] = {}  # by our own handles: they must go before the agent
+        self._idle: dict[_Move, _Transfer] = {}  # that are over: making one costs more than starting it again
         self._numbers = itertools.count(1)
         self._written = self._read = 0
         self._closed, self._said = False, ""
@@ -95,7 +103,7 @@ class NixlEngine:
         with self._lock:
             held = self._registered.pop(region.memory.address, None)
             for move in [m for m in self._idle if m.region == region.memory.address]:
-                _release(self._idle.pop(move))
+                self._idle.pop(move).release()
             if held is not None:
                 self._agent.deregister_memory(held)
 
@@ -124,51 +132,48 @@ class NixlEngine:
             if self._closed:
                 raise EngineFailed("NIXL was closed")
             try:
-                handle = self._idle.pop(move, None) or self._made(move, region)
-                if self._agent.transfer(handle) == "ERR":
+                transfer = self._idle.pop(move, None) or self._made(move, region)
+                transfer.over = False
+                if self._agent.transfer(transfer.held) == "ERR":
                     raise RuntimeError("it reported an error")
             except Exception as error:
                 raise EngineFailed(f"NIXL does not start a transfer: {reason_of(error)}") from None
             number = next(self._numbers)
-            self._open[number] = (move, handle)
+            self._open[number] = transfer
         return number
 
-    def _made(self, move: _Move, region: Region) -> Any:
+    def _made(self, move: _Move, region: Region) -> _Transfer:
         """A transfer to start, as often as it has ended."""
         memory = region.memory
         mine = (memory.address + move.offset, move.nbytes, memory.device or 0)
         own = self._agent.get_xfer_descs([mine], "DRAM" if memory.device is None else "VRAM")
         theirs = self._agent.get_xfer_descs([(move.remote, move.nbytes, move.number)], move.kind)
-        return self._agent.initialize_xfer(move.what, own, theirs, move.peer)
+        return _Transfer(move, self._agent.initialize_xfer(move.what, own, theirs, move.peer))
 
     def poll(self, handle: Any) -> bool:
         with self._lock:
-            if handle not in self._open:
+            transfer = self._open.get(handle)
+            if transfer is None:
                 raise EngineFailed("NIXL was closed")
             try:
-                state = self._agent.check_xfer_state(self._open[handle][1])
+                state = self._agent.check_xfer_state(transfer.held)
             except Exception as error:
                 raise EngineFailed(f"a transfer of NIXL failed: {reason_of(error)}") from None
+            transfer.over = bool(state == "DONE")
         if state == "ERR":
             raise EngineFailed("a transfer of NIXL failed: the peer or the way to it is gone")
-        return bool(state == "DONE")
+        return transfer.over
 
     def drop(self, handles: Sequence[Any]) -> None:
         with self._lock:
             for handle in handles:
-                move, held = self._open.pop(handle, (None, None))
-                if move is None:
+                transfer = self._open.pop(handle, None)
+                if transfer is None:
                     continue
-                if len(self._idle) < _MOST_IDLE and move not in self._idle and self._is_over(held):
-                    self._idle[move] = held
+                if transfer.over and transfer.move not in self._idle and len(self._idle) < _MOST_IDLE:
+                    self._idle[transfer.move] = transfer
                 else:
-                    _release(held)
-
-    def _is_over(self, held: Any) -> bool:
-        try:
-            return bool(self._agent.check_xfer_state(held) == "DONE")
-        except Exception:  # it may be in any state
-            return False
+                    transfer.release()
 
     def evidence(self) -> Evidence:
         """UCX's own account of the protocols it used (UCX_PROTO_INFO=used), which it writes when it is closed."""
@@ -180,8 +185,8 @@ class NixlEngine:
         with self._lock:
             if self._closed:
                 return
-            for held in [*(held for _, held in self._open.values()), *self._idle.values()]:
-                _release(held)
+            for transfer in (*self._open.values(), *self._idle.values()):
+                transfer.release()
             self._open, self._idle = {}, {}
             self._closed = True
             for held in self._registered.values():

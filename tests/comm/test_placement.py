@@ -9,12 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.cluster import TransportKind
-from hetctl.comm.emulate import Machine, label_machine, parse_spec
-from hetctl.comm.errors import ConfigError
-from hetctl.comm.natives import NativeName
 from hetctl.comm.placement import PlacedBridge, PlacedIsland, Placement
-from hetctl.trainer.planning.assemble import choose_transport
-from hetctl.trainer.planning.hardware import CLASSES
 from tests.comm.spawn import on_islands
 
 ISLANDS = (PlacedIsland("a", "cpu", "gloo", (0,)), PlacedIsland("b", "cpu", "gloo", (1,)))
@@ -54,22 +49,3 @@ def test_a_fallback_is_said_aloud_once_and_says_why() -> None:
 def test_ranks_refuse_a_forced_transport_that_is_none(kind: TransportKind) -> None:
     with pytest.raises(AssertionError, match=f"ConfigError: the bridge island0 - island1 cannot be {kind}: .* not set"):
         on_islands((1, 1), heard, bridges=(PlacedBridge(("island0", "island1"), kind),))
-
-
-@pytest.mark.parametrize(("native", "asked", "kind"), [("nccl", "auto", "shm"), ("nccl", "direct", "direct")])
-def test_a_machines_own_devices_copy_to_each_other_only_where_that_is_asked_for(
-    native: NativeName, asked: str, kind: str
-) -> None:
-    spec = parse_spec("h200:1,mi325x:1", CLASSES)
-    cluster = label_machine(spec, Machine("here", native, (1 << 30,) * 2))
-    names = [island.name for island in cluster.islands]
-    chosen = choose_transport(cluster.link(*names), *names, forced=asked)
-    assert chosen.kind == kind
-    assert kind == "shm" or "no RDMA" in chosen.reason
-
-
-def test_processes_have_no_device_memory_to_copy() -> None:
-    cluster = label_machine(parse_spec("cpu:1,cpu:1", CLASSES), Machine("here", "gloo", (1 << 30,) * 2))
-    names = [island.name for island in cluster.islands]
-    with pytest.raises(ConfigError, match="no device here"):
-        choose_transport(cluster.link(*names), *names, forced="direct")

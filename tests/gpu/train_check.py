@@ -131,7 +131,9 @@ def main() -> int:
     part("parity interleaved", lambda: parity(INTERLEAVED))
     part("parity interleaved, native", lambda: parity(NATIVELY_INTERLEAVED))
     part("parity activations on the host", lambda: parity(HOST_ACTIVATIONS, "everything leaves"))
-    part("the same, compiled", lambda: parity(HOST_ACTIVATIONS, "everything leaves", compile=True))
+    part(
+        "parity activations on the host, compiled", lambda: parity(HOST_ACTIVATIONS, "everything leaves", compile=True)
+    )
     if count >= 4:
         part("parity 2+2", lambda: parity(FOUR))
         part("parity 1+3", lambda: parity(UNEQUAL))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hetctl.comm.access import Access
+from hetctl.comm.emulate import Machine, label_machine, parse_spec
 from hetctl.comm.errors import ConfigError, Unreachable, WorkFailed
 from hetctl.discover import Answer
 from hetctl.fabric import Report
@@ -21,9 +22,11 @@ from hetctl.probe.raw import ToolOutput, load
 from hetctl.probe.vendors import amd, nvidia
 from hetctl.probe.vendors.nvidia_smi import QUERY_FIELDS
 from hetctl.probe.wanted import request
+from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.validate.claims import Outcome, Result, could_not_tell, exit_code, holds, judged
 from hetctl.validate.computing import judge_parity, judge_pipeline
 from hetctl.validate.discovery import IBV, gpu_rows, nic_rows
+from hetctl.validate.ground import Ground
 from hetctl.validate.registry import BY_ID, CLAIMS, choose
 from hetctl.validate.talking import judge_bridge
 from tests.rigs import recordings
@@ -51,6 +54,14 @@ def test_choosing() -> None:
     assert len(BY_ID) == len(CLAIMS)
     with pytest.raises(ConfigError, match=r"bridge\.tpc"):
         choose(["bridge.tpc"])
+
+
+def test_a_peer_copy_between_emulated_islands_says_nothing_of_nics() -> None:
+    spec = parse_spec("h200:1,mi325x:1", CLASSES)
+    cluster = label_machine(spec, Machine("here", "nccl", (1 << 30,) * 2))
+    ground = Ground(cluster, (), {}, {}, quick=True, timeout_s=60)
+    assert ground.lacking("direct") == ""  # it may be asked for
+    assert "no RDMA NIC" in BY_ID["bridge.direct"].lacking(ground)
 
 
 def raised(error: Exception) -> Callable[[], Outcome]:

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.comm.emulate import Machine, describe_cluster, label_machine, parse_spec
-from hetctl.comm.errors import Infeasible
+from hetctl.comm.errors import ConfigError, Infeasible
 from hetctl.comm.plan import load_plan, save_plan
 from hetctl.render.plan_page import plan_page
 from hetctl.render.trace import chrome_trace
 from hetctl.trainer.executable import check_executable
+from hetctl.trainer.planning.assemble import choose_transport
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import EVERYTHING, EXECUTABLE, make_plan, weigh
 from hetctl.trainer.recipe import load_recipe
@@ -111,3 +112,20 @@ def test_trace_and_page_stand_alone() -> None:
     assert "http" not in page
     assert "<script" not in page
     assert "&lt;b&gt;not markup" in page
+
+
+@pytest.mark.parametrize(("asked", "kind"), [("auto", "shm"), ("direct", "direct")])
+def test_a_machines_own_devices_copy_to_each_other_only_where_that_is_asked_for(asked: str, kind: str) -> None:
+    spec = parse_spec("h200:1,mi325x:1", CLASSES)
+    cluster = label_machine(spec, Machine("here", "nccl", (1 << 30,) * 2))
+    names = [island.name for island in cluster.islands]
+    chosen = choose_transport(cluster.link(*names), *names, forced=asked)
+    assert chosen.kind == kind
+    assert kind == "shm" or "no RDMA" in chosen.reason
+
+
+def test_processes_have_no_device_memory_to_copy() -> None:
+    cluster = label_machine(parse_spec("cpu:1,cpu:1", CLASSES), Machine("here", "gloo", (1 << 30,) * 2))
+    names = [island.name for island in cluster.islands]
+    with pytest.raises(ConfigError, match="no device here"):
+        choose_transport(cluster.link(*names), *names, forced="direct")
