@@ -31,8 +31,9 @@ from hetctl.comm.values import decode
 
 VARIABLE = "HETCTL_MEASURE"  # names a JSON file with a Task
 IN_FLIGHT = 4  # messages under way at once
-ENOUGH_BYTES = 256 * MiB  # moved per size, within FEWEST and MOST messages
-FEWEST, MOST = 4, 200
+ENOUGH_BYTES = 256 * MiB  # moved per size by sums, within FEWEST and MOST of them
+ENOUGH_SECONDS = 0.25  # of messages: filling the pipeline and the barrier at the end take milliseconds
+FEWEST, MOST, MOST_MESSAGES = 4, 200, 1000
 LATENCY_BYTES, LATENCY_TURNS = 1 * KiB, 300
 GROUPS = 8  # raw gloo groups side by side
 RAW_MESSAGES = 8
@@ -83,13 +84,24 @@ def sizes_up_to(most: int) -> list[int]:
 def message_rate(ends: Ends, size: int, *, count: int | None = None) -> float:
     """Bytes per second of messages of `size` bytes from the first to the last rank, a few of them in flight."""
     data = [torch.zeros(size, dtype=torch.uint8, device=ends.device) for _ in range(IN_FLIGHT)]
-    turns = count or min(max(ENOUGH_BYTES // size, FEWEST), MOST)
-    _stream(ends, data, min(turns, 2 * IN_FLIGHT))
-    ends.settle()
-    began = time.perf_counter()
-    _stream(ends, data, turns)
-    ends.settle()
-    return size * turns / (time.perf_counter() - began)
+
+    def seconds(turns: int) -> float:
+        ends.settle()
+        began = time.perf_counter()
+        _stream(ends, data, turns)
+        ends.settle()
+        return time.perf_counter() - began
+
+    seconds(1)  # connects
+    turns = count or _enough(ends, seconds(IN_FLIGHT) / IN_FLIGHT)
+    return size * turns / seconds(turns)
+
+
+def _enough(ends: Ends, seconds: float) -> int:
+    """How many messages of about so many seconds to time: what the first rank says."""
+    said = torch.tensor([min(max(int(ENOUGH_SECONDS / seconds), FEWEST), MOST_MESSAGES)], dtype=torch.int64)
+    dist.broadcast(said, 0, group=ends.group)
+    return int(said)
 
 
 def _stream(ends: Ends, data: list[torch.Tensor], count: int) -> None:

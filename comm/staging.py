@@ -36,11 +36,13 @@ def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked
     """
     checksum = _checksum(slot[:length]) if checked else 0
     trailer = torch.frombuffer(bytearray(_TRAILER.pack(operation, chunk, checksum, length)), dtype=torch.uint8)
+    if slot.is_cuda:
+        trailer = trailer.pin_memory()
     place = slot[length : length + TRAILER_BYTES]
     if checked:
-        _on_side(slot, lambda: place.copy_(trailer))
+        _on_side(slot, lambda: place.copy_(trailer, non_blocking=True))
     else:
-        place.copy_(trailer, non_blocking=True)  # of pageable memory: the driver has taken it when this returns
+        place.copy_(trailer, non_blocking=True)
 
 
 def unseal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> torch.Tensor:
@@ -61,8 +63,14 @@ def _checksum(payload: torch.Tensor) -> int:
 
 
 def _on_host(data: torch.Tensor) -> Any:
-    """The bytes as a buffer: the memory itself, or a copy of device memory (a trailer, or all of it to be checked)."""
-    return _on_side(data, data.cpu).numpy() if data.is_cuda else data.numpy()
+    """The bytes as a buffer: the memory itself, or a copy of device memory (a trailer, or all of it to be checked).
+
+    The copy is pinned: one to pageable memory holds a lock of the driver that other threads' copies wait for.
+    """
+    if not data.is_cuda:
+        return data.numpy()
+    host = torch.empty(data.numel(), dtype=torch.uint8, pin_memory=True)
+    return _on_side(data, lambda: host.copy_(data, non_blocking=True)).numpy()
 
 
 def _on_side(data: torch.Tensor, call: Callable[[], torch.Tensor]) -> torch.Tensor:

@@ -23,7 +23,7 @@ from hetctl.launcher.environment import Setting, device_type, placement_of
 from hetctl.launcher.link import Event
 from hetctl.launching import Launch
 from hetctl.running import seats_of
-from hetctl.trainer.planning.profile import BridgeProfile
+from hetctl.trainer.planning.profile import BridgeProfile, SumPoint
 from hetctl.where import find_running_cluster
 
 TASK_VARIABLE = "HETCTL_MEASURE"  # what comm.measure reads; importing it here would import torch
@@ -48,7 +48,8 @@ def bench_bridge(
     most = parse_bytes(max_size) if max_size else LARGEST[kind]
     task = {"transports": transports, "max_bytes": most, "native": speak_alike(cluster)}
     found = _measured(cluster, task, sink, keep=keep)
-    return {"device": kind, "islands": [len(i.members) for i in cluster.islands], **found}
+    sizes = [len(i.members) for i in cluster.islands]
+    return {"device": kind, "islands": sizes, "hosts": len(cluster.hosts), **found}
 
 
 def prove_islands(
@@ -178,6 +179,13 @@ def profiles_of(found: Mapping[str, Any]) -> list[BridgeProfile]:
         rate = w["message_bytes_per_s"][largest]
         entries.append(BridgeProfile(name, rate, w["sums_bytes_per_s"], w["latency_s"]["p50"]))
     return entries
+
+
+def native_sums_of(found: Mapping[str, Any]) -> tuple[SumPoint, ...]:
+    """What the native library's sums took between two devices of a host, where that was measured."""
+    native = found["ways"].get("native", {}) if (found["islands"], found["hosts"]) == ([1, 1], 1) else {}
+    seconds = native.get("all_reduce_s", {})
+    return tuple(SumPoint(int(size), seconds[size]) for size in sorted(seconds, key=int))
 
 
 _MEMORY = ("host_bytes_per_gb", "host_bytes_held")

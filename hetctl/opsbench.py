@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,19 @@ from hetctl.console import Sink
 from hetctl.planning import DEFAULT_TOKENS
 from hetctl.thismachine import gpu_class
 from hetctl.trainer.models.model_config import find_shape
-from hetctl.trainer.planning.profile import BridgeProfile, ClassProfile, Profile, load_profile, save_profile
+from hetctl.trainer.planning.profile import BridgeProfile, ClassProfile, Profile, SumPoint, load_profile, save_profile
 
 
-def bench_ops(*, model: str, seq_len: int | None, samples: str, device_class: str | None, sink: Sink) -> ClassProfile:
+def bench_ops(
+    *,
+    model: str,
+    seq_len: int | None,
+    samples: str,
+    device_class: str | None,
+    sink: Sink,
+    speed: float = 1.0,
+    tensor: int = 1,
+) -> ClassProfile:
     """Measure each kind of layer on this machine's first GPU, or on its CPU, said aloud. Raises ConfigError."""
     import torch
 
@@ -33,7 +43,15 @@ def bench_ops(*, model: str, seq_len: int | None, samples: str, device_class: st
         raise Undetermined("the hardware table does not know this GPU", hint="say what to call it with --class")
     if not on_gpu:
         torch.set_num_threads(1)  # as a rank that shares the machine has it
-    sink.say(f"measuring '{shape.name}' at {length} tokens on {'a GPU' if on_gpu else 'the CPU'}, as {name}")
+    if speed != 1.0 and not on_gpu:
+        raise ConfigError("only a GPU can be held to a share of its speed", hint="leave --at-speed out")
+    if shape.heads % tensor or shape.intermediate % tensor or tensor < 1:
+        raise ConfigError(f"'{shape.name}' cannot be cut into {tensor} parts", hint="--tensor 1, 2, 4 or 8")
+    held = "" if speed == 1.0 else f" at {speed:g} of its speed"
+    part = "" if tensor == 1 else f", one of a tensor group of {tensor}"
+    sink.say(
+        f"measuring '{shape.name}' at {length} tokens on {'a GPU' if on_gpu else 'the CPU'}{held}, as {name}{part}"
+    )
     return measure_class(
         shape,
         length,
@@ -41,15 +59,17 @@ def bench_ops(*, model: str, seq_len: int | None, samples: str, device_class: st
         device=torch.device("cuda", 0) if on_gpu else torch.device("cpu"),
         dtype=torch.bfloat16 if on_gpu else torch.float32,
         samples=_samples(samples),
+        speed=speed,
+        tensor=tensor,
     )
 
 
-def add_to_profile(path: Path, *entries: ClassProfile | BridgeProfile) -> None:
+def add_to_profile(path: Path, *entries: ClassProfile | BridgeProfile, native_sums: tuple[SumPoint, ...] = ()) -> None:
     """Write a profile with these entries, beside those it already had."""
     profile = load_profile(path) if path.exists() else Profile(())
     for entry in entries:
         profile = profile.with_class(entry) if isinstance(entry, ClassProfile) else profile.with_bridge(entry)
-    save_profile(path, profile)
+    save_profile(path, replace(profile, native_sums=native_sums or profile.native_sums))
 
 
 def table(entry: ClassProfile) -> Table:

@@ -156,7 +156,7 @@ class Trainer:
         with self.timeline.span("world", peers=others, bridged=len(self.job.plan.islands) > 1):
             dist.all_reduce(vector)
         reached = self.timeline.mark()
-        found: list[float] = vector.tolist()
+        found = _read(vector)
         self.timeline.anchor(reached)
         return found
 
@@ -328,6 +328,20 @@ def _datasets(job: Job) -> dict[str, Any]:
 
 def _largest_share(stage: Stage) -> int:
     return -(-stage.micro_batch_size // stage.width)
+
+
+def _read(vector: torch.Tensor) -> list[float]:
+    """The values, on the host, through pinned memory.
+
+    A copy to pageable memory holds a lock of the driver until it has run, and a peer copy of the bridge waits for that
+    lock: for ever, where this vector is a native sum that waits for the peer.
+    """
+    host = torch.empty_like(vector, device="cpu", pin_memory=vector.is_cuda)
+    host.copy_(vector, non_blocking=True)
+    if vector.is_cuda:
+        torch.cuda.current_stream(vector.device).synchronize()
+    found: list[float] = host.tolist()
+    return found
 
 
 def _flag(value: bool) -> torch.Tensor:

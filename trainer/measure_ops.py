@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hetctl.trainer.buckets import Piece
@@ -17,6 +21,9 @@ from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.optimizer import build_optimizer
 from hetctl.trainer.planning.profile import ClassProfile, Point
 from hetctl.trainer.recipe import OptimizerSection
+from hetctl.trainer.slower import slowed
+from hetctl.trainer.spans import share
+from hetctl.trainer.tensor_parallel import ALONE, SharedVocabulary, TensorShare
 
 BLOCKS = 4  # timed in a row, so that launches overlap as they do in training
 ROUNDS = 7
@@ -35,36 +42,69 @@ def measure_class(
     device: torch.device,
     dtype: torch.dtype,
     samples: Sequence[int] = (1, 2, 4, 8),
+    speed: float = 1.0,
+    tensor: int = 1,
 ) -> ClassProfile:
-    """Seconds per layer kind for each number of samples that fits.
+    """Seconds per layer kind for each number of samples that fits, on a device held to a share of its speed, of one
+    rank's part in a tensor group (whose sums are over this process alone).
 
     Raises torch.OutOfMemoryError when not even the first fits.
     """
-    kinds = {"block": _block, "embedding": _embedding, "head": _head}
-    found: dict[str, tuple[Point, ...]] = {}
-    for kind, make in kinds.items():
-        points: list[Point] = []
-        for count in sorted(samples):
-            try:
-                forward, backward = _typical(make(shape, count, seq_len, device, dtype), device)
-            except torch.OutOfMemoryError:
-                if not points:
-                    raise
-                break
-            points.append(Point(count, forward, backward))
-        found[kind] = tuple(points)
-    update = _update(device, dtype)
-    return ClassProfile(device_class, shape.name, seq_len, found["block"], found["embedding"], found["head"], update)
+    where = Where(shape, seq_len, device, dtype)
+    with slowed(device, speed), _part(device, tensor) as part:
+        block = _points(partial(_block, where, part=part), device, samples)
+        embedding = _points(partial(_embedding, where), device, samples)
+        head = _points(partial(_head, where, part=part), device, samples)
+        update = _update(device, dtype)
+    return ClassProfile(device_class, shape.name, seq_len, block, embedding, head, update, speed, tensor)
 
 
-def _block(shape: ModelShape, samples: int, seq_len: int, device: torch.device, dtype: torch.dtype) -> Timed:
+@dataclass(frozen=True)
+class Where:
+    """What is timed, and on what."""
+
+    shape: ModelShape
+    seq_len: int
+    device: torch.device
+    dtype: torch.dtype
+
+
+@contextlib.contextmanager
+def _part(device: torch.device, tensor: int) -> Iterator[TensorShare]:
+    """The first rank's part in a tensor group; the group is this process alone, so sums cost their launch."""
+    if tensor == 1:
+        yield ALONE
+        return
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield TensorShare(tensor, 0, dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+
+
+def _points(make: Callable[[int], Timed], device: torch.device, samples: Sequence[int]) -> tuple[Point, ...]:
+    points: list[Point] = []
+    for count in sorted(samples):
+        try:
+            forward, backward = _typical(make(count), device)
+        except torch.OutOfMemoryError:
+            if not points:
+                raise
+            break
+        points.append(Point(count, forward, backward))
+    return tuple(points)
+
+
+def _block(where: Where, samples: int, *, part: TensorShare) -> Timed:
+    shape, device, dtype = where.shape, where.device, where.dtype
     count = min(BLOCKS, max(1, shape.layers - 2))
+    layers = (1, 1 + count) if shape.layers > count + 1 else (0, shape.layers)
     with device:
-        model = StageModel(shape, (1, 1 + count)).to(dtype) if shape.layers > count + 1 else None
-        model = StageModel(shape, (0, shape.layers)).to(dtype) if model is None else model
+        model = StageModel(shape, layers, tensor=part).to(dtype)
     blocks = list(model.layers.values())
     _accumulate([p for block in blocks for p in block.parameters()])
-    x = torch.randn(samples, seq_len, shape.hidden, dtype=dtype, device=device, requires_grad=True)
+    x = torch.randn(samples, where.seq_len, shape.hidden, dtype=dtype, device=device, requires_grad=True)
     cos, sin = model.rotary(x)
     gradient = torch.randn_like(x)
 
@@ -80,7 +120,8 @@ def _block(shape: ModelShape, samples: int, seq_len: int, device: torch.device, 
     return once
 
 
-def _embedding(shape: ModelShape, samples: int, seq_len: int, device: torch.device, dtype: torch.dtype) -> Timed:
+def _embedding(where: Where, samples: int) -> Timed:
+    shape, seq_len, device, dtype = where.shape, where.seq_len, where.device, where.dtype
     table = nn.Embedding(shape.vocab, shape.hidden, device=device, dtype=dtype)
     tokens = torch.randint(0, shape.vocab, (samples, seq_len), device=device)
     _accumulate(list(table.parameters()))
@@ -96,16 +137,21 @@ def _embedding(shape: ModelShape, samples: int, seq_len: int, device: torch.devi
     return once
 
 
-def _head(shape: ModelShape, samples: int, seq_len: int, device: torch.device, dtype: torch.dtype) -> Timed:
+def _head(where: Where, samples: int, *, part: TensorShare) -> Timed:
+    shape, seq_len, device, dtype = where.shape, where.seq_len, where.device, where.dtype
     norm = RMSNorm(shape.hidden, shape.rms_eps).to(device, dtype)
-    weight = nn.Parameter(torch.randn(shape.vocab, shape.hidden, dtype=dtype, device=device) * 0.02)
+    low, high = share(shape.vocab, part.degree, part.index)
+    weight = nn.Parameter(torch.randn(high - low, shape.hidden, dtype=dtype, device=device) * 0.02)
+    shared: dict[str, Any] = {}
+    if part.degree > 1:
+        shared = {"kernel": SharedVocabulary(shape.vocab, part), "total": part.sum, "words": high - low}
     _accumulate([*norm.parameters(), weight])
     x = torch.randn(samples, seq_len, shape.hidden, dtype=dtype, device=device, requires_grad=True)
     targets = torch.randint(0, shape.vocab, (samples, seq_len), device=device)
 
     def once() -> tuple[float, float]:
         start = _now(device)
-        loss, _ = head_loss(norm(x), weight, targets, scale=1.0 / targets.numel())
+        loss, _ = head_loss(norm(x), weight, targets, scale=1.0 / targets.numel(), **shared)
         middle = _now(device)
         loss.backward()
         return middle - start, _now(device) - middle

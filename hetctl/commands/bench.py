@@ -78,7 +78,7 @@ def bridge(
     sink.say(bridging.bridge_table(found))
     sink.say(bridging.cost_table(found))
     if output is not None:
-        opsbench.add_to_profile(output, *bridging.profiles_of(found))
+        opsbench.add_to_profile(output, *bridging.profiles_of(found), native_sums=bridging.native_sums_of(found))
         sink.warn(f"wrote {output}")
     sink.result(found)
     bridging.raise_unless_exact(found)
@@ -152,6 +152,13 @@ def ops(
     device_class: Annotated[
         str | None, typer.Option("--class", help="What to call this machine's device; otherwise its own class.")
     ] = None,
+    at_speed: Annotated[
+        float,
+        typer.Option(metavar="SHARE", min=0.05, max=1.0, help="Of the GPU's speed, as `--emulate CLASS@SHARE` has it."),
+    ] = 1.0,
+    tensor: Annotated[
+        int, typer.Option("--tensor", metavar="N", min=1, help="Layers as one of so many ranks of a host has them.")
+    ] = 1,
     output: Annotated[Path, typer.Option("-o", "--output", help="Added to this profile.")] = Path("profile.yaml"),
     as_json: options.Json = False,
 ) -> None:
@@ -159,7 +166,15 @@ def ops(
     from hetctl import opsbench
 
     sink = Sink(as_json=as_json)
-    entry = opsbench.bench_ops(model=model, seq_len=seq_len, samples=samples, device_class=device_class, sink=sink)
+    entry = opsbench.bench_ops(
+        model=model,
+        seq_len=seq_len,
+        samples=samples,
+        device_class=device_class,
+        sink=sink,
+        speed=at_speed,
+        tensor=tensor,
+    )
     opsbench.add_to_profile(output, entry)
     sink.say(opsbench.table(entry))
     sink.warn(f"wrote {output}")

@@ -1,6 +1,7 @@
 """Training on unequal islands against yardsticks of the same launch: speeds, memory, gradient sums, overlap, fabrics.
 
 PYTHONPATH=. python3 tests/gpu/mixed_check.py [--parts speeds,memory,sums,overlap,fabrics] [--model llama-8b]
+    [--profile FILE]
 
 Two GPUs an island, four in all (`--each 1`: two in all); `fabrics` needs root, for a namespace whose loopback is
 shaped. Every part prints one JSON line per plan and round, and in the end a table with medians and spreads.
@@ -28,6 +29,7 @@ from hetctl.comm.plan import Plan
 from hetctl.console import Sink
 from hetctl.plansbench import Case
 from hetctl.trainer.planning.assemble import assemble
+from hetctl.trainer.planning.profile import load_profile
 from hetctl.trainer.recipe import Recipe
 from hetctl.where import find_running_cluster
 
@@ -57,7 +59,8 @@ class Check:
 
     def case(self, name: str, spec: str, *settings: str, samples: int) -> Case:
         cluster, recipe = self.cluster(spec), self.recipe(*settings, samples=samples)
-        (case,) = plansbench.candidates(cluster, recipe, profile=None, alternatives=0)
+        profile = load_profile(self.options.profile) if self.options.profile else None
+        (case,) = plansbench.candidates(cluster, recipe, profile=profile, alternatives=0)
         return replace(case, name=name, cluster=cluster)
 
     def seconds(self, cases: Sequence[Case]) -> dict[str, float]:
@@ -79,7 +82,7 @@ class Check:
 
 def speeds(check: Check) -> None:
     """One island at 0.6 of its speed: our plan over the sum of each island's own best one, the uniform split beside."""
-    each, samples = check.options.each, 32
+    each, samples = check.options.each, check.options.samples
     sides = {"fast": f"h200:{each}", "slow": f"mi325x:{each}@0.6"}
     mixed = check.spec("@0.6")
     both = [check.case("ours", mixed, samples=samples)]
@@ -200,6 +203,8 @@ def main() -> None:
     parser.add_argument("--model", default="llama-8b")
     parser.add_argument("--seq-len", type=int, default=4096)
     parser.add_argument("--each", type=int, default=2, help="devices of an island")
+    parser.add_argument("--samples", type=int, default=96, help="a step of `speeds`")
+    parser.add_argument("--profile", type=Path, help="plan with what was measured: tests/gpu/predictions/profile.yaml")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cap", default="40GiB", help="of the capped island's devices")

@@ -80,6 +80,7 @@ CASES = (
     Case(SLOW, "shm", LARGE, 16, _pipeline(_mb(1))),
     Case(NATIVE, "auto", SMALL, 16, _pipeline(_mb(1))),
     Case(NATIVE, "auto", SMALL, 32, ("parallelism.pipeline=1", _mb(4))),
+    Case(NATIVE, "auto", SMALL, 16, ("parallelism.pipeline=1", "parallelism.tensor=2", _mb(1))),
     Case(NATIVE, "auto", LARGE, 16, _pipeline(_mb(1))),
     Case(NATIVE, "auto", LARGE, 16, ("parallelism.pipeline=1", _mb(2))),
     Case(FOUR, "shm", LARGE, 32, ()),
@@ -103,7 +104,7 @@ def cluster_of(spec: str) -> Cluster:
 def planned(case: Case, cluster: Cluster, profile: Path) -> plansbench.Case:
     recipe = planning.read_recipe(
         None,
-        settings=[*case.settings, "optimizer.lr=1.0e-5", "parallelism.tensor=1"],
+        settings=["parallelism.tensor=1", "optimizer.lr=1.0e-5", *case.settings],
         model=case.model,
         global_batch=case.samples,
         seq_len=4096,

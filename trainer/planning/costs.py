@@ -5,14 +5,15 @@ From the hardware table seconds are FLOPs over sustained FLOPS; a measured profi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.planning.pools import Rates
-from hetctl.trainer.planning.profile import ClassProfile
+from hetctl.trainer.planning.profile import ClassProfile, Measured, SumPoint
 
 Recompute = Literal["none", "selective", "full"]
 USABLE_SHARE = 0.96  # of a device's memory: allocators fragment
@@ -79,7 +80,23 @@ class LayerCosts:
     shape: ModelShape
     seq_len: int
     numbers: Numbers = Numbers()
-    profiles: Mapping[str, ClassProfile] = field(default_factory=dict)  # measured, by device class
+    profiles: Measured = field(default_factory=dict)
+    native_sums: tuple[SumPoint, ...] = ()  # measured
+
+    def measured(self, rates: Rates, tensor: int = 1) -> ClassProfile | None:
+        """What was measured of such a device, as one of a tensor group: exactly that, otherwise scaled from the same
+        degree at full speed, from a whole layer at its own speed, or from a whole layer at full speed."""
+        key = (rates.base, rates.speed, tensor)
+        if key not in self._measured:
+            near = ((rates.speed, tensor), (1.0, tensor), (rates.speed, 1), (1.0, 1))
+            known = (self.profiles.get((rates.base, *one)) for one in near)
+            found = next((entry for entry in known if entry), None)
+            self._measured[key] = found.scaled(rates.speed, tensor) if found else None
+        return self._measured[key]
+
+    @cached_property
+    def _measured(self) -> dict[tuple[str, float, int], ClassProfile | None]:
+        return {}
 
     def block(
         self, rates: Rates, samples: float, *, tensor: int = 1, mode: Mode = PLAIN, plain: Seconds | None = None
@@ -107,8 +124,8 @@ class LayerCosts:
     def embedding(self, rates: Rates, samples: float, *, tensor: int = 1) -> Seconds:
         """Looking rows up and adding gradients to them: bytes moved, no FLOPs."""
         shared = Seconds(self._sum_over_tensor(rates, samples, tensor), 0.0)
-        if measured := self.profiles.get(rates.base):
-            return Seconds(*measured.at("embedding", samples)) * (1 / rates.speed) + shared
+        if measured := self.measured(rates):  # every rank of a tensor group looks all tokens up
+            return Seconds(*measured.at("embedding", samples)) + shared
         row = samples * self.seq_len * self.shape.hidden
         once = row * 2 * self.numbers.compute / rates.memory_bytes_per_s
         back = row * 2 * self.numbers.gradients / rates.memory_bytes_per_s
@@ -117,16 +134,16 @@ class LayerCosts:
     def head(self, rates: Rates, samples: float, *, tensor: int = 1) -> Seconds:
         """Final norm, LM head and loss: 1.8-2.5 blocks of common models."""
         shared = Seconds(0.0, self._sum_over_tensor(rates, samples, tensor))
-        if measured := self.profiles.get(rates.base):
-            return Seconds(*measured.at("head", samples)) * (1 / (tensor * rates.speed)) + shared
+        if measured := self.measured(rates, tensor):
+            return Seconds(*measured.at("head", samples)) + shared
         forward = samples * self.seq_len * self.shape.head_flops() / tensor / rates.flops_per_s
         return Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s) + shared
 
     def update(self, rates: Rates, parameters: float, *, offload: bool = False) -> float:
         """Seconds of the optimiser step over so many parameters: measured, or bytes of state read and written."""
-        measured = self.profiles.get(rates.base)
+        measured = self.measured(rates)
         if measured is not None and measured.update_s is not None and not offload:
-            return parameters * measured.update_s / rates.speed
+            return parameters * measured.update_s
         state = parameters * (self.numbers.weights + self.numbers.gradients + self.numbers.optimizer)
         return 2 * state / (rates.host_bytes_per_s if offload else rates.memory_bytes_per_s)
 
@@ -142,8 +159,8 @@ class LayerCosts:
         return found
 
     def _new_block(self, rates: Rates, samples: float, tensor: int) -> Seconds:
-        if measured := self.profiles.get(rates.base):
-            plain = Seconds(*measured.at("block", samples)) * (1 / (tensor * rates.speed))
+        if measured := self.measured(rates, tensor):
+            plain = Seconds(*measured.at("block", samples))
         else:
             forward = samples * self.seq_len * self.shape.block_flops(self.seq_len) / tensor / rates.flops_per_s
             plain = Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s)
@@ -151,9 +168,12 @@ class LayerCosts:
         return plain + Seconds(sums, sums)
 
     def _sum_over_tensor(self, rates: Rates, samples: float, tensor: int) -> float:
-        """Seconds to sum hidden states over a tensor group: 2(n-1)/n of their bytes (ring), and a launch."""
+        """Seconds to sum hidden states over a tensor group: measured between two, and for more of them as the bytes on
+        a ring, 2(n-1)/n, grow; otherwise those bytes at the table's rate, and a launch."""
         if tensor == 1:
             return 0.0
+        if self.native_sums:
+            return 2 * (tensor - 1) / tensor * _seconds_of(self.native_sums, self.boundary_bytes(samples))
         return 2 * (tensor - 1) / tensor * self.boundary_bytes(samples) / rates.native_bytes_per_s + rates.launch_s
 
     @cached_property
@@ -258,3 +278,12 @@ class LayerCosts:
 def usable_bytes(rates: Rates) -> float:
     """Bytes of a device that a plan may count on."""
     return rates.memory_bytes * USABLE_SHARE - rates.runtime_bytes
+
+
+def _seconds_of(points: Sequence[SumPoint], nbytes: float) -> float:
+    """Linear between points; the least of them below, the last one's rate above."""
+    for a, b in pairwise(points):
+        if nbytes < b.nbytes:
+            part = max(nbytes - a.nbytes, 0) / (b.nbytes - a.nbytes)
+            return a.seconds + part * (b.seconds - a.seconds)
+    return points[-1].seconds * max(nbytes / points[-1].nbytes, 1.0)

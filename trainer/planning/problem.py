@@ -54,7 +54,7 @@ class Problem:
     @property
     def measured(self) -> bool:
         """Whether every device's seconds were measured."""
-        return all(p.rates.base in self.costs.profiles for p in self.pools)
+        return all(self.costs.measured(p.rates) for p in self.pools)
 
 
 def read_problem(
@@ -114,7 +114,7 @@ def _notes(costs: LayerCosts, pools: tuple[Pool, ...], profile: Profile | None) 
     """Which classes a profile was given for, yet says nothing of at this model and length."""
     if profile is None:
         return ()
-    missing = dict.fromkeys(p.device_class for p in pools if p.rates.base and p.rates.base not in costs.profiles)
+    missing = dict.fromkeys(p.device_class for p in pools if p.rates.base and not costs.measured(p.rates))
     about = f"'{costs.shape.name}' at {costs.seq_len} tokens"
     return tuple(f"The profile says nothing of {name} for {about}: the table's figures stand in." for name in missing)
 
@@ -128,7 +128,9 @@ def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> La
     width = 8 if precision == "fp64" else 4
     optimizer = 2 * width if recipe.optimizer.name == "adamw" else 0
     numbers = Numbers(2 if precision == "bf16" else width, width, width, optimizer)
-    return LayerCosts(shape, seq_len, numbers, profile.matching(shape, seq_len) if profile else {})
+    if profile is None:
+        return LayerCosts(shape, seq_len, numbers)
+    return LayerCosts(shape, seq_len, numbers, profile.matching(shape, seq_len), profile.native_sums)
 
 
 def _means(recipe: Recipe, abilities: frozenset[Ability]) -> Means:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +37,25 @@ class ClassProfile:
     embedding: tuple[Point, ...]
     head: tuple[Point, ...]
     update_s: float | None = None  # of the optimiser, per parameter whose state a rank keeps
+    speed: float = 1.0  # share of the device's own speed that it was held to (`@SPEED`) while it was measured
+    tensor: int = 1  # of a tensor group of so many it is one rank's part, without the sums
+
+    def scaled(self, speed: float, tensor: int) -> ClassProfile:
+        """At another speed, and as part of another tensor group, if every layer became slower or faster alike."""
+        factor = self.speed / speed * self.tensor / tensor
+
+        def points(kind: LayerKind) -> tuple[Point, ...]:
+            return tuple(Point(p.samples, p.forward_s * factor, p.backward_s * factor) for p in getattr(self, kind))
+
+        return replace(
+            self,
+            block=points("block"),
+            embedding=points("embedding"),
+            head=points("head"),
+            update_s=None if self.update_s is None else self.update_s * self.speed / speed,
+            speed=speed,
+            tensor=tensor,
+        )
 
     def at(self, kind: LayerKind, samples: float) -> tuple[float, float]:
         """(forward, backward) seconds, linear between points and, by the last slope, beyond them."""
@@ -49,6 +69,14 @@ class ClassProfile:
         forward = a.forward_s + part * (b.forward_s - a.forward_s)
         backward = a.backward_s + part * (b.backward_s - a.backward_s)
         return max(forward, 0.0), max(backward, 0.0)
+
+
+@dataclass(frozen=True)
+class SumPoint:
+    """Seconds of the native library's all-reduce of so many bytes between two devices of a host."""
+
+    nbytes: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -67,16 +95,17 @@ class Profile:
 
     classes: tuple[ClassProfile, ...]
     bridges: tuple[BridgeProfile, ...] = ()
+    native_sums: tuple[SumPoint, ...] = ()  # in ascending order of bytes
     schema_version: int = SCHEMA_VERSION
 
-    def matching(self, shape: ModelShape, seq_len: int) -> Mapping[str, ClassProfile]:
-        """Device class -> its measurement of exactly this model and sequence length."""
-        return {c.device_class: c for c in self.classes if c.model == shape.name and c.seq_len == seq_len}
+    def matching(self, shape: ModelShape, seq_len: int) -> Measured:
+        """(device class, speed, tensor degree) -> its measurement of exactly this model and sequence length."""
+        entries = (c for c in self.classes if c.model == shape.name and c.seq_len == seq_len)
+        return {(c.device_class, c.speed, c.tensor): c for c in entries}
 
     def with_class(self, entry: ClassProfile) -> Profile:
         """This profile with one more measurement, in the place of an older one of the same."""
-        same = (entry.device_class, entry.model, entry.seq_len)
-        others = [c for c in self.classes if (c.device_class, c.model, c.seq_len) != same]
+        others = [c for c in self.classes if _what(c) != _what(entry)]
         return replace(self, classes=(*others, entry))
 
     def with_bridge(self, entry: BridgeProfile) -> Profile:
@@ -87,13 +116,26 @@ class Profile:
     def validate(self, *, where: str) -> None:
         """Raise ConfigError unless every layer kind has points in ascending order."""
         for entry in self.classes:
+            if entry.speed <= 0:
+                raise ConfigError(f"{where}: '{entry.device_class}' needs a speed above zero")
+            if entry.tensor < 1:
+                raise ConfigError(f"{where}: '{entry.device_class}' needs a tensor degree of at least one")
             for kind in ("block", "embedding", "head"):
                 samples = [p.samples for p in getattr(entry, kind)]
                 if not samples or samples != sorted(set(samples)) or samples[0] < 1:
                     raise ConfigError(f"{where}: '{entry.device_class}' needs ascending points of {kind}")
+        if any(b.nbytes <= a.nbytes for a, b in pairwise(self.native_sums)):
+            raise ConfigError(f"{where}: native_sums need ascending bytes")
         for bridge in self.bridges:
             if min(bridge.message_bytes_per_s, bridge.all_reduce_bytes_per_s) <= 0:
                 raise ConfigError(f"{where}: the bridge over {bridge.transport} needs rates above zero")
+
+
+Measured = Mapping[tuple[str, float, int], ClassProfile]
+
+
+def _what(entry: ClassProfile) -> tuple[object, ...]:
+    return (entry.device_class, entry.model, entry.seq_len, entry.speed, entry.tensor)
 
 
 def load_profile(path: Path) -> Profile:
