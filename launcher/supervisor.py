@@ -159,7 +159,7 @@ class Supervisor:
             sentence = (
                 f"{host} cannot reach {event['peer']} at {event['address']}: the data network is cut between them"
             )
-            self._fail(self._spec(host).ranks[0], sentence)
+            self._fail(self._spec(host).ranks[0], sentence, asked=self._ending or self.outcome.interrupted)
         elif kind == "lost":
             self._host_ended(host, "its agent was killed, and its ranks with it", left=event["left"])
         elif kind == "done":
@@ -208,12 +208,12 @@ class Supervisor:
         self.outcome.left += left
         self._done.add(host)
         for rank in self._spec(host).ranks:
-            if rank not in self._ended:
-                self._fail(rank, reason)
+            if rank not in self._ended:  # a host is lost, not told to end, also where its ranks' peers noticed first
+                self._fail(rank, reason, asked=self.outcome.interrupted)
                 self._ended.add(rank)
 
-    def _fail(self, rank: int, reason: str) -> None:
-        told = Exit(rank, 1, time.time(), self._ending or self.outcome.interrupted, reason)
+    def _fail(self, rank: int, reason: str, *, asked: bool) -> None:
+        told = Exit(rank, 1, time.time(), asked, reason)
         self.outcome.exits.append(told)
         self._announce(told)
         self._end_all()

@@ -110,7 +110,23 @@ def root_of(host: netns.RigHost) -> Path:
 
 
 def signal_rank(number: int) -> Callable[[Scene], bool]:
-    return lambda scene: any(scene.hit(pid, number) for pid in scene.ranks()[:1])
+    def plant(scene: Scene) -> bool:
+        ranks = scene.ranks()[:1]
+        until = time.monotonic() + 5.0
+        while number == RAISE and ranks and not catches(ranks[0], number) and time.monotonic() < until:
+            time.sleep(0.01)  # its Python is only starting
+        return any(scene.hit(pid, number) for pid in ranks)
+
+    return plant
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        mask = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
+        return bool(int(mask, 16) >> (number - 1) & 1)
+    return True  # it is gone: nothing to wait for
 
 
 def kill_agent(scene: Scene) -> bool:
