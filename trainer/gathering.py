@@ -63,7 +63,7 @@ class ShardedBucket(Bucket):
 
     def start_sum(self) -> None:
         """Where others hold these layers too: the sum of whole gradients, each rank giving its shard and zeros."""
-        self._settle()
+        self.settle()
         if self.group is None or self.scattered:
             return
         self._rest = self.gradient.new_zeros(self.weights.numel())
@@ -71,7 +71,7 @@ class ShardedBucket(Bucket):
         self.sum_up(self._rest)
 
     def finish_sum(self) -> None:
-        self._settle()
+        self.settle()
         super().finish_sum()
         if self._rest is not None:
             self.gradient.copy_(self._rest[slice(*self.interval)])
@@ -104,7 +104,7 @@ class ShardedBucket(Bucket):
 
     def _scatter(self) -> None:
         """Begin adding one micro-batch's gradient to the shards; the one before has had time to end."""
-        self._settle()
+        self.settle()
         assert self._incoming is not None
         whole, group = self._incoming, self.shards.group
         if whole.is_cuda:
@@ -116,7 +116,13 @@ class ShardedBucket(Bucket):
         self._scattering = (work, part, whole)
         self._incoming = None
 
-    def _settle(self) -> None:
+    @property
+    def begins_to_scatter(self) -> bool:
+        """Whether the gradient that was just added was the last of a micro-batch."""
+        return self._arrived == 0 and self._scattering is not None
+
+    def settle(self) -> None:
+        """Wait until the last micro-batch's gradient is in the shards, and let go of the whole one."""
         if self._scattering is not None:
             work, part, _ = self._scattering
             self._scattering = None

@@ -22,6 +22,7 @@ from hetctl.trainer.place import Place
 from hetctl.trainer.tensor_parallel import ALONE, TensorShare
 from hetctl.trainer.timeline import Timeline
 
+WHOLE_SCATTERS = 2  # micro-batch gradients of sharded buckets on their way into shards: each is a bucket's, whole
 WHOLE_SUMS = 2  # sums of sharded buckets under way at once: each holds a bucket's whole gradient in full precision
 
 
@@ -65,6 +66,7 @@ class Gradients:
             one.before_unit, one.before_backward = self.before_unit, self.before_backward
         self._where: dict[int, tuple[Bucket, Slot]] = {}
         self._begun: set[Bucket] = set()  # whose sums of this step are under way or done
+        self._scattering: deque[ShardedBucket] = deque()
         self._whole: deque[ShardedBucket] = deque()
         self._hooks: list[RemovableHandle] = []
         for bucket in self.buckets:
@@ -92,6 +94,7 @@ class Gradients:
     def begin_step(self, micro_batches: int) -> None:
         """Forget the last step's gradients, and expect those of so many micro-batches."""
         self._begun.clear()
+        self._scattering.clear()
         for bucket in self.buckets:
             bucket.begin_step(micro_batches)
 
@@ -175,6 +178,10 @@ class Gradients:
         assert parameter.grad is not None
         bucket.add(slot, parameter.grad)
         parameter.grad = None
+        if isinstance(bucket, ShardedBucket) and bucket.begins_to_scatter:
+            self._scattering.append(bucket)
+            if len(self._scattering) > WHOLE_SCATTERS:
+                self._scattering.popleft().settle()
         if bucket.missing == 0 and self.overlap:
             self._start_sum(bucket)
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from hetctl.comm.plan import Plan, Predicted
 from hetctl.comm.units import GiB
-from hetctl.trainer.gathering import keeps_whole
+from hetctl.trainer.gathering import ShardedBucket, keeps_whole
+from hetctl.trainer.gradients import WHOLE_SCATTERS
+from hetctl.trainer.job import Job
+from hetctl.trainer.loop import build
 from hetctl.trainer.place import Place
+from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe, plan_of
+from tests.trainer.parity import PLANTS, SEQ_LEN, SHAPE, UnevenSamples, recipe
 
 PARAMETERS = 8 * 10**9  # two shards: 9 bytes of each all in shards, 12 with weights and gradients whole
 
@@ -44,3 +50,30 @@ def test_what_the_plan_decided_holds() -> None:
         stages = tuple(replace(s, whole=whole) for s in replica.stages)
         decided = replace(made, replicas=(replace(replica, stages=stages),))
         assert keeps_whole(decided, Place.of(decided, 0), "auto", parameters=PARAMETERS) is whole
+
+
+def wholes_held(rank: int) -> tuple[int, int]:
+    """(the most buckets whose whole gradient was on its way into shards when another followed, buckets)."""
+    PLANTS["small buckets"]()
+    layout = Layout(((0, 1),), (Pipe((Cut((0, 4), (0, 1), 2),), 2, 3),))
+    made = plan_of(layout, seq_len=SEQ_LEN)
+    job = Job(made, recipe("sgd", clip_norm=1.0, global_batch=6, sharded="all"), SHAPE, checkpoints="unused")
+    trainer = build(job, torch.device("cpu"), training=UnevenSamples(6))
+    buckets, held = trainer.gradients.buckets, [0]
+    take = trainer.gradients.accumulate
+
+    def counted(parameter: torch.nn.Parameter) -> None:
+        take(parameter)
+        held.append(sum(b._scattering is not None for b in buckets if isinstance(b, ShardedBucket)))
+
+    trainer.gradients.accumulate = counted  # type: ignore[method-assign]
+    for parameter in trainer.gradients.parameters.values():
+        parameter._post_accumulate_grad_hooks.clear()  # type: ignore[attr-defined]
+        parameter.register_post_accumulate_grad_hook(counted)
+    trainer.train_step(0)
+    return max(held), len(buckets)
+
+
+def test_few_whole_gradients_are_held_on_their_way_into_shards() -> None:
+    for most, buckets in on_islands((2,), wholes_held):
+        assert 0 < most <= WHOLE_SCATTERS < buckets

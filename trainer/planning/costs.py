@@ -86,6 +86,8 @@ class LayerCosts:
     def measured(self, rates: Rates, tensor: int = 1) -> ClassProfile | None:
         """What was measured of such a device, as one of a tensor group: exactly that, otherwise scaled from the same
         degree at full speed, from a whole layer at its own speed, or from a whole layer at full speed."""
+        if not self.profiles:
+            return None
         key = (rates.base, rates.speed, tensor)
         if key not in self._measured:
             near = ((rates.speed, tensor), (1.0, tensor), (rates.speed, 1), (1.0, 1))
