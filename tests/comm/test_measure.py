@@ -39,6 +39,16 @@ def test_every_way_is_measured() -> None:
     assert all(rate > 0 for rate in found["raw"].values())
 
 
+def counts(rank: int) -> list[int]:
+    """What a rank times when both have waited unequally long: between, below and above the limits."""
+    ends = measure.Ends(dist.group.WORLD, rank, 2, torch.device("cpu"))
+    return [measure._enough(ends, mine[rank]) for mine in ((1e-3, 1e-9), (1e-9, 0.003), (0.01, 9.0), (9.0, 0.01))]
+
+
+def test_both_ends_time_as_many_messages_as_the_first_says() -> None:
+    assert on_islands((1, 1), counts) == [[250, 1000, 25, 4]] * 2
+
+
 def test_sizes_grow_eightfold_and_end_with_the_largest() -> None:
     assert measure.sizes_up_to(64 * KiB) == [KiB, 8 * KiB, 64 * KiB]
     assert measure.sizes_up_to(1000) == [1000]

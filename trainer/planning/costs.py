@@ -175,7 +175,7 @@ class LayerCosts:
         if tensor == 1:
             return 0.0
         if self.native_sums:
-            return 2 * (tensor - 1) / tensor * _seconds_of(self.native_sums, self.boundary_bytes(samples))
+            return 2 * (tensor - 1) / tensor * seconds_of(self.native_sums, self.boundary_bytes(samples))
         return 2 * (tensor - 1) / tensor * self.boundary_bytes(samples) / rates.native_bytes_per_s + rates.launch_s
 
     @cached_property
@@ -282,7 +282,7 @@ def usable_bytes(rates: Rates) -> float:
     return rates.memory_bytes * USABLE_SHARE - rates.runtime_bytes
 
 
-def _seconds_of(points: Sequence[SumPoint], nbytes: float) -> float:
+def seconds_of(points: Sequence[SumPoint], nbytes: float) -> float:
     """Linear between points; the least of them below, the last one's rate above."""
     for a, b in pairwise(points):
         if nbytes < b.nbytes:

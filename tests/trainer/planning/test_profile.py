@@ -1,15 +1,26 @@
 """profile.yaml: between, before and beyond its points; what it must refuse; what a plan makes of it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hetctl.comm.emulate import describe_cluster, parse_spec
 from hetctl.comm.errors import ConfigError
+from hetctl.trainer.models.model_config import find_shape
+from hetctl.trainer.planning.costs import LayerCosts, Numbers, Seconds, seconds_of
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
-from hetctl.trainer.planning.profile import ClassProfile, Point, Profile, load_profile, save_profile
+from hetctl.trainer.planning.pools import Rates
+from hetctl.trainer.planning.profile import ClassProfile, Point, Profile, SumPoint, load_profile, save_profile
 from hetctl.trainer.recipe import load_recipe
+
+RATES = Rates(1e12, 1e12, 1e12, 1e12, 1e12, 1e-6, 1 << 30, 0)
+
+
+def layer_costs(profile: Profile) -> LayerCosts:
+    shape = find_shape("demo")
+    return LayerCosts(shape, 128, Numbers(), profile.matching(shape, 128), profile.native_sums)
 
 
 def entry(name: str, *, block: float = 1.0, seq_len: int = 128) -> ClassProfile:
@@ -30,6 +41,51 @@ def test_files_come_back_and_newer_measurements_replace_older(tmp_path: Path) ->
     save_profile(tmp_path / "p.yaml", profile)
     again = load_profile(tmp_path / "p.yaml")
     assert {c.device_class: c.block[0].forward_s for c in again.classes} == {"h200": 1.0, "cpu": 3.0}
+
+
+def test_speeds_and_tensor_degrees_are_entries_of_their_own(tmp_path: Path) -> None:
+    slow = replace(entry("h200", block=1.5), speed=0.6)
+    part = replace(entry("h200", block=0.7), tensor=2)
+    profile = Profile((entry("h200"),)).with_class(slow).with_class(part).with_class(replace(slow, speed=0.5))
+    save_profile(tmp_path / "p.yaml", profile)
+    costs = layer_costs(load_profile(tmp_path / "p.yaml"))
+    rates = replace(RATES, base="h200")
+    assert costs.block(rates, 1) == Seconds(1.0, 2.0)
+    assert costs.block(replace(rates, speed=0.6), 1) == Seconds(1.5, 3.0)  # its own, not 1.0 / 0.6
+    assert costs.block(replace(rates, speed=0.8), 1).forward == pytest.approx(1.25)
+    assert costs.block(rates, 1, tensor=2).forward > 0.7  # its own, and the sums
+    assert costs.block(rates, 1, tensor=2).forward < 0.71
+    assert costs.block(rates, 1, tensor=4).forward == pytest.approx(0.25, rel=0.1)
+    assert costs.measured(replace(rates, base="mi325x")) is None
+
+
+def test_sums_of_a_tensor_group_take_what_was_measured() -> None:
+    points = (SumPoint(1 << 10, 50e-6), SumPoint(1 << 20, 80e-6), SumPoint(1 << 24, 400e-6))
+    profile = Profile((replace(entry("h200"), tensor=2),), native_sums=points)
+    costs = layer_costs(profile)
+    rates = replace(RATES, base="h200")
+    nbytes = costs.boundary_bytes(1)
+    assert 1 << 10 < nbytes < 1 << 20
+    once = 50e-6 + (nbytes - (1 << 10)) / ((1 << 20) - (1 << 10)) * 30e-6
+    assert costs.block(rates, 1, tensor=2).forward - 1.0 == pytest.approx(2 * once)  # after attention and MLP
+    assert seconds_of(points, 1 << 25) == pytest.approx(800e-6)
+    assert seconds_of(points, 1) == 50e-6
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"speed": 0.0}, "a speed above zero"), ({"tensor": 0}, "a tensor degree of at least one")],
+)
+def test_impossible_speeds_and_degrees_are_refused(tmp_path: Path, changes: dict[str, float], said: str) -> None:
+    save_profile(tmp_path / "p.yaml", Profile((replace(entry("cpu"), **changes),)))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=said):
+        load_profile(tmp_path / "p.yaml")
+
+
+def test_sums_must_ascend(tmp_path: Path) -> None:
+    save_profile(tmp_path / "p.yaml", Profile((entry("cpu"),), native_sums=(SumPoint(8, 1.0), SumPoint(8, 2.0))))
+    with pytest.raises(ConfigError, match="ascending bytes"):
+        load_profile(tmp_path / "p.yaml")
 
 
 def test_descending_points_are_refused(tmp_path: Path) -> None:
