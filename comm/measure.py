@@ -32,7 +32,9 @@ from hetctl.comm.values import decode
 VARIABLE = "HETCTL_MEASURE"  # names a JSON file with a Task
 IN_FLIGHT = 4  # messages under way at once
 ENOUGH_BYTES = 256 * MiB  # moved per size by sums, within FEWEST and MOST of them
-ENOUGH_SECONDS = 0.25  # of messages: filling the pipeline and the barrier at the end take milliseconds
+ENOUGH_SECONDS = (
+    0.25  # of messages, up to MOST_MESSAGES: filling the pipeline and the barrier at the end take milliseconds
+)
 FEWEST, MOST, MOST_MESSAGES = 4, 200, 1000
 LATENCY_BYTES, LATENCY_TURNS = 1 * KiB, 300
 GROUPS = 8  # raw gloo groups side by side
@@ -94,6 +96,8 @@ def message_rate(ends: Ends, size: int, *, count: int | None = None) -> float:
 
     seconds(1)  # connects
     turns = count or _enough(ends, seconds(IN_FLIGHT) / IN_FLIGHT)
+    if count is None and turns > IN_FLIGHT:  # of four messages, the barrier takes as long as they do
+        turns = _enough(ends, seconds(turns) / turns)
     return size * turns / seconds(turns)
 
 

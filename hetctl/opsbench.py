@@ -14,6 +14,7 @@ from hetctl.comm.values import encode
 from hetctl.console import Sink
 from hetctl.planning import DEFAULT_TOKENS
 from hetctl.thismachine import gpu_class
+from hetctl.trainer.cuts import cannot_cut
 from hetctl.trainer.models.model_config import find_shape
 from hetctl.trainer.planning.profile import BridgeProfile, ClassProfile, Profile, SumPoint, load_profile, save_profile
 
@@ -43,10 +44,8 @@ def bench_ops(
         raise Undetermined("the hardware table does not know this GPU", hint="say what to call it with --class")
     if not on_gpu:
         torch.set_num_threads(1)  # as a rank that shares the machine has it
-    if speed != 1.0 and not on_gpu:
-        raise ConfigError("only a GPU can be held to a share of its speed", hint="leave --at-speed out")
-    if shape.heads % tensor or shape.intermediate % tensor or tensor < 1:
-        raise ConfigError(f"'{shape.name}' cannot be cut into {tensor} parts", hint="--tensor 1, 2, 4 or 8")
+    if why := cannot_cut(shape, tensor):
+        raise ConfigError(why, hint="leave --tensor out, or give another degree")
     held = "" if speed == 1.0 else f" at {speed:g} of its speed"
     part = "" if tensor == 1 else f", one of a tensor group of {tensor}"
     sink.say(

@@ -88,12 +88,17 @@ def parse_rank_error(data: Any) -> RankError | None:
         return None
 
 
+def is_own(error: RankError | None) -> bool:
+    """Whether a rank's error is its own, not what others caused."""
+    return error is not None and TOLD_BY_OTHERS.search(error.message) is None
+
+
 def _is_consequence(end: Exit, errors: Mapping[int, RankError]) -> int:
     """0 for a cause, 1 for what others caused, 2 for who was told to end. What cuts hosts off is a cause."""
     if end.reason:
         return 2 if end.asked else 0
     if end.rank in errors:
-        return int(TOLD_BY_OTHERS.search(errors[end.rank].message) is not None)
+        return int(not is_own(errors[end.rank]))
     if end.said and (end.code > 0 or _EXCEPTION.match(end.said)):
         return 2 if end.asked else int(TOLD_BY_OTHERS.search(end.said) is not None)
     if -end.code in _CRASHES:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hetctl.comm.errors import WorkFailed
 from hetctl.launcher.crew import Crew
-from hetctl.launcher.failure import Exit, RankError, parse_rank_error, reason_of
+from hetctl.launcher.failure import Exit, RankError, is_own, parse_rank_error, reason_of
 from hetctl.launcher.link import Event
 
 BEAT_S = 2.0
@@ -159,6 +159,7 @@ class Supervisor:
             sentence = (
                 f"{host} cannot reach {event['peer']} at {event['address']}: the data network is cut between them"
             )
+            # agents that end close what others knock at
             self._fail(self._spec(host).ranks[0], sentence, asked=self._ending or self.outcome.interrupted)
         elif kind == "lost":
             self._host_ended(host, "its agent was killed, and its ranks with it", left=event["left"])
@@ -209,10 +210,11 @@ class Supervisor:
         self._done.add(host)
         for rank in self._spec(host).ranks:
             if rank not in self._ended:  # a host is lost, not told to end, also where its ranks' peers noticed first
-                self._fail(rank, reason, asked=self.outcome.interrupted)
+                known = is_own(self.outcome.errors.get(rank))  # it had said why before
+                self._fail(rank, None if known else reason, asked=self.outcome.interrupted)
                 self._ended.add(rank)
 
-    def _fail(self, rank: int, reason: str, *, asked: bool) -> None:
+    def _fail(self, rank: int, reason: str | None, *, asked: bool) -> None:
         told = Exit(rank, 1, time.time(), asked, reason)
         self.outcome.exits.append(told)
         self._announce(told)

@@ -161,8 +161,8 @@ class Bucket:
     def _assign_weights(self, slot: Slot, flat: Tensor) -> None:
         self.weights[slot.first : slot.first + slot.numel].copy_(flat)
 
-    def add(self, slot: Slot, gradient: Tensor) -> None:
-        """Accumulate one parameter's gradient of one micro-batch."""
+    def add(self, slot: Slot, gradient: Tensor) -> bool:
+        """Accumulate one parameter's gradient of one micro-batch; whether a whole gradient begins to be scattered."""
         place = self.gradient[slot.first : slot.first + slot.numel]
         if slot.name in self._fresh:
             self._fresh.discard(slot.name)
@@ -170,6 +170,7 @@ class Bucket:
         else:
             place.add_(gradient.reshape(-1))
         self.missing -= 1
+        return False
 
     def start_sum(self) -> None:
         """Begin summing the gradient over the holders; where they share the state, each gets its shard only."""

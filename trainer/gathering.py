@@ -47,15 +47,17 @@ class ShardedBucket(Bucket):
             begin = slot.first + part[0] - self.interval[0]
             self.kept[begin : begin + part[1] - part[0]].copy_(flat[slice(*part)])
 
-    def add(self, slot: Slot, gradient: Tensor) -> None:
+    def add(self, slot: Slot, gradient: Tensor) -> bool:
         if self._incoming is None:
             self._incoming = self.gradient.new_zeros(self.weights.numel())
         self._incoming[slot.first : slot.first + slot.numel].add_(gradient.reshape(-1))
         self.missing -= 1
         self._arrived += 1
-        if self._arrived == len(self.layout.slots):
-            self._arrived = 0
-            self._scatter()
+        if self._arrived < len(self.layout.slots):
+            return False
+        self._arrived = 0
+        self._scatter()
+        return True
 
     def begin_step(self, micro_batches: int) -> None:
         super().begin_step(micro_batches)
@@ -115,11 +117,6 @@ class ShardedBucket(Bucket):
             work = dist.all_reduce(whole, group=group, async_op=True)
         self._scattering = (work, part, whole)
         self._incoming = None
-
-    @property
-    def begins_to_scatter(self) -> bool:
-        """Whether the gradient that was just added was the last of a micro-batch."""
-        return self._arrived == 0 and self._scattering is not None
 
     def settle(self) -> None:
         """Wait until the last micro-batch's gradient is in the shards, and let go of the whole one."""

@@ -176,14 +176,20 @@ class Gradients:
         """Take a parameter's gradient of one micro-batch, which has just been made."""
         bucket, slot = self._where[id(parameter)]
         assert parameter.grad is not None
-        bucket.add(slot, parameter.grad)
+        scattering = bucket.add(slot, parameter.grad)
         parameter.grad = None
-        if isinstance(bucket, ShardedBucket) and bucket.begins_to_scatter:
-            self._scattering.append(bucket)
-            if len(self._scattering) > WHOLE_SCATTERS:
-                self._scattering.popleft().settle()
+        if scattering and isinstance(bucket, ShardedBucket):
+            self._follow(bucket)
         if bucket.missing == 0 and self.overlap:
             self._start_sum(bucket)
+
+    def _follow(self, bucket: ShardedBucket) -> None:
+        """A bucket's whole gradient is on its way into shards: only a few may be."""
+        if bucket in self._scattering:  # the one before has ended: this one is not the oldest
+            self._scattering.remove(bucket)
+        self._scattering.append(bucket)
+        if len(self._scattering) > WHOLE_SCATTERS:
+            self._scattering.popleft().settle()
 
     def _start_sum(self, bucket: Bucket) -> None:
         """Begin a bucket's sum. Of those that need a whole gradient for it only a few are under way at once.

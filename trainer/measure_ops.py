@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hetctl.comm.errors import ConfigError
 from hetctl.trainer.buckets import Piece
 from hetctl.trainer.models.headloss import head_loss
 from hetctl.trainer.models.model import RMSNorm, StageModel
@@ -48,10 +49,12 @@ def measure_class(
     """Seconds per layer kind for each number of samples that fits, on a device held to a share of its speed, of one
     rank's part in a tensor group (whose sums are over this process alone).
 
-    Raises torch.OutOfMemoryError when not even the first fits.
+    Raises torch.OutOfMemoryError when not even the first fits, ConfigError where no device can be held back.
     """
     where = Where(shape, seq_len, device, dtype)
-    with slowed(device, speed), _part(device, tensor) as part:
+    with slowed(device, speed) as held, _part(device, tensor) as part:
+        if speed < 1.0 and held is None:
+            raise ConfigError("only NVIDIA GPUs can be held to a share of their speed", hint="leave --at-speed out")
         block = _points(partial(_block, where, part=part), device, samples)
         embedding = _points(partial(_embedding, where), device, samples)
         head = _points(partial(_head, where, part=part), device, samples)

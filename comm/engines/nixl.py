@@ -159,10 +159,10 @@ class NixlEngine:
                 state = self._agent.check_xfer_state(transfer.held)
             except Exception as error:
                 raise EngineFailed(f"a transfer of NIXL failed: {reason_of(error)}") from None
-            transfer.over = bool(state == "DONE")
+            over = transfer.over = bool(state == "DONE")
         if state == "ERR":
             raise EngineFailed("a transfer of NIXL failed: the peer or the way to it is gone")
-        return transfer.over
+        return over
 
     def drop(self, handles: Sequence[Any]) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""`hetctl bench bridge`: one document with every way between two emulated islands, and refusals before ranks start."""
+"""`hetctl bench`: one document with every way between two emulated islands, layers, and refusals before ranks start."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from hetctl.trainer.planning.profile import load_profile
+
 ROOT = Path(__file__).parent.parent.parent
 
 
-def bench(*argv: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hetctl", "bench", "bridge", *argv]
+def bench(*argv: str, what: str = "bridge") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hetctl", "bench", what, *argv]
     return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=120, check=False)
 
 
@@ -29,8 +33,7 @@ def test_a_bridge_is_measured_beside_native_and_raw_ways() -> None:
 
 def test_a_pipeline_leaves_ranks_idle_that_have_no_sample() -> None:
     argv = ["--emulate", "cpu:2,cpu:1", "--rounds", "1", "--seq-len", "16", "--micro-batches", "2", "--json"]
-    command = [sys.executable, "-m", "hetctl", "bench", "pipeline", *argv]
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=120, check=False)
+    done = bench(*argv, what="pipeline")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tokens_per_s"]["bridged"][0] > 0
 
@@ -40,3 +43,25 @@ def test_a_bridge_that_cannot_be_is_refused() -> None:
     assert done.returncode == 2
     assert "no bridge can be direct here" in done.stderr
     assert bench("--emulate", "h200:2").returncode == 2
+
+
+def test_layers_are_measured_as_a_tensor_groups_part_beside_whole_ones(tmp_path: Path) -> None:
+    for degree in ("1", "2"):
+        out = str(tmp_path / "p.yaml")
+        done = bench("--tensor", degree, "--samples", "1", "--seq-len", "64", "-o", out, "--json", what="ops")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["tensor"], found["speed"]) == (int(degree), 1.0)
+        assert min(found["block"][0]["forward_s"], found["head"][0]["backward_s"]) > 0
+    assert [c.tensor for c in load_profile(tmp_path / "p.yaml").classes] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [(("--tensor", "3"), "do not divide by 3"), (("--at-speed", "0.5"), "can be held to a share of their speed")],
+)
+def test_layers_that_cannot_be_measured_are_refused(argv: tuple[str, str], said: str, tmp_path: Path) -> None:
+    done = bench(*argv, "--samples", "1", "-o", str(tmp_path / "p.yaml"), what="ops")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "p.yaml").exists()

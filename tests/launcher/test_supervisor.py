@@ -75,3 +75,10 @@ def test_a_ranks_own_error_is_named_though_a_host_is_lost_after_it() -> None:
     found = failure([ends(1, "ValueError: planted")], [{"event": "lost", "left": 0}])
     assert found is not None
     assert (found.rank, found.reason) == (1, "ValueError: planted")
+
+
+def test_what_a_rank_had_said_itself_is_named_though_its_host_is_lost_then() -> None:
+    own = ends(0, "ValueError: planted")
+    found = failure([ends(1, PEER_IS_GONE)], [{**own, "event": "failing"}, {"event": "lost", "left": 0}])
+    assert found is not None
+    assert (found.rank, found.reason, found.victims) == (0, "ValueError: planted", (1,))

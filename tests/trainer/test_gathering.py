@@ -52,28 +52,32 @@ def test_what_the_plan_decided_holds() -> None:
         assert keeps_whole(decided, Place.of(decided, 0), "auto", parameters=PARAMETERS) is whole
 
 
-def wholes_held(rank: int) -> tuple[int, int]:
-    """(the most buckets whose whole gradient was on its way into shards when another followed, buckets)."""
-    PLANTS["small buckets"]()
+def wholes_held(rank: int, plant: str) -> tuple[int, int, int]:
+    """(the most buckets whose whole gradient was on its way into shards at once, how many were waited for in the call
+    that began them, buckets)."""
+    PLANTS[plant]()
     layout = Layout(((0, 1),), (Pipe((Cut((0, 4), (0, 1), 2),), 2, 3),))
     made = plan_of(layout, seq_len=SEQ_LEN)
     job = Job(made, recipe("sgd", clip_norm=1.0, global_batch=6, sharded="all"), SHAPE, checkpoints="unused")
     trainer = build(job, torch.device("cpu"), training=UnevenSamples(6))
-    buckets, held = trainer.gradients.buckets, [0]
-    take = trainer.gradients.accumulate
+    buckets, held, soon = trainer.gradients.buckets, [0], [0]
+    follow = trainer.gradients._follow
 
-    def counted(parameter: torch.nn.Parameter) -> None:
-        take(parameter)
+    def counted(bucket: ShardedBucket) -> None:
+        follow(bucket)
+        soon.append(bucket._scattering is None)
         held.append(sum(b._scattering is not None for b in buckets if isinstance(b, ShardedBucket)))
 
-    trainer.gradients.accumulate = counted  # type: ignore[method-assign]
-    for parameter in trainer.gradients.parameters.values():
-        parameter._post_accumulate_grad_hooks.clear()  # type: ignore[attr-defined]
-        parameter.register_post_accumulate_grad_hook(counted)
+    trainer.gradients._follow = counted  # type: ignore[method-assign]
     trainer.train_step(0)
-    return max(held), len(buckets)
+    return max(held), sum(soon), len(buckets)
 
 
 def test_few_whole_gradients_are_held_on_their_way_into_shards() -> None:
-    for most, buckets in on_islands((2,), wholes_held):
+    for most, soon, buckets in on_islands((2,), wholes_held, "small buckets"):
         assert 0 < most <= WHOLE_SCATTERS < buckets
+        assert soon == 0
+
+
+def test_one_bucket_scatters_while_the_next_micro_batch_computes() -> None:
+    assert on_islands((2,), wholes_held, "") == [(1, 0, 1)] * 2

@@ -5,6 +5,7 @@ From the hardware table seconds are FLOPs over sustained FLOPS; a measured profi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -84,16 +85,15 @@ class LayerCosts:
     native_sums: tuple[SumPoint, ...] = ()  # measured
 
     def measured(self, rates: Rates, tensor: int = 1) -> ClassProfile | None:
-        """What was measured of such a device, as one of a tensor group: exactly that, otherwise scaled from the same
-        degree at full speed, from a whole layer at its own speed, or from a whole layer at full speed."""
+        """What was measured of such a device as one of a tensor group: exactly that, otherwise scaled from the largest
+        group up to it, since small parts are slower than their share, at the nearest speed."""
         if not self.profiles:
             return None
         key = (rates.base, rates.speed, tensor)
         if key not in self._measured:
-            near = ((rates.speed, tensor), (1.0, tensor), (rates.speed, 1), (1.0, 1))
-            known = (self.profiles.get((rates.base, *one)) for one in near)
-            found = next((entry for entry in known if entry), None)
-            self._measured[key] = found.scaled(rates.speed, tensor) if found else None
+            same = [e for e in self.profiles.values() if e.device_class == rates.base and e.tensor <= tensor]
+            near = min(same, key=lambda e: (-e.tensor, abs(math.log(e.speed / rates.speed))), default=None)
+            self._measured[key] = near.scaled(rates.speed, tensor) if near else None
         return self._measured[key]
 
     @cached_property

@@ -38,13 +38,14 @@ class ClassProfile:
     head: tuple[Point, ...]
     update_s: float | None = None  # of the optimiser, per parameter whose state a rank keeps
     speed: float = 1.0  # share of the device's own speed that it was held to (`@SPEED`) while it was measured
-    tensor: int = 1  # of a tensor group of so many it is one rank's part, without the sums
+    tensor: int = 1  # it is one rank's part in a tensor group of so many, whose sums were over that rank alone
 
     def scaled(self, speed: float, tensor: int) -> ClassProfile:
         """At another speed, and as part of another tensor group, if every layer became slower or faster alike."""
-        factor = self.speed / speed * self.tensor / tensor
+        slower = self.speed / speed
 
         def points(kind: LayerKind) -> tuple[Point, ...]:
+            factor = slower if kind == "embedding" else slower * self.tensor / tensor  # all ranks look all tokens up
             return tuple(Point(p.samples, p.forward_s * factor, p.backward_s * factor) for p in getattr(self, kind))
 
         return replace(
@@ -52,7 +53,7 @@ class ClassProfile:
             block=points("block"),
             embedding=points("embedding"),
             head=points("head"),
-            update_s=None if self.update_s is None else self.update_s * self.speed / speed,
+            update_s=None if self.update_s is None else self.update_s * slower,
             speed=speed,
             tensor=tensor,
         )
@@ -95,7 +96,7 @@ class Profile:
 
     classes: tuple[ClassProfile, ...]
     bridges: tuple[BridgeProfile, ...] = ()
-    native_sums: tuple[SumPoint, ...] = ()  # in ascending order of bytes
+    native_sums: tuple[SumPoint, ...] = ()  # in ascending order of bytes; taken for every class of the profile
     schema_version: int = SCHEMA_VERSION
 
     def matching(self, shape: ModelShape, seq_len: int) -> Measured:
@@ -126,6 +127,8 @@ class Profile:
                     raise ConfigError(f"{where}: '{entry.device_class}' needs ascending points of {kind}")
         if any(b.nbytes <= a.nbytes for a, b in pairwise(self.native_sums)):
             raise ConfigError(f"{where}: native_sums need ascending bytes")
+        if any(min(point.nbytes, point.seconds) <= 0 for point in self.native_sums):
+            raise ConfigError(f"{where}: native_sums need bytes and seconds above zero")
         for bridge in self.bridges:
             if min(bridge.message_bytes_per_s, bridge.all_reduce_bytes_per_s) <= 0:
                 raise ConfigError(f"{where}: the bridge over {bridge.transport} needs rates above zero")

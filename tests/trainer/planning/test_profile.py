@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from hetctl.bridging import native_sums_of
 from hetctl.comm.emulate import describe_cluster, parse_spec
 from hetctl.comm.errors import ConfigError
+from hetctl.opsbench import add_to_profile
 from hetctl.trainer.models.model_config import find_shape
 from hetctl.trainer.planning.costs import LayerCosts, Numbers, Seconds, seconds_of
 from hetctl.trainer.planning.hardware import CLASSES
@@ -53,9 +55,11 @@ def test_speeds_and_tensor_degrees_are_entries_of_their_own(tmp_path: Path) -> N
     assert costs.block(rates, 1) == Seconds(1.0, 2.0)
     assert costs.block(replace(rates, speed=0.6), 1) == Seconds(1.5, 3.0)  # its own, not 1.0 / 0.6
     assert costs.block(replace(rates, speed=0.8), 1).forward == pytest.approx(1.25)
+    assert costs.block(replace(rates, speed=0.55), 1).forward == pytest.approx(1.5 * 0.6 / 0.55, rel=0.1)
     assert costs.block(rates, 1, tensor=2).forward > 0.7  # its own, and the sums
     assert costs.block(rates, 1, tensor=2).forward < 0.71
-    assert costs.block(rates, 1, tensor=4).forward == pytest.approx(0.25, rel=0.1)
+    assert costs.block(rates, 1, tensor=4).forward == pytest.approx(0.35, rel=0.01)  # half of what half takes
+    assert costs.embedding(rates, 1, tensor=2).forward > 0.001  # all of it, and a sum
     assert costs.measured(replace(rates, base="mi325x")) is None
 
 
@@ -82,10 +86,24 @@ def test_impossible_speeds_and_degrees_are_refused(tmp_path: Path, changes: dict
         load_profile(tmp_path / "p.yaml")
 
 
-def test_sums_must_ascend(tmp_path: Path) -> None:
-    save_profile(tmp_path / "p.yaml", Profile((entry("cpu"),), native_sums=(SumPoint(8, 1.0), SumPoint(8, 2.0))))
-    with pytest.raises(ConfigError, match="ascending bytes"):
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [((SumPoint(8, 1.0), SumPoint(8, 2.0)), "ascending bytes"), ((SumPoint(0, 1.0),), "above zero")],
+)
+def test_impossible_sums_are_refused(tmp_path: Path, points: tuple[SumPoint, ...], said: str) -> None:
+    save_profile(tmp_path / "p.yaml", Profile((entry("cpu"),), native_sums=points))
+    with pytest.raises(ConfigError, match=said):
         load_profile(tmp_path / "p.yaml")
+
+
+def test_native_sums_come_from_two_devices_of_a_host(tmp_path: Path) -> None:
+    found = {"islands": [1, 1], "hosts": 1, "ways": {"native": {"all_reduce_s": {"8192": 3e-5, "1024": 2e-5}}}}
+    assert native_sums_of(found) == (SumPoint(1024, 2e-5), SumPoint(8192, 3e-5))
+    assert native_sums_of(found | {"hosts": 2}) == native_sums_of(found | {"islands": [2, 2]}) == ()
+    assert native_sums_of(found | {"ways": {}}) == ()
+    add_to_profile(tmp_path / "p.yaml", native_sums=native_sums_of(found))
+    add_to_profile(tmp_path / "p.yaml", entry("cpu"))
+    assert load_profile(tmp_path / "p.yaml") == Profile((entry("cpu"),), native_sums=native_sums_of(found))
 
 
 def test_descending_points_are_refused(tmp_path: Path) -> None:
