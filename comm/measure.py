@@ -32,9 +32,7 @@ from hetctl.comm.values import decode
 VARIABLE = "HETCTL_MEASURE"  # names a JSON file with a Task
 IN_FLIGHT = 4  # messages under way at once
 ENOUGH_BYTES = 256 * MiB  # moved per size by sums, within FEWEST and MOST of them
-ENOUGH_SECONDS = (
-    0.25  # of messages, up to MOST_MESSAGES: filling the pipeline and the barrier at the end take milliseconds
-)
+ENOUGH_SECONDS = 0.25  # of messages, up to MOST_MESSAGES: filling the pipeline and the last barrier take milliseconds
 FEWEST, MOST, MOST_MESSAGES = 4, 200, 1000
 LATENCY_BYTES, LATENCY_TURNS = 1 * KiB, 300
 GROUPS = 8  # raw gloo groups side by side

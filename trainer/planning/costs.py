@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
 from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.planning.pools import Rates
-from hetctl.trainer.planning.profile import ClassProfile, Measured, SumPoint
+from hetctl.trainer.planning.profile import ClassProfile, SumPoint
 
 Recompute = Literal["none", "selective", "full"]
 USABLE_SHARE = 0.96  # of a device's memory: allocators fragment
@@ -81,7 +81,7 @@ class LayerCosts:
     shape: ModelShape
     seq_len: int
     numbers: Numbers = Numbers()
-    profiles: Measured = field(default_factory=dict)
+    profiles: tuple[ClassProfile, ...] = ()  # measured, of this model and length
     native_sums: tuple[SumPoint, ...] = ()  # measured
 
     def measured(self, rates: Rates, tensor: int = 1) -> ClassProfile | None:
@@ -91,7 +91,7 @@ class LayerCosts:
             return None
         key = (rates.base, rates.speed, tensor)
         if key not in self._measured:
-            same = [e for e in self.profiles.values() if e.device_class == rates.base and e.tensor <= tensor]
+            same = [e for e in self.profiles if e.device_class == rates.base and e.tensor <= tensor]
             near = min(same, key=lambda e: (-e.tensor, abs(math.log(e.speed / rates.speed))), default=None)
             self._measured[key] = near.scaled(rates.speed, tensor) if near else None
         return self._measured[key]

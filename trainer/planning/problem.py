@@ -128,8 +128,7 @@ def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> La
     width = 8 if precision == "fp64" else 4
     optimizer = 2 * width if recipe.optimizer.name == "adamw" else 0
     numbers = Numbers(2 if precision == "bf16" else width, width, width, optimizer)
-    if profile is None:
-        return LayerCosts(shape, seq_len, numbers)
+    profile = profile or Profile(())
     return LayerCosts(shape, seq_len, numbers, profile.matching(shape, seq_len), profile.native_sums)
 
 

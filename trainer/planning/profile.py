@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -99,10 +98,9 @@ class Profile:
     native_sums: tuple[SumPoint, ...] = ()  # in ascending order of bytes; taken for every class of the profile
     schema_version: int = SCHEMA_VERSION
 
-    def matching(self, shape: ModelShape, seq_len: int) -> Measured:
-        """(device class, speed, tensor degree) -> its measurement of exactly this model and sequence length."""
-        entries = (c for c in self.classes if c.model == shape.name and c.seq_len == seq_len)
-        return {(c.device_class, c.speed, c.tensor): c for c in entries}
+    def matching(self, shape: ModelShape, seq_len: int) -> tuple[ClassProfile, ...]:
+        """The measurements of exactly this model and sequence length."""
+        return tuple(c for c in self.classes if c.model == shape.name and c.seq_len == seq_len)
 
     def with_class(self, entry: ClassProfile) -> Profile:
         """This profile with one more measurement, in the place of an older one of the same."""
@@ -132,9 +130,6 @@ class Profile:
         for bridge in self.bridges:
             if min(bridge.message_bytes_per_s, bridge.all_reduce_bytes_per_s) <= 0:
                 raise ConfigError(f"{where}: the bridge over {bridge.transport} needs rates above zero")
-
-
-Measured = Mapping[tuple[str, float, int], ClassProfile]
 
 
 def _what(entry: ClassProfile) -> tuple[object, ...]:
