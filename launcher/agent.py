@@ -22,6 +22,7 @@ import time
 from typing import Any
 
 from hetctl.launcher.children import (
+    HELD_UP_S,
     STOPPED_S,
     Worker,
     adopt_orphans,
@@ -99,6 +100,10 @@ class Agent:
         elif asked == "start" and not self.started:
             self._start(command)
         elif asked in ("stop", "kill"):
+            if command.get("failed") and self.deadline is None:
+                for worker in self.workers:  # held up the others until one of them lost patience
+                    if not worker.reported and worker.stopped_for() > HELD_UP_S:
+                        self._report_stopped(worker)
             self._end(command.get("grace_s", 0.0) if asked == "stop" else 0.0)
         elif asked == "signal":
             for worker in (w for w in self.workers if not w.reported):
@@ -233,9 +238,10 @@ class Agent:
         )
 
     def _report_stopped(self, worker: Worker) -> None:
+        seconds = worker.stopped_for()
         worker.signal_group(signal.SIGKILL)
         worker.process.wait()
-        self._report(worker, -signal.SIGSTOP, reason=f"somebody stopped it (SIGSTOP) for {STOPPED_S:.0f} s")
+        self._report(worker, -signal.SIGSTOP, reason=f"somebody stopped it (SIGSTOP) for {seconds:.0f} s")
 
     def _finish(self) -> int:
         """End the store and whatever ranks left behind, verify it, and say so as the last thing."""

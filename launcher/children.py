@@ -21,6 +21,7 @@ MAX_ERROR_BYTES = 256 << 10
 KILL_S = 5.0
 WATCH_S = 1.0
 STOPPED_S = 8.0  # a process that somebody stopped holds all others up: it is ended
+HELD_UP_S = 1.0  # stopped for so long when another rank fails, it is why
 
 
 class Worker:

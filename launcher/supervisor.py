@@ -231,7 +231,7 @@ class Supervisor:
         """One rank has failed: its peers can only wait for it now."""
         if not self._ending:
             self._ending = True
-            self._broadcast({"do": "stop", "grace_s": END_GRACE_S})
+            self._broadcast({"do": "stop", "grace_s": END_GRACE_S, "failed": True})
 
     def _spec(self, host: str) -> HostSpec:
         return next(s for s in self.specs if s.host == host)

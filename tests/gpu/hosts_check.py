@@ -24,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hetctl.comm.cluster import Island, Link, Transport, load_cluster, save_cluster
+from hetctl.comm.plan import load_plan
 from tests.rigs import netns
 from tests.rigs.cluster import command, environment, losses
 
@@ -36,6 +37,8 @@ LLAMA = (
     "checkpoint.last=false",
     "train.precision=fp64",  # bf16 runs of one plan differ by 1e-3 after eight steps: kernels add in any order
     "optimizer.warmup_steps=2",
+    "parallelism.pipeline=2",  # a model so small is faster on one host alone: then nothing would cross the bridge
+    "parallelism.data=1",
 )
 
 
@@ -83,7 +86,7 @@ def split_by_host(file: Path) -> None:
     save_cluster(file, replace(cluster, islands=islands, links=(link,)))
 
 
-def whole_path(rig: netns.Rig, folder: Path) -> None:
+def whole_path(rig: netns.Rig, folder: Path, gpus: int) -> None:
     """discover, doctor, train; and the same plan emulated in one namespace."""
     settings = [w for key in LLAMA for w in ("--set", key)]
     doctor = hetctl(rig, folder, "doctor", "-i", "inventory.yaml", "--level", "pairs", "--json")
@@ -105,6 +108,10 @@ def whole_path(rig: netns.Rig, folder: Path) -> None:
     summary = json.loads((folder / "run" / "summary.json").read_text())
     print(json.dumps({k: summary[k] for k in ("bridge_bytes", "processes_left", "tokens_per_s")}))
     assert far < 1e-9, far
+    replicas = load_plan(folder / "run" / "plan.yaml").replicas
+    used = {rank for replica in replicas for stage in replica.stages for rank in stage.ranks}
+    assert used == set(range(gpus)), f"only ranks {sorted(used)} of {gpus} worked"
+    assert summary["bridge_bytes"] > 1 << 20, "next to nothing crossed the bridge"
 
 
 def reshape(rig: netns.Rig, rate: str) -> None:
@@ -150,7 +157,7 @@ def main() -> int:
         must(hetctl(rig, folder, "discover", "-i", "inventory.yaml", "-o", "cluster.yaml"))
         split_by_host(folder / "cluster.yaml")
         if "path" in options.parts:
-            whole_path(rig, folder)
+            whole_path(rig, folder, options.gpus)
         if "pipeline" in options.parts:
             for model, tokens in (word.split(":") for word in options.models.split(",")):
                 for rate in rates:

@@ -30,9 +30,20 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
+STOPPED = """
+import os, signal, sys, datetime, torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=4))
+dist.barrier()
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+dist.all_reduce(torch.ones(1))
+"""
 
-def run(tmp_path: Path, *argv: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "program.py").write_text(PROGRAM)
+
+def run(
+    tmp_path: Path, *argv: str, options: tuple[str, ...] = (), program: str = PROGRAM
+) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "program.py").write_text(program)
     command = [
         sys.executable,
         "-m",
@@ -66,6 +77,15 @@ def test_a_program_that_fails_is_explained(tmp_path: Path) -> None:
     assert failure["rank"] == 1
     assert "rank 1" in done.stderr
     assert "\033" not in done.stderr
+
+
+def test_a_stopped_rank_is_named_though_its_peers_lost_patience_first(tmp_path: Path) -> None:
+    done = run(tmp_path, program=STOPPED)
+    assert done.returncode == 1
+    failure = json.loads((tmp_path / "run" / "failure.json").read_text())
+    assert failure["rank"] == 1, failure
+    assert "stopped it (SIGSTOP)" in failure["reason"]
+    assert 0 in failure["victims"]
 
 
 def test_what_is_no_program_is_said(tmp_path: Path) -> None:
