@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -99,9 +100,11 @@ def _flow(data: Any) -> str:
         return str(data)
     if isinstance(data, dict):
         return "{" + ", ".join(f"{_flow_key(k)}: {_flow(v)}" for k, v in data.items()) + "}"
-    return "[" + ", ".join(map(_flow, data)) + "]"
+    whole = set(map(type, data)) == {int}  # ranks, in lists of thousands
+    return "[" + ", ".join(map(str if whole else _flow, data)) + "]"
 
 
+@functools.lru_cache(maxsize=1024, typed=True)  # 1 and True are equal, and written differently
 def _flow_key(key: Any) -> str:
     text = _flow(key)
     return text if len(text) <= MAX_PLAIN_KEY else f"? {text} "

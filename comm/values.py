@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from hetctl.comm.errors import ConfigError, nearest
 
 T = TypeVar("T")
+_SCALARS = frozenset((str, int, float, bool))
 
 
 def decode(cls: type[T], data: object, *, where: str) -> T:
@@ -31,9 +32,11 @@ def encode(value: object) -> Any:
     if value is None or isinstance(value, (str, int, float)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: encode(getattr(value, name)) for name in _names(type(value))}
+        fields = [(name, getattr(value, name)) for name in _names(type(value))]
+        return {name: v if v is None or type(v) in _SCALARS else encode(v) for name, v in fields}
     if isinstance(value, (list, tuple)):
-        return [encode(v) for v in value]
+        whole = set(map(type, value)) <= {int}  # ranks, in lists of thousands
+        return list(value) if whole else [encode(v) for v in value]
     if isinstance(value, Mapping):
         return {str(k): encode(v) for k, v in value.items()}
     return value

@@ -40,6 +40,7 @@ class Pipeline:
     memory_bytes: tuple[int, ...]  # per stage, on each of its ranks
     hops: tuple[float, ...]
     seconds: float  # of a step, by the closed form
+    end_s: float  # of them once a step, on the stage where it takes longest: exposed gradient sums, optimiser
     chunks: int = 1  # stages per device: micro-batches go round all devices so often
 
     @property
@@ -102,7 +103,8 @@ def arrange(
         return None
     memory = tuple(int(f.memory[r, k]) for f, r, k in zip(found, split.rows, split.layers, strict=True))
     choices = tuple(f.choices[r] for f, r in zip(found, split.rows, strict=True))
-    return Pipeline(uses, batching, schedule, ahead, split.layers, choices, memory, hops, split.seconds + fill)
+    end = max(float(f.table.end[r, k]) for f, r, k in zip(found, split.rows, split.layers, strict=True))
+    return Pipeline(uses, batching, schedule, ahead, split.layers, choices, memory, hops, split.seconds + fill, end)
 
 
 def round_trips(hops: Sequence[float], in_flight: Sequence[int], *, micro_batches: int) -> list[tuple[float, float]]:

@@ -78,27 +78,26 @@ def balance(
         if all(replicas.faster(i, s, limit) for i, s in enumerate(shares)):
             slowest = max(replicas.seconds(i, s) for i, s in enumerate(shares))
             best, limit = (shares, slowest), slowest
-        proposed = _proposal(total, len(weights), replicas, limit * (1 - tolerance))
+        proposed = _proposal(total, len(weights), replicas, limit * (1 - tolerance), tolerance)
         if proposed is None or proposed == shares:
             return best
         shares = proposed
 
 
-def _proposal(total: int, count: int, replicas: Replicas, limit: float) -> tuple[int, ...] | None:
+def _proposal(total: int, count: int, replicas: Replicas, limit: float, tolerance: float) -> tuple[int, ...] | None:
     """Shares that all take less than the limit, as far as intervals tell; None when there are none."""
     caps = [min(replicas.most(i, limit), total - count + 1) for i in range(count)]
-    slack = sum(caps) - total
-    if slack < 0 or min(caps) < 1:
-        return None
-    lowest, highest = [], []
+    lowest, highest = [], caps
     for index, cap in enumerate(caps):
         faster = _Faster(replicas, index, limit)
-        need = max(cap - slack, 1)  # with less, the others' caps would not reach the total
-        inside = next((s for s in dict.fromkeys((need, (need + cap) // 2, cap)) if faster(s)), None)
+        need = max(total - sum(highest) + cap, 1)  # with less, what the others can take would not reach the total
+        inside = (
+            next((s for s in dict.fromkeys((need, (need + cap) // 2, cap)) if faster(s)), None) if need <= cap else None
+        )
         if inside is None:
             return None
-        lowest.append(_edge(faster, inside, need - 1))
-        highest.append(_edge(faster, inside, cap + 1))
+        lowest.append(_edge(faster, inside, need - 1, tolerance))
+        highest[index] = _edge(faster, inside, cap + 1, tolerance)
     if not sum(lowest) <= total <= sum(highest):
         return None
     return _within(list(zip(lowest, highest, strict=True)), total)
@@ -157,14 +156,14 @@ def _within(ranges: Sequence[tuple[int, int]], total: int) -> tuple[int, ...]:
     return tuple(low + part for (low, _), part in zip(ranges, parts, strict=True))
 
 
-def _edge(faster: Callable[[int], bool], inside: int, outside: int) -> int:
-    """The last fast enough share between one inside and one outside; doubling steps, then bisection."""
+def _edge(faster: Callable[[int], bool], inside: int, outside: int, tolerance: float) -> int:
+    """The last fast enough share between one inside and one outside, to a tolerance; doubling steps, then bisection."""
     direction, step = (1 if outside > inside else -1), 1
     while abs(outside - inside) > step and faster(inside + direction * step):
         inside, step = inside + direction * step, step * 2
     if abs(outside - inside) > step:
         outside = inside + direction * step
-    while abs(outside - inside) > 1:
+    while abs(outside - inside) > max(1, int(tolerance * inside)):
         middle = (inside + outside) // 2
         inside, outside = (middle, outside) if faster(middle) else (inside, middle)
     return inside

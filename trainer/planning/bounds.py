@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from hetctl.trainer.planning.arrange import Batching
-from hetctl.trainer.planning.partition import Floats, StageTable, Whole
+from hetctl.trainer.planning.costs import Seconds, usable_bytes
+from hetctl.trainer.planning.partition import Floats, Whole
+from hetctl.trainer.planning.pools import Rates
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.space import PoolUse
-from hetctl.trainer.planning.stages import StageBook, StagePlace, share
+from hetctl.trainer.planning.stages import StagePlace, lines, share
 
 GRID = 1024  # thresholds tried: the bound is loose by their ratio at most
+TOGETHER = 64  # uses whose bounds are made at once: some MiB
 NEAR = 0.8  # of the limit: from here on thresholds are dense
 
 
@@ -39,55 +43,104 @@ class UseBound:
 class UseBounds:
     """Bounds of pool uses, each made once."""
 
-    def __init__(self, problem: Problem, book: StageBook) -> None:
-        self.problem, self.book = problem, book
-        self._known: dict[tuple[PoolUse, int, int, float], UseBound | None] = {}
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._known: dict[_Key, UseBound | None] = {}
+        self._ends: dict[tuple[str, Rates, int, int], float] = {}
 
-    def of(self, use: PoolUse, batching: Batching, *, waits: bool) -> UseBound | None:
-        """The bound of a use, from a stage in the middle. None when not one layer fits.
+    def of(self, uses: Sequence[PoolUse], batching: Batching, *, waits: bool) -> list[UseBound]:
+        """The bounds of those uses that fit at least one layer, from a stage in the middle.
 
         `waits`: plain 1F1B is the only schedule that will be tried, so every stage but the pool's last waits for
         a boundary inside the pool.
         """
         payload = self.problem.costs.boundary_bytes(batching.micro_batch_size)
-        hop = self.problem.lanes.hop_seconds(use, use, payload) if use.stages > 1 else 0.0
-        wait = hop if waits and use.stages > 2 else 0.0  # two hops, shared by two micro-batches in flight at least
-        samples = share(batching.micro_batch_size, use.width)
-        key = (use, samples, batching.micro_batches, wait)
-        if key not in self._known:
-            self._known[key] = self._make(use, samples, batching.micro_batches, wait)
-        found = self._known[key]
-        return None if found is None else replace(found, hops=2 * (use.stages - 1) * hop)
+        keys, hops = [], []
+        for use in uses:
+            hop = self.problem.lanes.hop_seconds(use, use, payload) if use.stages > 1 else 0.0
+            wait = hop if waits and use.stages > 2 else 0.0  # two hops, over two micro-batches in flight at least
+            keys.append(_Key(use, share(batching.micro_batch_size, use.width), batching.micro_batches, wait))
+            hops.append(2 * (use.stages - 1) * hop)
+        missing = [key for key in keys if key not in self._known]
+        for start in range(0, len(missing), TOGETHER):  # one pool's, whose rates are equal
+            some = missing[start : start + TOGETHER]
+            self._known.update(zip(some, self._make(some), strict=True))
+        found = [(self._known[key], hop) for key, hop in zip(keys, hops, strict=True)]
+        return [replace(bound, hops=hop) if hop else bound for bound, hop in found if bound is not None]
 
-    def _make(self, use: PoolUse, samples: int, count: int, wait: float) -> UseBound | None:
-        """Without the sums across replicas, so that one bound serves every grouping."""
-        costs = self.problem.costs
-        depth = min((use.stages + 1) // 2, count) if self.problem.forwards_ahead is None else 1
+    def _make(self, keys: Sequence[_Key]) -> list[UseBound | None]:
+        """All at once, as arrays [uses, choices, layers + 1]. Without the sums across replicas, so that one bound
+        serves every grouping."""
+        costs, means = self.problem.costs, self.problem.means
+        sites, samples = [key.use.site for key in keys], [key.samples for key in keys]
+        shards = [[site.shards(s) for s in means.shardings] for site in sites]
+        numbers = lines(costs, sites, StagePlace(False, False, 1, 1), samples, means.modes, shards)
+        numbers = numbers.reshape(10, len(keys), -1, 1)  # a stage in the middle has blocks only:
+        forward, backward, sums, update, each = numbers[1::2]  # all lines but memory's begin at zero
+        fixed, usable = numbers[8], usable_bytes(sites[0].rates)
+        layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
+        further = _column(key.micro_batches - 1 for key in keys)
+        beat = forward + backward
+        # gradient sums that backward does not hide
+        exposed = np.maximum(sums, layers * (sums - backward)) if means.overlap else layers * sums
+        load = layers * (further * beat + update) + exposed
+        shallow = _least(np.where(fixed + each * layers <= usable, load, np.inf))
+        depths = [self._depth(key) for key in keys]
+        kept = np.stack([costs.under(means.modes, k.use.pool.rates, k.samples, tensor=k.use.tensor).held for k in keys])
+        held = np.tile(kept, len(means.shardings))[:, :, None]
+        deeper = _column(depth - 1 for depth in depths)
+        fixed = fixed + deeper * _column(costs.boundary_bytes(key.samples) for key in keys)
+        load += further * _column(key.wait for key in keys)
+        deep = _least(np.where(fixed + (each + deeper * held) * layers <= usable, load, np.inf))
+        block = np.where(numbers[8] + each <= usable, beat, np.inf).min(axis=(1, 2))
+        least = (shallow[:, 1:] / layers[1:]).min(axis=1)
+        return [
+            UseBound(
+                use=key.use,
+                load=shallow[i],
+                deep=deep[i],
+                block=float(block[i]),
+                head=self._end(key, costs.head),
+                embedding=self._end(key, costs.embedding),
+                least_load=float(least[i]),
+                hops=0.0,
+            )
+            if np.isfinite(shallow[i, 1])
+            else None
+            for i, key in enumerate(keys)
+        ]
 
-        def table(held: int, wait: float) -> StageTable:
-            return self.book.of(use.site, StagePlace(False, False, samples, held, 1.0, wait)).table
+    def _end(self, key: _Key, what: Callable[..., Seconds]) -> float:
+        """Seconds of the LM head or the embedding on a use's stages."""
+        place = (what.__name__, key.use.pool.rates, key.samples, key.use.tensor)
+        found = self._ends.get(place)
+        if found is None:
+            found = self._ends[place] = what(key.use.pool.rates, key.samples, tensor=key.use.tensor).both
+        return found
 
-        shallow = table(1, 0.0)
-        load = _least_load(shallow, count)
-        if not np.isfinite(load[1]):
-            return None
-        counts = np.arange(1, len(load))
-        return UseBound(
-            use=use,
-            load=load,
-            deep=_least_load(table(depth, wait), count),
-            block=float((shallow.beat[:, 1:].min(axis=0) / counts).min()),
-            head=costs.head(use.pool.rates, samples, tensor=use.tensor).both,
-            embedding=costs.embedding(use.pool.rates, samples, tensor=use.tensor).both,
-            least_load=float((load[1:] / counts).min()),
-            hops=0.0,
-        )
+    def _depth(self, key: _Key) -> int:
+        return min((key.use.stages + 1) // 2, key.micro_batches) if self.problem.forwards_ahead is None else 1
 
 
-def _least_load(table: StageTable, micro_batches: int) -> Floats:
-    load = table.load(micro_batches).min(axis=0)
-    load[0] = 0.0
-    return np.asarray(np.minimum.accumulate(load[::-1])[::-1])
+class _Key(NamedTuple):
+    """What a bound depends on, but for the hops."""
+
+    use: PoolUse
+    samples: int  # of a micro-batch, on the fullest rank
+    micro_batches: int
+    wait: float
+
+
+def _column(values: Iterable[float]) -> Floats:
+    """One value per use, to be combined with [uses, choices, layers + 1]."""
+    return np.array(list(values), dtype=np.float64)[:, None, None]
+
+
+def _least(loads: Floats) -> Floats:
+    """[uses, layers + 1]: the least of all choices, for so many layers or more."""
+    load = loads.min(axis=1)
+    load[:, 0] = 0.0
+    return np.asarray(np.minimum.accumulate(load[:, ::-1], axis=1)[:, ::-1])
 
 
 def lower_bounds(
@@ -109,8 +162,7 @@ def lower_bounds(
     if not combos.shape[1]:
         return combos.T, np.zeros(0)
     grid = _grid(options, micro_batches, limit)
-    rooms = [np.stack([_room(b, grid) for b in o]) for o in options]
-    losses = [np.stack([_head_loss(b, grid, micro_batches) for b in o]) for o in options]
+    rooms, losses = zip(*(_rooms(o, grid, micro_batches) for o in options), strict=True)
     slowest, possible = _first_with_room(rooms, losses, combos, layers, grid)
     bounds = (fill + slowest)[possible]
     order = np.argsort(bounds, kind="stable")
@@ -140,19 +192,23 @@ def _grid(options: Sequence[Sequence[UseBound]], micro_batches: int, limit: floa
     return np.concatenate([coarse, np.geomspace(limit * NEAR, top, GRID // 4), [highest]])
 
 
-def _room(bound: UseBound, grid: Floats) -> Floats:
-    """Layers that all stages of a use could hold under each threshold."""
-    deep = bound.use.stages - bound.depth + 1  # stages that hold `depth` or more
-    shallow = np.searchsorted(bound.load, grid, side="right") - 1
-    deeper = np.searchsorted(bound.deep, grid, side="right") - 1
-    return np.asarray((bound.use.stages - deep) * shallow + deep * deeper, dtype=np.float64)
+def _rooms(bounds: Sequence[UseBound], grid: Floats, micro_batches: int) -> tuple[Floats, Floats]:
+    """Per use and threshold: layers that all its stages could hold, and those a stage loses by holding the LM head."""
+    loads = np.stack([b.load for b in bounds])
+    shallow, deeper = _within(loads, grid), _within(np.stack([b.deep for b in bounds]), grid)
+    head = np.array([[(micro_batches - 1) * b.head] for b in bounds])
+    loss = shallow - np.maximum(_within(loads + head, grid), 1)
+    stages = np.array([[b.use.stages] for b in bounds])
+    deep = stages - np.array([[b.depth] for b in bounds]) + 1  # stages that hold `depth` or more
+    return (stages - deep) * (shallow - 1) + deep * (deeper - 1), loss
 
 
-def _head_loss(bound: UseBound, grid: Floats, micro_batches: int) -> Floats:
-    """Layers that a stage of a use loses by holding the LM head, under each threshold."""
-    whole = np.searchsorted(bound.load, grid, side="right")
-    left = np.searchsorted(bound.load, grid - (micro_batches - 1) * bound.head, side="right")
-    return np.asarray(whole - np.maximum(left, 1), dtype=np.float64)
+def _within(loads: Floats, grid: Floats) -> Floats:
+    """[uses, thresholds]: how many of a use's loads, [uses, layers + 1], are within each threshold."""
+    uses, size = len(loads), len(grid) + 1
+    first = grid.searchsorted(loads.ravel()) + np.arange(uses).repeat(loads.shape[1]) * size
+    counts = np.bincount(first, minlength=uses * size).reshape(uses, size)[:, :-1]
+    return counts.cumsum(axis=1).astype(np.float64)
 
 
 def _first_with_room(

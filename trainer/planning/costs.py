@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import numpy as np
 
 from hetctl.trainer.models.shapes import ModelShape
+from hetctl.trainer.planning.partition import Floats
 from hetctl.trainer.planning.pools import Rates
 from hetctl.trainer.planning.profile import ClassProfile, SumPoint
 
@@ -74,6 +77,17 @@ class Seconds:
 NOTHING = Seconds(0.0, 0.0)
 
 
+class ModeCosts(NamedTuple):
+    """One block on one rank under each of some modes: arrays [modes]."""
+
+    forward: Floats  # seconds of a micro-batch
+    backward: Floats
+    update: Floats  # seconds per parameter and step; shards divide it
+    state: Floats  # bytes per parameter: weights, gradients, optimiser; shards divide it
+    held: Floats  # bytes of a micro-batch until its backward
+    working: Floats  # bytes that exist for a moment: blocks computed again or on their way
+
+
 @dataclass(frozen=True, eq=False)
 class LayerCosts:
     """What the layers of one model cost at one sequence length. All `samples` are per rank and micro-batch."""
@@ -100,12 +114,9 @@ class LayerCosts:
     def _measured(self) -> dict[tuple[str, float, int], ClassProfile | None]:
         return {}
 
-    def block(
-        self, rates: Rates, samples: float, *, tensor: int = 1, mode: Mode = PLAIN, plain: Seconds | None = None
-    ) -> Seconds:
-        """One block. Backward is twice forward, plus what the mode computes again; `plain` where it is known."""
-        if plain is None:
-            plain = self._block(rates, samples, tensor)
+    def block(self, rates: Rates, samples: float, *, tensor: int = 1, mode: Mode = PLAIN) -> Seconds:
+        """One block. Backward is twice forward, plus what the mode computes again."""
+        plain = self._block(rates, samples, tensor)
         if mode.activations:  # copied beside the computation, out and back
             copies = self.activation_bytes(samples, tensor=tensor) / rates.host_bytes_per_s
             return Seconds(max(plain.forward, copies), max(plain.backward, copies))
@@ -205,12 +216,12 @@ class LayerCosts:
         copied = 2 * s.kv_heads * s.head_dim * (s.hidden + s.qkv_bias)
         return kept + (self.block_parameters - kept - copied) / tensor + copied / min(tensor, s.kv_heads)
 
-    def state_bytes_per_parameter(self, *, shards: int = 1, offload: bool = False) -> float:
-        """Weights, gradients and optimiser state of one parameter on one rank; shards divide all three."""
+    def state_bytes_per_parameter(self, *, offload: bool = False) -> float:
+        """Weights, gradients and optimiser state of one parameter; shards divide all three."""
         n = self.numbers
         resident = n.gradients + (0 if offload else n.weights + n.optimizer)
         copy = n.compute if offload else n.copy
-        return (resident + copy) / shards
+        return resident + copy
 
     def activation_bytes(self, samples: float, *, tensor: int = 1, mode: Mode = PLAIN) -> float:
         """What one block keeps of one micro-batch until its backward."""
@@ -230,30 +241,41 @@ class LayerCosts:
         cut = (s.heads + 2 * s.kv_heads) * s.head_dim + (1 if s.family == "gpt" else 2) * s.intermediate
         return samples * self.seq_len * self.numbers.compute * (2 * s.hidden + cut / tensor)
 
-    def working_bytes(
-        self,
-        samples: float,
-        *,
-        tensor: int = 1,
-        mode: Mode = PLAIN,
-        last: bool,
-        shards: int,
-        kept: float | None = None,
-    ) -> float:
-        """What exists only for a moment: blocks computed again or on their way, logits, gathered weights.
+    def logits_bytes(self, samples: float, *, tensor: int = 1) -> float:
+        """Logits and their gradients, which exist only for a moment."""
+        return samples * self.seq_len * self.shape.vocab * (2 * 4 + self.numbers.compute) / tensor
 
-        `kept` are the activation bytes of a block without any means, where they are known.
-        """
-        tokens = samples * self.seq_len
-        blocks = UNDER_WAY if mode.activations else int(mode.recompute != "none")
-        again = blocks * (self.activation_bytes(samples, tensor=tensor) if kept is None else kept)
-        logits = tokens * self.shape.vocab * (2 * 4 + self.numbers.compute) / tensor if last else 0.0
-        if shards == 1:
-            return max(again, logits)
+    def gathered_bytes(self, *, tensor: int = 1, last: bool) -> float:
+        """Whole weights and gradients of a sharded stage: the unit that computes, and the next or the last one."""
         block = self.block_parameters_on(tensor)
         largest = max(block, self.shape.head_parameters / tensor if last else 0)
-        whole = self.numbers.compute + self.numbers.gradients  # the unit that computes, the next or the last one
-        return max(again, logits) + (largest + block) * whole
+        return (largest + block) * (self.numbers.compute + self.numbers.gradients)
+
+    def under(self, modes: tuple[Mode, ...], rates: Rates, samples: float, *, tensor: int = 1) -> ModeCosts:
+        """One block under each of the modes."""
+        key = (modes, rates, samples, tensor)
+        found = self._under.get(key)
+        if found is None:
+            found = self._under[key] = self._new_under(modes, rates, samples, tensor)
+        return found
+
+    def _new_under(self, modes: tuple[Mode, ...], rates: Rates, samples: float, tensor: int) -> ModeCosts:
+        blocks = [self.block(rates, samples, tensor=tensor, mode=mode) for mode in modes]
+        kept = self.activation_bytes(samples, tensor=tensor)
+        under_way = [UNDER_WAY if m.activations else int(m.recompute != "none") for m in modes]
+        columns = (
+            [b.forward for b in blocks],
+            [b.backward for b in blocks],
+            [self.update(rates, 1.0, offload=m.offload) for m in modes],
+            [self.state_bytes_per_parameter(offload=m.offload) for m in modes],
+            [self.activation_bytes(samples, tensor=tensor, mode=m) for m in modes],
+            [blocks * kept for blocks in under_way],
+        )
+        return ModeCosts(*(np.array(c, dtype=np.float64) for c in columns))
+
+    @cached_property
+    def _under(self) -> dict[tuple[tuple[Mode, ...], Rates, float, int], ModeCosts]:
+        return {}
 
     @cached_property
     def _kept_values(self) -> int:

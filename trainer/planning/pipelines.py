@@ -49,9 +49,10 @@ class Pipelines:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.book = StageBook(problem.costs, problem.means)
-        self.use_bounds = UseBounds(problem, self.book)
+        self.use_bounds = UseBounds(problem)
         self.bounded, self.tried, self.level = 0, 0, 0
         self._known: dict[Wanted, _Known] = {}
+        self._uses_of: dict[tuple[Pool, int, int], list[PoolUse]] = {}
         self._blocks: dict[tuple[Rates, int, int], float] = {}
         self._looks: dict[tuple[tuple[Pool, ...], int, int, int], Look] = {}
         self._order: dict[tuple[Pool, ...], list[tuple[int, ...]]] = {}
@@ -124,8 +125,8 @@ class Pipelines:
                 for options in sets:
                     near = self._near(options, wanted, limit)
                     if all(near):
-                        bounds = [[self._use_bound(u, wanted) for u in uses] for uses in near]
-                        yield [[b for b in found if b is not None] for found in bounds]
+                        waits = self._waits(wanted)
+                        yield [self.use_bounds.of(uses, wanted.batching, waits=waits) for uses in near]
                 return
 
     def _near(self, options: list[list[PoolUse]], wanted: Wanted, limit: float) -> list[list[PoolUse]]:
@@ -164,18 +165,24 @@ class Pipelines:
 
     def _uses(self, pool: Pool, wanted: Wanted) -> list[PoolUse]:
         problem, size, clones = self.problem, wanted.batching.micro_batch_size, wanted.clones
+        known = self._uses_of.get((pool, size, clones))
+        if known is not None:
+            return known
         layers = problem.costs.shape.layers
         uses = pool_uses(pool, layers=layers, micro_batch_size=size, pins=problem.pins, tensors=problem.tensors)
-        return uses if clones == 1 else [replace(u, copies=clones) for u in uses if u.width % clones == 0]
+        if clones > 1:
+            uses = [replace(u, copies=clones) for u in uses if u.width % clones == 0]
+        self._uses_of[pool, size, clones] = uses
+        return uses
 
-    def _use_bound(self, use: PoolUse, wanted: Wanted) -> UseBound | None:
+    def _waits(self, wanted: Wanted) -> bool:
+        """Whether plain 1F1B is the only schedule that will be tried."""
         waits = self.problem.schedule == "1f1b"
         if self.problem.schedule == "auto":
             waits = len({p.island for p in wanted.pools}) == 1
         # in a pipeline deeper than its micro-batches are many nothing waits
         waits &= self.problem.forwards_ahead is None
-        waits &= wanted.batching.micro_batches > self.problem.costs.shape.layers
-        return self.use_bounds.of(use, wanted.batching, waits=waits)
+        return waits and wanted.batching.micro_batches > self.problem.costs.shape.layers
 
     def exact(self, wanted: Wanted, look: Look, limit: Callable[[], float]) -> Iterator[Pipeline]:
         """Pipelines faster than the limit as it stands, until no bound is below it."""

@@ -17,6 +17,7 @@ from hetctl.trainer.planning.stages import SyncRate
 
 SMALL = 32  # devices
 APART = 1.9  # factor between the micro-batch sizes, or counts, that larger searches try
+LEAP = 0.1  # larger searches look for such improvements first: what is fast early prunes all that comes after
 SAME = 1e-9  # relative: times closer than this are equal
 
 
@@ -75,13 +76,18 @@ class Search:
 
     def run(self) -> Found:
         """Search everything; `candidates` stays empty when nothing fits."""
-        for grouping in sorted(self._groupings(), key=lambda g: g.bound):
-            if grouping.bound >= self.limit:
-                break
-            if len(grouping.replicas) == 1:
-                self._alone(grouping)
-            else:
-                self._together(grouping)
+        wanted = self.tolerance
+        groupings = sorted(self._groupings(), key=lambda g: g.bound)
+        if wanted:  # of equal bounds first what is looked at soonest: pipelines of few pools
+            groupings.sort(key=lambda g: (float(f"{g.bound:.6g}"), -len(g.replicas)))
+        for self.tolerance in (LEAP, wanted) if wanted else (wanted,):
+            for grouping in groupings:
+                if grouping.bound >= self.limit:
+                    break
+                if len(grouping.replicas) == 1:
+                    self._alone(grouping)
+                else:
+                    self._together(grouping)
         pipelines, found = self.pipelines, self.found
         found.tolerance = self.tolerance
         found.bounded, found.exact, found.level = pipelines.bounded, pipelines.tried, pipelines.level
@@ -214,7 +220,9 @@ class Search:
         pipelines = tuple(p for p in chosen if p is not None)
         islands = {u.pool.island for p in pipelines for u in p.uses}
         handicap = self.problem.across if len(islands) > 1 else 1.0
-        self._offer(Candidate(pipelines, shares[1], grouping.clones, handicap))
+        # in larger searches few candidates are simulated, so they have to be ranked well before
+        seconds = together(pipelines) if self.tolerance else shares[1]
+        self._offer(Candidate(pipelines, seconds, grouping.clones, handicap))
 
     def _sync_rate(self, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
         return slowest_sync(self.problem.lanes, replicas, index)
@@ -259,6 +267,11 @@ class Fleet:
 
     def _possible(self, wanted: Wanted) -> bool:
         return wanted.batching.micro_batch_size % wanted.clones == 0
+
+
+def together(pipelines: Sequence[Pipeline]) -> float:
+    """Seconds of replicas side by side, as far as closed forms tell: none sums gradients before all have computed."""
+    return max(p.seconds - p.end_s for p in pipelines) + max(p.end_s for p in pipelines)
 
 
 def slowest_sync(lanes: Lanes, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mode, usable_bytes
+from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mode, ModeCosts, usable_bytes
 from hetctl.trainer.planning.partition import Floats, StageTable
 from hetctl.trainer.planning.pools import Rates
 
@@ -144,105 +145,98 @@ class Coefficients(NamedTuple):
 
 def coefficients(costs: LayerCosts, site: StageSite, place: StagePlace, choice: Choice, means: Means) -> Coefficients:
     """What a stage costs: compute, the collectives that compute cannot hide, state, activations, buffers."""
-    return _Stage(costs, site, place, means).under(choice)
+    numbers = lines(costs, [site], place, [place.samples], (choice.mode,), [[choice.shards]])[:, 0, 0, 0].tolist()
+    forward, backward, sums, update, memory = (Linear(*p) for p in zip(numbers[::2], numbers[1::2], strict=True))
+    return Coefficients(forward, backward, sums, update, memory, backward.each if means.overlap else 0.0)
 
 
-class _Stage:
-    """What all choices of one stage have in common, worked out once: the search asks for a dozen of each."""
+def lines(
+    costs: LayerCosts,
+    sites: Sequence[StageSite],
+    place: StagePlace,
+    samples: Sequence[int],
+    modes: tuple[Mode, ...],
+    shards: Sequence[Sequence[int]],
+) -> Floats:
+    """The costs of stages under every choice, [10, sites, shards, modes]: `fixed` and `each` of a Coefficients' lines,
+    in their order. The sites have equal rates and stand alike, but for the `samples` of their micro-batches.
 
-    def __init__(self, costs: LayerCosts, site: StageSite, place: StagePlace, means: Means) -> None:
-        self.costs, self.site, self.place, self.means = costs, site, place, means
-        tensor = site.tensor
-        self.plain = costs.block(site.rates, place.samples, tensor=tensor)
-        extras = costs.embedding(site.rates, place.samples, tensor=tensor) if place.first else NOTHING
-        self.extras = extras + costs.head(site.rates, place.samples, tensor=tensor) if place.last else extras
-        self.fixed = costs.stage_parameters(0, first=place.first, last=place.last) / tensor
-        self.each = costs.block_parameters_on(tensor)
-        self.kept = costs.activation_bytes(place.samples, tensor=tensor)
-        self.buffers = (2 + place.held) * costs.boundary_bytes(place.samples)
-        self._sharded: dict[int, tuple[float, float, float]] = {}
-
-    def under(self, choice: Choice) -> Coefficients:
-        """The costs under one choice."""
-        row = self.row(choice)
-        forward, backward, sums, update, memory = (Linear(*p) for p in zip(row[::2], row[1::2], strict=True))
-        hidden = backward.each if self.means.overlap else 0.0
-        return Coefficients(forward, backward, sums, update, memory, hidden)
-
-    def row(self, choice: Choice) -> tuple[float, ...]:
-        """The costs under one choice as plain numbers: `fixed` and `each` of a Coefficients' lines, in their order."""
-        costs, site, place, mode, shards = self.costs, self.site, self.place, choice.mode, choice.shards
-        block = costs.block(site.rates, place.samples, tensor=site.tensor, mode=mode, plain=self.plain)
-        forward, backward = block.forward, block.backward
-        gather, scatter, sums = self._over(shards)
-        if shards > 1:
-            forward, backward = max(forward, gather), max(backward, gather + scatter)
-        update = costs.update(site.rates, 1.0, offload=mode.offload) / shards
-        state = costs.state_bytes_per_parameter(shards=shards, offload=mode.offload)
-        plain = mode.recompute == "none" and not mode.activations
-        held = self.kept if plain else costs.activation_bytes(place.samples, tensor=site.tensor, mode=mode)
-        working = costs.working_bytes(
-            place.samples, tensor=site.tensor, mode=mode, last=place.last, shards=shards, kept=self.kept
-        )
-        fixed, each = self.fixed, self.each
-        time = (self.extras.forward, forward, self.extras.backward, backward)
-        once = (fixed * sums, each * sums, fixed * update, each * update)
-        return (*time, *once, fixed * state + self.buffers + working, each * state + place.held * held)
-
-    def _over(self, shards: int) -> tuple[float, float, float]:
-        """Seconds to gather a block's weights, to scatter its gradients, and to sum those of a parameter."""
-        if shards not in self._sharded:
-            numbers, site = self.costs.numbers, self.site
-            gather = gather_seconds(site, shards, self.each * numbers.compute)
-            scatter = gather_seconds(site, shards, self.each * numbers.gradients)
-            self._sharded[shards] = gather, scatter, sync_seconds(self.costs, site, self.place, shards)
-        return self._sharded[shards]
+    Worked out at once, since the search asks for a dozen choices of thousands of stages.
+    """
+    rates, compute, gradients = sites[0].rates, costs.numbers.compute, costs.numbers.gradients
+    kinds = [(n, s.tensor) for n, s in zip(samples, sites, strict=True)]
+    under = [costs.under(modes, rates, n, tensor=t) for n, t in kinds]
+    mode = ModeCosts(*(np.stack(column)[:, None, :] for column in zip(*under, strict=True)))
+    extras = [NOTHING] * len(kinds)
+    if place.first:
+        extras = [costs.embedding(rates, n, tensor=t) for n, t in kinds]
+    if place.last:
+        extras = [e + costs.head(rates, n, tensor=t) for e, (n, t) in zip(extras, kinds, strict=True)]
+    tensor = _column(t for _, t in kinds)
+    fixed = costs.stage_parameters(0, first=place.first, last=place.last) / tensor
+    each = _column(costs.block_parameters_on(t) for _, t in kinds)
+    buffers = (2 + place.held) * _column(costs.boundary_bytes(n) for n, _ in kinds)
+    logits = _column(costs.logits_bytes(n, tensor=t) if place.last else 0.0 for n, t in kinds)
+    gathered = _column(costs.gathered_bytes(tensor=t, last=place.last) for _, t in kinds)
+    width, inside = _column(s.width for s in sites), _column(s.shares_per_host for s in sites)
+    count = np.array(shards, dtype=np.float64)[:, :, None]
+    gather = _gather_seconds(rates, inside, count, each * compute)
+    scatter = _gather_seconds(rates, inside, count, each * gradients)
+    sums = _sync_seconds(rates, place, inside, width, tensor, count, gradients)
+    update, state = mode.update / count, mode.state / count
+    working = np.maximum(mode.working, logits) + np.where(count > 1, gathered, 0.0)
+    found = np.empty((10, len(kinds), count.shape[1], len(modes)))
+    found[0], found[1] = _column(e.forward for e in extras), np.maximum(mode.forward, gather)
+    found[2], found[3] = _column(e.backward for e in extras), np.maximum(mode.backward, gather + scatter)
+    found[4], found[5] = fixed * sums, each * sums
+    found[6], found[7] = fixed * update, each * update
+    found[8], found[9] = fixed * state + buffers + working, each * state + place.held * mode.held
+    return found
 
 
-def sync_seconds(costs: LayerCosts, site: StageSite, place: StagePlace, shards: int) -> float:
+def _column(values: Iterable[float]) -> Floats:
+    """One value per site, to be combined with [sites, shards, modes]."""
+    return np.array(list(values), dtype=np.float64)[:, None, None]
+
+
+def _sync_seconds(
+    rates: Rates, place: StagePlace, inside: Floats, width: Floats, tensor: Floats, shards: Floats, gradients: int
+) -> Floats:
     """Seconds per parameter, once a step: gradients summed over copies inside the stage, then with other replicas."""
-    gradients = costs.numbers.gradients
-    seconds = 2 * gradients / shards * gather_seconds(site, site.width // shards, 1.0)
-    if place.sync is not None:
-        # islands exchange shards: each rank carries its part of the stage's gradients
-        part = gradients / site.width
-        rate = min(place.sync.per_rank, place.sync.total / (site.width * site.tensor))
-        seconds += 2 * (place.replicas - 1) / place.replicas * part / rate
-    return seconds
+    seconds: Floats = 2 * gradients / shards * _gather_seconds(rates, inside, width // shards, 1.0)
+    if place.sync is None:
+        return seconds
+    # islands exchange shards: each rank carries its part of the stage's gradients
+    rate = np.minimum(place.sync.per_rank, place.sync.total / (width * tensor))
+    return seconds + 2 * (place.replicas - 1) / place.replicas * (gradients / width) / rate
 
 
-def gather_seconds(site: StageSite, ranks: int, total: float) -> float:
+def _gather_seconds(rates: Rates, shares_per_host: Floats, ranks: Floats, total: Floats | float) -> Floats:
     """Seconds to gather (or reduce-scatter) `total` bytes over `ranks` ranks of a stage.
 
     FACTS: half of `2(g-1)/g M/B_intra + 2(n-1)/n M/(k B_nic)`, rings inside hosts and one per NIC across.
     """
-    inside = min(ranks, site.shares_per_host)
+    inside = np.minimum(ranks, shares_per_host)
     hosts = -(-ranks // inside)
-    seconds = (inside - 1) / inside * total / site.rates.native_bytes_per_s
-    return seconds + (hosts - 1) / hosts * total / (inside * site.rates.nic_bytes_per_s)
+    seconds: Floats = (inside - 1) / inside * total / rates.native_bytes_per_s
+    return seconds + (hosts - 1) / hosts * total / (inside * rates.nic_bytes_per_s)
 
 
 def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, means: Means) -> StageCosts:
     """Tables for 0..all layers. Rows that another row beats everywhere are left out."""
     usable = usable_bytes(site.rates)
-    choices: list[Choice] = []
-    rows: list[tuple[float, ...]] = []
-    stage = _Stage(costs, site, place, means)
-    for shards in dict.fromkeys(site.shards(s) for s in means.shardings):
-        for mode in means.modes:
-            choice = Choice(mode, shards)
-            row = stage.row(choice)
-            fixed, each = row[-2:]  # bytes
-            if fixed + each <= usable:
-                choices.append(choice)
-                rows.append(row)
-            if mode == PLAIN and fixed + each * costs.shape.layers <= usable:
-                break  # nothing is faster than to save no memory
+    shards = list(dict.fromkeys(site.shards(s) for s in means.shardings))
+    every = lines(costs, [site], place, [place.samples], means.modes, [shards])[:, 0]
+    wanted = every[8] + every[9] <= usable  # one layer at least
+    if PLAIN in means.modes:  # where all layers fit so, nothing is faster than to save no memory
+        plain = means.modes.index(PLAIN)
+        wanted[every[8, :, plain] + every[9, :, plain] * costs.shape.layers <= usable, plain + 1 :] = False
+    chosen = np.argwhere(wanted)
     layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
-    if not rows:
+    if not len(chosen):
         nothing = np.full((1, len(layers)), np.inf)
         return StageCosts(StageTable(nothing, nothing, place.ratio, place.wait_s), nothing, (Choice(MODES[0], 1),))
-    numbers = np.array(rows).T  # of all choices: fixed and each of forward, backward, sums, update, memory
+    numbers = every[:, wanted]
     forward, backward, sums, update, memory = numbers[::2, :, None] + numbers[1::2, :, None] * layers
     fits = memory <= usable
     if means.overlap:
@@ -251,7 +245,8 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, means: Me
     end = np.where(fits, sums + update, np.inf)
     kept = _undominated(beat, end)
     table = StageTable(beat[kept], end[kept], place.ratio, place.wait_s)
-    return StageCosts(table, memory[kept], tuple(choices[i] for i in kept))
+    choices = [Choice(means.modes[m], shards[s]) for s, m in chosen[kept].tolist()]
+    return StageCosts(table, memory[kept], tuple(choices))
 
 
 def _undominated(beat: Floats, end: Floats) -> list[int]:

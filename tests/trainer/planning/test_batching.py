@@ -65,6 +65,38 @@ def test_intervals_are_the_best_of_all(total: int, kinds: list[tuple[int, int, i
         assert sum(found[0]) == total
 
 
+class Counted(Table):
+    """The same, and how often it was asked."""
+
+    asked = 0
+
+    def faster(self, replica: int, part: int, limit: float) -> bool:
+        self.asked += 1
+        return super().faster(replica, part, limit)
+
+    def most(self, replica: int, limit: float) -> int:
+        return len(self.times[replica]) - 1
+
+
+def shared(speeds: list[float], tolerance: float) -> tuple[float, int]:
+    """(the slowest replica's time, questions asked) for 2,000 samples."""
+    table = Counted([[s / speed for s in range(2001)] for speed in speeds])
+    found = balance(2000, [1.0] * len(speeds), table, tolerance=tolerance)
+    assert found is not None
+    assert sum(found[0]) == 2000
+    return found[1], table.asked
+
+
+@given(st.lists(st.floats(1, 9), min_size=2, max_size=4), st.sampled_from((0.0, 0.005, 0.02)))
+def test_a_tolerance_is_kept(speeds: list[float], tolerance: float) -> None:
+    least_time = 2000 / sum(speeds)
+    assert shared(speeds, tolerance)[0] <= least_time * (1 + 2 * tolerance) + max(1 / s for s in speeds)
+
+
+def test_a_tolerance_asks_less() -> None:
+    assert shared([5.0, 1.5, 2.2, 7.0], 0.01)[1] < shared([5.0, 1.5, 2.2, 7.0], 0.0)[1] / 2
+
+
 def test_largest_remainder() -> None:
     assert largest_remainder(128, (70, 58)) == (70, 58)
     assert largest_remainder(10, (1, 1, 1)) == (4, 3, 3)

@@ -17,7 +17,7 @@ from hetctl.trainer.planning.lanes import Lane, Lanes
 from hetctl.trainer.planning.pipelines import Pipelines, Wanted
 from hetctl.trainer.planning.pools import Pool, Rates
 from hetctl.trainer.planning.problem import Problem
-from hetctl.trainer.planning.search import Search
+from hetctl.trainer.planning.search import Search, together
 from hetctl.trainer.planning.space import Pins
 from hetctl.trainer.planning.stages import Means
 from tests.trainer.planning.brute import Brute
@@ -65,6 +65,16 @@ def instances(draw: st.DrawFn, most: int = 3) -> Problem:
 def best(instance: Problem, keep: int = 1) -> float:
     found = Search(instance, keep=keep).run().candidates
     return found[0].seconds if found else math.inf
+
+
+def test_no_replica_sums_gradients_before_all_have_computed() -> None:
+    """One computes long and sums little, the other the reverse: a step takes the longer of both."""
+    alone = Search(problem((pool("a", (1,), first=0, flops=2.0, memory=12.0),), layers=2, samples=2)).run()
+    one = alone.candidates[0].pipelines[0]
+    slow, late = (dataclasses.replace(one, seconds=s, end_s=e) for s, e in ((2.1, 0.1), (2.0, 0.9)))
+    assert together((slow, late)) == pytest.approx(2.0 + 0.9)
+    assert together((slow,)) == slow.seconds
+    assert 0 < one.end_s < one.seconds
 
 
 @given(instances())
