@@ -20,7 +20,7 @@ from hetctl.comm.bridge import Bridge, LaneKey, Message
 from hetctl.comm.layout import pieces
 from hetctl.comm.meter import METER
 from hetctl.comm.staging import CopyEngine, TrailerMismatch, seal, unseal
-from hetctl.comm.window import Chunk, Port, Window
+from hetctl.comm.window import Chunk, Left, Port, Window
 from hetctl.comm.work import BridgeError, reason_of
 
 COPIES_AHEAD = 2  # copies that stay in flight while the window is full: one at a time would idle the copy engine
@@ -58,9 +58,17 @@ class ForwardedLane:
         with self._lock:
             self._queue.put(message)
             if self._thread is None:
-                name = f"het {self.verb} {self._key.peer} tag {self._key.tag}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+                self._start()
+
+    def _start(self) -> None:
+        name = f"het {self.verb} {self._key.peer} tag {self._key.tag}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _renew(self) -> None:
+        """Go on in another thread: a lost rail keeps this lane's."""
+        with self._lock:
+            self._start()
 
     def close(self, *, seconds: float) -> None:
         """Do what is queued and end the thread."""
@@ -76,6 +84,8 @@ class ForwardedLane:
             self._engine.enter(sending=self._key.sending)
             while self._step():
                 pass
+        except Left:
+            return
         except Exception as error:  # the thread's boundary: any failure ends the group's operations
             self._broken(error)
 
@@ -87,7 +97,7 @@ class ForwardedLane:
         """This end of the lane, connected when the first message is there."""
         if self._window is None:
             port = self._connect()
-            self._window = Window(self._bridge, self._key, port, length=self._flow.window)
+            self._window = Window(self._bridge, self._key, port, length=self._flow.window, renew=self._renew)
             port.watch(self._window)
         return self._window
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -17,6 +18,11 @@ from hetctl.comm.staging import Copied
 from hetctl.comm.work import BridgeError
 
 MOVE_SECONDS = 4.0  # for both ends to agree that a broken rail's chunks take others
+WAKE_SECONDS = 0.5  # for a cut rail to let go of the thread that waits on it
+
+
+class Left(Exception):
+    """This thread was held by a lost rail for so long that another one does its lane's work now."""
 
 
 class Posted(Protocol):
@@ -111,8 +117,11 @@ class _Kept:
 class Window:
     """One lane's posted chunks. Its thread posts and awaits them; the watch over rails may move them meanwhile."""
 
-    def __init__(self, bridge: Bridge, key: LaneKey, port: Port, *, length: int) -> None:
+    def __init__(self, bridge: Bridge, key: LaneKey, port: Port, *, length: int, renew: Callable[[], None]) -> None:
         self.port, self.posted = port, deque[Chunk]()
+        self._renew = renew  # has another thread go on
+        self._owner: threading.Thread | None = None  # who waits,
+        self._awaited: Posted | None = None  # and for what
         self._bridge, self._key, self._length = bridge, key, length
         self._kept: deque[_Kept] = deque()
         self._aside: list[Any] = []  # memory and handles that a lost rail may still touch
@@ -133,10 +142,12 @@ class Window:
         """Wait until the oldest chunk has gone or come, by whichever rail in the end. Raises RuntimeError."""
         chunk = self.posted[0]
         while not chunk.done:
-            posted = chunk.posted
+            with self._changed:
+                posted = self._awaited = chunk.posted
+                self._owner = threading.current_thread()
             assert posted is not None
             try:
-                if posted.wait(chunk.message.deadline.delta()) is False:
+                if not self._waited(posted, chunk.message.deadline.delta()):
                     raise BridgeError("it was aborted")
                 with self._changed:
                     chunk.done = chunk.posted is posted
@@ -144,6 +155,17 @@ class Window:
                 if not self._moves(chunk, posted):
                     raise
         return chunk
+
+    def _waited(self, posted: Posted, timeout: timedelta) -> bool:
+        """Wait for what was posted. Raises RuntimeError when it failed, Left where this thread came back too late."""
+        try:
+            return posted.wait(timeout) is not False
+        finally:
+            with self._changed:
+                if self._owner is not threading.current_thread():
+                    raise Left
+                self._awaited = None
+                self._changed.notify_all()
 
     def _moves(self, chunk: Chunk, posted: Posted) -> bool:
         """Whether a chunk whose rail broke takes another one; waits a while for both ends to agree on it."""
@@ -205,11 +227,22 @@ class Window:
             name = self.port.lose(loss)
             if not name:
                 return ""
+            moved = [chunk.posted for chunk in owed if isinstance(chunk, Chunk)]
             for chunk in owed:
                 self._again(chunk)
             self._changed.notify_all()
         self.port.cut(loss.rail)
+        self._free(moved)
         return name
+
+    def _free(self, moved: Sequence[Posted | None]) -> None:
+        """Let another thread go on where a lost rail keeps this lane's: gloo wakes nobody who waits for a chunk that
+        was under way, before its deadline."""
+        with self._changed:
+            if self._changed.wait_for(lambda: self._awaited is None or self._awaited not in moved, WAKE_SECONDS):
+                return
+            self._owner = self._awaited = None
+        self._renew()
 
     def _again(self, chunk: Chunk | _Kept) -> None:
         """Start a chunk anew; what a lost rail may still read or write is left alone."""

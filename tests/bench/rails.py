@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tests.rigs import netns
 
 ROOT = Path(__file__).resolve().parents[2]
 RAILS = 4
+MOST_PAUSE_S = 2.0
 SIZES = (2, 2)  # ranks of the two islands, all of one island on one host
 
 
@@ -50,7 +52,7 @@ def main() -> None:
 
 
 def job(rig: netns.Rig, megabytes: int, nics: list[str], *, cut: bool) -> dict[str, float]:
-    """What rank 0 measured; with `cut`, rail 2 of the second host loses its carrier while sums run."""
+    """What rank 0 measured; with `cut`, rail 2 of the second host loses its carrier at a random moment of the sums."""
     settings = {"megabytes": megabytes, "store": rig.hosts[0].address, "folder": str(rig.home), "cut": cut}
     running = []
     for rank in range(sum(SIZES)):
@@ -64,6 +66,7 @@ def job(rig: netns.Rig, megabytes: int, nics: list[str], *, cut: bool) -> dict[s
         end = time.monotonic() + 60
         while not started.exists() and time.monotonic() < end:
             time.sleep(0.01)
+        time.sleep(random.uniform(0, MOST_PAUSE_S))  # before the first chunk, or under one
         space = ["ip", "-n", rig.hosts[1].namespace]
         subprocess.run([*space, "link", "set", "rail2", "down"], check=True)
     answers = [process.communicate(timeout=180)[0] for process in running]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
 from datetime import timedelta
 from typing import Any
@@ -47,6 +48,24 @@ class Swallowed:
         return True
 
 
+class Held:
+    """A chunk that was under way when its rail was cut: whoever waits for it is not woken before the deadline."""
+
+    def wait(self, timeout: timedelta) -> bool:
+        time.sleep(timeout.total_seconds())
+        raise RuntimeError("Timed out")
+
+
+def hold_rail(lost: int) -> None:
+    """From now on this process's chunks on rail `lost` neither come nor go, nor end when it is cut."""
+    true_post = rails.RailPort.post
+
+    def post(self: Any, slot: torch.Tensor, length: int, position: tuple[int, int]) -> Any:
+        return Held() if self.route(position) == lost else true_post(self, slot, length, position)
+
+    rails.RailPort.post = post  # type: ignore[method-assign]
+
+
 def swallow_rail(lost: int, *, after: int) -> list[int]:
     """From now on this process's sends on rail `lost` go nowhere, after some more; the list counts them."""
     true_post, sent = rails.RailPort.post, [0]
@@ -71,6 +90,8 @@ def loses_a_rail(rank: int, kind: str) -> tuple[list[str], int]:
         assert bool((sums == 3).all())
         if kind == "swallowed" and rank == 0:
             swallow_rail(1, after=9)
+        if kind == "held":
+            hold_rail(1)
         for turn in range(3):
             if kind == "broken" and rank == 0 and turn == 1:
                 threading.Timer(0.05, break_rail, [1]).start()
@@ -103,6 +124,10 @@ def run(kind: str) -> None:
 
 def test_a_rail_that_swallows_chunks_is_named_and_the_result_is_exact() -> None:
     run("swallowed")
+
+
+def test_a_rail_cut_under_a_chunk_holds_nobody_and_the_result_is_exact() -> None:
+    run("held")
 
 
 def test_a_rail_that_breaks_is_named_and_the_result_is_exact() -> None:

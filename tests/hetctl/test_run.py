@@ -32,11 +32,11 @@ dist.destroy_process_group()
 
 STOPPED = """
 import os, signal, sys, datetime, torch, torch.distributed as dist
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=4))
+dist.init_process_group("gloo")
 dist.barrier()
 if dist.get_rank() == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
-dist.all_reduce(torch.ones(1))
+dist.all_reduce(torch.ones(1), async_op=True).wait(datetime.timedelta(seconds=4))
 """
 
 

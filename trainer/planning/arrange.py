@@ -40,7 +40,7 @@ class Pipeline:
     memory_bytes: tuple[int, ...]  # per stage, on each of its ranks
     hops: tuple[float, ...]
     seconds: float  # of a step, by the closed form
-    end_s: float  # of them once a step, on the stage where it takes longest: exposed gradient sums, optimiser
+    end_s: float  # once a step, on the stage where it takes longest: exposed gradient sums, optimiser
     chunks: int = 1  # stages per device: micro-batches go round all devices so often
 
     @property

@@ -49,7 +49,7 @@ class UseBounds:
         self._ends: dict[tuple[str, Rates, int, int], float] = {}
 
     def of(self, uses: Sequence[PoolUse], batching: Batching, *, waits: bool) -> list[UseBound]:
-        """The bounds of those uses that fit at least one layer, from a stage in the middle.
+        """The bounds of those uses (of one pool) that fit at least one layer, from a stage in the middle.
 
         `waits`: plain 1F1B is the only schedule that will be tried, so every stage but the pool's last waits for
         a boundary inside the pool.
@@ -62,7 +62,7 @@ class UseBounds:
             keys.append(_Key(use, share(batching.micro_batch_size, use.width), batching.micro_batches, wait))
             hops.append(2 * (use.stages - 1) * hop)
         missing = [key for key in keys if key not in self._known]
-        for start in range(0, len(missing), TOGETHER):  # one pool's, whose rates are equal
+        for start in range(0, len(missing), TOGETHER):
             some = missing[start : start + TOGETHER]
             self._known.update(zip(some, self._make(some), strict=True))
         found = [(self._known[key], hop) for key, hop in zip(keys, hops, strict=True)]

@@ -52,7 +52,7 @@ def explain(problem: Problem, predictions: tuple[Prediction, ...]) -> Explanatio
     chosen = predictions[0]
     devices = sum(p.size for p in problem.pools)
     helps = what_would_help(problem, chosen) if devices <= MOST_DEVICES else ()
-    return Explanation(_runner_up(predictions), _order(problem, chosen), what_binds(problem, chosen), helps)
+    return Explanation(_runner_up(problem, predictions), _order(problem, chosen), what_binds(problem, chosen), helps)
 
 
 def what_binds(problem: Problem, chosen: Prediction) -> str:
@@ -128,9 +128,10 @@ def _with(problem: Problem, index: int, pool: Pool) -> Problem:
     return dataclasses.replace(problem, pools=(*problem.pools[:index], pool, *problem.pools[index + 1 :]))
 
 
-def _runner_up(predictions: tuple[Prediction, ...]) -> str:
+def _runner_up(problem: Problem, predictions: tuple[Prediction, ...]) -> str:
     if len(predictions) < 2:
-        return "There was no other arrangement that fits."
+        near = problem.tolerance > 0  # larger searches leave out early what is slower
+        return f"There was no other arrangement {'near enough to be timed' if near else 'that fits'}."
     chosen, other = predictions[0], predictions[1]
     what = "; ".join(
         f"{describe(p)}, {p.batching.micro_batches} x {p.batching.micro_batch_size} samples, {p.schedule}"

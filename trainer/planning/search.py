@@ -47,7 +47,7 @@ class Found:
     """What a search came to: candidates fastest first, how much it looked at, and how fine it was."""
 
     candidates: list[Candidate] = field(default_factory=list)
-    tolerance: float = 0.0  # nothing on the grid is faster by more than this (relative)
+    tolerance: float = 0.0  # relative: gains smaller than this were not looked for
     bounded: int = 0
     exact: int = 0
     level: int = 0
@@ -279,12 +279,6 @@ def slowest_sync(lanes: Lanes, replicas: Sequence[Sequence[Pool]], index: int) -
     others = [p for i, pools in enumerate(replicas) for p in pools if i != index]
     rates = [lanes.sync_rate(a, b) for a in replicas[index] for b in others]
     return SyncRate(min(r.per_rank for r in rates), min(r.total for r in rates))
-
-
-def _in_order(view: Sequence[Pool], groups: Sequence[Sequence[int]], order: Sequence[str]) -> bool:
-    """Whether all islands of a pinned order, and no others, are in one pipeline, with all their pools."""
-    used = groups[0]
-    return len(groups) == 1 and set(used) == {i for i, pool in enumerate(view) if pool.island in order}
 
 
 def _sizes(count: int) -> Batch:
