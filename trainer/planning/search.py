@@ -78,9 +78,10 @@ class Search:
         """Search everything; `candidates` stays empty when nothing fits."""
         wanted = self.tolerance
         groupings = sorted(self._groupings(), key=lambda g: g.bound)
-        if wanted:  # of equal bounds first what is looked at soonest: pipelines of few pools
+        large = wanted > 0 and not self._small
+        if large:  # of equal bounds first what is looked at soonest: pipelines of few pools
             groupings.sort(key=lambda g: (float(f"{g.bound:.6g}"), -len(g.replicas)))
-        for self.tolerance in (LEAP, wanted) if wanted else (wanted,):
+        for self.tolerance in (LEAP, wanted) if large else (wanted,):
             for grouping in groupings:
                 if grouping.bound >= self.limit:
                     break
