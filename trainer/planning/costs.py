@@ -269,7 +269,7 @@ class LayerCosts:
             [self.update(rates, 1.0, offload=m.offload) for m in modes],
             [self.state_bytes_per_parameter(offload=m.offload) for m in modes],
             [self.activation_bytes(samples, tensor=tensor, mode=m) for m in modes],
-            [blocks * kept for blocks in under_way],
+            [count * kept for count in under_way],
         )
         return ModeCosts(*(np.array(c, dtype=np.float64) for c in columns))
 
