@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from hetctl.comm.errors import ConfigError, nearest
 
 T = TypeVar("T")
-_SCALARS = frozenset((str, int, float, bool))
+_SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
 def decode(cls: type[T], data: object, *, where: str) -> T:
@@ -33,7 +33,7 @@ def encode(value: object) -> Any:
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [(name, getattr(value, name)) for name in _names(type(value))]
-        return {name: v if v is None or type(v) in _SCALARS else encode(v) for name, v in fields}
+        return {name: v if type(v) in _SCALARS else encode(v) for name, v in fields}
     if isinstance(value, (list, tuple)):
         whole = set(map(type, value)) <= {int}  # ranks, in lists of thousands
         return list(value) if whole else [encode(v) for v in value]

@@ -91,9 +91,9 @@ def _proposal(total: int, count: int, replicas: Replicas, limit: float, toleranc
     for index, cap in enumerate(caps):
         faster = _Faster(replicas, index, limit)
         need = max(total - sum(highest) + cap, 1)  # with less, what the others can take would not reach the total
-        inside = (
-            next((s for s in dict.fromkeys((need, (need + cap) // 2, cap)) if faster(s)), None) if need <= cap else None
-        )
+        if need > cap:
+            return None
+        inside = next((s for s in dict.fromkeys((need, (need + cap) // 2, cap)) if faster(s)), None)
         if inside is None:
             return None
         lowest.append(_edge(faster, inside, need - 1, tolerance))

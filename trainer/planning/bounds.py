@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from hetctl.trainer.planning.partition import Floats, Whole
 from hetctl.trainer.planning.pools import Rates
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.space import PoolUse
-from hetctl.trainer.planning.stages import StagePlace, lines, share
+from hetctl.trainer.planning.stages import StagePlace, column, lines, share
 
 GRID = 1024  # thresholds tried: the bound is loose by their ratio at most
 TOGETHER = 64  # uses whose bounds are made at once: some MiB
@@ -79,7 +79,7 @@ class UseBounds:
         forward, backward, sums, update, each = numbers[1::2]  # all lines but memory's begin at zero
         fixed, usable = numbers[8], usable_bytes(sites[0].rates)
         layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
-        further = _column(key.micro_batches - 1 for key in keys)
+        further = column(key.micro_batches - 1 for key in keys)
         beat = forward + backward
         # gradient sums that backward does not hide
         exposed = np.maximum(sums, layers * (sums - backward)) if means.overlap else layers * sums
@@ -88,9 +88,9 @@ class UseBounds:
         depths = [self._depth(key) for key in keys]
         kept = np.stack([costs.under(means.modes, k.use.pool.rates, k.samples, tensor=k.use.tensor).held for k in keys])
         held = np.tile(kept, len(means.shardings))[:, :, None]
-        deeper = _column(depth - 1 for depth in depths)
-        fixed = fixed + deeper * _column(costs.boundary_bytes(key.samples) for key in keys)
-        load += further * _column(key.wait for key in keys)
+        deeper = column(depth - 1 for depth in depths)
+        fixed = fixed + deeper * column(costs.boundary_bytes(key.samples) for key in keys)
+        load += further * column(key.wait for key in keys)
         deep = _least(np.where(fixed + (each + deeper * held) * layers <= usable, load, np.inf))
         block = np.where(numbers[8] + each <= usable, beat, np.inf).min(axis=(1, 2))
         least = (shallow[:, 1:] / layers[1:]).min(axis=1)
@@ -129,11 +129,6 @@ class _Key(NamedTuple):
     samples: int  # of a micro-batch, on the fullest rank
     micro_batches: int
     wait: float
-
-
-def _column(values: Iterable[float]) -> Floats:
-    """One value per use, to be combined with [uses, choices, layers + 1]."""
-    return np.array(list(values), dtype=np.float64)[:, None, None]
 
 
 def _least(loads: Floats) -> Floats:

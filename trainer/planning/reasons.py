@@ -33,11 +33,12 @@ def reasons(problem: Problem, chosen: Prediction, found: Found, alone: Mapping[s
     said += problem.notes
     if found.tolerance:
         said.append(
-            f"Of so many devices gains under {found.tolerance:.2%} were not looked for, at any step of the search; "
-            "unequal replicas share samples by their own times and are compared by what they take together."
-            if len(pipelines) > 1
-            else f"Of so many devices gains under {found.tolerance:.2%} were not looked for, at any step of the search."
+            f"Of so many devices gains under {found.tolerance:.2%} were not looked for, at any step of the search."
         )
+        if len(pipelines) > 1:
+            said.append(
+                "Unequal replicas share samples by their own times and are compared by what they take together."
+            )
     if found.level:
         said.append(f"The grid was thinned for so many devices: {LEVELS[found.level]}.")
     return tuple(said)

@@ -172,13 +172,13 @@ def lines(
         extras = [costs.embedding(rates, n, tensor=t) for n, t in kinds]
     if place.last:
         extras = [e + costs.head(rates, n, tensor=t) for e, (n, t) in zip(extras, kinds, strict=True)]
-    tensor = _column(t for _, t in kinds)
+    tensor = column(t for _, t in kinds)
     fixed = costs.stage_parameters(0, first=place.first, last=place.last) / tensor
-    each = _column(costs.block_parameters_on(t) for _, t in kinds)
-    buffers = (2 + place.held) * _column(costs.boundary_bytes(n) for n, _ in kinds)
-    logits = _column(costs.logits_bytes(n, tensor=t) if place.last else 0.0 for n, t in kinds)
-    gathered = _column(costs.gathered_bytes(tensor=t, last=place.last) for _, t in kinds)
-    width, inside = _column(s.width for s in sites), _column(s.shares_per_host for s in sites)
+    each = column(costs.block_parameters_on(t) for _, t in kinds)
+    buffers = (2 + place.held) * column(costs.boundary_bytes(n) for n, _ in kinds)
+    logits = column(costs.logits_bytes(n, tensor=t) if place.last else 0.0 for n, t in kinds)
+    gathered = column(costs.gathered_bytes(tensor=t, last=place.last) for _, t in kinds)
+    width, inside = column(s.width for s in sites), column(s.shares_per_host for s in sites)
     count = np.array(shards, dtype=np.float64)[:, :, None]
     gather = _gather_seconds(rates, inside, count, each * compute)
     scatter = _gather_seconds(rates, inside, count, each * gradients)
@@ -186,16 +186,16 @@ def lines(
     update, state = mode.update / count, mode.state / count
     working = np.maximum(mode.working, logits) + np.where(count > 1, gathered, 0.0)
     found = np.empty((10, len(kinds), count.shape[1], len(modes)))
-    found[0], found[1] = _column(e.forward for e in extras), np.maximum(mode.forward, gather)
-    found[2], found[3] = _column(e.backward for e in extras), np.maximum(mode.backward, gather + scatter)
+    found[0], found[1] = column(e.forward for e in extras), np.maximum(mode.forward, gather)
+    found[2], found[3] = column(e.backward for e in extras), np.maximum(mode.backward, gather + scatter)
     found[4], found[5] = fixed * sums, each * sums
     found[6], found[7] = fixed * update, each * update
     found[8], found[9] = fixed * state + buffers + working, each * state + place.held * mode.held
     return found
 
 
-def _column(values: Iterable[float]) -> Floats:
-    """One value per site, to be combined with [sites, shards, modes]."""
+def column(values: Iterable[float]) -> Floats:
+    """One value per site, along the first of three axes."""
     return np.array(list(values), dtype=np.float64)[:, None, None]
 
 
