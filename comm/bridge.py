@@ -18,6 +18,37 @@ from hetctl.comm.work import BridgeError, Deadline, HetWork, ended_by
 P2P, COLLECTIVE = 0, 1  # the program's own messages, and those that collectives are made of, never meet
 
 
+class Outgoing:
+    """How far a message that is sent has been copied out: whoever writes into the same memory comes behind it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._copies: list[tuple[int, Any]] = []  # (bytes copied, the event behind which they are)
+        self._over = False
+
+    def add(self, past: int, event: Any) -> None:
+        """The copy of everything up to byte `past` has been started and is over behind `event`."""
+        with self._changed:
+            self._copies.append((past, event))
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Nothing more will be copied: the message has ended."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def behind(self, past: int, seconds: float) -> Any:
+        """The event behind which what lies before byte `past` may be written over. Raises BridgeError if none comes."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._over or self._reaches(past), seconds):
+                raise BridgeError("the outgoing copy of the same memory did not end")
+            return next((event for copied, event in self._copies if copied >= past), None)
+
+    def _reaches(self, past: int) -> bool:
+        return bool(self._copies) and self._copies[-1][0] >= past
+
+
 @dataclass(eq=False)
 class Message:
     """One tensor on its way: flat, contiguous; `ready` is the event after which it may be read or written."""
@@ -27,9 +58,8 @@ class Message:
     deadline: Deadline
     ready: Any = None
     combine: Combine | None = None
-    after: Message | None = None  # a send of the same memory whose copy must be out before this one lands
-    copied: threading.Event | None = None
-    copied_event: Any = None
+    after: Message | None = None  # a send of the same memory: what lands here must be copied out there before
+    outgoing: Outgoing | None = None  # of a send
 
     @functools.cached_property
     def octets(self) -> torch.Tensor:
@@ -98,7 +128,7 @@ class Bridge:
 
     def send(self, data: torch.Tensor, peer: int, *, tag: int, kind: int, work: HetWork, deadline: Deadline) -> Message:
         """Queue the sending of a flat contiguous tensor; its work ends when the memory may be written again."""
-        message = Message(data, work, deadline, ready=_event(data), copied=threading.Event())
+        message = Message(data, work, deadline, ready=_event(data), outgoing=Outgoing())
         return self._put(LaneKey(True, peer, tag, kind, data.device), message)
 
     def recv(
@@ -136,8 +166,8 @@ class Bridge:
         with self._lock:
             self._open.pop(id(message), None)
         message.work.finish(ready=ready, error=error)
-        if message.copied is not None:
-            message.copied.set()
+        if message.outgoing is not None:
+            message.outgoing.end()
 
     def fail(self, error: BaseException) -> None:
         """End every pending message with `error`, and the connections, so that their other ends see it too."""

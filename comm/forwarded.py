@@ -19,7 +19,7 @@ import torch
 from hetctl.comm.bridge import Bridge, LaneKey, Message
 from hetctl.comm.layout import pieces
 from hetctl.comm.meter import METER
-from hetctl.comm.staging import CopyEngine, TrailerMismatch, seal, unseal
+from hetctl.comm.staging import CopyEngine, Landed, TrailerMismatch, seal, unseal
 from hetctl.comm.window import Chunk, Left, Port, Window
 from hetctl.comm.work import BridgeError, reason_of
 
@@ -196,14 +196,11 @@ class SendLane(ForwardedLane):
             self._seal(chunk)
         chunk.copied = self._engine.out(message.octets[chunk.first : chunk.past], chunk.slot, ready)
         self._copying.append(chunk)
-        if not chunk.last:
-            return
-        message.copied_event = chunk.copied.event
-        if message.copied is not None:
-            message.copied.set()
-        if message.copied_event is not None:
+        if message.outgoing is not None:
+            message.outgoing.add(chunk.past, chunk.copied.event)
+        if chunk.last and chunk.copied.event is not None:
             # on a device the memory may be written again behind this event; `close` still sees the slots off
-            self._bridge.end(message, ready=message.copied_event)
+            self._bridge.end(message, ready=chunk.copied.event)
 
     def _send(self) -> None:
         chunk = self._copying.popleft()
@@ -226,7 +223,7 @@ class SendLane(ForwardedLane):
         chunk = self.window.finish()
         self.window.retire(chunk)
         if chunk.last:
-            self._bridge.end(chunk.message, ready=chunk.message.copied_event)
+            self._bridge.end(chunk.message, ready=chunk.copied.event if chunk.copied is not None else None)
 
 
 class RecvLane(ForwardedLane):
@@ -256,23 +253,22 @@ class RecvLane(ForwardedLane):
             )
         except TrailerMismatch as mismatch:
             raise BridgeError(str(mismatch)) from None
-        event = self._land(chunk, payload)
+        landed = self._land(chunk, payload)
         self.window.retire(chunk)
-        self.window.port.give(chunk.slot, event)
+        self.window.port.give(chunk.slot, landed.read)
         if chunk.last:
-            self._bridge.end(message, ready=event)
+            self._bridge.end(message, ready=landed.done)
 
-    def _land(self, chunk: Chunk, payload: torch.Tensor) -> Any:
+    def _land(self, chunk: Chunk, payload: torch.Tensor) -> Landed:
         message = chunk.message
-        ready = [] if chunk.first else self._until(message)
         size = message.data.element_size()
         target = message.data[chunk.first // size : chunk.past // size]
-        return self._engine.into(payload, target, message.combine, ready)
+        return self._engine.into(payload, target, message.combine, self._until(chunk))
 
-    def _until(self, message: Message) -> list[Any]:
-        """What must be over before a message's first chunk lands."""
-        if message.after is None or message.after.copied is None:
-            return [message.ready]
-        if not message.after.copied.wait(message.deadline.left()):
-            raise BridgeError("the outgoing copy of the same memory did not end")
-        return [message.ready, message.after.copied_event]
+    def _until(self, chunk: Chunk) -> list[Any]:
+        """What must be over before a chunk lands."""
+        message = chunk.message
+        ready = [] if chunk.first else [message.ready]
+        if message.after is not None and message.after.outgoing is not None:
+            ready.append(message.after.outgoing.behind(chunk.past, message.deadline.left()))
+        return ready

@@ -6,7 +6,9 @@ import functools
 import struct
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +17,7 @@ from hetctl.comm.meter import METER
 from hetctl.comm.units import MiB
 
 CHUNK_BYTES = 4 * MiB  # what a share of a large collective is made of, and a message over rails
+COMBINES_AHEAD = 8  # chunks on the device that are not yet combined: bounds what they take there
 _TRAILER = struct.Struct("<QIIQ")  # operation, chunk, checksum (0: none), length
 TRAILER_BYTES = _TRAILER.size
 Combine = Callable[[torch.Tensor, torch.Tensor], object]  # (target in place, incoming)
@@ -105,6 +108,14 @@ class Copied:
             self.event.synchronize()
 
 
+@dataclass(frozen=True)
+class Landed:
+    """A chunk that was taken in: the events behind which its slot is read, and its target written; None on the host."""
+
+    read: Any = None
+    done: Any = None
+
+
 class CopyEngine(Protocol):
     """How bytes of one device type enter and leave host slots."""
 
@@ -120,11 +131,10 @@ class CopyEngine(Protocol):
     def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
         """Start copying flat bytes into a slot, after the event `ready`, which a message's first chunk brings."""
 
-    def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]) -> Any:
-        """Copy or combine a payload into a typed flat view; the event it ends with, or None.
-
-        `ready` are the events that a message's first chunk waits for; later chunks come after it and bring none.
-        """
+    def into(
+        self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]
+    ) -> Landed:
+        """Copy or combine a payload into a typed flat view, behind the events `ready`."""
 
 
 def engine_for(device: torch.device) -> CopyEngine:
@@ -149,26 +159,32 @@ class HostEngine:
         METER.touch(2 * source.numel())
         return Copied()
 
-    def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]) -> Any:
+    def into(
+        self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]
+    ) -> Landed:
         typed = payload.view(target.dtype)
         if combine is None:
             target.copy_(typed)
         else:
             combine(target, typed)
         METER.touch((2 if combine is None else 3) * payload.numel())  # a sum reads its target too
-        return None
+        return Landed()
 
 
 class StreamEngine:
-    """Device tensors: pinned slots and two side streams, so that copies never touch the program's stream.
+    """Device tensors: pinned slots and side streams, so that copies never touch the program's stream.
 
-    A lane's thread keeps its side stream as its current one: switching to and fro for each chunk took longer than the
-    rest of starting a copy.
+    A lane's thread keeps the stream of its copies as its current one: switching to and fro for each chunk took longer
+    than the rest of starting a copy. Combining has a stream of its own. Its kernels wait until the program's product
+    lets go of the device, which may take milliseconds, and the copies behind them must not wait as well: while
+    products ran, chunks of 8 MiB moved at 5 GB/s, one for each product, and 17 without any.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._down, self._up = side_stream(device), side_stream(device)
+        self._copies: Any = None  # the stream of this lane's direction
+        self._combines: Any = None
+        self._combining: deque[Any] = deque()
         self._lock = threading.Lock()
         self._free: dict[int, list[torch.Tensor]] = {}
         self._busy: list[tuple[Any, torch.Tensor]] = []
@@ -199,29 +215,56 @@ class StreamEngine:
 
     def enter(self, *, sending: bool) -> None:
         torch.cuda.set_device(self.device)
-        torch.cuda.set_stream(self._down if sending else self._up)
+        self._copies = self._copies or side_stream(self.device)
+        torch.cuda.set_stream(self._copies)
 
     def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
         if ready is not None:
-            self._down.wait_event(ready)
-            source.record_stream(self._down)
+            self._copies.wait_event(ready)
+            source.record_stream(self._copies)
         slot[: source.numel()].copy_(source, non_blocking=True)
         METER.touch(0 if slot.is_cuda else source.numel())
-        return Copied(self._down.record_event())
+        return Copied(self._copies.record_event())
 
-    def into(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]) -> Any:
-        for before in ready:
-            if before is not None:
-                self._up.wait_event(before)
-        if ready:
-            target.record_stream(self._up)
+    def into(
+        self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]
+    ) -> Landed:
+        METER.touch(0 if payload.is_cuda else payload.numel())
         typed = payload.view(target.dtype)
+        if combine is not None and not payload.is_cuda:
+            return self._combine(typed, target, combine, ready)
+        self._follow(self._copies, target, ready)
         if combine is None:
             target.copy_(typed, non_blocking=True)
         else:
-            combine(target, typed.to(self.device, non_blocking=True))
-        METER.touch(0 if payload.is_cuda else payload.numel())
-        return self._up.record_event()
+            combine(target, typed)
+        done = self._copies.record_event()
+        return Landed(done, done)
+
+    def _combine(self, payload: torch.Tensor, target: torch.Tensor, combine: Combine, ready: Sequence[Any]) -> Landed:
+        """Copy to the device at once, combine as soon as the device lets us: the slot is free in between."""
+        stream = self._combines = self._combines or side_stream(self.device)
+        incoming = payload.to(self.device, non_blocking=True)
+        read = self._copies.record_event()
+        incoming.record_stream(stream)
+        self._follow(stream, target, [*ready, read])
+        torch.cuda.set_stream(stream)
+        combine(target, incoming)
+        torch.cuda.set_stream(self._copies)
+        done = stream.record_event()
+        self._combining.append(done)
+        if len(self._combining) > COMBINES_AHEAD:
+            self._copies.wait_event(self._combining.popleft())
+        return Landed(read, done)
+
+    @staticmethod
+    def _follow(stream: Any, target: torch.Tensor, ready: Sequence[Any]) -> None:
+        """What comes next on a stream writes `target` behind these events."""
+        for before in ready:
+            if before is not None:
+                stream.wait_event(before)
+        if ready:
+            target.record_stream(stream)
 
 
 def _size_class(nbytes: int) -> int:

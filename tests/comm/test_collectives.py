@@ -11,8 +11,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+from hetctl.comm import shm
 from hetctl.comm.cluster import TransportKind
+from hetctl.comm.forwarded import Flow
 from hetctl.comm.placement import PlacedBridge
+from hetctl.comm.units import KiB, MiB
 from tests.comm.spawn import on_islands
 
 SHAPES = [(1, 1), (2, 1), (1, 1, 1), (2, 3)]
@@ -284,6 +287,21 @@ def _alive(fd: str) -> bool:
 def test_shared_memory_carries_the_same_and_leaves_nothing_behind(sizes: tuple[int, ...]) -> None:
     bridges = (PlacedBridge(("island0", "island1"), "shm"),)
     assert on_islands(sizes, shared, broken=True, bridges=bridges) == [[]] * sum(sizes)
+
+
+def in_a_small_ring(rank: int) -> None:
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(shm, "FLOW", Flow(64 * KiB, window=2))
+    monkey.setattr(shm, "RING_BYTES", 2 * shm.SLOT_BYTES)
+    data = torch.full((MiB,), rank + 1.0)
+    dist.all_reduce(data)
+    assert bool((data == 3).all())
+
+
+def test_a_span_may_be_larger_than_what_its_lane_holds() -> None:
+    """What lands waits for the outgoing copy of the same bytes, not of all: else both ends' rings stay full."""
+    bridges = (PlacedBridge(("island0", "island1"), "shm"),)
+    on_islands((1, 1), in_a_small_ring, bridges=bridges, seconds=20)
 
 
 def over_unequal_rails(rank: int) -> None:
