@@ -17,6 +17,7 @@ from hetctl.comm.plan import Plan
 from hetctl.trainer.buckets import Bucket, Interval, Shards, Slot, install, layouts_of
 from hetctl.trainer.gathering import ShardedBucket
 from hetctl.trainer.groups import ProcessGroups
+from hetctl.trainer.leash import Leash
 from hetctl.trainer.models.model import StageModel
 from hetctl.trainer.place import Place
 from hetctl.trainer.tensor_parallel import ALONE, TensorShare
@@ -62,6 +63,7 @@ class Gradients:
         self._tied = [b for b in self.buckets if b.layout.key == model.shape.layers + 2]
         self.parameters = install(models, self.buckets)
         self._in_use: list[Bucket] = []
+        self._leash = Leash(device) if len(plan.islands) > 1 else None
         for one in models:
             one.before_unit, one.before_backward = self.before_unit, self.before_backward
         self._where: dict[int, tuple[Bucket, Slot]] = {}
@@ -150,6 +152,8 @@ class Gradients:
         self._use(unit, unit - 1)
 
     def _use(self, unit: int, following: int) -> None:
+        if self._leash is not None:
+            self._leash()
         due = self._buckets_of(unit)
         for bucket in self._in_use:
             if bucket not in due:

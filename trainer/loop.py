@@ -277,9 +277,9 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     done, saved, began = start, -1, time.monotonic()
     for step in range(start, job.recipe.train.steps):
         at = time.monotonic()
-        with profiled(job, step, device):
+        with profiled(job, step, device, trainer.timeline):
             figures = trainer.train_step(step)
-        trainer.timeline.end_step()
+            trainer.timeline.end_step()
         seconds = time.monotonic() - at
         record = asdict(figures) | {"step_time_s": seconds, "tokens_per_s": figures.tokens / seconds}
         reporter.emit("step", step=step + 1, **record)

@@ -60,9 +60,10 @@ def steps_done(run: Path) -> int:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run of 12 steps, and the document `--json` printed."""
+    """A run of 12 steps, the third traced, and the document `--json` printed."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    done = subprocess.run(command(run, "--json", steps=12), cwd=ROOT, text=True, capture_output=True, check=False)
+    argv = command(run, "--json", "--profile-step", "3", steps=12)
+    done = subprocess.run(argv, cwd=ROOT, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return run, document
@@ -78,6 +79,23 @@ def test_the_summary_says_what_the_run_came_to(whole: tuple[Path, dict[str, Any]
     assert document["tokens_per_s"] > 0
     assert document["bridge_bytes"] > 0
     assert document["wall_s"] > 0
+
+
+def test_a_traced_step_shows_its_actions_and_what_it_sent(whole: tuple[Path, dict[str, Any]]) -> None:
+    run, document = whole
+    sent = 0
+    for rank in range(3):
+        trace = json.loads((run / "profile" / f"rank-{rank}.json").read_text())
+        calls = [e["ts"] for e in trace["traceEvents"] if e.get("cat") == "cpu_op"]
+        actions = [e for e in trace["traceEvents"] if e.get("tid") == "actions"]
+        assert {e["name"].split()[0] for e in actions} >= {"F", "B", "update"}
+        middle = (actions[0]["ts"] + actions[-1]["ts"]) / 2
+        assert min(calls) < middle < max(calls), "the two clocks differ"
+        counted = [e["args"]["MB"] for e in trace["traceEvents"] if e.get("name") == "sent across islands"]
+        assert counted[-1] == trace["hetctl"]["sent_bytes"] / 1e6
+        assert counted == sorted(counted)
+        sent += trace["hetctl"]["sent_bytes"]
+    assert sent == pytest.approx(document["bridge_bytes"] / 12, rel=0.2)
     assert document["processes_left"] == 0
     assert 0 < document["bubble_share"] < 1
     assert 0 < document["bridge_share"] < 1

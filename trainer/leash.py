@@ -1,0 +1,30 @@
+"""Keeps the host from running so far ahead of the device that the device's queue of launches is full.
+
+A launch that waits for room there holds a lock of the driver, and every other thread's calls wait with it: those of the
+bridge moved half as much beside backward, and steps whose gradients cross islands took 9 % longer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+UNITS_AHEAD = 4  # of a model, each some 50 to 150 launches; the queue holds about a thousand
+
+
+class Leash:
+    """Called before each unit of work: waits until the device has begun the one so many before it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._begun: deque[torch.cuda.Event] = deque()
+
+    def __call__(self) -> None:
+        if not self._cuda:
+            return
+        event = torch.cuda.Event(blocking=True)
+        event.record()
+        self._begun.append(event)
+        if len(self._begun) > UNITS_AHEAD:
+            self._begun.popleft().synchronize()
