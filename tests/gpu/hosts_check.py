@@ -1,10 +1,10 @@
-"""The whole path on GPUs: two namespaced hosts with real sshds, discovered, examined, trained on, measured.
+"""The whole path on GPUs: namespaced hosts with real sshds, discovered, examined, trained on, measured.
 
-PYTHONPATH=. python3 tests/gpu/hosts_check.py [--gpus 2] [--rates 10gbit,2gbit] [--parts path,pipeline]     as root
+PYTHONPATH=. python3 tests/gpu/hosts_check.py [--gpus 2] [--hosts 2] [--rates 10gbit,2gbit] [--parts path,pipeline]
 
-Each host is given half of this machine's GPUs; what joins them is one veth pair, shaped to `--rates` in turn. A cluster
-file has one island per vendor and fabric, so the script splits the single one by host: native libraries inside,
-TCP between.
+As root. The hosts share out this machine's GPUs evenly, one GPU to several hosts of an island where there are more
+hosts; what joins them is a bridge of veth pairs, shaped to `--rates` in turn. A cluster file has one island per vendor
+and fabric, so the script splits the single one into halves: native libraries inside, TCP between.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from hetctl import planning, plansbench
 from hetctl.comm.cluster import Island, Link, Transport, load_cluster, save_cluster
-from hetctl.comm.plan import load_plan
+from hetctl.comm.plan import Replica, Stage, load_plan, save_plan
+from hetctl.trainer.planning.assemble import assemble
 from tests.rigs import netns
 from tests.rigs.cluster import command, environment, losses
 
@@ -55,12 +57,14 @@ def must(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[
     return done
 
 
-def write_inventory(rig: netns.Rig, folder: Path, gpus: int, *, first: int, shared: bool) -> None:
-    each = gpus // len(rig.hosts)
+def write_inventory(rig: netns.Rig, folder: Path, gpus: int, *, first: int) -> None:
     hosts: dict[str, Any] = {}
     for number, host in enumerate(rig.hosts):
-        mine = [0] if shared else list(range(first + number * each, first + (number + 1) * each))
-        hosts[host.name] = {"python": sys.executable, "data_address": host.rails[0], "gpus": mine}
+        begin, end = (n * gpus // len(rig.hosts) for n in (number, number + 1))
+        mine = list(range(first + begin, first + max(end, begin + 1)))
+        # NCCL takes namespaces for one machine, and refuses a GPU twice in one
+        env = {"NCCL_HOSTID": host.name}
+        hosts[host.name] = {"python": sys.executable, "data_address": host.rails[0], "gpus": mine, "env": env}
     # namespaces do not share the abstract sockets that NCCL passes memory handles over
     env = {
         "NCCL_CUMEM_ENABLE": "0",
@@ -73,21 +77,46 @@ def write_inventory(rig: netns.Rig, folder: Path, gpus: int, *, first: int, shar
     (folder / "inventory.yaml").write_text(text)
 
 
-def split_by_host(file: Path) -> None:
-    """One island per host, TCP between them."""
+def split_in_two(file: Path) -> None:
+    """Two islands, half of the hosts each, TCP between them."""
     cluster = load_cluster(file)
     whole = cluster.islands[0]
+    half = [host.name for host in cluster.hosts][: len(cluster.hosts) // 2]
+    first = tuple(m for m in whole.members if m.host in half)
+    second = tuple(m for m in whole.members if m.host not in half)
     islands = tuple(
-        Island(f"{whole.name}-{n}", whole.vendor, whole.fabric, tuple(m for m in whole.members if m.host == host.name))
-        for n, host in enumerate(cluster.hosts)
+        Island(f"{whole.name}-{n}", whole.vendor, whole.fabric, members) for n, members in enumerate((first, second))
     )
     names = (islands[0].name, islands[1].name)
-    link = Link(names, (Transport("tcp", True, "the veth pair"),))
+    link = Link(names, (Transport("tcp", True, "the veth pairs"),))
     save_cluster(file, replace(cluster, islands=islands, links=(link,)))
 
 
+def write_wide_plan(folder: Path) -> None:
+    """The planner's plan, but each stage on all ranks of its island: of so small a model it leaves most to one."""
+    cluster = load_cluster(folder / "cluster.yaml")
+    recipe = planning.read_recipe(None, settings=LLAMA, model=None, global_batch=None, seq_len=None, bridge=None)
+    (case,) = plansbench.candidates(cluster, recipe, profile=None, alternatives=0)
+    stages = []
+    for stage in case.plan.replicas[0].stages:
+        ranks = case.plan.island_of_rank[stage.ranks[0]].ranks
+        size = 2 * len(ranks)
+        stages.append(Stage(stage.layers, ranks, size, recipe.batch.global_batch // size, shards=len(ranks)))
+    plan = assemble(
+        cluster,
+        recipe,
+        replicas=(Replica(tuple(stages)),),
+        schedule=case.plan.schedule,
+        forwards_ahead=case.plan.forwards_ahead,
+        predicted=None,
+        reasons=("Every GPU of an island takes part in its stage.",),
+    )
+    save_plan(folder / "wide.yaml", plan)
+
+
 def whole_path(rig: netns.Rig, folder: Path, gpus: int) -> None:
-    """discover, doctor, train; and the same plan emulated in one namespace."""
+    """discover, doctor, train; and the same plan emulated in one namespace, one rank per stage where GPUs are few."""
+    ranks = max(gpus, len(rig.hosts))
     settings = [w for key in LLAMA for w in ("--set", key)]
     doctor = hetctl(rig, folder, "doctor", "-i", "inventory.yaml", "--level", "pairs", "--json")
     found = json.loads(doctor.stdout)
@@ -97,9 +126,12 @@ def whole_path(rig: netns.Rig, folder: Path, gpus: int) -> None:
         if f["check"].split(".")[0] in ("perf", "island"):
             print(f"  {f['state']:8} {f['check']} on {f.get('host') or f.get('pair')}: {f['reason']}")
     began = time.monotonic()
-    must(hetctl(rig, folder, "train", *settings, "--cluster", "cluster.yaml", "--skip-checks", "--run-dir", "run"))
+    write_wide_plan(folder)
+    plan = ("--cluster", "cluster.yaml", "--plan", "wide.yaml")
+    must(hetctl(rig, folder, "train", *settings, *plan, "--skip-checks", "--run-dir", "run"))
     print(f"train over ssh: {time.monotonic() - began:.1f} s")
-    must(hetctl(rig, folder, "train", *settings, "--plan", "run/plan.yaml", "--run-dir", "alone"))
+    layout = ("--plan", "run/plan.yaml") if ranks == gpus else ("--emulate", "h200:1,h200:1")
+    must(hetctl(rig, folder, "train", *settings, *layout, "--run-dir", "alone"))
     there, here = losses(folder / "run"), losses(folder / "alone")
     far = max(abs(a - b) / abs(b) for a, b in zip(there, here, strict=True))
     print(
@@ -110,14 +142,16 @@ def whole_path(rig: netns.Rig, folder: Path, gpus: int) -> None:
     assert far < 1e-9, far
     replicas = load_plan(folder / "run" / "plan.yaml").replicas
     used = {rank for replica in replicas for stage in replica.stages for rank in stage.ranks}
-    assert used == set(range(gpus)), f"only ranks {sorted(used)} of {gpus} worked"
+    assert used == set(range(ranks)), f"only ranks {sorted(used)} of {ranks} worked"
+    for replica in replicas:
+        for stage in replica.stages:
+            print(f"layers {stage.layers}: ranks {stage.ranks}")
     assert summary["bridge_bytes"] > 1 << 20, "next to nothing crossed the bridge"
 
 
 def reshape(rig: netns.Rig, rate: str) -> None:
     """Shape both ends of every host's rail anew."""
-    for host in rig.hosts:
-        number = rig.hosts.index(host)
+    for number, host in enumerate(rig.hosts):
         shape = netns.shaping(rate)
         outer = f"{host.namespace[:-2]}r0v{number}"
         subprocess.run(["tc", "qdisc", "replace", "dev", outer, *shape], check=True)
@@ -139,7 +173,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--first-gpu", type=int, default=0)
-    parser.add_argument("--shared", action="store_true", help="both hosts use GPU 0 (no native library then)")
+    parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--rates", default="10gbit")
     parser.add_argument("--parts", default="path,pipeline")
     parser.add_argument("--models", default="llama-8b:4096", help="MODEL:TOKENS,.. for the pipeline")
@@ -150,12 +184,15 @@ def main() -> int:
     why_not = netns.unavailable()
     if why_not:
         raise SystemExit(why_not)
-    with tempfile.TemporaryDirectory() as name, netns.hosts(2, Path(name) / "rig", rails=1, rate=rates[0]) as rig:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        netns.hosts(options.hosts, Path(name) / "rig", rails=1, rate=rates[0]) as rig,
+    ):
         folder = Path(name) / "mine"
         folder.mkdir()
-        write_inventory(rig, folder, options.gpus, first=options.first_gpu, shared=options.shared)
+        write_inventory(rig, folder, options.gpus, first=options.first_gpu)
         must(hetctl(rig, folder, "discover", "-i", "inventory.yaml", "-o", "cluster.yaml"))
-        split_by_host(folder / "cluster.yaml")
+        split_in_two(folder / "cluster.yaml")
         if "path" in options.parts:
             whole_path(rig, folder, options.gpus)
         if "pipeline" in options.parts:

@@ -1,0 +1,117 @@
+"""Replicas of uneven counts across islands: how far apart they are ready, and behind what their gradient sums hide.
+
+PYTHONPATH=. python3 tests/gpu/replicas_check.py [--each 1] [--parts spread,trace] [--ways shm,tcp]
+
+`spread` trains a 1.1-billion-parameter Llama, one island held to 0.6 of its speed, its counts adapted to what was
+measured. `trace` trains the first 24 blocks of Llama-2-7B and reads the traces of one step; then without overlap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+LLAMA_2 = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "num_hidden_layers": 24,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+REPLICAS = ("parallelism.pipeline=1", "parallelism.tensor=1", "parallelism.data=2", "checkpoint.last=false")
+
+
+def train(folder: Path, spec: str, settings: Iterable[str], *more: str) -> dict[str, Any]:
+    """A run's summary, with `records` of its steps and the `hetctl` part of each trace."""
+    argv = [sys.executable, "-m", "hetctl", "train", "--emulate", spec, "--json", "--run-dir", str(folder), *more]
+    began = time.monotonic()
+    done = subprocess.run(
+        argv + [w for s in (*REPLICAS, *settings) for w in ("--set", s)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        logs = [path.read_text()[-1500:] for path in sorted((folder / "logs").glob("rank-*.log"))]
+        raise RuntimeError("\n".join([done.stderr[-1500:], *logs]))
+    found: dict[str, Any] = json.loads(done.stdout)
+    found["records"] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    files = sorted((folder / "profile").glob("rank-*.json"))
+    found["traces"] = [json.loads(file.read_text())["hetctl"] for file in files]
+    print(f"{spec}: {time.monotonic() - began:.0f} s, notes: {found.get('notes')}", flush=True)
+    return found
+
+
+def seconds(found: dict[str, Any]) -> str:
+    times = [record["step_time_s"] for record in found["records"][2:]]
+    return f"{statistics.median(times):.3f} s ({min(times):.3f} - {max(times):.3f})"
+
+
+def spread(options: argparse.Namespace, folder: Path) -> None:
+    spec = f"h200:{options.each},mi325x:{options.each}@0.6"
+    settings = ("model.name=llama-1b-untied", "model.seq_len=2048", f"batch.global_batch={96 * options.each}")
+    settings += ("train.steps=34", f"batch.micro_batch_size={options.each}", "train.validation_samples=8")
+    for adapt in ("false", "true"):
+        found = train(folder / f"adapt-{adapt}", spec, settings, "--adapt", adapt)
+        apart = 100 * found["replica_spread"]
+        print(
+            f"spread | {spec}, adapt {adapt}: replicas ready within {apart:.2f} % of a step, step {seconds(found)}, "
+            f"counts {found['adapted'] or 'as planned'}, loss {found['first_loss']:.3f} -> {found['last_loss']:.3f}",
+            flush=True,
+        )
+
+
+def trace(options: argparse.Namespace, folder: Path) -> None:
+    spec = f"h200:{options.each},mi325x:{options.each}"
+    (folder / "config.json").write_text(json.dumps(LLAMA_2))
+    size = 8 * options.each
+    settings = (f"model.name={folder / 'config.json'}", "model.seq_len=4096", f"batch.global_batch={4 * size}")
+    settings += (f"batch.micro_batch_size={size}", "train.steps=5", "train.validation_samples=8")
+    for way in options.ways.split(","):
+        for overlap in ("true", "false"):
+            more = (f"bridge.transport={way}", f"train.overlap={overlap}", "train.profile_step=5")
+            found = train(folder / f"{way}-{overlap}", spec, (*settings, *more))
+            shares = [t["sent_before_backward_ended"] for t in found["traces"]]
+            sent = sum(t["sent_bytes"] for t in found["traces"]) / len(shares)
+            steps = [r["step_time_s"] for r in found["records"][1:4]]  # the fifth was traced
+            print(
+                f"trace | {spec} {way}, overlap {overlap}: {[round(s, 3) for s in shares]} of {sent / 1e9:.1f} GB a "
+                f"rank had left when backward ended; steps {[round(s, 3) for s in steps]} s, shares {found['shares']}",
+                flush=True,
+            )
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Path], None]] = {"spread": spread, "trace": trace}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--each", type=int, default=1, help="devices of an island")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--ways", default="shm,tcp")
+    options = parser.parse_args()
+    failed = 0
+    for name in options.parts.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                PARTS[name](options, Path(folder))
+            except Exception:
+                traceback.print_exc()
+                failed = 1
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
