@@ -28,7 +28,9 @@ class Held:
         """Begin the copy to the host (on the current stream); the device's copy goes when that is done."""
         assert self.device is not None
         cuda = self.device.is_cuda
-        self._host = torch.empty_strided(self._size, self._stride, dtype=self.device.dtype, pin_memory=cuda)
+        self._host = torch.empty_strided(
+            self._size, self._stride, dtype=self.device.dtype, device="cpu", pin_memory=cuda
+        )
         self._host.copy_(self.device, non_blocking=True)
         if cuda:
             self.device.record_stream(torch.cuda.current_stream())

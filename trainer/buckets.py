@@ -399,7 +399,7 @@ def _joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
 
 def _hosted(like: Tensor, dtype: torch.dtype) -> Tensor:
     """Zeros of this size on the host, pinned where a device copies to and from them."""
-    return torch.zeros(like.numel(), dtype=dtype, pin_memory=like.is_cuda)
+    return torch.zeros(like.numel(), dtype=dtype, device="cpu", pin_memory=like.is_cuda)
 
 
 def _aligned(count: int) -> int:

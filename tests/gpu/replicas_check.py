@@ -36,9 +36,9 @@ LLAMA_2 = {
 REPLICAS = ("parallelism.pipeline=1", "parallelism.tensor=1", "parallelism.data=2", "checkpoint.last=false")
 
 
-def train(folder: Path, spec: str, settings: Iterable[str], *more: str) -> dict[str, Any]:
+def train(folder: Path, spec: str, settings: Iterable[str]) -> dict[str, Any]:
     """A run's summary, with `records` of its steps and the `hetctl` part of each trace."""
-    argv = [sys.executable, "-m", "hetctl", "train", "--emulate", spec, "--json", "--run-dir", str(folder), *more]
+    argv = [sys.executable, "-m", "hetctl", "train", "--emulate", spec, "--json", "--run-dir", str(folder)]
     began = time.monotonic()
     done = subprocess.run(
         argv + [w for s in (*REPLICAS, *settings) for w in ("--set", s)], capture_output=True, text=True, check=False
@@ -61,16 +61,15 @@ def seconds(found: dict[str, Any]) -> str:
 
 def spread(options: argparse.Namespace, folder: Path) -> None:
     spec = f"h200:{options.each},mi325x:{options.each}@0.6"
-    settings = ("model.name=llama-1b-untied", "model.seq_len=2048", f"batch.global_batch={96 * options.each}")
-    settings += ("train.steps=34", f"batch.micro_batch_size={options.each}", "train.validation_samples=8")
-    for adapt in ("false", "true"):
-        found = train(folder / f"adapt-{adapt}", spec, settings, "--adapt", adapt)
-        apart = 100 * found["replica_spread"]
-        print(
-            f"spread | {spec}, adapt {adapt}: replicas ready within {apart:.2f} % of a step, step {seconds(found)}, "
-            f"counts {found['adapted'] or 'as planned'}, loss {found['first_loss']:.3f} -> {found['last_loss']:.3f}",
-            flush=True,
-        )
+    settings = ("model.name=llama-1b-untied", "model.seq_len=4096", f"batch.global_batch={64 * options.each}")
+    settings += ("train.steps=28", f"batch.micro_batch_size={options.each}", "train.validation_samples=8")
+    found = train(folder / "run", spec, (*settings, "train.adapt=true"))
+    apart = 100 * found["replica_spread"]
+    print(
+        f"spread | {spec}: replicas ready within {apart:.2f} % of a step, step {seconds(found)}, "
+        f"counts {found['adapted'] or 'as planned'}, loss {found['first_loss']:.3f} -> {found['last_loss']:.3f}",
+        flush=True,
+    )
 
 
 def trace(options: argparse.Namespace, folder: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from hetctl.comm.plan import Plan, Predicted
 from hetctl.comm.units import GiB
+from hetctl.trainer.buckets import _hosted
 from hetctl.trainer.gathering import ShardedBucket, keeps_whole
 from hetctl.trainer.gradients import WHOLE_SCATTERS
 from hetctl.trainer.job import Job
@@ -81,3 +82,9 @@ def test_few_whole_gradients_are_held_on_their_way_into_shards() -> None:
 
 def test_one_bucket_scatters_while_the_next_micro_batch_computes() -> None:
     assert on_islands((2,), wholes_held, "") == [(1, 0, 1)] * 2
+
+
+def test_what_an_offloaded_optimiser_keeps_is_on_the_host_whatever_the_default_device() -> None:
+    """Benches build models with their device as the default one."""
+    with torch.device("meta"):
+        assert _hosted(torch.ones(3), torch.float32).device.type == "cpu"
