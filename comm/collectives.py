@@ -22,7 +22,7 @@ from hetctl.comm.staging import CHUNK_BYTES
 from hetctl.comm.units import KiB
 
 SPANS = 6  # of a middling all-reduce: as many as are on their way at once
-SPAN_CHUNKS = 16  # of a large one, at most: a span costs Python time (with 4, half as much moved over shm)
+SPAN_CHUNKS = 8  # of a large one a rank, at most: a span costs Python time, and scratch where islands have more ranks
 FLAT_BYTES = 64 * KiB  # up to here one whole vector per peer costs less than two more native steps
 
 
@@ -50,7 +50,8 @@ class Collectives(Lines):
     def _spans(self, data: torch.Tensor) -> list[Interval]:
         """Intervals of some chunks per rank of the smallest island: enough of them to overlap, not too many to run."""
         parts, fewest = self.layout.common_parts, min(len(i) for i in self.layout.islands)
-        share = min(max(data.nbytes // fewest // SPANS, CHUNK_BYTES), SPAN_CHUNKS * CHUNK_BYTES)
+        most = SPAN_CHUNKS * CHUNK_BYTES * (2 if self.layout.size == len(self.layout.islands) else 1)
+        share = min(max(data.nbytes // fewest // SPANS, CHUNK_BYTES), most)
         each = share // data.element_size() * fewest
         return list(pieces(data.numel(), max(each // parts * parts, parts)))
 

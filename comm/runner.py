@@ -26,6 +26,7 @@ PARTS_AHEAD = 8  # handed over and not yet ended: bounds the memory of what is o
 Step = Callable[[], None]
 Part = tuple[Step | None, Step]  # what its second half begins with, and ends with: others' beginnings may come between
 Call = Callable[[], Iterable[Part] | None]
+Extents = list[tuple[int, int]]  # addresses, from the first byte to behind the last
 
 
 @dataclass(eq=False)
@@ -44,13 +45,13 @@ class Job:
         return self.touched[0].device if self.touched else torch.device("cpu")
 
     @cached_property
-    def extents(self) -> list[tuple[int, int]]:
+    def extents(self) -> Extents:
         """The memory it touches: every job behind it asks, so it is worked out once."""
         return [_extent(tensor) for tensor in self.touched]
 
     def meets(self, other: Job) -> bool:
         """Whether the two touch common memory."""
-        return any(a < d and c < b for a, b in self.extents for c, d in other.extents)
+        return _meet(self.extents, other.extents)
 
 
 class Runner:
@@ -63,6 +64,7 @@ class Runner:
         self._turn = threading.Lock()  # one collective begins at a time, whosever thread it is in
         self._open: dict[int, Job] = {}
         self._parts = 0  # handed over and not yet ended
+        self._ended: list[tuple[Extents, Any]] = []  # of those in parts whose last kernels the device may still owe
         self._begun: deque[tuple[Job, Step, Any]] = deque()  # the second thread's: parts whose end is still to do
         self._error: BaseException | None = None
         self._on_error = on_error
@@ -110,6 +112,8 @@ class Runner:
                 stream.wait_event(job.start)
                 if waits:
                     stream.wait_stream(self._side(job.device, second=True))
+                for event in self._owed(job):
+                    stream.wait_event(event)
             if job.parted and self._is_warm(job):
                 for part in job.call() or ():
                     self._hand_over(job, part, stream)
@@ -135,6 +139,12 @@ class Runner:
         warm = kinds <= self._warm
         self._warm |= kinds
         return warm
+
+    def _owed(self, job: Job) -> list[Any]:
+        """The ends of earlier jobs on its memory that the device has not reached: for the host they are over."""
+        with self._state:
+            self._ended = [(extents, event) for extents, event in self._ended if not event.query()]
+            return [event for extents, event in self._ended if _meet(extents, job.extents)]
 
     def _meets_open(self, job: Job) -> bool:
         """Whether it touches memory of one before it that has not ended."""
@@ -195,6 +205,8 @@ class Runner:
             ready = torch.cuda.current_stream(job.device).record_event()
         with self._state:
             self._open.pop(id(job), None)
+            if ready is not None and job.parted:
+                self._ended.append((job.extents, ready))
         job.work.finish(ready=ready, error=error)
 
     @contextlib.contextmanager
@@ -228,6 +240,10 @@ class Runner:
         """Run what is queued and end the threads."""
         self._first.close(seconds=seconds)
         self._second.close(seconds=seconds)
+
+
+def _meet(one: Extents, other: Extents) -> bool:
+    return any(a < d and c < b for a, b in one for c, d in other)
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

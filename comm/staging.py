@@ -254,7 +254,7 @@ class StreamEngine:
         done = stream.record_event()
         self._combining.append(done)
         if len(self._combining) > COMBINES_AHEAD:
-            self._copies.wait_event(self._combining.popleft())
+            self._combining.popleft().synchronize()  # the host waits: what it has asked for takes memory already
         return Landed(read, done)
 
     @staticmethod

@@ -14,7 +14,10 @@ UNITS_AHEAD = 4  # of a model, each some 50 to 150 launches; the queue holds abo
 
 
 class Leash:
-    """Called before each unit of work: waits until the device has begun the one so many before it."""
+    """Called before each unit of work: waits until the device has begun the one so many before it.
+
+    Weight gradients that a schedule puts off (`later.py`) are no units: they are launched without it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"

@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,11 +24,11 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from hetctl.comm import backend
-from hetctl.comm.files import write_atomically
 from hetctl.trainer.job import Job
 from hetctl.trainer.timeline import Span, Timeline
 
 SAMPLE_S = 0.002
+HEAD_BYTES = 2**20  # of a trace: what stands before its events
 ROW = {"pid": "hetctl", "tid": "actions"}
 
 Sample = tuple[float, int]  # the host's monotonic clock, bytes sent across islands until then
@@ -90,11 +92,12 @@ def _sent() -> Iterator[list[Sample]]:
 
 def _add(file: Path, spans: Sequence[Span], samples: Sequence[Sample]) -> None:
     """Put a row of actions and a counter into a trace, at its head: traces of large models are long."""
-    text = file.read_text()
-    base = re.search(r'"baseTimeNanoseconds": *(\d+)', text)
-    head, events, rest = text.partition('"traceEvents": [')
+    with file.open("rb") as source:
+        head, events, _ = source.read(HEAD_BYTES).partition(b'"traceEvents": [')
+    base = re.search(rb'"baseTimeNanoseconds": *(\d+)', head)
     if base is None or not events:
-        raise RuntimeError("torch's profiler writes another format of traces than hetctl knows")
+        warnings.warn(f"{file} has no row of actions: this torch writes another format of traces", stacklevel=2)
+        return
     # its times are microseconds of the wall clock since that base
     offset = time.time() - time.monotonic() - int(base[1]) / 1e9
 
@@ -114,7 +117,12 @@ def _add(file: Path, spans: Sequence[Span], samples: Sequence[Sample]) -> None:
         "sent_before_backward_ended": sent_before_backward_ended(spans, samples),
     }
     body = ",\n".join(map(json.dumps, added))
-    write_atomically(file, f'{head}"hetctl": {json.dumps(summary)},\n{events}\n{body},{rest}')
+    longer = file.with_suffix(".new")
+    with file.open("rb") as source, longer.open("wb") as target:
+        target.write(head + f'"hetctl": {json.dumps(summary)},\n'.encode() + events + f"\n{body},".encode())
+        source.seek(len(head) + len(events))
+        shutil.copyfileobj(source, target)
+    longer.replace(file)
 
 
 def _name(span: Span) -> str:

@@ -179,6 +179,8 @@ def main() -> int:
     parser.add_argument("--models", default="llama-8b:4096", help="MODEL:TOKENS,.. for the pipeline")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    if options.gpus % 2 or options.hosts % 2 or 16 % max(options.gpus, options.hosts):
+        parser.error("two islands of as many GPUs and hosts each, of 2, 4, 8 or 16 ranks together")
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     rates = options.rates.split(",")
     why_not = netns.unavailable()

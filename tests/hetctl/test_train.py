@@ -79,6 +79,10 @@ def test_the_summary_says_what_the_run_came_to(whole: tuple[Path, dict[str, Any]
     assert document["tokens_per_s"] > 0
     assert document["bridge_bytes"] > 0
     assert document["wall_s"] > 0
+    assert document["processes_left"] == 0
+    assert 0 < document["bubble_share"] < 1
+    assert 0 < document["bridge_share"] < 1
+    assert sum(document["shares"].values()) == pytest.approx(1, abs=0.02)
 
 
 def test_a_traced_step_shows_its_actions_and_what_it_sent(whole: tuple[Path, dict[str, Any]]) -> None:
@@ -96,10 +100,6 @@ def test_a_traced_step_shows_its_actions_and_what_it_sent(whole: tuple[Path, dic
         assert counted == sorted(counted)
         sent += trace["hetctl"]["sent_bytes"]
     assert sent == pytest.approx(document["bridge_bytes"] / 12, rel=0.2)
-    assert document["processes_left"] == 0
-    assert 0 < document["bubble_share"] < 1
-    assert 0 < document["bridge_share"] < 1
-    assert sum(document["shares"].values()) == pytest.approx(1, abs=0.02)
 
 
 def test_the_summary_knows_the_islands(whole: tuple[Path, dict[str, Any]]) -> None:
