@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from hetctl.comm.runner import PARTS_AHEAD, Part, Runner
+from hetctl.comm.runner import PARTS_AHEAD, Job, Part, Runner
 from hetctl.comm.work import BridgeError, HetWork, NativeFailed
 
 SECONDS = 20
@@ -60,6 +60,29 @@ def test_common_memory_or_one_without_parts_waits(runner: Runner, how: str) -> N
     assert not second.begun.wait(0.2)
     first.let.set()
     second.work.wait()
+
+
+class Event:
+    """A device's event that is reached when it is told so."""
+
+    reached = False
+
+    def query(self) -> bool:
+        return self.reached
+
+
+def test_what_the_device_still_owes_is_waited_for_where_memory_is_common(runner: Runner) -> None:
+    def job(data: torch.Tensor) -> Job:
+        return Job(HetWork("a collective"), lambda: None, [data], parted=True)
+
+    data, event = torch.ones(4), Event()
+    runner._ended.append((job(data[:3]).extents, event))
+    assert runner._owed(job(torch.ones(4))) == []
+    assert runner._owed(job(data[3:])) == []
+    assert runner._owed(job(data[2:])) == [event]
+    event.reached = True
+    assert runner._owed(job(data)) == []
+    assert runner._ended == []
 
 
 def test_parts_on_their_way_are_bounded(runner: Runner) -> None:

@@ -92,6 +92,32 @@ def streams_are_kept(rank: int, world: int) -> Any:
     return "kept"
 
 
+def sums_of_one_memory_keep_their_order(rank: int, world: int) -> Any:
+    """A second sum begins when the first is over for the host, though the device, busy with products, still owes it."""
+    device = torch.device("cuda", rank)
+    heavy = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    data = torch.zeros(64 * MIB, device=device)
+    dist.all_reduce(data)  # kernels' first launches
+    for turn in range(5):
+        data.fill_(turn + 1)
+        begun = torch.cuda.Event()
+        begun.record()
+        begun.synchronize()
+        products = [heavy @ heavy for _ in range(30)]
+        first = dist.all_reduce(data, async_op=True)  # behind the products, like everything on this stream
+        while not first.is_completed():
+            products[-1] = heavy @ heavy
+            time.sleep(0.0005)
+        second = dist.all_reduce(data, async_op=True)
+        for _ in range(30):
+            products[-1] = heavy @ heavy
+        first.wait()
+        second.wait()
+        want = (turn + 1) * world**2
+        assert bool((data == want).all()), (turn, want, data.unique()[:5].tolist())
+    return "kept"
+
+
 def collectives_are_right(rank: int, world: int) -> Any:
     """Every collective on device tensors, small and large, and on host tensors."""
     ranks = torch.arange(float(world))
@@ -189,6 +215,7 @@ PARTS: list[tuple[str, Callable[[int, int], Any], str, str]] = [  # name, part, 
             messages_are_right,
             collectives_are_right,
             streams_are_kept,
+            sums_of_one_memory_keep_their_order,
             stock_programs_are_right,
             bridge_figures,
         )
