@@ -127,6 +127,7 @@ class Window:
         self._aside: list[Any] = []  # memory and handles that a lost rail may still touch
         self._changed = threading.Condition(threading.RLock())  # over both deques and the port's routes
         self._broken = False
+        self._moved = 0.0  # when a chunk was last dealt with
 
     def post(self, chunk: Chunk) -> None:
         """Start a chunk on its rail."""
@@ -186,6 +187,7 @@ class Window:
         """
         with self._changed:
             self.posted.popleft()
+            self._moved = time.monotonic()
             if not self.port.movable():
                 self._give(chunk.slot)
                 return
@@ -199,13 +201,13 @@ class Window:
             self.port.give(slot, None)
 
     def stall(self) -> Stall | None:
-        """The chunk that is waited for."""
+        """The chunk that is waited for, and since when nothing came: behind others on slow rails it is not late."""
         with self._changed:
             if not self.posted or self.posted[0].done:
                 return None
             chunk = self.posted[0]
             rail = self.port.route(chunk.position)
-            return Stall(chunk.position, rail, time.monotonic() - chunk.since, self._broken)
+            return Stall(chunk.position, rail, time.monotonic() - max(chunk.since, self._moved), self._broken)
 
     def is_late(self, position: Position) -> bool:
         """Whether a chunk was given to its rail long ago; not when it was not yet."""

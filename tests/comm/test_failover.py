@@ -132,3 +132,41 @@ def test_a_rail_cut_under_a_chunk_holds_nobody_and_the_result_is_exact() -> None
 
 def test_a_rail_that_breaks_is_named_and_the_result_is_exact() -> None:
     run("broken")
+
+
+class Late:
+    """What was posted, and is waited for a while longer."""
+
+    def __init__(self, posted: Any) -> None:
+        self.posted = posted
+
+    def wait(self, timeout: timedelta) -> bool | None:
+        time.sleep(0.25)
+        return self.posted.wait(timeout)  # type: ignore[no-any-return]
+
+
+def slow_rails(rank: int) -> list[str]:
+    os.environ[rails.RAILS_VARIABLE] = "2"
+    failover.STALL_SECONDS = window.STALL_SECONDS = 1.0
+    true_post = rails.RailPort.post
+
+    def post(self: Any, slot: torch.Tensor, length: int, position: tuple[int, int]) -> Any:
+        posted = true_post(self, slot, length, position)
+        return posted if self._key.sending else Late(posted)
+
+    rails.RailPort.post = post  # type: ignore[method-assign]
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        data = torch.arange(16 * rails.HOST_FLOW.chunk_bytes // 4, dtype=torch.float32)
+        if rank == 0:
+            dist.send(data, 1)
+        else:
+            dist.recv(got := torch.zeros_like(data), 0)
+            assert torch.equal(got, data)
+        dist.barrier()
+    return [str(w.message) for w in heard if "is lost" in str(w.message)]
+
+
+def test_slow_rails_that_still_move_are_not_lost() -> None:
+    """A chunk behind fifteen others waits for four seconds here, but none takes as long as what counts as lost."""
+    assert on_islands((1, 1), slow_rails, seconds=60) == [[], []]
