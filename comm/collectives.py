@@ -50,7 +50,8 @@ class Collectives(Lines):
     def _spans(self, data: torch.Tensor) -> list[Interval]:
         """Intervals of some chunks per rank of the smallest island: enough of them to overlap, not too many to run."""
         parts, fewest = self.layout.common_parts, min(len(i) for i in self.layout.islands)
-        most = SPAN_CHUNKS * CHUNK_BYTES * (2 if self.layout.size == len(self.layout.islands) else 1)
+        alone = self.layout.size == len(self.layout.islands)  # one rank an island: nothing needs scratch
+        most = (2 if alone else 1) * SPAN_CHUNKS * CHUNK_BYTES
         share = min(max(data.nbytes // fewest // SPANS, CHUNK_BYTES), most)
         each = share // data.element_size() * fewest
         return list(pieces(data.numel(), max(each // parts * parts, parts)))

@@ -81,7 +81,7 @@ class ForwardedLane:
 
     def _run(self) -> None:
         try:
-            self._engine.enter(sending=self._key.sending)
+            self._engine.enter()
             while self._step():
                 pass
         except Left:

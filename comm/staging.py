@@ -125,8 +125,8 @@ class CopyEngine(Protocol):
     def give(self, slot: torch.Tensor, event: Any) -> None:
         """Hand back a slot; the device still reads it until `event`, where there is one."""
 
-    def enter(self, *, sending: bool) -> None:
-        """Get the calling thread ready for copies of one direction; they are only made by threads that did so."""
+    def enter(self) -> None:
+        """Get the calling thread ready for copies; they are only made by threads that did so."""
 
     def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
         """Start copying flat bytes into a slot, after the event `ready`, which a message's first chunk brings."""
@@ -151,7 +151,7 @@ class HostEngine:
     def give(self, slot: torch.Tensor, event: Any) -> None:
         return None
 
-    def enter(self, *, sending: bool) -> None:
+    def enter(self) -> None:
         return None
 
     def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
@@ -182,7 +182,7 @@ class StreamEngine:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._copies: Any = None  # the stream of this lane's direction
+        self._copies: Any = None
         self._combines: Any = None
         self._combining: deque[Any] = deque()
         self._lock = threading.Lock()
@@ -213,7 +213,7 @@ class StreamEngine:
             else:
                 self._busy.append((event, slot))
 
-    def enter(self, *, sending: bool) -> None:
+    def enter(self) -> None:
         torch.cuda.set_device(self.device)
         self._copies = self._copies or side_stream(self.device)
         torch.cuda.set_stream(self._copies)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hetctl.trainer.profiling import sent_before_backward_ended
 from hetctl.trainer.timeline import Span, replica_spread, shares
 
 
@@ -39,3 +40,11 @@ def test_replicas_are_as_far_apart_as_their_last_ranks() -> None:
 
 def test_no_spans_are_no_shares() -> None:
     assert shares([]).compute == 0
+
+
+def test_what_was_sent_before_backward_ended() -> None:
+    spans = [Span("F", 0.0, 1.0), Span("B", 1.0, 2.0), Span("sync", 2.0, 3.0)]
+    samples = [(0.5, 1000), (1.0, 1000), (1.5, 1060), (2.5, 1180), (3.0, 1200)]
+    assert sent_before_backward_ended(spans, samples) == pytest.approx(0.6)  # 60 and half of the next 120, of 200
+    assert sent_before_backward_ended(spans[:1], samples) is None
+    assert sent_before_backward_ended(spans, [(0.0, 7), (3.0, 7)]) is None
