@@ -223,7 +223,8 @@ class SendLane(ForwardedLane):
         chunk = self.window.finish()
         self.window.retire(chunk)
         if chunk.last:
-            self._bridge.end(chunk.message, ready=chunk.copied.event if chunk.copied is not None else None)
+            assert chunk.copied is not None
+            self._bridge.end(chunk.message, ready=chunk.copied.event)
 
 
 class RecvLane(ForwardedLane):

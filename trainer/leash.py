@@ -19,13 +19,10 @@ class Leash:
     Weight gradients that a schedule puts off (`later.py`) are no units: they are launched without it.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+    def __init__(self) -> None:
         self._begun: deque[torch.cuda.Event] = deque()
 
     def __call__(self) -> None:
-        if not self._cuda:
-            return
         event = torch.cuda.Event(blocking=True)
         event.record()
         self._begun.append(event)

@@ -76,18 +76,21 @@ def _sent() -> Iterator[list[Sample]]:
     over = threading.Event()
 
     def look() -> None:
-        while not over.wait(SAMPLE_S):
-            samples.append((time.monotonic(), backend.bridge_bytes()))
+        samples.append((time.monotonic(), backend.bridge_bytes()))
 
-    samples.append((time.monotonic(), backend.bridge_bytes()))
-    thread = threading.Thread(target=look, name="profiled-bytes", daemon=True)
+    def keep_looking() -> None:
+        while not over.wait(SAMPLE_S):
+            look()
+
+    look()
+    thread = threading.Thread(target=keep_looking, name="profiled-bytes", daemon=True)
     thread.start()
     try:
         yield samples
     finally:
         over.set()
         thread.join()
-        samples.append((time.monotonic(), backend.bridge_bytes()))
+        look()
 
 
 def _add(file: Path, spans: Sequence[Span], samples: Sequence[Sample]) -> None:

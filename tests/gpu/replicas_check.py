@@ -11,14 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.gpu.emulated import train
 
 LLAMA_2 = {
     "model_type": "llama",
@@ -36,24 +36,6 @@ LLAMA_2 = {
 REPLICAS = ("parallelism.pipeline=1", "parallelism.tensor=1", "parallelism.data=2", "checkpoint.last=false")
 
 
-def train(folder: Path, spec: str, settings: Iterable[str]) -> dict[str, Any]:
-    """A run's summary, with `records` of its steps and the `hetctl` part of each trace."""
-    argv = [sys.executable, "-m", "hetctl", "train", "--emulate", spec, "--json", "--run-dir", str(folder)]
-    began = time.monotonic()
-    done = subprocess.run(
-        argv + [w for s in (*REPLICAS, *settings) for w in ("--set", s)], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        logs = [path.read_text()[-1500:] for path in sorted((folder / "logs").glob("rank-*.log"))]
-        raise RuntimeError("\n".join([done.stderr[-1500:], *logs]))
-    found: dict[str, Any] = json.loads(done.stdout)
-    found["records"] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    files = sorted((folder / "profile").glob("rank-*.json"))
-    found["traces"] = [json.loads(file.read_text())["hetctl"] for file in files]
-    print(f"{spec}: {time.monotonic() - began:.0f} s, notes: {found.get('notes')}", flush=True)
-    return found
-
-
 def seconds(found: dict[str, Any]) -> str:
     times = [record["step_time_s"] for record in found["records"][2:]]
     return f"{statistics.median(times):.3f} s ({min(times):.3f} - {max(times):.3f})"
@@ -63,7 +45,7 @@ def spread(options: argparse.Namespace, folder: Path) -> None:
     spec = f"h200:{options.each},mi325x:{options.each}@0.6"
     settings = ("model.name=llama-1b-untied", "model.seq_len=4096", f"batch.global_batch={64 * options.each}")
     settings += ("train.steps=28", f"batch.micro_batch_size={options.each}", "train.validation_samples=8")
-    found = train(folder / "run", spec, (*settings, "train.adapt=true"))
+    found = train(folder / "run", spec, (*REPLICAS, *settings, "train.adapt=true"))
     apart = 100 * found["replica_spread"]
     print(
         f"spread | {spec}: replicas ready within {apart:.2f} % of a step, step {seconds(found)}, "
@@ -81,9 +63,11 @@ def trace(options: argparse.Namespace, folder: Path) -> None:
     for way in options.ways.split(","):
         for overlap in ("true", "false"):
             more = (f"bridge.transport={way}", f"train.overlap={overlap}", "train.profile_step=5")
-            found = train(folder / f"{way}-{overlap}", spec, (*settings, *more))
-            shares = [t["sent_before_backward_ended"] for t in found["traces"]]
-            sent = sum(t["sent_bytes"] for t in found["traces"]) / len(shares)
+            run = folder / f"{way}-{overlap}"
+            found = train(run, spec, (*REPLICAS, *settings, *more))
+            traces = [json.loads(f.read_text())["hetctl"] for f in sorted((run / "profile").glob("rank-*.json"))]
+            shares = [t["sent_before_backward_ended"] for t in traces]
+            sent = sum(t["sent_bytes"] for t in traces) / len(shares)
             steps = [r["step_time_s"] for r in found["records"][1:4]]  # the fifth was traced
             print(
                 f"trace | {spec} {way}, overlap {overlap}: {[round(s, 3) for s in shares]} of {sent / 1e9:.1f} GB a "

@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.gpu import emulated
 
 MODEL, SEQ_LEN = "llama-8b", 4096
 COMMON = (
@@ -51,17 +52,11 @@ def train(spec: str, settings: tuple[str, ...], *, steps: int, seconds: float) -
     """One `hetctl train`: its summary, its steps' figures, and its plan."""
     environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     with tempfile.TemporaryDirectory() as folder:
-        argv = [sys.executable, "-m", "hetctl", "train", "--emulate", spec, "--json", "--run-dir", folder]
-        for setting in (*COMMON, *settings, f"train.steps={steps}"):
-            argv += ["--set", setting]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=seconds, env=environment)
-        logs = {p.name: p.read_text()[-1500:] for p in sorted((Path(folder) / "logs").glob("rank-*.log"))}
-        if done.returncode:
-            raise RuntimeError(done.stderr[-2000:] + "\n".join(logs.values()))
-        found: dict[str, Any] = json.loads(done.stdout)
-        found["figures"] = [json.loads(x) for x in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        whole = (*COMMON, *settings, f"train.steps={steps}")
+        found = emulated.train(Path(folder), spec, whole, seconds=seconds, env=environment)
+        logs = [path.read_text()[-1500:] for path in sorted((Path(folder) / "logs").glob("rank-*.log"))]
         found["plan"] = yaml.safe_load((Path(folder) / "plan.yaml").read_text())
-        found["said"] = [line for log in logs.values() for line in log.splitlines() if "torch.compile" in line]
+        found["said"] = [line for log in logs for line in log.splitlines() if "torch.compile" in line]
         return found
 
 
@@ -73,13 +68,13 @@ def row(name: str, spec: str, *settings: str, steps: int, clock: Clock) -> dict[
         if clock.left() < 40:
             raise TimeoutError("no time is left for it")
         found = train(spec, settings, steps=steps, seconds=clock.left())
-        later = found["figures"][WARM:]
+        later = found["records"][WARM:]
         stages = found["plan"]["replicas"][0]["stages"]
         about |= {
             "tokens_per_s_per_gpu": statistics.median(f["tokens_per_s"] for f in later) / 2,
             "step_time_s": statistics.median(f["step_time_s"] for f in later),
-            "step_times_s": [round(f["step_time_s"], 3) for f in found["figures"]],
-            "losses": [round(f["loss"], 4) for f in found["figures"]],
+            "step_times_s": [round(f["step_time_s"], 3) for f in found["records"]],
+            "losses": [round(f["loss"], 4) for f in found["records"]],
             "memory_gib": [round(m / 2**30, 1) for m in found["memory_bytes"]],
             "predicted_gib": [round(m / 2**30, 1) for m in found["plan"]["predicted"]["memory_bytes"]],
             "layers": [s["layers"][1] - s["layers"][0] for s in stages],

@@ -5,9 +5,7 @@ PYTHONPATH=. python3 tests/gpu/train_check.py [PATTERN]        parts that match;
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +17,7 @@ from typing import Any
 import torch
 
 from tests.comm.spawn import on_islands
+from tests.gpu.emulated import train
 from tests.layouts import Cut, Layout, Pipe
 from tests.trainer.parity import SHAPE, difference, recipe, reference, train_layout
 
@@ -63,21 +62,13 @@ def parity(layout: Layout, plant: str = "", **train: Any) -> str:
     return f"worst deviation {worst:.1e} over 20 steps"
 
 
-def train(spec: str, *settings: str) -> dict[str, Any]:
+def run(spec: str, *settings: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        argv = [sys.executable, "-m", "hetctl", "train", "--emulate", spec, "--json", "--run-dir", folder]
-        argv += [word for s in settings for word in ("--set", s)]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=400)
-        if done.returncode:
-            logs = "\n".join(p.read_text()[-1500:] for p in sorted((Path(folder) / "logs").glob("rank-*.log")))
-            raise RuntimeError(done.stderr[-2000:] + logs)
-        summary: dict[str, Any] = json.loads(done.stdout)
-        summary["steps_list"] = [json.loads(x) for x in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    return summary
+        return train(Path(folder), spec, settings)
 
 
 def demo(spec: str) -> str:
-    found = train(spec)
+    found = run(spec)
     assert found["last_loss"] < 0.8 * found["first_loss"]
     return f"loss {found['first_loss']:.3f} -> {found['last_loss']:.3f}, wall {found['wall_s']:.0f} s"
 
@@ -88,8 +79,8 @@ def pipeline() -> str:
     common += ("train.steps=8", "train.validation_samples=16", "parallelism.pipeline=2", "checkpoint.last=false")
     rates = {}
     for name, spec in (("native", "h200:2"), ("bridged", "h200:1,mi325x:1")):
-        found = train(spec, *common)
-        later = sorted(m["tokens_per_s"] for m in found["steps_list"][3:])
+        found = run(spec, *common)
+        later = sorted(m["tokens_per_s"] for m in found["records"][3:])
         rates[name] = later[len(later) // 2]
         print(name, {k: found[k] for k in ("first_loss", "last_loss", "shares", "bridge_bytes")}, flush=True)
     ratio = rates["bridged"] / rates["native"]
@@ -100,7 +91,7 @@ def rate_of(spec: str, *more: str) -> float:
     """Tokens per second of the later steps of a 1.2-billion-parameter Llama."""
     common = ("model.name=llama-1b-untied", "model.seq_len=4096", "batch.global_batch=16", "batch.micro_batch_size=1")
     common += ("train.steps=10", "train.validation_samples=16", "checkpoint.last=false")
-    later = sorted(m["tokens_per_s"] for m in train(spec, *common, *more)["steps_list"][4:])
+    later = sorted(m["tokens_per_s"] for m in run(spec, *common, *more)["records"][4:])
     return float(later[len(later) // 2])
 
 
