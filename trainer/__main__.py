@@ -11,16 +11,9 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm import backend
 from hetctl.comm.reporter import Reporter
+from hetctl.trainer.emulated_device import cap_memory, slowed
 from hetctl.trainer.job import current_job
 from hetctl.trainer.loop import run
-from hetctl.trainer.slower import slowed
-
-
-def _cap_memory(device: torch.device, limit: int | None) -> None:
-    """Hold the allocator to what the plan counts on: an emulated device may be smaller than the real one."""
-    total = torch.cuda.get_device_properties(device).total_memory
-    if limit is not None and limit < total:
-        torch.cuda.set_per_process_memory_fraction(limit / total, device)
 
 
 @record
@@ -32,7 +25,7 @@ def main() -> None:
     if os.environ.get("HETCTL_DEVICE_TYPE") == "cuda":
         device = torch.device("cuda", int(os.environ.get("HETCTL_DEVICE_INDEX", "0")))
         torch.cuda.set_device(device)
-        _cap_memory(device, job.plan.ranks[rank].memory_bytes)
+        cap_memory(device, job.plan.ranks[rank].memory_bytes)
     backend.register()
     dist.init_process_group("het", timeout=timedelta(seconds=job.timeout_s))
     with slowed(device, job.plan.ranks[rank].speed) as slower:

@@ -24,9 +24,9 @@ from hetctl.comm.placement import current_placement
 from hetctl.comm.reporter import Reporter
 from hetctl.comm.values import decode
 from hetctl.trainer.benchmarking import RandomSamples, rank_device, settle
+from hetctl.trainer.emulated_device import cap_memory, slowed
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import build
-from hetctl.trainer.slower import slowed
 
 JOBS_VARIABLE = "HETCTL_BENCH_JOBS"  # names a JSON list of jobs
 PLACEMENTS_VARIABLE = "HETCTL_BENCH_PLACEMENTS"  # names a JSON list of placements, one a job: islands may be relabelled
@@ -74,6 +74,7 @@ def one_plan(
     dist.init_process_group(
         "het", store=PrefixStore(f"plan{number}/", base), rank=rank, world_size=world, timeout=timeout
     )
+    cap_memory(device, job.plan.ranks[rank].memory_bytes)
     with slowed(device, job.plan.ranks[rank].speed) as slower:
         found = measure(job, device, steps)
     dist.destroy_process_group()  # not after an error: peers may be gone, and leaving politely would wait for them

@@ -16,13 +16,13 @@ from torch import nn
 
 from hetctl.comm.errors import ConfigError
 from hetctl.trainer.buckets import Piece
+from hetctl.trainer.emulated_device import slowed
 from hetctl.trainer.models.headloss import head_loss
 from hetctl.trainer.models.model import RMSNorm, StageModel
 from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.optimizer import build_optimizer
 from hetctl.trainer.planning.profile import ClassProfile, Point
 from hetctl.trainer.recipe import OptimizerSection
-from hetctl.trainer.slower import slowed
 from hetctl.trainer.spans import share
 from hetctl.trainer.tensor_parallel import ALONE, SharedVocabulary, TensorShare
 

@@ -1,4 +1,4 @@
-"""A slower device out of a fast one: an emulated `@SPEED` computes on some of the GPU's multiprocessors only."""
+"""A lesser device out of a real one: `@SPEED` computes on some of its multiprocessors, `~MEMORY` caps the allocator."""
 
 from __future__ import annotations
 
@@ -26,6 +26,14 @@ class Slowed:
 
     def __str__(self) -> str:
         return f"{self.share:.2f} of its speed ({self.used} of {self.total} multiprocessors; asked for {self.asked:g})"
+
+
+def cap_memory(device: torch.device, limit: int | None) -> None:
+    """Hold the allocator of a CUDA device to `limit` bytes, what the plan counts on; None: to all there is."""
+    if device.type != "cuda":
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(1.0 if limit is None else min(limit / total, 1.0), device)
 
 
 @contextlib.contextmanager
