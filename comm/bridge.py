@@ -59,7 +59,7 @@ class Message:
     ready: Any = None
     combine: Combine | None = None
     after: Message | None = None  # a send of the same memory: what lands here must be copied out there before
-    outgoing: Outgoing | None = None  # of a send
+    outgoing: Outgoing | None = None  # of a collective's send
 
     @functools.cached_property
     def octets(self) -> torch.Tensor:
@@ -128,7 +128,8 @@ class Bridge:
 
     def send(self, data: torch.Tensor, peer: int, *, tag: int, kind: int, work: HetWork, deadline: Deadline) -> Message:
         """Queue the sending of a flat contiguous tensor; its work ends when the memory may be written again."""
-        message = Message(data, work, deadline, ready=_event(data), outgoing=Outgoing())
+        outgoing = Outgoing() if kind == COLLECTIVE else None  # what else is sent, nothing lands in before it has left
+        message = Message(data, work, deadline, ready=_event(data), outgoing=outgoing)
         return self._put(LaneKey(True, peer, tag, kind, data.device), message)
 
     def recv(

@@ -60,6 +60,9 @@ class Control:
         channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         channel.setblocking(False)
         self._channel = channel
+        self._poll = select.poll()
+        self._poll.register(channel.fileno(), select.POLLIN)
+        self._stop = -1  # what is polled as well
 
     def tell(self, count: int = 1) -> None:
         """Tell the other end of `count` slots. Raises RuntimeError when it is gone."""
@@ -82,10 +85,10 @@ class Control:
 
     def sleep(self, stop: int, seconds: float) -> None:
         """Until the other end says something, `stop` is raised, or the time is over."""
-        poll = select.poll()
-        poll.register(self._channel.fileno(), select.POLLIN)
-        poll.register(stop, select.POLLIN)
-        if any(fd == stop for fd, _ in poll.poll(seconds * 1000)):
+        if stop != self._stop:
+            self._poll.register(stop, select.POLLIN)
+            self._stop = stop
+        if any(fd == stop for fd, _ in self._poll.poll(seconds * 1000)):
             raise RuntimeError("the connection was closed")
 
     def close(self) -> None:

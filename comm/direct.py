@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import torch
 
-from hetctl.comm.bridge import Bridge, LaneKey
+from hetctl.comm.bridge import P2P, Bridge, LaneKey
 from hetctl.comm.control import Control, accept, offer
 from hetctl.comm.devicememory import allocate
 from hetctl.comm.engines.base import Memory, Rail, Region
@@ -35,7 +35,10 @@ from hetctl.comm.units import KiB, MiB
 from hetctl.comm.window import OneWay, Posted
 
 HOST_FLOW = Flow(4 * MiB, window=8)
-DEVICE_FLOW = Flow(32 * MiB, window=4)  # a chunk costs Python time, in which a peer copy moves about as much
+# A chunk costs Python time, in which a peer copy moves about as much as the chunk has. A copy within a device is over
+# before that: a slot that waits for a second one is a slot that is not on its way.
+DEVICE_FLOW = Flow(32 * MiB, window=4, copies_ahead=0)
+DEVICE_MESSAGES = Flow(64 * MiB, window=4, copies_ahead=0)
 _TRAILER_ROOM = 4 * KiB  # a page
 
 Initiator = Literal["sender", "receiver", "lower"]  # who moves the bytes; `lower` is the lower rank, both ways
@@ -64,7 +67,9 @@ class DirectTransport:
 
     def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
         made = SendLane if key.sending else RecvLane
-        flow = DEVICE_FLOW if self._way.on_device else HOST_FLOW
+        flow = HOST_FLOW
+        if self._way.on_device:  # collectives take several lanes, and are cut into spans of this size anyway
+            flow = DEVICE_MESSAGES if key.kind == P2P else DEVICE_FLOW
         return made(bridge, key, lambda: self._connect(bridge, key, flow), flow=flow, engine=engine_for(key.device))
 
     def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow) -> DirectPort:
@@ -124,6 +129,7 @@ class Ring:
         size = self.slot_bytes * flow.window
         self._map = None if on_device else mmap.mmap(-1, size)
         self.memory = allocate(size, device) if self._map is None else torch.frombuffer(self._map, dtype=torch.uint8)
+        self._slots: tuple[torch.Tensor, ...] = tuple(self.memory.split(self.slot_bytes))
         self._pinned = False
         number = (device.index if device.index is not None else torch.cuda.current_device()) if on_device else None
         self.regions: list[Region] = []
@@ -136,7 +142,7 @@ class Ring:
             raise
 
     def slot(self, number: int) -> torch.Tensor:
-        return self.memory[self.offset(number) :][: self.slot_bytes]
+        return self._slots[number % self.window]
 
     def offset(self, number: int) -> int:
         return number % self.window * self.slot_bytes
@@ -149,7 +155,7 @@ class Ring:
     def _release(self) -> None:
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
-        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.memory, self._slots = torch.empty(0, dtype=torch.uint8), ()
         if self._map is not None:
             with contextlib.suppress(BufferError):  # a slot that a failed lane still holds goes with that lane
                 self._map.close()

@@ -23,7 +23,6 @@ from hetctl.comm.staging import CopyEngine, Landed, TrailerMismatch, seal, unsea
 from hetctl.comm.window import Chunk, Left, Port, Window
 from hetctl.comm.work import BridgeError, reason_of
 
-COPIES_AHEAD = 2  # copies that stay in flight while the window is full: one at a time would idle the copy engine
 PYTHONS_SWITCH_SECONDS, SWITCH_SECONDS = 0.005, 0.0005  # after which a waiting thread is let in, by default and here
 IDLE_SECONDS = 5.0  # an unused lane's thread ends; the next message starts another
 
@@ -34,6 +33,7 @@ class Flow:
 
     chunk_bytes: int
     window: int  # together with the chunk it bounds a lane's memory
+    copies_ahead: int = 2  # not awaited while the window is full: one at a time would idle the engine that copies
 
 
 class ForwardedLane:
@@ -183,7 +183,7 @@ class SendLane(ForwardedLane):
                 break
             self._copy(self._begin())
         more = bool(self._todo) or not self._queue.empty()
-        if self._copying and (len(self._copying) > COPIES_AHEAD or not self._on_way() or not more):
+        if self._copying and (len(self._copying) > self._flow.copies_ahead or not self._on_way() or not more):
             self._send()
         else:
             self._finish()
@@ -192,8 +192,6 @@ class SendLane(ForwardedLane):
     def _copy(self, chunk: Chunk) -> None:
         message = chunk.message
         ready = None if chunk.first else message.ready
-        if self._seals_early(chunk):
-            self._seal(chunk)
         chunk.copied = self._engine.out(message.octets[chunk.first : chunk.past], chunk.slot, ready)
         self._copying.append(chunk)
         if message.outgoing is not None:
@@ -206,18 +204,10 @@ class SendLane(ForwardedLane):
         chunk = self._copying.popleft()
         assert chunk.copied is not None
         chunk.copied.wait()
-        if not self._seals_early(chunk):
-            self._seal(chunk)
-        self.window.post(chunk)
-        METER.add(chunk.length)
-
-    def _seals_early(self, chunk: Chunk) -> bool:
-        """In device memory the trailer goes with the copy of its chunk; a checksum has to wait for that."""
-        return chunk.slot.is_cuda and not self._bridge.verify
-
-    def _seal(self, chunk: Chunk) -> None:
         operation, number = chunk.position
         seal(chunk.slot, operation=operation, chunk=number, length=chunk.length, checked=self._bridge.verify)
+        self.window.post(chunk)
+        METER.add(chunk.length)
 
     def _finish(self) -> None:
         chunk = self.window.finish()

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hetctl.comm.devicememory import await_stream, start_copy
 from hetctl.comm.meter import METER
 from hetctl.comm.units import MiB
 
@@ -33,24 +34,21 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> None:
-    """Write the trailer behind `length` payload bytes of `slot`, on the host or on a device.
-
-    On a device it is there behind the current stream; with a checksum, which the host works out, when this returns.
-    """
-    checksum = _checksum(slot[:length]) if checked else 0
-    trailer = torch.frombuffer(bytearray(_TRAILER.pack(operation, chunk, checksum, length)), dtype=torch.uint8)
+    """Write the trailer behind `length` payload bytes of `slot`, on the host or on a device."""
+    trailer = _TRAILER.pack(operation, chunk, _checksum(slot[:length]) if checked else 0, length)
     if slot.is_cuda:
-        trailer = trailer.pin_memory()
-    place = slot[length : length + TRAILER_BYTES]
-    if checked:
-        _on_side(slot, lambda: place.copy_(trailer, non_blocking=True))
+        _scratch(slot.device).write(slot.data_ptr() + length, trailer)
     else:
-        place.copy_(trailer, non_blocking=True)
+        slot[length : length + TRAILER_BYTES].copy_(torch.frombuffer(bytearray(trailer), dtype=torch.uint8))
 
 
 def unseal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> torch.Tensor:
     """The payload of a received slot. Raises TrailerMismatch unless it is exactly the expected chunk."""
-    got = _TRAILER.unpack(bytes(_on_host(slot[length : length + TRAILER_BYTES])))
+    if slot.is_cuda:
+        trailer = _scratch(slot.device).read(slot.data_ptr() + length)
+    else:
+        trailer = slot[length : length + TRAILER_BYTES].numpy().tobytes()
+    got = _TRAILER.unpack(trailer)
     if (got[0], got[1], got[3]) != (operation, chunk, length):
         raise TrailerMismatch(
             f"expected chunk {chunk} of message {operation} with {length} bytes, "
@@ -66,25 +64,51 @@ def _checksum(payload: torch.Tensor) -> int:
 
 
 def _on_host(data: torch.Tensor) -> Any:
-    """The bytes as a buffer: the memory itself, or a copy of device memory (a trailer, or all of it to be checked).
+    """The bytes as a buffer: the memory itself, or a copy of device memory.
 
     The copy is pinned: one to pageable memory holds a lock of the driver that other threads' copies wait for.
     """
     if not data.is_cuda:
         return data.numpy()
     host = torch.empty(data.numel(), dtype=torch.uint8, pin_memory=True)
-    return _on_side(data, lambda: host.copy_(data, non_blocking=True)).numpy()
-
-
-def _on_side(data: torch.Tensor, call: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Run a copy of device memory to its end on a stream of its own: the program's must not be waited for."""
-    if not data.is_cuda:
-        return call()
     stream = _shared_stream(data.device)
     with torch.cuda.stream(stream):
-        result = call()
+        host.copy_(data, non_blocking=True)
         stream.synchronize()
-    return result
+    return host.numpy()
+
+
+class _Scratch:
+    """Pinned room for one trailer, and a stream to copy it by: the program's must not be waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = side_stream(device)
+        self._host = torch.empty(TRAILER_BYTES, dtype=torch.uint8, pin_memory=True)
+        buffer: Any = self._host.numpy()
+        self._bytes, self._address = memoryview(buffer), self._host.data_ptr()
+
+    def write(self, target: int, trailer: bytes) -> None:
+        self._bytes[:] = trailer
+        self._copy(target, self._address)
+
+    def read(self, source: int) -> bytes:
+        self._copy(self._address, source)
+        return bytes(self._bytes)
+
+    def _copy(self, target: int, source: int) -> None:
+        start_copy(target, source, TRAILER_BYTES, self._stream.cuda_stream)
+        await_stream(self._stream.cuda_stream)
+
+
+_OF_THREAD = threading.local()
+
+
+def _scratch(device: torch.device) -> _Scratch:
+    """The calling thread's own: a lane works on one chunk at a time."""
+    held: dict[torch.device, _Scratch] = _OF_THREAD.__dict__.setdefault("held", {})
+    if device not in held:
+        held[device] = _Scratch(device)
+    return held[device]
 
 
 def side_stream(device: torch.device) -> Any:
@@ -222,22 +246,27 @@ class StreamEngine:
         if ready is not None:
             self._copies.wait_event(ready)
             source.record_stream(self._copies)
-        slot[: source.numel()].copy_(source, non_blocking=True)
-        METER.touch(0 if slot.is_cuda else source.numel())
+        if slot.is_cuda:
+            start_copy(slot.data_ptr(), source.data_ptr(), source.numel(), self._copies.cuda_stream)
+        else:
+            slot[: source.numel()].copy_(source, non_blocking=True)
+            METER.touch(source.numel())
         return Copied(self._copies.record_event())
 
     def into(
         self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]
     ) -> Landed:
-        METER.touch(0 if payload.is_cuda else payload.numel())
-        typed = payload.view(target.dtype)
-        if combine is not None and not payload.is_cuda:
-            return self._combine(typed, target, combine, ready)
+        if not payload.is_cuda:
+            METER.touch(payload.numel())
+            if combine is not None:
+                return self._combine(payload.view(target.dtype), target, combine, ready)
         self._follow(self._copies, target, ready)
-        if combine is None:
-            target.copy_(typed, non_blocking=True)
+        if combine is not None:
+            combine(target, payload.view(target.dtype))
+        elif payload.is_cuda:
+            start_copy(target.data_ptr(), payload.data_ptr(), payload.numel(), self._copies.cuda_stream)
         else:
-            combine(target, typed)
+            target.copy_(payload.view(target.dtype), non_blocking=True)
         done = self._copies.record_event()
         return Landed(done, done)
 

@@ -37,7 +37,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a tensor contiguous in memory, detached; the tensor itself where it is so already."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+    values = tensor.detach()
+    return values if is_plain(values) else values.resolve_conj().resolve_neg().contiguous()
 
 
 def flat_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hetctl.comm.engines.base import CannotRegister, EngineFailed, EngineName, Evidence, Memory, Region, Wires
 from hetctl.comm.engines.shadow import use_the_systems_verbs
@@ -26,8 +26,7 @@ _MOST_IDLE = 256  # transfers that are over and kept: a few rings' slots
 _SEGMENT = "512k"  # UCX's TCP default carried GPU buffers at 0.5 GB/s, this one at 3.6
 
 
-@dataclass(frozen=True)
-class _Move:
+class _Move(NamedTuple):
     """Where bytes go from and to: a transfer that is over may start again for the same ones."""
 
     what: str
