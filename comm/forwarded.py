@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hetctl.comm.bridge import Bridge, LaneKey, Message
-from hetctl.comm.layout import pieces
+from hetctl.comm.layout import spread
 from hetctl.comm.meter import METER
 from hetctl.comm.staging import CopyEngine, Landed, TrailerMismatch, seal, unseal
 from hetctl.comm.window import Chunk, Left, Port, Window
@@ -51,6 +51,7 @@ class ForwardedLane:
         self._closing = False
         self._operation = 0  # messages whose chunks have all been begun
         self._todo: deque[tuple[Message, int, int, int, bool]] = deque()  # first, past, number, last
+        self._cutting: Message | None = None  # taken from the queue, while the lane connects
         self._window: Window | None = None
         _switch_sooner()
 
@@ -113,7 +114,7 @@ class ForwardedLane:
             self._bridge.on_error(self._sentence(error))
 
     def _sentence(self, error: Exception) -> str:
-        held, reason = self._todo[0][0] if self._todo else None, reason_of(error)
+        held, reason = self._todo[0][0] if self._todo else self._cutting, reason_of(error)
         if self._window is not None and self._window.posted:
             chunk = self._window.posted[0]
             held, reason = chunk.message, f"{self._window.port.rail(chunk.position)}: {reason}"
@@ -135,7 +136,9 @@ class ForwardedLane:
             return False
         if message is None:
             return False
-        cut = list(pieces(message.data.nbytes, self._flow.chunk_bytes))
+        self._cutting = message
+        cut = spread(message.data.nbytes, self._flow.chunk_bytes, self.window.port.ways)
+        self._cutting = None
         for number, (first, past) in enumerate(cut):
             self._todo.append((message, first, past, number, number == len(cut) - 1))
         return True

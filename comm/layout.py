@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 Interval = tuple[int, int]  # [first, past_last)
+UNEVEN = 1.02  # what the most loaded of several ways may carry beside its share
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,16 @@ def pieces(total: int, most: int) -> Iterator[Interval]:
         yield (0, 0)
     for first in range(0, total, most):
         yield (first, min(first + most, total))
+
+
+def spread(total: int, most: int, ways: int) -> list[Interval]:
+    """`total` cut as by `pieces`; more finely where that loads ways which are taken in turn alike.
+
+    Cuts are multiples of 64, which every size of an element divides, and at least a quarter of `most`.
+    """
+    cut = list(pieces(total, most))
+    heaviest = max(sum(past - first for first, past in cut[way::ways]) for way in range(ways))
+    if heaviest * ways <= UNEVEN * total:
+        return cut
+    each = -(-total // (-(-len(cut) // ways) * ways * 64)) * 64
+    return list(pieces(total, each)) if 4 * each >= most else cut

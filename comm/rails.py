@@ -186,6 +186,7 @@ class RailPort:
 
     def __init__(self, rails: list[Rail], engine: CopyEngine, key: LaneKey, watch: Callable[[Window], None]) -> None:
         self._rails, self._engine, self._key, self._watch = rails, engine, key, watch
+        self.ways = len(rails)
         self._peer = 1 if key.sending else 0  # in a rail's pair
         self._losses: list[Loss] = []
 

@@ -34,6 +34,8 @@ class Posted(Protocol):
 class Port(Protocol):
     """One end of a lane: gives slots, sends or receives them in order, takes them back."""
 
+    ways: int  # that chunks take in turn: the same number at both ends
+
     def rail(self, position: Position) -> str:
         """The name of the rail that a chunk takes, for people."""
 
@@ -67,6 +69,8 @@ class Port(Protocol):
 
 class OneWay:
     """What a port answers that has a single way for its chunks: nothing can be lost and moved."""
+
+    ways = 1
 
     def movable(self) -> bool:
         return False
@@ -183,7 +187,8 @@ class Window:
         """The oldest chunk is dealt with: its slot, or an older one that is owed no more, goes back.
 
         Receives are posted a window ahead of the oldest one, and gloo sends what is posted: when a chunk has gone,
-        the one a window before it has come. (A receiver may come two windows further until it hears of a loss.)
+        the one a window before it has come. A rail that is lost unnoticed may take chunks that nobody waits for, so
+        only another rail's chunk proves that. (A receiver may come two windows further until it hears of a loss.)
         """
         with self._changed:
             self.posted.popleft()
@@ -193,8 +198,15 @@ class Window:
                 return
             slot = chunk.slot if self._key.sending else _NOWHERE
             self._kept.append(_Kept(chunk.position, chunk.length, slot, chunk.since))
-            if len(self._kept) > self._length * (1 if self._key.sending else 2):
+            while self._has_come(self._kept[0]):
                 self._give(self._kept.popleft().slot)
+
+    def _has_come(self, oldest: _Kept) -> bool:
+        """Whether the last chunk that was done proves that the oldest one kept is owed no more."""
+        if not self._key.sending:
+            return len(self._kept) > 2 * self._length
+        others = self.port.route(self._kept[-1].position) != self.port.route(oldest.position)
+        return others and len(self._kept) > self._length
 
     def _give(self, slot: torch.Tensor) -> None:
         if self._key.sending:  # a receiver gives its slots itself, with the event that they are read behind

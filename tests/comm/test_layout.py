@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.comm.layout import Layout, overlaps, pieces, shares
+from hetctl.comm.layout import UNEVEN, Layout, overlaps, pieces, shares, spread
 
 
 @given(st.integers(0, 1000), st.integers(1, 17))
@@ -29,6 +29,25 @@ def test_pieces_are_bounded_and_nothing_is_one_empty_piece(total: int, most: int
     assert cut
     assert all(past - first <= most for first, past in cut)
     assert [i for first, past in cut for i in range(first, past)] == list(range(total))
+
+
+@given(st.integers(0, 1 << 20), st.integers(1, 64), st.integers(1, 8))
+def test_chunks_are_spread_evenly_over_rails_and_never_larger(total: int, most: int, ways: int) -> None:
+    most *= 1024
+    cut = spread(total, most, ways)
+    assert [first for first, _ in cut] == [0, *(past for _, past in cut[:-1])]
+    assert cut[-1][1] == total
+    assert all(past - first <= most and not first % 64 for first, past in cut)
+    heaviest = max(sum(past - first for first, past in cut[way::ways]) for way in range(ways))
+    if total >= ways * most:  # enough to choose: a few bytes of rounding a chunk apart
+        assert heaviest * ways <= UNEVEN * total + 64 * ways * len(cut)
+
+
+def test_a_message_of_61_chunks_does_not_keep_one_of_four_rails_longer() -> None:
+    cut = spread(256_000_000, 4 << 20, 4)
+    assert len(cut) == 64
+    assert {past - first for first, past in cut} == {4_000_000}
+    assert spread(256_000_000, 4 << 20, 1) == list(pieces(256_000_000, 4 << 20))
 
 
 def test_a_layout_knows_home_place_and_strangers() -> None:
