@@ -98,7 +98,13 @@ class Link:
         self._store, self._name, self._sending, self._timeout = store, name, sending, timeout
         self._lock = threading.Lock()
         self._rails: list[Rail] = []
+        self._nics = 1  # at the end that has more of them
         self._killed = False
+
+    @property
+    def ways(self) -> int:
+        """How many rails in turn should carry the same: several over one NIC share what it carries as they come."""
+        return self._nics if len(self._rails) % self._nics == 0 else 1
 
     def rails(self) -> list[Rail]:
         """The rails, connected; blocks until the other end connects too (at most the group's timeout)."""
@@ -113,11 +119,13 @@ class Link:
 
     def _agreed(self, store: Store) -> list[int]:
         """The rails to connect: as many as the end with more of them has, less those that are down at either end."""
-        mine, key = [_is_up(name) for name, _ in _devices()], f"link/{self._name}/rails/"
+        names, key = [name for name, _ in _devices()], f"link/{self._name}/rails/"
+        mine, nics = [_is_up(name) for name in names], len(set(names))
         here, there = ("to", "from") if self._sending else ("from", "to")
-        store.set(key + here, json.dumps(mine))
+        store.set(key + here, json.dumps([mine, nics]))
         store.wait([key + there], self._timeout)
-        theirs = json.loads(store.get(key + there))
+        theirs, their_nics = json.loads(store.get(key + there))
+        self._nics = max(nics, their_nics)
         every = range(max(len(mine), len(theirs)))
         up = [i for i in every if mine[i % len(mine)] and theirs[i % len(theirs)]]
         for index in sorted(set(every) - set(up)) if up else ():
@@ -167,7 +175,7 @@ class RailTransport:
         def watch(window: Window) -> None:
             self._watch.add(name, key.peer, window, sending=key.sending)
 
-        return made(bridge, key, lambda: RailPort(link.rails(), engine, key, watch), flow=flow, engine=engine)
+        return made(bridge, key, lambda: RailPort(link, engine, key, watch), flow=flow, engine=engine)
 
     def kill(self) -> None:
         self._watch.stop()
@@ -184,9 +192,9 @@ class RailTransport:
 class RailPort:
     """One end of a lane over rails: chunks take the rails in turn, around those that are lost."""
 
-    def __init__(self, rails: list[Rail], engine: CopyEngine, key: LaneKey, watch: Callable[[Window], None]) -> None:
-        self._rails, self._engine, self._key, self._watch = rails, engine, key, watch
-        self.ways = len(rails)
+    def __init__(self, link: Link, engine: CopyEngine, key: LaneKey, watch: Callable[[Window], None]) -> None:
+        self._rails, self._engine, self._key, self._watch = link.rails(), engine, key, watch
+        self.ways = link.ways
         self._peer = 1 if key.sending else 0  # in a rail's pair
         self._losses: list[Loss] = []
 
