@@ -49,7 +49,8 @@ def start_copy(target: int, source: int, nbytes: int, stream: int) -> None:
     For memory that stays until the copy is over, which nobody watches here. By address, because a chunk's time is
     Python's, of which tensors that are sliced for `copy_` take several times as much. Raises BridgeError.
     """
-    _check(_call("MemcpyAsync")(target, source, nbytes, _EITHER_WAY, stream))
+    if nbytes:  # an empty tensor may have no address
+        _check(_call("MemcpyAsync")(target, source, nbytes, _EITHER_WAY, stream))
 
 
 def await_stream(stream: int) -> None:
