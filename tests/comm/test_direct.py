@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing as mp
 import os
 import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from hetctl.comm import forwarded
 from hetctl.comm.engines import shared
-from hetctl.comm.engines.base import CannotRegister, EngineName, Memory, Wires
+from hetctl.comm.engines.base import CannotRegister, Engine, EngineName, Memory, Wires
+from hetctl.comm.files import write_json
 from hetctl.comm.placement import PlacedBridge
 from hetctl.comm.staging import seal
 from tests.comm.spawn import on_islands
@@ -126,6 +131,59 @@ def test_a_dead_peer_is_named_soon_and_no_registration_is_left(engine: EngineNam
     assert "no answer from rank 1" in said
     assert seconds < 20
     assert registered == 0
+
+
+def offers(engine: EngineName, folder: Path) -> None:
+    """Registers a file's memory, says where it is, and does nothing more."""
+    file, running = np.memmap(folder / "memory", np.uint8, "r+"), shared.start(engine, Wires(sockets=True))
+    region = running.register(Memory(file.ctypes.data, file.size))
+    write_json(folder / "descriptor", [dict(region.descriptor), file.ctypes.data])
+    time.sleep(1000)
+
+
+def moved(running: Engine, handle: Any, *, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not (over := running.poll(handle)) and time.monotonic() < end:
+        time.sleep(0.01)
+    return over
+
+
+def test_over_sockets_a_stopped_process_receives_nothing(engine: EngineName, tmp_path: Path) -> None:
+    """The counter-proof of the RDMA rig's, where a stopped process's memory is written all the same."""
+    there = np.memmap(tmp_path / "memory", np.uint8, "w+", shape=(8 << 20,))
+    target = mp.get_context("spawn").Process(target=offers, args=(engine, tmp_path), daemon=True)
+    target.start()
+    running = shared.start(engine, Wires(sockets=True))
+    data = torch.ones(there.size, dtype=torch.uint8)
+    region = running.register(Memory(data.data_ptr(), data.numel()))
+    try:
+        end = time.monotonic() + 60
+        while not (tmp_path / "descriptor").exists():
+            assert time.monotonic() < end
+            assert target.is_alive()
+            time.sleep(0.05)
+        descriptor, address = json.loads((tmp_path / "descriptor").read_text())
+        peer = running.connect(descriptor)
+        first = running.post_write(peer, region, 0, to=address, nbytes=data.numel())
+        assert moved(running, first, seconds=30)
+        running.drop([first])
+        assert set(np.unique(there)) == {1}
+        assert target.pid is not None
+        os.kill(target.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, target.pid, os.WSTOPPED | os.WNOWAIT)
+        data.fill_(9)
+        second = running.post_write(peer, region, 0, to=address, nbytes=data.numel())
+        assert not moved(running, second, seconds=3)
+        assert set(np.unique(there)) == {1}
+        os.kill(target.pid, signal.SIGCONT)
+        assert moved(running, second, seconds=30)
+        running.drop([second])
+        assert set(np.unique(there)) == {9}
+    finally:
+        target.kill()
+        target.join()
+        running.deregister(region)
+        running.close()
 
 
 def test_memory_that_cannot_be_registered_is_refused() -> None:
