@@ -23,7 +23,7 @@ import torch
 from hetctl.comm.bridge import P2P, Bridge, LaneKey
 from hetctl.comm.control import Control, accept, offer
 from hetctl.comm.devicememory import allocate
-from hetctl.comm.engines.base import Memory, Rail, Region
+from hetctl.comm.engines.base import PEER_COPY, Memory, Rail, Region
 from hetctl.comm.engines.shared import Use
 from hetctl.comm.failover import Position, say
 from hetctl.comm.forwarded import Flow, ForwardedLane, RecvLane, SendLane
@@ -35,10 +35,10 @@ from hetctl.comm.units import KiB, MiB
 from hetctl.comm.window import OneWay, Posted
 
 HOST_FLOW = Flow(4 * MiB, window=8)
-# A chunk costs Python time, in which a peer copy moves about as much as the chunk has. A copy within a device is over
-# before that: a slot that waits for a second one is a slot that is not on its way.
+# A chunk costs Python time, in which a peer copy moves about as much as the chunk has (no NIC does). A copy within a
+# device is over before that: a slot that waits for a second one is a slot that is not on its way.
 DEVICE_FLOW = Flow(32 * MiB, window=4, copies_ahead=0)
-DEVICE_MESSAGES = Flow(64 * MiB, window=4, copies_ahead=0)
+PEER_MESSAGES = Flow(64 * MiB, window=4, copies_ahead=0)
 _TRAILER_ROOM = 4 * KiB  # a page
 
 Initiator = Literal["sender", "receiver", "lower"]  # who moves the bytes; `lower` is the lower rank, both ways
@@ -68,8 +68,8 @@ class DirectTransport:
     def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
         made = SendLane if key.sending else RecvLane
         flow = HOST_FLOW
-        if self._way.on_device:  # collectives take several lanes, and are cut into spans of this size anyway
-            flow = DEVICE_MESSAGES if key.kind == P2P else DEVICE_FLOW
+        if self._way.on_device:
+            flow = PEER_MESSAGES if self._way.label == PEER_COPY and key.kind == P2P else DEVICE_FLOW
         return made(bridge, key, lambda: self._connect(bridge, key, flow), flow=flow, engine=engine_for(key.device))
 
     def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow) -> DirectPort:
@@ -247,6 +247,11 @@ class DirectPort(OneWay):
     def give(self, slot: torch.Tensor, event: Any) -> None:
         if not self._key.sending:
             self._leaving.give(event)
+
+    def advance(self) -> bool:
+        if self._moving:
+            self._advance()
+        return bool(self._moving)
 
     def idle(self) -> None:
         """Free every slot that the device still reads."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from hetctl.comm.window import Chunk, Left, Port, Window
 from hetctl.comm.work import BridgeError, reason_of
 
 PYTHONS_SWITCH_SECONDS, SWITCH_SECONDS = 0.005, 0.0005  # after which a waiting thread is let in, by default and here
+SOON_SECONDS, POLL_SECONDS = 200e-6, 50e-6  # within which a copy is over, and between looks at one that is not
 IDLE_SECONDS = 5.0  # an unused lane's thread ends; the next message starts another
 
 
@@ -114,7 +116,7 @@ class ForwardedLane:
             self._bridge.on_error(self._sentence(error))
 
     def _sentence(self, error: Exception) -> str:
-        held, reason = self._todo[0][0] if self._todo else self._cutting, reason_of(error)
+        held, reason = self._held(), reason_of(error)
         if self._window is not None and self._window.posted:
             chunk = self._window.posted[0]
             held, reason = chunk.message, f"{self._window.port.rail(chunk.position)}: {reason}"
@@ -123,6 +125,10 @@ class ForwardedLane:
         idle = "connecting" if self._window is None else "a lane with nothing under way"
         what = held.work.what if held is not None else idle
         return f"{what} failed {self.verb} {self._bridge.who(self._key.peer)}: {reason}"
+
+    def _held(self) -> Message | None:
+        """The message that is worked on while nothing is under way."""
+        return self._todo[0][0] if self._todo else self._cutting
 
     def _more(self, *, block: bool) -> bool:
         """Cut the next queued message into chunks to do; False when there is none now (or none for a while)."""
@@ -176,6 +182,9 @@ class SendLane(ForwardedLane):
         super().__init__(*args, **sizes)
         self._copying: deque[Chunk] = deque()
 
+    def _held(self) -> Message | None:
+        return self._copying[0].message if self._copying else super()._held()
+
     def _step(self) -> bool:
         """Start copies while slots are free, then send the oldest copied chunk or wait for the oldest sent one."""
         while len(self._copying) + self._on_way() < self._flow.window:
@@ -204,11 +213,16 @@ class SendLane(ForwardedLane):
             self._bridge.end(message, ready=chunk.copied.event)
 
     def _send(self) -> None:
-        chunk = self._copying.popleft()
+        chunk = self._copying[0]
         assert chunk.copied is not None
+        soon = time.monotonic() + SOON_SECONDS
+        while not chunk.copied.over() and self.window.port.advance():
+            if time.monotonic() > soon:  # it is behind something of the program's
+                time.sleep(POLL_SECONDS)
         chunk.copied.wait()
         operation, number = chunk.position
         seal(chunk.slot, operation=operation, chunk=number, length=chunk.length, checked=self._bridge.verify)
+        self._copying.popleft()
         self.window.post(chunk)
         METER.add(chunk.length)
 

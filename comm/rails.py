@@ -244,6 +244,9 @@ class RailPort:
     def idle(self) -> None:
         return None
 
+    def advance(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True)
 class _Refused:

@@ -79,10 +79,14 @@ def _on_host(data: torch.Tensor) -> Any:
 
 
 class _Scratch:
-    """Pinned room for one trailer, and a stream to copy it by: the program's must not be waited for."""
+    """Pinned room for one trailer, and the stream to copy it by: the program's must not be waited for.
+
+    One stream for all: PyTorch hands out 32 in turn, and a lane's thread that comes and goes would soon share a
+    stream with copies that wait for the program.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = side_stream(device)
+        self._stream = _shared_stream(device)
         self._host = torch.empty(TRAILER_BYTES, dtype=torch.uint8, pin_memory=True)
         buffer: Any = self._host.numpy()
         self._bytes, self._address = memoryview(buffer), self._host.data_ptr()
@@ -125,6 +129,9 @@ class Copied:
 
     def __init__(self, event: Any = None) -> None:
         self.event = event
+
+    def over(self) -> bool:
+        return self.event is None or bool(self.event.query())
 
     def wait(self) -> None:
         """Block the host until the copy is done."""

@@ -66,6 +66,9 @@ class Port(Protocol):
     def idle(self) -> None:
         """Nothing is left to do for now: settle what was put off."""
 
+    def advance(self) -> bool:
+        """Whether a slot on its way needs this thread, which has just seen to it: to be asked again while it waits."""
+
 
 class OneWay:
     """What a port answers that has a single way for its chunks: nothing can be lost and moved."""
@@ -86,6 +89,9 @@ class OneWay:
 
     def watch(self, window: Window) -> None:
         return None
+
+    def advance(self) -> bool:
+        return False
 
 
 @dataclass(eq=False)
@@ -188,7 +194,8 @@ class Window:
 
         Receives are posted a window ahead of the oldest one, and gloo sends what is posted: when a chunk has gone,
         the one a window before it has come. A rail that is lost unnoticed may take chunks that nobody waits for, so
-        only another rail's chunk proves that. (A receiver may come two windows further until it hears of a loss.)
+        only another rail's chunk proves that, unless it is lost as well. (A receiver may come two windows further
+        until it hears of a loss.)
         """
         with self._changed:
             self.posted.popleft()

@@ -6,6 +6,7 @@ import json
 import multiprocessing as mp
 import os
 import signal
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetctl.comm import forwarded
+from hetctl.comm import forwarded, staging
 from hetctl.comm.engines import shared
 from hetctl.comm.engines.base import CannotRegister, Engine, EngineName, Memory, Wires
 from hetctl.comm.files import write_json
@@ -104,6 +105,39 @@ def test_a_flip_on_the_way_names_ring_peer_and_chunk_to_both_ends(engine: Engine
         assert "the rdma ring" in text
         assert "receiving from rank 0 on host0" in text
         assert "chunk 1 of message 0 arrived with other bytes" in text
+
+
+def answers_first(rank: int) -> bool:
+    """Rank 0's second message waits for the device, which waits for rank 1's answer to the first one."""
+    x, y, answer = torch.zeros(1 << 20), torch.ones(1 << 20), torch.ones(1)
+    if rank == 1:
+        for got in (x.clone(), y.clone()):
+            dist.recv(got, 0)
+            dist.send(answer, 0)
+        return bool((got == 1).all())
+    answered, copies, true_out = threading.Event(), list[Any](), staging.HostEngine.out
+
+    class Behind:
+        def query(self) -> bool:
+            return answered.is_set()
+
+        def synchronize(self) -> None:
+            assert answered.wait(30), "the first message was not announced"
+
+    def out(self: Any, *args: Any) -> Any:
+        copies.append(true_out(self, *args))
+        return staging.Copied(Behind()) if len(copies) == 2 else copies[-1]
+
+    staging.HostEngine.out = out  # type: ignore[method-assign]
+    works = [dist.isend(x, 1), dist.isend(y, 1)]
+    dist.recv(answer, 1)
+    answered.set()
+    dist.recv(answer, 1)
+    return len(works) == 2
+
+
+def test_what_has_arrived_is_told_while_the_next_copy_waits(engine: EngineName) -> None:
+    assert run(engine, (1, 1), answers_first) == [True, True]
 
 
 def bereaved(rank: int) -> tuple[str, float, int]:
