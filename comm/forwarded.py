@@ -20,7 +20,7 @@ import torch
 from hetctl.comm.bridge import Bridge, LaneKey, Message
 from hetctl.comm.layout import spread
 from hetctl.comm.meter import METER
-from hetctl.comm.staging import CopyEngine, Landed, TrailerMismatch, seal, unseal
+from hetctl.comm.staging import CopyEngine, Landed, TrailerMismatch, seal, trailer_of, unseal
 from hetctl.comm.window import Chunk, Left, Port, Window
 from hetctl.comm.work import BridgeError, reason_of
 
@@ -204,7 +204,13 @@ class SendLane(ForwardedLane):
     def _copy(self, chunk: Chunk) -> None:
         message = chunk.message
         ready = None if chunk.first else message.ready
-        chunk.copied = self._engine.out(message.octets[chunk.first : chunk.past], chunk.slot, ready)
+        operation, number = chunk.position
+        if chunk.slot.is_cuda and not self._bridge.verify:  # nothing to sum up: the copy can bring the trailer too
+            trailer = trailer_of(operation=operation, chunk=number, length=chunk.length)
+        else:
+            trailer = b""
+        chunk.sealed = bool(trailer)
+        chunk.copied = self._engine.out(message.octets[chunk.first : chunk.past], chunk.slot, ready, trailer)
         self._copying.append(chunk)
         if message.outgoing is not None:
             message.outgoing.add(chunk.past, chunk.copied.event)
@@ -220,8 +226,9 @@ class SendLane(ForwardedLane):
             if time.monotonic() > soon:  # it is behind something of the program's
                 time.sleep(POLL_SECONDS)
         chunk.copied.wait()
-        operation, number = chunk.position
-        seal(chunk.slot, operation=operation, chunk=number, length=chunk.length, checked=self._bridge.verify)
+        if not chunk.sealed:
+            operation, number = chunk.position
+            seal(chunk.slot, operation=operation, chunk=number, length=chunk.length, checked=self._bridge.verify)
         self._copying.popleft()
         self.window.post(chunk)
         METER.add(chunk.length)
@@ -229,9 +236,9 @@ class SendLane(ForwardedLane):
     def _finish(self) -> None:
         chunk = self.window.finish()
         self.window.retire(chunk)
-        if chunk.last:
-            assert chunk.copied is not None
-            self._bridge.end(chunk.message, ready=chunk.copied.event)
+        assert chunk.copied is not None
+        if chunk.last and chunk.copied.event is None:  # else its message has ended with the copy
+            self._bridge.end(chunk.message)
 
 
 class RecvLane(ForwardedLane):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import struct
 import threading
@@ -18,6 +19,7 @@ from hetctl.comm.meter import METER
 from hetctl.comm.units import MiB
 
 CHUNK_BYTES = 4 * MiB  # what a share of a large collective is made of, and a message over rails
+TRAILERS_AHEAD = 16  # on their way to device slots behind their chunks: more than a lane has slots
 COMBINES_AHEAD = 8  # chunks on the device that are not yet combined: bounds what they take there
 _TRAILER = struct.Struct("<QIIQ")  # operation, chunk, checksum (0: none), length
 TRAILER_BYTES = _TRAILER.size
@@ -33,13 +35,19 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
+def trailer_of(*, operation: int, chunk: int, length: int) -> bytes:
+    """The trailer of a chunk without a checksum."""
+    return _TRAILER.pack(operation, chunk, 0, length)
+
+
 def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> None:
     """Write the trailer behind `length` payload bytes of `slot`, on the host or on a device."""
     trailer = _TRAILER.pack(operation, chunk, _checksum(slot[:length]) if checked else 0, length)
     if slot.is_cuda:
         _scratch(slot.device).write(slot.data_ptr() + length, trailer)
     else:
-        slot[length : length + TRAILER_BYTES].copy_(torch.frombuffer(bytearray(trailer), dtype=torch.uint8))
+        assert length + TRAILER_BYTES <= slot.numel(), "a slot too small for its trailer"
+        ctypes.memmove(slot.data_ptr() + length, trailer, TRAILER_BYTES)
 
 
 def unseal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> torch.Tensor:
@@ -47,7 +55,8 @@ def unseal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, check
     if slot.is_cuda:
         trailer = _scratch(slot.device).read(slot.data_ptr() + length)
     else:
-        trailer = slot[length : length + TRAILER_BYTES].numpy().tobytes()
+        assert length + TRAILER_BYTES <= slot.numel(), "a slot too small for its trailer"
+        trailer = ctypes.string_at(slot.data_ptr() + length, TRAILER_BYTES)
     got = _TRAILER.unpack(trailer)
     if (got[0], got[1], got[3]) != (operation, chunk, length):
         raise TrailerMismatch(
@@ -102,6 +111,22 @@ class _Scratch:
     def _copy(self, target: int, source: int) -> None:
         start_copy(target, source, TRAILER_BYTES, self._stream.cuda_stream)
         await_stream(self._stream.cuda_stream)
+
+
+class _Trailers:
+    """Pinned room for the trailers that a lane's copies still read, in turn: it has fewer slots than there is room."""
+
+    def __init__(self) -> None:
+        self._host = torch.empty(TRAILERS_AHEAD * TRAILER_BYTES, dtype=torch.uint8, pin_memory=True)
+        buffer: Any = self._host.numpy()
+        self._bytes, self._address, self._count = memoryview(buffer), self._host.data_ptr(), 0
+
+    def hold(self, trailer: bytes) -> int:
+        """The address where a trailer stays until `TRAILERS_AHEAD` more have come."""
+        at = self._count % TRAILERS_AHEAD * TRAILER_BYTES
+        self._count += 1
+        self._bytes[at : at + TRAILER_BYTES] = trailer
+        return self._address + at
 
 
 _OF_THREAD = threading.local()
@@ -159,8 +184,11 @@ class CopyEngine(Protocol):
     def enter(self) -> None:
         """Get the calling thread ready for copies; they are only made by threads that did so."""
 
-    def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
-        """Start copying flat bytes into a slot, after the event `ready`, which a message's first chunk brings."""
+    def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
+        """Start copying flat bytes into a slot, after the event `ready`, which a message's first chunk brings.
+
+        A device slot gets its `trailer` by the same copy; elsewhere, and with a checksum in it, it is `seal`ed later.
+        """
 
     def into(
         self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]
@@ -185,7 +213,7 @@ class HostEngine:
     def enter(self) -> None:
         return None
 
-    def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
+    def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
         slot[: source.numel()].copy_(source)
         METER.touch(2 * source.numel())
         return Copied()
@@ -215,6 +243,7 @@ class StreamEngine:
         self.device = device
         self._copies: Any = None
         self._combines: Any = None
+        self._trailers: _Trailers | None = None
         self._combining: deque[Any] = deque()
         self._lock = threading.Lock()
         self._free: dict[int, list[torch.Tensor]] = {}
@@ -249,12 +278,16 @@ class StreamEngine:
         self._copies = self._copies or side_stream(self.device)
         torch.cuda.set_stream(self._copies)
 
-    def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any) -> Copied:
+    def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
         if ready is not None:
             self._copies.wait_event(ready)
             source.record_stream(self._copies)
         if slot.is_cuda:
-            start_copy(slot.data_ptr(), source.data_ptr(), source.numel(), self._copies.cuda_stream)
+            stream, size, to = self._copies.cuda_stream, source.numel(), slot.data_ptr()
+            start_copy(to, source.data_ptr(), size, stream)
+            if trailer:
+                self._trailers = self._trailers or _Trailers()
+                start_copy(to + size, self._trailers.hold(trailer), TRAILER_BYTES, stream)
         else:
             slot[: source.numel()].copy_(source, non_blocking=True)
             METER.touch(source.numel())

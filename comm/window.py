@@ -105,6 +105,7 @@ class Chunk:
     last: bool
     slot: torch.Tensor
     copied: Copied | None = None
+    sealed: bool = False  # its trailer came with the copy
     posted: Posted | None = None
     since: float = 0.0  # when it was posted
     done: bool = False
