@@ -1,8 +1,8 @@
 """Hierarchical collectives over islands: native inside, intervals of the data between ranks of different islands.
 
-They know natives and a bridge, not c10d: each call runs to its end in the thread that makes it, but for large
-reductions, which yield parts that are still to be ended. Every choice of path depends only on values that all ranks
-share (sizes, the layout), never on what a rank sees alone.
+They know natives and a bridge, not c10d: each call runs to its end in the thread that makes it, but for reductions,
+reduce-scatters and all-gathers, which yield parts that are still to be ended. Every choice of path depends only on
+values that all ranks share (sizes, the layout), never on what a rank sees alone.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from hetctl.comm.blocks import GatheredPiece, ScatteredPiece, in_turn
 from hetctl.comm.bridge import Message
 from hetctl.comm.islands import settle
-from hetctl.comm.layout import Interval, pieces, shares
+from hetctl.comm.layout import Interval, edges, even, pieces, shares
 from hetctl.comm.lines import Lines, Run, arrive, padded
 from hetctl.comm.reductions import Reduction
 from hetctl.comm.runner import Part
@@ -22,7 +23,7 @@ from hetctl.comm.staging import CHUNK_BYTES
 from hetctl.comm.units import KiB
 
 SPANS = 6  # of a middling all-reduce: as many as are on their way at once
-SPAN_CHUNKS = 8  # of a large one a rank, at most: a span costs Python time, and scratch where islands have more ranks
+SPAN_CHUNKS = 16  # of a large one a rank, at most: a span costs Python time, and scratch where islands have more ranks
 FLAT_BYTES = 64 * KiB  # up to here one whole vector per peer costs less than two more native steps
 
 
@@ -50,15 +51,26 @@ class Collectives(Lines):
     def _spans(self, data: torch.Tensor) -> list[Interval]:
         """Intervals of some chunks per rank of the smallest island: enough of them to overlap, not too many to run."""
         parts, fewest = self.layout.common_parts, min(len(i) for i in self.layout.islands)
-        alone = self.layout.size == len(self.layout.islands)  # one rank an island: nothing needs scratch
-        most = (2 if alone else 1) * SPAN_CHUNKS * CHUNK_BYTES
-        share = min(max(data.nbytes // fewest // SPANS, CHUNK_BYTES), most)
-        each = share // data.element_size() * fewest
+        each = self._share(data.nbytes // fewest) // data.element_size() * fewest
         return list(pieces(data.numel(), max(each // parts * parts, parts)))
 
-    def reduce_scatter(self, out: torch.Tensor, data: list[torch.Tensor], how: Reduction, run: Run) -> None:
-        """`out` becomes the reduction of what all ranks hold in `data[this rank]`; `data` is scratch afterwards."""
+    def _share(self, nbytes: int) -> int:
+        """How many of the bytes that one rank exchanges go in one span."""
+        return min(max(nbytes // SPANS, CHUNK_BYTES), SPAN_CHUNKS * CHUNK_BYTES)
+
+    def _cuts(self, block: torch.Tensor) -> list[Interval]:
+        """A block of a reduce-scatter or an all-gather in intervals, each a span of its own."""
+        return list(pieces(block.numel(), max(self._share(block.nbytes) // block.element_size(), 1)))
+
+    def reduce_scatter(self, out: torch.Tensor, data: list[torch.Tensor], how: Reduction, run: Run) -> Iterator[Part]:
+        """`out` becomes the reduction of what all ranks hold in `data[this rank]`; it may be that very memory."""
         layout = self.layout
+        if is_even(data) and not is_small(data[0]):
+            cuts = self._cuts(out)
+            yield from in_turn(
+                ScatteredPiece(self, out[a:b], [block[a:b] for block in data], how, run) for a, b in cuts
+            )
+            return
         whole = torch.cat(data)
         how.before(whole)
         if is_small(whole):
@@ -71,7 +83,7 @@ class Collectives(Lines):
 
     def _reduce_scatter_blocks(self, out: torch.Tensor, data: list[torch.Tensor], how: Reduction, run: Run) -> None:
         layout, native = self.layout, self.native(out.device)
-        wanted = [_edges([data[r].numel() for r in island]) for island in layout.islands]
+        wanted = [edges([data[r].numel() for r in island]) for island in layout.islands]
         mine = wanted[layout.home][layout.place]
         got, moves, kept = [], [], []
         for island in layout.foreign:
@@ -81,7 +93,7 @@ class Collectives(Lines):
             moves += self.ship(held, (start, start + held.numel()), island, wanted=wanted[island], run=run)
             got.append(torch.empty_like(out))
             total = wanted[layout.home][-1][1]
-            theirs = _even(total, len(layout.islands[island]))
+            theirs = even(total, len(layout.islands[island]))
             moves += self.fetch(got[-1], mine, island, held=theirs, run=run)
         home = torch.cat([data[r] for r in layout.mine])
         settle(native.all_reduce(home, how.native), run.deadline, what=run.what)
@@ -120,7 +132,7 @@ class Collectives(Lines):
         size = len(self.layout.islands[island])
         if nbytes <= FLAT_BYTES:
             return [(0, nbytes)] + [(0, 0)] * (size - 1)
-        return _even(nbytes, size)
+        return even(nbytes, size)
 
     def _gather_block(self, block: torch.Tensor, source: int, *, held: Sequence[Interval], run: Run) -> None:
         """Fill `block` on every rank of this island from the ranks of island `source` that hold parts of it."""
@@ -139,32 +151,13 @@ class Collectives(Lines):
         if whole is not block:
             block.copy_(whole[: block.numel()])
 
-    def all_gather(self, out: list[torch.Tensor], data: torch.Tensor, run: Run) -> None:
+    def all_gather(self, out: list[torch.Tensor], data: torch.Tensor, run: Run) -> Iterator[Part]:
         """`out[r]` becomes rank r's `data` (bytes); sizes may differ, as every rank knows them all."""
-        layout = self.layout
-        if any(t.numel() != data.numel() for t in out):
-            self.exchange(out, [data] * layout.size, run)
-            return
-        step = max(CHUNK_BYTES * min(len(i) for i in layout.islands) // max(len(i) for i in layout.islands), 1)
-        for first, past in pieces(data.numel(), step):
-            self._all_gather_span([t[first:past] for t in out], data[first:past], run)
-
-    def _all_gather_span(self, out: list[torch.Tensor], data: torch.Tensor, run: Run) -> None:
-        layout, native, count = self.layout, self.native(data.device), data.numel()
-        moves = []
-        mine = (layout.place * count, (layout.place + 1) * count)
-        for i in layout.foreign:
-            moves += self.ship(data, mine, i, wanted=self._wanted(len(layout.mine) * count, i), run=run)
-        whole = data.new_empty(count * len(layout.mine))
-        settle(native.all_gather(whole, data), run.deadline, what=run.what)
-        _deal(whole, [out[r] for r in layout.mine])
-        for i in layout.foreign:
-            members = layout.islands[i]
-            block = data.new_empty(count * len(members))
-            held = [(p * count, (p + 1) * count) for p in range(len(members))]
-            self._gather_block(block, i, held=held, run=run)
-            _deal(block, [out[r] for r in members])
-        arrive(moves)
+        if not is_even([*out, data]):
+            self.exchange(out, [data] * self.layout.size, run)
+        elif data.numel():
+            cuts = self._cuts(data)
+            yield from in_turn(GatheredPiece(self, [block[a:b] for block in out], data[a:b], run) for a, b in cuts)
 
     def exchange(self, out: list[torch.Tensor], data: list[torch.Tensor], run: Run) -> None:
         """`data[r]` goes to rank r, `out[r]` comes from rank r; flat tensors, sizes agreed, any may be empty."""
@@ -198,16 +191,9 @@ def is_small(data: torch.Tensor) -> bool:
     return data.numel() * data.element_size() <= FLAT_BYTES
 
 
-def _even(total: int, parts: int) -> list[Interval]:
-    """`total` in `parts` intervals of one length, the last ones cut short: what a padded native share covers."""
-    each = -(-total // parts)
-    return [(min(i * each, total), min((i + 1) * each, total)) for i in range(parts)]
-
-
-def _edges(counts: Sequence[int]) -> list[Interval]:
-    """Consecutive intervals of these lengths."""
-    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
-    return [(end - count, end) for end, count in zip(ends, counts, strict=True)]
+def is_even(blocks: Sequence[torch.Tensor]) -> bool:
+    """Whether all ranks' blocks are of one size."""
+    return all(block.numel() == blocks[0].numel() for block in blocks)
 
 
 def _deal(whole: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:

@@ -64,6 +64,18 @@ def shares(total: int, parts: int) -> tuple[Interval, ...]:
     return tuple((edges[i], edges[i + 1]) for i in range(parts))
 
 
+def even(total: int, parts: int) -> list[Interval]:
+    """`total` in `parts` intervals of one length, the last ones cut short: what a padded native share covers."""
+    each = -(-total // parts)
+    return [(min(i * each, total), min((i + 1) * each, total)) for i in range(parts)]
+
+
+def edges(counts: Sequence[int]) -> list[Interval]:
+    """Consecutive intervals of these lengths."""
+    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    return [(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+
 def overlaps(mine: Interval, others: Sequence[Interval]) -> Iterator[tuple[int, Interval]]:
     """(index, common part) for each of `others` that shares elements with `mine`."""
     for index, other in enumerate(others):

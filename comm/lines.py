@@ -69,12 +69,12 @@ class Lines:
         ]
 
     def fetch(
-        self, data: torch.Tensor, wanted: Interval, source: int, *, held: Sequence[Interval], run: Run
+        self, data: torch.Tensor, wanted: Interval, source: int, *, held: Sequence[Interval], run: Run, **how: Any
     ) -> list[Message]:
         """Receive the interval `wanted` into `data` from the ranks of island `source` that hold parts of it."""
         start, members = wanted[0], self.layout.islands[source]
         return [
-            self.recv(data[first - start : past - start], members[place], run)
+            self.recv(data[first - start : past - start], members[place], run, **how)
             for place, (first, past) in overlaps(wanted, held)
         ]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hetctl.comm.collectives import Collectives, is_small
+from hetctl.comm.collectives import Collectives, is_even, is_small
 from hetctl.comm.identity import Identity
 from hetctl.comm.lines import Run
 from hetctl.comm.reductions import Reduction, reduction
@@ -83,31 +83,31 @@ class Operations(Identity):
         return self._submit("reduce", call, touched=tensors, outputs=tensors, opts=opts, parted=parted)
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
-        def call(run: Run) -> None:
+        return self._all_gather("all_gather", outputs, inputs, opts)
+
+    def _all_gather(
+        self, name: str, outputs: Sequence[Sequence[torch.Tensor]], inputs: list[torch.Tensor], opts: Any
+    ) -> Any:
+        def call(run: Run) -> Iterator[Part]:
             for outs, data in zip(outputs, inputs, strict=True):
-                self._gather_all(outs, data, run)
+                yield from self._gather_all(outs, data, run)
 
         outs = [t for group in outputs for t in group]
-        return self._submit("all_gather", call, touched=[*inputs, *outs], shown=inputs, outputs=outs, opts=opts)
+        parted = not any(map(is_small, inputs)) and all(map(is_even, outputs))
+        return self._submit(name, call, touched=[*inputs, *outs], shown=inputs, outputs=outs, opts=opts, parted=parted)
 
-    def _gather_all(self, outs: Sequence[torch.Tensor], data: torch.Tensor, run: Run) -> None:
+    def _gather_all(self, outs: Sequence[torch.Tensor], data: torch.Tensor, run: Run) -> Iterator[Part]:
         targets = [as_bytes(t) if is_plain(t) else room_for(t) for t in outs]
-        self._collectives.all_gather(targets, as_bytes(data), run)
+        yield from self._collectives.all_gather(targets, as_bytes(data), run)
         for out, part in zip(outs, targets, strict=True):
             if not is_plain(out):
-                fill(out, part)
+                yield None, functools.partial(fill, out, part)
 
     def allgather_coalesced(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
-        def call(run: Run) -> None:
-            for index, data in enumerate(inputs):
-                self._gather_all([of_rank[index] for of_rank in outputs], data, run)
-
-        outs = [t for group in outputs for t in group]
-        return self._submit(
-            "all_gather_coalesced", call, touched=[*inputs, *outs], shown=inputs, outputs=outs, opts=opts
-        )
+        of_input = [[of_rank[index] for of_rank in outputs] for index in range(len(inputs))]
+        return self._all_gather("all_gather_coalesced", of_input, inputs, opts)
 
     def all_gather_single(self, output: torch.Tensor, data: torch.Tensor, opts: Any = None) -> Any:
         return self._all_gather_single("all_gather_single", [output], [data], opts)
@@ -121,13 +121,17 @@ class Operations(Identity):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def _all_gather_single(self, name: str, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any) -> Any:
-        def call(run: Run) -> None:
+        def call(run: Run) -> Iterator[Part]:
             for out, data in zip(outputs, inputs, strict=True):
-                with Flat(out) as flat:
-                    parts = flat.view(torch.uint8).view(self._size, -1)
-                    self._collectives.all_gather(list(parts), as_bytes(data), run)
+                flat = Flat(out)
+                parts = flat.values.view(torch.uint8).view(self._size, -1)
+                yield from self._collectives.all_gather(list(parts), as_bytes(data), run)
+                yield None, flat.put_back
 
-        return self._submit(name, call, touched=[*inputs, *outputs], shown=inputs, outputs=outputs, opts=opts)
+        parted = not any(map(is_small, inputs))
+        return self._submit(
+            name, call, touched=[*inputs, *outputs], shown=inputs, outputs=outputs, opts=opts, parted=parted
+        )
 
     def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
         return self._reduce_scatter("reduce_scatter", outputs, inputs, opts)
@@ -151,13 +155,17 @@ class Operations(Identity):
     ) -> Any:
         how = _reduction(opts)
 
-        def call(run: Run) -> None:
+        def call(run: Run) -> Iterator[Part]:
             for out, parts in zip(outputs, inputs, strict=True):
-                with Flat(out) as flat:
-                    self._collectives.reduce_scatter(flat, [plain(p).view(-1) for p in parts], how, run)
+                flat = Flat(out)
+                yield from self._collectives.reduce_scatter(flat.values, [plain(p).view(-1) for p in parts], how, run)
+                yield None, flat.put_back
 
         given = [t for parts in inputs for t in parts]
-        return self._submit(name, call, touched=[*outputs, *given], shown=given, outputs=outputs, opts=opts)
+        parted = not any(map(is_small, given)) and all(map(is_even, inputs))
+        return self._submit(
+            name, call, touched=[*outputs, *given], shown=given, outputs=outputs, opts=opts, parted=parted
+        )
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         root = opts.rootRank

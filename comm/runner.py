@@ -119,10 +119,7 @@ class Runner:
                     self._hand_over(job, part, stream)
                 self._hand_over(job, (None, lambda: self._finish(job)), stream)
                 return
-            for begin, end in job.call() or ():
-                if begin is not None:
-                    begin()
-                end()
+            at_once(job.call() or ())
             if job.parted and stream is not None:
                 stream.synchronize()
             self._finish(job)
@@ -240,6 +237,14 @@ class Runner:
         """Run what is queued and end the threads."""
         self._first.close(seconds=seconds)
         self._second.close(seconds=seconds)
+
+
+def at_once(parts: Iterable[Part]) -> None:
+    """Run a collective to its end in this thread."""
+    for begin, end in parts:
+        if begin is not None:
+            begin()
+        end()
 
 
 def _meet(one: Extents, other: Extents) -> bool:

@@ -8,6 +8,7 @@ import torch
 
 from hetctl.comm.collectives import Collectives
 from hetctl.comm.lines import Run
+from hetctl.comm.runner import at_once
 from hetctl.comm.views import as_bytes
 
 
@@ -31,5 +32,5 @@ def _gather(data: torch.Tensor, collectives: Collectives, sizes: list[int] | Non
     """Every rank's flat `data`, of the sizes given or of this rank's own."""
     lengths = sizes or [data.numel()] * collectives.layout.size
     outs = [torch.empty(n, dtype=data.dtype, device=data.device) for n in lengths]
-    collectives.all_gather([t.view(torch.uint8) for t in outs], as_bytes(data), run)
+    at_once(collectives.all_gather([t.view(torch.uint8) for t in outs], as_bytes(data), run))
     return outs
