@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hetctl.comm.bridge import Bridge, LaneKey
+from hetctl.comm.bridge import P2P, Bridge, LaneKey
 from hetctl.comm.c10d import Store
 from hetctl.comm.failover import Position
 from hetctl.comm.forwarded import Flow, ForwardedLane, RecvLane, SendLane
@@ -29,9 +29,20 @@ from hetctl.comm.staging import engine_for
 from hetctl.comm.units import KiB, MiB
 from hetctl.comm.window import OneWay, Posted
 
-FLOW = Flow(8 * MiB, window=8)  # larger than over rails: a chunk here costs Python time only
-SLOT_BYTES = FLOW.chunk_bytes + 4 * KiB  # a page for the trailer
-RING_BYTES = FLOW.window * SLOT_BYTES
+MESSAGES = Flow(8 * MiB, window=8)  # larger than over rails: a chunk here costs Python time only
+SUMS = Flow(
+    16 * MiB, window=8
+)  # and what collectives are made of comes in long rows: the first chunk's time is nothing
+_TRAILER_ROOM = 4 * KiB  # a page
+
+
+def flow_of(kind: int) -> Flow:
+    """The sizes of lanes of a kind, at both ends."""
+    return MESSAGES if kind == P2P else SUMS
+
+
+def _ring_bytes(flow: Flow) -> int:
+    return flow.window * (flow.chunk_bytes + _TRAILER_ROOM)
 
 
 @dataclass(frozen=True)
@@ -58,13 +69,15 @@ class ShmTransport:
 
     def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
         made = SendLane if key.sending else RecvLane
-        return made(bridge, key, lambda: self._connect(bridge, key), flow=FLOW, engine=engine_for(key.device))
+        flow = flow_of(key.kind)
+        return made(bridge, key, lambda: self._connect(bridge, key), flow=flow, engine=engine_for(key.device))
 
     def _connect(self, bridge: Bridge, key: LaneKey) -> ShmPort:
         name = f"shm/{key.link_name(bridge.rank)}/{key.wire_tag}"
-        store = bridge.store.clone()
-        meet = _offer if key.sending else _accept
-        port = ShmPort(meet(store, name, bridge.timeout), key, stop=self._stop)
+        store, nbytes = bridge.store.clone(), _ring_bytes(flow_of(key.kind))
+        sending = key.sending
+        handles = _offer(store, name, bridge.timeout, nbytes) if sending else _accept(store, name, bridge.timeout)
+        port = ShmPort(handles, key, stop=self._stop)
         self._ports.append(port)
         return port
 
@@ -84,7 +97,8 @@ class ShmPort(OneWay):
 
     def __init__(self, handles: _Handles, key: LaneKey, *, stop: int) -> None:
         self._handles, self._key, self._stop = handles, key, stop
-        self._map = mmap.mmap(handles.memory, RING_BYTES)
+        self._flow = flow_of(key.kind)
+        self._map = mmap.mmap(handles.memory, _ring_bytes(self._flow))
         self._ring = torch.frombuffer(self._map, dtype=torch.uint8)
         self._registered = key.device.type == "cuda" and pin(self._ring)
         self._next = 0
@@ -95,9 +109,10 @@ class ShmPort(OneWay):
         return "the shared-memory ring"
 
     def take(self, nbytes: int, number: int) -> torch.Tensor:
-        first = self._next % FLOW.window * SLOT_BYTES
+        each = self._flow.chunk_bytes + _TRAILER_ROOM
+        first = self._next % self._flow.window * each
         self._next += 1
-        return self._ring[first : first + SLOT_BYTES]
+        return self._ring[first : first + each]
 
     def post(self, slot: torch.Tensor, length: int, position: Position) -> Posted:
         if self._key.sending:
@@ -157,7 +172,7 @@ def pin(ring: torch.Tensor) -> bool:
     return True
 
 
-def _offer(store: Store, name: str, timeout: timedelta) -> _Handles:
+def _offer(store: Store, name: str, timeout: timedelta, nbytes: int) -> _Handles:
     """Make a ring, say in the store where to get it, and hand it to the one who comes."""
     folder = tempfile.mkdtemp(prefix="hetctl-shm-")  # only this user may enter
     try:
@@ -171,7 +186,7 @@ def _offer(store: Store, name: str, timeout: timedelta) -> _Handles:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     memory = os.memfd_create("hetctl-ring", os.MFD_CLOEXEC)
-    os.ftruncate(memory, RING_BYTES)
+    os.ftruncate(memory, nbytes)
     flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE
     handles = _Handles(memory, os.eventfd(0, flags), os.eventfd(0, flags), channel)
     socket.send_fds(channel, [b"ring"], [handles.memory, handles.filled, handles.freed])

@@ -68,7 +68,7 @@ def reductions(rank: int) -> None:
 
 def scattered_reductions(rank: int) -> None:
     world = dist.get_world_size()
-    for count in (3, LARGE // 7):
+    for count in (3, LARGE // 7, 40 * LARGE):  # the last in several spans
         want = total("sum", world, world, count)[rank]
         out = torch.empty(count)
         dist.reduce_scatter(out, list(mine(rank, world, count)))
@@ -78,6 +78,13 @@ def scattered_reductions(rank: int) -> None:
         assert torch.equal(out.detach(), want)
         dist.reduce_scatter_tensor(out := torch.empty(count), mine(rank, world * count), op=dist.ReduceOp.AVG)
         torch.testing.assert_close(out, want / world)
+        whole = mine(rank, world * count)  # into its own block
+        dist.reduce_scatter_tensor(whole[rank * count :][:count], whole)
+        assert torch.equal(whole[rank * count :][:count], want)
+        dist.reduce_scatter_tensor(out, mine(rank, world * count), op=dist._make_nccl_premul_sum(0.5))
+        assert torch.equal(out, want * 0.5)
+        dist.reduce_scatter_tensor(out, mine(rank, world * count), op=dist.ReduceOp.MAX)
+        assert torch.equal(out, total("max", world, world, count)[rank])
         sizes = [count + r for r in range(world)]  # unequal blocks
         parts = [mine(rank, n) for n in sizes]
         dist.reduce_scatter(out := torch.empty(sizes[rank]), parts)
@@ -86,8 +93,8 @@ def scattered_reductions(rank: int) -> None:
 
 def copies(rank: int) -> None:
     world = dist.get_world_size()
-    for count in (0, 5, LARGE):
-        for root in range(world):
+    for count in (0, 5, LARGE, 40 * LARGE):
+        for root in range(world if count <= LARGE else 0):
             data = mine(rank, count, dtype=torch.complex64)
             dist.broadcast(data, root)
             assert torch.equal(data, mine(root, count, dtype=torch.complex64))
@@ -103,6 +110,10 @@ def copies(rank: int) -> None:
         whole = torch.empty(world, count, dtype=torch.bfloat16)
         dist.all_gather_into_tensor(whole, mine(rank, count, dtype=torch.bfloat16))
         assert all(torch.equal(whole[r], mine(r, count, dtype=torch.bfloat16)) for r in range(world))
+        whole = torch.zeros(world, count)
+        whole[rank] = mine(rank, count)
+        dist.all_gather_into_tensor(whole, whole[rank])  # out of its own block
+        assert all(torch.equal(whole[r], mine(r, count)) for r in range(world))
     sizes = [r + 1 for r in range(world)]
     outs = [torch.empty(n) for n in sizes]
     dist.all_gather(outs, mine(rank, sizes[rank]))
@@ -291,8 +302,7 @@ def test_shared_memory_carries_the_same_and_leaves_nothing_behind(sizes: tuple[i
 
 def in_a_small_ring(rank: int) -> None:
     monkey = pytest.MonkeyPatch()
-    monkey.setattr(shm, "FLOW", Flow(64 * KiB, window=2))
-    monkey.setattr(shm, "RING_BYTES", 2 * shm.SLOT_BYTES)
+    monkey.setattr(shm, "SUMS", Flow(64 * KiB, window=2))
     data = torch.full((MiB,), rank + 1.0)
     dist.all_reduce(data)
     assert bool((data == 3).all())
@@ -346,7 +356,9 @@ def many_at_once(rank: int) -> None:
         for _ in range(12):
             first = choose.choice([0, LARGE, 2 * LARGE, 3 * LARGE])
             part = slice(first, first + choose.choice([7, LARGE, 2 * LARGE]))
-            kind = choose.choice(["sum", "sum", "sum", "columns", "average", "reduce", "broadcast"])
+            kind = choose.choice(
+                ["sum", "sum", "sum", "columns", "average", "reduce", "broadcast", "scatter", "gather"]
+            )
             root = choose.randrange(world)
             if kind == "sum":
                 works.append(dist.all_reduce(data[part], async_op=True))
@@ -362,6 +374,14 @@ def many_at_once(rank: int) -> None:
                 # others' values stay as they were: next, everybody has the root's
                 works.append(dist.broadcast(data[part], root, async_op=True))
                 want[part] *= 1 if rank == root else world
+            elif kind in ("scatter", "gather"):  # as optimisers that are shared out do
+                block = (part.stop - part.start) // world
+                whole = data[first : first + block * world]
+                own = whole[rank * block :][:block]
+                if kind == "scatter":
+                    works.append(dist.reduce_scatter_tensor(own, whole, async_op=True))
+                    want[first : first + block * world] *= world
+                works.append(dist.all_gather_into_tensor(whole, own, async_op=True))
             else:
                 works.append(dist.broadcast(data[part], root, async_op=True))
         for work in choose.sample(works, len(works)):
