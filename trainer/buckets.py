@@ -176,7 +176,7 @@ class Bucket:
         """Begin summing the gradient over the holders; where they share the state, each gets its shard only."""
         if self.group is None:
             return
-        if self.scattered and self.gradient.is_cuda:
+        if self.scattered and (self.gradient.is_cuda or self.bridged):
             self.summing = REDUCE_SCATTER(self.gradient_shard, self.gradient, group=self.group, async_op=True)
         else:
             self.sum_up(self.gradient)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hetctl.comm.plan import Plan
-from hetctl.trainer.buckets import Bucket, Interval, Shards, Slot, install, layouts_of
+from hetctl.trainer.buckets import Bucket, Interval, Layout, Shards, Slot, install, layouts_of
 from hetctl.trainer.gathering import ShardedBucket
 from hetctl.trainer.groups import ProcessGroups
 from hetctl.trainer.leash import Leash
@@ -41,15 +41,16 @@ class Gradients:
         device: torch.device,
         overlap: bool = True,
         whole: bool = True,
+        over_replicas: bool = False,
     ) -> None:
         model = models[0]
         self.rank, self.overlap, self.tensor = place.rank, overlap, model.tensor
-        shards = shards_of(plan, place, groups)
-        kind = Bucket if whole or shards.count == 1 else ShardedBucket
+        in_stage = shards_of(plan, place, groups)
+        kind = Bucket if whole or in_stage.count == 1 else ShardedBucket
         self.buckets = [
             kind(
                 layout,
-                shards,
+                shards_over(layout, place.rank, groups) if over_replicas and not layout.mixed else in_stage,
                 dtype=dtype,
                 device=device,
                 group=groups.reduce_group(layout.holders) if len(layout.holders) > 1 else None,
@@ -217,6 +218,12 @@ def shards_of(plan: Plan, place: Place, groups: ProcessGroups) -> Shards:
     copy = stage.ranks[first * degree : (first + stage.shards) * degree]
     ranks = copy[place.tensor :: degree]
     return Shards(place.part - first, ranks, groups.reduce_group(ranks) if len(ranks) > 1 else None, copy)
+
+
+def shards_over(layout: Layout, rank: int, groups: ProcessGroups) -> Shards:
+    """The same with all holders of a bucket, in the order of their group: each keeps the state of an equal part."""
+    ranks = tuple(sorted(layout.holders))
+    return Shards(ranks.index(rank), ranks, groups.reduce_group(ranks) if len(ranks) > 1 else None)
 
 
 def tensor_share_of(plan: Plan, place: Place, groups: ProcessGroups) -> TensorShare:

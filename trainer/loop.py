@@ -219,6 +219,7 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
         device=device,
         overlap=job.recipe.train.overlap,
         whole=keeps_whole(plan, place, job.recipe.train.sharded, parameters=sum(map(parameters_of, models))),
+        over_replicas=job.recipe.train.sharded == "replicas",
     )
     if not job.resume:
         _fill(gradients, job, device)

@@ -84,6 +84,24 @@ def test_one_bucket_scatters_while_the_next_micro_batch_computes() -> None:
     assert on_islands((2,), wholes_held, "") == [(1, 0, 1)] * 2
 
 
+def state_kept(rank: int, sharded: str) -> tuple[int, int]:
+    """Elements of optimiser state that a rank keeps of a model which three ranks of two islands hold, and of it all."""
+    layout = Layout(((0, 1), (2,)), (Pipe((Cut((0, 4), (0, 1), 2),), 2, 2), Pipe((Cut((0, 4), (2,)),), 2, 1)))
+    made = plan_of(layout, seq_len=SEQ_LEN)
+    job = Job(made, recipe("adamw", clip_norm=1.0, global_batch=6, sharded=sharded), SHAPE, checkpoints="unused")
+    trainer = build(job, torch.device("cpu"), training=UnevenSamples(6))
+    trainer.train_step(0)
+    kept = sum(state["exp_avg"].numel() for state in trainer.optimizer.state.values())
+    return kept, sum(p.numel() for p in trainer.gradients.parameters.values())
+
+
+def test_optimiser_state_is_shared_out_inside_stages_or_over_all_replicas() -> None:
+    inside, over = on_islands((2, 1), state_kept, "auto"), on_islands((2, 1), state_kept, "replicas")
+    padding = 0.2  # of so small a model
+    assert [kept / every for kept, every in inside] == pytest.approx([1 / 2, 1 / 2, 1], rel=padding)
+    assert [kept / every for kept, every in over] == pytest.approx([1 / 3] * 3, rel=padding)
+
+
 def test_what_an_offloaded_optimiser_keeps_is_on_the_host_whatever_the_default_device() -> None:
     """Benches build models with their device as the default one."""
     with torch.device("meta"):

@@ -182,6 +182,24 @@ def test_weights_and_gradients_in_shards_too(name: str, shape: ModelShape) -> No
     assert deviation(LAYOUTS[name], "adamw", shape=shape, plant="small buckets", sharded="all") < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "1+1",
+        "replicas 5:3",
+        "sharded beside stages",
+        "copies of 2 shards",
+        "2 shards beside 3",
+        "tensor 2, replicas",
+        "tensor 4 beside stages",
+        "offloaded",
+    ],
+)
+@pytest.mark.parametrize("shape", [SHAPE, TIED], ids=["untied", "tied"])
+def test_optimiser_state_over_all_replicas_too(name: str, shape: ModelShape) -> None:
+    assert deviation(LAYOUTS[name], "adamw", shape=shape, plant="small buckets", sharded="replicas") < TOLERANCE
+
+
 def test_sums_start_in_one_order_whatever_the_depth_of_split_backwards() -> None:
     """Embedding and head are done before what was put off: also in a replica of one stage."""
     assert deviation(ZERO_BUBBLE_REPLICAS, "adamw", plant="small buckets") < TOLERANCE

@@ -13,7 +13,7 @@ from hetctl.trainer.planning.costs import LayerCosts
 SPARE_BYTES = 4 * GiB  # beyond what the plan predicts, before whole weights are kept: context, fragments
 WHOLE_BYTES = 2 + 4  # of a parameter: bf16 weights and fp32 gradient
 
-Asked = Literal["auto", "optimizer", "all"]
+Asked = Literal["auto", "optimizer", "all", "replicas"]
 
 
 def more_bytes(parameters: float, shards: int) -> int:
@@ -44,7 +44,7 @@ def with_whole(
                 at = more.get(stage.ranks, 0)
                 more[stage.ranks] = at + more_bytes(_parameters(costs, stage), stage.shards)
         whole = {
-            ranks: asked == "optimizer"
+            ranks: asked in ("optimizer", "replicas")
             or (asked == "auto" and all(has_room(memory[r], extra, limits[r]) for r in ranks))
             for ranks, extra in more.items()
         }
@@ -53,6 +53,26 @@ def with_whole(
                 held[rank] += extra
         decided.append(replace(replica, stages=tuple(replace(s, whole=whole.get(s.ranks)) for s in replica.stages)))
     return tuple(decided), tuple(held)
+
+
+def over_replicas(replicas: Sequence[Replica], memory: Sequence[int], costs: LayerCosts) -> tuple[int, ...]:
+    """Every rank's memory when all holders of a layer share out its masters and moments, not only those of a stage.
+
+    Layers that some holders cut into tensor shards and others do not, or otherwise, stay as they are.
+    """
+    held, numbers = list(memory), costs.numbers
+    state = numbers.optimizer + (numbers.weights if numbers.copy else 0)
+    every = [stage for replica in replicas for stage in replica.stages]
+    for stage in every:
+        first, past = stage.layers
+        spared = 0.0  # of this stage's state, counted in layers
+        for layer in range(first, past):
+            holders = [s for s in every if s.layers[0] <= layer < s.layers[1]]
+            if len({s.tensor_parallel for s in holders}) == 1:
+                spared += 1 / stage.shards - 1 / sum(s.width for s in holders)
+        for rank in stage.ranks if past > first and not stage.offload else ():
+            held[rank] -= int(_parameters(costs, stage) * state * spared / (past - first))
+    return tuple(held)
 
 
 def _parameters(costs: LayerCosts, stage: Stage) -> float:

@@ -13,9 +13,10 @@ from hetctl.trainer.planning.whole import SPARE_BYTES, WHOLE_BYTES
 from hetctl.trainer.recipe import load_recipe
 
 
-def planned(spec: str, sharded: str = "auto") -> Plan:
-    sizes = [("model.name", "llama-8b"), ("model.seq_len", 2048), ("batch.global_batch", 4)]
+def planned(spec: str, sharded: str = "auto", samples: int = 4, **parallelism: int) -> Plan:
+    sizes = [("model.name", "llama-8b"), ("model.seq_len", 2048), ("batch.global_batch", samples)]
     pinned = [("parallelism.pipeline", 1), ("parallelism.tensor", 1), ("train.sharded", sharded)]
+    pinned += [(f"parallelism.{name}", value) for name, value in parallelism.items()]
     return make_plan(describe_cluster(parse_spec(spec, CLASSES), CLASSES), load_recipe(None, sizes + pinned))
 
 
@@ -29,6 +30,18 @@ def test_what_is_kept_whole_is_counted(sharded: str, whole: bool) -> None:
     more = plan.predicted.memory_bytes[0] - spare.predicted.memory_bytes[0]
     parameters = 8.03e9
     assert more == pytest.approx(parameters * WHOLE_BYTES / 2 if whole else 0, rel=1e-3)
+
+
+@pytest.mark.parametrize(("spec", "holders"), [("h200:2,mi325x:2", 4), ("h200:2,mi325x:1", 3)])
+def test_state_over_all_replicas_is_counted(spec: str, holders: int) -> None:
+    inside, over = (planned(spec, sharded, samples=192, data=2) for sharded in ("optimizer", "replicas"))
+    stages = [stage for replica in over.replicas for stage in replica.stages]
+    assert sum(stage.width for stage in stages) == holders
+    assert inside.predicted is not None
+    assert over.predicted is not None
+    for stage in stages:
+        less = [inside.predicted.memory_bytes[r] - over.predicted.memory_bytes[r] for r in stage.ranks]
+        assert less == pytest.approx([8.03e9 * 12 * (1 / stage.shards - 1 / holders)] * stage.width, rel=1e-3)
 
 
 def test_whole_weights_never_take_the_last_memory() -> None:

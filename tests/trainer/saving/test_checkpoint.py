@@ -25,15 +25,18 @@ ONE = Layout(((0,),), (Pipe((Cut((0, 4), (0,)),), 2, 4),))
 SHARDS = Layout(((0, 1),), (Pipe((Cut((0, 4), (0, 1), 2),), 4, 2),))
 STAGES = Layout(((0,), (1, 2)), (Pipe((Cut((0, 1), (0,)), Cut((1, 4), (1, 2), 2)), 2, 4),))
 TENSOR = Layout(((0, 1, 2, 3),), (Pipe((Cut((0, 4), (0, 1, 2, 3), 2, tensor=2),), 4, 2),))
+REPLICAS = Layout(((0, 1), (2,)), (Pipe((Cut((0, 4), (0, 1), 2),), 2, 3), Pipe((Cut((0, 4), (2,)),), 2, 1)))
 TENSORS = Layout(((0, 1, 2, 3), (4,)), (Pipe((Cut((0, 3), (0, 1, 2, 3), tensor=4), Cut((3, 4), (4,))), 2, 4),))
 
 
-def part_of_run(rank: int, layout: Layout, folder: str, first: int, last: int, every: int = 0) -> Trace:
+def part_of_run(
+    rank: int, layout: Layout, folder: str, first: int, last: int, every: int = 0, sharded: str = "auto"
+) -> Trace:
     """Steps [first, last) of a run under a layout, continued from the newest checkpoint, saved at the end."""
     torch.manual_seed(rank)
     plan = plan_of(layout, seq_len=SEQ_LEN)
     newest = checkpoints.newest(Path(folder))
-    job = Job(plan, asked(), SHAPE, folder, str(newest) if newest else None)
+    job = Job(plan, asked(sharded=sharded), SHAPE, folder, str(newest) if newest else None)
     trainer = build(job, torch.device("cpu"), training=UnevenSamples(plan.global_batch))
     start = 0
     if newest:
@@ -55,8 +58,8 @@ def part_of_run(rank: int, layout: Layout, folder: str, first: int, last: int, e
     return trace
 
 
-def asked() -> Any:
-    return recipe("adamw", clip_norm=0.5, global_batch=8)
+def asked(**train: Any) -> Any:
+    return recipe("adamw", clip_norm=0.5, global_batch=8, **train)
 
 
 def run(layout: Layout, folder: Path, first: int, last: int, **more: Any) -> list[Trace]:
@@ -67,15 +70,15 @@ def run(layout: Layout, folder: Path, first: int, last: int, **more: Any) -> lis
 
 def test_a_checkpoint_continues_under_any_other_layout(tmp_path: Path) -> None:
     wanted = reference(asked())
-    edges = list(enumerate((ONE, STAGES, SHARDS, TENSOR, TENSORS, TENSOR, STAGES, ONE)))
-    for number, layout in edges:
-        found = run(layout, tmp_path, 2 * number, 2 * number + 2)
+    for number, layout in enumerate((ONE, STAGES, REPLICAS, SHARDS, TENSOR, TENSORS, REPLICAS, TENSOR, STAGES, ONE)):
+        sharded = "replicas" if layout is REPLICAS else "auto"  # everybody's state, of equal parts
+        found = run(layout, tmp_path, 2 * number, 2 * number + 2, every=0, sharded=sharded)
         part = slice(2 * number, 2 * number + 2)
         expected = Trace(wanted.losses[part], wanted.norms[part], wanted.parameters[part])
         assert difference(found, expected) < 1e-10
-    assert [p.name for p in checkpoints.whole_ones(tmp_path)] == ["step-00000014", "step-00000016"]
+    assert [p.name for p in checkpoints.whole_ones(tmp_path)] == ["step-00000018", "step-00000020"]
     assert not list(tmp_path.glob("*.partial"))
-    assert Reader(tmp_path / "step-00000016").shapes.keys() == wanted.parameters[0].keys()
+    assert Reader(tmp_path / "step-00000020").shapes.keys() == wanted.parameters[0].keys()
 
 
 def test_saving_while_training_changes_nothing(tmp_path: Path) -> None:
