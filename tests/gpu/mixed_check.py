@@ -132,8 +132,9 @@ def memory(check: Check) -> None:
 def sums(check: Check) -> None:
     """Replicas across islands with 1, 4 and 16 micro-batches a step: bridged beside all-native."""
     each = check.options.each
-    for count in (1, 4, 16):
-        pinned = (*WHOLE, "parallelism.data=2", "batch.micro_batch_size=" + str(each), "train.sharded=optimizer")
+    for count in map(int, check.options.counts.split(",")):
+        sharded = f"train.sharded={check.options.sharded}"
+        pinned = (*WHOLE, "parallelism.data=2", "batch.micro_batch_size=" + str(each), sharded)
         samples = 2 * each * count
         cases = [check.case("native", f"h200:{2 * each}", *pinned, samples=samples)]
         for way in ("shm", "tcp"):
@@ -226,6 +227,8 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, help="plan with what was measured: tests/gpu/predictions/profile.yaml")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--counts", default="1,4,16", help="micro-batches a step of `sums`")
+    parser.add_argument("--sharded", default="optimizer", help="train.sharded of `sums`: optimizer or replicas")
     parser.add_argument("--cap", default="24GiB", help="of the capped island's devices")
     parser.add_argument("--rate", default="10gbit", help="of the slow fabric")
     check = Check(parser.parse_args())

@@ -49,6 +49,12 @@ class Numbers:
     weights: int = 4
     gradients: int = 4
     optimizer: int = 8
+    over_replicas: bool = False  # replicas share out the update: gradients go one way between them, weights come back
+
+    @property
+    def exchanged(self) -> int:
+        """What replicas exchange in a step, there and back."""
+        return self.gradients + (self.compute if self.over_replicas else self.gradients)
 
     @property
     def copy(self) -> int:

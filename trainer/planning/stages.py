@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mode, ModeCosts, usable_bytes
+from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mode, ModeCosts, Numbers, usable_bytes
 from hetctl.trainer.planning.partition import Floats, StageTable
 from hetctl.trainer.planning.pools import Rates
 
@@ -182,7 +182,7 @@ def lines(
     count = np.array(shards, dtype=np.float64)[:, :, None]
     gather = _gather_seconds(rates, inside, count, each * compute)
     scatter = _gather_seconds(rates, inside, count, each * gradients)
-    sums = _sync_seconds(rates, place, inside, width, tensor, count, gradients)
+    sums = _sync_seconds(rates, place, inside, width, tensor, count, costs.numbers)
     update, state = mode.update / count, mode.state / count
     working = np.maximum(mode.working, logits) + np.where(count > 1, gathered, 0.0)
     found = np.empty((10, len(kinds), count.shape[1], len(modes)))
@@ -200,15 +200,19 @@ def column(values: Iterable[float]) -> Floats:
 
 
 def _sync_seconds(
-    rates: Rates, place: StagePlace, inside: Floats, width: Floats, tensor: Floats, shards: Floats, gradients: int
+    rates: Rates, place: StagePlace, inside: Floats, width: Floats, tensor: Floats, shards: Floats, numbers: Numbers
 ) -> Floats:
-    """Seconds per parameter, once a step: gradients summed over copies inside the stage, then with other replicas."""
-    seconds: Floats = 2 * gradients / shards * _gather_seconds(rates, inside, width // shards, 1.0)
+    """Seconds per parameter, once a step: gradients summed over copies inside the stage, then with other replicas.
+
+    Where replicas share out the update, what comes back are weights; the next forward, which may hide them, is not
+    asked.
+    """
+    seconds: Floats = 2 * numbers.gradients / shards * _gather_seconds(rates, inside, width // shards, 1.0)
     if place.sync is None:
         return seconds
-    # islands exchange shards: each rank carries its part of the stage's gradients
+    # islands exchange shards: each rank carries its part of what the stage holds
     rate = np.minimum(place.sync.per_rank, place.sync.total / (width * tensor))
-    return seconds + 2 * (place.replicas - 1) / place.replicas * (gradients / width) / rate
+    return seconds + (place.replicas - 1) / place.replicas * (numbers.exchanged / width) / rate
 
 
 def _gather_seconds(rates: Rates, shares_per_host: Floats, ranks: Floats, total: Floats | float) -> Floats:

@@ -9,7 +9,8 @@ from hetctl.comm.plan import Plan
 from hetctl.comm.units import GiB
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
-from hetctl.trainer.planning.whole import SPARE_BYTES, WHOLE_BYTES
+from hetctl.trainer.planning.problem import layer_costs
+from hetctl.trainer.planning.whole import SPARE_BYTES, WHOLE_BYTES, over_replicas
 from hetctl.trainer.recipe import load_recipe
 
 
@@ -35,12 +36,16 @@ def test_what_is_kept_whole_is_counted(sharded: str, whole: bool) -> None:
 @pytest.mark.parametrize(("spec", "holders"), [("h200:2,mi325x:2", 4), ("h200:2,mi325x:1", 3)])
 def test_state_over_all_replicas_is_counted(spec: str, holders: int) -> None:
     inside, over = (planned(spec, sharded, samples=192, data=2) for sharded in ("optimizer", "replicas"))
-    stages = [stage for replica in over.replicas for stage in replica.stages]
-    assert sum(stage.width for stage in stages) == holders
     assert inside.predicted is not None
     assert over.predicted is not None
+    assert over.predicted.step_time_s < inside.predicted.step_time_s  # a quarter less to exchange
+    stages = [stage for replica in inside.replicas for stage in replica.stages]
+    assert sum(stage.width for stage in stages) == holders
+    cluster = describe_cluster(parse_spec(spec, CLASSES), CLASSES)
+    costs = layer_costs(cluster, load_recipe(None, [("model.name", "llama-8b"), ("model.seq_len", 2048)]), None)
+    held = over_replicas(inside.replicas, inside.predicted.memory_bytes, costs)
     for stage in stages:
-        less = [inside.predicted.memory_bytes[r] - over.predicted.memory_bytes[r] for r in stage.ranks]
+        less = [inside.predicted.memory_bytes[r] - held[r] for r in stage.ranks]
         assert less == pytest.approx([8.03e9 * 12 * (1 / stage.shards - 1 / holders)] * stage.width, rel=1e-3)
 
 
