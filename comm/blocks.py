@@ -30,11 +30,16 @@ class Piece(Protocol):
 
 
 class _Piece:
-    """What both directions share: who is where, what is under way, and the scratch that both threads' streams use."""
+    """What both directions share: who is where, what is under way, and its scratch.
+
+    `_inside` is the first half's alone, and goes as soon as its stream is ordered behind the native operation: it is as
+    large as the pieces of a whole island. `_scratch` is what both halves' streams use.
+    """
 
     def __init__(self, lines: Lines, run: Run, device: torch.device) -> None:
         self._lines, self._run, self._layout, self._native = lines, run, lines.layout, lines.native(device)
         self._moves: list[Message] = []
+        self._inside: list[torch.Tensor] = []
         self._scratch: list[torch.Tensor] = []
 
     def _await(self, started: Started | None) -> None:
@@ -76,7 +81,7 @@ class ScatteredPiece(_Piece):
             whole = parts[0]  # nothing is computed here, and nothing needs copying
         else:
             whole = padded(torch.cat(parts), size)
-            self._scratch.append(whole)
+            (self._inside if size > 1 else self._scratch).append(whole)
             self._how.before(whole)
         if size > 1:
             share = self._new(whole, whole.numel() // size) if into is None else into
@@ -93,6 +98,7 @@ class ScatteredPiece(_Piece):
             wanted = edges([count] * len(layout.islands[island]))
             self._moves += self._lines.ship(share, held, island, wanted=wanted, run=self._run)
         self._await(self._home[1])
+        self._inside = []
         mine, total = (layout.place * count, (layout.place + 1) * count), count * len(layout.mine)
         for island in layout.foreign:
             held_there = even(total, len(layout.islands[island]))
@@ -127,13 +133,13 @@ class GatheredPiece(_Piece):
         for island in layout.foreign:
             wanted = even(size * count, len(layout.islands[island]))
             self._moves += self._lines.ship(self._data, held, island, wanted=wanted, run=self._run)
-        self._whole = self._data if size == 1 else self._new(self._data, size * count)
-        self._pending = None if size == 1 else self._native.all_gather(self._whole, self._data)
+        self._inside = [self._data if size == 1 else self._data.new_empty(size * count)]
+        self._pending = None if size == 1 else self._native.all_gather(self._inside[0], self._data)
 
     def swap(self) -> Part:
         layout, count, size = self._layout, self._data.numel(), len(self._layout.mine)
         self._await(self._pending)
-        self._deal(self._whole, layout.mine)
+        self._deal(self._inside.pop(), layout.mine)
         for island in layout.foreign:
             members = layout.islands[island]
             if size == 1:  # what is fetched is all there is to it

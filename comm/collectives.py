@@ -14,10 +14,10 @@ import torch
 from hetctl.comm.blocks import GatheredPiece, ScatteredPiece, in_turn
 from hetctl.comm.bridge import Message
 from hetctl.comm.islands import settle
-from hetctl.comm.layout import Interval, edges, even, pieces, shares
+from hetctl.comm.layout import Interval, edges, even, meet, pieces, shares
 from hetctl.comm.lines import Lines, Run, arrive, padded
 from hetctl.comm.reductions import Reduction
-from hetctl.comm.runner import Part
+from hetctl.comm.runner import Part, extent
 from hetctl.comm.spans import ReducedSpan, parts
 from hetctl.comm.staging import CHUNK_BYTES
 from hetctl.comm.units import KiB
@@ -65,6 +65,11 @@ class Collectives(Lines):
     def reduce_scatter(self, out: torch.Tensor, data: list[torch.Tensor], how: Reduction, run: Run) -> Iterator[Part]:
         """`out` becomes the reduction of what all ranks hold in `data[this rank]`; it may be that very memory."""
         layout = self.layout
+        strangers = [
+            block for rank, block in enumerate(data) if rank != layout.rank or block.data_ptr() != out.data_ptr()
+        ]
+        if meet([extent(out)], [extent(block) for block in strangers]):
+            data = [block.clone() for block in data]
         if is_even(data) and not is_small(data[0]):
             cuts = self._cuts(out)
             yield from in_turn(

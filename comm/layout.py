@@ -76,6 +76,11 @@ def edges(counts: Sequence[int]) -> list[Interval]:
     return [(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
+def meet(some: Sequence[Interval], others: Sequence[Interval]) -> bool:
+    """Whether any two of them, one of each, have something in common."""
+    return any(a < d and c < b for a, b in some for c, d in others)
+
+
 def overlaps(mine: Interval, others: Sequence[Interval]) -> Iterator[tuple[int, Interval]]:
     """(index, common part) for each of `others` that shares elements with `mine`."""
     for index, other in enumerate(others):

@@ -128,6 +128,8 @@ class Operations(Identity):
                 yield from self._collectives.all_gather(list(parts), as_bytes(data), run)
                 yield None, flat.put_back
 
+        for out, data in zip(outputs, inputs, strict=True):
+            _check_size(out, data.numel() * self._size)
         parted = not any(map(is_small, inputs))
         return self._submit(
             name, call, touched=[*inputs, *outputs], shown=inputs, outputs=outputs, opts=opts, parted=parted
@@ -161,6 +163,8 @@ class Operations(Identity):
                 yield from self._collectives.reduce_scatter(flat.values, [plain(p).view(-1) for p in parts], how, run)
                 yield None, flat.put_back
 
+        for out, parts in zip(outputs, inputs, strict=True):
+            _check_size(out, parts[self._rank].numel())
         given = [t for parts in inputs for t in parts]
         parted = not any(map(is_small, given)) and all(map(is_even, inputs))
         return self._submit(
@@ -234,6 +238,12 @@ class Operations(Identity):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         self.barrier().wait(timeout or self._timeout)
+
+
+def _check_size(out: torch.Tensor, count: int) -> None:
+    """Raises ValueError where an output has not as many elements as there will be."""
+    if out.numel() != count:
+        raise ValueError(f"an output of {out.numel()} elements cannot hold the {count} of the result")
 
 
 def _reduction(opts: Any) -> Reduction:

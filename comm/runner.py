@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from hetctl.comm.layout import meet
 from hetctl.comm.queued import Queued
 from hetctl.comm.staging import side_stream
 from hetctl.comm.work import HetWork, NativeFailed, ended_by
@@ -47,11 +48,11 @@ class Job:
     @cached_property
     def extents(self) -> Extents:
         """The memory it touches: every job behind it asks, so it is worked out once."""
-        return [_extent(tensor) for tensor in self.touched]
+        return [extent(tensor) for tensor in self.touched]
 
     def meets(self, other: Job) -> bool:
         """Whether the two touch common memory."""
-        return _meet(self.extents, other.extents)
+        return meet(self.extents, other.extents)
 
 
 class Runner:
@@ -105,7 +106,8 @@ class Runner:
 
     def _start(self, job: Job) -> None:
         with self._stream(job, second=False) as stream:
-            waits = not job.parted or self._meets_open(job)
+            parted = job.parted and self._is_warm(job)
+            waits = not parted or self._meets_open(job)  # what ends in this thread must not overtake the other one's
             if waits:
                 self._await_parts(0)
             if stream is not None:
@@ -114,7 +116,7 @@ class Runner:
                     stream.wait_stream(self._side(job.device, second=True))
                 for event in self._owed(job):
                     stream.wait_event(event)
-            if job.parted and self._is_warm(job):
+            if parted:
                 for part in job.call() or ():
                     self._hand_over(job, part, stream)
                 self._hand_over(job, (None, lambda: self._finish(job)), stream)
@@ -141,7 +143,7 @@ class Runner:
         """The ends of earlier jobs on its memory that the device has not reached: for the host they are over."""
         with self._state:
             self._ended = [(extents, event) for extents, event in self._ended if not event.query()]
-            return [event for extents, event in self._ended if _meet(extents, job.extents)]
+            return [event for extents, event in self._ended if meet(extents, job.extents)]
 
     def _meets_open(self, job: Job) -> bool:
         """Whether it touches memory of one before it that has not ended."""
@@ -247,11 +249,7 @@ def at_once(parts: Iterable[Part]) -> None:
         end()
 
 
-def _meet(one: Extents, other: Extents) -> bool:
-    return any(a < d and c < b for a, b in one for c, d in other)
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses from a tensor's first byte to behind its last."""
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1 if tensor.numel() else 0
     return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()

@@ -16,11 +16,12 @@ class Flat:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor.detach()
         self._shared = is_plain(self._tensor)
-        self.values = plain(self._tensor).view(-1)
+        self.values = _flat(self._tensor)
 
     def put_back(self) -> None:
         if not self._shared:
             self._tensor.copy_(self.values.view(self._tensor.shape))
+            _used_here(self.values)
 
     def __enter__(self) -> torch.Tensor:
         return self.values
@@ -41,6 +42,18 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return values if is_plain(values) else values.resolve_conj().resolve_neg().contiguous()
 
 
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The same, flat. (One element may have any stride, which views as another type refuse.)"""
+    values = plain(tensor).view(-1)
+    return values.as_strided(values.shape, (1,))
+
+
+def _used_here(scratch: torch.Tensor) -> None:
+    """Scratch of a first half is read by the second one, on another stream: it may not be handed out before that."""
+    if scratch.is_cuda:
+        scratch.record_stream(torch.cuda.current_stream(scratch.device))
+
+
 def flat_copy(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a tensor in fresh flat memory."""
     return plain(tensor).reshape(-1).clone()
@@ -48,7 +61,7 @@ def flat_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a tensor as flat bytes."""
-    return plain(tensor).view(-1).view(torch.uint8)
+    return _flat(tensor).view(torch.uint8)
 
 
 def room_for(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,6 +72,7 @@ def room_for(tensor: torch.Tensor) -> torch.Tensor:
 def fill(tensor: torch.Tensor, data: torch.Tensor) -> None:
     """Give a tensor the values that flat bytes hold."""
     tensor.detach().copy_(data.view(tensor.dtype).view(tensor.shape))
+    _used_here(data)
 
 
 def rows(tensor: torch.Tensor, splits: Sequence[int], parts: int) -> list[torch.Tensor]:

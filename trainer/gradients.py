@@ -50,7 +50,7 @@ class Gradients:
         self.buckets = [
             kind(
                 layout,
-                shards_over(layout, place.rank, groups) if over_replicas and not layout.mixed else in_stage,
+                shards_over(layout, place.rank, groups) if over_replicas and may_share(plan, layout) else in_stage,
                 dtype=dtype,
                 device=device,
                 group=groups.reduce_group(layout.holders) if len(layout.holders) > 1 else None,
@@ -224,6 +224,20 @@ def shards_over(layout: Layout, rank: int, groups: ProcessGroups) -> Shards:
     """The same with all holders of a bucket, in the order of their group: each keeps the state of an equal part."""
     ranks = tuple(sorted(layout.holders))
     return Shards(ranks.index(rank), ranks, groups.reduce_group(ranks) if len(ranks) > 1 else None)
+
+
+def may_share(plan: Plan, layout: Layout) -> bool:
+    """Whether all holders of a bucket can share out its state: the same answer on each of them.
+
+    They cut parameters alike, and the ranks of a tensor group, who add up what several of them hold, keep like parts.
+    """
+    if layout.mixed:
+        return False
+    groups = next(g for g in (*(s.groups for s in plan.segments), plan.tied_groups()) if layout.holders in g)
+    part = {rank: sorted(group).index(rank) for group in groups for rank in group}
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    together = (s.ranks[k : k + s.tensor_parallel] for s in stages for k in range(0, len(s.ranks), s.tensor_parallel))
+    return all(len({part[r] for r in ranks if r in part}) <= 1 for ranks in together)
 
 
 def tensor_share_of(plan: Plan, place: Place, groups: ProcessGroups) -> TensorShare:

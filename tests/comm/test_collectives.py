@@ -83,6 +83,11 @@ def scattered_reductions(rank: int) -> None:
         assert torch.equal(whole[rank * count :][:count], want)
         dist.reduce_scatter_tensor(out, mine(rank, world * count), op=dist._make_nccl_premul_sum(0.5))
         assert torch.equal(out, want * 0.5)
+        blocks = list(mine(rank, world, count))  # into the first one, whosever it is
+        dist.reduce_scatter(blocks[0], blocks)
+        assert torch.equal(blocks[0], want)
+        with pytest.raises(ValueError, match="elements"):
+            dist.reduce_scatter_tensor(torch.empty(count + 1), mine(rank, world * count))
         dist.reduce_scatter_tensor(out, mine(rank, world * count), op=dist.ReduceOp.MAX)
         assert torch.equal(out, total("max", world, world, count)[rank])
         sizes = [count + r for r in range(world)]  # unequal blocks
@@ -114,6 +119,9 @@ def copies(rank: int) -> None:
         whole[rank] = mine(rank, count)
         dist.all_gather_into_tensor(whole, whole[rank])  # out of its own block
         assert all(torch.equal(whole[r], mine(r, count)) for r in range(world))
+    ones = [torch.empty(2)[::2] for _ in range(world)]  # a single element of whatever stride
+    dist.all_gather(ones, torch.full((2,), float(rank))[::2])
+    assert [float(t) for t in ones] == list(range(world))
     sizes = [r + 1 for r in range(world)]
     outs = [torch.empty(n) for n in sizes]
     dist.all_gather(outs, mine(rank, sizes[rank]))

@@ -71,6 +71,19 @@ class Event:
         return self.reached
 
 
+def test_one_that_ends_in_the_first_thread_overtakes_nobody(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of its size on a device: its second half would come before an earlier one's on some ranks only."""
+    first = Collective(runner, torch.ones(4))
+    assert first.begun.wait(SECONDS)
+    monkeypatch.setattr(runner, "_is_warm", lambda job: False)
+    second = Collective(runner, torch.ones(8))
+    second.let.set()
+    assert not second.begun.wait(0.2)
+    first.let.set()
+    second.work.wait()
+    assert first.work.is_completed()
+
+
 def test_what_the_device_still_owes_is_waited_for_where_memory_is_common(runner: Runner) -> None:
     def job(data: torch.Tensor) -> Job:
         return Job(HetWork("a collective"), lambda: None, [data], parted=True)

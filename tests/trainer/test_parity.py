@@ -200,6 +200,13 @@ def test_optimiser_state_over_all_replicas_too(name: str, shape: ModelShape) -> 
     assert deviation(LAYOUTS[name], "adamw", shape=shape, plant="small buckets", sharded="replicas") < TOLERANCE
 
 
+def test_tensor_groups_whose_ranks_come_at_unlike_places_keep_their_state_in_the_stage() -> None:
+    """They add up the gradients of copied heads part by part: their parts have to be the same ones."""
+    pipes = tuple(Pipe((Cut((0, 4), ranks, tensor=4),), 1, n) for ranks, n in (((0, 1, 2, 7), 2), ((4, 5, 6, 3), 1)))
+    crossed = Layout((tuple(range(8)),), pipes)
+    assert deviation(crossed, "adamw", plant="small buckets", sharded="replicas") < TOLERANCE
+
+
 def test_sums_start_in_one_order_whatever_the_depth_of_split_backwards() -> None:
     """Embedding and head are done before what was put off: also in a replica of one stage."""
     assert deviation(ZERO_BUBBLE_REPLICAS, "adamw", plant="small buckets") < TOLERANCE

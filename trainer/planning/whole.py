@@ -58,7 +58,8 @@ def with_whole(
 def over_replicas(replicas: Sequence[Replica], memory: Sequence[int], costs: LayerCosts) -> tuple[int, ...]:
     """Every rank's memory when all holders of a layer share out its masters and moments, not only those of a stage.
 
-    Layers that some holders cut into tensor shards and others do not, or otherwise, stay as they are.
+    Layers that some holders cut into tensor shards and others do not, or otherwise, stay as they are. Embedding and
+    head are counted as if they had as many holders as the stage's blocks on average.
     """
     held, numbers = list(memory), costs.numbers
     state = numbers.optimizer + (numbers.weights if numbers.copy else 0)
