@@ -6,8 +6,7 @@ and lane belongs to one of them. Each byte crosses the bridge once for each isla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import torch
 
@@ -17,16 +16,7 @@ from hetctl.comm.layout import edges, even
 from hetctl.comm.lines import Lines, Run, arrive, padded
 from hetctl.comm.reductions import Reduction
 from hetctl.comm.runner import Part
-
-
-class Piece(Protocol):
-    """One piece on its way."""
-
-    def begin(self) -> None:
-        """Start what happens inside the island."""
-
-    def swap(self) -> Part:
-        """Start the exchange with other islands. Returns what is left to do."""
+from hetctl.comm.views import used_here
 
 
 class _Piece:
@@ -52,8 +42,7 @@ class _Piece:
     def _free(self) -> None:
         """Scratch was made on the stream of the first half; this one has read it too."""
         for scratch in self._scratch:
-            if scratch.is_cuda:
-                scratch.record_stream(torch.cuda.current_stream(scratch.device))
+            used_here(scratch)
         self._moves, self._scratch = [], []
 
 
@@ -166,15 +155,3 @@ class GatheredPiece(_Piece):
             self._await(self._native.all_gather(whole, share, second=True))
             self._deal(whole, self._layout.islands[island])
         self._free()
-
-
-def in_turn(pieces: Iterable[Piece]) -> Iterator[Part]:
-    """Begin each piece while the one before it is reduced or gathered inside; yields what is left once it is sent."""
-    last: Any = None
-    for piece in pieces:
-        piece.begin()
-        if last is not None:
-            yield last.swap()
-        last = piece
-    if last is not None:
-        yield last.swap()

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from hetctl.comm.blocks import GatheredPiece, ScatteredPiece, in_turn
+from hetctl.comm.blocks import GatheredPiece, ScatteredPiece
 from hetctl.comm.bridge import Message
 from hetctl.comm.islands import settle
 from hetctl.comm.layout import Interval, edges, even, meet, pieces, shares
-from hetctl.comm.lines import Lines, Run, arrive, padded
+from hetctl.comm.lines import Lines, Run, arrive, in_turn, padded
 from hetctl.comm.reductions import Reduction
 from hetctl.comm.runner import Part, extent
-from hetctl.comm.spans import ReducedSpan, parts
+from hetctl.comm.spans import ReducedSpan
 from hetctl.comm.staging import CHUNK_BYTES
 from hetctl.comm.units import KiB
 
@@ -45,7 +45,7 @@ class Collectives(Lines):
             self.combine_in_order(data, self.exchange_whole(data, run), how)
             how.after(data, self.layout.size)
         else:
-            yield from parts(ReducedSpan(self, data[a:b], how, run, to=to) for a, b in self._spans(data))
+            yield from in_turn(ReducedSpan(self, data[a:b], how, run, to=to) for a, b in self._spans(data))
             yield None, lambda: how.after(data, self.layout.size)
 
     def _spans(self, data: torch.Tensor) -> list[Interval]:

@@ -26,12 +26,12 @@ from hetctl.comm.devicememory import allocate
 from hetctl.comm.engines.base import PEER_COPY, Memory, Rail, Region
 from hetctl.comm.engines.shared import Use
 from hetctl.comm.failover import Position, say
-from hetctl.comm.forwarded import Flow, ForwardedLane, RecvLane, SendLane
+from hetctl.comm.forwarded import TRAILER_ROOM, Flow, ForwardedLane, RecvLane, SendLane
 from hetctl.comm.leaving import Leaving
 from hetctl.comm.shm import pin
 from hetctl.comm.staging import TRAILER_BYTES, engine_for
 from hetctl.comm.strands import POLL_SECONDS, Strands, connect, described
-from hetctl.comm.units import KiB, MiB
+from hetctl.comm.units import MiB
 from hetctl.comm.window import OneWay, Posted
 
 HOST_FLOW = Flow(4 * MiB, window=8)
@@ -39,7 +39,6 @@ HOST_FLOW = Flow(4 * MiB, window=8)
 # device is over before that: a slot that waits for a second one is a slot that is not on its way.
 DEVICE_FLOW = Flow(32 * MiB, window=4, copies_ahead=0)
 PEER_MESSAGES = Flow(64 * MiB, window=4, copies_ahead=0)
-_TRAILER_ROOM = 4 * KiB  # a page
 
 Initiator = Literal["sender", "receiver", "lower"]  # who moves the bytes; `lower` is the lower rank, both ways
 
@@ -125,8 +124,7 @@ class Ring:
 
     def __init__(self, rails: Sequence[Rail], flow: Flow, device: torch.device, *, on_device: bool) -> None:
         self._rails, self.window = rails, flow.window
-        self.slot_bytes = flow.chunk_bytes + _TRAILER_ROOM
-        size = self.slot_bytes * flow.window
+        self.slot_bytes, size = flow.slot_bytes, flow.ring_bytes
         self._map = None if on_device else mmap.mmap(-1, size)
         self.memory = allocate(size, device) if self._map is None else torch.frombuffer(self._map, dtype=torch.uint8)
         self._slots: tuple[torch.Tensor, ...] = tuple(self.memory.split(self.slot_bytes))
@@ -178,7 +176,7 @@ class DirectPort(OneWay):
         """Connect the engines in one order: the first end writes a slot that nothing is in yet, the other one waits."""
         end = time.monotonic() + timeout.total_seconds()
         if first:
-            self._moving.introduce(_TRAILER_ROOM, end)
+            self._moving.introduce(TRAILER_ROOM, end)
             self._control.tell()
             return
         while not self._control.heard():

@@ -21,11 +21,13 @@ from hetctl.comm.bridge import Bridge, LaneKey, Message
 from hetctl.comm.layout import spread
 from hetctl.comm.meter import METER
 from hetctl.comm.staging import CopyEngine, Landed, TrailerMismatch, seal, trailer_of, unseal
+from hetctl.comm.units import KiB
 from hetctl.comm.window import Chunk, Left, Port, Window
 from hetctl.comm.work import BridgeError, reason_of
 
 PYTHONS_SWITCH_SECONDS, SWITCH_SECONDS = 0.005, 0.0005  # after which a waiting thread is let in, by default and here
 SOON_SECONDS, POLL_SECONDS = 200e-6, 50e-6  # within which a copy is over, and between looks at one that is not
+TRAILER_ROOM = 4 * KiB  # in a ring's slots: a page
 IDLE_SECONDS = 5.0  # an unused lane's thread ends; the next message starts another
 
 
@@ -36,6 +38,15 @@ class Flow:
     chunk_bytes: int
     window: int  # together with the chunk it bounds a lane's memory
     copies_ahead: int = 2  # not awaited while the window is full: one at a time would idle the engine that copies
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of a ring's slots: a chunk and its trailer."""
+        return self.chunk_bytes + TRAILER_ROOM
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.window * self.slot_bytes
 
 
 class ForwardedLane:
@@ -205,11 +216,8 @@ class SendLane(ForwardedLane):
         message = chunk.message
         ready = None if chunk.first else message.ready
         operation, number = chunk.position
-        if chunk.slot.is_cuda and not self._bridge.verify:  # nothing to sum up: the copy can bring the trailer too
-            trailer = trailer_of(operation=operation, chunk=number, length=chunk.length)
-        else:
-            trailer = b""
-        chunk.sealed = bool(trailer)
+        chunk.sealed = chunk.slot.is_cuda and not self._bridge.verify  # nothing to sum up: the copy brings the trailer
+        trailer = trailer_of(operation=operation, chunk=number, length=chunk.length) if chunk.sealed else b""
         chunk.copied = self._engine.out(message.octets[chunk.first : chunk.past], chunk.slot, ready, trailer)
         self._copying.append(chunk)
         if message.outgoing is not None:

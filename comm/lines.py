@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -12,6 +12,7 @@ from hetctl.comm.bridge import COLLECTIVE, Bridge, Message
 from hetctl.comm.islands import Native
 from hetctl.comm.layout import Interval, Layout, overlaps
 from hetctl.comm.reductions import Reduction
+from hetctl.comm.runner import Part
 from hetctl.comm.work import Deadline, HetWork
 
 
@@ -77,6 +78,28 @@ class Lines:
             self.recv(data[first - start : past - start], members[place], run, **how)
             for place, (first, past) in overlaps(wanted, held)
         ]
+
+
+class Piece(Protocol):
+    """A part of a large collective, on its way through native and bridge stages."""
+
+    def begin(self) -> None:
+        """Start what happens inside the island."""
+
+    def swap(self) -> Part:
+        """Start the exchange with other islands. Returns what is left to do."""
+
+
+def in_turn(pieces: Iterable[Piece]) -> Iterator[Part]:
+    """Begin each piece while the one before it is reduced or gathered inside; yields what is left once it is sent."""
+    last: Piece | None = None
+    for piece in pieces:
+        piece.begin()
+        if last is not None:
+            yield last.swap()
+        last = piece
+    if last is not None:
+        yield last.swap()
 
 
 def arrive(messages: Sequence[Message]) -> None:

@@ -7,6 +7,7 @@ over a unix socket, which then only serves to notice that the other process is g
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import select
@@ -26,23 +27,11 @@ from hetctl.comm.failover import Position
 from hetctl.comm.forwarded import Flow, ForwardedLane, RecvLane, SendLane
 from hetctl.comm.leaving import Leaving
 from hetctl.comm.staging import engine_for
-from hetctl.comm.units import KiB, MiB
+from hetctl.comm.units import MiB
 from hetctl.comm.window import OneWay, Posted
 
 MESSAGES = Flow(8 * MiB, window=8)  # larger than over rails: a chunk here costs Python time only
-SUMS = Flow(
-    16 * MiB, window=8
-)  # and what collectives are made of comes in long rows: the first chunk's time is nothing
-_TRAILER_ROOM = 4 * KiB  # a page
-
-
-def flow_of(kind: int) -> Flow:
-    """The sizes of lanes of a kind, at both ends."""
-    return MESSAGES if kind == P2P else SUMS
-
-
-def _ring_bytes(flow: Flow) -> int:
-    return flow.window * (flow.chunk_bytes + _TRAILER_ROOM)
+SUMS = Flow(16 * MiB, window=8)  # what collectives are made of comes in long rows: the first chunk's time is nothing
 
 
 @dataclass(frozen=True)
@@ -69,15 +58,13 @@ class ShmTransport:
 
     def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
         made = SendLane if key.sending else RecvLane
-        flow = flow_of(key.kind)
-        return made(bridge, key, lambda: self._connect(bridge, key), flow=flow, engine=engine_for(key.device))
+        flow = MESSAGES if key.kind == P2P else SUMS
+        return made(bridge, key, lambda: self._connect(bridge, key, flow), flow=flow, engine=engine_for(key.device))
 
-    def _connect(self, bridge: Bridge, key: LaneKey) -> ShmPort:
+    def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow) -> ShmPort:
         name = f"shm/{key.link_name(bridge.rank)}/{key.wire_tag}"
-        store, nbytes = bridge.store.clone(), _ring_bytes(flow_of(key.kind))
-        sending = key.sending
-        handles = _offer(store, name, bridge.timeout, nbytes) if sending else _accept(store, name, bridge.timeout)
-        port = ShmPort(handles, key, stop=self._stop)
+        meet = functools.partial(_offer, nbytes=flow.ring_bytes) if key.sending else _accept
+        port = ShmPort(meet(bridge.store.clone(), name, bridge.timeout), key, flow, stop=self._stop)
         self._ports.append(port)
         return port
 
@@ -95,10 +82,9 @@ class ShmTransport:
 class ShmPort(OneWay):
     """One end of a ring; slots are used in turn, filled by one end and freed by the other."""
 
-    def __init__(self, handles: _Handles, key: LaneKey, *, stop: int) -> None:
-        self._handles, self._key, self._stop = handles, key, stop
-        self._flow = flow_of(key.kind)
-        self._map = mmap.mmap(handles.memory, _ring_bytes(self._flow))
+    def __init__(self, handles: _Handles, key: LaneKey, flow: Flow, *, stop: int) -> None:
+        self._handles, self._key, self._flow, self._stop = handles, key, flow, stop
+        self._map = mmap.mmap(handles.memory, flow.ring_bytes)
         self._ring = torch.frombuffer(self._map, dtype=torch.uint8)
         self._registered = key.device.type == "cuda" and pin(self._ring)
         self._next = 0
@@ -109,7 +95,7 @@ class ShmPort(OneWay):
         return "the shared-memory ring"
 
     def take(self, nbytes: int, number: int) -> torch.Tensor:
-        each = self._flow.chunk_bytes + _TRAILER_ROOM
+        each = self._flow.slot_bytes
         first = self._next % self._flow.window * each
         self._next += 1
         return self._ring[first : first + each]
@@ -172,7 +158,7 @@ def pin(ring: torch.Tensor) -> bool:
     return True
 
 
-def _offer(store: Store, name: str, timeout: timedelta, nbytes: int) -> _Handles:
+def _offer(store: Store, name: str, timeout: timedelta, *, nbytes: int) -> _Handles:
     """Make a ring, say in the store where to get it, and hand it to the one who comes."""
     folder = tempfile.mkdtemp(prefix="hetctl-shm-")  # only this user may enter
     try:

@@ -7,7 +7,7 @@ threads, and every communicator and lane belongs to one of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from hetctl.comm.layout import overlaps, shares
 from hetctl.comm.lines import Lines, Run, arrive, padded
 from hetctl.comm.reductions import Reduction
 from hetctl.comm.runner import Part
+from hetctl.comm.views import used_here
 
 
 class ReducedSpan:
@@ -30,7 +31,7 @@ class ReducedSpan:
         self._moves: list[Message] = []
         self._got: list[torch.Tensor] = []
 
-    def reduce_inside(self) -> None:
+    def begin(self) -> None:
         """Start the native reduce-scatter of the span."""
         layout = self._lines.layout
         self._whole = padded(self._data, layout.common_parts)
@@ -127,19 +128,6 @@ class ReducedSpan:
     def _free(self) -> None:
         """Scratch was made on the stream of the first half; this one has read it too."""
         for scratch in (self._whole, self._shard, *self._got):
-            if scratch.is_cuda:
-                scratch.record_stream(torch.cuda.current_stream(scratch.device))
+            used_here(scratch)
         self._moves, self._got = [], []
         del self._whole, self._shard
-
-
-def parts(spans: Iterable[ReducedSpan]) -> Iterator[Part]:
-    """Begin each span while the one before it is reduced inside; yields what is left of it once it is sent."""
-    last: ReducedSpan | None = None
-    for span in spans:
-        span.reduce_inside()
-        if last is not None:
-            yield last.swap()
-        last = span
-    if last is not None:
-        yield last.swap()

@@ -35,14 +35,15 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def trailer_of(*, operation: int, chunk: int, length: int) -> bytes:
-    """The trailer of a chunk without a checksum."""
-    return _TRAILER.pack(operation, chunk, 0, length)
+def trailer_of(*, operation: int, chunk: int, length: int, checksum: int = 0) -> bytes:
+    """The trailer of a chunk; 0: without a checksum."""
+    return _TRAILER.pack(operation, chunk, checksum, length)
 
 
 def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> None:
     """Write the trailer behind `length` payload bytes of `slot`, on the host or on a device."""
-    trailer = _TRAILER.pack(operation, chunk, _checksum(slot[:length]) if checked else 0, length)
+    checksum = _checksum(slot[:length]) if checked else 0
+    trailer = trailer_of(operation=operation, chunk=chunk, length=length, checksum=checksum)
     if slot.is_cuda:
         _scratch(slot.device).write(slot.data_ptr() + length, trailer)
     else:

@@ -21,7 +21,7 @@ class Flat:
     def put_back(self) -> None:
         if not self._shared:
             self._tensor.copy_(self.values.view(self._tensor.shape))
-            _used_here(self.values)
+            used_here(self.values)
 
     def __enter__(self) -> torch.Tensor:
         return self.values
@@ -48,7 +48,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return values.as_strided(values.shape, (1,))
 
 
-def _used_here(scratch: torch.Tensor) -> None:
+def used_here(scratch: torch.Tensor) -> None:
     """Scratch of a first half is read by the second one, on another stream: it may not be handed out before that."""
     if scratch.is_cuda:
         scratch.record_stream(torch.cuda.current_stream(scratch.device))
@@ -72,7 +72,7 @@ def room_for(tensor: torch.Tensor) -> torch.Tensor:
 def fill(tensor: torch.Tensor, data: torch.Tensor) -> None:
     """Give a tensor the values that flat bytes hold."""
     tensor.detach().copy_(data.view(tensor.dtype).view(tensor.shape))
-    _used_here(data)
+    used_here(data)
 
 
 def rows(tensor: torch.Tensor, splits: Sequence[int], parts: int) -> list[torch.Tensor]:

@@ -234,7 +234,7 @@ def may_share(plan: Plan, layout: Layout) -> bool:
     if layout.mixed:
         return False
     groups = next(g for g in (*(s.groups for s in plan.segments), plan.tied_groups()) if layout.holders in g)
-    part = {rank: sorted(group).index(rank) for group in groups for rank in group}
+    part = {rank: index for group in groups for index, rank in enumerate(sorted(group))}
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     together = (s.ranks[k : k + s.tensor_parallel] for s in stages for k in range(0, len(s.ranks), s.tensor_parallel))
     return all(len({part[r] for r in ranks if r in part}) <= 1 for ranks in together)

@@ -11,16 +11,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing as mp
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+import torch.distributed as dist
 
 from hetctl import planning, plansbench
 from hetctl.comm.cluster import Cluster
@@ -130,8 +137,9 @@ def memory(check: Check) -> None:
 
 
 def sums(check: Check) -> None:
-    """Replicas across islands with 1, 4 and 16 micro-batches a step: bridged beside all-native."""
-    each = check.options.each
+    """Replicas across islands with 1, 4 and 16 micro-batches a step: bridged beside all-native, and tcp's own bound."""
+    each, link = check.options.each, raw_link(check.options.each)
+    check.row("sums", "raw gloo over loopback, all ranks both ways at once", f"{link / 1e9:.2f} GB/s a rank and way")
     for count in map(int, check.options.counts.split(",")):
         sharded = f"train.sharded={check.options.sharded}"
         pinned = (*WHOLE, "parallelism.data=2", "batch.micro_batch_size=" + str(each), sharded)
@@ -145,6 +153,64 @@ def sums(check: Check) -> None:
                 "sums", f"{count} micro-batches, {way}: native over bridged", [r["native"] / r[way] for r in found]
             )
             check.note("sums", f"{count} micro-batches, {way}: exposed seconds", [r[way] - r["native"] for r in found])
+        held = cases[0].recipe.shape().parameters / each  # by each of an island's ranks
+        bound = [_bound(r["native"], count, link, held, check.options.sharded) for r in found]
+        check.note(
+            "sums",
+            f"{count} micro-batches, tcp: the bound over tcp",
+            [b / r["tcp"] for b, r in zip(bound, found, strict=True)],
+        )
+
+
+def _bound(native: float, count: int, link: float, held: float, sharded: str) -> float:
+    """Seconds of a step whose sums move at the link's rate, hidden by all of the micro-batch beside them."""
+    forward, backward = native / count / 3, native / count * 2 / 3
+    late = 0.5 if sharded == "replicas" else 1.0  # of the fp32 gradients, either way; then as much of bf16 weights
+    exposed = max(0.0, 4 * held * late / link - backward)
+    return native + exposed + (max(0.0, 2 * held * late / link - forward) if sharded == "replicas" else 0.0)
+
+
+def raw_link(each: int, *, groups: int = 8, seconds: float = 3.0) -> float:
+    """Bytes per second and direction that each of `each` pairs of processes moves through gloo groups, at once."""
+    with tempfile.TemporaryDirectory() as folder:
+        spawned = mp.get_context("spawn")
+        results = spawned.Queue()
+        ranks = [
+            spawned.Process(target=_raw_rank, args=(folder, rank, each, groups, seconds, results))
+            for rank in range(2 * each)
+        ]
+        for one in ranks:
+            one.start()
+        rates = [results.get(timeout=120) for _ in ranks]
+        for one in ranks:
+            one.join()
+    return min(rates)
+
+
+def _raw_rank(folder: str, rank: int, each: int, groups: int, seconds: float, results: Any) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", rank=rank, world_size=2 * each, store=dist.FileStore(f"{folder}/store", 2 * each))
+    pairs = [[dist.new_group([i, i + each]) for _ in range(groups)] for i in range(each)]
+    mine, peer = pairs[rank % each], (rank + each) % (2 * each)
+    parts = [torch.zeros(8 * 2**20, dtype=torch.uint8) for _ in range(2 * groups)]  # of a group: one out, one in
+    moved, begun = 0, 0.0
+    for turn in range(10**6):
+        if turn == 2:
+            dist.barrier()
+            moved, begun = 0, time.monotonic()
+        works = [dist.isend(parts[2 * i], peer, group=g) for i, g in enumerate(mine)]
+        works += [dist.irecv(parts[2 * i + 1], peer, group=g) for i, g in enumerate(mine)]
+        for work in works:
+            assert work is not None
+            work.wait()
+        moved += sum(p.numel() for p in parts[::2])
+        stop = torch.tensor([int(turn > 2 and time.monotonic() - begun > seconds)])
+        if turn % 8 == 7:
+            dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+            if stop.item():
+                break
+    results.put(moved / (time.monotonic() - begun))
+    dist.destroy_process_group()
 
 
 def overlap(check: Check) -> None:

@@ -34,6 +34,10 @@ HOST_ACTIVATIONS = Layout(
     ((0,), (1,)),
     (Pipe((Cut((0, 2), (0,), host_activations=True), Cut((2, 4), (1,), host_activations=True)), 2, 4),),
 )
+REPLICAS = Layout(((0,), (1,)), (Pipe((Cut((0, 4), (0,)),), 1, 5), Pipe((Cut((0, 4), (1,)),), 1, 3)))
+WIDE_REPLICAS = Layout(
+    ((0, 1), (2, 3)), (Pipe((Cut((0, 4), (0, 1)),), 2, 2), Pipe((Cut((0, 2), (2,)), Cut((2, 4), (3,))), 1, 4))
+)
 TENSOR_STAGES = Layout(((0, 1), (2, 3)), (Pipe((Cut((0, 2), (0, 1), tensor=2), Cut((2, 4), (2, 3), tensor=2)), 2, 4),))
 ROWS: list[tuple[str, str, str]] = []
 ONLY = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -118,6 +122,8 @@ def main() -> int:
     part("parity 1+1", lambda: parity(TWO))
     part("parity tensor 2", lambda: parity(TENSOR))
     part("parity tensor 2, compiled", lambda: parity(TENSOR, compile=True))
+    part("parity replicas", lambda: parity(REPLICAS))
+    part("parity replicas, state over all", lambda: parity(REPLICAS, "small buckets", sharded="replicas"))
     part("parity zero bubble", lambda: parity(ZERO_BUBBLE))
     part("parity interleaved", lambda: parity(INTERLEAVED))
     part("parity interleaved, native", lambda: parity(NATIVELY_INTERLEAVED))
@@ -127,6 +133,8 @@ def main() -> int:
     )
     if count >= 4:
         part("parity 2+2", lambda: parity(FOUR))
+        part("parity replicas 2+2", lambda: parity(WIDE_REPLICAS))
+        part("parity replicas 2+2, state over all", lambda: parity(WIDE_REPLICAS, "small buckets", sharded="replicas"))
         part("parity 1+3", lambda: parity(UNEQUAL))
         part("parity tensor 2+2", lambda: parity(TENSOR_STAGES))
         part("demo 2+2", lambda: demo("h200:2,mi325x:2"))

@@ -20,7 +20,7 @@ from hetctl.trainer.planning.reasons import reasons
 from hetctl.trainer.planning.reschedule import rescheduled
 from hetctl.trainer.planning.search import Candidate, Found, Search
 from hetctl.trainer.planning.space import tensor_units
-from hetctl.trainer.planning.whole import over_replicas, with_whole
+from hetctl.trainer.planning.whole import with_whole
 from hetctl.trainer.recipe import Recipe
 from hetctl.trainer.schedule import INTERLEAVED, SPLIT
 
@@ -113,8 +113,6 @@ def _plan(
         costs=problem.costs,
         asked=recipe.train.sharded,
     )
-    if recipe.train.sharded == "replicas":
-        memory = over_replicas(replicas, memory, problem.costs)
     longest = max(chosen.candidate.pipelines, key=lambda p: len(p.layers))
     return assemble(
         cluster,

@@ -52,7 +52,7 @@ def with_whole(
             for rank in ranks if whole[ranks] else ():
                 held[rank] += extra
         decided.append(replace(replica, stages=tuple(replace(s, whole=whole.get(s.ranks)) for s in replica.stages)))
-    return tuple(decided), tuple(held)
+    return tuple(decided), over_replicas(decided, held, costs) if asked == "replicas" else tuple(held)
 
 
 def over_replicas(replicas: Sequence[Replica], memory: Sequence[int], costs: LayerCosts) -> tuple[int, ...]:
