@@ -20,10 +20,12 @@ from hetctl.comm.reductions import Reduction
 from hetctl.comm.runner import Part, extent
 from hetctl.comm.spans import ReducedSpan
 from hetctl.comm.staging import CHUNK_BYTES
-from hetctl.comm.units import KiB
+from hetctl.comm.units import KiB, MiB
 
-SPANS = 6  # of a middling all-reduce: as many as are on their way at once
+SPANS = 6  # of a middling collective on the host: as many as are on their way at once
 SPAN_CHUNKS = 16  # of a large one a rank, at most: a span costs Python time, and scratch where islands have more ranks
+DEVICE_SPANS, SLOT_BYTES = 2, 16 * MiB  # on devices spans are fewer, and whole slots: one costs more than its copies
+PIECE_BYTES = 512 * MiB  # of all ranks' blocks that are on their way together, where that leaves each rank a slot
 FLAT_BYTES = 64 * KiB  # up to here one whole vector per peer costs less than two more native steps
 
 
@@ -51,16 +53,14 @@ class Collectives(Lines):
     def _spans(self, data: torch.Tensor) -> list[Interval]:
         """Intervals of some chunks per rank of the smallest island: enough of them to overlap, not too many to run."""
         parts, fewest = self.layout.common_parts, min(len(i) for i in self.layout.islands)
-        each = self._share(data.nbytes // fewest) // data.element_size() * fewest
+        each = span_bytes(data.nbytes // fewest, data.device) // data.element_size() * fewest
         return list(pieces(data.numel(), max(each // parts * parts, parts)))
-
-    def _share(self, nbytes: int) -> int:
-        """How many of the bytes that one rank exchanges go in one span."""
-        return min(max(nbytes // SPANS, CHUNK_BYTES), SPAN_CHUNKS * CHUNK_BYTES)
 
     def _cuts(self, block: torch.Tensor) -> list[Interval]:
         """A block of a reduce-scatter or an all-gather in intervals, each a span of its own."""
-        return list(pieces(block.numel(), max(self._share(block.nbytes) // block.element_size(), 1)))
+        most = max(PIECE_BYTES // self.layout.size // SLOT_BYTES, 1) * SLOT_BYTES
+        each = min(span_bytes(block.nbytes, block.device), most)
+        return list(pieces(block.numel(), max(each // block.element_size(), 1)))
 
     def reduce_scatter(self, out: torch.Tensor, data: list[torch.Tensor], how: Reduction, run: Run) -> Iterator[Part]:
         """`out` becomes the reduction of what all ranks hold in `data[this rank]`; it may be that very memory."""
@@ -189,6 +189,15 @@ class Collectives(Lines):
 
 
 _SUM = torch.distributed.ReduceOp.SUM
+
+
+def span_bytes(nbytes: int, device: torch.device) -> int:
+    """How many of `nbytes` that one rank exchanges go in one span: the same on all ranks, which agree on the device."""
+    if device.type == "cpu":
+        each = max(nbytes // SPANS, CHUNK_BYTES)
+    else:
+        each = max(-(-nbytes // (DEVICE_SPANS * SLOT_BYTES)), 1) * SLOT_BYTES
+    return min(each, SPAN_CHUNKS * CHUNK_BYTES)
 
 
 def is_small(data: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +36,20 @@ WARM_UP = 2
 
 
 def measure(job: Job, device: torch.device, steps: int) -> dict[str, Any]:
-    """Seconds of each of `steps` steps after two that do not count, and the most memory any rank held."""
+    """Seconds of each of `steps` steps after two that do not count, and the most memory any rank held.
+
+    They follow each other as in a run: what a step leaves on its way, such as weights for the next forward, is the next
+    one's. Each step's host waits for its device where the loss is agreed on, so the time of its return is the device's.
+    """
     with device:
         trainer = build(job, device, training=RandomSamples(job.shape.vocab, job.plan.seq_len))
-    seconds = []
+    returned = []
     for number in range(WARM_UP + steps):
-        settle(device)
-        began = time.perf_counter()
         trainer.train_step(number)
-        settle(device)
-        if number >= WARM_UP:
-            seconds.append(time.perf_counter() - began)
+        returned.append(time.perf_counter())
         trainer.timeline.end_step()
+    settle(device)
+    seconds = [after - before for before, after in pairwise(returned[WARM_UP - 1 :])]
     trainer.batches.close()
     trainer.gradients.close()
     peak = torch.tensor(torch.cuda.max_memory_allocated() if device.type == "cuda" else 0)

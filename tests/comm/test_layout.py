@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetctl.comm.collectives import SLOT_BYTES, span_bytes
 from hetctl.comm.layout import UNEVEN, Layout, overlaps, pieces, shares, spread
 
 
@@ -56,3 +58,12 @@ def test_a_layout_knows_home_place_and_strangers() -> None:
     assert layout.local(4)
     assert not layout.local(2)
     assert layout.common_parts == 6
+
+
+@given(st.integers(1, 1 << 33))
+def test_devices_take_few_spans_of_whole_slots(nbytes: int) -> None:
+    each = span_bytes(nbytes, torch.device("cuda"))
+    assert SLOT_BYTES <= each <= span_bytes(1 << 40, torch.device("cpu"))
+    assert each % SLOT_BYTES == 0
+    assert -(-nbytes // each) <= max(2, -(-nbytes // (64 << 20)))
+    assert span_bytes(nbytes, torch.device("cpu")) <= max(nbytes, 4 << 20)

@@ -20,6 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from hetctl.trainer.recipe import Recipe
 from hetctl.where import find_running_cluster
 
 FABRIC = "hetmixed"  # the namespace whose loopback is the slow fabric
+RAW_BYTES, RAW_TURNS = 4 * 2**20, 300  # of a yardstick's message, and how many a thread moves
 WHOLE = ("parallelism.pipeline=1", "parallelism.tensor=1")
 
 
@@ -138,28 +140,30 @@ def memory(check: Check) -> None:
 
 def sums(check: Check) -> None:
     """Replicas across islands with 1, 4 and 16 micro-batches a step: bridged beside all-native, and tcp's own bound."""
-    each, link = check.options.each, raw_link(check.options.each)
-    check.row("sums", "raw gloo over loopback, all ranks both ways at once", f"{link / 1e9:.2f} GB/s a rank and way")
+    each, ways = check.options.each, check.options.ways.split(",")
+    link = raw_link(each) if "tcp" in ways else 0.0
+    if link:
+        check.row(
+            "sums", "raw gloo over loopback, all ranks both ways at once", f"{link / 1e9:.2f} GB/s a rank and way"
+        )
     for count in map(int, check.options.counts.split(",")):
         sharded = f"train.sharded={check.options.sharded}"
         pinned = (*WHOLE, "parallelism.data=2", "batch.micro_batch_size=" + str(each), sharded)
         samples = 2 * each * count
         cases = [check.case("native", f"h200:{2 * each}", *pinned, samples=samples)]
-        for way in ("shm", "tcp"):
+        for way in ways:
             cases.append(check.case(way, check.spec(), *pinned, f"bridge.transport={way}", samples=samples))
         found = check.rounds(cases)
-        for way in ("shm", "tcp"):
+        for way in ways:
             check.note(
                 "sums", f"{count} micro-batches, {way}: native over bridged", [r["native"] / r[way] for r in found]
             )
             check.note("sums", f"{count} micro-batches, {way}: exposed seconds", [r[way] - r["native"] for r in found])
-        held = cases[0].recipe.shape().parameters / each  # by each of an island's ranks
-        bound = [_bound(r["native"], count, link, held, check.options.sharded) for r in found]
-        check.note(
-            "sums",
-            f"{count} micro-batches, tcp: the bound over tcp",
-            [b / r["tcp"] for b, r in zip(bound, found, strict=True)],
-        )
+        if link:
+            held = cases[0].recipe.shape().parameters / each  # by each of an island's ranks
+            bounds = [_bound(r["native"], count, link, held, check.options.sharded) for r in found]
+            ratios = [bound / r["tcp"] for bound, r in zip(bounds, found, strict=True)]
+            check.note("sums", f"{count} micro-batches, tcp: the bound over tcp", ratios)
 
 
 def _bound(native: float, count: int, link: float, held: float, sharded: str) -> float:
@@ -170,15 +174,12 @@ def _bound(native: float, count: int, link: float, held: float, sharded: str) ->
     return native + exposed + (max(0.0, 2 * held * late / link - forward) if sharded == "replicas" else 0.0)
 
 
-def raw_link(each: int, *, groups: int = 8, seconds: float = 3.0) -> float:
-    """Bytes per second and direction that each of `each` pairs of processes moves through gloo groups, at once."""
+def raw_link(each: int, *, groups: int = 8) -> float:
+    """Bytes per second and direction that each of `each` pairs of processes moves, a thread for every gloo group."""
     with tempfile.TemporaryDirectory() as folder:
         spawned = mp.get_context("spawn")
         results = spawned.Queue()
-        ranks = [
-            spawned.Process(target=_raw_rank, args=(folder, rank, each, groups, seconds, results))
-            for rank in range(2 * each)
-        ]
+        ranks = [spawned.Process(target=_raw_rank, args=(folder, i, each, groups, results)) for i in range(2 * each)]
         for one in ranks:
             one.start()
         rates = [results.get(timeout=120) for _ in ranks]
@@ -187,29 +188,25 @@ def raw_link(each: int, *, groups: int = 8, seconds: float = 3.0) -> float:
     return min(rates)
 
 
-def _raw_rank(folder: str, rank: int, each: int, groups: int, seconds: float, results: Any) -> None:
+def _raw_rank(folder: str, rank: int, each: int, groups: int, results: Any) -> None:
+    """Both ways at once between the processes `rank` and `rank` +- `each`; puts the rate into `results`."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", rank=rank, world_size=2 * each, store=dist.FileStore(f"{folder}/store", 2 * each))
-    pairs = [[dist.new_group([i, i + each]) for _ in range(groups)] for i in range(each)]
+    pairs = [[dist.new_group([i, i + each]) for _ in range(2 * groups)] for i in range(each)]
     mine, peer = pairs[rank % each], (rank + each) % (2 * each)
-    parts = [torch.zeros(8 * 2**20, dtype=torch.uint8) for _ in range(2 * groups)]  # of a group: one out, one in
-    moved, begun = 0, 0.0
-    for turn in range(10**6):
-        if turn == 2:
-            dist.barrier()
-            moved, begun = 0, time.monotonic()
-        works = [dist.isend(parts[2 * i], peer, group=g) for i, g in enumerate(mine)]
-        works += [dist.irecv(parts[2 * i + 1], peer, group=g) for i, g in enumerate(mine)]
-        for work in works:
-            assert work is not None
-            work.wait()
-        moved += sum(p.numel() for p in parts[::2])
-        stop = torch.tensor([int(turn > 2 and time.monotonic() - begun > seconds)])
-        if turn % 8 == 7:
-            dist.all_reduce(stop, op=dist.ReduceOp.MAX)
-            if stop.item():
-                break
-    results.put(moved / (time.monotonic() - begun))
+
+    def turn(number: int) -> None:
+        """A thread's: one direction of one group."""
+        part = torch.zeros(RAW_BYTES, dtype=torch.uint8)
+        sending = (number % 2 == 0) == (rank < peer)
+        for _ in range(RAW_TURNS):
+            (dist.send if sending else dist.recv)(part, peer, group=mine[number])
+
+    dist.barrier()
+    begun = time.monotonic()
+    with ThreadPoolExecutor(2 * groups) as pool:
+        list(pool.map(turn, range(2 * groups)))
+    results.put(RAW_TURNS * groups * RAW_BYTES / (time.monotonic() - begun))
     dist.destroy_process_group()
 
 
@@ -294,6 +291,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--counts", default="1,4,16", help="micro-batches a step of `sums`")
+    parser.add_argument("--ways", default="shm,tcp", help="of `sums`")
     parser.add_argument("--sharded", default="optimizer", help="train.sharded of `sums`: optimizer or replicas")
     parser.add_argument("--cap", default="24GiB", help="of the capped island's devices")
     parser.add_argument("--rate", default="10gbit", help="of the slow fabric")
