@@ -29,7 +29,11 @@ def bridge_bytes() -> int:
 
 def create(options: Any, backend_options: Any = None) -> Any:
     """The process group for `options.global_ranks_in_group`: native inside one island, else a HetGroup."""
-    placement = current_placement()
+    return create_over(options, current_placement())
+
+
+def create_over(options: Any, placement: Placement) -> Any:
+    """The same over a given placement."""
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     if len(placement.islands_of(ranks)) == 1:
         return _native_group(options, ranks, placement)
@@ -42,7 +46,7 @@ def _native_group(options: Any, ranks: tuple[int, ...], placement: Placement) ->
 
     def native(name: str) -> Any:
         store = PrefixStore(f"{name}/", options.store)
-        made = make_native(store, name, place=rank, size=size, timeout=timeout)
+        made = make_native(store, name, place=rank, size=size, timeout=timeout, sockets=placement.spans_islands(ranks))
         made.options.global_ranks_in_group = list(ranks)
         made.options.group_name = options.group_id
         made._set_sequence_number_for_group()

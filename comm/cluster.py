@@ -17,7 +17,7 @@ from hetctl.comm.natives import NativeName
 from hetctl.comm.values import decode, encode
 
 SCHEMA_VERSION = 1
-TransportKind = Literal["direct", "rdma", "tcp", "shm"]
+TransportKind = Literal["direct", "rdma", "tcp", "shm", "native"]  # native: no bridge, one vendor's own sockets
 NetworkKind = Literal["infiniband", "roce", "ethernet", "host"]
 
 
@@ -111,6 +111,16 @@ class Link:
 
     islands: tuple[str, str]
     transports: tuple[Transport, ...]
+
+
+def native_way(a: Island, b: Island, tcp: Transport) -> Transport:
+    """The way of islands of one vendor that is no bridge: their own library, over sockets where TCP reaches."""
+    if a.vendor != b.vendor:
+        return Transport("native", False, f"no library speaks {a.vendor} and {b.vendor}")
+    if not tcp.usable:
+        return Transport("native", False, tcp.reason)
+    rate = tcp.rate_bytes_per_s
+    return Transport("native", True, f"both are {a.vendor}: its own library, over sockets between hosts", rate)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from hetctl.comm.units import KiB, MiB
 
 SPANS = 6  # of a middling collective on the host: as many as are on their way at once
 SPAN_CHUNKS = 16  # of a large one a rank, at most: a span costs Python time, and scratch where islands have more ranks
-DEVICE_SPANS, SLOT_BYTES = 2, 16 * MiB  # on devices spans are fewer, and whole slots: one costs more than its copies
+DEVICE_SPANS = 2  # on devices spans are fewer, and whole slots: one costs more than its copies
+SLOT_BYTES = 16 * MiB - 8 * KiB  # the most that fills a slot over shm, and chunks over tcp (two), without a rest
 PIECE_BYTES = 512 * MiB  # of all ranks' blocks that are on their way together, where that leaves each rank a slot
 FLAT_BYTES = 64 * KiB  # up to here one whole vector per peer costs less than two more native steps
 
@@ -193,11 +194,11 @@ _SUM = torch.distributed.ReduceOp.SUM
 
 def span_bytes(nbytes: int, device: torch.device) -> int:
     """How many of `nbytes` that one rank exchanges go in one span: the same on all ranks, which agree on the device."""
+    most = SPAN_CHUNKS * CHUNK_BYTES
     if device.type == "cpu":
-        each = max(nbytes // SPANS, CHUNK_BYTES)
-    else:
-        each = max(-(-nbytes // (DEVICE_SPANS * SLOT_BYTES)), 1) * SLOT_BYTES
-    return min(each, SPAN_CHUNKS * CHUNK_BYTES)
+        return min(max(nbytes // SPANS, CHUNK_BYTES), most)
+    slots = -(-nbytes // (DEVICE_SPANS * SLOT_BYTES))
+    return min(max(slots, 1), most // SLOT_BYTES) * SLOT_BYTES
 
 
 def is_small(data: torch.Tensor) -> bool:

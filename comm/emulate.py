@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Protocol
 
-from hetctl.comm.cluster import Cluster, Device, Host, Island, Link, Member, Network, Nic, Transport
+from hetctl.comm.cluster import Cluster, Device, Host, Island, Link, Member, Network, Nic, Transport, native_way
 from hetctl.comm.errors import ConfigError, nearest
 from hetctl.comm.natives import NativeName
 from hetctl.comm.units import parse_bytes
@@ -105,13 +105,14 @@ def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
         members = tuple(Member(machine.host, i) for i in range(first, len(devices)))
         islands.append(Island(name, island.vendor, "host", members))
     host = Host(machine.host, data_address="127.0.0.1", devices=tuple(devices), nics=(nic,))
+    tcp = Transport("tcp", True, "loopback TCP on this machine: what a network would see")
     ways = (
         Transport("shm", True, "both islands are on this machine: memory that both processes map"),
-        Transport("tcp", True, "loopback TCP on this machine: what a network would see"),
+        tcp,
         Transport("rdma", False, "emulated islands have no RDMA NIC between them"),
         Transport("direct", *_peer_copy(machine.native)),
     )
-    links = tuple(Link((a.name, b.name), ways) for a, b in combinations(islands, 2))
+    links = tuple(Link((a.name, b.name), (*ways, native_way(a, b, tcp))) for a, b in combinations(islands, 2))
     network = Network("host", "host", (host.name,), "one machine")
     return Cluster(
         (host,),
@@ -142,11 +143,13 @@ def describe_cluster(spec: Sequence[SpecIsland], classes: Mapping[str, ClassRow]
     links = []
     for a, b in combinations(islands, 2):
         rate = min(rates[a.name], rates[b.name])
+        tcp = Transport("tcp", True, "assumed: TCP over the default NICs", rate)
         ways = (
             Transport("rdma", True, "assumed: RDMA from pinned host memory over the default NICs", rate),
-            Transport("tcp", True, "assumed: TCP over the default NICs", rate),
+            tcp,
             Transport("direct", False, "not proved: direct needs both ends to have registered device memory"),
             Transport("shm", False, "described islands share no host"),
+            native_way(a, b, tcp),
         )
         links.append(Link((a.name, b.name), ways))
     return Cluster(tuple(hosts), tuple(islands), (network,), tuple(links), source="described")

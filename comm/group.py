@@ -60,10 +60,11 @@ class HetGroup(Operations):
 
     def _make_natives(self) -> None:
         island = self._placement.island_of_rank[self._ranks[self._rank]]
-        size = len(self._layout.mine)
+        mine = tuple(self._ranks[r] for r in self._layout.mine)
+        size, sockets = len(mine), self._placement.spans_islands(mine)
         for name in sorted({island.torch_backend, "gloo"}):
             store = PrefixStore(f"native/{name}/{self._layout.home}/", self._store)
-            made = make_island(store, name, place=self._layout.place, size=size, timeout=self._timeout)
+            made = make_island(store, name, place=self._layout.place, size=size, timeout=self._timeout, sockets=sockets)
             self._natives["cpu" if name == "gloo" else "cuda"] = made
 
     def _native(self, device: torch.device) -> Native:

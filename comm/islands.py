@@ -114,7 +114,9 @@ def settle(started: Started | None, deadline: Deadline, *, what: str) -> None:
         raise NativeFailed(f"{what} failed inside its island: it was aborted")
 
 
-def make_island(store: Store, backend: str, *, place: int, size: int, timeout: timedelta) -> Native:
+def make_island(
+    store: Store, backend: str, *, place: int, size: int, timeout: timedelta, sockets: bool = False
+) -> Native:
     """An island's Native over the torch back end of that name; for device libraries one more per direction."""
     if size == 1:
         return Native(None, size=size)
@@ -127,6 +129,7 @@ def make_island(store: Store, backend: str, *, place: int, size: int, timeout: t
             size=size,
             timeout=timeout,
             ahead=name in collectives,
+            sockets=sockets,
         )
         for name in (*collectives, *messages)
     }
@@ -142,10 +145,20 @@ def break_native(native: Native) -> None:
             group.abort()
 
 
-def make_native(store: Store, backend: str, *, place: int, size: int, timeout: timedelta, ahead: bool = False) -> Any:
+def make_native(
+    store: Store,
+    backend: str,
+    *,
+    place: int,
+    size: int,
+    timeout: timedelta,
+    ahead: bool = False,
+    sockets: bool = False,
+) -> Any:
     """The native group of an island, by its torch name; members only, all of them at once.
 
-    `ahead`: its kernels go before the program's, because other islands wait for what they give.
+    `ahead`: its kernels go before the program's, because other islands wait for what they give. `sockets`: its members
+    reach no common RDMA network, so between hosts it takes sockets, whatever the library would choose.
     """
     if backend == "gloo":
         options = Gloo._Options()
@@ -154,4 +167,7 @@ def make_native(store: Store, backend: str, *, place: int, size: int, timeout: t
         return Gloo(store, place, size, options)
     nccl = dist.ProcessGroupNCCL.Options(is_high_priority_stream=ahead)
     nccl._timeout = timeout
+    if sockets:
+        config: Any = nccl.config  # torch's stubs do not list it
+        config.net_name = "Socket"
     return dist.ProcessGroupNCCL(store, place, size, nccl)

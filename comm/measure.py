@@ -20,9 +20,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm import exact
-from hetctl.comm.backend import register
+from hetctl.comm.backend import create_over, register
 from hetctl.comm.cluster import TransportKind
-from hetctl.comm.group import HetGroup
 from hetctl.comm.meter import METER
 from hetctl.comm.placement import PlacedBridge, Placement, current_placement
 from hetctl.comm.reporter import Reporter
@@ -281,7 +280,7 @@ def make_group(transport: TransportKind) -> Any:
     name = f"het{transport}"
 
     def create(transport: TransportKind, options: Any, backend_options: Any = None) -> Any:
-        return HetGroup(options, tuple(range(options.group_size)), over(current_placement(), transport))
+        return create_over(options, over(current_placement(), transport))
 
     if name.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(name, partial(create, transport), extended_api=True, devices=["cpu", "cuda"])

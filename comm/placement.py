@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import combinations
 from pathlib import Path
 
 from hetctl.comm.cluster import TransportKind
@@ -19,6 +21,7 @@ VARIABLE = "HETCTL_PLACEMENT"
 # rxe0:1=1@roce0,mlx5_0:1=3 (device:port=GID index@network), or `sockets`, once per rail, to try engines without RDMA
 PORTS_VARIABLE = "HETCTL_RDMA"
 CARRIERS: tuple[TransportKind, ...] = ("shm", "tcp", "rdma", "direct")  # the transports that the back end has
+NATIVE: TransportKind = "native"  # no bridge: the vendor's own library over sockets, between islands of one vendor
 LOCAL: tuple[TransportKind, ...] = CARRIERS[:2]  # those that every machine can try with itself
 NEED_ENGINE: tuple[TransportKind, ...] = ("rdma", "direct")  # those that both ends must prove first
 
@@ -56,28 +59,59 @@ class Placement:
         return {rank: island for island in self.islands for rank in island.ranks}
 
     def islands_of(self, ranks: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Island name -> those of `ranks` in it, in the order of `ranks`. Raises ConfigError for strangers."""
+        """Island name -> those of `ranks` in it, in the order of `ranks`; islands joined natively are one.
+
+        Raises ConfigError for strangers.
+        """
         found: dict[str, list[int]] = {}
         for rank in ranks:
             island = self.island_of_rank.get(rank)
             if island is None:
                 raise ConfigError(f"rank {rank} is in no island of the placement")
             found.setdefault(island.name, []).append(rank)
-        return {name: tuple(members) for name, members in found.items()}
+        joined = joined_natively(found, [(b.islands, b.transport) for b in self.bridges])
+        return {"+".join(names): tuple(r for r in ranks if self.island_of_rank[r].name in names) for names in joined}
 
     def transport(self, one: str, other: str) -> TransportKind:
-        """The transport between two islands; TCP reaches everywhere, so it is what an unlisted pair gets."""
+        """What carries messages between two islands; TCP reaches everywhere, so it is what an unlisted pair gets.
+
+        So do islands that are to be joined natively, in a group where a third one keeps them apart.
+        """
         for bridge in self.bridges:
             if set(bridge.islands) == {one, other}:
-                return bridge.transport
+                return "tcp" if bridge.transport == NATIVE else bridge.transport
         return "tcp"
 
     def is_forced(self, one: str, other: str) -> bool:
         """Whether a person asked for the transport between two islands: no other may take its place."""
         return any(bridge.forced for bridge in self.bridges if set(bridge.islands) == {one, other})
 
+    def spans_islands(self, ranks: tuple[int, ...]) -> bool:
+        """Whether ranks that one native library joins lie in several islands: then it talks over sockets."""
+        return len({self.island_of_rank[r].name for r in ranks}) > 1
+
     def to_json(self) -> str:
         return json.dumps(encode(self))
+
+
+def joined_natively(
+    islands: Iterable[str], ways: Iterable[tuple[tuple[str, str], TransportKind]]
+) -> list[tuple[str, ...]]:
+    """The islands in groups that the vendor's own library joins over sockets; most groups are of one island.
+
+    `ways` are the planned ones by pair. Those of a group are joined by native ways, and no other way is planned
+    between any two of them. The same answer whoever asks, as long as the order of islands is the same.
+    """
+    planned = {frozenset(pair): kind for pair, kind in ways}
+    groups: list[tuple[str, ...]] = [(name,) for name in islands]
+
+    def alike(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+        kinds = {planned.get(frozenset((a, b))) for a in one for b in other}
+        return NATIVE in kinds and kinds <= {NATIVE, None}
+
+    while pair := next((p for p in combinations(groups, 2) if alike(*p)), None):
+        groups = [pair[0] + pair[1] if g == pair[0] else g for g in groups if g != pair[1]]
+    return groups
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import Literal
 from hetctl.comm.cluster import SCHEMA_VERSION, TransportKind, check_schema_version
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_yaml, write_yaml
+from hetctl.comm.placement import joined_natively
 from hetctl.comm.values import decode, encode
 
 GroupKind = Literal["tensor", "data", "pipeline", "segment"]
@@ -194,8 +195,9 @@ class Plan:
         return found
 
     def crosses_islands(self, ranks: Iterable[int]) -> bool:
-        """Whether these ranks lie in more than one island."""
-        return len({self.island_of_rank[r].name for r in ranks}) > 1
+        """Whether a bridge lies between these ranks: they are in islands that no native library joins."""
+        names = dict.fromkeys(self.island_of_rank[r].name for r in ranks)
+        return len(joined_natively(names, [(b.islands, b.transport) for b in self.bridges])) > 1
 
     def validate(self, *, where: str, layers: int | None = None) -> None:
         """Raise ConfigError unless every rank and every layer is where exactly one owner expects it.

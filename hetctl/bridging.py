@@ -10,12 +10,12 @@ from typing import Any
 
 from rich.table import Table
 
-from hetctl.benching import Program, run_ranks, speak_alike
+from hetctl.benching import Program, run_ranks
 from hetctl.comm.cluster import Cluster, TransportKind
 from hetctl.comm.engines.base import PEER_COPY
 from hetctl.comm.engines.shared import ENGINES, installed
 from hetctl.comm.errors import ConfigError, WorkFailed
-from hetctl.comm.placement import CARRIERS, LOCAL
+from hetctl.comm.placement import CARRIERS, LOCAL, NATIVE
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.units import GiB, MiB, parse_bytes, show_bytes, show_rate
 from hetctl.console import Sink
@@ -46,10 +46,19 @@ def bench_bridge(
     transports = _transports(cluster, None if bridge == "auto" else bridge)
     kind = device_type(cluster.runs, [i.vendor for i in cluster.islands])
     most = parse_bytes(max_size) if max_size else LARGEST[kind]
-    task = {"transports": transports, "max_bytes": most, "native": speak_alike(cluster)}
+    task = {
+        "transports": transports,
+        "max_bytes": most,
+        "native": cluster.runs is not None and NATIVE not in transports,
+    }
     found = _measured(cluster, task, sink, keep=keep)
-    sizes = [len(i.members) for i in cluster.islands]
-    return {"device": kind, "islands": sizes, "hosts": len(cluster.hosts), **found}
+    about = {
+        "device": kind,
+        "islands": [len(i.members) for i in cluster.islands],
+        "hosts": len(cluster.hosts),
+        "vendors": sorted({i.vendor for i in cluster.islands}),
+    }
+    return about | found
 
 
 def prove_islands(
@@ -111,10 +120,14 @@ def _transports(cluster: Cluster, asked: str | None) -> list[TransportKind]:
     Raises ConfigError where the one asked for is impossible as far as facts tell.
     """
     pairs = list(combinations((i.name for i in cluster.islands), 2))
-    known: Sequence[TransportKind] = LOCAL if cluster.runs == "gloo" else CARRIERS
+    known: Sequence[TransportKind] = (*(LOCAL if cluster.runs == "gloo" else CARRIERS), NATIVE)
     if asked is None:
         # a machine's own devices can be tried with each other, where its Python has an engine
-        tried = [*LOCAL, "direct"] if cluster.runs is not None and any(map(installed, ENGINES)) else LOCAL
+        more: list[TransportKind] = ["direct"] if any(map(installed, ENGINES)) else []
+        tried = [
+            *LOCAL,
+            *(more if cluster.runs is not None else [NATIVE]),
+        ]  # emulated, `native` is the yardstick anyway
         usable: list[TransportKind] = [t for t in tried if not any(_lacking(cluster, pair, t) for pair in pairs)]
         if not usable:
             raise ConfigError("no transport without an engine joins all these islands", hint="--bridge rdma")
@@ -170,10 +183,13 @@ def _named(ways: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def profiles_of(found: Mapping[str, Any]) -> list[BridgeProfile]:
-    """What the planner wants to know of each transport: rates at the largest size, latency of the smallest."""
-    entries = []
+    """What the planner wants to know of each transport: rates at the largest size, latency of the smallest.
+
+    Islands of one vendor may be joined by its own library: then that is a transport, and no mere yardstick.
+    """
+    entries, kinds = [], (*LOCAL, NATIVE) if len(found["vendors"]) == 1 else LOCAL
     for name, w in found["ways"].items():
-        if name not in LOCAL:
+        if name not in kinds:
             continue
         largest = max(w["message_bytes_per_s"], key=int)
         rate = w["message_bytes_per_s"][largest]

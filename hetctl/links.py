@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from hetctl.comm.cluster import Cluster, Host, Link, Measured, Nic, Transport, load_cluster
+from hetctl.comm.cluster import Cluster, Host, Link, Measured, Nic, Transport, load_cluster, native_way
 from hetctl.comm.errors import ConfigError, HetctlError
 from hetctl.comm.units import show_rate
 from hetctl.console import Sink
@@ -165,9 +165,12 @@ def with_measured(cluster: Cluster, found: Sequence[Measured]) -> Cluster:
 
 
 def _relinked(link: Link, cluster: Cluster, by_pair: Mapping[frozenset[str], Sequence[Measured]]) -> Link:
-    left, right = (set(hosts_of(i)) for name in link.islands for i in cluster.islands if i.name == name)
+    a, b = (i for name in link.islands for i in cluster.islands if i.name == name)
+    left, right = set(hosts_of(a)), set(hosts_of(b))
     rows = {pair: rows for pair, rows in by_pair.items() if len(pair) == 2 and pair & left and pair & right}
-    ways = tuple(_rated(way, rows, min(len(left), len(right))) for way in link.transports)
+    ways = [_rated(way, rows, min(len(left), len(right))) for way in link.transports]
+    tcp = next((way for way in ways if way.kind == "tcp"), None)
+    ways = [native_way(a, b, tcp) if way.kind == "native" and tcp is not None else way for way in ways]
     return replace(link, transports=tuple(sorted(ways, key=lambda way: not way.usable)))
 
 

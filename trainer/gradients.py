@@ -64,7 +64,7 @@ class Gradients:
         self._tied = [b for b in self.buckets if b.layout.key == model.shape.layers + 2]
         self.parameters = install(models, self.buckets)
         self._in_use: list[Bucket] = []
-        self._leash = Leash() if device.type == "cuda" and len(plan.islands) > 1 else None
+        self._leash = Leash() if device.type == "cuda" and plan.crosses_islands(range(plan.world_size)) else None
         for one in models:
             one.before_unit, one.before_backward = self.before_unit, self.before_backward
         self._where: dict[int, tuple[Bucket, Slot]] = {}

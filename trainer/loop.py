@@ -153,7 +153,9 @@ class Trainer:
         """Sums over all ranks, in fp64, read on the host: the step's one point where everybody meets."""
         vector = torch.stack([v.to(self.device, torch.float64, non_blocking=True) for v in values])
         others = tuple(r for r in range(dist.get_world_size()) if r != self.place.rank)
-        with self.timeline.span("world", peers=others, bridged=len(self.job.plan.islands) > 1):
+        with self.timeline.span(
+            "world", peers=others, bridged=self.job.plan.crosses_islands((self.place.rank, *others))
+        ):
             dist.all_reduce(vector)
         reached = self.timeline.mark()
         found = _read(vector)

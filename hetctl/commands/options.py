@@ -49,7 +49,9 @@ Split = Annotated[
 Alpha = Annotated[float | None, typer.Option("--alpha", help="Of the holmes split.", rich_help_panel=_HOW)]
 Bridge = Annotated[
     str | None,
-    typer.Option("--bridge", help="auto, direct, rdma, tcp or shm; impossible ones are errors.", rich_help_panel=_HOW),
+    typer.Option(
+        "--bridge", help="auto, direct, rdma, tcp, shm or native; impossible ones are errors.", rich_help_panel=_HOW
+    ),
 ]
 Launcher = Annotated[
     str,

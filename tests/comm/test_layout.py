@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetctl.comm import rails, shm
 from hetctl.comm.collectives import SLOT_BYTES, span_bytes
 from hetctl.comm.layout import UNEVEN, Layout, overlaps, pieces, shares, spread
 
@@ -65,5 +66,7 @@ def test_devices_take_few_spans_of_whole_slots(nbytes: int) -> None:
     each = span_bytes(nbytes, torch.device("cuda"))
     assert SLOT_BYTES <= each <= span_bytes(1 << 40, torch.device("cpu"))
     assert each % SLOT_BYTES == 0
-    assert -(-nbytes // each) <= max(2, -(-nbytes // (64 << 20)))
+    assert each % rails.DEVICE_FLOW.chunk_bytes == 0  # no rest in a chunk of its own
+    assert shm.SUMS.chunk_bytes - 64 * 1024 <= SLOT_BYTES <= shm.SUMS.chunk_bytes
+    assert -(-nbytes // each) <= max(2, -(-nbytes // (4 * SLOT_BYTES)))
     assert span_bytes(nbytes, torch.device("cpu")) <= max(nbytes, 4 << 20)

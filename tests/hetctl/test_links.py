@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from hetctl import traffic
-from hetctl.comm.cluster import Cluster, Device, Host, Island, Link, Measured, Member, Nic, Transport
+from hetctl.comm.cluster import Cluster, Device, Host, Island, Link, Measured, Member, Nic, Transport, native_way
 from hetctl.launcher.deadline import Deadline
 from hetctl.launcher.lines import converse
 from hetctl.launcher.local import LocalShell
@@ -38,7 +38,8 @@ def cluster(left: int = 2, right: int = 3) -> Cluster:
         Island("a", "cpu", "net0", tuple(Member(n, 0) for n in names[:left])),
         Island("b", "cpu", "net0", tuple(Member(n, 0) for n in names[left:])),
     )
-    ways = (Transport("tcp", True, "believed", 5e9), Transport("shm", False, "no"))
+    tcp = Transport("tcp", True, "believed", 5e9)
+    ways = (tcp, Transport("shm", False, "no"), native_way(*islands, tcp))
     return Cluster(hosts, islands, links=(Link(("a", "b"), ways),))
 
 
@@ -80,6 +81,8 @@ def test_measured_figures_replace_believed_ones() -> None:
     assert tcp.measured
     assert tcp.rate_bytes_per_s == pytest.approx(2 * 1.25e9)  # two hosts a side, the middle of 1 and 1.5
     assert tcp.latency_s == pytest.approx(30e-6)
+    [native] = [way for way in link.transports if way.kind == "native"]
+    assert (native.usable, native.measured, native.rate_bytes_per_s) == (True, False, tcp.rate_bytes_per_s)
 
 
 def test_a_pair_that_cannot_connect_makes_the_transport_unusable() -> None:
@@ -87,6 +90,8 @@ def test_a_pair_that_cannot_connect_makes_the_transport_unusable() -> None:
     tcp = next(way for way in with_measured(cluster(), rows).links[0].transports if way.kind == "tcp")
     assert (tcp.usable, tcp.rate_bytes_per_s) == (False, None)
     assert "a0 to b0: 10.0.0.2: timed out" in tcp.reason
+    native = next(way for way in with_measured(cluster(), rows).links[0].transports if way.kind == "native")
+    assert (native.usable, native.reason) == (False, tcp.reason)
 
 
 def test_a_slow_rail_is_noticed() -> None:

@@ -54,11 +54,17 @@ def recipe(optimizer: str, *, clip_norm: float, global_batch: int, precision: st
 
 
 def train_layout(
-    rank: int, layout: Layout, asked: Recipe, shape: ModelShape = SHAPE, plant: str = "", device: str = "cpu"
+    rank: int,
+    layout: Layout,
+    asked: Recipe,
+    shape: ModelShape = SHAPE,
+    plant: str = "",
+    device: str = "cpu",
+    transport: str = "tcp",
 ) -> Trace:
     """This rank's trace of a layout: its own parameters, and the figures all ranks share."""
     PLANTS[plant]()
-    plan = plan_of(layout, seq_len=SEQ_LEN)
+    plan = plan_of(layout, seq_len=SEQ_LEN, transport=transport)
     plan.validate(where="test", layers=shape.layers)
     job = Job(plan, asked, shape, checkpoints="unused")
     trainer = build(job, _device(rank, device), training=UnevenSamples(plan.global_batch))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
 
+from hetctl.comm.placement import PlacedBridge
 from hetctl.trainer.models.shapes import ModelShape
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe
@@ -156,6 +158,16 @@ def deviation(
     sizes = tuple(len(island) for island in layout.islands)
     found = on_islands(sizes, train_layout, layout, asked, shape, plant, seconds=60 + 2 * samples)
     return difference(found, reference(asked, shape))
+
+
+@pytest.mark.parametrize("name", ["2+2", "1+1+1", "replicas 5:3", "interleaved", "zero bubble"])
+def test_islands_that_one_native_library_joins_train_as_one_process_does(name: str) -> None:
+    layout, asked = LAYOUTS[name], recipe("adamw", clip_norm=0.5, global_batch=8)
+    sizes = tuple(map(len, layout.islands))
+    pairs = combinations([f"island{n}" for n in range(len(sizes))], 2)
+    ways = tuple(PlacedBridge(pair, "native") for pair in pairs)
+    found = on_islands(sizes, train_layout, layout, asked, SHAPE, "", "cpu", "native", bridges=ways)
+    assert difference(found, reference(asked)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 from hetctl.comm.cluster import Cluster, Link, Transport
 from hetctl.comm.errors import ConfigError, Undetermined
 from hetctl.comm.natives import NATIVES
+from hetctl.comm.placement import NATIVE, joined_natively
 from hetctl.comm.plan import (
     BackendName,
     Bridge,
@@ -24,7 +26,9 @@ from hetctl.comm.plan import (
     tensor_peers,
     tied_groups,
 )
+from hetctl.comm.units import show_rate
 from hetctl.trainer.planning.pools import members
+from hetctl.trainer.planning.profile import BridgeProfile
 from hetctl.trainer.recipe import Recipe
 
 
@@ -37,6 +41,7 @@ def assemble(
     forwards_ahead: tuple[int, ...],
     predicted: Predicted | None,
     reasons: Sequence[str],
+    measured: Sequence[BridgeProfile] = (),
 ) -> Plan:
     """The plan of these replicas. Raises ConfigError where a bridge cannot be what the recipe forces."""
     ranks = _ranks(cluster, replicas)
@@ -44,8 +49,9 @@ def assemble(
     segments = tuple(_segment(replicas, span) for span in segments_of(replicas))
     where = {r.rank: r.island for r in ranks}
     tied = tied_groups(replicas) if recipe.shape().tied_embeddings else ()
-    groups = _Groups(cluster, ranks).all(replicas, segments, tied)
     pairs = _crossings(replicas, segments, where, tied)
+    bridges = tuple(_bridge(cluster, recipe, ranks, pair, measured) for pair in pairs)
+    groups = _Groups(cluster, ranks, bridges).all(replicas, segments, tied)
     return Plan(
         cluster_digest=cluster.digest,
         model=recipe.model.name,
@@ -58,14 +64,20 @@ def assemble(
         replicas=replicas,
         segments=segments,
         groups=groups,
-        bridges=tuple(_bridge(cluster, recipe, ranks, pair) for pair in pairs),
+        bridges=bridges,
         predicted=predicted,
         reasons=tuple(reasons),
     )
 
 
-def choose_transport(link: Link | None, a: str, b: str, *, forced: str = "auto") -> Transport:
-    """The first usable transport of a link, or the forced one. Raises ConfigError with the transport's reason."""
+def choose_transport(
+    link: Link | None, a: str, b: str, *, forced: str = "auto", measured: Sequence[BridgeProfile] = ()
+) -> Transport:
+    """The first usable transport of a link, or the forced one. Raises ConfigError with the transport's reason.
+
+    Islands of one vendor take its own library over sockets where both that and the first bridge were measured and its
+    sums are faster, or where there is no other way.
+    """
     if link is None:
         raise Undetermined(
             f"nothing is known about how '{a}' and '{b}' can talk", hint="run `hetctl discover` with both"
@@ -77,13 +89,26 @@ def choose_transport(link: Link | None, a: str, b: str, *, forced: str = "auto")
             if transport.kind == forced:
                 raise ConfigError(f"the bridge {a} - {b} cannot be {forced}: {transport.reason}", hint="--bridge auto")
         raise ConfigError(f"the bridge {a} - {b} cannot be {forced}: nothing offers it there", hint="--bridge auto")
-    for transport in link.transports:
-        if transport.usable:
-            return transport
+    usable = sorted((t for t in link.transports if t.usable), key=lambda t: t.kind == NATIVE)
+    if usable:
+        return _faster(usable[0], usable[-1], {m.transport: m.all_reduce_bytes_per_s for m in measured})
     why = "; ".join(f"{t.kind}: {t.reason}" for t in link.transports) or "no transport is listed"
     raise ConfigError(
         f"'{a}' and '{b}' cannot talk: {why}", hint="`hetctl doctor --level pairs` names the first reason"
     )
+
+
+def _faster(first: Transport, last: Transport, sums: Mapping[str, float]) -> Transport:
+    """The first way, or the native one, which is the last, where sums were measured over both."""
+    if last is first or last.kind != NATIVE or not {first.kind, NATIVE} <= sums.keys():
+        return first
+    native, other = sums[NATIVE], sums[first.kind]
+    if native <= other:
+        return replace(
+            first, reason=f"{first.reason}; sums measured at {show_rate(other)}, natively {show_rate(native)}"
+        )
+    why = f"{last.reason}; sums measured at {show_rate(native)}, over {first.kind} {show_rate(other)}"
+    return replace(last, reason=why)
 
 
 def _ranks(cluster: Cluster, replicas: Sequence[Replica]) -> tuple[PlannedRank, ...]:
@@ -139,9 +164,10 @@ def _segment(replicas: Sequence[Replica], span: tuple[int, int]) -> Segment:
 class _Groups:
     """Names every process group of a plan and says what runs it."""
 
-    def __init__(self, cluster: Cluster, ranks: Sequence[PlannedRank]) -> None:
+    def __init__(self, cluster: Cluster, ranks: Sequence[PlannedRank], bridges: Sequence[Bridge]) -> None:
         self.cluster = cluster
         self.ranks = ranks
+        self.ways = [(b.islands, b.transport) for b in bridges]
         self.islands = {i.name: i for i in cluster.islands}
         self.networks = {n.name: n.kind for n in cluster.networks}
 
@@ -183,16 +209,16 @@ class _Groups:
         return [self.one(f"{name}.{j}", "data", ranks[j : j + count]) for j in range(0, len(ranks), count)]
 
     def one(self, name: str, kind: GroupKind, ranks: tuple[int, ...]) -> Group:
-        islands = {self.ranks[r].island for r in ranks}
-        if len(islands) > 1:
+        islands = list(dict.fromkeys(self.ranks[r].island for r in ranks))
+        if len(joined_natively(islands, self.ways)) > 1:
             return Group(name, kind, ranks, "het")
-        island = self.islands[islands.pop()]
+        island = self.islands[islands[0]]
         backend: BackendName = self.cluster.runs or NATIVES[island.vendor].library
         hosts = {self.ranks[r].host for r in ranks}
         if len(hosts) == 1 or backend == "gloo":
             return Group(name, kind, ranks, backend)
-        network = self.networks.get(island.fabric)
-        return Group(name, kind, ranks, backend, "ib" if network in ("infiniband", "roce") else "socket")
+        rdma = len(islands) == 1 and self.networks.get(island.fabric) in ("infiniband", "roce")
+        return Group(name, kind, ranks, backend, "ib" if rdma else "socket")
 
 
 def _crossings(
@@ -220,9 +246,15 @@ def _crossings(
     return list(found.values())
 
 
-def _bridge(cluster: Cluster, recipe: Recipe, ranks: Sequence[PlannedRank], pair: tuple[str, str]) -> Bridge:
+def _bridge(
+    cluster: Cluster,
+    recipe: Recipe,
+    ranks: Sequence[PlannedRank],
+    pair: tuple[str, str],
+    measured: Sequence[BridgeProfile],
+) -> Bridge:
     a, b = pair
-    transport = choose_transport(cluster.link(a, b), a, b, forced=recipe.bridge.transport)
+    transport = choose_transport(cluster.link(a, b), a, b, forced=recipe.bridge.transport, measured=measured)
     chosen = "forced by the recipe" if recipe.bridge.transport != "auto" else "the best usable one"
     reason = f"{transport.kind} between {a} and {b}, {chosen}: {transport.reason}"
     sides = [[r for r in ranks if r.island == name and r.replica is not None] for name in pair]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hetctl.trainer.planning.costs import PLAIN, usable_bytes
-from hetctl.trainer.planning.lanes import Lanes
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.predict import Prediction, predict
 from hetctl.trainer.planning.problem import Problem
@@ -99,7 +98,7 @@ def _changes(problem: Problem, chosen: Prediction) -> Iterator[tuple[str, Proble
         bridges = {**problem.lanes.bridges, pair: faster}
         a, b = sorted(pair)
         what = f"A second rail per device between {a} and {b}"
-        yield what, dataclasses.replace(problem, lanes=Lanes(bridges, problem.lanes.refused))
+        yield what, dataclasses.replace(problem, lanes=dataclasses.replace(problem.lanes, bridges=bridges))
     for index, pool in enumerate(problem.pools):
         memory = pool.rates.memory_bytes + pool.rates.memory_bytes // 2
         rates = dataclasses.replace(pool.rates, memory_bytes=memory)

@@ -15,9 +15,9 @@ from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import SyncRate
 
 # the share of the links' rate that a transport reaches where nothing was measured, and its latency
-REACHED = {"direct": 0.95, "rdma": 0.90, "tcp": 0.50, "shm": 0.90}
-LATENCY_S = {"direct": 10e-6, "rdma": 30e-6, "tcp": 100e-6, "shm": 20e-6}
-UNKNOWN_RATE = {"direct": 20e9, "rdma": 10e9, "tcp": 2e9, "shm": 8e9}  # bytes/s of one rank's lane
+REACHED = {"direct": 0.95, "rdma": 0.90, "tcp": 0.50, "shm": 0.90, "native": 0.50}
+LATENCY_S = {"direct": 10e-6, "rdma": 30e-6, "tcp": 100e-6, "shm": 20e-6, "native": 50e-6}
+UNKNOWN_RATE = {"direct": 20e9, "rdma": 10e9, "tcp": 2e9, "shm": 8e9, "native": 2e9}  # bytes/s of one rank's lane
 NATIVE_LATENCY_S = 10e-6
 
 
@@ -38,6 +38,7 @@ class Lanes:
 
     bridges: Mapping[frozenset[str], Lane]
     refused: Mapping[frozenset[str], HetctlError]
+    measured: tuple[BridgeProfile, ...] = ()
 
     def can_talk(self, a: Pool, b: Pool) -> bool:
         return a.island == b.island or frozenset((a.island, b.island)) in self.bridges
@@ -84,12 +85,12 @@ def read_lanes(
     for i, a in enumerate(names):
         for b in names[i + 1 :]:
             try:
-                transport = choose_transport(cluster.link(a, b), a, b, forced=forced)
+                transport = choose_transport(cluster.link(a, b), a, b, forced=forced, measured=measured)
             except HetctlError as error:
                 refused[frozenset((a, b))] = error
             else:
                 bridges[frozenset((a, b))] = _lane(transport, min(nic[a], nic[b]), measured)
-    return Lanes(bridges, refused)
+    return Lanes(bridges, refused, tuple(measured))
 
 
 def _joining(use: PoolUse, payload: float) -> float:

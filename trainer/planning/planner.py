@@ -122,6 +122,7 @@ def _plan(
         forwards_ahead=longest.forwards_ahead,
         predicted=_predicted(problem, chosen, memory, alone),
         reasons=why,
+        measured=problem.lanes.measured,
     )
 
 

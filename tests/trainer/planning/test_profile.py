@@ -5,16 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.bridging import native_sums_of
+from hetctl.bridging import native_sums_of, profiles_of
+from hetctl.comm.cluster import Cluster
 from hetctl.comm.emulate import describe_cluster, parse_spec
 from hetctl.comm.errors import ConfigError
+from hetctl.comm.plan import Plan
 from hetctl.opsbench import add_to_profile
 from hetctl.trainer.models.model_config import find_shape
 from hetctl.trainer.planning.costs import LayerCosts, Numbers, Seconds, seconds_of
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.planning.pools import Rates
-from hetctl.trainer.planning.profile import ClassProfile, Point, Profile, SumPoint, load_profile, save_profile
+from hetctl.trainer.planning.profile import (
+    BridgeProfile,
+    ClassProfile,
+    Point,
+    Profile,
+    SumPoint,
+    load_profile,
+    save_profile,
+)
 from hetctl.trainer.recipe import load_recipe
 
 RATES = Rates(1e12, 1e12, 1e12, 1e12, 1e12, 1e-6, 1 << 30, 0)
@@ -126,3 +136,39 @@ def test_measured_classes_decide_the_split_and_missing_ones_are_named() -> None:
     assert partly.predicted is not None
     assert partly.predicted.basis == "table"
     assert any("says nothing of mi325x" in reason for reason in partly.reasons)
+
+
+def joined(cluster: Cluster, *bridges: BridgeProfile, forced: str = "auto") -> Plan:
+    """A plan of two stages in which every pair of islands talks."""
+    recipe = load_recipe(None, [("parallelism.pipeline", len(cluster.islands)), ("bridge.transport", forced)])
+    return make_plan(cluster, recipe, profile=Profile((entry("h200"),), bridges=bridges))
+
+
+@pytest.mark.parametrize(("sums", "kind", "backend"), [(2e9, "rdma", "het"), (4e9, "native", "nccl")])
+def test_islands_of_one_vendor_take_the_faster_of_bridge_and_sockets(sums: float, kind: str, backend: str) -> None:
+    cluster = describe_cluster(parse_spec("h200:1,h100:1", CLASSES), CLASSES)
+    measured = (BridgeProfile("rdma", 9e9, 3e9, 1e-5), BridgeProfile("native", 1e9, sums, 1e-5))
+    plan = joined(cluster, *measured)
+    [bridge] = plan.bridges
+    assert bridge.transport == kind
+    assert "sums measured at" in bridge.reason
+    crossing = [g for g in plan.groups if g.kind == "pipeline"]
+    assert {(g.backend, g.net) for g in crossing} == {(backend, "socket" if kind == "native" else None)}
+    assert plan.crosses_islands(crossing[0].ranks) == (kind == "rdma")
+    plan.validate(where="test")
+    assert joined(cluster, measured[1]).bridges[0].transport == "rdma"  # nothing to compare it with
+
+
+def test_the_native_way_can_be_forced_within_a_vendor_only() -> None:
+    plan = joined(describe_cluster(parse_spec("h200:1,h100:1", CLASSES), CLASSES), forced="native")
+    assert (plan.bridges[0].transport, plan.bridges[0].forced) == ("native", True)
+    with pytest.raises(ConfigError, match="cannot be native: no library speaks nvidia and amd"):
+        joined(describe_cluster(parse_spec("h200:1,mi325x:1", CLASSES), CLASSES), forced="native")
+
+
+def test_the_native_way_is_measured_as_a_transport_between_islands_of_one_vendor() -> None:
+    way = {"message_bytes_per_s": {"1024": 1.0, "8192": 2e9}, "sums_bytes_per_s": 3e9, "latency_s": {"p50": 1e-5}}
+    found = {"vendors": ["nvidia"], "ways": {"native": way, "tcp": way, "direct": way}}
+    assert [b.transport for b in profiles_of(found)] == ["native", "tcp"]
+    assert profiles_of(found)[0] == BridgeProfile("native", 2e9, 3e9, 1e-5)
+    assert [b.transport for b in profiles_of(found | {"vendors": ["amd", "nvidia"]})] == ["tcp"]
