@@ -155,6 +155,7 @@ class Plan:
     bridges: tuple[Bridge, ...]
     predicted: Predicted | None
     reasons: tuple[str, ...]
+    over_replicas: bool = False  # optimiser state is shared out over all replicas, not inside stages only
     schema_version: int = SCHEMA_VERSION
 
     @property

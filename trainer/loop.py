@@ -211,7 +211,7 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     held = [plan.replicas[place.replica].stages[s] for s in place.stages]
     with torch.device("meta"):
         models = tuple(StageModel(job.shape, s.layers, recompute=s.recompute, tensor=tensor) for s in held)
-    dtype = compute_dtype(job.recipe.train.precision, device)
+    dtype, sharded = compute_dtype(job.recipe.train.precision, device), job.recipe.train.sharded
     gradients = Gradients(
         models,
         plan,
@@ -220,8 +220,8 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
         dtype=dtype,
         device=device,
         overlap=job.recipe.train.overlap,
-        whole=keeps_whole(plan, place, job.recipe.train.sharded, parameters=sum(map(parameters_of, models))),
-        over_replicas=job.recipe.train.sharded == "replicas",
+        whole=keeps_whole(plan, place, sharded, parameters=sum(map(parameters_of, models))),
+        over_replicas=(plan.over_replicas if sharded == "auto" else sharded == "replicas"),
     )
     if not job.resume:
         _fill(gradients, job, device)

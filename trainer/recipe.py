@@ -94,7 +94,8 @@ class TrainSection:
     precision: Literal["auto", "bf16", "fp32", "fp64"] = "auto"  # auto: bf16 where the device has it
     validation_samples: int = 32
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    # what shards of a stage share out; auto: all if it must fit; replicas: optimiser state over all replicas as well
+    # optimizer: a stage's shards share out optimiser state; all: weights and gradients too; replicas: state over all
+    # replicas; auto: replicas where that fits, else all
     sharded: Literal["auto", "optimizer", "all", "replicas"] = "auto"
     compile: bool = False  # torch.compile of each block: faster steps after a minute's start
     profile_step: int | None = None  # write a trace of this step (from 1) by every rank, for Perfetto

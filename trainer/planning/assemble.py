@@ -42,6 +42,7 @@ def assemble(
     predicted: Predicted | None,
     reasons: Sequence[str],
     measured: Sequence[BridgeProfile] = (),
+    over_replicas: bool = False,
 ) -> Plan:
     """The plan of these replicas. Raises ConfigError where a bridge cannot be what the recipe forces."""
     ranks = _ranks(cluster, replicas)
@@ -67,6 +68,7 @@ def assemble(
         bridges=bridges,
         predicted=predicted,
         reasons=tuple(reasons),
+        over_replicas=over_replicas,
     )
 
 

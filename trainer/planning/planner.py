@@ -25,6 +25,10 @@ from hetctl.trainer.recipe import Recipe
 from hetctl.trainer.schedule import INTERLEAVED, SPLIT
 
 KEEP = 6  # candidates that are simulated: the choice and the next five
+OVER = (
+    "Replicas share out optimiser state: each rank sums its part of the gradients, and weights come back "
+    "during the next forward (train.sharded)."
+)
 LARGE = 1024  # devices from which on fewer are kept, for the time that comparing near-equals takes
 
 
@@ -106,7 +110,7 @@ def _plan(
     why: tuple[str, ...],
 ) -> Plan:
     replicas = _replicas(chosen.candidate)
-    replicas, memory = with_whole(
+    replicas, memory, over = with_whole(
         replicas,
         _memory(problem, chosen, replicas),
         [cluster.device(member).memory_bytes for _, _, member in members(cluster)],
@@ -121,8 +125,9 @@ def _plan(
         schedule=longest.schedule,
         forwards_ahead=longest.forwards_ahead,
         predicted=_predicted(problem, chosen, memory, alone),
-        reasons=why,
+        reasons=(*why, *([OVER] if over and len(replicas) > 1 else [])),
         measured=problem.lanes.measured,
+        over_replicas=over,
     )
 
 

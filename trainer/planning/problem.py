@@ -127,7 +127,7 @@ def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> La
         precision = "fp32" if cluster.runs == "gloo" or {i.vendor for i in cluster.islands} == {"cpu"} else "bf16"
     width = 8 if precision == "fp64" else 4
     optimizer = 2 * width if recipe.optimizer.name == "adamw" else 0
-    compute, over = 2 if precision == "bf16" else width, recipe.train.sharded == "replicas"
+    compute, over = 2 if precision == "bf16" else width, recipe.train.sharded in ("auto", "replicas")
     numbers = Numbers(compute, width, width, optimizer, over)
     profile = profile or Profile(())
     return LayerCosts(shape, seq_len, numbers, profile.matching(shape, seq_len), profile.native_sums)

@@ -16,7 +16,7 @@ from hetctl.trainer.schedule import SPLIT
 def reasons(problem: Problem, chosen: Prediction, found: Found, alone: Mapping[str, float | None]) -> tuple[str, ...]:
     """Why this plan: arrangement, split, micro-batches, memory, schedule, what stays idle or out of reach."""
     pipelines = chosen.candidate.pipelines
-    said = [_arrangement(problem, pipelines), _split(problem, pipelines), _batches(problem, pipelines)]
+    said = [_arrangement(pipelines, chosen.candidate.clones), _split(problem, pipelines), _batches(problem, pipelines)]
     said += _memory(problem, pipelines)
     said += _tensors(problem, pipelines)
     said += _schedules(pipelines)
@@ -60,7 +60,7 @@ def describe(pipeline: Pipeline) -> str:
     return ", then ".join(parts)
 
 
-def _arrangement(problem: Problem, pipelines: Sequence[Pipeline]) -> str:
+def _arrangement(pipelines: Sequence[Pipeline], clones: int) -> str:
     if len(pipelines) == 1:
         islands = {u.pool.island for u in pipelines[0].uses}
         why = (
@@ -68,7 +68,8 @@ def _arrangement(problem: Problem, pipelines: Sequence[Pipeline]) -> str:
             if len(islands) > 1
             else "no traffic of the model leaves the island"
         )
-        return f"One replica: {describe(pipelines[0])}; {why}."
+        many = "One replica" if clones == 1 else f"{clones} equal replicas, together"
+        return f"{many}: {describe(pipelines[0])}; {why}."
     each = "; ".join(describe(p) for p in pipelines)
     return f"{len(pipelines)} replicas that differ: {each}; each gradient crosses once a step."
 

@@ -1,8 +1,8 @@
-"""Sharded stages that keep weights and gradients whole where memory allows: only optimiser state is shared out then."""
+"""What holders of a layer share out: weights and gradients too where memory is short, else optimiser state only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -33,26 +33,50 @@ def with_whole(
     *,
     costs: LayerCosts,
     asked: Asked,
-) -> tuple[tuple[Replica, ...], tuple[int, ...]]:
-    """The replicas with what each sharded stage keeps whole decided, and every rank's memory with that in it."""
-    held = list(memory)
-    decided = []
-    for replica in replicas:
-        more: dict[tuple[int, ...], int] = {}  # of all stages that the same ranks hold
-        for stage in replica.stages:
-            if stage.shards > 1:
-                at = more.get(stage.ranks, 0)
-                more[stage.ranks] = at + more_bytes(_parameters(costs, stage), stage.shards)
-        whole = {
-            ranks: asked in ("optimizer", "replicas")
-            or (asked == "auto" and all(has_room(memory[r], extra, limits[r]) for r in ranks))
+) -> tuple[tuple[Replica, ...], tuple[int, ...], bool]:
+    """The replicas with what each sharded stage keeps whole decided, and every rank's memory with that in it.
+
+    Last, whether optimiser state is shared out over all replicas: asked for, or where all of it fits so.
+    """
+    stages, more = _stages(replicas), _more(replicas, costs)
+    over = asked in ("auto", "replicas") and len(replicas) > 1
+    if over:
+        held = over_replicas(replicas, _with(memory, more), costs)
+        over = asked == "replicas" or all(has_room(held[r], 0, limits[r]) for stage in stages for r in stage.ranks)
+    if not over:
+        fits = {ranks: all(has_room(memory[r], more[ranks], limits[r]) for r in ranks) for ranks in more}
+        more = {
+            ranks: extra
             for ranks, extra in more.items()
+            if asked in ("optimizer", "replicas") or (asked == "auto" and fits[ranks])
         }
-        for ranks, extra in more.items():
-            for rank in ranks if whole[ranks] else ():
-                held[rank] += extra
-        decided.append(replace(replica, stages=tuple(replace(s, whole=whole.get(s.ranks)) for s in replica.stages)))
-    return tuple(decided), over_replicas(decided, held, costs) if asked == "replicas" else tuple(held)
+        held = _with(memory, more)
+    decided = (
+        replace(r, stages=tuple(replace(s, whole=s.ranks in more if s.shards > 1 else None) for s in r.stages))
+        for r in replicas
+    )
+    return tuple(decided), held, over
+
+
+def _stages(replicas: Sequence[Replica]) -> list[Stage]:
+    return [stage for replica in replicas for stage in replica.stages]
+
+
+def _more(replicas: Sequence[Replica], costs: LayerCosts) -> dict[tuple[int, ...], int]:
+    """By the ranks of sharded stages: what each holds more when all stages that the same ranks hold stay whole."""
+    more: dict[tuple[int, ...], int] = {}
+    for stage in _stages(replicas):
+        if stage.shards > 1:
+            more[stage.ranks] = more.get(stage.ranks, 0) + more_bytes(_parameters(costs, stage), stage.shards)
+    return more
+
+
+def _with(memory: Sequence[int], more: Mapping[tuple[int, ...], int]) -> tuple[int, ...]:
+    held = list(memory)
+    for ranks, extra in more.items():
+        for rank in ranks:
+            held[rank] += extra
+    return tuple(held)
 
 
 def over_replicas(replicas: Sequence[Replica], memory: Sequence[int], costs: LayerCosts) -> tuple[int, ...]:
@@ -63,7 +87,7 @@ def over_replicas(replicas: Sequence[Replica], memory: Sequence[int], costs: Lay
     """
     held, numbers = list(memory), costs.numbers
     state = numbers.optimizer + (numbers.weights if numbers.copy else 0)
-    every = [stage for replica in replicas for stage in replica.stages]
+    every = _stages(replicas)
     for stage in every:
         first, past = stage.layers
         spared = 0.0  # of this stage's state, counted in layers

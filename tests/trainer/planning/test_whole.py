@@ -21,7 +21,9 @@ def planned(spec: str, sharded: str = "auto", samples: int = 4, **parallelism: i
     return make_plan(describe_cluster(parse_spec(spec, CLASSES), CLASSES), load_recipe(None, sizes + pinned))
 
 
-@pytest.mark.parametrize(("sharded", "whole"), [("auto", True), ("optimizer", True), ("all", False)])
+@pytest.mark.parametrize(
+    ("sharded", "whole"), [("auto", True), ("optimizer", True), ("replicas", True), ("all", False)]
+)
 def test_what_is_kept_whole_is_counted(sharded: str, whole: bool) -> None:
     plan, spare = planned("h200:2", sharded), planned("h200:2", "all")
     (stage,), (bare,) = plan.replicas[0].stages, spare.replicas[0].stages
@@ -47,6 +49,16 @@ def test_state_over_all_replicas_is_counted(spec: str, holders: int) -> None:
     for stage in stages:
         less = [inside.predicted.memory_bytes[r] - held[r] for r in stage.ranks]
         assert less == pytest.approx([8.03e9 * 12 * (1 / stage.shards - 1 / holders)] * stage.width, rel=1e-3)
+
+
+@pytest.mark.parametrize(("gib", "over"), [(141, True), (70, False)])
+def test_replicas_share_out_state_where_weights_stay_whole(gib: int, over: bool) -> None:
+    plan = planned(f"h200:2~{gib}GiB,mi325x:2~{gib}GiB", samples=192, data=2)
+    assert plan.over_replicas == over
+    assert any("Replicas share out" in reason for reason in plan.reasons) == over
+    assert all(stage.whole == over for replica in plan.replicas for stage in replica.stages)
+    assert not planned("h200:2,mi325x:2", "optimizer", samples=192, data=2).over_replicas
+    assert not planned("h200:2").over_replicas  # one replica
 
 
 def test_whole_weights_never_take_the_last_memory() -> None:
