@@ -119,8 +119,7 @@ def native_way(a: Island, b: Island, tcp: Transport) -> Transport:
         return Transport("native", False, f"no library speaks {a.vendor} and {b.vendor}")
     if not tcp.usable:
         return Transport("native", False, tcp.reason)
-    rate = tcp.rate_bytes_per_s
-    return Transport("native", True, f"both are {a.vendor}: its own library, over sockets between hosts", rate)
+    return Transport("native", True, f"both are {a.vendor}: its own library, over sockets between hosts")
 
 
 @dataclass(frozen=True)

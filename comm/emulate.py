@@ -87,7 +87,7 @@ def _peer_copy(native: NativeName) -> tuple[bool, str]:
 
 
 def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
-    """This machine's devices, labelled in order as the SPEC's islands. No native group crosses a label."""
+    """This machine's devices, labelled in order as the SPEC's islands. No native group crosses a label unasked."""
     wanted = sum(island.count for island in spec)
     if wanted > len(machine.memory_bytes):
         raise ConfigError(f"the SPEC asks for {wanted} devices, this machine offers {len(machine.memory_bytes)}")

@@ -218,4 +218,4 @@ _FOREVER = 3e8  # seconds
 def _layout(rank: int, ranks: tuple[int, ...], placement: Placement) -> Layout:
     position = {world: index for index, world in enumerate(ranks)}
     islands = placement.islands_of(ranks)
-    return Layout(rank, tuple(tuple(position[w] for w in members) for members in islands.values()))
+    return Layout(rank, tuple(tuple(position[w] for w in members) for members in islands))

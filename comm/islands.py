@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from torch._C._distributed_c10d import (
 )
 
 from hetctl.comm.c10d import Gloo, PrefixStore, Store
+from hetctl.comm.errors import ConfigError
 from hetctl.comm.rails import break_pair, main_device
 from hetctl.comm.work import Deadline, NativeFailed, reason_of
 
@@ -165,6 +167,11 @@ def make_native(
         options._timeout = timeout
         options._devices = [main_device()]
         return Gloo(store, place, size, options)
+    if sockets and (asked := os.environ.get("NCCL_NET", "Socket")) != "Socket":
+        raise ConfigError(
+            f"islands joined natively talk over sockets, but NCCL_NET={asked} overrides that",
+            hint="unset it there",
+        )
     nccl = dist.ProcessGroupNCCL.Options(is_high_priority_stream=ahead)
     nccl._timeout = timeout
     if sockets:

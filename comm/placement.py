@@ -58,8 +58,8 @@ class Placement:
     def island_of_rank(self) -> dict[int, PlacedIsland]:
         return {rank: island for island in self.islands for rank in island.ranks}
 
-    def islands_of(self, ranks: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Island name -> those of `ranks` in it, in the order of `ranks`; islands joined natively are one.
+    def islands_of(self, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Those of `ranks` in each island, in the order of `ranks`; islands joined natively are one.
 
         Raises ConfigError for strangers.
         """
@@ -70,7 +70,7 @@ class Placement:
                 raise ConfigError(f"rank {rank} is in no island of the placement")
             found.setdefault(island.name, []).append(rank)
         joined = joined_natively(found, [(b.islands, b.transport) for b in self.bridges])
-        return {"+".join(names): tuple(r for r in ranks if self.island_of_rank[r].name in names) for names in joined}
+        return [tuple(r for r in ranks if self.island_of_rank[r].name in names) for names in joined]
 
     def transport(self, one: str, other: str) -> TransportKind:
         """What carries messages between two islands; TCP reaches everywhere, so it is what an unlisted pair gets.

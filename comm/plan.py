@@ -12,7 +12,7 @@ from typing import Literal
 from hetctl.comm.cluster import SCHEMA_VERSION, TransportKind, check_schema_version
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_yaml, write_yaml
-from hetctl.comm.placement import joined_natively
+from hetctl.comm.placement import NATIVE, joined_natively
 from hetctl.comm.values import decode, encode
 
 GroupKind = Literal["tensor", "data", "pipeline", "segment"]
@@ -212,12 +212,28 @@ class Plan:
         if samples != self.global_batch:
             raise ConfigError(f"{where}: the replicas take {samples} samples, global_batch is {self.global_batch}")
         _check_segments(self, where)
+        _check_joins(self, where)
         for group in self.groups:
             unknown = [r for r in group.ranks if not 0 <= r < self.world_size]
             if unknown:
                 raise ConfigError(f"{where}: group '{group.name}' names rank {unknown[0]}, which does not exist")
             if group.backend != "het" and self.crosses_islands(group.ranks):
                 raise ConfigError(f"{where}: group '{group.name}' crosses islands but is {group.backend}, not het")
+
+
+def _check_joins(plan: Plan, where: str) -> None:
+    """What native ways and shared-out state need: one vendor at both ends, weights whole everywhere."""
+    vendors = {island.name: island.vendor for island in plan.islands}
+    for bridge in plan.bridges:
+        if bridge.transport == NATIVE and len({vendors.get(name) for name in bridge.islands}) > 1:
+            raise ConfigError(
+                f"{where}: no native library joins {' and '.join(bridge.islands)}: they are of two vendors"
+            )
+    cut = [s for r in plan.replicas for s in r.stages if s.shards > 1 and s.whole is False]
+    if plan.over_replicas and cut:
+        raise ConfigError(
+            f"{where}: over_replicas needs whole weights, but a stage on ranks {cut[0].ranks} has whole: false"
+        )
 
 
 def segments_of(replicas: tuple[Replica, ...]) -> tuple[Span, ...]:

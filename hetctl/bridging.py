@@ -56,7 +56,7 @@ def bench_bridge(
         "device": kind,
         "islands": [len(i.members) for i in cluster.islands],
         "hosts": len(cluster.hosts),
-        "vendors": sorted({i.vendor for i in cluster.islands}),
+        "transports": transports,
     }
     return about | found
 
@@ -185,11 +185,11 @@ def _named(ways: Mapping[str, Any]) -> dict[str, Any]:
 def profiles_of(found: Mapping[str, Any]) -> list[BridgeProfile]:
     """What the planner wants to know of each transport: rates at the largest size, latency of the smallest.
 
-    Islands of one vendor may be joined by its own library: then that is a transport, and no mere yardstick.
+    Not of the native library where it is but the yardstick, nor of peer copies, which nothing plans.
     """
-    entries, kinds = [], (*LOCAL, NATIVE) if len(found["vendors"]) == 1 else LOCAL
+    entries = []
     for name, w in found["ways"].items():
-        if name not in kinds:
+        if name not in found["transports"] or name == "direct":
             continue
         largest = max(w["message_bytes_per_s"], key=int)
         rate = w["message_bytes_per_s"][largest]

@@ -12,6 +12,7 @@ from typing import Any
 from hetctl.comm.access import Access
 from hetctl.comm.cluster import Cluster, Host
 from hetctl.comm.errors import ConfigError
+from hetctl.comm.placement import NATIVE
 from hetctl.comm.plan import Bridge, Rail
 from hetctl.console import Sink
 from hetctl.launcher.bundle import code_bundle, folder_bundle
@@ -60,6 +61,15 @@ class Launch:
 
 def _ends(rail: Rail) -> tuple[tuple[int, str], tuple[int, str]]:
     return (rail.from_rank, rail.from_nic), (rail.to_rank, rail.to_nic)
+
+
+def say_unverified(bridges: Sequence[Bridge], *, verify: bool, sink: Sink) -> None:
+    """Where --verify-bridge has nothing to verify: the native library checks what it carries in its own way."""
+    joined = [" and ".join(b.islands) for b in bridges if b.transport == NATIVE]
+    if verify and joined:
+        sink.warn(
+            f"--verify-bridge checks nothing between {', '.join(joined)}: no bridge is there, but their own library"
+        )
 
 
 def board_hosts(

@@ -170,7 +170,8 @@ def _relinked(link: Link, cluster: Cluster, by_pair: Mapping[frozenset[str], Seq
     rows = {pair: rows for pair, rows in by_pair.items() if len(pair) == 2 and pair & left and pair & right}
     ways = [_rated(way, rows, min(len(left), len(right))) for way in link.transports]
     tcp = next((way for way in ways if way.kind == "tcp"), None)
-    ways = [native_way(a, b, tcp) if way.kind == "native" and tcp is not None else way for way in ways]
+    if tcp is not None:  # files of older versions do not have it
+        ways = [*(way for way in ways if way.kind != "native"), native_way(a, b, tcp)]
     return replace(link, transports=tuple(sorted(ways, key=lambda way: not way.usable)))
 
 

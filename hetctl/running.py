@@ -20,7 +20,7 @@ from hetctl.launcher.logs import Follower
 from hetctl.launcher.runfolder import create_run
 from hetctl.launcher.site import Site
 from hetctl.launcher.workers import host_specs
-from hetctl.launching import Launch, board_hosts, choose_way, store_ports
+from hetctl.launching import Launch, board_hosts, choose_way, say_unverified, store_ports
 from hetctl.render.run import failure_lines
 from hetctl.submitting import outside_allocation, submit
 from hetctl.supervising import left_sentence, record_failure, supervise
@@ -54,6 +54,7 @@ def run_program(
         return submit(sys.argv[1:], list(dict.fromkeys(s.host for s in seats)), run_dir, label=label, sink=sink)
     began = time.monotonic()
     folder = create_run(run_dir, label)
+    say_unverified(bridges, verify=verify_bridge, sink=sink)
     placement = placement_of(places, bridges, seats, runs=cluster.runs, verify_bridge=verify_bridge)
     launch = Launch(cluster, tuple(seats), way=choose_way(way))
     own = (Setting(AS_NCCL, "1", "--as-nccl"),) if as_nccl else ()

@@ -28,7 +28,7 @@ from hetctl.launcher.runfolder import RunFolder, create_run
 from hetctl.launcher.site import Site
 from hetctl.launcher.supervisor import HostSpec, Outcome
 from hetctl.launcher.workers import host_specs
-from hetctl.launching import Launch, board_hosts, choose_way, store_ports
+from hetctl.launching import Launch, board_hosts, choose_way, say_unverified, store_ports
 from hetctl.render.plan import show_plan
 from hetctl.render.report import describe_islands, write_report
 from hetctl.render.run import LiveRun, failure_lines, summary_table
@@ -285,9 +285,11 @@ def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path |
         folder.metrics.unlink(missing_ok=True)
     weights = find_weights(recipe.model.name)
     spread = not all(site.shared for site in crew.sites)
-    _say_where_shards_live(recipe.checkpoint.store, folder, [r.host for r in plan.ranks], spread=spread, sink=sink)
+    hosts = [r.host for r in plan.ranks]
+    _say_where_shards_live(recipe.checkpoint.store, folder, hosts, spread=spread, over=plan.over_replicas, sink=sink)
     islands = tuple(PlannedPlace(i.name, i.vendor, i.ranks) for i in plan.islands)
     seats = prepared.launch.seats
+    say_unverified(plan.bridges, verify=recipe.bridge.verify, sink=sink)
     placement = placement_of(islands, plan.bridges, seats, runs=cluster.runs, verify_bridge=recipe.bridge.verify)
 
     def files(site: Site) -> dict[str, tuple[Path, str]]:
@@ -321,7 +323,9 @@ def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path |
     )
 
 
-def _say_where_shards_live(store: str, folder: RunFolder, hosts: Sequence[str], *, spread: bool, sink: Sink) -> None:
+def _say_where_shards_live(
+    store: str, folder: RunFolder, hosts: Sequence[str], *, spread: bool, over: bool, sink: Sink
+) -> None:
     """What `checkpoint.store` comes to on these hosts. Raises ConfigError where it cannot be."""
     if spread and store == "shared":
         raise ConfigError(
@@ -332,6 +336,7 @@ def _say_where_shards_live(store: str, folder: RunFolder, hosts: Sequence[str], 
         sink.warn(
             f"the hosts do not share {folder.path}: each keeps its shards of a checkpoint in its own run folder "
             "(checkpoint.store=replicate:2 keeps them on another one too)"
+            + (", and replicas share out their state: without any one host no checkpoint is whole" if over else "")
         )
     elif store not in ("auto", "shared"):
         alone = len(set(hosts)) == 1

@@ -17,14 +17,15 @@ from hetctl.trainer.place import Place
 from hetctl.trainer.planning.whole import Asked, has_room, more_bytes
 
 
-def keeps_whole(plan: Plan, place: Place, asked: Asked, *, parameters: int) -> bool:
+def keeps_whole(plan: Plan, place: Place, asked: Asked, *, parameters: int, dtype: torch.dtype) -> bool:
     """Whether a sharded stage shares out optimiser state only: as recipe or plan say, or if all of it fits so."""
     stage = plan.replicas[place.replica].stages[place.stage]
     if asked != "auto" or stage.shards == 1:
         return asked != "all"
     if stage.whole is not None or plan.predicted is None:
         return stage.whole is not False
-    more, predicted = more_bytes(parameters, stage.shards), plan.predicted.memory_bytes
+    each = dtype.itemsize + max(dtype.itemsize, 4)  # weights as they are computed with, and a gradient
+    more, predicted = more_bytes(parameters, stage.shards, each), plan.predicted.memory_bytes
     return all(has_room(predicted[r], more, plan.ranks[r].memory_bytes) for r in stage.ranks)
 
 

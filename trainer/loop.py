@@ -80,6 +80,7 @@ class Trainer:
     history: list[StepFigures] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.bridged = self.job.plan.crosses_islands(range(self.job.plan.world_size))
         self.batches = Prefetch(self._host_batch, steps=self.job.recipe.train.steps, begin=self._choose_device)
 
     def train_step(self, step: int) -> StepFigures:
@@ -153,9 +154,7 @@ class Trainer:
         """Sums over all ranks, in fp64, read on the host: the step's one point where everybody meets."""
         vector = torch.stack([v.to(self.device, torch.float64, non_blocking=True) for v in values])
         others = tuple(r for r in range(dist.get_world_size()) if r != self.place.rank)
-        with self.timeline.span(
-            "world", peers=others, bridged=self.job.plan.crosses_islands((self.place.rank, *others))
-        ):
+        with self.timeline.span("world", peers=others, bridged=self.bridged):
             dist.all_reduce(vector)
         reached = self.timeline.mark()
         found = _read(vector)
@@ -212,6 +211,7 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     with torch.device("meta"):
         models = tuple(StageModel(job.shape, s.layers, recompute=s.recompute, tensor=tensor) for s in held)
     dtype, sharded = compute_dtype(job.recipe.train.precision, device), job.recipe.train.sharded
+    over = plan.over_replicas if sharded == "auto" else sharded == "replicas"
     gradients = Gradients(
         models,
         plan,
@@ -220,8 +220,8 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
         dtype=dtype,
         device=device,
         overlap=job.recipe.train.overlap,
-        whole=keeps_whole(plan, place, sharded, parameters=sum(map(parameters_of, models))),
-        over_replicas=(plan.over_replicas if sharded == "auto" else sharded == "replicas"),
+        whole=over or keeps_whole(plan, place, sharded, parameters=sum(map(parameters_of, models)), dtype=dtype),
+        over_replicas=over,
     )
     if not job.resume:
         _fill(gradients, job, device)

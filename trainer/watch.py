@@ -68,8 +68,10 @@ def pace_of(trainer: Trainer, most: int) -> float | None:
     """Seconds of computing per micro-batch in the latest steps (the median of at most `most`); None: unknown."""
     found = []
     for spans in list(trainer.timeline.steps)[-most:] if most > 0 else ():
-        compute = sum(s.end - s.start for s in spans if s.kind in ("F", "B", "W"))
-        micro_batches = len({s.micro_batch for s in spans if s.kind == "F"})
-        if micro_batches:
-            found.append(compute / micro_batches)
+        parts: dict[tuple[str, int], list[float]] = {}
+        for span in spans:
+            if span.kind in ("F", "B", "W"):
+                parts.setdefault((span.kind, span.stage), []).append(span.end - span.start)
+        if parts:  # medians: a step's first forward waits for weights that are still on their way
+            found.append(sum(map(statistics.median, parts.values())))
     return statistics.median(found) if found else None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from hetctl.comm.cluster import TransportKind
+from hetctl.comm.errors import ConfigError
+from hetctl.comm.islands import make_native
 from hetctl.comm.meter import METER
 from hetctl.comm.placement import PlacedBridge, PlacedIsland, Placement, joined_natively
 from tests.comm.spawn import on_islands
@@ -72,11 +75,24 @@ def test_a_group_names_joined_islands_together_and_bridges_where_a_third_one_kee
     islands = tuple(PlacedIsland(name, "cpu", "gloo", (2 * n, 2 * n + 1)) for n, name in enumerate("abc"))
     ways = (PlacedBridge(("a", "b"), "native"), PlacedBridge(("c", "b"), "native"), PlacedBridge(("c", "a"), "shm"))
     placement = Placement(islands, ways)
-    assert placement.islands_of((5, 3, 2)) == {"c+b": (5, 3, 2)}
+    assert placement.islands_of((5, 3, 2)) == [(5, 3, 2)]
     assert placement.spans_islands((5, 3))
     assert not placement.spans_islands((2, 3))
-    assert placement.islands_of((0, 2, 4, 5)) == {"a+b": (0, 2), "c": (4, 5)}
+    assert placement.islands_of((0, 2, 4, 5)) == [(0, 2), (4, 5)]
     assert placement.transport("b", "c") == "tcp"  # in that group
+
+
+def test_joined_islands_are_not_taken_for_one_that_is_named_like_both() -> None:
+    names = ("h100+h200", "h100", "h200")  # the first one holds both generations
+    islands = tuple(PlacedIsland(name, "cpu", "gloo", (n,)) for n, name in enumerate(names))
+    placement = Placement(islands, (PlacedBridge(("h100", "h200"), "native"),))
+    assert placement.islands_of((0, 1, 2)) == [(0,), (1, 2)]
+
+
+def test_a_network_that_would_override_the_sockets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_NET", "IB")
+    with pytest.raises(ConfigError, match="but NCCL_NET=IB overrides that"):
+        make_native(dist.HashStore(), "nccl", place=0, size=2, timeout=timedelta(seconds=1), sockets=True)
 
 
 def talked(rank: int) -> tuple[str, int]:

@@ -135,7 +135,7 @@ def test_infiniband_roce_and_ethernet_hosts_become_islands() -> None:
     assert "e0 has no RDMA port" in way(fabric, "h200", "rtx4090", "rdma").reason
     assert not way(fabric, "a100", "mi325x", "direct").usable
     native = way(fabric, "h200", "a100", "native")  # one vendor across two fabrics
-    assert (native.usable, native.rate_bytes_per_s) == (True, way(fabric, "h200", "a100", "tcp").rate_bytes_per_s)
+    assert (native.usable, native.rate_bytes_per_s) == (True, None)  # it takes one of tcp's rails, or some
     assert "nvidia and amd" in way(fabric, "h200", "mi325x", "native").reason
     fabric.cluster.validate(where="test")
 

@@ -90,7 +90,10 @@ def choose_transport(
                 return transport
             if transport.kind == forced:
                 raise ConfigError(f"the bridge {a} - {b} cannot be {forced}: {transport.reason}", hint="--bridge auto")
-        raise ConfigError(f"the bridge {a} - {b} cannot be {forced}: nothing offers it there", hint="--bridge auto")
+        raise ConfigError(
+            f"the bridge {a} - {b} cannot be {forced}: nothing offers it there",
+            hint="--bridge auto; an older cluster file does not know newer ways: `hetctl discover` again",
+        )
     usable = sorted((t for t in link.transports if t.usable), key=lambda t: t.kind == NATIVE)
     if usable:
         return _faster(usable[0], usable[-1], {m.transport: m.all_reduce_bytes_per_s for m in measured})

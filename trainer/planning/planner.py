@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from hetctl.comm.cluster import Cluster
@@ -73,6 +73,16 @@ def weigh(
     found = Search(problem, keep=KEEP if devices < LARGE else 2).run()
     if not found.candidates:
         refuse(problem)
+    planning = _weighed(cluster, recipe, problem, found)
+    if problem.costs.numbers.over_replicas and len(planning.plan.replicas) > 1 and not planning.plan.over_replicas:
+        # the search took it that replicas share out state, and these have no memory for that
+        numbers = replace(problem.costs.numbers, over_replicas=False)
+        planning = _weighed(cluster, recipe, replace(problem, costs=replace(problem.costs, numbers=numbers)), found)
+    return planning
+
+
+def _weighed(cluster: Cluster, recipe: Recipe, problem: Problem, found: Found) -> Planning:
+    """The fastest of the candidates found, as this problem prices them."""
     predictions = tuple(sorted(_predictions(problem, found), key=_rank))
     islands = list(dict.fromkeys(p.island for p in problem.pools))
     alone = {name: alone_samples_per_s(problem, name) for name in islands}

@@ -11,14 +11,13 @@ from hetctl.comm.units import GiB
 from hetctl.trainer.planning.costs import LayerCosts
 
 SPARE_BYTES = 4 * GiB  # beyond what the plan predicts, before whole weights are kept: context, fragments
-WHOLE_BYTES = 2 + 4  # of a parameter: bf16 weights and fp32 gradient
 
 Asked = Literal["auto", "optimizer", "all", "replicas"]
 
 
-def more_bytes(parameters: float, shards: int) -> int:
-    """Bytes that a rank holds more of so many parameters when weights and gradients are not shared out."""
-    return int(parameters * WHOLE_BYTES * (1 - 1 / shards))
+def more_bytes(parameters: float, shards: int, each: int) -> int:
+    """Bytes that a rank holds more of so many parameters when weights and gradients (`each` bytes) stay whole."""
+    return int(parameters * each * (1 - 1 / shards))
 
 
 def has_room(predicted: int, more: int, limit: int | None) -> bool:
@@ -39,16 +38,17 @@ def with_whole(
     Last, whether optimiser state is shared out over all replicas: asked for, or where all of it fits so.
     """
     stages, more = _stages(replicas), _more(replicas, costs)
-    over = asked in ("auto", "replicas") and len(replicas) > 1
+    over = asked in ("auto", "replicas") and len(replicas) > 1 and _cut_alike_somewhere(stages)
     if over:
         held = over_replicas(replicas, _with(memory, more), costs)
-        over = asked == "replicas" or all(has_room(held[r], 0, limits[r]) for stage in stages for r in stage.ranks)
+        fits = all(held[r] <= memory[r] or has_room(held[r], 0, limits[r]) for stage in stages for r in stage.ranks)
+        over = asked == "replicas" or fits
     if not over:
-        fits = {ranks: all(has_room(memory[r], more[ranks], limits[r]) for r in ranks) for ranks in more}
         more = {
             ranks: extra
             for ranks, extra in more.items()
-            if asked in ("optimizer", "replicas") or (asked == "auto" and fits[ranks])
+            if asked in ("optimizer", "replicas")
+            or (asked == "auto" and all(has_room(memory[r], extra, limits[r]) for r in ranks))
         }
         held = _with(memory, more)
     decided = (
@@ -58,16 +58,23 @@ def with_whole(
     return tuple(decided), held, over
 
 
+def _cut_alike_somewhere(stages: Sequence[Stage]) -> bool:
+    """Whether the holders of any layer cut it alike: they can share out its state."""
+    layers = {layer for stage in stages for layer in range(*stage.layers)}
+    holders = ([s for s in stages if s.layers[0] <= layer < s.layers[1]] for layer in layers)
+    return any(len({s.tensor_parallel for s in of}) == 1 for of in holders)
+
+
 def _stages(replicas: Sequence[Replica]) -> list[Stage]:
     return [stage for replica in replicas for stage in replica.stages]
 
 
 def _more(replicas: Sequence[Replica], costs: LayerCosts) -> dict[tuple[int, ...], int]:
     """By the ranks of sharded stages: what each holds more when all stages that the same ranks hold stay whole."""
-    more: dict[tuple[int, ...], int] = {}
+    more, each = dict[tuple[int, ...], int](), costs.numbers.compute + costs.numbers.gradients
     for stage in _stages(replicas):
         if stage.shards > 1:
-            more[stage.ranks] = more.get(stage.ranks, 0) + more_bytes(_parameters(costs, stage), stage.shards)
+            more[stage.ranks] = more.get(stage.ranks, 0) + more_bytes(_parameters(costs, stage), stage.shards, each)
     return more
 
 

@@ -166,9 +166,16 @@ def test_the_native_way_can_be_forced_within_a_vendor_only() -> None:
         joined(describe_cluster(parse_spec("h200:1,mi325x:1", CLASSES), CLASSES), forced="native")
 
 
-def test_the_native_way_is_measured_as_a_transport_between_islands_of_one_vendor() -> None:
+def test_a_plan_that_joins_two_vendors_natively_is_refused() -> None:
+    plan = joined(describe_cluster(parse_spec("h200:1,h100:1", CLASSES), CLASSES), forced="native")
+    islands = (plan.islands[0], replace(plan.islands[1], vendor="amd"))
+    with pytest.raises(ConfigError, match="no native library joins h200 and h100: they are of two vendors"):
+        replace(plan, islands=islands).validate(where="plan.yaml")
+
+
+def test_the_native_way_is_a_transport_only_where_it_was_measured_as_one() -> None:
     way = {"message_bytes_per_s": {"1024": 1.0, "8192": 2e9}, "sums_bytes_per_s": 3e9, "latency_s": {"p50": 1e-5}}
-    found = {"vendors": ["nvidia"], "ways": {"native": way, "tcp": way, "direct": way}}
-    assert [b.transport for b in profiles_of(found)] == ["native", "tcp"]
+    found = {"transports": ["native", "tcp", "rdma", "direct"], "ways": dict.fromkeys(("native", "tcp", "rdma"), way)}
+    assert [b.transport for b in profiles_of(found)] == ["native", "tcp", "rdma"]
     assert profiles_of(found)[0] == BridgeProfile("native", 2e9, 3e9, 1e-5)
-    assert [b.transport for b in profiles_of(found | {"vendors": ["amd", "nvidia"]})] == ["tcp"]
+    assert [b.transport for b in profiles_of(found | {"transports": ["tcp", "direct"]})] == ["tcp"]  # a yardstick

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hetctl.comm.emulate import describe_cluster, parse_spec
+from hetctl.comm.errors import ConfigError
 from hetctl.comm.plan import Plan
 from hetctl.comm.units import GiB
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.planning.problem import layer_costs
-from hetctl.trainer.planning.whole import SPARE_BYTES, WHOLE_BYTES, over_replicas
+from hetctl.trainer.planning.whole import SPARE_BYTES, over_replicas
 from hetctl.trainer.recipe import load_recipe
 
 
-def planned(spec: str, sharded: str = "auto", samples: int = 4, **parallelism: int) -> Plan:
+def planned(spec: str, sharded: str = "auto", samples: int = 4, precision: str = "auto", **parallelism: int) -> Plan:
     sizes = [("model.name", "llama-8b"), ("model.seq_len", 2048), ("batch.global_batch", samples)]
     pinned = [("parallelism.pipeline", 1), ("parallelism.tensor", 1), ("train.sharded", sharded)]
+    pinned += [("train.precision", precision)]
     pinned += [(f"parallelism.{name}", value) for name, value in parallelism.items()]
     return make_plan(describe_cluster(parse_spec(spec, CLASSES), CLASSES), load_recipe(None, sizes + pinned))
 
@@ -32,7 +36,7 @@ def test_what_is_kept_whole_is_counted(sharded: str, whole: bool) -> None:
     assert spare.predicted is not None
     more = plan.predicted.memory_bytes[0] - spare.predicted.memory_bytes[0]
     parameters = 8.03e9
-    assert more == pytest.approx(parameters * WHOLE_BYTES / 2 if whole else 0, rel=1e-3)
+    assert more == pytest.approx(parameters * (2 + 4) / 2 if whole else 0, rel=1e-3)
 
 
 @pytest.mark.parametrize(("spec", "holders"), [("h200:2,mi325x:2", 4), ("h200:2,mi325x:1", 3)])
@@ -59,6 +63,27 @@ def test_replicas_share_out_state_where_weights_stay_whole(gib: int, over: bool)
     assert all(stage.whole == over for replica in plan.replicas for stage in replica.stages)
     assert not planned("h200:2,mi325x:2", "optimizer", samples=192, data=2).over_replicas
     assert not planned("h200:2").over_replicas  # one replica
+
+
+def test_replicas_without_memory_for_it_are_not_priced_as_sharing_state() -> None:
+    auto, every = (planned("h200:2~70GiB,mi325x:2~70GiB", sharded, samples=8, data=2) for sharded in ("auto", "all"))
+    assert auto.predicted is not None
+    assert every.predicted is not None
+    assert (auto.over_replicas, auto.predicted.step_time_s) == (False, every.predicted.step_time_s)
+
+
+def test_a_plan_that_shares_out_state_of_weights_it_cuts_is_refused() -> None:
+    plan = planned("h200:2~70GiB,mi325x:2~70GiB", samples=192, data=2)
+    with pytest.raises(ConfigError, match="over_replicas needs whole weights, but a stage on ranks"):
+        replace(plan, over_replicas=True).validate(where="plan.yaml")
+
+
+@pytest.mark.parametrize(("precision", "each"), [("bf16", 2 + 4), ("fp32", 4 + 4), ("fp64", 8 + 8)])
+def test_whole_weights_take_their_precisions_bytes(precision: str, each: int) -> None:
+    whole, cut = (planned("h200:2", s, precision=precision).predicted for s in ("optimizer", "all"))
+    assert whole is not None
+    assert cut is not None
+    assert whole.memory_bytes[0] - cut.memory_bytes[0] == pytest.approx(8.03e9 * each / 2, rel=1e-3)
 
 
 def test_whole_weights_never_take_the_last_memory() -> None:
