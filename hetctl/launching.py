@@ -67,9 +67,7 @@ def say_unverified(bridges: Sequence[Bridge], *, verify: bool, sink: Sink) -> No
     """Where --verify-bridge has nothing to verify: the native library checks what it carries in its own way."""
     joined = [" and ".join(b.islands) for b in bridges if b.transport == NATIVE]
     if verify and joined:
-        sink.warn(
-            f"--verify-bridge checks nothing between {', '.join(joined)}: no bridge is there, but their own library"
-        )
+        sink.warn(f"--verify-bridge checks nothing between {', '.join(joined)}: their own library joins them")
 
 
 def board_hosts(
