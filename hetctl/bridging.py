@@ -122,12 +122,12 @@ def _transports(cluster: Cluster, asked: str | None) -> list[TransportKind]:
     pairs = list(combinations((i.name for i in cluster.islands), 2))
     known: Sequence[TransportKind] = (*(LOCAL if cluster.runs == "gloo" else CARRIERS), NATIVE)
     if asked is None:
-        # a machine's own devices can be tried with each other, where its Python has an engine
-        more: list[TransportKind] = ["direct"] if any(map(installed, ENGINES)) else []
-        tried = [
-            *LOCAL,
-            *(more if cluster.runs is not None else [NATIVE]),
-        ]  # emulated, `native` is the yardstick anyway
+        more: list[TransportKind] = [NATIVE]
+        if (
+            cluster.runs is not None
+        ):  # `native` is the yardstick anyway; own devices are tried, where there is an engine
+            more = ["direct"] if any(map(installed, ENGINES)) else []
+        tried = [*LOCAL, *more]
         usable: list[TransportKind] = [t for t in tried if not any(_lacking(cluster, pair, t) for pair in pairs)]
         if not usable:
             raise ConfigError("no transport without an engine joins all these islands", hint="--bridge rdma")
@@ -185,11 +185,11 @@ def _named(ways: Mapping[str, Any]) -> dict[str, Any]:
 def profiles_of(found: Mapping[str, Any]) -> list[BridgeProfile]:
     """What the planner wants to know of each transport: rates at the largest size, latency of the smallest.
 
-    Not of the native library where it is but the yardstick, nor of peer copies, which nothing plans.
+    Not of the native library where it is but the yardstick, nor of peer copies (labelled so), which nothing plans.
     """
     entries = []
     for name, w in found["ways"].items():
-        if name not in found["transports"] or name == "direct":
+        if name not in found["transports"] or "label" in w:
             continue
         largest = max(w["message_bytes_per_s"], key=int)
         rate = w["message_bytes_per_s"][largest]

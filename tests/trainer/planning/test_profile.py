@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -175,7 +176,8 @@ def test_a_plan_that_joins_two_vendors_natively_is_refused() -> None:
 
 def test_the_native_way_is_a_transport_only_where_it_was_measured_as_one() -> None:
     way = {"message_bytes_per_s": {"1024": 1.0, "8192": 2e9}, "sums_bytes_per_s": 3e9, "latency_s": {"p50": 1e-5}}
-    found = {"transports": ["native", "tcp", "rdma", "direct"], "ways": dict.fromkeys(("native", "tcp", "rdma"), way)}
+    ways: dict[str, Any] = dict.fromkeys(("native", "tcp", "rdma"), way) | {"direct": way | {"label": "peer copy"}}
+    found = {"transports": ["native", "tcp", "rdma", "direct"], "ways": ways}
     assert [b.transport for b in profiles_of(found)] == ["native", "tcp", "rdma"]
     assert profiles_of(found)[0] == BridgeProfile("native", 2e9, 3e9, 1e-5)
     assert [b.transport for b in profiles_of(found | {"transports": ["tcp", "direct"]})] == ["tcp"]  # a yardstick
