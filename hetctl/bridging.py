@@ -123,9 +123,8 @@ def _transports(cluster: Cluster, asked: str | None) -> list[TransportKind]:
     known: Sequence[TransportKind] = (*(LOCAL if cluster.runs == "gloo" else CARRIERS), NATIVE)
     if asked is None:
         more: list[TransportKind] = [NATIVE]
-        if (
-            cluster.runs is not None
-        ):  # `native` is the yardstick anyway; own devices are tried, where there is an engine
+        if cluster.runs is not None:
+            # `native` is the yardstick anyway; a machine's own devices can be tried with each other by an engine
             more = ["direct"] if any(map(installed, ENGINES)) else []
         tried = [*LOCAL, *more]
         usable: list[TransportKind] = [t for t in tried if not any(_lacking(cluster, pair, t) for pair in pairs)]

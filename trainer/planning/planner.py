@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from hetctl.comm.cluster import Cluster
 from hetctl.comm.errors import Infeasible
 from hetctl.comm.plan import Plan, Predicted, Replica, Stage
+from hetctl.comm.units import show_bytes
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.assemble import assemble
 from hetctl.trainer.planning.infeasible import refuse
@@ -120,13 +121,21 @@ def _plan(
     why: tuple[str, ...],
 ) -> Plan:
     replicas = _replicas(chosen.candidate)
+    limits = [cluster.device(member).memory_bytes for _, _, member in members(cluster)]
     replicas, memory, over = with_whole(
         replicas,
         _memory(problem, chosen, replicas),
-        [cluster.device(member).memory_bytes for _, _, member in members(cluster)],
+        limits,
         costs=problem.costs,
         asked=recipe.train.sharded,
     )
+    said = [OVER] if over else []
+    if short := [r for r, limit in enumerate(limits) if limit is not None and memory[r] > limit]:
+        rank = short[0]
+        said.append(
+            f"By prediction train.sharded={recipe.train.sharded} needs {show_bytes(memory[rank])} on rank {rank}, "
+            f"which has {show_bytes(limits[rank])}: auto or all would fit."
+        )
     longest = max(chosen.candidate.pipelines, key=lambda p: len(p.layers))
     return assemble(
         cluster,
@@ -135,7 +144,7 @@ def _plan(
         schedule=longest.schedule,
         forwards_ahead=longest.forwards_ahead,
         predicted=_predicted(problem, chosen, memory, alone),
-        reasons=(*why, *([OVER] if over and len(replicas) > 1 else [])),
+        reasons=(*why, *said),
         measured=problem.lanes.measured,
         over_replicas=over,
     )

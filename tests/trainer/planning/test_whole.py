@@ -72,6 +72,12 @@ def test_replicas_without_memory_for_it_are_not_priced_as_sharing_state() -> Non
     assert (auto.over_replicas, auto.predicted.step_time_s) == (False, every.predicted.step_time_s)
 
 
+def test_whole_weights_that_somebody_insists_on_are_said_not_to_fit() -> None:
+    forced, free = (planned("h200:2~70GiB,mi325x:2~70GiB", s, samples=192, data=2) for s in ("replicas", "auto"))
+    assert any("train.sharded=replicas needs" in reason for reason in forced.reasons)
+    assert not any("auto or all would fit" in reason for reason in free.reasons)
+
+
 def test_a_plan_that_shares_out_state_of_weights_it_cuts_is_refused() -> None:
     plan = planned("h200:2~70GiB,mi325x:2~70GiB", samples=192, data=2)
     with pytest.raises(ConfigError, match="over_replicas needs whole weights, but a stage on ranks"):
