@@ -21,7 +21,7 @@ from hetctl.trainer.leash import Leash
 from hetctl.trainer.models.model import StageModel
 from hetctl.trainer.place import Place
 from hetctl.trainer.tensor_parallel import ALONE, TensorShare
-from hetctl.trainer.timeline import Timeline
+from hetctl.trainer.timeline import WEIGHTS, Timeline
 
 WHOLE_SCATTERS = 2  # micro-batch gradients of sharded buckets on their way into shards: each is a bucket's, whole
 WHOLE_SUMS = 2  # sums of sharded buckets under way at once: each holds a bucket's whole gradient in full precision
@@ -42,9 +42,10 @@ class Gradients:
         overlap: bool = True,
         whole: bool = True,
         over_replicas: bool = False,
+        timeline: Timeline,
     ) -> None:
         model = models[0]
-        self.rank, self.overlap, self.tensor = place.rank, overlap, model.tensor
+        self.rank, self.overlap, self.tensor, self.timeline = place.rank, overlap, model.tensor, timeline
         in_stage = shards_of(plan, place, groups)
         kind = Bucket if whole or in_stage.count == 1 else ShardedBucket
         self.buckets = [
@@ -59,6 +60,7 @@ class Gradients:
             )
             for layout in layouts_of(models, plan, rank=place.rank)
         ]
+        self._far = {bucket: plan.crosses_islands(bucket.shards.ranks) for bucket in self.buckets}
         self._of_unit = {unit: bucket for bucket in self.buckets for unit in bucket.layout.units}
         self._ends = (0, model.shape.layers + 1)
         self._tied = [b for b in self.buckets if b.layout.key == model.shape.layers + 2]
@@ -101,7 +103,7 @@ class Gradients:
         for bucket in self.buckets:
             bucket.begin_step(micro_batches)
 
-    def synchronise(self, timeline: Timeline) -> None:
+    def synchronise(self) -> None:
         """Wait until every bucket is summed over its holders; start the sums that backward has not started."""
         for bucket in self.buckets:
             if bucket not in self._begun:
@@ -109,7 +111,7 @@ class Gradients:
         for bucket in self.buckets:
             if bucket.group is not None:
                 others = tuple(r for r in bucket.layout.holders if r != self.rank)
-                with timeline.span("sync", micro_batch=bucket.layout.key, peers=others, bridged=bucket.bridged):
+                with self.timeline.span("sync", micro_batch=bucket.layout.key, peers=others, bridged=bucket.bridged):
                     bucket.finish_sum()
         self._whole.clear()
         for bucket in self.buckets if self.tensor.degree > 1 else ():
@@ -161,10 +163,19 @@ class Gradients:
                 bucket.release()
         self._in_use = due
         for bucket in due:
-            bucket.arrive()
+            self._await_weights(bucket)
         for bucket in self._buckets_of(following):
             if bucket not in due:
                 bucket.prefetch()
+
+    def _await_weights(self, bucket: Bucket) -> None:
+        """Weights that still come from the last update are waited for aloud; sharded ones come for every use."""
+        if bucket.arriving is None or isinstance(bucket, ShardedBucket):
+            bucket.arrive()
+            return
+        others = tuple(r for r in bucket.shards.ranks if r != self.rank)
+        with self.timeline.span(WEIGHTS, micro_batch=bucket.layout.key, peers=others, bridged=self._far[bucket]):
+            bucket.arrive()
 
     def _buckets_of(self, unit: int) -> list[Bucket]:
         found = [self._of_unit[unit]] if unit in self._of_unit else []

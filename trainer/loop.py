@@ -91,7 +91,7 @@ class Trainer:
         batch = [self._to_device(m) for m in self.batches.get(step)]
         self.gradients.begin_step(len(batch))
         loss_sum, tokens = self.pipeline.train_step(batch, scale=1.0 / nominal)
-        self.gradients.synchronise(self.timeline)
+        self.gradients.synchronise()
         written = self.saving is not None and self.saving.written
         asked = [_flag(self.stop_requested), _flag(self.saves_asked > self.saves_agreed)]
         loss_total, token_total, squares, stop, save, all_written = self._agree(
@@ -211,6 +211,7 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     with torch.device("meta"):
         models = tuple(StageModel(job.shape, s.layers, recompute=s.recompute, tensor=tensor) for s in held)
     dtype, sharded = compute_dtype(job.recipe.train.precision, device), job.recipe.train.sharded
+    timeline = Timeline(device)
     over = plan.over_replicas if sharded == "auto" else sharded == "replicas"
     gradients = Gradients(
         models,
@@ -222,6 +223,7 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
         overlap=job.recipe.train.overlap,
         whole=over or keeps_whole(plan, place, sharded, parameters=sum(map(parameters_of, models)), dtype=dtype),
         over_replicas=over,
+        timeline=timeline,
     )
     if not job.resume:
         _fill(gradients, job, device)
@@ -231,7 +233,7 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
     for model in models if job.recipe.train.compile else ():
         compile_model(model, samples=_largest_share(stage), seq_len=plan.seq_len)
-    timeline, later = Timeline(device), None
+    later = None
     if plan.schedule == SPLIT:
         later = Later(gradients.accumulate)
         for model in models:

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 
 KEPT_STEPS = 20
+WEIGHTS = "weights"  # the kind of a span that lies inside another one: part of a forward or backward
 
 
 @dataclass(frozen=True)
 class Span:
     """One action of a rank. Times in seconds of the host's monotonic clock.
 
-    `kind`: F, B, W (compute); wait-F, wait-B (for micro-batch data of `peers`); sync (gradients with `peers`);
-    world (the step's figures, everybody); update (optimiser). `bridged`: the data crosses islands.
+    `kind`: F, B, W (compute); wait-F, wait-B (for micro-batch data of `peers`); sync (gradients with `peers`); weights
+    (still on their way from `peers`: part of an F or B); world (the step's figures, everybody); update (optimiser).
+    `bridged`: the data crosses islands.
     """
 
     kind: str
@@ -74,12 +76,14 @@ class Timeline:
 
     @contextmanager
     def span(self, kind: str, **about: Any) -> Iterator[None]:
-        """Record what happens inside as one span."""
-        start = self.mark()
+        """Record what happens inside as one span. They stand in the order in which they begin."""
+        opened, start = self._open, self.mark()
+        place = len(opened)
+        opened.append((kind, start, start, about))
         try:
             yield
         finally:
-            self._open.append((kind, start, self.mark(), about))
+            opened[place] = (kind, start, self.mark(), about)
 
     def anchor(self, mark: Any) -> None:
         """`mark` has just been reached, as the host knows by reading a result: it ties the device's clock to ours."""
@@ -135,7 +139,7 @@ def shares(steps_of_ranks: Sequence[Sequence[Sequence[Span]]]) -> Shares:
             for span in spans:
                 _account(span, rank, ready, totals)
             # what no span covers is idle time too: before the first action or after the last
-            totals["bubble"] += (end - begin) - sum(s.end - s.start for s in spans)
+            totals["bubble"] += (end - begin) - sum(s.end - s.start for s in spans if s.kind != WEIGHTS)
         totals["all"] += (end - begin) * len(spans_of)
     whole = totals["all"] or 1.0
     return Shares(*(max(0.0, totals[k]) / whole for k in ("compute", "bubble", "bridge", "native", "update")))
@@ -183,6 +187,9 @@ def _account(span: Span, rank: int, ready: Ready, totals: dict[str, float]) -> N
         totals["compute"] += seconds
     elif span.kind == "update":
         totals["update"] += seconds
+    elif span.kind == WEIGHTS:
+        totals["bridge" if span.bridged else "native"] += seconds
+        totals["compute"] -= seconds
     else:
         awaited = span.kind.removeprefix("wait-")
         times = [ready[key] for p in span.peers if (key := (p, awaited, span.stage, span.micro_batch)) in ready]

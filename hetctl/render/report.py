@@ -19,6 +19,7 @@ COLORS = {
     "wait-F": "#f2cf5b",
     "wait-B": "#f2cf5b",
     "sync": "#e45756",
+    "weights": "#f58518",
     "world": "#d0d0d0",
     "update": "#b279a2",
 }
@@ -28,6 +29,7 @@ MEANINGS = {
     "W": "weight gradients",
     "wait-F": "waiting for a stage",
     "sync": "gradient sums",
+    "weights": "waiting for weights",
     "world": "the step's figures",
     "update": "optimiser",
 }

@@ -97,6 +97,24 @@ def state_kept(rank: int, sharded: str) -> tuple[int, int]:
     return kept, sum(p.numel() for p in trainer.gradients.parameters.values())
 
 
+def weights_awaited(rank: int) -> list[bool]:
+    """Of each wait for weights in the second step, whether they come over the bridge."""
+    layout = Layout(((0,), (1,)), (Pipe((Cut((0, 4), (0,)),), 1, 2), Pipe((Cut((0, 4), (1,)),), 1, 2)))
+    asked = recipe("adamw", clip_norm=1.0, global_batch=4, sharded="replicas")
+    job = Job(plan_of(layout, seq_len=SEQ_LEN), asked, SHAPE, checkpoints="unused")
+    trainer = build(job, torch.device("cpu"), training=UnevenSamples(4))
+    for step in range(2):
+        trainer.train_step(step)
+        trainer.timeline.end_step()
+    return [span.bridged for span in trainer.timeline.steps[-1] if span.kind == "weights"]
+
+
+def test_weights_that_come_over_the_bridge_are_waited_for_aloud() -> None:
+    for found in on_islands((1, 1), weights_awaited):
+        assert found
+        assert all(found)
+
+
 def test_optimiser_state_is_shared_out_inside_stages_or_over_all_replicas() -> None:
     inside, over = on_islands((2, 1), state_kept, "auto"), on_islands((2, 1), state_kept, "replicas")
     padding = 0.2  # of so small a model

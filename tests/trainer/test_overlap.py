@@ -13,7 +13,6 @@ from hetctl.trainer.data.samples import Samples
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import build
 from hetctl.trainer.models.shapes import ModelShape
-from hetctl.trainer.timeline import Timeline
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe, plan_of
 from tests.trainer.parity import SEQ_LEN, SHAPE, UnevenSamples, recipe
@@ -76,8 +75,8 @@ def bytes_during_backward(rank: int, overlap: bool) -> list[tuple[float, float]]
         at.append(backend.bridge_bytes())
         finish()
 
-    def noted_synchronise(timeline: Timeline) -> None:
-        synchronise(timeline)
+    def noted_synchronise() -> None:
+        synchronise()
         at.append(backend.bridge_bytes())
 
     trainer.pipeline._finish = noted_finish  # type: ignore[method-assign]

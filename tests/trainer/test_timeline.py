@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from hetctl.trainer.profiling import sent_before_backward_ended
-from hetctl.trainer.timeline import Span, replica_spread, shares
+from hetctl.trainer.timeline import Span, Timeline, replica_spread, shares
 
 
 def test_a_wait_is_split_at_the_moment_the_peer_was_ready() -> None:
@@ -36,6 +37,22 @@ def test_replicas_are_as_far_apart_as_their_last_ranks() -> None:
     assert replica_spread([[[*early, Span("world", 10.0, 11.0)]], [other_clock]], [0, 1]) == pytest.approx(1 / 11)
     assert replica_spread([[later], [early], [later], []], [0, 0, 1, None]) is None  # no step of all ranks
     assert replica_spread([[later], [early], [later], [[]]], [0, 0, 1, None]) == 0
+
+
+def test_waiting_for_weights_is_a_part_of_the_forward_that_is_no_computing() -> None:
+    first = [Span("F", 0.0, 4.0, 0), Span("weights", 1.0, 2.5, 7, (1,), True), Span("B", 4.0, 10.0, 0)]
+    found = shares([[first]])
+    assert (found.compute, found.bridge, found.bubble) == pytest.approx((8.5 / 10, 1.5 / 10, 0.0))
+
+
+def test_spans_stand_in_the_order_in_which_they_begin() -> None:
+    timeline = Timeline(torch.device("cpu"))
+    with timeline.span("F"), timeline.span("weights", bridged=True):
+        pass
+    timeline.end_step()
+    outer, inner = timeline.steps[-1]
+    assert (outer.kind, inner.kind) == ("F", "weights")
+    assert outer.start <= inner.start <= inner.end <= outer.end
 
 
 def test_no_spans_are_no_shares() -> None:
