@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from hetctl.comm.reporter import Reporter
 from hetctl.trainer.pace import rebalanced, stragglers, why_fixed
+from hetctl.trainer.timeline import WEIGHTS
 
 if TYPE_CHECKING:
     from hetctl.trainer.loop import Trainer
@@ -68,10 +69,9 @@ def pace_of(trainer: Trainer, most: int) -> float | None:
     """Seconds of computing per micro-batch in the latest steps (the median of at most `most`); None: unknown."""
     found = []
     for spans in list(trainer.timeline.steps)[-most:] if most > 0 else ():
-        parts: dict[tuple[str, int], list[float]] = {}
-        for span in spans:
-            if span.kind in ("F", "B", "W"):
-                parts.setdefault((span.kind, span.stage), []).append(span.end - span.start)
-        if parts:  # medians: a step's first forward waits for weights that are still on their way
-            found.append(sum(map(statistics.median, parts.values())))
+        compute = sum(s.end - s.start for s in spans if s.kind in ("F", "B", "W"))
+        compute -= sum(s.end - s.start for s in spans if s.kind == WEIGHTS)  # waited for inside a forward
+        micro_batches = len({s.micro_batch for s in spans if s.kind == "F"})
+        if micro_batches:
+            found.append(compute / micro_batches)
     return statistics.median(found) if found else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from hetctl.trainer import watch
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import build
+from hetctl.trainer.timeline import Span
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe, plan_of
 from tests.trainer.parity import SEQ_LEN, SHAPE, STEPS, Trace, UnevenSamples, difference, recipe, reference
@@ -61,3 +63,11 @@ def test_counts_follow_speeds_and_nothing_else_changes() -> None:
         assert said == ["counts follow speeds from step 5 on: [4, 4] -> [2, 6]"]
         assert pace is not None
         assert pace > 0
+
+
+def test_a_pace_is_computing_without_the_wait_for_weights() -> None:
+    step = [Span("F", 0.0, 4.0, 0), Span("weights", 0.0, 3.0, 7), Span("B", 4.0, 6.0, 0)]
+    step += [Span("F", 6.0, 7.0, 1), Span("wait-B", 7.0, 8.0, 1), Span("B", 8.0, 10.0, 1)]
+    trainer: Any = SimpleNamespace(timeline=SimpleNamespace(steps=[[], step]))
+    assert watch.pace_of(trainer, 5) == 3.0
+    assert watch.pace_of(trainer, 0) is None
