@@ -154,7 +154,7 @@ def _factor_two() -> None:
 
 
 def _dropped_replica() -> None:
-    gradients.Gradients.synchronise = lambda self, timeline: None  # type: ignore[method-assign]
+    gradients.Gradients.synchronise = lambda self: None  # type: ignore[method-assign]
 
 
 def _stale_activation() -> None:
