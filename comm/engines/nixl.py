@@ -60,8 +60,7 @@ class NixlEngine:
     def __init__(self, wires: Wires) -> None:
         for name, value in settings(wires, _log()).items():
             os.environ.setdefault(name, value)  # UCX reads the environment; what a person set is theirs
-        if wires.ports and not wires.sockets:
-            use_the_systems_verbs()
+        use_the_systems_verbs()
         try:
             from nixl._api import nixl_agent, nixl_agent_config
 

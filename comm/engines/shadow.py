@@ -1,7 +1,8 @@
 """The NIXL wheel with the system's RDMA libraries in the place of its own, which find no device driver on Debian.
 
 A folder of links is made beside the wheel's files and imported from instead: nothing installed is touched. (Loading the
-system's library globally before the wheel's works too, but the two then crash each other when the process ends.)
+system's library globally before the wheel's works too, but the two then crash each other when the process ends. So
+they do wherever the system has them, whatever the engine is used for.)
 """
 
 from __future__ import annotations
