@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import combinations
 from pathlib import Path
+from typing import Protocol
 
 from hetctl.comm.cluster import TransportKind
 from hetctl.comm.errors import ConfigError
@@ -69,7 +70,7 @@ class Placement:
             if island is None:
                 raise ConfigError(f"rank {rank} is in no island of the placement")
             found.setdefault(island.name, []).append(rank)
-        joined = joined_natively(found, [(b.islands, b.transport) for b in self.bridges])
+        joined = joined_natively(found, self.bridges)
         return [tuple(r for r in ranks if self.island_of_rank[r].name in names) for names in joined]
 
     def transport(self, one: str, other: str) -> TransportKind:
@@ -94,15 +95,23 @@ class Placement:
         return json.dumps(encode(self))
 
 
-def joined_natively(
-    islands: Iterable[str], ways: Iterable[tuple[tuple[str, str], TransportKind]]
-) -> list[tuple[str, ...]]:
+class Joint(Protocol):
+    """What two islands (by name) are planned to talk over, in a plan or in a placement."""
+
+    @property
+    def islands(self) -> tuple[str, str]: ...
+
+    @property
+    def transport(self) -> TransportKind: ...
+
+
+def joined_natively(islands: Iterable[str], bridges: Iterable[Joint]) -> list[tuple[str, ...]]:
     """The islands in groups that the vendor's own library joins over sockets; most groups are of one island.
 
-    `ways` are the planned ones by pair. Those of a group are joined by native ways, and no other way is planned
-    between any two of them. The same answer whoever asks, as long as the order of islands is the same.
+    Those of a group are joined by native ways, and no other way is planned between any two of them. The same answer
+    whoever asks, as long as the order of islands is the same.
     """
-    planned = {frozenset(pair): kind for pair, kind in ways}
+    planned = {frozenset(bridge.islands): bridge.transport for bridge in bridges}
     groups: list[tuple[str, ...]] = [(name,) for name in islands]
 
     def alike(one: tuple[str, ...], other: tuple[str, ...]) -> bool:

@@ -198,7 +198,7 @@ class Plan:
     def crosses_islands(self, ranks: Iterable[int]) -> bool:
         """Whether a bridge lies between these ranks: they are in islands that no native library joins."""
         names = dict.fromkeys(self.island_of_rank[r].name for r in ranks)
-        return len(joined_natively(names, [(b.islands, b.transport) for b in self.bridges])) > 1
+        return len(joined_natively(names, self.bridges)) > 1
 
     def validate(self, *, where: str, layers: int | None = None) -> None:
         """Raise ConfigError unless every rank and every layer is where exactly one owner expects it.

@@ -68,7 +68,8 @@ def test_ranks_refuse_a_forced_transport_that_is_none(kind: TransportKind) -> No
     ],
 )
 def test_islands_are_one_where_a_native_library_joins_them(ways: dict[str, TransportKind], joined: list[str]) -> None:
-    assert joined_natively("abc", [((p[1], p[0]), kind) for p, kind in ways.items()]) == [tuple(j) for j in joined]
+    bridges = [PlacedBridge((pair[1], pair[0]), kind) for pair, kind in ways.items()]
+    assert joined_natively("abc", bridges) == [tuple(j) for j in joined]
 
 
 def test_a_group_names_joined_islands_together_and_bridges_where_a_third_one_keeps_them_apart() -> None:

@@ -172,7 +172,7 @@ class _Groups:
     def __init__(self, cluster: Cluster, ranks: Sequence[PlannedRank], bridges: Sequence[Bridge]) -> None:
         self.cluster = cluster
         self.ranks = ranks
-        self.ways = [(b.islands, b.transport) for b in bridges]
+        self.bridges = bridges
         self.islands = {i.name: i for i in cluster.islands}
         self.networks = {n.name: n.kind for n in cluster.networks}
 
@@ -215,7 +215,7 @@ class _Groups:
 
     def one(self, name: str, kind: GroupKind, ranks: tuple[int, ...]) -> Group:
         islands = list(dict.fromkeys(self.ranks[r].island for r in ranks))
-        if len(joined_natively(islands, self.ways)) > 1:
+        if len(joined_natively(islands, self.bridges)) > 1:
             return Group(name, kind, ranks, "het")
         island = self.islands[islands[0]]
         backend: BackendName = self.cluster.runs or NATIVES[island.vendor].library
