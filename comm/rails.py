@@ -28,7 +28,8 @@ from hetctl.comm.window import Posted, Window
 RAILS_VARIABLE = "HETCTL_RAILS"
 DEVICE_RAILS = 8  # loopback moved 6.7 GB/s with one gloo group, 23.9 with eight
 HOST_FLOW = Flow(CHUNK_BYTES, window=16)
-DEVICE_FLOW = Flow(2 * CHUNK_BYTES - 4 * KiB, window=16)  # each chunk costs Python time, which bounds fast rails
+# A chunk costs Python time, which bounds fast rails; of 4 or 16 MiB, or with fewer or more of them, sums were slower.
+DEVICE_FLOW = Flow(2 * CHUNK_BYTES - 4 * KiB, window=16, copies_ahead=4)
 SMALL_BYTES = 64 * KiB  # less than any socket buffer holds
 _KILL_TAG = 2**31 - 1
 _MOVED_BIT = 2**22  # above it a tag says which loss moved a chunk; lanes with larger tags do not move

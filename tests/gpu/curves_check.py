@@ -94,20 +94,23 @@ def known(log: Path | None, name: str, run: str, steps: int) -> list[float] | No
 
 def compare(name: str, folder: Path, options: argparse.Namespace) -> bool:
     """Three native curves, the bridged ones beside them; whether these stay as near as natives are to each other."""
-    began = time.monotonic()
-    write_folder(folder / name, name, options.device)
-    print(f"{name}: folder written in {time.monotonic() - began:.0f} s", flush=True)
     curves: dict[str, list[float]] = {}
     one, two = options.spec.split("/")
     wanted: list[tuple[str, str, int, tuple[str, ...]]] = [
         (f"native, micro-batches of {m}", one, m, ()) for m in options.natives
     ]
     micro = options.bridged
-    wanted += [(f"{way}, micro-batches of {micro}", two, micro, ("--bridge", way)) for way in options.ways.split(",")]
+    wanted += [
+        (f"{way}, micro-batches of {micro}", two, micro, ("--bridge", way)) for way in options.ways.split(",") if way
+    ]
     for what, spec, micro, more in wanted:
         if (found := known(options.known, name, what, options.steps)) is not None:
             curves[what] = found
             continue
+        if not (folder / name).exists():
+            began = time.monotonic()
+            write_folder(folder / name, name, options.device)
+            print(f"{name}: folder written in {time.monotonic() - began:.0f} s", flush=True)
         began = time.monotonic()
         run = folder / f"{name}-{what.replace(' ', '-').replace(',', '')}"
         curves[what] = windows(train(folder / name, run, spec, micro, options, *more))
@@ -138,7 +141,7 @@ def main() -> int:
     parser.add_argument("--seq-len", type=int, default=128)
     parser.add_argument("--natives", type=int, nargs="+", default=[2, 4, 8], help="micro-batch sizes of native runs")
     parser.add_argument("--bridged", type=int, default=4, help="micro-batch size of bridged runs")
-    parser.add_argument("--ways", default="shm", help="bridges, with commas")
+    parser.add_argument("--ways", default="shm", help="bridges, with commas; may be none")
     parser.add_argument("--spec", default="h200:2/h200:1,mi325x:1", help="one island / two of them")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--known", type=Path, help="what an earlier call printed: its runs are not repeated")

@@ -126,7 +126,44 @@ def raw(rank: int, folder: Path, engine: str, verify: bool) -> dict[str, Any]:
     return {**found, "evidence": asdict(running.evidence())}
 
 
-PARTS: dict[str, Callable[..., dict[str, Any]]] = {"raw": raw, "bridged": bridged}
+def plain(rank: int, folder: Path, engine: str, verify: bool) -> dict[str, Any]:
+    """NIXL as a stranger to this project uses it: its own Python API, PyTorch's memory, one handle asked for again."""
+    from nixl._api import nixl_agent, nixl_agent_config
+
+    agent = nixl_agent(str(rank), nixl_agent_config(backends=["UCX"]))
+    data = torch.full((64 * MIB,), 7 - 7 * rank, dtype=torch.uint8, device=f"cuda:{rank}")
+    torch.cuda.synchronize()
+    where = [(data.data_ptr(), data.numel(), rank)]
+    agent.register_memory([(*where[0], "")], "VRAM")
+    mine = agent.get_xfer_descs(where, "VRAM")
+    store = dist.FileStore(str(folder / "plain"), 2)
+    if rank == 1:
+        store.set("agent", agent.get_agent_metadata())
+        store.set("where", agent.get_serialized_descs(mine))
+        store.wait(["done"], timedelta(seconds=SECONDS))
+        torch.cuda.synchronize()
+        return {"contents": "right" if bool((data == 7).all()) else "WRONG"}
+    store.wait(["agent", "where"], timedelta(seconds=SECONDS))
+    peer = agent.add_remote_agent(store.get("agent"))
+    handle = agent.initialize_xfer("WRITE", mine, agent.deserialize_descs(store.get("where")), peer, b"plain")
+
+    def write() -> None:
+        state = agent.transfer(handle)
+        while state != "DONE":
+            assert state != "ERR", "the engine failed"
+            state = agent.check_xfer_state(handle)
+
+    for _ in range(20):
+        write()
+    began = time.perf_counter()
+    for _ in range(400):
+        write()
+    rate = 400 * data.numel() / (time.perf_counter() - began)
+    store.set("done", "1")
+    return {"bytes_per_s_64MiB": rate}
+
+
+PARTS: dict[str, Callable[..., dict[str, Any]]] = {"raw": raw, "plain": plain, "bridged": bridged}
 
 
 def run(part: str, engine: str, verify: bool) -> list[Any]:
@@ -164,11 +201,14 @@ def main() -> None:
         sys.exit("needs two GPUs")
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__}
     for number in range(options.rounds):
-        raw_ends, bridged_ends = run("raw", options.engine, False), run("bridged", options.engine, False)
-        found[f"raw {number}"], found[f"bridged {number}"] = raw_ends, bridged_ends
+        parts = [part for part in PARTS if part != "plain" or options.engine == "nixl"]
+        ends = {part: run(part, options.engine, False) for part in parts}
+        found |= {f"{part} {number}": both for part, both in ends.items()}
         with contextlib.suppress(TypeError, KeyError):  # one of them failed: its words are in `found`
-            alone, ours = raw_ends[0]["bytes_per_s_64MiB"], bridged_ends[0]["bytes_per_s_64MiB"]
-            print(f"round {number}: {ours / 1e9:.1f} GB/s of {alone / 1e9:.1f}: {ours / alone:.3f}", file=sys.stderr)
+            rates = {part: both[0]["bytes_per_s_64MiB"] for part, both in ends.items()}
+            ours = rates.pop("bridged")
+            beside = [f"{ours / rate:.3f} of {part}'s {rate / 1e9:.1f}" for part, rate in rates.items()]
+            print(f"round {number}: {ours / 1e9:.1f} GB/s: {', '.join(beside)}", file=sys.stderr)
     found["bridged, checksums"] = run("bridged", options.engine, True)
     print(json.dumps(found, indent=1))
 

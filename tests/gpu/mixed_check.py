@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -141,11 +142,12 @@ def memory(check: Check) -> None:
 def sums(check: Check) -> None:
     """Replicas across islands with 1, 4 and 16 micro-batches a step: bridged beside all-native, and tcp's own bound."""
     each, ways = check.options.each, check.options.ways.split(",")
-    link = raw_link(each) if "tcp" in ways else 0.0
-    if link:
-        check.row(
-            "sums", "raw gloo over loopback, all ranks both ways at once", f"{link / 1e9:.2f} GB/s a rank and way"
-        )
+    links: dict[str, float] = {}
+    if "tcp" in ways:
+        links = {memory: raw_link(each, devices=memory == "devices") for memory in ("host buffers", "devices")}
+    for memory, link in links.items():
+        words = f"{link / 1e9:.2f} GB/s a rank and way"
+        check.row("sums", f"raw gloo over loopback between {memory}, all ranks both ways at once", words)
     for count in map(int, check.options.counts.split(",")):
         sharded = f"train.sharded={check.options.sharded}"
         pinned = (*WHOLE, "parallelism.data=2", "batch.micro_batch_size=" + str(each), sharded)
@@ -159,11 +161,11 @@ def sums(check: Check) -> None:
                 "sums", f"{count} micro-batches, {way}: native over bridged", [r["native"] / r[way] for r in found]
             )
             check.note("sums", f"{count} micro-batches, {way}: exposed seconds", [r[way] - r["native"] for r in found])
-        if link:
+        for memory, link in links.items():
             held = cases[0].recipe.shape().parameters / each  # by each of an island's ranks
             bounds = [_bound(r["native"], count, link, held, check.options.sharded) for r in found]
             ratios = [bound / r["tcp"] for bound, r in zip(bounds, found, strict=True)]
-            check.note("sums", f"{count} micro-batches, tcp: the bound over tcp", ratios)
+            check.note("sums", f"{count} micro-batches, tcp: the bound between {memory} over tcp", ratios)
 
 
 def _bound(native: float, count: int, link: float, held: float, sharded: str) -> float:
@@ -174,12 +176,17 @@ def _bound(native: float, count: int, link: float, held: float, sharded: str) ->
     return native + exposed + (max(0.0, 2 * held * late / link - forward) if sharded == "replicas" else 0.0)
 
 
-def raw_link(each: int, *, groups: int = 8) -> float:
-    """Bytes per second and direction that each of `each` pairs of processes moves, a thread for every gloo group."""
+def raw_link(each: int, *, devices: bool = False, groups: int = 8) -> float:
+    """Bytes per second and direction that each of `each` pairs of processes moves, a thread for every gloo group.
+
+    Between host buffers, or `devices`: from and to them, through pinned buffers.
+    """
     with tempfile.TemporaryDirectory() as folder:
         spawned = mp.get_context("spawn")
         results = spawned.Queue()
-        ranks = [spawned.Process(target=_raw_rank, args=(folder, i, each, groups, results)) for i in range(2 * each)]
+        ranks = [
+            spawned.Process(target=_raw_rank, args=(folder, i, each, groups, devices, results)) for i in range(2 * each)
+        ]
         for one in ranks:
             one.start()
         rates = [results.get(timeout=120) for _ in ranks]
@@ -188,7 +195,7 @@ def raw_link(each: int, *, groups: int = 8) -> float:
     return min(rates)
 
 
-def _raw_rank(folder: str, rank: int, each: int, groups: int, results: Any) -> None:
+def _raw_rank(folder: str, rank: int, each: int, groups: int, devices: bool, results: Any) -> None:
     """Both ways at once between the processes `rank` and `rank` +- `each`; puts the rate into `results`."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", rank=rank, world_size=2 * each, store=dist.FileStore(f"{folder}/store", 2 * each))
@@ -197,17 +204,38 @@ def _raw_rank(folder: str, rank: int, each: int, groups: int, results: Any) -> N
 
     def turn(number: int) -> None:
         """A thread's: one direction of one group."""
-        part = torch.zeros(RAW_BYTES, dtype=torch.uint8)
+        part = torch.zeros(RAW_BYTES, dtype=torch.uint8, pin_memory=devices)
+        far = torch.zeros(RAW_BYTES, dtype=torch.uint8, device=f"cuda:{rank}") if devices else part
+        stream = torch.cuda.Stream(rank) if devices else None
         sending = (number % 2 == 0) == (rank < peer)
+        together.wait()  # everything is allocated here,
+        together.wait()  # and in every process
         for _ in range(RAW_TURNS):
+            if sending:
+                _copied(part, far, stream)
             (dist.send if sending else dist.recv)(part, peer, group=mine[number])
+            if not sending:
+                _copied(far, part, stream)
 
-    dist.barrier()
-    begun = time.monotonic()
+    together = threading.Barrier(2 * groups + 1)
     with ThreadPoolExecutor(2 * groups) as pool:
-        list(pool.map(turn, range(2 * groups)))
+        turns = [pool.submit(turn, number) for number in range(2 * groups)]
+        together.wait()
+        dist.barrier()
+        together.wait()
+        begun = time.monotonic()
+        for one in turns:
+            one.result()
     results.put(RAW_TURNS * groups * RAW_BYTES / (time.monotonic() - begun))
     dist.destroy_process_group()
+
+
+def _copied(to: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+    """Through a stream, where there is one: between host buffers the bytes need no copy."""
+    if stream is not None:
+        with torch.cuda.stream(stream):
+            to.copy_(source, non_blocking=True)
+        stream.synchronize()
 
 
 def overlap(check: Check) -> None:
