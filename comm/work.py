@@ -18,6 +18,7 @@ from hetctl.comm.errors import BridgeError as BridgeError
 from hetctl.comm.errors import reason_of as reason_of
 
 GRACE_SECONDS = 8.0
+TICK_SECONDS = 0.002  # gloo's waits end up to a millisecond early: it counts whole ones
 
 
 def ended_by(what: str, error: BaseException | None) -> BaseException | None:
@@ -43,7 +44,7 @@ class Deadline:
         return max(self._end - time.monotonic(), 0.001)
 
     def passed(self) -> bool:
-        return time.monotonic() >= self._end
+        return time.monotonic() >= self._end - TICK_SECONDS
 
     def delta(self) -> timedelta:
         return timedelta(seconds=self.left())

@@ -14,7 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hetctl.comm.islands import Started, settle
 from hetctl.comm.recorder import VARIABLE
+from hetctl.comm.work import Deadline, NativeFailed
 from tests.bench import kill
 from tests.comm.spawn import on_islands
 from tests.rigs import netns
@@ -93,3 +95,16 @@ def test_a_message_that_never_comes_ends_at_its_deadline_on_both_sides() -> None
     assert "recv from rank 1 on host1" in first[0]
     assert TIMEOUT <= first[1] < TIMEOUT + 5
     assert "recv from rank 1" in second[0]  # the group is broken for both, for the same reason
+
+
+class _EndsEarly:
+    """A wait of gloo's: it counts whole milliseconds and rounds down."""
+
+    def wait(self, timeout: timedelta) -> bool:
+        time.sleep(max(timeout.total_seconds() - 0.001, 0))
+        raise RuntimeError("[somewhere.cc:1] Operation timed out!")
+
+
+def test_a_native_wait_that_ends_within_its_last_millisecond_timed_out() -> None:
+    with pytest.raises(NativeFailed, match=r"barrier 1 failed inside its island: Timed out after 0\.05 s"):
+        settle(Started(_EndsEarly(), on_host=True), Deadline(0.05), what="barrier 1")
