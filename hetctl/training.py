@@ -212,10 +212,19 @@ def _remaining(prepared: Prepared, gone: dict[str, str], attempts: Attempts, sin
     left = replace(prepared, cluster=cluster, plan=prepared.replan(cluster))
     keep = prepared.recipe.checkpoint
     if keep.store.removeprefix("gather:") in gone:
-        sink.warn(f"checkpoint.store={keep.store} ends with its host: each host keeps its own shards from now on")
+        sink.warn(f"checkpoint.store={keep.store} ends with its host: it is auto from now on")
         left = replace(left, recipe=replace(left.recipe, checkpoint=replace(keep, store="auto")))
     show(left, sink)
     return left
+
+
+def _kept_twice(prepared: Prepared, crew: Crew, attempts: Attempts, sink: Sink) -> Prepared:
+    """Where any host may go missing, `checkpoint.store=auto` keeps the shards of each on another one too."""
+    keep, spread = prepared.recipe.checkpoint, not all(site.shared for site in crew.sites)
+    if keep.store != "auto" or not spread or not attempts.allow_missing or len(crew.sites) < 2:
+        return prepared
+    sink.say("--allow-missing: checkpoint.store=auto is replicate:2 on hosts that share no folder")
+    return replace(prepared, recipe=replace(prepared.recipe, checkpoint=replace(keep, store="replicate:2")))
 
 
 def _attempt(
@@ -231,6 +240,7 @@ def _attempt(
     try:
         start = _checkpoint(resume, crew.sites)
         attempts.began(start.name if start else None)
+        prepared = _kept_twice(prepared, crew, attempts, sink)
         specs = _specs(prepared, folder, crew, start, sink)
     except BaseException:
         crew.close()

@@ -108,8 +108,9 @@ class TrainSection:
 class CheckpointSection:
     """When to save (every so many steps, and at the end), how many to keep, and where.
 
-    `auto` is one folder where the hosts share it, and each host's own shards where they do not; `shared` insists on
-    the first; `replicate:K` keeps every shard on K hosts, `gather:HOST` all of them on one host too.
+    `auto` is one folder where the hosts share it, and each host's own shards where they do not (`replicate:2` with
+    `--allow-missing`); `shared` insists on the first; `replicate:K` keeps every shard on K hosts, `gather:HOST` all of
+    them on one host too.
     """
 
     every: int = 0

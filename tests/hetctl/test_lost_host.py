@@ -63,14 +63,15 @@ def test_a_run_goes_on_without_a_lost_host_from_the_shared_checkpoint(tmp_path: 
 
 
 def test_a_lost_host_is_named_and_only_copies_replace_its_shards(tmp_path: Path) -> None:
-    """Three runs on hosts that share nothing: one insists on its hosts, one would go on without, one has copies."""
+    """Three runs on hosts that share nothing: one insists on its hosts, one has none of their copies, one has."""
     mine = tmp_path / "mine"
     mine.mkdir()
     specs = [netns.HostSpec(hide=(str(mine),)) for _ in range(2)]
     with netns.hosts(specs, tmp_path / "rig", rails=1) as rig:
         write_cluster(rig, {"h200": ((0, 1),), "mi325x": ((1, 1),)}, mine / "cluster.yaml")
-        strict, lenient = start(rig, mine, "strict"), start(rig, mine, "lenient", "--allow-missing")
-        copied = start(rig, mine, "copied", "--allow-missing", "--set", "checkpoint.store=replicate:2")
+        strict = start(rig, mine, "strict")
+        lenient = start(rig, mine, "lenient", "--allow-missing", "--set", "checkpoint.store=replicate:1")
+        copied = start(rig, mine, "copied", "--allow-missing")
         runs = {"strict": strict, "lenient": lenient, "copied": copied}
         for name in runs:
             await_steps(mine / name, 20)
@@ -85,6 +86,7 @@ def test_a_lost_host_is_named_and_only_copies_replace_its_shards(tmp_path: Path)
     assert "is gone" in summary_of(mine / "lenient")["failure"]
     assert "put right first" in said["lenient"]
     assert copied.returncode == 0, said["copied"]
+    assert "checkpoint.store=auto is replicate:2" in said["copied"]
     summary = summary_of(mine / "copied")
     assert (summary["status"], summary["restarts"], list(summary["missing_hosts"])) == ("done", 1, [lost])
     steps = [json.loads(line)["step"] for line in (mine / "copied" / "metrics.jsonl").read_text().splitlines()]
