@@ -31,6 +31,7 @@ from hetctl.trainer.later import Later
 from hetctl.trainer.models.huggingface import WeightFiles
 from hetctl.trainer.models.model import StageModel, initial, parameters_of
 from hetctl.trainer.optimizer import build_optimizer, clip_factor, learning_rate, scale_within, set_learning_rate
+from hetctl.trainer.patience import patient_group
 from hetctl.trainer.pipeline import MicroBatch, StagePipeline
 from hetctl.trainer.place import Place
 from hetctl.trainer.profiling import profiled
@@ -270,16 +271,29 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     """Train from the first step (or the checkpoint's) to the last, or until asked to stop; then validate and save."""
-    trainer = build(job, device, **_datasets(job))
-    start = _resume(trainer, Path(job.resume)) if job.resume else 0
+    patient = patient_group()
+    trainer = build(job, device, **_datasets(job, patient))
+    start = _resume(trainer, Path(job.resume), patient) if job.resume else 0
     every, keep, last = job.recipe.checkpoint.every, job.recipe.checkpoint.keep, job.recipe.checkpoint.last
     copier = make_copier([r.host for r in job.plan.ranks], job.recipe.checkpoint.store)
     folder = Path(job.checkpoints)
-    trainer.saving = Checkpoints(folder, trainer.gradients, trainer.optimizer, keep=keep, copier=copier)
+    goes_on = job.resume is not None and Path(job.resume).parent == folder
+    trainer.saving = Checkpoints(
+        folder,
+        trainer.gradients,
+        trainer.optimizer,
+        keep=keep,
+        beyond=start if goes_on else 0,
+        patient=patient,
+        copier=copier,
+    )
+    if trainer.saving.superseded is not None:
+        moved = f"checkpoints of steps that this run makes anew are kept in {trainer.saving.superseded}"
+        reporter.emit("note", sentence=moved)
     _listen(trainer)
     reporter.emit("begin", step=start, steps=job.recipe.train.steps)
     watch = Watch(trainer, reporter, adapt=job.recipe.train.adapt)
-    done, saved, began = start, -1, time.monotonic()
+    done, saved, began = start, start if goes_on else -1, time.monotonic()
     for step in range(start, job.recipe.train.steps):
         at = time.monotonic()
         with profiled(job, step, device, trainer.timeline):
@@ -307,11 +321,12 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     summarise(trainer, reporter, end | watch.findings)
 
 
-def _resume(trainer: Trainer, path: Path) -> int:
+def _resume(trainer: Trainer, path: Path, patient: Any) -> int:
     """Load a checkpoint, fetching from other hosts what this one lacks. Returns the steps done."""
-    here = spread.gather(path, [slot.name for bucket in trainer.gradients.buckets for slot in bucket.layout.slots])
+    needed = [slot.name for bucket in trainer.gradients.buckets for slot in bucket.layout.slots]
+    here = spread.gather(path, needed, group=patient)
     start, trainer.updates = checkpoint.load(here, trainer.gradients, trainer.optimizer)
-    spread.release(here)
+    spread.release(here, group=patient)
     return start
 
 
@@ -322,11 +337,11 @@ def _listen(trainer: Trainer) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: setattr(trainer, "saves_asked", trainer.saves_asked + 1))
 
 
-def _datasets(job: Job) -> dict[str, Any]:
+def _datasets(job: Job, patient: Any) -> dict[str, Any]:
     tokens = open_tokens(job.recipe.data)
     if tokens.vocabulary > job.shape.vocab:
         raise ConfigError(f"the tokenizer has {tokens.vocabulary} tokens, the model's vocabulary is {job.shape.vocab}")
-    _agree_on_text(tokens.digest)
+    _agree_on_text(tokens.digest, patient)
     about = {"seq_len": job.plan.seq_len, "global_batch": job.plan.global_batch, "seed": job.recipe.data.seed}
     return {"training": PackedTokens(tokens.train, **about), "validation": PackedTokens(tokens.validation, **about)}
 
@@ -353,10 +368,10 @@ def _flag(value: bool) -> torch.Tensor:
     return torch.as_tensor(float(value))
 
 
-def _agree_on_text(digest: str) -> None:
+def _agree_on_text(digest: str, patient: Any) -> None:
     """Raise ConfigError unless all ranks read the same tokens: hosts may hold different copies of the data."""
     everybody: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, digest)
+    dist.all_gather_object(everybody, digest, group=patient)
     strange = [rank for rank, other in enumerate(everybody) if other != everybody[0]]
     if strange:
         raise ConfigError(

@@ -25,7 +25,7 @@ from hetctl.comm.units import GiB
 from hetctl.trainer.cuts import Cut
 from hetctl.trainer.gradients import Gradients
 from hetctl.trainer.saving.checkpoint_reader import FORMAT, Reader
-from hetctl.trainer.saving.checkpoints import MANIFEST, whole_ones
+from hetctl.trainer.saving.checkpoints import MANIFEST, set_aside, whole_ones
 from hetctl.trainer.saving.copies import Copier
 from hetctl.trainer.saving.spread import leads
 
@@ -55,7 +55,11 @@ class Part:
 
 
 class Checkpoints:
-    """Saves what this rank keeps; every rank calls the same methods after the same steps."""
+    """Saves what this rank keeps; every rank calls the same methods after the same steps.
+
+    `beyond` is the step of this folder's checkpoint that the run goes on from; those of later steps are `superseded`.
+    `patient` is a group whose operations may wait as long as files take.
+    """
 
     def __init__(
         self,
@@ -64,16 +68,21 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         *,
         keep: int,
+        beyond: int,
+        patient: Any = None,
         copier: Copier | None = None,
     ) -> None:
         self.folder, self.gradients, self.optimizer, self.keep = folder, gradients, optimizer, keep
-        self._copier = copier
+        self._copier, self._patient = copier, patient
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, int, Future[None]] | None = None
+        self._retiring: Future[None] | None = None
+        self.superseded: Path | None = None
         if leads():
-            for left in [*folder.glob("step-*.partial"), *folder.glob("step-*.replaced")]:
+            for left in folder.glob("step-*.partial"):
                 shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
-        dist.barrier()
+            self.superseded = set_aside(folder, beyond=beyond)
+        dist.barrier(patient)
 
     @property
     def written(self) -> bool:
@@ -85,7 +94,7 @@ class Checkpoints:
 
     def begin(self, step: int, *, updates: int) -> None:
         """Copy the state after `step` steps, and start writing it; a save still pending is finished first."""
-        self.finish()
+        self._settle()
         parts = list(_snapshot(self.gradients, self.optimizer))
         shapes = {name: list(shape) for name, shape in self.gradients.whole_shapes().items()}
         self._pending = (step, updates, self._thread.submit(self._keep, self._partial(step), parts, shapes))
@@ -101,15 +110,21 @@ class Checkpoints:
         step, updates, _ = self._pending
         self._pending = None
         if leads():
-            commit(self._partial(step), step=step, updates=updates, keep=self.keep)
+            commit(self._partial(step), step=step, updates=updates)
+            self._retiring = self._thread.submit(retire, self.folder, keep=self.keep)
 
     def finish(self) -> None:
-        """Wait for a pending save on all ranks, and commit it."""
+        """Wait for a pending save on all ranks, commit it, and see the old ones off."""
+        self._settle()
+        if self._retiring is not None:
+            self._retiring.result()
+
+    def _settle(self) -> None:
         if self._pending is not None:
             self._pending[2].result()
-            dist.barrier()
+            dist.barrier(self._patient)
             self.commit()
-            dist.barrier()
+            dist.barrier(self._patient)
 
     def _partial(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.partial"
@@ -130,7 +145,7 @@ def load(path: Path, gradients: Gradients, optimizer: torch.optim.Optimizer) -> 
     return reader.step, reader.updates
 
 
-def commit(partial: Path, *, step: int, updates: int, keep: int) -> None:
+def commit(partial: Path, *, step: int, updates: int) -> None:
     """The manifest, then the name: a crash before the rename leaves the checkpoints before this one as they were."""
     entries = sorted(partial.glob("part-*.json"))
     parts = [json.loads(entry.read_text()) for entry in entries]
@@ -142,14 +157,16 @@ def commit(partial: Path, *, step: int, updates: int, keep: int) -> None:
         partial / MANIFEST, {"format": FORMAT, "step": step, "updates": updates, "shapes": shapes, "files": merged}
     )
     _sync(partial)
-    final, replaced = partial.with_suffix(""), partial.with_suffix(".replaced")
-    if final.exists():
-        os.replace(final, replaced)
-    os.replace(partial, final)
-    _sync(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-    for old in whole_ones(final.parent)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    os.replace(partial, partial.with_suffix(""))
+    _sync(partial.parent)
+
+
+def retire(folder: Path, *, keep: int) -> None:
+    """Remove all checkpoints but the newest: each loses its name first, so that none is whole in name only."""
+    for old in whole_ones(folder)[:-keep]:
+        gone = old.with_suffix(".retired.partial")
+        os.replace(old, gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _snapshot(gradients: Gradients, optimizer: torch.optim.Optimizer) -> Iterator[Part]:

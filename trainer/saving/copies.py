@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hetctl.trainer.patience import patient_group
 from hetctl.trainer.saving.keepers import targets_of
 from hetctl.trainer.saving.spread import receive_file, send_file, spread
 
@@ -57,4 +58,4 @@ def make_copier(hosts: Sequence[str], store: str) -> Copier | None:
     """This rank's copier where shards are kept more than once; all ranks call it, `hosts` names each one's host."""
     if store in ("auto", "shared") or not spread():
         return None
-    return Copier(targets_of(hosts, store), dist.new_group())
+    return Copier(targets_of(hosts, store), patient_group())

@@ -31,15 +31,16 @@ def leads() -> bool:
     return os.environ.get("LOCAL_RANK") == "0" if spread() else dist.get_rank() == 0
 
 
-def gather(path: Path, names: Iterable[str]) -> Path:
+def gather(path: Path, names: Iterable[str], *, group: Any = None) -> Path:
     """A folder here that holds what this host's ranks need of a checkpoint (parameters `names`); all ranks call it.
 
-    Files that only other hosts hold are sent by them. Raises ConfigError when nobody has one.
+    Files that only other hosts hold are sent by them. `group` is of all ranks, with time for that. Raises ConfigError
+    when nobody has one.
     """
     if not spread():
         return path
     target = path.with_name(f"gathered-{path.name}")
-    manifest = _merged(path)
+    manifest = _merged(path, group)
     about: dict[str, Any] = {
         "host": os.environ.get("HETCTL_HOST", str(dist.get_rank())),
         "leads": leads(),
@@ -47,7 +48,7 @@ def gather(path: Path, names: Iterable[str]) -> Path:
         "needs": _needed(manifest, set(names)),
     }
     everybody: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, about)
+    dist.all_gather_object(everybody, about, group=group)
     if leads():
         target.mkdir(parents=True, exist_ok=True)
         for name in about["has"]:
@@ -55,26 +56,26 @@ def gather(path: Path, names: Iterable[str]) -> Path:
                 os.link(path / name, target / name)
         write_json(target / MANIFEST, manifest)
     for name in sorted(manifest["files"]):
-        _lend(name, path, target, everybody)
-    dist.barrier()
+        _lend(name, path, target, everybody, group)
+    dist.barrier(group)
     return target
 
 
-def release(path: Path) -> None:
+def release(path: Path, *, group: Any = None) -> None:
     """Remove what `gather` made, once all ranks have read it; all ranks call it."""
-    dist.barrier()
+    dist.barrier(group)
     if spread() and leads() and path.name.startswith("gathered-"):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _merged(path: Path) -> dict[str, Any]:
+def _merged(path: Path, group: Any) -> dict[str, Any]:
     """What all hosts' manifests say together."""
     try:
         mine = json.loads((path / MANIFEST).read_text())
     except (OSError, ValueError):
         mine = None
     everybody: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, mine)
+    dist.all_gather_object(everybody, mine, group=group)
     found = [m for m in everybody if m is not None]
     if not found:
         raise ConfigError(f"no host has a checkpoint at {path}")
@@ -90,7 +91,7 @@ def _needed(manifest: dict[str, Any], names: set[str]) -> list[str]:
     return [f for f, about in manifest["files"].items() if any(t.partition(":")[0] in names for t in about["tensors"])]
 
 
-def _lend(name: str, path: Path, target: Path, everybody: list[Any]) -> None:
+def _lend(name: str, path: Path, target: Path, everybody: list[Any], group: Any) -> None:
     """Send one file from the first rank that has it to the leader of each host that needs and lacks it."""
     rank = dist.get_rank()
     holders = [r for r, about in enumerate(everybody) if name in about["has"]]
@@ -102,9 +103,9 @@ def _lend(name: str, path: Path, target: Path, everybody: list[Any]) -> None:
         raise ConfigError(f"{path.name} is incomplete: no host of this run has {name}", hint="its host is gone")
     for receiver in (r for r, about in enumerate(everybody) if about["leads"] and about["host"] in hosts):
         if rank == holders[0]:
-            send_file(path / name, receiver)
+            send_file(path / name, receiver, group=group)
         elif rank == receiver:
-            receive_file(target / name, holders[0])
+            receive_file(target / name, holders[0], group=group)
 
 
 def send_file(file: Path, to: int, *, group: Any = None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 import torch
 
 from hetctl.comm.errors import ConfigError
+from hetctl.comm.reporter import Reporter
+from hetctl.trainer import loop
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import build
 from hetctl.trainer.saving import checkpoint, checkpoints
@@ -21,6 +25,7 @@ from tests.layouts import Cut, Layout, Pipe, plan_of
 from tests.trainer.parity import SEQ_LEN, SHAPE, Trace, UnevenSamples, difference, recipe, reference
 
 STEPS = 6
+LATE_SECONDS = 9
 ONE = Layout(((0,),), (Pipe((Cut((0, 4), (0,)),), 2, 4),))
 SHARDS = Layout(((0, 1),), (Pipe((Cut((0, 4), (0, 1), 2),), 4, 2),))
 STAGES = Layout(((0,), (1, 2)), (Pipe((Cut((0, 1), (0,)), Cut((1, 4), (1, 2), 2)), 2, 4),))
@@ -42,7 +47,7 @@ def part_of_run(
     if newest:
         start, trainer.updates = checkpoint.load(newest, trainer.gradients, trainer.optimizer)
     assert start == first
-    trainer.saving = checkpoint.Checkpoints(Path(folder), trainer.gradients, trainer.optimizer, keep=2)
+    trainer.saving = checkpoint.Checkpoints(Path(folder), trainer.gradients, trainer.optimizer, keep=2, beyond=start)
     slots = {slot.name: slot for bucket in trainer.gradients.buckets for slot in bucket.layout.slots}
     trace = Trace([], [], [], slots)
     for step in range(first, last):
@@ -159,7 +164,8 @@ def _commit_or_die(crash: int, partial: Path) -> None:
 
     for name in ("replace", "fsync", "unlink", "rmdir", "open", "rename"):
         setattr(os, name, counted(getattr(os, name)))
-    checkpoint.commit(partial, step=4, updates=4, keep=1)
+    checkpoint.commit(partial, step=4, updates=4)
+    checkpoint.retire(partial.parent, keep=1)
 
 
 def test_a_flipped_byte_names_the_file_and_offers_the_checkpoint_before(tmp_path: Path) -> None:
@@ -181,3 +187,44 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "step-00000001" / "manifest.json").write_text(text)
     with pytest.raises(ConfigError, match=r"not a checkpoint|another format"):
         Reader(tmp_path / "step-00000001")
+
+
+def test_what_a_run_makes_anew_is_set_aside_not_taken_for_its_own(tmp_path: Path) -> None:
+    run(ONE, tmp_path, 0, 2)
+    run(ONE, tmp_path, 2, 4)
+    old = {step: _state(tmp_path / f"step-{step:08d}") for step in (2, 4)}
+    assert checkpoints.set_aside(tmp_path, beyond=4) is None
+    assert checkpoints.set_aside(tmp_path, beyond=2) == tmp_path / "superseded-1"
+    assert checkpoints.newest(tmp_path) == tmp_path / "step-00000002"
+    assert checkpoints.set_aside(tmp_path, beyond=0) == tmp_path / "superseded-2"
+    assert checkpoints.newest(tmp_path) is None
+    for number, step in ((1, 4), (2, 2)):
+        kept = _state(tmp_path / f"superseded-{number}" / f"step-{step:08d}")
+        assert all(torch.equal(a, b) for a, b in zip(kept, old[step], strict=True))
+
+
+def slow_files(rank: int, folder: str) -> list[str]:
+    """A run whose second rank takes longer to tokenise and to write than an operation between ranks may take."""
+    plan = plan_of(SHARDS, seq_len=SEQ_LEN)
+    text = Path(folder) / "text"
+    wanted = asked(validation_samples=8)
+    data = replace(wanted.data, source=str(text), tokenizer="bytes", validation_share=0.3)
+    train = replace(wanted.train, steps=1)
+    job = Job(plan, replace(wanted, data=data, train=train), replace(SHAPE, vocab=300), f"{folder}/checkpoints")
+
+    def slowly(right: Any) -> Any:
+        def call(*args: Any) -> Any:
+            time.sleep(LATE_SECONDS * rank)
+            return right(*args)
+
+        return call
+
+    loop.open_tokens, checkpoint._write = slowly(loop.open_tokens), slowly(checkpoint._write)
+    loop.run(job, torch.device("cpu"), Reporter(active=False))
+    return [path.name for path in checkpoints.whole_ones(Path(folder) / "checkpoints")]
+
+
+def test_ranks_wait_for_slow_files_longer_than_for_each_other(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("what a text says. " * 2000)
+    found = on_islands((2,), slow_files, str(tmp_path), seconds=LATE_SECONDS - 3)
+    assert found == [["step-00000001"]] * 2

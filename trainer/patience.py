@@ -1,0 +1,15 @@
+"""Where ranks wait for each other's files: disks, tokenisers and copies differ by more than a step's operation may."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+FILES_SECONDS = 3600.0  # of one operation; a rank that ends is noticed at once all the same, by its agent
+
+
+def patient_group() -> Any:
+    """A group of all ranks, for nothing but files; all ranks call it."""
+    return dist.new_group(timeout=timedelta(seconds=FILES_SECONDS))
