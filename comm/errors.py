@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class HetctlError(Exception):
@@ -17,6 +18,20 @@ class HetctlError(Exception):
         self.hint = hint
         self.documented = documented  # `--json` has already printed the document that says so
         self.hosts: dict[str, HetctlError] = {}  # where it stands for several hosts: what is wrong with each
+
+
+HINT = "\nhint: "  # in the text of an error that one process tells another one
+
+
+@contextlib.contextmanager
+def with_hints() -> Iterator[None]:
+    """Errors that leave here take their hints along in their text, for whoever reads only that."""
+    try:
+        yield
+    except HetctlError as error:
+        if error.hint:
+            error.args = (error.message + HINT + error.hint,)
+        raise
 
 
 class WorkFailed(HetctlError):

@@ -41,11 +41,19 @@ from hetctl.trainer.job import Job
 from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.models.weights import find_weights
 from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
-from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.recipe import Recipe, load_recipe
 from hetctl.trainer.saving import checkpoints
 from hetctl.trainer.saving.keepers import targets_of
 from hetctl.where import find_running_cluster
 
+ORDER_OF_SAMPLES = (  # a run goes on at sample step x global_batch of the order that these make
+    ("data", "source"),
+    ("data", "tokenizer"),
+    ("data", "seed"),
+    ("data", "validation_share"),
+    ("model", "seq_len"),
+    ("batch", "global_batch"),
+)
 BRIDGES = "bridges"  # what the engines of direct bridges say of each rank's transfers
 
 
@@ -240,6 +248,8 @@ def _attempt(
     try:
         start = _checkpoint(resume, crew.sites)
         attempts.began(start.name if start else None)
+        if start is not None:
+            _check_goes_on(prepared, folder, folder.checkpoints / start, sink)
         prepared = _kept_twice(prepared, crew, attempts, sink)
         specs = _specs(prepared, folder, crew, start, sink)
     except BaseException:
@@ -284,6 +294,20 @@ def _checkpoint(resume: str, sites: Sequence[Site]) -> Path | None:
         return Path(newest.name) if newest else None
     common = set.intersection(*(set(site.checkpoints) for site in sites))
     return Path(max(common)) if common else None
+
+
+def _check_goes_on(prepared: Prepared, folder: RunFolder, start: Path, sink: Sink) -> None:
+    """Raise ConfigError where the checkpoint to go on from is of another model; say where its data were others."""
+    if checkpoints.is_whole(start):  # else other hosts have it, and their ranks look
+        from hetctl.trainer.saving.checkpoint_reader import Reader
+
+        Reader(start).check_is_of(prepared.shape)
+    if start.parent != folder.checkpoints or not folder.recipe.is_file():
+        return
+    before, now = (encode(r) for r in (load_recipe(folder.recipe), prepared.recipe))
+    for section, key in ORDER_OF_SAMPLES:
+        if (old := before[section][key]) != (new := now[section][key]):
+            sink.warn(f"{section}.{key} was {old} before the checkpoint and is {new} now: other samples follow on it")
 
 
 def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path | None, sink: Sink) -> list[HostSpec]:
@@ -419,6 +443,7 @@ def _summary(
     if status == "failed":
         summary["failure"] = failure["reason"] if failure else "the ranks ended without a summary"
         summary["error_type"] = failure["error_type"] if failure else None
+        summary["failure_hint"] = failure["hint"] if failure else ""
     return summary
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hetctl.comm.errors import HINT
+
 # What a rank says when a peer or the network went away: a consequence, wherever there is a better cause.
 TOLD_BY_OTHERS = re.compile(
     r"DistBackendError|DistNetworkError|DistStoreError|BridgeError|gloo|NCCL|RCCL|Connection (closed|reset)"
@@ -43,6 +45,7 @@ class Failure:
     error_type: str | None
     traceback: str | None
     victims: tuple[int, ...]
+    hint: str = ""  # what the rank said to do
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class RankError:
     message: str
     traceback: str
     at: float
+    hint: str = ""
 
 
 def find_failure(exits: Sequence[Exit], hosts: Sequence[str], errors: Mapping[int, RankError]) -> Failure | None:
@@ -68,7 +72,8 @@ def find_failure(exits: Sequence[Exit], hosts: Sequence[str], errors: Mapping[in
     reason = reason_of(first, error)
     victims = tuple(sorted({e.rank for e in failed} - {first.rank}))
     kind = error.message.partition(":")[0] if error else None
-    return Failure(first.rank, hosts[first.rank], reason, first.code, kind, error.traceback if error else None, victims)
+    said, hint = (error.traceback, error.hint) if error else (None, "")
+    return Failure(first.rank, hosts[first.rank], reason, first.code, kind, said, victims, hint)
 
 
 def reason_of(end: Exit, error: RankError | None) -> str:
@@ -83,7 +88,8 @@ def parse_rank_error(data: Any) -> RankError | None:
         if isinstance(message, str):
             return RankError(message, "", 0.0)
         extra = message.get("extraInfo", {})
-        return RankError(str(message["message"]), str(extra.get("py_callstack", "")), float(extra.get("timestamp", 0)))
+        text, _, hint = str(message["message"]).partition(HINT)
+        return RankError(text, str(extra.get("py_callstack", "")), float(extra.get("timestamp", 0)), hint)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -109,10 +109,17 @@ class RunFolder:
             file.write(json.dumps(finite({"at": time.time(), **event}), allow_nan=False) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
+        """The steps' figures in order; of steps that were made anew, from an earlier checkpoint, the later ones."""
         if not self.metrics.is_file():
             return []
         lines = self.metrics.read_text(encoding="utf-8", errors="replace").split("\n")
-        return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is being written, or was cut
+        found: list[dict[str, Any]] = []
+        for line in lines[:-1]:  # what follows the last newline is being written, or was cut
+            record = json.loads(line)
+            while found and found[-1]["step"] >= record["step"]:
+                found.pop()
+            found.append(record)
+        return found
 
     def progress(self) -> dict[str, Any]:
         """How far its metrics say it came, and with what losses; None where there is no step yet."""

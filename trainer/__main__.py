@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm import backend
+from hetctl.comm.errors import with_hints
 from hetctl.comm.reporter import Reporter
 from hetctl.trainer.emulated_device import cap_memory, slowed
 from hetctl.trainer.job import current_job
@@ -31,7 +32,8 @@ def main() -> None:
     with slowed(device, job.plan.ranks[rank].speed) as slower:
         if slower is not None:
             print(f"this device runs at {slower}", flush=True)
-        run(job, device, Reporter(active=rank == 0))
+        with with_hints():
+            run(job, device, Reporter(active=rank == 0))
     dist.destroy_process_group()  # not after an error: peers may be gone, and leaving politely would wait for them
 
 

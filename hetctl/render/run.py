@@ -94,6 +94,8 @@ def failure_lines(failure: dict[str, Any]) -> list[str]:
     """The one block on a failure: who failed first and why, and who only suffered from it."""
     lines = [f"rank {failure['rank']} on {failure['host']} failed first: {failure['reason']}"]
     lines += ["  " + line for line in (failure.get("traceback") or "").splitlines()[-12:]]
+    if failure.get("hint"):
+        lines.append(f"hint: {failure['hint']}")
     if failure["victims"]:
         ranks = ", ".join(map(str, failure["victims"][:16]))
         lines.append(f"ended because of it: ranks {ranks}{' ...' if len(failure['victims']) > 16 else ''}")

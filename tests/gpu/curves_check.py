@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from hetctl.trainer.models.huggingface import write_model
-from hetctl.trainer.models.model import StageModel, initial
+from hetctl.trainer.models.model import initial, shapes_of
 from hetctl.trainer.models.model_config import config_of, find_shape
 from tests.gpu.torchtitan_check import prepare
 from tests.rigs.cluster import losses
@@ -38,8 +38,7 @@ WINDOW = 20  # steps averaged: single steps differ by their text
 def write_folder(folder: Path, name: str, device: str) -> None:
     """The model's config.json, random weights in bf16 and a tokenizer."""
     shape = find_shape(name)
-    with torch.device("meta"):
-        sizes = {n: tuple(p.shape) for n, p in StageModel(shape, (0, shape.layers)).named().items()}
+    sizes = shapes_of(shape)
 
     def made(tensor: str) -> torch.Tensor:
         found = initial(tensor, sizes[tensor], shape, seed=1, dtype=torch.bfloat16, device=torch.device(device))

@@ -246,6 +246,13 @@ class StageModel(nn.Module):
         return held
 
 
+def shapes_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name -> shape of all parameters of a model, a tied head by the embedding's name."""
+    with torch.device("meta"):
+        model = StageModel(shape, (0, shape.layers))
+    return {name: tuple(parameter.shape) for name, parameter in model.named().items()}
+
+
 def parameters_of(model: StageModel) -> int:
     """How many parameters a stage holds, a tied one once."""
     return sum(p.numel() for p in model.named().values())

@@ -13,6 +13,8 @@ import torch
 from safetensors import safe_open
 
 from hetctl.comm.errors import ConfigError
+from hetctl.trainer.models.model import shapes_of
+from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.saving.checkpoints import MANIFEST, previous
 
 FORMAT = 3  # 2 had no cuts: it is read as well
@@ -46,6 +48,19 @@ class Reader:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Parameter -> shape."""
         return {name: tuple(shape) for name, shape in self._manifest["shapes"].items()}
+
+    def check_is_of(self, model: ModelShape) -> None:
+        """Raise ConfigError unless it has exactly this model's parameters."""
+        wanted, held = shapes_of(model), self.shapes
+        unlike = [name for name in sorted(wanted.keys() | held.keys()) if wanted.get(name) != held.get(name)]
+        if not unlike:
+            return
+        has, asks = (f"shape {list(s[unlike[0]])}" if unlike[0] in s else "none" for s in (held, wanted))
+        more = f", and {len(unlike) - 1} more differ" if unlike[1:] else ""
+        raise ConfigError(
+            f"{self.path} is of another model than {model.name}: '{unlike[0]}' has {has} there, {asks} here{more}",
+            hint="give each model a run folder of its own (--run-dir)",
+        )
 
     def read(self, name: str, kind: str, *, shape: Sequence[int] | None = None) -> torch.Tensor:
         """One parameter's masters ('master') or optimiser state, whole, in the precision it was kept in."""
