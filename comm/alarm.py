@@ -96,12 +96,13 @@ class Alarm:
         while True:
             self._wake.wait(POLL_SECONDS)
             if self._mine is not None:
-                first = store.compare_set("alarm", "", self._mine).decode()
-                return self._judge(store, first) if first == self._mine else self._answer(store, first)
+                mine = f"{self._rank} {self._mine}"  # several may say the same, and one of them judges
+                first = store.compare_set("alarm", "", mine).decode()
+                return self._judge(store, self._mine) if first == mine else self._answer(store, _said(first))
             if self._closed:
                 return None
             if store.check(["alarm"]):
-                return self._answer(store, store.get("alarm").decode())
+                return self._answer(store, _said(store.get("alarm").decode()))
 
     def _judge(self, store: Store, sentence: str) -> str:
         """Ask who is there, and publish the verdict with those who are not."""
@@ -127,3 +128,8 @@ class Alarm:
 
     def _pause(self) -> None:
         threading.Event().wait(PAUSE_SECONDS)
+
+
+def _said(alarm: str) -> str:
+    """The sentence of whoever rang first."""
+    return alarm.partition(" ")[2]

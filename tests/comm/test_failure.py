@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hetctl.comm.alarm import Alarm
 from hetctl.comm.islands import Started, settle
 from hetctl.comm.recorder import VARIABLE
 from hetctl.comm.work import Deadline, NativeFailed
@@ -108,3 +109,19 @@ class _EndsEarly:
 def test_a_native_wait_that_ends_within_its_last_millisecond_timed_out() -> None:
     with pytest.raises(NativeFailed, match=r"barrier 1 failed inside its island: Timed out after 0\.05 s"):
         settle(Started(_EndsEarly(), on_host=True), Deadline(0.05), what="barrier 1")
+
+
+def test_ranks_that_ring_with_one_sentence_do_not_blame_each_other() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    heard: dict[int, str] = {}
+    alarms = [
+        Alarm(store, rank=r, names=[f"rank {i}" for i in range(4)], on_verdict=lambda e, r=r: heard.update({r: str(e)}))
+        for r in (0, 2, 3)
+    ]
+    for alarm in alarms:
+        alarm.ring("all_reduce 4 failed inside its island: Timed out after 3 s")
+    verdicts = {str(alarm.judged("")) for alarm in alarms}
+    for alarm in alarms:
+        alarm.close()
+    assert verdicts == {"all_reduce 4 failed inside its island: Timed out after 3 s; no answer from rank 1"}
+    assert set(heard) == {0, 2, 3}
