@@ -20,6 +20,7 @@ from hetctl.comm.values import decode, encode
 
 VARIABLE = "HETCTL_PLACEMENT"
 # rxe0:1=1@roce0,mlx5_0:1=3 (device:port=GID index@network), or `sockets`, once per rail, to try engines without RDMA
+NICS_VARIABLE = "HETCTL_NICS"  # the interfaces that a rank's tcp rails take, and the network of each
 PORTS_VARIABLE = "HETCTL_RDMA"
 CARRIERS: tuple[TransportKind, ...] = ("shm", "tcp", "rdma", "direct")  # the transports that the back end has
 NATIVE: TransportKind = "native"  # no bridge: the vendor's own library over sockets, between islands of one vendor

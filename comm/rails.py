@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,11 +21,13 @@ from hetctl.comm.c10d import Gloo, PrefixStore, Store
 from hetctl.comm.failover import Loss, Position, RailWatch, remaining, route, say
 from hetctl.comm.forwarded import Flow, ForwardedLane, RecvLane, SendLane
 from hetctl.comm.meter import METER
+from hetctl.comm.placement import NICS_VARIABLE
 from hetctl.comm.staging import CHUNK_BYTES, TRAILER_BYTES, CopyEngine, engine_for
 from hetctl.comm.units import KiB
 from hetctl.comm.window import Posted, Window
 
 RAILS_VARIABLE = "HETCTL_RAILS"
+MAIN = -1  # the rail of the data addresses, where two ends share no other network
 DEVICE_RAILS = 8  # loopback moved 6.7 GB/s with one gloo group, 23.9 with eight
 HOST_FLOW = Flow(CHUNK_BYTES, window=16)
 # A chunk costs Python time, which bounds fast rails; of 4 or 16 MiB, or with fewer or more of them, sums were slower.
@@ -113,29 +115,33 @@ class Link:
             if not self._rails and not self._killed:
                 # its own connection: a blocking read on a shared one would stop every other thread's store access
                 store = self._store.clone()
-                self._rails = [self._connect(store, index) for index in self._agreed(store)]
+                self._rails = [self._connect(store, number, mine) for number, mine in self._agreed(store)]
             if self._killed:
                 raise RuntimeError("the connection was closed")
             return self._rails
 
-    def _agreed(self, store: Store) -> list[int]:
-        """The rails to connect: as many as the end with more of them has, less those that are down at either end."""
-        names, key = [name for name, _ in _devices()], f"link/{self._name}/rails/"
-        mine, nics = [_is_up(name) for name in names], len(set(names))
+    def _agreed(self, store: Store) -> list[tuple[int, int]]:
+        """(number, which of this end's) of the rails to connect: all of both ends' within the networks that they share,
+        less those that are down at either end."""
         here, there = ("to", "from") if self._sending else ("from", "to")
-        store.set(key + here, json.dumps([mine, nics]))
+        key, names = f"link/{self._name}/rails/", [name for name, _ in _devices()]
+        up, networks, nics = [_is_up(n) for n in names], [_network(n) for n in names], len(set(names))
+        store.set(key + here, json.dumps([up, networks, nics]))
         store.wait([key + there], self._timeout)
-        theirs, their_nics = json.loads(store.get(key + there))
+        their_up, their_networks, their_nics = json.loads(store.get(key + there))
         self._nics = max(nics, their_nics)
-        every = range(max(len(mine), len(theirs)))
-        up = [i for i in every if mine[i % len(mine)] and theirs[i % len(theirs)]]
-        for index in sorted(set(every) - set(up)) if up else ():
-            name = _devices()[index % len(mine)][0]
-            say(f"rail {index} ({name}) is down at one end: link {self._name} goes without it")
-        return up or list(every)
+        if self._sending:
+            pairs = paired(networks, their_networks)
+        else:
+            pairs = [(mine, theirs) for theirs, mine in paired(their_networks, networks)]
+        carry = [mine == MAIN or (up[mine] and their_up[theirs]) for mine, theirs in pairs]
+        for number, (mine, _) in enumerate(pairs):
+            if any(carry) and not carry[number]:
+                say(f"rail {number} ({names[mine]}) is down at one end: link {self._name} goes without it")
+        return [(number, mine) for number, (mine, _) in enumerate(pairs) if carry[number] or not any(carry)]
 
-    def _connect(self, store: Store, index: int) -> Rail:
-        interface, device = _devices()[index % len(_devices())]
+    def _connect(self, store: Store, index: int, mine: int) -> Rail:
+        interface, device = _devices()[mine] if mine != MAIN else ("the data address", main_device())
         options = Gloo._Options()
         options._timeout, options._threads, options._devices = self._timeout, 1, [device]
         group = Gloo(PrefixStore(f"link/{self._name}/{index}", store), 0 if self._sending else 1, 2, options)
@@ -267,6 +273,18 @@ def break_pair(group: Any, peer: int) -> None:
         return
 
 
+def paired(to: Sequence[str], back: Sequence[str]) -> list[tuple[int, int]]:
+    """Which rail of one end goes with which of the other's, by the networks they are on: each with one of its own,
+    those of an end that has fewer several times, networks in turn. Without a common one: the data addresses'."""
+    found: list[tuple[int, int, int]] = []
+    for network in dict.fromkeys(n for n in to if n in back):
+        ends = [[i for i, name in enumerate(side) if name == network] for side in (to, back)]
+        count = max(map(len, ends))
+        found += [(turn, ends[0][turn % len(ends[0])], ends[1][turn % len(ends[1])]) for turn in range(count)]
+    found.sort(key=lambda pair: pair[0])
+    return [(mine, theirs) for _, mine, theirs in found] or [(MAIN, MAIN)] * max(len(to), len(back))
+
+
 def _is_up(interface: str) -> bool:
     """Whether an interface carries traffic now; those that do not say (and a default one) do."""
     state = Path("/sys/class/net") / interface / "operstate"
@@ -275,12 +293,23 @@ def _is_up(interface: str) -> bool:
 
 def main_device() -> Any:
     """The gloo device that native groups use: the first named interface, because a host's name may mean loopback."""
-    names = _interfaces()
+    names = [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
     return Gloo.create_device(interface=names[0]) if names else Gloo.create_default_device()
 
 
 def _interfaces() -> list[str]:
-    return [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
+    """The network interfaces of this rank's rails: those near its device, as the launcher says, else gloo's own."""
+    return list(_near()) or [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
+
+
+def _near() -> dict[str, str]:
+    """Interface -> network, of `HETCTL_NICS=ens1@roce0,ens2@roce0`."""
+    words = [word.partition("@") for word in os.environ.get(NICS_VARIABLE, "").split(",") if word]
+    return {name: network for name, _, network in words}
+
+
+def _network(interface: str) -> str:
+    return _near().get(interface, "")
 
 
 @functools.cache

@@ -45,6 +45,8 @@ def show_environment(plan: Plan, cluster: Cluster, name: str, sink: Sink) -> dic
     sink.say(table)
     if len(mine) > 1:
         others = ", ".join(str(s.rank) for s in mine[1:])
-        sink.say(f"ranks {others} differ in RANK, LOCAL_RANK and HETCTL_DEVICE_INDEX")
+        values = [{s.name: s.value for s in found} for found in ranks.values()]
+        unlike = [name for name in values[0] if any(v.get(name) != values[0][name] for v in values)]
+        sink.say(f"ranks {others} differ in {', '.join(unlike)}")
     rows = {r: [{"name": s.name, "value": s.value, "reason": s.reason} for s in found] for r, found in ranks.items()}
     return {"host": name, "ranks": {str(rank): found for rank, found in rows.items()}}

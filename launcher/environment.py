@@ -11,7 +11,7 @@ from hetctl.comm.cluster import Cluster, Device, Host, Nic
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.facts import HostFacts, NicFacts, facts_from_data
 from hetctl.comm.natives import NATIVES
-from hetctl.comm.placement import PORTS_VARIABLE, PlacedBridge, PlacedIsland, Placement
+from hetctl.comm.placement import NICS_VARIABLE, PORTS_VARIABLE, PlacedBridge, PlacedIsland, Placement
 from hetctl.comm.plan import Bridge
 
 RUN_VARIABLE = "HETCTL_RUN"  # by which `hetctl clean` knows what belongs to a run
@@ -26,6 +26,7 @@ class Setting:
     value: str
     reason: str
     secret: bool = False  # taken from who launches: never shown
+    device: int | None = None  # of the host: for its rank alone; None: for all of the host's ranks
 
     @property
     def shown(self) -> str:
@@ -104,7 +105,7 @@ def rank_settings(
             Setting("OMP_NUM_THREADS", str(threads), f"{host.cores} cores shared by {len(local)} ranks"),
             Setting("PYTHONUNBUFFERED", "1", "logs are read while they grow"),
             *_sockets(host.socket_interface),
-            *more,
+            *(s for s in more if s.device in (None, seat.device)),
             Setting("RANK", str(seat.rank), "from the plan"),
             Setting("WORLD_SIZE", str(len(seats)), "ranks in the plan"),
             Setting("LOCAL_RANK", str(local.index(seat.rank)), "order among this host's ranks"),
@@ -129,8 +130,10 @@ def host_settings(
     """
     mine = [next(d for d in host.devices if d.index == s.device) for s in seats if s.host == host.name]
     settings = [] if cluster.runs is not None else [*visible_devices(mine), *_rdma(cluster, host)]
-    settings += _wires(cluster, host)
-    for name, value in (host.access.env if host.access else {}).items():
+    own = host.access.env if host.access else {}
+    settings += _wires(cluster, host, mine)
+    settings += [] if "GLOO_SOCKET_IFNAME" in own else _nics(cluster, host, mine)
+    for name, value in own.items():
         settings.append(_own(name, value, environment, host.name))
     return tuple(settings)
 
@@ -210,22 +213,56 @@ def _rdma(cluster: Cluster, host: Host) -> list[Setting]:
     return settings
 
 
-def _wires(cluster: Cluster, host: Host) -> list[Setting]:
-    """The RDMA ports that reach hosts of other islands, each with its GID index: what the bridge may use."""
+def _wires(cluster: Cluster, host: Host, devices: Sequence[Device]) -> list[Setting]:
+    """The RDMA ports that reach hosts of other islands, with their GID indices: what each rank's bridge may use."""
     kinds = {n.name: n.kind for n in cluster.networks}
-    mine = {i.name for i in cluster.islands if any(m.host == host.name for m in i.members)}
-    others = {m.host for i in cluster.islands if i.name not in mine or len(mine) > 1 for m in i.members} - {host.name}
-    reached = {n.network for name in others for n in cluster.host_by_name[name].nics if n.rdma_device}
+    reached = {n.network for other in _abroad(cluster, host) for n in other.nics if n.rdma_device}
     ports = {n.netdev or n.name: n for n in _facts(host).nics}
-    words = []
+    words = {}
     for nic in host.nics:
         if nic.rdma_device and nic.network in reached and kinds.get(nic.network or "") in ("infiniband", "roce"):
             port = ports.get(nic.name)
             index = _gid_index(port) if nic.kind == "roce" else None
-            words.append(_hca(nic, port) + ("" if index is None else f"={index}") + f"@{nic.network}")
+            words[nic.name] = _hca(nic, port) + ("" if index is None else f"={index}") + f"@{nic.network}"
+    return _shared_out(PORTS_VARIABLE, words, devices, "the RDMA ports that reach other islands, and their GIDs there")
+
+
+def _nics(cluster: Cluster, host: Host, devices: Sequence[Device]) -> list[Setting]:
+    """The interfaces that reach hosts of other islands, where there is more than the one of the data address."""
+    reached = {n.network for other in _abroad(cluster, host) for n in other.nics if n.address and n.network}
+    nics = [n for n in host.nics if n.address and n.network in reached]
+    fastest = max((n.rate_bytes_per_s or 0.0 for n in nics), default=0.0)
+    nics = [n for n in nics if n.rate_bytes_per_s is None or n.rate_bytes_per_s * 2 >= fastest]
+    if {n.name for n in nics} <= {interface_of(host)}:
+        return []
+    words = {n.name: f"{n.name}@{n.network}" for n in nics}
+    return _shared_out(NICS_VARIABLE, words, devices, "the interfaces that reach other islands")
+
+
+def _abroad(cluster: Cluster, host: Host) -> list[Host]:
+    """The other hosts that have a rank of another island than this one's."""
+    mine = {i.name for i in cluster.islands if any(m.host == host.name for m in i.members)}
+    names = {m.host for i in cluster.islands if i.name not in mine or len(mine) > 1 for m in i.members} - {host.name}
+    return [cluster.host_by_name[name] for name in sorted(names)]
+
+
+def _shared_out(variable: str, words: Mapping[str, str], devices: Sequence[Device], why: str) -> list[Setting]:
+    """One setting a device: the NICs near it (`words`: by interface), and its part of those that are near no other.
+
+    A device that is near none takes them all in turn.
+    """
     if not words:
         return []
-    return [Setting(PORTS_VARIABLE, ",".join(words), "the RDMA ports that reach other islands, and their GIDs there")]
+    near = {d.index: [n for n in d.nics if n in words] for d in devices}
+    claimed = {name for names in near.values() for name in names}
+    for name in (n for n in words if n not in claimed):
+        if any(near.values()):
+            near[min(near, key=lambda index: len(near[index]))].append(name)
+    settings = []
+    for index, names in near.items():
+        reason = f"{why}; {'near' if names else 'none is near'} its device"
+        settings.append(Setting(variable, ",".join(words[n] for n in names or words), reason, device=index))
+    return settings
 
 
 def _hca(nic: Nic, port: NicFacts | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hetctl.comm.access import Access
@@ -115,3 +117,26 @@ def test_cpu_clusters_compute_on_cpu() -> None:
     assert device_type(None, ["cpu", "cpu"]) == "cpu"
     assert device_type(None, ["nvidia", "amd"]) == "cuda"
     assert device_type("gloo", ["nvidia"]) == "cpu"
+
+
+def test_each_rank_bridges_over_the_ports_near_its_device() -> None:
+    def wired(name: str, vendor: str, last: int) -> Host:
+        one = host(name, vendor, kind="roce", gids=(gid(3, V4),))
+        nics = tuple(replace(n, address=f"10.1.{i}.{last}") for i, n in enumerate(one.nics) if n.network)
+        return replace(one, nics=nics, devices=tuple(replace(d, nics=(f"p{d.index % 2}",)) for d in one.devices))
+
+    one, other = wired("a", "nvidia", 1), wired("b", "amd", 2)
+    islands = tuple(
+        Island(h.name, h.devices[0].vendor, "fast", tuple(Member(h.name, d.index) for d in h.devices))
+        for h in (one, other)
+    )
+    both = Cluster((one, other), islands, (Network("fast", "roce", ("a", "b")),))
+    seats = (Seat(0, "a", 0), Seat(1, "a", 3), Seat(2, "b", 0))
+    shape = HostShape("a", 8, "cuda", "10.0.0.1", interface_of(one), "/code")
+    own = host_settings(both, one, seats)
+    found = [{s.name: s.value for s in rank_settings(seats, seat, shape, files={}, more=own)} for seat in seats[:2]]
+    assert [f["HETCTL_RDMA"] for f in found] == ["mlx5_0:1=3@fast", "mlx5_1:1=3@fast"]
+    assert [f["HETCTL_NICS"] for f in found] == ["p0@fast", "p1@fast"]
+    asked = replace(one, access=Access("a", env={"GLOO_SOCKET_IFNAME": "mgmt0"}))
+    both = Cluster((asked, other), islands, both.networks)
+    assert "HETCTL_NICS" not in {s.name for s in host_settings(both, asked, seats)}  # a person's word
