@@ -17,7 +17,7 @@ from hetctl.comm.queued import Queued
 from hetctl.launcher.runfolder import RunFolder
 
 CLOSE_S = 60.0  # for what is still to be written, or to be sent somewhere
-_FIGURES = ("loss", "tokens_per_s", "step_time_s", "grad_norm", "lr")
+_FIGURES = ("loss", "tokens_per_s", "step_time_s", "grad_norm", "lr", "mfu", "efficiency")
 
 
 class Board(Protocol):

@@ -13,6 +13,7 @@ from hetctl.console import Sink
 from hetctl.launcher.runfolder import RunFolder
 from hetctl.render.report import describe_islands, write_report
 from hetctl.render.run import summary_table
+from hetctl.trainer.pace import yardstick
 from hetctl.trainer.recipe import load_recipe
 
 
@@ -41,8 +42,10 @@ def _read(path: Path) -> Any:
 
 def _so_far(folder: RunFolder, plan: Plan, *, running: bool) -> dict[str, Any]:
     """What the metrics tell of a run without a summary; what only its end could tell is absent."""
-    reached = folder.progress()
-    seconds = sum(m["step_time_s"] for m in folder.read_metrics())
+    reached, metrics = folder.progress(), folder.read_metrics()
+    seconds = sum(m["step_time_s"] for m in metrics)
+    rate = reached["tokens"] / seconds if seconds else None
+    fits = bool(metrics) and not {"mfu", "efficiency"}.isdisjoint(metrics[-1])  # the plan's yardstick, said the run
     return {
         "run": folder.name,
         "status": "running" if running else "ended without a summary",
@@ -50,7 +53,8 @@ def _so_far(folder: RunFolder, plan: Plan, *, running: bool) -> dict[str, Any]:
         "parameters": None,
         "steps_planned": load_recipe(folder.recipe).train.steps if folder.recipe.is_file() else None,
         **reached,
-        "tokens_per_s": reached["tokens"] / seconds if seconds else None,
+        "tokens_per_s": rate,
+        **yardstick(plan, plan.cluster_digest).verdict(rate if fits else None),
         "islands": describe_islands(plan),
         "emulated": None,
         "wall_s": None,

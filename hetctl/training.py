@@ -40,6 +40,7 @@ from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
 from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.models.weights import find_weights
+from hetctl.trainer.pace import Yardstick, yardstick
 from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
 from hetctl.trainer.recipe import Recipe, load_recipe
 from hetctl.trainer.saving import checkpoints
@@ -67,6 +68,11 @@ class Prepared:
     plan: Plan
     way: str = "auto"  # how hosts are entered
     replan: Callable[[Cluster], Plan] | None = None  # None: a person's plan file, which says who takes part
+
+    @property
+    def yardstick(self) -> Yardstick:
+        """What the run's tokens/s are held against."""
+        return yardstick(self.plan, self.cluster.digest)
 
     @property
     def launch(self) -> Launch:
@@ -258,7 +264,8 @@ def _attempt(
     found: dict[str, Any] = {}
     with LiveRun(sink, prepared.recipe.train.steps) as live:
         boards = Boards(folder, encode(prepared.recipe), live.note)
-        outcome = supervise(crew, specs, _on_event(folder, live, boards, found), folder=folder, say=live.note)
+        on_event = _on_event(folder, live, boards, found, prepared.yardstick)
+        outcome = supervise(crew, specs, on_event, folder=folder, say=live.note)
         boards.end(found)
     summary = _summary(prepared, folder, outcome, found, crew.sites, wall_s=time.monotonic() - began)
     summary |= {"restarts": attempts.used, "missing_hosts": attempts.missing}
@@ -380,10 +387,14 @@ def _say_where_shards_live(
             sink.say(f"the hosts do not share {folder.path}: checkpoint.store={store} copies shards between them")
 
 
-def _on_event(folder: RunFolder, live: LiveRun, boards: Boards, found: dict[str, Any]) -> Callable[[Event], None]:
+def _on_event(
+    folder: RunFolder, live: LiveRun, boards: Boards, found: dict[str, Any], against: Yardstick
+) -> Callable[[Event], None]:
     def on_event(event: Event) -> None:
         kind = event["event"]
         record = {k: v for k, v in event.items() if k not in ("event", "rank", "host", "n")}
+        if kind == "step":
+            record |= against.figures(record["tokens_per_s"])
         if kind == "begin":
             live.begin(event["step"])
             boards.begin(event["step"])
@@ -396,10 +407,8 @@ def _on_event(folder: RunFolder, live: LiveRun, boards: Boards, found: dict[str,
             boards.step(record)
         elif kind == "summary":
             found.update(record)
-        elif kind == "rail":
+        elif kind in ("rail", "note"):
             live.note(event["sentence"])
-        elif kind == "note":
-            live.say(event["sentence"])
         elif kind == "bridge":
             found.setdefault(BRIDGES, []).append({"rank": event["rank"], **record})
 
@@ -421,7 +430,7 @@ def _summary(
     status = "interrupted" if outcome.interrupted else "failed" if failure or not told else "done"
     if status == "done" and outcome.ended_early:
         status = "saved"  # USR2: asked to save and end
-    shares = found.pop("shares", {})
+    shares, of_islands = found.pop("shares", {}), found.pop("island_shares", {})
     summary: dict[str, Any] = {
         "run": folder.name,
         "status": status,
@@ -433,7 +442,8 @@ def _summary(
         "bubble_share": shares.get("bubble"),
         "bridge_share": shares.get("bridge"),
         "shares": shares,
-        "islands": describe_islands(prepared.plan),
+        **prepared.yardstick.verdict(found.get("tokens_per_s")),
+        "islands": describe_islands(prepared.plan, of_islands, found.get("memory_bytes")),
         "emulated": prepared.cluster.source == "emulated",
         "wall_s": wall_s,
         "run_dir": str(folder.path),

@@ -42,7 +42,7 @@ from hetctl.trainer.schedule import SPLIT
 from hetctl.trainer.spans import share
 from hetctl.trainer.summary import summarise
 from hetctl.trainer.timeline import Timeline
-from hetctl.trainer.watch import Watch
+from hetctl.trainer.watch import Seen, Watch
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
@@ -82,6 +82,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.bridged = self.job.plan.crosses_islands(range(self.job.plan.world_size))
+        self.seen = Seen(self.job.plan, self.place.rank, self.device)
         self.batches = Prefetch(self._host_batch, steps=self.job.recipe.train.steps, begin=self._choose_device)
 
     def train_step(self, step: int) -> StepFigures:
@@ -95,8 +96,9 @@ class Trainer:
         self.gradients.synchronise()
         written = self.saving is not None and self.saving.written
         asked = [_flag(self.stop_requested), _flag(self.saves_asked > self.saves_agreed)]
-        loss_total, token_total, squares, stop, save, all_written = self._agree(
-            loss_sum, tokens, self.gradients.squared_norm(), *asked, _flag(written)
+        looked = self.seen.part(self.timeline.known)
+        loss_total, token_total, squares, stop, save, all_written, *self.seen.sums = self._agree(
+            loss_sum, tokens, self.gradients.squared_norm(), *asked, _flag(written), looked
         )
         if token_total == 0:
             raise WorkFailed(f"step {step + 1} has no valid token", hint="look at the data: every target is ignored")
@@ -153,7 +155,7 @@ class Trainer:
 
     def _agree(self, *values: torch.Tensor) -> list[float]:
         """Sums over all ranks, in fp64, read on the host: the step's one point where everybody meets."""
-        vector = torch.stack([v.to(self.device, torch.float64, non_blocking=True) for v in values])
+        vector = torch.cat([v.reshape(-1).to(self.device, torch.float64, non_blocking=True) for v in values])
         others = tuple(r for r in range(dist.get_world_size()) if r != self.place.rank)
         with self.timeline.span("world", peers=others, bridged=self.bridged):
             dist.all_reduce(vector)
@@ -301,7 +303,7 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
             trainer.timeline.end_step()
         seconds = time.monotonic() - at
         record = asdict(figures) | {"step_time_s": seconds, "tokens_per_s": figures.tokens / seconds}
-        reporter.emit("step", step=step + 1, **record)
+        reporter.emit("step", step=step + 1, **record, **trainer.seen.told())
         done = step + 1
         watch.after(done)
         if trainer.stopping:

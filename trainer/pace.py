@@ -1,4 +1,7 @@
-"""What measured speeds say of a plan: who is slower than its like, and how counts would follow the speeds. No torch."""
+"""What measured speeds say of a plan: how good they are, who is slower than its like, how counts would follow.
+
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import heapq
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hetctl.comm.plan import Plan, Replica, Stage
 
@@ -30,6 +34,39 @@ class Straggler:
             f"rank {self.rank} ({self.device_class} on {self.host}) takes {self.ratio:.2f} times as long as ranks "
             "that do the same: `hetctl doctor` on its host may say why"
         )
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What a run's tokens/s are held against; None: unknown."""
+
+    peak_tokens_per_s: float | None  # at an MFU of 1: every device of the plan, used or not, at its peak
+    parts_tokens_per_s: float | None  # the sum of what each island's own best plan reaches alone
+    basis: str | None = None  # of that sum: predicted from the "table", or from what a profile "measured"
+
+    def figures(self, tokens_per_s: float | None) -> dict[str, float]:
+        """MFU and efficiency of so many tokens/s, those that are known."""
+        against = {"mfu": self.peak_tokens_per_s, "efficiency": self.parts_tokens_per_s}
+        return {name: tokens_per_s / whole for name, whole in against.items() if tokens_per_s and whole}
+
+    def verdict(self, tokens_per_s: float | None) -> dict[str, Any]:
+        """The same for a summary, which says None of what is unknown, with what the efficiency rests on."""
+        known = self.figures(tokens_per_s)
+        efficiency = known.get("efficiency")
+        basis = None if efficiency is None else self.basis
+        return {"mfu": known.get("mfu"), "efficiency": efficiency, "efficiency_basis": basis}
+
+
+def yardstick(plan: Plan, cluster_digest: str) -> Yardstick:
+    """The plan's own: its prediction turned around, which keeps one definition of both figures.
+
+    A plan that was made for another cluster says nothing of what this one could reach.
+    """
+    predicted = plan.predicted
+    if predicted is None or plan.cluster_digest != cluster_digest:
+        return Yardstick(None, None)
+    rate, mfu, efficiency = predicted.tokens_per_s, predicted.mfu, predicted.efficiency
+    return Yardstick(rate / mfu if mfu else None, rate / efficiency if efficiency else None, predicted.basis)
 
 
 def stragglers(plan: Plan, paces: Paces) -> list[Straggler]:

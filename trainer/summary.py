@@ -22,7 +22,7 @@ def summarise(trainer: Trainer, reporter: Reporter, end: Mapping[str, Any]) -> N
     mine = {
         "spans": list(trainer.timeline.steps),
         "bridge_bytes": backend.bridge_bytes(),
-        "memory_bytes": _peak_memory(trainer.device),
+        "memory_bytes": peak_memory(trainer.device),
     }
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, mine)
@@ -41,12 +41,14 @@ def summarise(trainer: Trainer, reporter: Reporter, end: Mapping[str, Any]) -> N
         bridge_bytes=sum(e["bridge_bytes"] for e in everybody),
         memory_bytes=[e["memory_bytes"] for e in everybody],
         shares=asdict(shares(spans)),
+        island_shares={i.name: asdict(shares(spans, i.ranks)) for i in trainer.job.plan.islands},
         replica_spread=replica_spread(spans, [r.replica for r in trainer.job.plan.ranks]),
         timeline=[[asdict(s) for s in steps[-1]] if steps else [] for steps in spans],
     )
 
 
-def _peak_memory(device: torch.device) -> int:
+def peak_memory(device: torch.device) -> int:
+    """The most bytes this rank has held so far: on its device, or of its process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     import resource

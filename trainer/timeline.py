@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 KEPT_STEPS = 20
+COMPUTE = ("F", "B", "W")
 WEIGHTS = "weights"  # the kind of a span that lies inside another one: part of a forward or backward
 
 
@@ -46,6 +47,17 @@ class Shares:
     update: float
 
 
+@dataclass(frozen=True)
+class Spent:
+    """Where one rank's step went, in seconds, as it can tell without the others: they sum to `step`."""
+
+    step: float
+    compute: float
+    bridge_wait: float  # until data of another island had come, be they late or on their way: `Shares` tells apart
+    update: float
+    other_wait: float  # for ranks of its own island, and for all at the step's end
+
+
 Marked = tuple[str, Any, Any, dict[str, Any]]
 
 
@@ -69,6 +81,11 @@ class Timeline:
             torch.cuda.synchronize()
         self._resolve()
         return self._steps
+
+    @property
+    def known(self) -> list[Span] | None:
+        """The spans of the latest step whose times are known by now; waits for nothing."""
+        return self._steps[-1] if self._steps else None
 
     def begin_step(self) -> None:
         """Forget spans that belong to no step."""
@@ -124,23 +141,43 @@ class _Clock:
         return float(self._begin + self._first.elapsed_time(mark) / 1e3)
 
 
-def shares(steps_of_ranks: Sequence[Sequence[Sequence[Span]]]) -> Shares:
-    """Where the time went, from the spans [rank][step] of the same steps on all ranks (one clock).
+def spent(spans: Sequence[Span]) -> Spent:
+    """Where this rank's step went, from its own spans alone; there is at least one."""
+    compute = bridge_wait = update = 0.0
+    for span in spans:
+        seconds = span.end - span.start
+        if span.kind in COMPUTE:
+            compute += seconds
+        elif span.kind == "update":
+            update += seconds
+        elif span.bridged and span.kind != "world":
+            bridge_wait += seconds
+        if span.kind == WEIGHTS:
+            compute -= seconds
+    step = max(s.end for s in spans) - min(s.start for s in spans)
+    return Spent(step, compute, bridge_wait, update, max(0.0, step - compute - bridge_wait - update))
 
-    A wait counts as bubble until the last peer had the data ready, after that as bridge or native transfer.
+
+def shares(steps_of_ranks: Sequence[Sequence[Sequence[Span]]], among: Iterable[int] | None = None) -> Shares:
+    """Where the time of ranks (all, or those `among`) went, from the spans [rank][step] of the same steps on all.
+
+    A wait counts as bubble until the last peer had the data ready, after that as bridge or native transfer. All
+    times are of one clock.
     """
+    counted = sorted(range(len(steps_of_ranks)) if among is None else among)
     totals = dict.fromkeys(("compute", "bubble", "bridge", "native", "update", "all"), 0.0)
     for step in range(min(map(len, steps_of_ranks), default=0)):
         spans_of = [steps[step] for steps in steps_of_ranks]
         ready = _ready_times(spans_of)
         begin = min(s.start for spans in spans_of for s in spans)
         end = max(s.end for spans in spans_of for s in spans)
-        for rank, spans in enumerate(spans_of):
+        for rank in counted:
+            spans = spans_of[rank]
             for span in spans:
                 _account(span, rank, ready, totals)
             # what no span covers is idle time too: before the first action or after the last
             totals["bubble"] += (end - begin) - sum(s.end - s.start for s in spans if s.kind != WEIGHTS)
-        totals["all"] += (end - begin) * len(spans_of)
+        totals["all"] += (end - begin) * len(counted)
     whole = totals["all"] or 1.0
     return Shares(*(max(0.0, totals[k]) / whole for k in ("compute", "bubble", "bridge", "native", "update")))
 
@@ -157,7 +194,7 @@ def replica_spread(
     for step in range(min(map(len, steps_of_ranks), default=0)):
         ends: dict[int, float] = {}
         for spans, replica in zip((steps[step] for steps in steps_of_ranks), replica_of, strict=True):
-            computed = [s.end for s in spans if s.kind in ("F", "B", "W")]
+            computed = [s.end for s in spans if s.kind in COMPUTE]
             if replica is not None and computed:
                 met = max((s.end for s in spans if s.kind == "world"), default=0.0)
                 ends[replica] = max(ends.get(replica, -math.inf), max(computed) - met)
@@ -183,7 +220,7 @@ def _ready_times(spans_of: Sequence[Sequence[Span]]) -> Ready:
 
 def _account(span: Span, rank: int, ready: Ready, totals: dict[str, float]) -> None:
     seconds = span.end - span.start
-    if span.kind in ("F", "B", "W"):
+    if span.kind in COMPUTE:
         totals["compute"] += seconds
     elif span.kind == "update":
         totals["update"] += seconds

@@ -1,16 +1,24 @@
-"""What ranks tell each other of their speeds during a run: stragglers are named, counts follow speeds where asked."""
+"""What ranks tell each other of their speeds during a run: stragglers are named, counts follow speeds where asked.
+
+Besides, where each island's time goes: that travels with every step's figures, for a person who looks on.
+"""
 
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
+from hetctl.comm.plan import Plan
 from hetctl.comm.reporter import Reporter
 from hetctl.trainer.pace import rebalanced, stragglers, why_fixed
-from hetctl.trainer.timeline import WEIGHTS
+from hetctl.trainer.summary import peak_memory
+from hetctl.trainer.timeline import COMPUTE, WEIGHTS, Span, Spent, spent
 
 if TYPE_CHECKING:
     from hetctl.trainer.loop import Trainer
@@ -18,6 +26,9 @@ if TYPE_CHECKING:
 FIRST_LOOKS = (10, 30)  # steps after the start
 EVERY = 100  # and so often from then on
 WARM_UP = 2  # steps that are slow for reasons of their own: compilation, connections
+LOOK_S = 1.0  # between two looks of a person: memory is read, and islands are reported, no more often
+SPENT = tuple(f.name for f in fields(Spent))
+WIDTH = len(SPENT) + 1  # slots of an island in what ranks sum
 
 
 class Watch:
@@ -69,9 +80,50 @@ def pace_of(trainer: Trainer, most: int) -> float | None:
     """Seconds of computing per micro-batch in the latest steps (the median of at most `most`); None: unknown."""
     found = []
     for spans in list(trainer.timeline.steps)[-most:] if most > 0 else ():
-        compute = sum(s.end - s.start for s in spans if s.kind in ("F", "B", "W"))
+        compute = sum(s.end - s.start for s in spans if s.kind in COMPUTE)
         compute -= sum(s.end - s.start for s in spans if s.kind == WEIGHTS)  # waited for inside a forward
         micro_batches = len({s.micro_batch for s in spans if s.kind == "F"})
         if micro_batches:
             found.append(compute / micro_batches)
     return statistics.median(found) if found else None
+
+
+class Seen:
+    """Where each island's time and memory go: one vector, summed with the step's figures, so that nobody waits more.
+
+    An island has a slot for each of `Spent` and one for how many of its ranks know theirs. Each rank has a slot for
+    its memory, because a sum knows no largest.
+    """
+
+    def __init__(self, plan: Plan, rank: int, device: torch.device) -> None:
+        self.islands, self.device = plan.islands, device
+        self.sums: Sequence[float] = ()  # over all ranks, as of the latest step
+        self._part = torch.zeros(WIDTH * len(plan.islands) + plan.world_size, dtype=torch.float64)
+        first = WIDTH * next(n for n, island in enumerate(plan.islands) if rank in island.ranks)
+        self._time = self._part[first : first + WIDTH]
+        self._memory = self._part[rank - plan.world_size :][:1]
+        self._read_at = self._told_at = -LOOK_S
+
+    def part(self, spans: Sequence[Span] | None) -> torch.Tensor:
+        """What this rank adds: where its latest step went, if it knows, and its memory."""
+        if spans:
+            self._time.copy_(torch.tensor([*asdict(spent(spans)).values(), 1.0], dtype=torch.float64))
+        if (now := time.monotonic()) - self._read_at >= LOOK_S:
+            self._read_at = now
+            self._memory.fill_(peak_memory(self.device))
+        return self._part.pin_memory() if self.device.type == "cuda" else self._part
+
+    def told(self) -> dict[str, Any]:
+        """By island the mean seconds of its ranks and the most memory on any, for metrics; nothing too soon again."""
+        if not self.sums or (now := time.monotonic()) - self._told_at < LOOK_S:
+            return {}
+        found = {}
+        for number, island in enumerate(self.islands):
+            *seconds, knowing = self.sums[WIDTH * number : WIDTH * (number + 1)]
+            if knowing:
+                memory = max(self.sums[WIDTH * len(self.islands) + rank] for rank in island.ranks)
+                means = {f"{name}_s": total / knowing for name, total in zip(SPENT, seconds, strict=True)}
+                found[island.name] = {**means, "memory_bytes": int(memory)}
+        if found:
+            self._told_at = now
+        return {"islands": found} if found else {}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hetctl.comm.files import write_atomically
 from hetctl.comm.plan import Plan
 from hetctl.comm.units import show_bytes, show_seconds
 from hetctl.launcher.runfolder import RunFolder
+from hetctl.render.run import show_efficiency
 
 WIDTH, HEIGHT, ROW = 900, 220, 22
+SHARES = ("compute", "bubble", "bridge", "native", "update")  # of a step, as the summary names them
 COLORS = {
     "F": "#4c78a8",
     "B": "#72b7b2",
@@ -61,8 +63,10 @@ def write_report(folder: RunFolder, plan: Plan, summary: dict[str, Any]) -> None
     write_atomically(folder.report, page)
 
 
-def describe_islands(plan: Plan) -> list[dict[str, Any]]:
-    """Each island with its ranks and the layers it holds."""
+def describe_islands(
+    plan: Plan, shares: Mapping[str, Any] | None = None, memory: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """Each island with its ranks, the layers it holds, where its time went, and the most memory on any rank."""
     described = []
     for island in plan.islands:
         spans = [s.layers for r in plan.replicas for s in r.stages if set(s.ranks) & set(island.ranks)]
@@ -72,6 +76,8 @@ def describe_islands(plan: Plan) -> list[dict[str, Any]]:
                 "vendor": island.vendor,
                 "ranks": list(island.ranks),
                 "layers": sorted({tuple(span) for span in spans}),
+                "shares": (shares or {}).get(island.name),
+                "memory_bytes": max(memory[r] for r in island.ranks) if memory else None,
             }
         )
     return described
@@ -87,6 +93,8 @@ def _figures(summary: dict[str, Any]) -> str:
         ("loss", f"{show(summary['first_loss'], '.4f')} to {show(summary['last_loss'], '.4f')}"),
         ("validation loss", show(summary.get("validation_loss"), ".4f")),
         ("tokens per second", show(summary.get("tokens_per_s"), ",.0f")),
+        ("MFU", show(summary.get("mfu"), ".1%")),
+        ("efficiency", show_efficiency(summary)),
         ("over the bridge", show_bytes(summary.get("bridge_bytes"))),
         ("lost to the bubble", show(summary.get("bubble_share"), ".1%")),
         ("lost to the bridge", show(summary.get("bridge_share"), ".1%")),
@@ -96,11 +104,14 @@ def _figures(summary: dict[str, Any]) -> str:
 
 
 def _islands(plan: Plan, summary: dict[str, Any]) -> str:
-    rows = "<tr><th>island<th>vendor<th>ranks<th>layers"
+    rows = "<tr><th>island<th>vendor<th>ranks<th>layers<th>" + "<th>".join((*SHARES, "memory"))
     for island in summary["islands"]:
         layers = ", ".join(f"{a}-{b - 1}" for a, b in island["layers"]) or "idle"
         ranks = ", ".join(map(str, island["ranks"]))
-        rows += f"<tr><td>{html.escape(island['name'])}<td>{html.escape(island['vendor'])}<td>{ranks}<td>{layers}"
+        own = island.get("shares") or {}
+        figures = ["unknown" if own.get(name) is None else f"{own[name]:.1%}" for name in SHARES]
+        cells = (html.escape(island["name"]), html.escape(island["vendor"]), ranks, layers, *figures)
+        rows += "<tr>" + "".join(f"<td>{c}" for c in (*cells, show_bytes(island.get("memory_bytes"))))
     ways = "".join(
         f"<li>{html.escape(' and '.join(b.islands))}: {b.transport} ({html.escape(b.reason)})" for b in plan.bridges
     )

@@ -1,69 +1,90 @@
-"""A run for people: the line that moves while it trains, and the table at its end."""
+"""A run for people: the table that moves while it trains, and the one at its end."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from hetctl.comm.units import show_bytes, show_seconds
 from hetctl.console import Sink
 
 PLAIN_EVERY_S = 5.0
+PARTS = ("compute", "bridge_wait", "other_wait", "update")
+CAPTION = "bridge wait: for another island's work or for its way here; report.html tells them apart"
+BASES = {"table": "predicted from the hardware table", "measured": "predicted from a profile's measured times"}
 
 
 class LiveRun:
-    """Progress of a run: a moving line on a terminal, a plain line every few seconds elsewhere."""
+    """Progress of a run: a moving table of the islands on a terminal, a plain line every few seconds elsewhere."""
 
     def __init__(self, sink: Sink, steps: int) -> None:
         self.sink, self.steps = sink, steps
         self._began: tuple[float, int] | None = None
         self._last_plain = 0.0
-        self._progress: Progress | None = None
-        self._task: Any = None
+        self._islands: dict[str, dict[str, float]] = {}
+        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
+        self._progress = Progress(*columns, console=sink.people)
+        self._task = self._progress.add_task("starting the ranks", total=steps)
+        self.live = Live(self._progress, console=sink.people, transient=True) if sink.live else None
 
     def __enter__(self) -> LiveRun:
-        if self.sink.live:
-            columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
-            self._progress = Progress(*columns, console=self.sink.people, transient=True)
-            self._progress.start()
-            self._task = self._progress.add_task("starting the ranks", total=self.steps)
+        if self.live is not None:
+            self.live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        if self.live is not None:
+            self.live.stop()
 
     def begin(self, step: int) -> None:
         """The ranks are up and begin at `step`."""
         self._began = (time.monotonic(), step)
 
     def step(self, record: dict[str, Any]) -> None:
-        """One step's figures."""
-        left = self._time_left(record["step"])
-        words = f"loss {_number(record['loss'])}  {record['tokens_per_s']:,.0f} tokens/s  {left} left"
-        if self._progress is not None:
-            self._progress.update(self._task, completed=record["step"], description=words)
+        """One step's figures; those of islands stay until newer ones come."""
+        words, left = "  ".join(_figures(record)), f"{self._time_left(record['step'])} left"
+        if self.live is not None:
+            self._progress.update(self._task, completed=record["step"], description=left)
+            self._islands = record.get("islands") or self._islands
+            known = [islands_table(self._islands)] if self._islands else []
+            self.live.update(Group(self._progress, Text(words), *known))
         elif time.monotonic() - self._last_plain >= PLAIN_EVERY_S or record["step"] == self.steps:
             self._last_plain = time.monotonic()
-            self.sink.say(f"step {record['step']}/{self.steps}  {words}")
+            self.sink.say(f"step {record['step']}/{self.steps}  {words}  {left}")
 
     def note(self, words: str) -> None:
-        """Say what is going on besides steps."""
+        """Say what is going on besides steps; it stays, above what moves."""
         self.sink.people.print(words, markup=False, highlight=False, soft_wrap=True)
-
-    def say(self, sentence: str) -> None:
-        """Say something that stays, above the moving line."""
-        console = self.sink.people if self._progress is None else self._progress.console
-        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
     def _time_left(self, step: int) -> str:
         if self._began is None or step <= self._began[1]:
             return "?"
         seconds = (time.monotonic() - self._began[0]) / (step - self._began[1]) * (self.steps - step)
         return show_seconds(seconds)
+
+
+def islands_table(islands: dict[str, dict[str, float]]) -> Table:
+    """Where each island's latest step went, and its fullest rank's memory."""
+    table = Table("island", "step", *(p.replace("_", " ") for p in PARTS), "memory", caption=CAPTION)
+    for island, found in islands.items():
+        step = found["step_s"]
+        shares = [f"{found[f'{name}_s'] / step:.0%}" if step else "unknown" for name in PARTS]
+        table.add_row(escape(island), show_seconds(step), *shares, show_bytes(found["memory_bytes"]))
+    return table
+
+
+def show_efficiency(summary: dict[str, Any]) -> str:
+    """The run against the sum of its parts, and where that sum is from."""
+    if (value := summary.get("efficiency")) is None:
+        return "unknown"
+    return f"{value:.1%} of what the islands would reach alone ({BASES[summary['efficiency_basis']]})"
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
@@ -76,6 +97,8 @@ def summary_table(summary: dict[str, Any]) -> Table:
         ("loss", f"{_number(summary.get('first_loss'))} -> {_number(summary.get('last_loss'))}"),
         ("validation loss", _number(summary.get("validation_loss"))),
         ("tokens", f"{summary.get('tokens') or 0:,} ({summary.get('tokens_per_s') or 0:,.0f} tokens/s)"),
+        ("MFU", _percent(summary.get("mfu"))),
+        ("efficiency", show_efficiency(summary)),
         ("over the bridge", show_bytes(summary.get("bridge_bytes"))),
         ("lost to the bubble", _share(summary.get("bubble_share"))),
         ("lost to the bridge", _share(summary.get("bridge_share"))),
@@ -113,6 +136,16 @@ def _straggler(found: dict[str, Any]) -> str:
 
 def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4f}"
+
+
+def _figures(record: dict[str, Any]) -> list[str]:
+    """A step's loss and throughput, and what the latter comes to where that is known."""
+    known = [f"{word} {_percent(record[word.lower()])}" for word in ("MFU", "efficiency") if word.lower() in record]
+    return [f"loss {_number(record['loss'])}", f"{record['tokens_per_s']:,.0f} tokens/s", *known]
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1%}"
 
 
 def _share(value: float | None) -> str:

@@ -45,7 +45,7 @@ def test_tensorboard_gets_every_figure(tmp_path: Path) -> None:
     boards = Boards(RunFolder(tmp_path), {}, said.append)
     boards.begin(0)
     boards.step(record(1, grad_norm=None))
-    boards.step(record(2, grad_norm=3.0))
+    boards.step(record(2, grad_norm=3.0, mfu=0.25, efficiency=0.5, islands={"a": {"step_s": 1.0}}))
     boards.end({"steps": 2, "validation_loss": 1.5})
     assert set(events(tmp_path / "tensorboard")) == {
         (1, "loss", 2.0),
@@ -53,6 +53,8 @@ def test_tensorboard_gets_every_figure(tmp_path: Path) -> None:
         (2, "loss", 1.0),
         (2, "lr", 0.5),
         (2, "grad_norm", 3.0),
+        (2, "mfu", 0.25),
+        (2, "efficiency", 0.5),
         (2, "validation_loss", 1.5),
     }
     assert not said

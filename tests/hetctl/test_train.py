@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from hetctl.comm.plan import load_plan
+from tests.hetctl.test_boards import events
+
 ROOT = Path(__file__).parent.parent.parent
 SMALL = ("model.seq_len=32", "batch.global_batch=8", "train.validation_samples=8", "optimizer.warmup_steps=2")
 
@@ -119,12 +122,50 @@ def test_the_run_folder_holds_what_it_promises(whole: tuple[Path, dict[str, Any]
     assert {f"rank-{r}.log" for r in range(3)} <= {p.name for p in (run / "logs").iterdir()}
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [m["step"] for m in metrics] == list(range(1, 13))
-    wanted = {"step", "loss", "tokens", "tokens_per_s", "step_time_s", "grad_norm", "lr"}
+    wanted = {"step", "loss", "tokens", "tokens_per_s", "step_time_s", "grad_norm", "lr", "efficiency"}
     assert all(wanted <= set(m) for m in metrics)
     assert metrics[-1]["loss"] == document["last_loss"]
     page = (run / "report.html").read_text()
     assert "<polyline" in page
     assert "http" not in page.replace("http-equiv", "")
+
+
+def test_a_run_is_held_against_the_sum_of_its_parts(whole: tuple[Path, dict[str, Any]]) -> None:
+    run, document = whole
+    predicted = load_plan(run / "plan.yaml").predicted
+    assert predicted is not None
+    assert predicted.efficiency is not None
+    parts = predicted.tokens_per_s / predicted.efficiency
+    told = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [m["efficiency"] for m in told] == pytest.approx([m["tokens_per_s"] / parts for m in told])
+    assert document["efficiency"] == pytest.approx(document["tokens_per_s"] / parts)
+    assert document["efficiency_basis"] == "table"
+    drawn = {name: value for step, name, value in events(run / "tensorboard") if step == 12}
+    assert drawn["efficiency"] == pytest.approx(told[-1]["efficiency"])
+    page = (run / "report.html").read_text()
+    assert f"{document['efficiency']:.1%} of what the islands would reach alone (predicted from the hardware" in page
+    # nobody knows this machine's peak: no figure, rather than one against a guess
+    assert document["mfu"] is None
+    assert not any("mfu" in m for m in told)
+    assert "mfu" not in drawn
+    assert "<th>MFU<td>unknown" in page
+
+
+def test_islands_tell_where_their_time_and_memory_go(whole: tuple[Path, dict[str, Any]]) -> None:
+    run, document = whole
+    told = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    first = next(m["islands"] for m in told if "islands" in m)
+    assert set(first) == {"h200", "mi325x"}
+    for found in first.values():
+        assert 0 < found["compute_s"] < found["step_s"] < max(m["step_time_s"] for m in told)
+        assert found["memory_bytes"] > 0
+        parts = [found[f"{name}_s"] for name in ("compute", "bridge_wait", "update", "other_wait")]
+        assert sum(parts) == pytest.approx(found["step_s"])
+    page = (run / "report.html").read_text()
+    for island in document["islands"]:
+        assert sum(island["shares"].values()) == pytest.approx(1, abs=0.02)
+        assert island["memory_bytes"] == max(document["memory_bytes"][rank] for rank in island["ranks"])
+        assert f"<td>{island['shares']['compute']:.1%}<td>" in page
 
 
 def test_a_report_is_made_anew_and_of_a_run_without_a_summary_too(
@@ -140,6 +181,7 @@ def test_a_report_is_made_anew_and_of_a_run_without_a_summary_too(
     (lost / "summary.json").unlink()
     told = report(lost)
     assert (told["status"], told["steps"], told["wall_s"]) == ("ended without a summary", 12, None)
+    assert told["efficiency"] > 0
     assert "unknown" in (lost / "report.html").read_text()
 
 

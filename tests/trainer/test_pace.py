@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.comm.plan import Plan
-from hetctl.trainer.pace import rebalanced, stragglers, why_fixed
+from hetctl.comm.plan import Plan, Predicted
+from hetctl.trainer.pace import rebalanced, stragglers, why_fixed, yardstick
 from tests.layouts import Cut, Layout, Pipe, plan_of
 
 PIPES = (
@@ -69,3 +69,25 @@ def test_what_cannot_follow_says_why() -> None:
     assert "one replica" in why_fixed(plan(PIPES[0]))
     assert "sizes differ" in why_fixed(plan(PIPES[0], Pipe((Cut((0, 4), (4,)),), 1, 4)))
     assert why_fixed(plan()) == ""
+
+
+def foretold(mfu: float | None, efficiency: float | None) -> Plan:
+    predicted = Predicted("measured", 1.0, 1000.0, 0.0, 0.0, efficiency, (0,) * 8, mfu)
+    return replace(plan(), cluster_digest="this", predicted=predicted)
+
+
+def test_a_run_is_held_against_peaks_and_the_sum_of_the_parts() -> None:
+    against = yardstick(foretold(0.5, 0.8), "this")
+    assert against.figures(500.0) == pytest.approx({"mfu": 0.25, "efficiency": 0.4})
+    assert against.verdict(1000.0) == {"mfu": 0.5, "efficiency": 0.8, "efficiency_basis": "measured"}
+
+
+def test_what_is_unknown_is_absent() -> None:
+    against = yardstick(foretold(None, 0.8), "this")
+    assert against.figures(500.0) == pytest.approx({"efficiency": 0.4})
+    assert against.figures(None) == {}
+    nothing = {"mfu": None, "efficiency": None, "efficiency_basis": None}
+    assert against.verdict(None) == nothing
+    assert yardstick(foretold(0.5, None), "this").verdict(500.0) == {**nothing, "mfu": 0.25}
+    assert yardstick(foretold(0.5, 0.8), "another").verdict(500.0) == nothing, "the plan is of another cluster"
+    assert yardstick(replace(plan(), cluster_digest="this"), "this").verdict(500.0) == nothing, "no prediction"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hetctl.trainer.profiling import sent_before_backward_ended
-from hetctl.trainer.timeline import Span, Timeline, replica_spread, shares
+from hetctl.trainer.timeline import Span, Spent, Timeline, replica_spread, shares, spent
 
 
 def test_a_wait_is_split_at_the_moment_the_peer_was_ready() -> None:
@@ -18,6 +18,21 @@ def test_a_wait_is_split_at_the_moment_the_peer_was_ready() -> None:
     assert found.bridge == pytest.approx(2 / 20)
     assert found.bubble == pytest.approx(10 / 20)
     assert found.native == 0
+
+
+def test_shares_of_some_ranks_are_of_their_time_alone() -> None:
+    first = [Span("F", 0.0, 4.0, 0), Span("wait-B", 4.0, 10.0, 0, (1,), True)]
+    second = [Span("wait-F", 0.0, 5.0, 0, (0,), True), Span("F", 5.0, 7.0, 0), Span("B", 7.0, 9.0, 0)]
+    found = shares([[first], [second]], [1])
+    assert (found.compute, found.bridge, found.bubble) == pytest.approx((0.4, 0.1, 0.5))
+
+
+def test_a_rank_alone_knows_what_it_waited_for_but_not_why() -> None:
+    step = [Span("wait-F", 1.0, 2.0, 0, (1,), True), Span("F", 2.0, 5.0, 0), Span("weights", 2.0, 2.5, 0, (1,), True)]
+    step += [Span("sync", 5.0, 5.25, 0, (2,), False), Span("world", 5.25, 7.0, 0, (1, 2), True)]
+    step += [Span("update", 7.5, 9.0)]
+    # of 8 s: 3 less 0.5 in the forward, 1 and those 0.5 for the bridge, 1.5 to update; the rest is not the bridge's
+    assert spent(step) == Spent(step=8.0, compute=2.5, bridge_wait=1.5, update=1.5, other_wait=2.5)
 
 
 def test_collectives_wait_for_the_last_to_arrive() -> None:

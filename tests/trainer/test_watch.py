@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from hetctl.trainer import watch
@@ -63,6 +64,27 @@ def test_counts_follow_speeds_and_nothing_else_changes() -> None:
         assert said == ["counts follow speeds from step 5 on: [4, 4] -> [2, 6]"]
         assert pace is not None
         assert pace > 0
+
+
+def test_what_islands_do_is_a_mean_of_their_ranks_and_their_largest_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, cpu = plan_of(EQUAL, seq_len=SEQ_LEN), torch.device("cpu")
+    seen = [watch.Seen(plan, rank, cpu) for rank in range(3)]
+    assert seen[0].told() == {}
+    parts = []
+    for rank in range(3):
+        monkeypatch.setattr(watch, "peak_memory", lambda _, rank=rank: 100 * (rank + 1))
+        computing = [Span("F", 0.0, 1.0 + rank), Span("wait-B", 1.0 + rank, 5.0, bridged=True)]
+        parts.append(seen[rank].part(computing if rank < 2 else None).clone())
+    seen[0].sums = sum(parts).tolist()  # type: ignore[union-attr]
+    found = seen[0].told()["islands"]
+    assert list(found) == ["i0", "i1"]
+    waits = {"update_s": 0.0, "other_wait_s": 0.0}
+    assert found["i0"] == {"step_s": 5.0, "compute_s": 1.0, "bridge_wait_s": 4.0, **waits, "memory_bytes": 100}
+    # the last rank knows no step yet: the mean is the other's, the memory is its own
+    assert found["i1"] == {"step_s": 5.0, "compute_s": 2.0, "bridge_wait_s": 3.0, **waits, "memory_bytes": 300}
+    assert seen[0].told() == {}, "told again within a moment"
+    monkeypatch.setattr(watch, "LOOK_S", 0.0)
+    assert seen[0].told()["islands"] == found
 
 
 def test_a_pace_is_computing_without_the_wait_for_weights() -> None:

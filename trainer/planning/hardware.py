@@ -1,7 +1,8 @@
 """The hardware table: device classes, what they are, and what the planner may assume of them.
 
-`peak_tflops` is the vendor's dense bf16 figure. `sustained_tflops` is what training reached: published for the
-classes marked so (arXiv 2602.18007: LLaMA-8B), otherwise the fraction `DEFAULT_MFU` of the peak.
+`peak_tflops` is the vendor's dense bf16 figure, 0 where none is known: CPUs differ. `sustained_tflops` is what training
+reached: published for the classes marked so (arXiv 2602.18007: LLaMA-8B), otherwise the fraction `DEFAULT_MFU` of the
+peak; of the CPU it is a guess.
 A further vendor is a row here, a row in `comm/natives.py`, and a probe file.
 """
 
@@ -23,7 +24,7 @@ class DeviceClass:
     vendor: str
     memory_bytes: int
     memory_bytes_per_s: float
-    peak_tflops: float  # dense bf16 (fp16 where the class has no bf16)
+    peak_tflops: float  # dense bf16 (fp16 where the class has no bf16); 0: unknown
     published_tflops: float | None = None  # sustained in training, from a publication
     nic_bytes_per_s: float = 25e9  # the usual NIC beside one such GPU
     native_bytes_per_s: float = 300e9  # to a neighbour in the same host, one way, as collectives reach it
@@ -85,7 +86,7 @@ _ROWS = (
     _row("mi350x", "amd", 288, 8000, 2300, "MI350X", nic=50e9),
     _row("mi355x", "amd", 288, 8000, 2500, "MI355X", nic=50e9),
     _row("max1100", "intel", 48, 1229, 352, "Data Center GPU Max 1100", native=24e9, host=25e9),
-    DeviceClass("cpu", "cpu", 4 * GiB, 20e9, 0.05, 0.05, 1.25e9, 4e9, 10e9, launch_s=300e-6, runtime_bytes=GiB // 4),
+    DeviceClass("cpu", "cpu", 4 * GiB, 20e9, 0.0, 0.05, 1.25e9, 4e9, 10e9, launch_s=300e-6, runtime_bytes=GiB // 4),
 )
 CLASSES: dict[str, DeviceClass] = {row.name: row for row in _ROWS}
 

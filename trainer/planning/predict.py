@@ -131,6 +131,8 @@ def bound_samples_per_s(problem: Problem) -> float:
 
 def mfu(problem: Problem, seconds: float) -> float | None:
     """Model FLOPs per second over the peak of every device, used or not; None where a peak is unknown."""
+    if not all(p.rates.peak_flops_per_s for p in problem.pools):
+        return None
     peak = math.fsum(p.size * p.rates.peak_flops_per_s for p in problem.pools)
     flops = problem.costs.shape.token_flops(problem.costs.seq_len) * problem.costs.seq_len * problem.samples
-    return flops / seconds / peak if peak > 0 else None
+    return flops / seconds / peak

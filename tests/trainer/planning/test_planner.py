@@ -108,3 +108,14 @@ def test_a_pinned_micro_batch_is_each_replicas_own() -> None:
     for spec in ("h200:2", "h200:1,mi325x:1"):
         replicas = make_plan(labelled(spec), recipe, abilities=EXECUTABLE).replicas
         assert [(s.micro_batch_size, s.micro_batches) for r in replicas for s in r.stages] == [(2, 4)] * 2
+
+
+def test_mfu_needs_every_device_s_peak() -> None:
+    recipe = load_recipe(None, [("batch.global_batch", 64)])
+    known = make_plan(described("h200:1,mi325x:1"), recipe).predicted
+    unknown = make_plan(labelled("h200:1,mi325x:1"), recipe).predicted  # CPU processes stand for them
+    assert known is not None
+    assert known.mfu is not None
+    assert 0 < known.mfu < 1
+    assert unknown is not None
+    assert unknown.mfu is None

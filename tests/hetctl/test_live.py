@@ -1,0 +1,70 @@
+"""What people see of a run while it trains: a table of the islands on a terminal, short lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from hetctl.console import Sink
+from hetctl.render.run import LiveRun, summary_table
+
+ISLAND = {"step_s": 2.0, "compute_s": 1.0, "bridge_wait_s": 0.5, "other_wait_s": 0.4, "update_s": 0.1}
+
+
+def record(step: int, **more: Any) -> dict[str, Any]:
+    return {"step": step, "loss": 2.5, "tokens_per_s": 1234.0, **more}
+
+
+def shown(*records: dict[str, Any], terminal: bool) -> str:
+    """All that a run of three steps prints of these records."""
+    sink = Sink()
+    sink.people = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
+    with LiveRun(sink, 3) as live:
+        live.begin(0)
+        for one in records:
+            live.step(one)
+            if live.live is not None:
+                live.live.refresh()
+    assert isinstance(sink.people.file, io.StringIO)
+    return sink.people.file.getvalue()
+
+
+def rows(text: str, island: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if f" {island} " in line]
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+
+
+def test_a_terminal_shows_the_latest_known_figures_of_every_island() -> None:
+    islands = {"h200": {**ISLAND, "memory_bytes": 2**30}, "mi325x": {**ISLAND, "compute_s": 1.5, "memory_bytes": 2**31}}
+    text = shown(record(1), record(2, islands=islands, mfu=0.41, efficiency=0.972), record(3), terminal=True)
+    before, after = text.split("2/3", 1)
+    assert "island" not in before, "a table of nothing"
+    assert "loss 2.5000  1,234 tokens/s  MFU 41.0%  efficiency 97.2%" in after
+    assert rows(text, "h200")[0] == ["h200", "2.0s", "50%", "25%", "20%", "5%", "1.0 GiB"]
+    assert rows(text, "mi325x")[0] == ["mi325x", "2.0s", "75%", "25%", "20%", "5%", "2.0 GiB"]
+    assert rows(text.split("3/3", 1)[1], "h200"), "figures stay until newer ones come"
+
+
+def test_elsewhere_lines_stay_short_and_say_what_is_known() -> None:
+    text = shown(record(3, mfu=0.41, islands={"h200": {**ISLAND, "memory_bytes": 1}}), terminal=False)
+    assert text == "step 3/3  loss 2.5000  1,234 tokens/s  MFU 41.0%  0.0ms left\n"
+
+
+def test_the_summary_says_what_efficiency_rests_on() -> None:
+    summary: dict[str, Any] = {
+        "run": "r",
+        "status": "done",
+        "steps": 3,
+        "steps_planned": 3,
+        "wall_s": 1.0,
+        "run_dir": "/",
+    }
+    console = Console(file=io.StringIO(), width=120)
+    console.print(summary_table({**summary, "mfu": 0.4, "efficiency": 0.9, "efficiency_basis": "measured"}))
+    console.print(summary_table(summary))
+    assert isinstance(console.file, io.StringIO)
+    known, unknown = console.file.getvalue().split("run r: done")[1:]
+    assert "90.0% of what the islands would reach alone (predicted from a profile's measured times)" in known
+    assert [line.split("│")[2].strip() for line in unknown.splitlines() if "MFU" in line] == ["unknown"]
