@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from hetctl.comm import backend
 from hetctl.comm.reporter import Reporter
-from hetctl.trainer.timeline import Span, replica_spread, shares
+from hetctl.trainer.timeline import on_one_clock, replica_spread, shares
 
 if TYPE_CHECKING:
     from hetctl.trainer.loop import Trainer
@@ -29,7 +29,8 @@ def summarise(trainer: Trainer, reporter: Reporter, end: Mapping[str, Any]) -> N
     if not trainer.history:  # the checkpoint was the last one already
         reporter.emit("summary", **end)
         return
-    spans: list[list[list[Span]]] = [e["spans"] for e in everybody]
+    plan = trainer.job.plan
+    spans = on_one_clock([e["spans"] for e in everybody], [r.host for r in plan.ranks])
     tokens = sum(f.tokens for f in trainer.history)
     reporter.emit(
         "summary",
@@ -41,8 +42,8 @@ def summarise(trainer: Trainer, reporter: Reporter, end: Mapping[str, Any]) -> N
         bridge_bytes=sum(e["bridge_bytes"] for e in everybody),
         memory_bytes=[e["memory_bytes"] for e in everybody],
         shares=asdict(shares(spans)),
-        island_shares={i.name: asdict(shares(spans, i.ranks)) for i in trainer.job.plan.islands},
-        replica_spread=replica_spread(spans, [r.replica for r in trainer.job.plan.ranks]),
+        island_shares={i.name: asdict(shares(spans, i.ranks)) for i in plan.islands},
+        replica_spread=replica_spread(spans, [r.replica for r in plan.ranks]),
         timeline=[[asdict(s) for s in steps[-1]] if steps else [] for steps in spans],
     )
 

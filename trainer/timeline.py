@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -180,6 +180,32 @@ def shares(steps_of_ranks: Sequence[Sequence[Sequence[Span]]], among: Iterable[i
         totals["all"] += (end - begin) * len(counted)
     whole = totals["all"] or 1.0
     return Shares(*(max(0.0, totals[k]) / whole for k in ("compute", "bubble", "bridge", "native", "update")))
+
+
+def on_one_clock(steps_of_ranks: Sequence[Sequence[Sequence[Span]]], hosts: Sequence[str]) -> list[list[list[Span]]]:
+    """The spans [rank][step] with those of other hosts set to the clock of rank 0's: `hosts` are the ranks' own.
+
+    A monotonic clock counts from its host's start. All know a step's figures at about the same moment: the median of
+    those moments' distances is a clock's offset, good to what the last message of a small sum takes.
+    """
+    ranks_of: dict[str, list[Sequence[Sequence[Span]]]] = {}
+    for steps, host in zip(steps_of_ranks, hosts, strict=True):
+        ranks_of.setdefault(host, []).append(steps)
+    met = {host: _met(ranks) for host, ranks in ranks_of.items()}
+    offsets = dict.fromkeys(met, 0.0)
+    for host, own in met.items():
+        if distances := [there - here for here, there in zip(met[hosts[0]], own, strict=True)]:
+            offsets[host] = statistics.median(distances)
+    return [
+        [[replace(s, start=s.start - offsets[host], end=s.end - offsets[host]) for s in spans] for spans in steps]
+        for steps, host in zip(steps_of_ranks, hosts, strict=True)
+    ]
+
+
+def _met(steps_of_ranks: Sequence[Sequence[Sequence[Span]]]) -> list[float]:
+    """When the last of these ranks knew each step's figures."""
+    count = min(map(len, steps_of_ranks))
+    return [max(s.end for steps in steps_of_ranks for s in steps[k] if s.kind == "world") for k in range(count)]
 
 
 def replica_spread(

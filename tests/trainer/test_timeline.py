@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from hetctl.trainer.profiling import sent_before_backward_ended
-from hetctl.trainer.timeline import Span, Spent, Timeline, replica_spread, shares, spent
+from hetctl.trainer.timeline import Span, Spent, Timeline, on_one_clock, replica_spread, shares, spent
 
 
 def test_a_wait_is_split_at_the_moment_the_peer_was_ready() -> None:
@@ -41,6 +43,17 @@ def test_collectives_wait_for_the_last_to_arrive() -> None:
     found = shares([[early], [late]])
     assert found.bubble == pytest.approx(3 / 12)
     assert found.native == pytest.approx(4 / 12)
+
+
+def test_hosts_clocks_are_brought_together_where_all_know_the_figures() -> None:
+    first = [Span("F", 0.0, 4.0, 0), Span("world", 9.0, 10.0, 0, (1, 2))]
+    second = [Span("wait-F", 1.0, 5.0, 0, (0,), True), Span("F", 5.0, 9.0, 0), Span("world", 9.0, 10.0, 0, (0, 2))]
+    there = [[replace(s, start=s.start + 5000, end=s.end + 5000) for s in own] for own in (first, second)]
+    found = on_one_clock([[first], [there[0]], [there[1]]], ["a", "b", "b"])
+    assert found == [[first], [first], [second]]
+    assert on_one_clock([[first], [second]], ["a", "a"]) == [[first], [second]]
+    assert on_one_clock([[], []], ["a", "b"]) == [[], []]
+    assert shares(on_one_clock([[first], [there[1]]], ["a", "b"])) == shares([[first], [second]])
 
 
 def test_replicas_are_as_far_apart_as_their_last_ranks() -> None:
