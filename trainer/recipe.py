@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from hetctl.trainer.models.model_config import find_shape
 from hetctl.trainer.models.shapes import ModelShape
 
 Auto = Literal["auto"]
+MAX_TIMEOUT_S = 1e7  # four months; timers overflow where it is far longer
 
 
 @dataclass(frozen=True)
@@ -136,33 +138,58 @@ class Recipe:
         """The model's shape. Raises ConfigError when the name says nothing."""
         return find_shape(self.model.name)
 
+    def value(self, key: str) -> Any:
+        """What stands under `section.key`."""
+        section, name = key.split(".")
+        return getattr(getattr(self, section), name)
+
     def validate(self) -> None:
         """Raise ConfigError for values that no run could use."""
-        for key, value in (
-            ("model.seq_len", self.model.seq_len),
-            ("batch.global_batch", self.batch.global_batch),
-            ("train.steps", self.train.steps),
-            ("train.validation_samples", self.train.validation_samples),
-            ("checkpoint.keep", self.checkpoint.keep),
-            *((f"parallelism.{k}", getattr(self.parallelism, k)) for k in ("pipeline", "tensor", "data")),
-            ("batch.micro_batch_size", self.batch.micro_batch_size),
-        ):
-            if isinstance(value, int) and value < 1:
-                raise ConfigError(f"{key} must be at least 1, found {value}")
-        if not 0 < self.data.validation_share < 1:
-            raise ConfigError(f"data.validation_share must be in (0, 1), found {self.data.validation_share}")
+        for words, fits, keys in _RANGES:
+            for key in keys:
+                value = self.value(key)
+                if isinstance(value, (int, float)) and not fits(value):
+                    raise ConfigError(f"{key} must be {words}, found {value}")
+        step = self.train.profile_step
+        if step is not None and not 1 <= step <= self.train.steps:
+            raise ConfigError(f"train.profile_step must be in [1, {self.train.steps}] (train.steps), found {step}")
         if not re.fullmatch(r"auto|shared|replicate:[1-9]\d*|gather:\S+", self.checkpoint.store):
             raise ConfigError(
                 f"checkpoint.store must be auto, shared, replicate:K or gather:HOST, found '{self.checkpoint.store}'"
             )
-        if self.optimizer.lr <= 0:
-            raise ConfigError(f"optimizer.lr must be positive, found {self.optimizer.lr}")
         shape = self.shape()
         if self.model.seq_len > shape.max_seq_len:
             raise ConfigError(
                 f"model.seq_len {self.model.seq_len} is longer than the {shape.max_seq_len} positions of the model",
                 hint="shorten model.seq_len or choose another model",
             )
+
+
+# What numbers may be, and under which keys. NaN fits no comparison, so it is refused everywhere.
+_RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
+    (
+        "at least 1",
+        lambda v: v >= 1,
+        (
+            "model.seq_len",
+            "batch.global_batch",
+            "batch.micro_batch_size",
+            "train.steps",
+            "train.validation_samples",
+            "checkpoint.keep",
+            "parallelism.pipeline",
+            "parallelism.tensor",
+            "parallelism.data",
+        ),
+    ),
+    ("at least 0", lambda v: v >= 0, ("checkpoint.every", "optimizer.warmup_steps", "data.seed")),
+    ("finite and at least 0", lambda v: 0 <= v < inf, ("optimizer.clip_norm", "optimizer.weight_decay")),
+    ("finite and positive", lambda v: 0 < v < inf, ("optimizer.lr", "optimizer.eps", "parallelism.alpha")),
+    ("in [0, 1)", lambda v: 0 <= v < 1, ("optimizer.beta1", "optimizer.beta2")),
+    ("in [0, 1]", lambda v: 0 <= v <= 1, ("optimizer.min_lr_share",)),
+    ("in (0, 1)", lambda v: 0 < v < 1, ("data.validation_share",)),
+    (f"in (0, {MAX_TIMEOUT_S:g}]", lambda v: 0 < v <= MAX_TIMEOUT_S, ("train.timeout_s",)),
+)
 
 
 def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) -> Recipe:

@@ -11,13 +11,13 @@ import yaml
 from typer.testing import CliRunner
 
 from hetctl.app import app
-from hetctl.comm.errors import HetctlError
+from hetctl.comm.errors import ConfigError, HetctlError
 from hetctl.comm.values import encode
 from hetctl.trainer.models.huggingface import write_model
 from hetctl.trainer.models.model import StageModel
 from hetctl.trainer.models.model_config import config_of
 from hetctl.trainer.models.shapes import SHAPES
-from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.recipe import Recipe, load_recipe, parse_override
 from tests.layouts import Cut, Layout, Pipe, plan_of
 
 TWO_EACH = Layout(((0, 1), (2, 3)), (Pipe((Cut((0, 4), (0, 1)), Cut((4, 8), (2, 3))), 4, 4),))
@@ -64,6 +64,7 @@ def test_a_bad_spec(empty: Path, command: str, spec: str, words: str, hint: str)
         ("optimiser.lr=1", "unknown key 'optimiser'", "'optimizer'"),
         ("train.stepz=3", "unknown key 'stepz'", "'steps'"),
         ("train.steps=0", "at least 1", ""),
+        ("train.profile_step=900", "train.profile_step", ""),
         ("train.steps=many", "expected a whole number", ""),
         ("train.steps", "not key=value", "--set"),
         ("data.source=/nowhere/at/all", "does not exist", "data.source"),
@@ -78,6 +79,46 @@ def test_a_bad_setting(empty: Path, setting: str, words: str, hint: str) -> None
     assert words in error.message
     assert hint in error.hint
     assert list(empty.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train.profile_step=0", "in [1, 160] (train.steps), found 0"),
+        ("train.profile_step=161", "in [1, 160] (train.steps), found 161"),
+        ("train.timeout_s=0", "in (0, 1e+07], found 0.0"),
+        ("train.timeout_s=inf", "in (0, 1e+07], found inf"),
+        ("model.seq_len=0", "at least 1, found 0"),
+        ("batch.global_batch=-4", "at least 1, found -4"),
+        ("batch.micro_batch_size=0", "at least 1, found 0"),
+        ("checkpoint.every=-1", "at least 0, found -1"),
+        ("checkpoint.keep=0", "at least 1, found 0"),
+        ("data.seed=-1", "at least 0, found -1"),
+        ("data.validation_share=0", "in (0, 1), found 0.0"),
+        ("data.validation_share=nan", "in (0, 1), found nan"),
+        ("optimizer.lr=0", "finite and positive, found 0.0"),
+        ("optimizer.lr=nan", "finite and positive, found nan"),
+        ("optimizer.lr=inf", "finite and positive, found inf"),
+        ("optimizer.eps=0", "finite and positive, found 0.0"),
+        ("optimizer.beta1=1", "in [0, 1), found 1.0"),
+        ("optimizer.beta2=-0.1", "in [0, 1), found -0.1"),
+        ("optimizer.clip_norm=-1", "finite and at least 0, found -1.0"),
+        ("optimizer.weight_decay=-0.1", "finite and at least 0, found -0.1"),
+        ("optimizer.warmup_steps=-1", "at least 0, found -1"),
+        ("optimizer.min_lr_share=1.5", "in [0, 1], found 1.5"),
+        ("parallelism.alpha=-1", "finite and positive, found -1.0"),
+    ],
+)
+def test_a_number_out_of_its_range(setting: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(None, [parse_override(setting)])
+    assert caught.value.message == f"{setting.partition('=')[0]} must be {words}"
+
+
+def test_numbers_at_the_edge_of_their_range() -> None:
+    edge = ("checkpoint.every=0", "optimizer.clip_norm=0", "optimizer.weight_decay=0", "optimizer.warmup_steps=0")
+    settings = (*edge, "optimizer.beta1=0", "train.profile_step=160", "train.steps=160", "optimizer.min_lr_share=1")
+    assert load_recipe(None, [parse_override(s) for s in settings]).train.profile_step == 160
 
 
 def test_an_empty_data_path(empty: Path) -> None:
