@@ -160,7 +160,7 @@ def check_data(recipe: Recipe, sink: Sink) -> None:
     vocabulary = recipe.shape().vocab
     if tokens.vocabulary > vocabulary:
         raise ConfigError(
-            f"the tokenizer has {tokens.vocabulary} tokens, the model's vocabulary holds {vocabulary}",
+            f"the data's tokens go up to {tokens.vocabulary - 1}, the model's vocabulary only to {vocabulary - 1}",
             hint="take the model's own tokenizer, or a model with a larger vocabulary",
         )
     for side in (tokens.train, tokens.validation):

@@ -341,8 +341,9 @@ def _listen(trainer: Trainer) -> None:
 
 def _datasets(job: Job, patient: Any) -> dict[str, Any]:
     tokens = open_tokens(job.recipe.data)
-    if tokens.vocabulary > job.shape.vocab:
-        raise ConfigError(f"the tokenizer has {tokens.vocabulary} tokens, the model's vocabulary is {job.shape.vocab}")
+    highest, known = tokens.vocabulary - 1, job.shape.vocab - 1
+    if highest > known:
+        raise ConfigError(f"the data's tokens go up to {highest}, the model's vocabulary only to {known}")
     _agree_on_text(tokens.digest, patient)
     about = {"seq_len": job.plan.seq_len, "global_batch": job.plan.global_batch, "seed": job.recipe.data.seed}
     return {"training": PackedTokens(tokens.train, **about), "validation": PackedTokens(tokens.validation, **about)}

@@ -179,8 +179,18 @@ def test_a_tokenizer_with_more_words_than_the_model(empty: Path) -> None:
     tokenizers.Tokenizer(words).save(str(empty / "tokenizer.json"))
     error = outcome("train", "--set", "data.tokenizer=tokenizer.json")
     assert error.exit_code == 2
-    assert "401 tokens" in error.message
-    assert "257" in error.message
+    assert "tokens go up to 400" in error.message
+    assert "only to 256" in error.message
+    assert sorted(p.name for p in empty.iterdir()) == ["tokenizer.json"]
+
+
+def test_a_tokenizer_of_few_words_with_large_ids(empty: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.models.WordLevel({f"w{k}": 11 * k for k in range(200)} | {"</s>": 1}, unk_token="w0")
+    tokenizers.Tokenizer(words).save(str(empty / "tokenizer.json"))
+    error = outcome("train", "--set", "data.tokenizer=tokenizer.json")
+    assert error.exit_code == 2
+    assert "tokens go up to 2189" in error.message
     assert sorted(p.name for p in empty.iterdir()) == ["tokenizer.json"]
 
 

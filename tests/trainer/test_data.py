@@ -12,7 +12,7 @@ import pytest
 from hetctl.comm.errors import ConfigError
 from hetctl.trainer.data.samples import PackedTokens
 from hetctl.trainer.data.sources import documents, held_out, source_files
-from hetctl.trainer.data.tokens import open_tokens
+from hetctl.trainer.data.tokens import BOUND, open_tokens
 from hetctl.trainer.recipe import DataSection
 
 
@@ -85,6 +85,22 @@ def test_a_tokenizer_that_is_none(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").glob("*/"))
 
 
+def test_tokens_are_bounded_by_the_largest_id_and_old_caches_made_anew(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    tokenizer = Tokenizer(models.WordLevel({"</s>": 0, "[UNK]": 70, "far": 5000}, unk_token="[UNK]"))
+    tokenizer.add_tokens(["further"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text("far further " * 20)
+    section = DataSection(source=str(tmp_path / "a.txt"), tokenizer=str(tmp_path / "tokenizer.json"))
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values())
+    assert open_tokens(section, tmp_path / "cache").vocabulary == largest + 1 > 5000
+    (kept,) = (tmp_path / "cache").glob("*/tokens.json")
+    old = {key: value for key, value in json.loads(kept.read_text()).items() if key != BOUND}
+    kept.write_text(json.dumps({"vocabulary": 4, **old}))
+    assert open_tokens(section, tmp_path / "cache").vocabulary == largest + 1
+
+
 def write_megatron(stem: Path, documents: list[list[int]], dtype: type, code: int) -> None:
     """The format as its own builder writes it: one sequence per document."""
     sizes = np.asarray([len(d) for d in documents], dtype=np.int32)
@@ -111,6 +127,12 @@ def test_megatron_files_are_mapped_and_held_out_by_documents(
     assert tokens.validation.tolist() == [t for d in documents[15:] for t in d]
     inputs, targets = PackedTokens(tokens.train, seq_len=8, global_batch=2, seed=0).batch(0, 0, 2)
     assert inputs.dtype == targets.dtype == np.int64
+
+
+def test_negative_tokens_are_refused_by_the_name_of_their_file(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "corpus", [[1, 2], [3, -7]], np.int32, 4)
+    with pytest.raises(ConfigError, match=r"corpus\.bin holds the negative token -7"):
+        open_tokens(DataSection(source=str(tmp_path / "corpus")), tmp_path / "cache")
 
 
 def test_megatron_files_that_do_not_match_are_refused(tmp_path: Path) -> None:

@@ -27,9 +27,11 @@ class Indexed:
     tokens: npt.NDArray[Any]
     ends: npt.NDArray[np.int64]
 
-    def largest(self) -> int:
-        """The largest token. Looks at all of them."""
-        return max(int(self.tokens[k : k + SCAN].max()) for k in range(0, len(self.tokens), SCAN))
+    def bounds(self) -> tuple[int, int]:
+        """The smallest and the largest token. Looks at all of them."""
+        parts = [self.tokens[k : k + SCAN] for k in range(0, len(self.tokens), SCAN)]
+        found = [(int(part.min()), int(part.max())) for part in parts]
+        return min(low for low, _ in found), max(high for _, high in found)
 
     def cut(self, share: float) -> int:
         """The end of the document that leaves about `share` of the tokens behind it, at least one document."""

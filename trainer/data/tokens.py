@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_text
-from hetctl.trainer.data.megatron import digest_of, is_megatron, open_indexed
+from hetctl.trainer.data.megatron import digest_of, files_of, is_megatron, open_indexed
 from hetctl.trainer.data.sources import MAX_TOKENIZER_BYTES, documents, fingerprint, held_out
 from hetctl.trainer.recipe import DataSection
 
 BYTES_VOCABULARY = 257  # 256 bytes and the end of a document
+BOUND = "tokens_below"  # the key under which a cache keeps it; one without the key is made anew
 TokenArray = npt.NDArray[Any]  # whole numbers of any width
 Encode = Callable[[str], TokenArray]
 
@@ -33,7 +34,7 @@ class Tokens:
 
     train: TokenArray
     validation: TokenArray
-    vocabulary: int
+    vocabulary: int  # every token is below it
     digest: str = ""  # of both sides: equal on hosts that hold the same text
 
 
@@ -42,7 +43,7 @@ class Tokenizer:
     """Text to tokens; `end` closes a document."""
 
     encode: Encode
-    vocabulary: int
+    vocabulary: int  # every token is below it
     end: int
 
 
@@ -62,7 +63,8 @@ def load_tokenizer(section: DataSection) -> Tokenizer:
         raise ConfigError(f"{path} is not a Hugging Face tokenizer.json: {error}") from None
     end = _end_token(loaded, path)
     encode = lambda words: np.asarray(loaded.encode(words, add_special_tokens=False).ids, dtype=np.uint32)  # noqa: E731
-    return Tokenizer(encode, loaded.get_vocab_size(with_added_tokens=True), end)
+    ids = loaded.get_vocab(with_added_tokens=True).values()  # they may have gaps: how many there are bounds nothing
+    return Tokenizer(encode, max(ids) + 1, end)
 
 
 def open_tokens(section: DataSection, cache: Path | None = None) -> Tokens:
@@ -73,10 +75,10 @@ def open_tokens(section: DataSection, cache: Path | None = None) -> Tokens:
     about = json.loads((folder / "tokens.json").read_text())
     if is_megatron(section.source):
         mapped = open_indexed(section.source).tokens
-        return Tokens(mapped[: about["train"]], mapped[about["train"] :], about["vocabulary"], about["digest"])
+        return Tokens(mapped[: about["train"]], mapped[about["train"] :], about[BOUND], about["digest"])
     sides = (np.memmap(folder / f"{side}.bin", dtype=np.uint32, mode="r") for side in ("train", "validation"))
     train, validation = sides
-    return Tokens(train, validation, about["vocabulary"], about.get("digest", ""))
+    return Tokens(train, validation, about[BOUND], about["digest"])
 
 
 def default_cache() -> Path:
@@ -102,7 +104,7 @@ def _make_once(section: DataSection, folder: Path) -> None:
 
 def _is_made(folder: Path) -> bool:
     try:
-        return "digest" in json.loads((folder / "tokens.json").read_text())
+        return BOUND in json.loads((folder / "tokens.json").read_text())
     except (OSError, ValueError):
         return False
 
@@ -117,10 +119,7 @@ def _digest(folder: Path) -> str:
 
 def _make(section: DataSection, folder: Path) -> None:
     if is_megatron(section.source):
-        indexed = open_indexed(section.source)
-        cut = indexed.cut(section.validation_share)
-        made = {"vocabulary": indexed.largest() + 1, "train": cut, "digest": digest_of(section.source)}
-        (folder / "tokens.json").write_text(json.dumps(made))
+        (folder / "tokens.json").write_text(json.dumps(_about_megatron(section)))
         return
     tokenizer = load_tokenizer(section)
     counts = {"train": 0, "validation": 0}
@@ -135,8 +134,21 @@ def _make(section: DataSection, folder: Path) -> None:
         file.close()
     if not all(counts.values()):
         _split_tail(folder, counts, section)
-    about = {"vocabulary": tokenizer.vocabulary, **counts, "digest": _digest(folder)}
+    about = {BOUND: tokenizer.vocabulary, **counts, "digest": _digest(folder)}
     (folder / "tokens.json").write_text(json.dumps(about))
+
+
+def _about_megatron(section: DataSection) -> dict[str, Any]:
+    """What is kept of files that are tokens already. Raises ConfigError for tokens that no model knows."""
+    indexed = open_indexed(section.source)
+    low, high = indexed.bounds()
+    if low < 0:
+        raise ConfigError(
+            f"{files_of(section.source)[0]} holds the negative token {low}",
+            hint="tokens count from 0: make the file anew, or see whether its index names the right type of tokens",
+        )
+    cut = indexed.cut(section.validation_share)
+    return {BOUND: high + 1, "train": cut, "digest": digest_of(section.source)}
 
 
 def _split_tail(folder: Path, counts: dict[str, int], section: DataSection) -> None:
