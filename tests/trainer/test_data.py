@@ -64,6 +64,8 @@ def test_jsonl_and_a_hugging_face_tokenizer(tmp_path: Path) -> None:
     words = {"<|endoftext|>": 0, "[UNK]": 1, "hello": 2, "world": 3}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=9)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     lines = [json.dumps({"body": "hello world hello"}) for _ in range(20)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")

@@ -61,6 +61,8 @@ def load_tokenizer(section: DataSection) -> Tokenizer:
         loaded = HuggingFaceTokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception for any malformed file
         raise ConfigError(f"{path} is not a Hugging Face tokenizer.json: {error}") from None
+    loaded.no_truncation()  # a file may ask for both: right for single inputs, not for whole documents
+    loaded.no_padding()
     end = _end_token(loaded, path)
     encode = lambda words: np.asarray(loaded.encode(words, add_special_tokens=False).ids, dtype=np.uint32)  # noqa: E731
     ids = loaded.get_vocab(with_added_tokens=True).values()  # they may have gaps: how many there are bounds nothing
