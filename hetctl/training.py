@@ -109,7 +109,7 @@ def prepare(
     if weights := find_weights(recipe.model.name):
         from hetctl.trainer.models.huggingface import check_weights
 
-        check_weights(weights)
+        check_weights(weights, shape)
         sink.say(f"fine-tuning the weights in {weights}")
     return prepared
 

@@ -194,11 +194,24 @@ def test_a_tokenizer_of_few_words_with_large_ids(empty: Path) -> None:
     assert sorted(p.name for p in empty.iterdir()) == ["tokenizer.json"]
 
 
-def test_weights_that_were_cut_short(empty: Path) -> None:
+def write_demo(folder: Path, *, without: str = "") -> None:
+    """The demo's model as a Hugging Face folder, with a tensor left out."""
     shape = SHAPES["demo"]
-    names = StageModel(shape, (0, shape.layers)).named()
-    config = config_of(shape, dtype="float32")
-    write_model(empty / "model", config, names, lambda name: names[name].detach(), dtype=torch.float32)
+    tensors = {n: p.detach() for n, p in StageModel(shape, (0, shape.layers)).named().items() if n != without}
+    write_model(folder, config_of(shape, dtype="float32"), tensors, tensors.__getitem__, dtype=torch.float32)
+
+
+def test_weights_that_lack_a_tensor(empty: Path) -> None:
+    write_demo(empty / "model", without="model.norm.weight")
+    error = outcome("train", "--model", str(empty / "model"))
+    assert error.exit_code == 2
+    assert "model.safetensors has no 'model.norm.weight'" in error.message
+    assert "config.json" in error.hint
+    assert sorted(p.name for p in empty.iterdir()) == ["model"]
+
+
+def test_weights_that_were_cut_short(empty: Path) -> None:
+    write_demo(empty / "model")
     file = empty / "model" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
     error = outcome("train", "--model", str(empty / "model"))

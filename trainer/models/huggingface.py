@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,13 @@ from safetensors.torch import save_file
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import write_json
 from hetctl.comm.units import MiB
+from hetctl.trainer.models.model import StageModel
 from hetctl.trainer.models.model_config import read_config
+from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.models.weights import INDEX, SINGLE, find_weights
 
 MAX_FILE_BYTES = 4096 * MiB
+OTHER_MODEL = "the weights belong to another model than config.json: fetch the folder anew"
 BESIDE = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -36,27 +39,42 @@ class WeightFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._opened: dict[str, Any] = {}
-        self._where = _index(folder) if (folder / INDEX).is_file() else None
-        if self._where is None:
-            self._where = dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
+        indexed = (folder / INDEX).is_file()
+        self._list = folder / (INDEX if indexed else SINGLE)  # where a tensor that is missing should have been named
+        self._where = _index(folder) if indexed else dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
+
+    def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raise ConfigError unless every file is whole and these tensors are there in these shapes (headers only).
+
+        What else the files hold is not read: a copy of a tied head, rotary tables.
+        """
+        for name in sorted(set(self._where.values())):
+            self._open(name)
+        wrong = [why for name, shape in shapes.items() if (why := self._wrong(name, shape))]
+        if wrong:
+            more = f" ({len(wrong) - 1} more are missing or of another shape)" if len(wrong) > 1 else ""
+            raise ConfigError(wrong[0] + more, hint=OTHER_MODEL)
 
     def read(self, name: str, shape: Iterable[int]) -> torch.Tensor:
         """One tensor. Raises ConfigError when it is missing, damaged or of another shape."""
-        assert self._where is not None
-        if name not in self._where:
-            raise ConfigError(
-                f"the weights in {self.folder} have no '{name}'", hint="they belong to another model than config.json"
-            )
-        file = self._open(self._where[name])
+        if why := self._wrong(name, shape):
+            raise ConfigError(why, hint=OTHER_MODEL)
         try:
-            tensor: torch.Tensor = file.get_tensor(name)
+            tensor: torch.Tensor = self._open(self._where[name]).get_tensor(name)
         except SafetensorError as error:
             raise _damaged(self.folder / self._where[name], error) from None
-        if tuple(tensor.shape) != tuple(shape):
-            raise ConfigError(
-                f"'{name}' has shape {list(tensor.shape)} in {self.folder}, config.json says {list(shape)}"
-            )
         return tensor
+
+    def _wrong(self, name: str, shape: Iterable[int]) -> str:
+        """Why a tensor cannot be read; empty when it can."""
+        if name not in self._where:
+            return f"{self._list} has no '{name}'"
+        path, file = self.folder / self._where[name], self._open(self._where[name])
+        try:
+            found, wanted = file.get_slice(name).get_shape(), list(shape)
+        except SafetensorError:
+            return f"{path} has no '{name}', which {INDEX} says it holds"
+        return f"'{name}' has shape {found} in {path}, config.json says {wanted}" if found != wanted else ""
 
     def _open(self, name: str) -> Any:
         if name not in self._opened:
@@ -70,11 +88,11 @@ class WeightFiles:
         return self._opened[name]
 
 
-def check_weights(folder: Path) -> None:
-    """Raise ConfigError unless every weight file is there and whole (headers only: quick for any size)."""
-    files = WeightFiles(folder)
-    for name in sorted(set((files._where or {}).values())):
-        files._open(name)
+def check_weights(folder: Path, shape: ModelShape) -> None:
+    """Raise ConfigError unless the files are whole and hold all the model needs (headers only: quick for any size)."""
+    with torch.device("meta"):
+        model = StageModel(shape, (0, shape.layers))
+    WeightFiles(folder).check({name: tuple(parameter.shape) for name, parameter in model.named().items()})
 
 
 def load_weights(folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from hetctl.comm.errors import ConfigError
 from hetctl.trainer.models.headloss import IGNORED, head_loss, summed_loss
@@ -156,10 +158,67 @@ def test_broken_weights_are_named(tmp_path: Path) -> None:
     theirs("llama 2").save_pretrained(tmp_path)
     shape = find_shape(str(tmp_path))
     file = tmp_path / "model.safetensors"
-    with pytest.raises(ConfigError, match="have no 'model"):
+    with pytest.raises(ConfigError, match="has no 'model"):
         WeightFiles(tmp_path).read("model.layers.9.mlp.up_proj.weight", (1, 1))
     with pytest.raises(ConfigError, match="has shape"):
         WeightFiles(tmp_path).read("model.norm.weight", (shape.hidden + 1,))
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(ConfigError, match="damaged or cut short"):
-        check_weights(tmp_path)
+        check_weights(tmp_path, shape)
+
+
+def rewritten(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> ModelShape:
+    """The folder's single file with its tensors edited; the shape of its config."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return find_shape(str(folder))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weights_are_checked_by_what_the_model_needs(name: str, tmp_path: Path) -> None:
+    theirs(name).save_pretrained(tmp_path)
+    shape = find_shape(str(tmp_path))
+    check_weights(tmp_path, shape)
+    rewritten(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(128, 64)}))
+    check_weights(tmp_path, shape)  # a tied head may be there as well
+    rewritten(tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
+    if shape.tied_embeddings:
+        check_weights(tmp_path, shape)
+    else:
+        with pytest.raises(ConfigError, match=r"model\.safetensors has no 'lm_head\.weight'$"):
+            check_weights(tmp_path, shape)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda t: t.pop("model.layers.1.self_attn.q_proj.bias"), "has no 'model.layers.1.self_attn.q_proj.bias'$"),
+        (
+            lambda t: [t.pop(name) for name in list(t) if ".mlp." in name],
+            r"has no 'model.layers.0.mlp.gate_proj.weight' \(8 more are missing or of another shape\)$",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": torch.zeros(65)}),
+            r"'model.norm.weight' has shape \[65\] in .*model.safetensors, config.json says \[64\]$",
+        ),
+    ],
+)
+def test_weights_of_another_model_are_named(
+    edit: Callable[[dict[str, torch.Tensor]], object], words: str, tmp_path: Path
+) -> None:
+    theirs("qwen2").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        check_weights(tmp_path, rewritten(tmp_path, edit))
+
+
+def test_an_index_that_names_the_wrong_file(tmp_path: Path) -> None:
+    theirs("qwen2").save_pretrained(tmp_path, max_shard_size="100KB")
+    index = tmp_path / "model.safetensors.index.json"
+    found = json.loads(index.read_text())
+    where = found["weight_map"]
+    others = [file for file in where.values() if file != where["model.norm.weight"]]
+    where["model.norm.weight"] = others[0]
+    index.write_text(json.dumps(found))
+    with pytest.raises(ConfigError, match=rf"{others[0]} has no 'model.norm.weight', which .* says it holds$"):
+        check_weights(tmp_path, find_shape(str(tmp_path)))
