@@ -39,7 +39,7 @@ from hetctl.trainer.executable import check_executable, check_trainable
 from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
 from hetctl.trainer.models.shapes import ModelShape
-from hetctl.trainer.models.weights import find_weights
+from hetctl.trainer.models.weights import find_weights, model_folder, refuse_unread_weights
 from hetctl.trainer.pace import Yardstick, yardstick
 from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
 from hetctl.trainer.recipe import Recipe, load_recipe
@@ -106,12 +106,20 @@ def prepare(
         prepared = Prepared(recipe, shape, cluster, replan(cluster), way, replan)
     if prepared.launch.here:
         check_data(recipe, sink)
+    check_start(recipe, shape, sink)
+    return prepared
+
+
+def check_start(recipe: Recipe, shape: ModelShape, sink: Sink) -> None:
+    """Say what weights a model folder gives to start from. Raises ConfigError where they cannot be used."""
+    refuse_unread_weights(recipe.model.name)
     if weights := find_weights(recipe.model.name):
         from hetctl.trainer.models.huggingface import check_weights
 
         check_weights(weights, shape)
         sink.say(f"fine-tuning the weights in {weights}")
-    return prepared
+    elif folder := model_folder(recipe.model.name):
+        sink.warn(f"no weights in {folder}: they start random")
 
 
 def _checked_plan(plan: Plan, cluster: Cluster, recipe: Recipe, sink: Sink) -> Plan:

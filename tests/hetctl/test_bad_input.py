@@ -220,6 +220,39 @@ def test_weights_that_were_cut_short(empty: Path) -> None:
     assert sorted(p.name for p in empty.iterdir()) == ["model"]
 
 
+@pytest.mark.parametrize(
+    ("file", "words", "hint"),
+    [
+        ("pytorch_model.bin", "holds its weights as pytorch_model.bin", "save_pretrained"),
+        ("model.gguf", "holds its weights as model.gguf", "safetensors"),
+        ("consolidated.00.pth", "holds its weights as consolidated.00.pth", "config.json"),
+        ("model-00001-of-00002.safetensors", "neither model.safetensors nor", "fetch the folder anew"),
+    ],
+)
+def test_weights_that_would_not_be_read(empty: Path, file: str, words: str, hint: str) -> None:
+    write_demo(empty / "model")
+    (empty / "model" / "model.safetensors").rename(empty / "model" / file)
+    error = outcome("train", "--model", str(empty / "model"))
+    assert error.exit_code == 2
+    assert words in error.message
+    assert hint in error.hint
+    assert sorted(p.name for p in empty.iterdir()) == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("model", "no weights in model: they start random"), ("model/config.json", ""), ("demo", "")]
+)
+def test_a_folder_without_weights_starts_random_and_says_so(empty: Path, name: str, said: str) -> None:
+    write_demo(empty / "model")
+    (empty / "model" / "model.safetensors").unlink()
+    (empty / "demo").mkdir()
+    (empty / "demo" / "corpus.bin").touch()  # a known name means the known model, whatever lies here
+    result = CliRunner().invoke(app, ["train", "--model", name, "--resume", "nowhere"])
+    assert "is not a checkpoint" in str(result.exception)  # all that was wrong
+    assert ("start random" in result.output) == bool(said)
+    assert said in result.output
+
+
 def both_tensor(plan: dict[str, Any]) -> None:
     for stage in plan["replicas"][0]["stages"]:
         stage.update(tensor_parallel=2)
