@@ -12,9 +12,11 @@ import torch
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.values import decode
 from hetctl.launcher.runfolder import RunFolder
+from hetctl.trainer.data.megatron import is_megatron
 from hetctl.trainer.job import Job
-from hetctl.trainer.models.huggingface import copy_beside, exported_config, write_model
+from hetctl.trainer.models.huggingface import SETTINGS, TOKENIZER_FILES, copy_beside, exported_config, write_model
 from hetctl.trainer.models.model_config import config_of
+from hetctl.trainer.recipe import TOKENIZER, DataSection
 from hetctl.trainer.saving import checkpoints
 from hetctl.trainer.saving.checkpoint_reader import Reader
 
@@ -35,11 +37,8 @@ def export_run(run: Path, to: Path, *, precision: str) -> dict[str, Any]:
     name = NAMES[precision]
     config = exported_config(source, dtype=name) if source else config_of(job.shape, dtype=name)
     files = write_model(to, config, names, lambda n: reader.read(n, "master"), dtype=DTYPES[precision])
-    beside = copy_beside(source, to) if source else []
-    tokenizer = Path(job.recipe.data.tokenizer)
-    if tokenizer.name == "tokenizer.json" and tokenizer.is_file() and "tokenizer.json" not in beside:
-        shutil.copyfile(tokenizer, to / "tokenizer.json")
-        beside.append("tokenizer.json")
+    beside = copy_beside(source, to, SETTINGS) if source else []
+    beside += copy_tokenizer(job.recipe.data, source, to)
     return {
         "to": str(to.resolve()),
         "checkpoint": str(path),
@@ -48,6 +47,19 @@ def export_run(run: Path, to: Path, *, precision: str) -> dict[str, Any]:
         "precision": precision,
         "files": [f.name for f in files] + ["config.json", *beside],
     }
+
+
+def copy_tokenizer(data: DataSection, source: Path | None, to: Path) -> list[str]:
+    """The tokenizer that made the run's tokens, and no other: to its weights those ids would mean something else."""
+    if data.tokenizer == "bytes":  # or nobody said what made Megatron's tokens: then it was the weights' own
+        return copy_beside(source, to, TOKENIZER_FILES) if source and is_megatron(data.source) else []
+    file = Path(data.tokenizer)
+    if not file.is_file():
+        return []
+    shutil.copyfile(file, to / TOKENIZER)
+    whole = file.name == TOKENIZER and (file.parent / "config.json").is_file()  # a model's folder: all of it belongs
+    more = [name for name in TOKENIZER_FILES if name != TOKENIZER] if whole else []
+    return [TOKENIZER, *copy_beside(file.parent, to, more)]
 
 
 def _checkpoint(run: Path) -> Path:

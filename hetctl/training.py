@@ -33,6 +33,7 @@ from hetctl.render.plan import show_plan
 from hetctl.render.report import describe_islands, write_report
 from hetctl.render.run import LiveRun, failure_lines, summary_table
 from hetctl.supervising import left_sentence, record_failure, supervise
+from hetctl.trainer.data.megatron import is_megatron
 from hetctl.trainer.data.sources import source_files
 from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.executable import check_executable, check_trainable
@@ -42,7 +43,7 @@ from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.models.weights import find_weights, model_folder, refuse_unread_weights
 from hetctl.trainer.pace import Yardstick, yardstick
 from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
-from hetctl.trainer.recipe import Recipe, load_recipe
+from hetctl.trainer.recipe import TOKENIZER, Recipe, load_recipe
 from hetctl.trainer.saving import checkpoints
 from hetctl.trainer.saving.keepers import targets_of
 from hetctl.where import find_running_cluster
@@ -104,8 +105,9 @@ def prepare(
         speeds, measured = planning.read_speeds(speed), planning.read_profile(profile)
         replan = partial(make_plan, recipe=recipe, speeds=speeds, profile=measured, abilities=EXECUTABLE)
         prepared = Prepared(recipe, shape, cluster, replan(cluster), way, replan)
+    say_data(recipe, sink)
     if prepared.launch.here:
-        check_data(recipe, sink)
+        check_data(recipe)
     check_start(recipe, shape, sink)
     return prepared
 
@@ -160,10 +162,18 @@ def check(prepared: Prepared, *, run_dir: Path | None, skip: bool, sink: Sink) -
         refuse_on_failures(findings)
 
 
-def check_data(recipe: Recipe, sink: Sink) -> None:
+def say_data(recipe: Recipe, sink: Sink) -> None:
+    """What is trained on, and through which tokenizer, which nobody may have named."""
+    data, folder = recipe.data, model_folder(recipe.model.name)
+    lacking = data.tokenizer == "bytes" and folder is not None and not (folder / TOKENIZER).is_file()
+    why = f" ({folder} has no {TOKENIZER})" if lacking else ""
+    made = "tokens already" if is_megatron(data.source) else f"tokenizer {data.tokenizer}{why}"
+    sink.say(f"data: {data.source}, {made}")
+
+
+def check_data(recipe: Recipe) -> None:
     """Raise ConfigError unless the data is there, can be tokenised, and fits the model."""
     source_files(recipe.data)
-    sink.say(f"data: {recipe.data.source}, tokenizer {recipe.data.tokenizer}")
     tokens = open_tokens(recipe.data)
     vocabulary = recipe.shape().vocab
     if tokens.vocabulary > vocabulary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +15,10 @@ from hetctl.comm.files import read_yaml
 from hetctl.comm.values import decode, encode
 from hetctl.trainer.models.model_config import find_shape
 from hetctl.trainer.models.shapes import ModelShape
+from hetctl.trainer.models.weights import model_folder
 
 Auto = Literal["auto"]
+TOKENIZER = "tokenizer.json"
 MAX_TIMEOUT_S = 1e7  # four months; timers overflow where it is far longer
 
 
@@ -33,7 +35,7 @@ class DataSection:
     """Where the text comes from. `python-stdlib` is the source of the running Python's standard library."""
 
     source: str = "python-stdlib"  # or a text, .jsonl or .parquet file, a folder of such, or Megatron's .bin/.idx
-    tokenizer: str = "bytes"  # or the path of a Hugging Face tokenizer.json
+    tokenizer: str = "bytes"  # or a Hugging Face tokenizer.json (or its folder); unnamed: the model folder's, if any
     field: str = "text"  # the key of the text in JSONL
     validation_share: float = 0.05  # of the files (or documents), held out
     seed: int = 0
@@ -204,7 +206,7 @@ def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) ->
         _set(data, key, value)
     recipe = decode(Recipe, data, where=where)
     recipe.validate()
-    return recipe
+    return _with_tokenizer(recipe, named="tokenizer" in data.get("data", {}))
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -218,6 +220,21 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key, yaml.safe_load(value)
     except yaml.YAMLError:
         raise ConfigError(f"the value of '{text}' is not plain YAML", hint="for example --set train.steps=50") from None
+
+
+def _with_tokenizer(recipe: Recipe, *, named: bool) -> Recipe:
+    """The recipe with its tokenizer's whole path, so that ranks, other hosts and a later resume see the same.
+
+    Where nobody named one, a model's folder gives its own: its weights know no other tokens.
+    """
+    path, folder = Path(recipe.data.tokenizer), model_folder(recipe.model.name)
+    if not named and folder is not None and (folder / TOKENIZER).is_file():
+        path = folder
+    elif recipe.data.tokenizer == "bytes":
+        return recipe
+    if path.is_dir():
+        path = path / TOKENIZER
+    return replace(recipe, data=replace(recipe.data, tokenizer=str(path.absolute())))
 
 
 def _set(data: dict[str, Any], key: str, value: Any) -> None:

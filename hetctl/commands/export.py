@@ -27,7 +27,7 @@ def export(
 ) -> None:
     """Write a run's newest checkpoint as a folder that transformers, vLLM and others load.
 
-    config.json, safetensors (with an index where there are several files), and the tokenizer where there is one.
+    config.json, safetensors (with an index where there are several files), and the tokenizer that made its tokens.
     """
     from hetctl.exporting import export_run
 

@@ -22,11 +22,11 @@ from hetctl.trainer.models.weights import INDEX, SINGLE, find_weights
 
 MAX_FILE_BYTES = 4096 * MiB
 OTHER_MODEL = "the weights belong to another model than config.json: fetch the folder anew"
-BESIDE = (
+SETTINGS = ("generation_config.json",)
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
-    "generation_config.json",
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
@@ -140,9 +140,9 @@ def write_model(
     return files
 
 
-def copy_beside(source: Path, folder: Path) -> list[str]:
-    """Copy what belongs to a model besides its weights (tokenizer, generation settings); returns the names."""
-    found = [name for name in BESIDE if (source / name).is_file()]
+def copy_beside(source: Path, folder: Path, names: Iterable[str]) -> list[str]:
+    """Copy those files that are there (`SETTINGS`, `TOKENIZER_FILES`); returns their names."""
+    found = [name for name in names if (source / name).is_file()]
     for name in found:
         shutil.copyfile(source / name, folder / name)
     return found

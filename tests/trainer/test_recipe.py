@@ -1,0 +1,58 @@
+"""The recipe as it is read: what nobody named, and what every host must see alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetctl.comm.files import write_json, write_yaml
+from hetctl.comm.values import encode
+from hetctl.trainer.models.model_config import config_of
+from hetctl.trainer.models.shapes import SHAPES
+from hetctl.trainer.recipe import load_recipe
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model's folder with a tokenizer of its own, and a tokenizer elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / "model" / "config.json", config_of(SHAPES["demo"], dtype="float32"))
+    (tmp_path / "model" / "tokenizer.json").touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "tokenizer.json").touch()
+    return tmp_path
+
+
+def tokenizer(**settings: Any) -> str:
+    keys = {"model": "model.name", "named": "data.tokenizer"}
+    return load_recipe(None, [(keys[k], v) for k, v in settings.items()]).data.tokenizer
+
+
+def test_a_model_folder_gives_its_tokenizer_where_nobody_named_one(folder: Path) -> None:
+    assert tokenizer() == "bytes"
+    assert tokenizer(model="model") == f"{folder}/model/tokenizer.json"
+    assert tokenizer(model="model", named="bytes") == "bytes"
+    assert tokenizer(model="model/config.json") == "bytes"
+    (folder / "model" / "tokenizer.json").unlink()
+    assert tokenizer(model="model") == "bytes"
+
+
+@pytest.mark.parametrize("named", ["other", "other/tokenizer.json", "model/../other"])
+def test_a_tokenizer_may_be_named_by_its_folder_and_has_a_whole_path(folder: Path, named: str) -> None:
+    found = Path(tokenizer(model="model", named=named))
+    assert found.is_absolute()
+    assert found.samefile(folder / "other" / "tokenizer.json")
+
+
+def test_a_folder_without_a_tokenizer_names_the_file_that_is_missing(folder: Path) -> None:
+    (folder / "other" / "tokenizer.json").unlink()
+    assert tokenizer(named="other") == f"{folder}/other/tokenizer.json"
+
+
+def test_a_recorded_recipe_is_read_as_it_was_run(folder: Path) -> None:
+    for named in ("bytes", "other"):
+        run = load_recipe(None, [("model.name", "model"), ("data.tokenizer", named)])
+        write_yaml(folder / "recipe.yaml", encode(run))
+        assert load_recipe(folder / "recipe.yaml") == run
