@@ -21,6 +21,7 @@ from hetctl.comm.plan import Plan, load_plan, save_plan
 from hetctl.comm.values import encode
 from hetctl.console import Sink
 from hetctl.doctor.preflight import preflight, refuse_on_failures
+from hetctl.ingredients import check_data, check_start, say_data
 from hetctl.launcher.crew import Crew
 from hetctl.launcher.environment import PlannedPlace, Seat, device_type, placement_of
 from hetctl.launcher.link import Event
@@ -33,17 +34,14 @@ from hetctl.render.plan import show_plan
 from hetctl.render.report import describe_islands, write_report
 from hetctl.render.run import LiveRun, failure_lines, summary_table
 from hetctl.supervising import left_sentence, record_failure, supervise
-from hetctl.trainer.data.megatron import is_megatron
-from hetctl.trainer.data.sources import source_files
-from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.executable import check_executable, check_trainable
 from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
 from hetctl.trainer.models.shapes import ModelShape
-from hetctl.trainer.models.weights import find_weights, model_folder, refuse_unread_weights
+from hetctl.trainer.models.weights import find_weights
 from hetctl.trainer.pace import Yardstick, yardstick
 from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
-from hetctl.trainer.recipe import TOKENIZER, Recipe, load_recipe
+from hetctl.trainer.recipe import Recipe, load_recipe
 from hetctl.trainer.saving import checkpoints
 from hetctl.trainer.saving.keepers import targets_of
 from hetctl.where import find_running_cluster
@@ -112,18 +110,6 @@ def prepare(
     return prepared
 
 
-def check_start(recipe: Recipe, shape: ModelShape, sink: Sink) -> None:
-    """Say what weights a model folder gives to start from. Raises ConfigError where they cannot be used."""
-    refuse_unread_weights(recipe.model.name)
-    if weights := find_weights(recipe.model.name):
-        from hetctl.trainer.models.huggingface import check_weights
-
-        check_weights(weights, shape)
-        sink.say(f"fine-tuning the weights in {weights}")
-    elif folder := model_folder(recipe.model.name):
-        sink.warn(f"no weights in {folder}: they start random")
-
-
 def _checked_plan(plan: Plan, cluster: Cluster, recipe: Recipe, sink: Sink) -> Plan:
     """A person's plan file, if this cluster and recipe can run it. Raises ConfigError."""
     if plan.seq_len != recipe.model.seq_len or plan.global_batch != recipe.batch.global_batch:
@@ -160,34 +146,6 @@ def check(prepared: Prepared, *, run_dir: Path | None, skip: bool, sink: Sink) -
             sink.warn(f"{finding.host}: {finding.check}: {finding.reason}; started all the same (--skip-checks)")
     if not skip:
         refuse_on_failures(findings)
-
-
-def say_data(recipe: Recipe, sink: Sink) -> None:
-    """What is trained on, and through which tokenizer, which nobody may have named."""
-    data, folder = recipe.data, model_folder(recipe.model.name)
-    lacking = data.tokenizer == "bytes" and folder is not None and not (folder / TOKENIZER).is_file()
-    why = f" ({folder} has no {TOKENIZER})" if lacking else ""
-    made = "tokens already" if is_megatron(data.source) else f"tokenizer {data.tokenizer}{why}"
-    sink.say(f"data: {data.source}, {made}")
-
-
-def check_data(recipe: Recipe) -> None:
-    """Raise ConfigError unless the data is there, can be tokenised, and fits the model."""
-    source_files(recipe.data)
-    tokens = open_tokens(recipe.data)
-    vocabulary = recipe.shape().vocab
-    if tokens.vocabulary > vocabulary:
-        raise ConfigError(
-            f"the data's tokens go up to {tokens.vocabulary - 1}, the model's vocabulary only to {vocabulary - 1}",
-            hint="take the model's own tokenizer, or a model with a larger vocabulary",
-        )
-    for side in (tokens.train, tokens.validation):
-        if len(side) <= recipe.model.seq_len:
-            raise ConfigError(
-                f"'{recipe.data.source}' gives {len(tokens.train)} tokens to train and {len(tokens.validation)} to "
-                f"validate on, too few for samples of {recipe.model.seq_len}",
-                hint="use more text, a larger data.validation_share, or a smaller model.seq_len",
-            )
 
 
 def train(

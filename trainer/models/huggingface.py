@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import write_json
 from hetctl.comm.units import MiB
-from hetctl.trainer.models.model import StageModel
+from hetctl.trainer.models.model import shapes_of
 from hetctl.trainer.models.model_config import read_config
 from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.models.weights import INDEX, SINGLE, find_weights
@@ -90,9 +90,7 @@ class WeightFiles:
 
 def check_weights(folder: Path, shape: ModelShape) -> None:
     """Raise ConfigError unless the files are whole and hold all the model needs (headers only: quick for any size)."""
-    with torch.device("meta"):
-        model = StageModel(shape, (0, shape.layers))
-    WeightFiles(folder).check({name: tuple(parameter.shape) for name, parameter in model.named().items()})
+    WeightFiles(folder).check(shapes_of(shape))
 
 
 def load_weights(folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
