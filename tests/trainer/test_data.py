@@ -12,7 +12,7 @@ import pytest
 from hetctl.comm.errors import ConfigError
 from hetctl.trainer.data.samples import PackedTokens
 from hetctl.trainer.data.sources import documents, held_out, source_files
-from hetctl.trainer.data.tokens import BOUND, open_tokens
+from hetctl.trainer.data.tokens import BOUND, load_tokenizer, open_tokens
 from hetctl.trainer.recipe import DataSection
 
 
@@ -85,6 +85,22 @@ def test_a_tokenizer_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a Hugging Face tokenizer"):
         open_tokens(section, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*/"))
+
+
+@pytest.mark.parametrize("named", ["<end>", {"content": "<end>", "lstrip": False}, None, ["<end>"]])
+def test_an_unusual_end_of_text_is_the_one_that_the_tokenizer_s_settings_name(tmp_path: Path, named: object) -> None:
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"[UNK]": 0, "<end>": 1}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    section = DataSection(tokenizer=str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="no end-of-text token"):
+        load_tokenizer(section)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": named}))
+    if named in (None, ["<end>"]):
+        with pytest.raises(ConfigError, match="no end-of-text token"):
+            load_tokenizer(section)
+    else:
+        assert load_tokenizer(section).end == 1
 
 
 def test_tokens_are_bounded_by_the_largest_id_and_old_caches_made_anew(tmp_path: Path) -> None:

@@ -169,10 +169,23 @@ def _encode_bytes(text: str) -> TokenArray:
 
 
 def _end_token(loaded: Any, path: Path) -> int:
-    for word in ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|im_end|>"):
+    """The token that closes a document: a usual one, or what tokenizer_config.json beside the file names."""
+    beside = path.with_name("tokenizer_config.json")
+    for word in ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|im_end|>", _named_end(beside)):
         token = loaded.token_to_id(word)
         if token is not None:
             return int(token)
     raise ConfigError(
-        f"{path} has no end-of-text token hetctl knows", hint="known: <|end_of_text|>, </s>, <|endoftext|>"
+        f"{path} has no end-of-text token hetctl knows",
+        hint=f"known: <|end_of_text|>, </s>, <|endoftext|>, or the eos_token of {beside}",
     )
+
+
+def _named_end(path: Path) -> str:
+    """The `eos_token` of a tokenizer_config.json, a word or an object with its content; empty where it has none."""
+    try:
+        named = json.loads(path.read_text(encoding="utf-8"))["eos_token"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    word = named.get("content") if isinstance(named, dict) else named
+    return word if isinstance(word, str) else ""
