@@ -56,6 +56,11 @@ class StepFigures:
     grad_norm: float  # before clipping
     lr: float
 
+    @property
+    def finite(self) -> bool:
+        """Whether the weights were updated: others are skipped, where they do not stop the run."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
 
 @dataclass
 class Trainer:
@@ -295,6 +300,7 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     _listen(trainer)
     reporter.emit("begin", step=start, steps=job.recipe.train.steps)
     watch = Watch(trainer, reporter, adapt=job.recipe.train.adapt)
+    skipped = 0
     done, saved, began = start, start if goes_on else -1, time.monotonic()
     for step in range(start, job.recipe.train.steps):
         at = time.monotonic()
@@ -304,6 +310,9 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
         seconds = time.monotonic() - at
         record = asdict(figures) | {"step_time_s": seconds, "tokens_per_s": figures.tokens / seconds}
         reporter.emit("step", step=step + 1, **record, **trainer.seen.told())
+        if not figures.finite:
+            skipped += 1
+            reporter.emit("note", sentence=f"step {step + 1} changed nothing: its loss or gradient is not finite")
         done = step + 1
         watch.after(done)
         if trainer.stopping:
@@ -320,6 +329,7 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     trainer.batches.close()
     watch.look(done, last=True)
     end = {"steps": done, "interrupted": interrupted, "validation_loss": validation, "train_s": seconds}
+    end |= {"skipped_steps": skipped}
     summarise(trainer, reporter, end | watch.findings)
 
 

@@ -94,6 +94,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_column()
     rows = (
         ("steps", f"{summary['steps']} of {summary['steps_planned'] or 'unknown'}"),
+        *((("skipped", f"{skipped} steps were not finite"),) if (skipped := summary.get("skipped_steps")) else ()),
         ("loss", f"{_number(summary.get('first_loss'))} -> {_number(summary.get('last_loss'))}"),
         ("validation loss", _number(summary.get("validation_loss"))),
         ("tokens", f"{summary.get('tokens') or 0:,} ({summary.get('tokens_per_s') or 0:,.0f} tokens/s)"),
