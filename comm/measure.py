@@ -34,6 +34,7 @@ ENOUGH_BYTES = 256 * MiB  # moved per size by sums, within FEWEST and MOST of th
 ENOUGH_SECONDS = 0.25  # of messages, up to MOST_MESSAGES: filling the pipeline and the last barrier take milliseconds
 FEWEST, MOST, MOST_MESSAGES = 4, 200, 1000
 LATENCY_BYTES, LATENCY_TURNS = 1 * KiB, 300
+COLLECTIVES = ("all-gather", "reduce-scatter", "broadcast", "all-to-all")  # beside the all-reduce, which plans count on
 GROUPS = 8  # raw gloo groups side by side
 RAW_MESSAGES = 8
 TIMEOUT = timedelta(seconds=120)
@@ -156,6 +157,20 @@ def sums_rate(ends: Ends, size: int) -> float:
     return size * IN_FLIGHT / mean_seconds(several, 3, settle=ends.settle)
 
 
+def collective_seconds(ends: Ends, name: str, size: int) -> float:
+    """Mean seconds of one of COLLECTIVES; `size` in bytes: of all ranks' blocks together, or of what is broadcast."""
+    each = max(size // ends.world // 4, 1)
+    block, whole = (torch.zeros(count, device=ends.device) for count in (each, each * ends.world))
+    calls: dict[str, Callable[[], Any]] = {
+        "all-gather": lambda: dist.all_gather_into_tensor(whole, block, group=ends.group),
+        "reduce-scatter": lambda: dist.reduce_scatter_tensor(block, whole, group=ends.group),
+        "broadcast": lambda: dist.broadcast(whole, 0, group=ends.group),
+        "all-to-all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole, group=ends.group),
+    }
+    turns = min(max(ENOUGH_BYTES // 4 // size, FEWEST), MOST // 4)
+    return mean_seconds(calls[name], turns, settle=ends.settle)
+
+
 def mean_seconds(call: Callable[[], Any], turns: int, *, settle: Callable[[], None]) -> float:
     """Mean seconds of a call, after one for warming up."""
     call()
@@ -228,6 +243,9 @@ def way(ends: Ends, max_bytes: int) -> dict[str, Any]:
         "message_bytes_per_s": {str(size): message_rate(ends, size) for size in sizes},
         "all_reduce_s": {str(size): s for size, s in seconds.items()},
         "all_reduce_bytes_per_s": {str(size): size / s for size, s in seconds.items()},
+        "collectives_bytes_per_s": {
+            name: {str(size): size / collective_seconds(ends, name, size) for size in sizes} for name in COLLECTIVES
+        },
         "sums_bytes_per_s": sums_rate(ends, min(max_bytes, 256 * MiB)),
         "latency_s": latency(ends),
         **cost,

@@ -165,6 +165,17 @@ def bridge_table(found: Mapping[str, Any]) -> Table:
     return table
 
 
+def collectives_table(found: Mapping[str, Any]) -> Table:
+    """The other collectives, one row a kind and size, one column a way."""
+    ways = _named(found["ways"])
+    table = Table("collective", "bytes", *ways)
+    for name, sizes in next(iter(ways.values()))["collectives_bytes_per_s"].items():
+        for size in sizes:
+            cells = [show_rate(w["collectives_bytes_per_s"][name][size]) for w in ways.values()]
+            table.add_row(name, show_bytes(int(size)), *cells)
+    return table
+
+
 def cost_table(found: Mapping[str, Any]) -> Table:
     """Latency and what 10^9 bytes cost, one row a way; raw ceilings below."""
     table = Table("way", "1 KiB p50", "1 KiB p99", "CPU s per GB", "host memory touched per GB", "held")

@@ -76,6 +76,7 @@ def bridge(
         cluster_file=cluster, emulate=_islands(cluster, emulate), bridge=bridge, max_size=max_size, sink=sink
     )
     sink.say(bridging.bridge_table(found))
+    sink.say(bridging.collectives_table(found))
     sink.say(bridging.cost_table(found))
     if output is not None:
         opsbench.add_to_profile(output, *bridging.profiles_of(found), native_sums=bridging.native_sums_of(found))

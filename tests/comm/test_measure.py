@@ -31,6 +31,10 @@ def test_every_way_is_measured() -> None:
         way = found[name]
         assert list(way["message_bytes_per_s"]) == list(way["all_reduce_s"]) == ["1024", "8192", "65536", "100000"]
         assert all(rate > 0 for rate in way["message_bytes_per_s"].values())
+        assert list(way["collectives_bytes_per_s"]) == ["all-gather", "reduce-scatter", "broadcast", "all-to-all"]
+        for rates in way["collectives_bytes_per_s"].values():
+            assert list(rates) == list(way["all_reduce_s"])
+            assert min(rates.values()) > 0
         assert 0 < way["latency_s"]["p50"] <= way["latency_s"]["p99"]
         assert way["cpu_s_per_gb"] > 0
     # a host tensor is read into a slot and written out of one: 4 x; over sockets each slot is read and written again
