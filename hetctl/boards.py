@@ -57,11 +57,15 @@ class Boards:
         figures = {k: float(record[k]) for k in _FIGURES if isinstance(record.get(k), int | float)}
         self._thread.put(partial(self._write, int(record["step"]), figures))
 
+    def validated(self, step: int, loss: float | None) -> None:
+        """The loss over held-out samples after a step."""
+        if loss is not None:
+            self._thread.put(partial(self._write, step, {"validation_loss": float(loss)}))
+
     def end(self, summary: Mapping[str, Any]) -> None:
         """What only the end of a run tells."""
-        loss, steps = summary.get("validation_loss"), summary.get("steps")
-        if loss is not None and steps is not None:
-            self._thread.put(partial(self._write, int(steps), {"validation_loss": float(loss)}))
+        if (steps := summary.get("steps")) is not None:
+            self.validated(int(steps), summary.get("validation_loss"))
         self._thread.put(self._close)
         self._thread.close(seconds=CLOSE_S)
 

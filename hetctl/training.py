@@ -32,7 +32,7 @@ from hetctl.launcher.workers import host_specs
 from hetctl.launching import Launch, board_hosts, choose_way, say_unverified, store_ports
 from hetctl.render.plan import show_plan
 from hetctl.render.report import describe_islands, write_report
-from hetctl.render.run import LiveRun, failure_lines, summary_table
+from hetctl.render.run import LiveRun, failure_lines, show_number, summary_table
 from hetctl.supervising import left_sentence, record_failure, supervise
 from hetctl.trainer.executable import check_executable, check_trainable
 from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
@@ -381,6 +381,9 @@ def _on_event(
             folder.append_metrics(record)
             live.step(record)
             boards.step(record)
+        elif kind == "validated":
+            boards.validated(event["step"], event["validation_loss"])
+            live.note(f"validation loss after step {event['step']}: {show_number(event['validation_loss'])}")
         elif kind == "summary":
             found.update(record)
         elif kind in ("rail", "note"):

@@ -300,7 +300,8 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     _listen(trainer)
     reporter.emit("begin", step=start, steps=job.recipe.train.steps)
     watch = Watch(trainer, reporter, adapt=job.recipe.train.adapt)
-    skipped = 0
+    skipped, validations = 0, list[dict[str, Any]]()
+    often = job.recipe.train.validate_every
     done, saved, began = start, start if goes_on else -1, time.monotonic()
     for step in range(start, job.recipe.train.steps):
         at = time.monotonic()
@@ -320,6 +321,9 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
         if trainer.save_now or (every and done % every == 0):
             trainer.save(done)
             saved = done
+        if often and done % often == 0 and done < job.recipe.train.steps:
+            validations.append({"step": done, "validation_loss": trainer.validate()})
+            reporter.emit("validated", **validations[-1])
     seconds = time.monotonic() - began
     interrupted = trainer.stopping and done < job.recipe.train.steps
     validation = None if interrupted else trainer.validate()
@@ -328,8 +332,14 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     trainer.saving.finish()
     trainer.batches.close()
     watch.look(done, last=True)
-    end = {"steps": done, "interrupted": interrupted, "validation_loss": validation, "train_s": seconds}
-    end |= {"skipped_steps": skipped}
+    end = {
+        "steps": done,
+        "interrupted": interrupted,
+        "validation_loss": validation,
+        "validations": validations,
+        "skipped_steps": skipped,
+        "train_s": seconds,
+    }
     summarise(trainer, reporter, end | watch.findings)
 
 

@@ -97,6 +97,7 @@ class TrainSection:
     seed: int = 0
     precision: Literal["auto", "bf16", "fp32", "fp64"] = "auto"  # auto: bf16 where the device has it
     validation_samples: int = 32
+    validate_every: int = 0  # steps; 0: at the end alone
     on_nonfinite: Literal["stop", "skip"] = "stop"
     # optimizer: a stage's shards share out optimiser state; all: weights and gradients too; replicas: state over all
     # replicas; auto: replicas where that fits, else all
@@ -184,7 +185,11 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
             "parallelism.data",
         ),
     ),
-    ("at least 0", lambda v: v >= 0, ("checkpoint.every", "optimizer.warmup_steps", "data.seed")),
+    (
+        "at least 0",
+        lambda v: v >= 0,
+        ("checkpoint.every", "train.validate_every", "optimizer.warmup_steps", "data.seed"),
+    ),
     ("finite and at least 0", lambda v: 0 <= v < inf, ("optimizer.clip_norm", "optimizer.weight_decay")),
     ("finite and positive", lambda v: 0 < v < inf, ("optimizer.lr", "optimizer.eps", "parallelism.alpha")),
     ("in [0, 1)", lambda v: 0 <= v < 1, ("optimizer.beta1", "optimizer.beta2")),

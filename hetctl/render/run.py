@@ -95,8 +95,8 @@ def summary_table(summary: dict[str, Any]) -> Table:
     rows = (
         ("steps", f"{summary['steps']} of {summary['steps_planned'] or 'unknown'}"),
         *((("skipped", f"{skipped} steps were not finite"),) if (skipped := summary.get("skipped_steps")) else ()),
-        ("loss", f"{_number(summary.get('first_loss'))} -> {_number(summary.get('last_loss'))}"),
-        ("validation loss", _number(summary.get("validation_loss"))),
+        ("loss", f"{show_number(summary.get('first_loss'))} -> {show_number(summary.get('last_loss'))}"),
+        ("validation loss", show_number(summary.get("validation_loss"))),
         ("tokens", f"{summary.get('tokens') or 0:,} ({summary.get('tokens_per_s') or 0:,.0f} tokens/s)"),
         ("MFU", _percent(summary.get("mfu"))),
         ("efficiency", show_efficiency(summary)),
@@ -135,14 +135,15 @@ def _straggler(found: dict[str, Any]) -> str:
     return f"{found['rank']} on {found['host']}: {found['ratio']:.2f} times as long as ranks that do the same"
 
 
-def _number(value: float | None) -> str:
+def show_number(value: float | None) -> str:
+    """A loss, for people."""
     return "unknown" if value is None else f"{value:.4f}"
 
 
 def _figures(record: dict[str, Any]) -> list[str]:
     """A step's loss and throughput, and what the latter comes to where that is known."""
     known = [f"{word} {_percent(record[word.lower()])}" for word in ("MFU", "efficiency") if word.lower() in record]
-    return [f"loss {_number(record['loss'])}", f"{record['tokens_per_s']:,.0f} tokens/s", *known]
+    return [f"loss {show_number(record['loss'])}", f"{record['tokens_per_s']:,.0f} tokens/s", *known]
 
 
 def _percent(value: float | None) -> str:
