@@ -15,7 +15,7 @@ from hetctl.comm.identity import Identity
 from hetctl.comm.lines import Run
 from hetctl.comm.reductions import Reduction, reduction
 from hetctl.comm.runner import Part
-from hetctl.comm.sparse import sum_sparse
+from hetctl.comm.sparse import check_sparse, sum_sparse
 from hetctl.comm.views import Flat, as_bytes, fill, flat_copy, is_plain, plain, room_for, rows
 
 
@@ -44,11 +44,13 @@ class Operations(Identity):
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         how = _reduction(opts)
+        if any(tensor.is_sparse for tensor in tensors):
+            check_sparse(_op(opts))
 
         def call(run: Run) -> Iterator[Part]:
             for tensor in tensors:
                 if tensor.is_sparse:
-                    sum_sparse(tensor, self._collectives, run)
+                    sum_sparse(tensor, how, self._collectives, run)
                     continue
                 flat = Flat(tensor)
                 yield from self._collectives.all_reduce(flat.values, how, run)
@@ -247,4 +249,8 @@ def _check_size(out: torch.Tensor, count: int) -> None:
 
 
 def _reduction(opts: Any) -> Reduction:
-    return reduction(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+    return reduction(_op(opts))
+
+
+def _op(opts: Any) -> Any:
+    return opts.reduceOp if opts is not None else dist.ReduceOp.SUM

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
+from hetctl.comm.c10d import Reduce
 from hetctl.comm.collectives import Collectives
 from hetctl.comm.lines import Run
+from hetctl.comm.reductions import Reduction
 from hetctl.comm.runner import at_once
 from hetctl.comm.views import as_bytes
 
 
-def sum_sparse(tensor: torch.Tensor, collectives: Collectives, run: Run) -> None:
-    """Give a sparse COO tensor the coalesced sum over all ranks; shapes and dtypes are equal, entries are not."""
+def check_sparse(op: Any) -> None:
+    """Raises ValueError for a reduction other than a sum or an average: where a rank has no entry, it has no say."""
+    kind = getattr(op, "op", op)
+    if kind not in (Reduce.SUM, Reduce.AVG):
+        raise ValueError(f"sparse tensors can be reduced with SUM and AVG only, not with {kind.name}")
+
+
+def sum_sparse(tensor: torch.Tensor, how: Reduction, collectives: Collectives, run: Run) -> None:
+    """Give a sparse COO tensor the coalesced sum over all ranks, or their mean; shapes and dtypes are equal."""
     mine = tensor.detach().coalesce()
     indices, values = mine.indices(), mine.values()
     counts = [int(c) for c in _gather(torch.tensor([indices.size(1)], device=values.device), collectives, None, run)]
@@ -24,8 +34,10 @@ def sum_sparse(tensor: torch.Tensor, collectives: Collectives, run: Run) -> None
     for count, place, number in zip(counts, places, numbers, strict=True):
         found = place.view(indices.size(0), count), number.view(count, *values.shape[1:])
         total = total + torch.sparse_coo_tensor(*found, size=mine.shape)
+    total = total.coalesce()
+    how.after(total.values(), collectives.layout.size)
     with torch.no_grad():  # a detached sparse tensor would be another one: it shares values, not their number
-        tensor.copy_(total.coalesce())
+        tensor.copy_(total)
 
 
 def _gather(data: torch.Tensor, collectives: Collectives, sizes: list[int] | None, run: Run) -> list[torch.Tensor]:
