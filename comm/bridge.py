@@ -16,6 +16,7 @@ from hetctl.comm.staging import Combine, flat_bytes
 from hetctl.comm.work import BridgeError, Deadline, HetWork, ended_by
 
 P2P, COLLECTIVE = 0, 1  # the program's own messages, and those that collectives are made of, never meet
+MOST_TAG = 2**29 - 1  # of a program's message: gloo's tags are 32-bit with a sign, and two bits are taken
 
 
 class Outgoing:

@@ -10,7 +10,7 @@ import torch
 
 from hetctl.comm.alarm import Alarm
 from hetctl.comm.anysource import AnySource
-from hetctl.comm.bridge import P2P, Bridge
+from hetctl.comm.bridge import MOST_TAG, P2P, Bridge
 from hetctl.comm.c10d import PrefixStore
 from hetctl.comm.collectives import Collectives
 from hetctl.comm.failover import RailWatch
@@ -143,6 +143,7 @@ class HetGroup(Operations):
         return work
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
+        _check_tag(tag)
         data, deadline, what = plain(tensors[0]), self._deadline(None), f"send to {self._who(dst)}"
         if self._layout.local(dst):
             place = self._layout.mine.index(dst)
@@ -154,6 +155,7 @@ class HetGroup(Operations):
         return self._noted(work)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
+        _check_tag(tag)
         target, deadline, what = tensors[0].detach(), self._deadline(None), f"recv from {self._who(src)}"
         work = HetWork(what, tensors, deadline=deadline)
         if self._any.claims(target, src, tag, work):
@@ -174,6 +176,7 @@ class HetGroup(Operations):
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
         """Receive from whoever sends first, as gloo can (and device libraries cannot)."""
+        _check_tag(tag)
         if tensors[0].is_cuda:
             raise BridgeError("a receive from any source needs a host tensor: device libraries know none")
         work = HetWork("recv from any rank", tensors, deadline=self._deadline(None))
@@ -213,6 +216,12 @@ class HetGroup(Operations):
 
 
 _FOREVER = 3e8  # seconds
+
+
+def _check_tag(tag: int) -> None:
+    """Raises ValueError for a tag that not every transport carries, whoever the peer is."""
+    if not 0 <= tag <= MOST_TAG:
+        raise ValueError(f"the tag of a message must be from 0 to {MOST_TAG}, not {tag}")
 
 
 def _layout(rank: int, ranks: tuple[int, ...], placement: Placement) -> Layout:
