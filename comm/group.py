@@ -20,7 +20,7 @@ from hetctl.comm.lines import Run
 from hetctl.comm.local import NativeMessage
 from hetctl.comm.operations import Operations
 from hetctl.comm.placement import Placement
-from hetctl.comm.recorder import RECORDER
+from hetctl.comm.recorder import RECORDER, Entry
 from hetctl.comm.runner import Part, Runner
 from hetctl.comm.views import Returning, is_plain, plain
 from hetctl.comm.ways import Ways
@@ -128,7 +128,7 @@ class HetGroup(Operations):
         self._runner.put(work, lambda: call(run), touched=touched, waited=waited, parted=parted)
         return self._noted(work)
 
-    def _record(self, work: HetWork, name: str, *, peer: int | None, tensors: Sequence[torch.Tensor]) -> None:
+    def _record(self, work: HetWork, name: str, *, peer: int | None, tensors: Sequence[torch.Tensor]) -> Entry:
         """Let the flight recorder and a profiler see the operation."""
         work.show(name, tensors)
         world = None if peer is None else self._ranks[peer]
@@ -136,6 +136,7 @@ class HetGroup(Operations):
             name, group=self._name, peer=world, nbytes=sum(t.numel() * t.element_size() for t in tensors)
         )
         work.on_end(lambda: entry.end(work.exception()))
+        return entry
 
     def _noted(self, work: Any) -> Any:
         if self._batch is not None:
@@ -210,7 +211,9 @@ class HetGroup(Operations):
         failed = self._alarm.judged
         work = NativeMessage(what, tensors, native=native, deadline=deadline, on_error=failed, landing=landing)
         work.source = peer
-        self._record(work, what.split()[0], peer=peer, tensors=tensors)
+        entry = self._record(work, what.split()[0], peer=peer, tensors=tensors)
+        if what.startswith("send"):  # nobody learns that it has ended unless the program waits for it
+            entry.state, work.on_wait = "posted", entry.awaited
         self._noted(work)
         return work
 

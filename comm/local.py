@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,6 +29,8 @@ class NativeMessage(HetWork):
         super().__init__(what, tensors, deadline=deadline)
         self._native, self._until, self._on_error = native, deadline, on_error
         self._on_host = not tensors[0].is_cuda
+        self._claimed = False
+        self.on_wait: Callable[[], object] = lambda: None  # told when the program begins to wait
         self._landing = landing  # what native libraries wrote, where they cannot write the program's own tensor
 
     def end(self) -> None:
@@ -36,18 +39,29 @@ class NativeMessage(HetWork):
             self.wait()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        if not self._done.is_set():
-            try:
-                # with a timeout NCCL would block the host; its own watchdog keeps the group's
-                gone = self._native.wait(timeout or self._until.delta()) if self._on_host else self._native.wait()
-                if gone is not False:
-                    self._return()
-                self.finish(error=BridgeError(f"{self.what} was aborted") if gone is False else None)
-            except RuntimeError as error:
-                late = f"Timed out after {self._until.seconds:g} s"
-                late = late if self._until.passed() else reason_of(error)
-                self.finish(error=self._on_error(f"{self.what} failed: {late}"))
+        self.on_wait()
+        if self._claim():
+            self._end_native(timeout)
         return super().wait(timeout)
+
+    def _claim(self) -> bool:
+        """Whether nobody has waited natively yet: a second wait for one message would never end."""
+        with self._lock:
+            first, self._claimed = not self._claimed, True
+        return first
+
+    def _end_native(self, timeout: timedelta | None = None) -> None:
+        """Wait for the native message, and finish with what came of it."""
+        try:
+            # with a timeout NCCL would block the host; its own watchdog keeps the group's
+            gone = self._native.wait(timeout or self._until.delta()) if self._on_host else self._native.wait()
+            if gone is not False:
+                self._return()
+            self.finish(error=BridgeError(f"{self.what} was aborted") if gone is False else None)
+        except RuntimeError as error:
+            late = f"Timed out after {self._until.seconds:g} s"
+            late = late if self._until.passed() else reason_of(error)
+            self.finish(error=self._on_error(f"{self.what} failed: {late}"))
 
     def _return(self) -> None:
         """Give the program's tensor what arrived, behind the current stream on devices."""
@@ -55,7 +69,18 @@ class NativeMessage(HetWork):
             self._outputs[0].detach().copy_(self._landing)
 
     def is_completed(self) -> bool:
-        return self._done.is_set() or (self._landing is None and bool(self._native.is_completed()))
+        if not self._done.is_set():
+            if self._on_host:
+                self._wait_behind()
+            elif self._native.is_completed():
+                self.end()
+        return self._done.is_set()
+
+    def _wait_behind(self) -> None:
+        """Wait in a thread of its own: gloo tells nobody else that a message has ended."""
+        self.on_wait()
+        if self._claim():
+            threading.Thread(target=self._end_native, name="het message", daemon=True).start()
 
     def get_future(self) -> torch.futures.Future[Any]:
         future: torch.futures.Future[Any] = self._native.get_future()

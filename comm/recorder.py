@@ -19,7 +19,10 @@ LENGTH = 2000
 
 @dataclass
 class Entry:
-    """One operation: times are seconds since the epoch; `ended` is None while it is pending."""
+    """One operation: times are seconds since the epoch; `ended` is None where no end was seen.
+
+    "posted" is what the native library was given and nobody has waited for: it may have ended unseen.
+    """
 
     number: int
     operation: str
@@ -28,8 +31,13 @@ class Entry:
     bytes: int
     started: float
     ended: float | None = None
-    state: Literal["pending", "done", "failed"] = "pending"
+    state: Literal["posted", "pending", "done", "failed"] = "pending"
     error: str = ""
+
+    def awaited(self) -> None:
+        """The program has begun to wait for it."""
+        if self.state == "posted":
+            self.state = "pending"
 
     def end(self, error: BaseException | None) -> None:
         self.ended = time.time()

@@ -50,7 +50,7 @@ def pending(flight: str, rank: int) -> list[dict[str, Any]] | None:
     try:
         with open(os.path.join(flight, f"flight-rank-{rank}.json"), encoding="utf-8") as file:
             operations = json.load(file)["operations"]
-        return [o for o in operations if o["state"] != "done"][-8:]
+        return [o for o in operations if o["state"] not in ("done", "posted")][-8:]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

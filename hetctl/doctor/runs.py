@@ -135,7 +135,7 @@ def who_waited(flights: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[Wait
     """
     pending = {}
     for rank, operations in flights.items():
-        open_ = [o for o in operations if o.get("state") != "done"]
+        open_ = [o for o in operations if o.get("state") not in ("done", "posted")]
         if open_:
             pending[rank] = min(open_, key=lambda o: (float(o.get("started", 0.0)), int(o.get("number", 0))))
     counts = {rank: _counts(operations) for rank, operations in flights.items()}
