@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -40,7 +42,9 @@ class Native:
             return None
         options = AllreduceOptions()
         options.reduceOp = op
-        return self._started(self.group.allreduce([data], options))
+        carried = _carried(data)
+        back = None if carried is data else functools.partial(data.copy_, carried)
+        return self._started(self.group.allreduce([carried], options), back)
 
     def reduce_scatter(self, out: torch.Tensor, data: torch.Tensor, op: Any) -> Started | None:
         if self.size == 1:
@@ -48,7 +52,10 @@ class Native:
             return None
         options = ReduceScatterOptions()
         options.reduceOp = op
-        return self._started(self.group._reduce_scatter_base(out, data, options))
+        carried = _carried(data)
+        into = out if carried is data else out.new_empty(out.shape, dtype=carried.dtype)
+        back = None if into is out else functools.partial(out.copy_, into)
+        return self._started(self.group._reduce_scatter_base(into, carried, options), back)
 
     def all_gather(self, out: torch.Tensor, data: torch.Tensor, *, second: bool = False) -> Started | None:
         """`second` halves of collectives have a communicator of their own: first halves of later ones overtake them."""
@@ -56,7 +63,9 @@ class Native:
             out.copy_(data)
             return None
         group = self._second if second else self.group
-        return self._started(group._allgather_base(out, data, AllgatherOptions()))
+        # as bytes: what is only moved may be of types that the library cannot reduce
+        moved = group._allgather_base(out.view(torch.uint8), data.view(torch.uint8), AllgatherOptions())
+        return self._started(moved)
 
     def broadcast(self, data: torch.Tensor, root: int) -> Started | None:
         if self.size == 1:
@@ -88,16 +97,17 @@ class Native:
             {id(g): g for g in (self.group, self._second, self._upward, self._downward) if g is not None}.values()
         )
 
-    def _started(self, work: Any) -> Started:
-        return Started(work, on_host=self._on_host)
+    def _started(self, work: Any, back: Callable[[], object] | None = None) -> Started:
+        return Started(work, on_host=self._on_host, back=back)
 
 
 @dataclass(frozen=True)
 class Started:
-    """A native operation that was started, and whether it runs on the host."""
+    """A native operation that was started, whether it runs on the host, and what gives its result back."""
 
     work: Any
     on_host: bool
+    back: Callable[[], object] | None = None
 
 
 def settle(started: Started | None, deadline: Deadline, *, what: str) -> None:
@@ -114,6 +124,13 @@ def settle(started: Started | None, deadline: Deadline, *, what: str) -> None:
         raise NativeFailed(f"{what} failed inside its island: {late}") from None
     if ended is False:
         raise NativeFailed(f"{what} failed inside its island: it was aborted")
+    if started.back is not None:
+        started.back()
+
+
+def _carried(data: torch.Tensor) -> torch.Tensor:
+    """What a native library reduces in the place of `data`: none of them knows int16, whose bits int32 gets right."""
+    return data.to(torch.int32) if data.dtype == torch.int16 else data
 
 
 def make_island(

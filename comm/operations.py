@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hetctl.comm.collectives import Collectives, is_even, is_small
 from hetctl.comm.identity import Identity
 from hetctl.comm.lines import Run
-from hetctl.comm.reductions import Reduction, reduction
+from hetctl.comm.reductions import Reduction, check, reduction
 from hetctl.comm.runner import Part
 from hetctl.comm.sparse import check_sparse, sum_sparse
 from hetctl.comm.views import Flat, as_bytes, fill, flat_copy, is_plain, plain, room_for, rows
@@ -42,8 +42,16 @@ class Operations(Identity):
         """
         raise NotImplementedError
 
+    def _reduction(self, opts: Any, tensors: Sequence[torch.Tensor]) -> Reduction:
+        """The reduction asked for. Raises TypeError where these tensors do not allow it."""
+        op, how = _op(opts), reduction(_op(opts))
+        alone = all(len(island) == 1 for island in self._collectives.layout.islands)
+        for tensor in tensors:
+            check(op, tensor, alone=alone)
+        return how
+
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
-        how = _reduction(opts)
+        how = self._reduction(opts, tensors)
         if any(tensor.is_sparse for tensor in tensors):
             check_sparse(_op(opts))
 
@@ -72,7 +80,7 @@ class Operations(Identity):
         return self._submit("broadcast", call, touched=tensors, outputs=tensors, opts=opts)
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
-        how, root = _reduction(opts), opts.rootRank
+        how, root = self._reduction(opts, tensors), opts.rootRank
 
         def call(run: Run) -> Iterator[Part]:
             for tensor in tensors:
@@ -157,7 +165,7 @@ class Operations(Identity):
     def _reduce_scatter(
         self, name: str, outputs: list[torch.Tensor], inputs: Sequence[list[torch.Tensor]], opts: Any
     ) -> Any:
-        how = _reduction(opts)
+        how = self._reduction(opts, outputs)
 
         def call(run: Run) -> Iterator[Part]:
             for out, parts in zip(outputs, inputs, strict=True):
@@ -246,10 +254,6 @@ def _check_size(out: torch.Tensor, count: int) -> None:
     """Raises ValueError where an output has not as many elements as there will be."""
     if out.numel() != count:
         raise ValueError(f"an output of {out.numel()} elements cannot hold the {count} of the result")
-
-
-def _reduction(opts: Any) -> Reduction:
-    return reduction(_op(opts))
 
 
 def _op(opts: Any) -> Any:
