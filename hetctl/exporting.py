@@ -20,6 +20,10 @@ from hetctl.trainer.recipe import TOKENIZER, DataSection
 from hetctl.trainer.saving import checkpoints
 from hetctl.trainer.saving.checkpoint_reader import Reader
 
+NO_CHECKPOINT = (
+    "name a run's folder, for example runs/latest; where hosts share none, save with checkpoint.store=gather:HOST and "
+    "export on that host, from ~/.local/state/hetctl/runs/<run>/<host>"
+)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 NAMES = {"bf16": "bfloat16", "fp32": "float32"}
 
@@ -68,7 +72,7 @@ def _checkpoint(run: Path) -> Path:
         return path
     newest = checkpoints.newest(RunFolder(path).checkpoints)
     if newest is None:
-        raise ConfigError(f"'{run}' has no whole checkpoint", hint="name a run's folder, for example runs/latest")
+        raise ConfigError(f"'{run}' has no whole checkpoint", hint=NO_CHECKPOINT)
     return newest
 
 
