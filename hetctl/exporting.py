@@ -35,7 +35,7 @@ def export_run(run: Path, to: Path, *, precision: str) -> dict[str, Any]:
     if to.exists() and any(to.iterdir()):
         raise ConfigError(f"'{to}' is not empty", hint="export to a new folder: nothing is overwritten")
     reader = Reader(path)
-    reader.check_is_of(job.shape)
+    reader.check_is_of(job.shape, whole=True)
     names = list(reader.shapes)
     source = Path(job.weights) if job.weights else None
     name = NAMES[precision]

@@ -284,7 +284,7 @@ def _check_goes_on(prepared: Prepared, folder: RunFolder, start: Path, sink: Sin
     if checkpoints.is_whole(start):  # else other hosts have it, and their ranks look
         from hetctl.trainer.saving.checkpoint_reader import Reader
 
-        Reader(start).check_is_of(prepared.shape)
+        Reader(start).check_is_of(prepared.shape, whole=False)
     if start.parent != folder.checkpoints or not folder.recipe.is_file():
         return
     before, now = (encode(r) for r in (load_recipe(folder.recipe), prepared.recipe))

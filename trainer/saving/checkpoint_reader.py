@@ -49,18 +49,24 @@ class Reader:
         """Parameter -> shape."""
         return {name: tuple(shape) for name, shape in self._manifest["shapes"].items()}
 
-    def check_is_of(self, model: ModelShape) -> None:
-        """Raise ConfigError unless it has exactly this model's parameters."""
+    def check_is_of(self, model: ModelShape, *, whole: bool) -> None:
+        """Raise ConfigError for parameters that the model has not, or not so, and where `whole` for lacking ones."""
         wanted, held = shapes_of(model), self.shapes
-        unlike = [name for name in sorted(wanted.keys() | held.keys()) if wanted.get(name) != held.get(name)]
-        if not unlike:
-            return
-        has, asks = (f"shape {list(s[unlike[0]])}" if unlike[0] in s else "none" for s in (held, wanted))
-        more = f", and {len(unlike) - 1} more differ" if unlike[1:] else ""
-        raise ConfigError(
-            f"{self.path} is of another model than {model.name}: '{unlike[0]}' has {has} there, {asks} here{more}",
-            hint="give each model a run folder of its own (--run-dir)",
-        )
+        unlike = [name for name in held if wanted.get(name) != held[name]]
+        if unlike:
+            asks = wanted.get(unlike[0])
+            raise ConfigError(
+                f"{self.path} is of another model than {model.name}: '{unlike[0]}' has shape {list(held[unlike[0]])} "
+                f"there, {list(asks) if asks else 'none'} here",
+                hint="give each model a run folder of its own (--run-dir)",
+            )
+        lacking = sorted(wanted.keys() - held.keys())
+        if whole and lacking:
+            raise ConfigError(
+                f"{self.path} lacks {len(lacking)} of {len(wanted)} parameters, '{lacking[0]}' first: other hosts keep "
+                "their shards",
+                hint="checkpoint.store=gather:HOST has one keep all of them",
+            )
 
     def read(self, name: str, kind: str, *, shape: Sequence[int] | None = None) -> torch.Tensor:
         """One parameter's masters ('master') or optimiser state, whole, in the precision it was kept in."""
