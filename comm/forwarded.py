@@ -19,6 +19,7 @@ import torch
 
 from hetctl.comm.bridge import Bridge, LaneKey, Message
 from hetctl.comm.layout import spread
+from hetctl.comm.meeting import Patience
 from hetctl.comm.meter import METER
 from hetctl.comm.staging import CopyEngine, Landed, TrailerMismatch, seal, trailer_of, unseal
 from hetctl.comm.units import KiB
@@ -55,7 +56,7 @@ class ForwardedLane:
     verb = ""
 
     def __init__(
-        self, bridge: Bridge, key: LaneKey, connect: Callable[[], Port], *, flow: Flow, engine: CopyEngine
+        self, bridge: Bridge, key: LaneKey, connect: Callable[[Patience], Port], *, flow: Flow, engine: CopyEngine
     ) -> None:
         self._bridge, self._key, self._connect, self._flow, self._engine = bridge, key, connect, flow, engine
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -65,11 +66,14 @@ class ForwardedLane:
         self._operation = 0  # messages whose chunks have all been begun
         self._todo: deque[tuple[Message, int, int, int, bool]] = deque()  # first, past, number, last
         self._cutting: Message | None = None  # taken from the queue, while the lane connects
+        self._due: Message | None = None  # of those queued behind it, the one with the nearest deadline
         self._window: Window | None = None
         _switch_sooner()
 
     def put(self, message: Message) -> None:
         with self._lock:
+            if self._window is None and (self._due is None or message.deadline.left() < self._due.deadline.left()):
+                self._due = message
             self._queue.put(message)
             if self._thread is None:
                 self._start()
@@ -110,10 +114,22 @@ class ForwardedLane:
     def window(self) -> Window:
         """This end of the lane, connected when the first message is there."""
         if self._window is None:
-            port = self._connect()
-            self._window = Window(self._bridge, self._key, port, length=self._flow.window, renew=self._renew)
-            port.watch(self._window)
+            port = self._connect(Patience(self._over_waiting))
+            window = Window(self._bridge, self._key, port, length=self._flow.window, renew=self._renew)
+            with self._lock:
+                self._window, self._due = window, None
+            port.watch(window)
         return self._window
+
+    def _over_waiting(self) -> str | None:
+        """Why this lane need not wait any longer for its other end."""
+        if self._bridge.error is not None:
+            return "the connection was closed"
+        return "timed out" if self._late() is not None else None
+
+    def _late(self) -> Message | None:
+        """The message whose time is over while the lane connects; a receive from any source has time for ever."""
+        return next((m for m in (self._cutting, self._due) if m is not None and m.deadline.passed()), None)
 
     def _on_way(self) -> int:
         """How many chunks are posted."""
@@ -139,7 +155,7 @@ class ForwardedLane:
 
     def _held(self) -> Message | None:
         """The message that is worked on while nothing is under way."""
-        return self._todo[0][0] if self._todo else self._cutting
+        return self._todo[0][0] if self._todo else self._late() or self._cutting
 
     def _more(self, *, block: bool) -> bool:
         """Cut the next queued message into chunks to do; False when there is none now (or none for a while)."""

@@ -20,6 +20,7 @@ from hetctl.comm.bridge import Bridge, LaneKey
 from hetctl.comm.c10d import Gloo, PrefixStore, Store
 from hetctl.comm.failover import Loss, Position, RailWatch, remaining, route, say
 from hetctl.comm.forwarded import Flow, ForwardedLane, RecvLane, SendLane
+from hetctl.comm.meeting import Patience
 from hetctl.comm.meter import METER
 from hetctl.comm.staging import CHUNK_BYTES, TRAILER_BYTES, CopyEngine, engine_for
 from hetctl.comm.units import KiB
@@ -107,25 +108,24 @@ class Link:
         """How many rails in turn should carry the same: several over one NIC share what it carries as they come."""
         return self._nics if len(self._rails) % self._nics == 0 else 1
 
-    def rails(self) -> list[Rail]:
-        """The rails, connected; blocks until the other end connects too (at most the group's timeout)."""
-        with self._lock:
+    def rails(self, patience: Patience) -> list[Rail]:
+        """The rails, connected; blocks until the other end connects too, for as long as there is patience."""
+        with patience.holding(self._lock):
             if not self._rails and not self._killed:
                 # its own connection: a blocking read on a shared one would stop every other thread's store access
                 store = self._store.clone()
-                self._rails = [self._connect(store, index) for index in self._agreed(store)]
+                self._rails = [self._connect(store, index) for index in self._agreed(store, patience)]
             if self._killed:
                 raise RuntimeError("the connection was closed")
             return self._rails
 
-    def _agreed(self, store: Store) -> list[int]:
+    def _agreed(self, store: Store, patience: Patience) -> list[int]:
         """The rails to connect: as many as the end with more of them has, less those that are down at either end."""
         names, key = [name for name, _ in _devices()], f"link/{self._name}/rails/"
         mine, nics = [_is_up(name) for name in names], len(set(names))
         here, there = ("to", "from") if self._sending else ("from", "to")
         store.set(key + here, json.dumps([mine, nics]))
-        store.wait([key + there], self._timeout)
-        theirs, their_nics = json.loads(store.get(key + there))
+        theirs, their_nics = json.loads(patience.said(store, key + there))
         self._nics = max(nics, their_nics)
         every = range(max(len(mine), len(theirs)))
         up = [i for i in every if mine[i % len(mine)] and theirs[i % len(theirs)]]
@@ -176,7 +176,13 @@ class RailTransport:
         def watch(window: Window) -> None:
             self._watch.add(name, key.peer, window, sending=key.sending)
 
-        return made(bridge, key, lambda: RailPort(link, engine, key, watch), flow=flow, engine=engine)
+        return made(
+            bridge,
+            key,
+            lambda patience: RailPort(link.rails(patience), link.ways, engine, key, watch),
+            flow=flow,
+            engine=engine,
+        )
 
     def kill(self) -> None:
         self._watch.stop()
@@ -193,9 +199,11 @@ class RailTransport:
 class RailPort:
     """One end of a lane over rails: chunks take the rails in turn, around those that are lost."""
 
-    def __init__(self, link: Link, engine: CopyEngine, key: LaneKey, watch: Callable[[Window], None]) -> None:
-        self._rails, self._engine, self._key, self._watch = link.rails(), engine, key, watch
-        self.ways = link.ways
+    def __init__(
+        self, rails: list[Rail], ways: int, engine: CopyEngine, key: LaneKey, watch: Callable[[Window], None]
+    ) -> None:
+        self._rails, self._engine, self._key, self._watch = rails, engine, key, watch
+        self.ways = ways
         self._peer = 1 if key.sending else 0  # in a rail's pair
         self._losses: list[Loss] = []
 

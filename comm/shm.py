@@ -14,6 +14,8 @@ import select
 import shutil
 import socket
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,9 +25,11 @@ import torch
 
 from hetctl.comm.bridge import P2P, Bridge, LaneKey
 from hetctl.comm.c10d import Store
+from hetctl.comm.control import MOST_SECONDS
 from hetctl.comm.failover import Position
 from hetctl.comm.forwarded import Flow, ForwardedLane, RecvLane, SendLane
 from hetctl.comm.leaving import Leaving
+from hetctl.comm.meeting import TALK_SECONDS, Patience
 from hetctl.comm.staging import engine_for
 from hetctl.comm.units import MiB
 from hetctl.comm.window import OneWay, Posted
@@ -59,12 +63,13 @@ class ShmTransport:
     def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
         made = SendLane if key.sending else RecvLane
         flow = MESSAGES if key.kind == P2P else SUMS
-        return made(bridge, key, lambda: self._connect(bridge, key, flow), flow=flow, engine=engine_for(key.device))
+        connect = functools.partial(self._connect, bridge, key, flow)
+        return made(bridge, key, connect, flow=flow, engine=engine_for(key.device))
 
-    def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow) -> ShmPort:
+    def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow, patience: Patience) -> ShmPort:
         name = f"shm/{key.link_name(bridge.rank)}/{key.wire_tag}"
         meet = functools.partial(_offer, nbytes=flow.ring_bytes) if key.sending else _accept
-        port = ShmPort(meet(bridge.store.clone(), name, bridge.timeout), key, flow, stop=self._stop)
+        port = ShmPort(meet(bridge.store.clone(), name, patience), key, flow, stop=self._stop)
         self._ports.append(port)
         return port
 
@@ -111,10 +116,7 @@ class ShmPort(OneWay):
         if _taken(fd):
             return True
         self.idle()
-        poll = select.poll()
-        for watched in (fd, self._stop, self._handles.channel.fileno()):
-            poll.register(watched, select.POLLIN)
-        ready = {ready for ready, _ in poll.poll(timeout.total_seconds() * 1000)}
+        ready = _first_of((fd, self._stop, self._handles.channel.fileno()), timeout.total_seconds())
         if _taken(fd):
             return True
         if self._stop in ready:
@@ -142,6 +144,18 @@ class ShmPort(OneWay):
         self._handles.close()
 
 
+def _first_of(fds: Sequence[int], seconds: float) -> set[int]:
+    """Which of these can be read first; none when the time is over."""
+    poll, end = select.poll(), time.monotonic() + seconds
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    while True:
+        left = end - time.monotonic()
+        ready = {fd for fd, _ in poll.poll(min(max(left, 0), MOST_SECONDS) * 1000)}
+        if ready or left <= MOST_SECONDS:
+            return ready
+
+
 def _taken(fd: int) -> bool:
     """Take one from a counter if it is above zero."""
     try:
@@ -158,7 +172,7 @@ def pin(ring: torch.Tensor) -> bool:
     return True
 
 
-def _offer(store: Store, name: str, timeout: timedelta, *, nbytes: int) -> _Handles:
+def _offer(store: Store, name: str, patience: Patience, *, nbytes: int) -> _Handles:
     """Make a ring, say in the store where to get it, and hand it to the one who comes."""
     folder = tempfile.mkdtemp(prefix="hetctl-shm-")  # only this user may enter
     try:
@@ -166,9 +180,8 @@ def _offer(store: Store, name: str, timeout: timedelta, *, nbytes: int) -> _Hand
             path = str(Path(folder) / "ring")
             listener.bind(path)
             listener.listen(1)
-            listener.settimeout(timeout.total_seconds())
             store.set(name, path)
-            channel, _ = listener.accept()
+            channel = patience.visitor(listener)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     memory = os.memfd_create("hetctl-ring", os.MFD_CLOEXEC)
@@ -179,12 +192,12 @@ def _offer(store: Store, name: str, timeout: timedelta, *, nbytes: int) -> _Hand
     return handles
 
 
-def _accept(store: Store, name: str, timeout: timedelta) -> _Handles:
+def _accept(store: Store, name: str, patience: Patience) -> _Handles:
     """Get the ring that the sender made."""
-    store.wait([name], timeout)
+    path = patience.said(store, name).decode()
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    channel.settimeout(timeout.total_seconds())
-    channel.connect(store.get(name).decode())
+    channel.settimeout(TALK_SECONDS)
+    channel.connect(path)
     word, fds, _, _ = socket.recv_fds(channel, 4, 3)
     if word != b"ring" or len(fds) != 3:
         raise RuntimeError("the sender's process closed the shared memory before handing it over")

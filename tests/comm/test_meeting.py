@@ -1,0 +1,82 @@
+"""Lanes wait for their other ends as long as their messages may take, not longer than the group lives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hetctl.comm.cluster import TransportKind
+from hetctl.comm.meeting import Patience
+from hetctl.comm.placement import PlacedBridge
+from tests.comm.spawn import on_islands
+
+TIMEOUT = 2.0
+both = pytest.mark.parametrize("transport", ["tcp", "shm"])
+
+
+def bridges(transport: TransportKind) -> tuple[PlacedBridge, ...]:
+    return (PlacedBridge(("island0", "island1"), transport),)
+
+
+def test_a_lock_that_another_lane_keeps_is_waited_for_only_while_there_is_patience() -> None:
+    lock, why = threading.Lock(), list[str]()
+    patience = Patience(lambda: why[0] if why else None)
+    with patience.holding(lock):
+        threading.Timer(0.05, why.append, ["timed out"]).start()
+        with pytest.raises(RuntimeError, match="timed out"), patience.holding(lock):
+            pass
+    assert not lock.locked()
+
+
+def test_what_is_in_the_store_is_taken_when_it_comes() -> None:
+    store = dist.HashStore()
+    threading.Timer(0.05, store.set, ["key", "value"]).start()
+    assert Patience(lambda: None).said(store, "key") == b"value"
+
+
+def one_never_sends(rank: int) -> float:
+    """Rank 0 receives from anybody, which waits for rank 2 as well, whose first message comes after the timeout."""
+    group, data = dist.new_group(timeout=timedelta(seconds=TIMEOUT)), torch.full((3,), float(rank))
+    if rank == 0:
+        assert dist.recv(data, group=group) == 1
+    if rank == 1:
+        dist.send(data, 0, group=group)
+    time.sleep(TIMEOUT + 1)  # longer than the group's operations may take: that is what is tested
+    dist.all_reduce(data, group=group)
+    if rank == 2:
+        dist.send(torch.full((3,), 7.0), 0, group=group)
+    if rank == 0:
+        dist.recv(data, 2, group=group)
+    dist.destroy_process_group(group)
+    return float(data[0])
+
+
+@both
+def test_who_rightly_never_sends_breaks_no_group_that_receives_from_anybody(transport: TransportKind) -> None:
+    first, *others = on_islands((1, 2), one_never_sends, broken=True, bridges=bridges(transport))
+    assert first == 7.0
+    assert others == [4.0, 4.0]  # 1 was received from rank 1, and 1 + 1 + 2 is their sum
+
+
+def nobody_sends(rank: int) -> tuple[str, float]:
+    group, began = dist.new_group(timeout=timedelta(seconds=TIMEOUT)), time.monotonic()
+    try:
+        if rank == 0:
+            dist.recv(torch.zeros(3), group=group)
+        else:
+            time.sleep(TIMEOUT + 2)
+    except RuntimeError as error:
+        return str(error), time.monotonic() - began
+    return "", 0.0
+
+
+@both
+def test_a_receive_from_anybody_still_ends_at_its_own_deadline(transport: TransportKind) -> None:
+    (text, took), _ = on_islands((1, 1), nobody_sends, broken=True, bridges=bridges(transport))
+    assert f"recv from any rank failed: Timed out after {TIMEOUT:g} s" in text
+    assert TIMEOUT <= took < TIMEOUT + 5
