@@ -50,6 +50,10 @@ class Flow:
         return self.window * self.slot_bytes
 
 
+class _Rest:
+    """In a lane's queue: give up what an idle lane can do without."""
+
+
 class ForwardedLane:
     """The queue and the thread shared by both directions."""
 
@@ -59,10 +63,12 @@ class ForwardedLane:
         self, bridge: Bridge, key: LaneKey, connect: Callable[[Patience], Port], *, flow: Flow, engine: CopyEngine
     ) -> None:
         self._bridge, self._key, self._connect, self._flow, self._engine = bridge, key, connect, flow, engine
-        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Message | _Rest | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._resting = False  # asked to rest, and not yet seen to
+        self.used = 0.0  # when it was given a message
         self._operation = 0  # messages whose chunks have all been begun
         self._todo: deque[tuple[Message, int, int, int, bool]] = deque()  # first, past, number, last
         self._cutting: Message | None = None  # taken from the queue, while the lane connects
@@ -72,9 +78,20 @@ class ForwardedLane:
 
     def put(self, message: Message) -> None:
         with self._lock:
+            self.used = time.monotonic()
             if self._window is None and (self._due is None or message.deadline.left() < self._due.deadline.left()):
                 self._due = message
             self._queue.put(message)
+            if self._thread is None:
+                self._start()
+
+    def rest(self) -> None:
+        """Have the lane give up its connection if it is idle; the next message makes another one. Returns at once."""
+        with self._lock:
+            if self._window is None or self._closing or self._resting:
+                return
+            self._resting = True
+            self._queue.put(_Rest())
             if self._thread is None:
                 self._start()
 
@@ -167,6 +184,9 @@ class ForwardedLane:
             message = self._queue.get(block, IDLE_SECONDS) if block else self._queue.get_nowait()
         except queue.Empty:
             return False
+        if isinstance(message, _Rest):
+            self._rest(idle=block)
+            return False
         if message is None:
             return False
         self._cutting = message
@@ -175,6 +195,14 @@ class ForwardedLane:
         for number, (first, past) in enumerate(cut):
             self._todo.append((message, first, past, number, number == len(cut) - 1))
         return True
+
+    def _rest(self, *, idle: bool) -> None:
+        """Give the connection up if nothing is under way; else whoever asked will ask again."""
+        given_up = idle and self._window is not None and self._window.port.rest()
+        with self._lock:
+            self._resting = False
+            if given_up:
+                self._window = None
 
     def _over(self) -> bool:
         """Whether the thread, having nothing to do, ends."""
@@ -282,6 +310,7 @@ class RecvLane(ForwardedLane):
     def _take(self, chunk: Chunk) -> None:
         message = chunk.message
         operation, number = chunk.position
+        chunk.slot = self.window.port.landed(chunk.slot)
         try:
             payload = unseal(
                 chunk.slot,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hetctl.comm.c10d import Store
+from hetctl.comm.work import Deadline
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.001, 0.25  # between looks: an eighth of the time that has passed
 TALK_SECONDS = 30.0  # for an end that has come to say what it is
@@ -19,6 +20,10 @@ class Patience:
 
     def __init__(self, over: Callable[[], str | None]) -> None:
         self._over = over
+
+    def within(self, deadline: Deadline) -> Patience:
+        """One that ends with a deadline too."""
+        return Patience(lambda: self._over() or ("timed out" if deadline.passed() else None))
 
     def check(self) -> None:
         """Raises RuntimeError when there is nothing to wait for any more."""

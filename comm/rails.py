@@ -250,10 +250,16 @@ class RailPort:
     def give(self, slot: torch.Tensor, event: Any) -> None:
         self._engine.give(slot, event)
 
+    def landed(self, slot: torch.Tensor) -> torch.Tensor:
+        return slot
+
     def idle(self) -> None:
         return None
 
     def advance(self) -> bool:
+        return False
+
+    def rest(self) -> bool:
         return False
 
 

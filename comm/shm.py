@@ -14,8 +14,9 @@ import select
 import shutil
 import socket
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -33,9 +34,13 @@ from hetctl.comm.meeting import TALK_SECONDS, Patience
 from hetctl.comm.staging import engine_for
 from hetctl.comm.units import MiB
 from hetctl.comm.window import OneWay, Posted
+from hetctl.comm.work import Deadline
 
 MESSAGES = Flow(8 * MiB, window=8)  # larger than over rails: a chunk here costs Python time only
+MOST_RINGS = 16  # of messages to or from one peer, while their lanes are idle: one is 64 MiB and five descriptors
 SUMS = Flow(16 * MiB, window=8)  # what collectives are made of comes in long rows: the first chunk's time is nothing
+_GIVEN_UP = b"."
+_NOT_YET = torch.empty(0, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -54,79 +59,187 @@ class _Handles:
 
 
 class ShmTransport:
-    """Lanes over shared memory, one ring each."""
+    """Lanes over shared memory, one ring each; of idle lanes of messages, few keep theirs."""
 
     def __init__(self) -> None:
-        self._ports: list[ShmPort] = []
+        self._lanes: dict[LaneKey, ForwardedLane] = {}
+        self._ports: set[ShmPort] = set()
+        self._lock = threading.Lock()  # over the ports
+        self._open = True
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
 
     def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
         made = SendLane if key.sending else RecvLane
         flow = MESSAGES if key.kind == P2P else SUMS
-        connect = functools.partial(self._connect, bridge, key, flow)
-        return made(bridge, key, connect, flow=flow, engine=engine_for(key.device))
+        rings = _Rings(bridge, key, flow.ring_bytes)
+        connect = functools.partial(self._connect, rings, key, flow)
+        lane = self._lanes[key] = made(bridge, key, connect, flow=flow, engine=engine_for(key.device))
+        return lane
 
-    def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow, patience: Patience) -> ShmPort:
-        name = f"shm/{key.link_name(bridge.rank)}/{key.wire_tag}"
-        meet = functools.partial(_offer, nbytes=flow.ring_bytes) if key.sending else _accept
-        port = ShmPort(meet(bridge.store.clone(), name, patience), key, flow, stop=self._stop)
-        self._ports.append(port)
-        return port
+    def _connect(self, rings: _Rings, key: LaneKey, flow: Flow, patience: Patience) -> ShmPort:
+        self._spare(key)
+        port = ShmPort(rings, key, flow, patience=patience, stop=self._stop, forget=self._forget)
+        with self._lock:
+            if self._open:
+                self._ports.add(port)
+                return port
+        port.close()
+        raise RuntimeError("the connection was closed")
+
+    def _spare(self, key: LaneKey) -> None:
+        """Have the lanes rest that were used longest ago: a program may take a new tag for each of its steps."""
+        with self._lock:
+            held = [port.key for port in self._ports]
+        alike = [k for k in held if (k.kind, k.sending, k.peer) == (P2P, key.sending, key.peer)]
+        lanes = sorted((self._lanes[k] for k in alike), key=lambda lane: lane.used)
+        for lane in lanes[: max(len(lanes) + 1 - MOST_RINGS, 0)]:
+            lane.rest()
+
+    def _forget(self, port: ShmPort) -> None:
+        with self._lock:
+            self._ports.discard(port)
 
     def kill(self) -> None:
-        os.eventfd_write(self._stop, 1)  # never read: it stays raised
+        with self._lock:
+            if self._open:
+                os.eventfd_write(self._stop, 1)  # never read: it stays raised
 
     def close(self) -> None:
         self.kill()
-        for port in self._ports:
+        with self._lock:
+            ports, was_open = list(self._ports), self._open
+            self._ports, self._lanes, self._open = set(), {}, False
+        for port in ports:
             port.close()
-        self._ports = []
-        os.close(self._stop)
+        if was_open:
+            os.close(self._stop)
+
+
+class _Rings:
+    """The rings of one lane, one after the other: both ends count them, and meet for each under its number."""
+
+    def __init__(self, bridge: Bridge, key: LaneKey, nbytes: int) -> None:
+        self._store, self._name = bridge.store, f"shm/{key.link_name(bridge.rank)}/{key.wire_tag}"
+        self._meet = functools.partial(_offer, nbytes=nbytes) if key.sending else _accept
+        self._count = 0
+
+    def next(self, patience: Patience) -> _Handles:
+        """Make or get the next ring, together with the other end."""
+        handles = self._meet(self._store.clone(), f"{self._name}/{self._count}", patience)
+        self._count += 1
+        return handles
 
 
 class ShmPort(OneWay):
-    """One end of a ring; slots are used in turn, filled by one end and freed by the other."""
+    """One end of a ring; slots are used in turn, filled by one end and freed by the other.
 
-    def __init__(self, handles: _Handles, key: LaneKey, flow: Flow, *, stop: int) -> None:
-        self._handles, self._key, self._flow, self._stop = handles, key, flow, stop
-        self._map = mmap.mmap(handles.memory, flow.ring_bytes)
-        self._ring = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._registered = key.device.type == "cuda" and pin(self._ring)
-        self._next = 0
-        self._leaving = Leaving(lambda: os.eventfd_write(handles.freed, 1))
+    A sender whose slots are all free again may give the ring up, and says so; the receiver, which may wait for the next
+    slot by then, goes on with the next ring. So its slots are only known when something has come.
+    """
+
+    def __init__(
+        self,
+        rings: _Rings,
+        key: LaneKey,
+        flow: Flow,
+        *,
+        patience: Patience,
+        stop: int,
+        forget: Callable[[ShmPort], None],
+    ) -> None:
+        self._rings, self.key, self._flow, self._stop = rings, key, flow, stop
+        self._patience, self._forget = patience, forget
+        self._lock, self._held, self._closed = threading.Lock(), False, False
+        self._leaving = Leaving(self._free)
+        self._begin(patience)
+
+    def _begin(self, patience: Patience) -> None:
+        """Go on with the next ring."""
+        handles = self._rings.next(patience)
         handles.channel.setblocking(False)
+        with self._lock:
+            if self._closed:
+                handles.close()
+                raise RuntimeError("the connection was closed")
+            self._handles, self._next, self._held = handles, 0, True
+            self._map = mmap.mmap(handles.memory, self._flow.ring_bytes)
+            self._ring = torch.frombuffer(self._map, dtype=torch.uint8)
+            self._registered = self.key.device.type == "cuda" and pin(self._ring)
+
+    def _end(self) -> None:
+        """Unpin and unmap the memory, close the counters and the socket."""
+        with self._lock:
+            held, self._held = self._held, False
+            if not held:
+                return
+            if self._registered:
+                torch.cuda.cudart().cudaHostUnregister(self._ring.data_ptr())
+            del self._ring
+            with contextlib.suppress(BufferError):  # a slot that a failed lane still holds goes with that lane
+                self._map.close()
+            self._handles.close()
+
+    def _free(self) -> None:
+        os.eventfd_write(self._handles.freed, 1)
 
     def rail(self, position: Position) -> str:
         return "the shared-memory ring"
 
     def take(self, nbytes: int, number: int) -> torch.Tensor:
+        return self._slot() if self.key.sending else _NOT_YET
+
+    def landed(self, slot: torch.Tensor) -> torch.Tensor:
+        return self._slot()
+
+    def _slot(self) -> torch.Tensor:
+        """The next one in turn."""
         each = self._flow.slot_bytes
         first = self._next % self._flow.window * each
         self._next += 1
         return self._ring[first : first + each]
 
     def post(self, slot: torch.Tensor, length: int, position: Position) -> Posted:
-        if self._key.sending:
+        if self.key.sending:
             os.eventfd_write(self._handles.filled, 1)
         return self
 
     def wait(self, timeout: timedelta) -> bool:
         """Wait for the oldest posted slot: to be freed by the other end, or to be filled by it."""
-        fd = self._handles.freed if self._key.sending else self._handles.filled
-        if _taken(fd):
+        if _taken(self._awaited()):
             return True
         self.idle()
-        ready = _first_of((fd, self._stop, self._handles.channel.fileno()), timeout.total_seconds())
+        deadline = Deadline(timeout.total_seconds())
+        while not self._comes(deadline):
+            self._end()
+            self._begin(self._patience.within(deadline))
+        return True
+
+    def _awaited(self) -> int:
+        return self._handles.freed if self.key.sending else self._handles.filled
+
+    def _comes(self, deadline: Deadline) -> bool:
+        """Wait for the oldest posted slot; False when the sender has given this ring up. Raises RuntimeError."""
+        fd = self._awaited()
+        ready = _first_of((fd, self._stop, self._handles.channel.fileno()), deadline.left())
         if _taken(fd):
             return True
         if self._stop in ready:
             raise RuntimeError("the connection was closed")
-        if ready:
-            raise RuntimeError("the other process is gone: its end of the shared memory was closed")
-        raise RuntimeError("timed out")
+        if not ready:
+            raise RuntimeError("timed out")
+        if self._given_up():
+            return False
+        raise RuntimeError("the other process is gone: its end of the shared memory was closed")
+
+    def _given_up(self) -> bool:
+        """Whether the sender has said that it gives this ring up."""
+        try:
+            return self._handles.channel.recv(len(_GIVEN_UP)) == _GIVEN_UP
+        except OSError:
+            return False
 
     def give(self, slot: torch.Tensor, event: Any) -> None:
-        if self._key.sending:
+        if self.key.sending:
             return
         self._leaving.give(event)
 
@@ -134,14 +247,21 @@ class ShmPort(OneWay):
         """Free every slot that the device still reads, waiting for it: there is nothing else to do."""
         self._leaving.idle()
 
+    def rest(self) -> bool:
+        if not self.key.sending and not self._given_up():
+            return False
+        if self.key.sending:
+            with contextlib.suppress(OSError):  # it is gone, which the next message will find out
+                self._handles.channel.send(_GIVEN_UP)
+        self.close()
+        self._forget(self)
+        return True
+
     def close(self) -> None:
-        """Unpin and unmap the memory, close the counters and the socket."""
-        if self._registered:
-            torch.cuda.cudart().cudaHostUnregister(self._ring.data_ptr())
-        del self._ring
-        with contextlib.suppress(BufferError):  # a slot that a failed lane still holds goes with that lane
-            self._map.close()
-        self._handles.close()
+        """For good."""
+        with self._lock:
+            self._closed = True
+        self._end()
 
 
 def _first_of(fds: Sequence[int], seconds: float) -> set[int]:

@@ -60,6 +60,9 @@ class Port(Protocol):
     def watch(self, window: Window) -> None:
         """Have somebody tell the window which rails are lost."""
 
+    def landed(self, slot: torch.Tensor) -> torch.Tensor:
+        """Where the oldest chunk that is received has come: in the slot that was given for it, as a rule."""
+
     def give(self, slot: torch.Tensor, event: Any) -> None:
         """Take a slot back, in order; the device still reads it until `event`, where there is one."""
 
@@ -68,6 +71,9 @@ class Port(Protocol):
 
     def advance(self) -> bool:
         """Whether a slot on its way needs this thread, which has just seen to it: to be asked again while it waits."""
+
+    def rest(self) -> bool:
+        """Nothing is under way: give this end up, where the other one does so too. Whether it is given up."""
 
 
 class OneWay:
@@ -90,7 +96,13 @@ class OneWay:
     def watch(self, window: Window) -> None:
         return None
 
+    def landed(self, slot: torch.Tensor) -> torch.Tensor:
+        return slot
+
     def advance(self) -> bool:
+        return False
+
+    def rest(self) -> bool:
         return False
 
 
