@@ -16,6 +16,7 @@ from hetctl.comm.staging import Combine, flat_bytes
 from hetctl.comm.work import BridgeError, Deadline, HetWork, ended_by
 
 P2P, COLLECTIVE = 0, 1  # the program's own messages, and those that collectives are made of, never meet
+UNTAKEN_SECONDS = 10.0  # of messages that the program has not waited for, when it destroys their group
 
 
 class Outgoing:
@@ -181,16 +182,29 @@ class Bridge:
             transport.kill()
 
     def close(self, *, seconds: float) -> None:
-        """Send what is queued, then end lanes and connections."""
+        """Send what is queued, unless nobody takes it for a while, then end lanes and connections."""
+        if self.error is None and not self._end_within(min(seconds, UNTAKEN_SECONDS)):
+            self.fail(BridgeError("the process group was destroyed"))
         with self._lock:
             lanes, transports = list(self._lanes.values()), list(self._transports.values())
             self._lanes, self._transports = {}, {}
         for lane in lanes:
-            lane.close(seconds=seconds)
+            lane.close(seconds=min(seconds, 1.0) if self.error is not None else seconds)
         with self._lock:
             self.error = self.error or BridgeError("the process group was destroyed")
         for transport in transports:
             transport.close()
+
+    def _end_within(self, seconds: float) -> bool:
+        """Whether the pending messages end in this time; those that a device has copied out have."""
+        with self._lock:
+            pending, deadline = list(self._open.values()), Deadline(seconds)
+        for message in pending:
+            ended = threading.Event()
+            message.work.on_end(ended.set)
+            if not ended.wait(deadline.left()):
+                return False
+        return True
 
 
 def _event(data: torch.Tensor) -> Any:

@@ -11,7 +11,6 @@ import functools
 import mmap
 import os
 import select
-import shutil
 import socket
 import tempfile
 import threading
@@ -294,16 +293,14 @@ def pin(ring: torch.Tensor) -> bool:
 
 def _offer(store: Store, name: str, patience: Patience, *, nbytes: int) -> _Handles:
     """Make a ring, say in the store where to get it, and hand it to the one who comes."""
-    folder = tempfile.mkdtemp(prefix="hetctl-shm-")  # only this user may enter
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            path = str(Path(folder) / "ring")
-            listener.bind(path)
-            listener.listen(1)
-            store.set(name, path)
-            channel = patience.visitor(listener)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    # only this user may enter; a process that exits while a lane waits here removes it as well
+    folder = tempfile.TemporaryDirectory(prefix="hetctl-shm-", ignore_cleanup_errors=True)
+    with folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        path = str(Path(folder.name) / "ring")
+        listener.bind(path)
+        listener.listen(1)
+        store.set(name, path)
+        channel = patience.visitor(listener)
     memory = os.memfd_create("hetctl-ring", os.MFD_CLOEXEC)
     os.ftruncate(memory, nbytes)
     flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE

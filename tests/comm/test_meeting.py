@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from hetctl.comm import bridge
 from hetctl.comm.cluster import TransportKind
 from hetctl.comm.meeting import Patience
 from hetctl.comm.placement import PlacedBridge
@@ -80,3 +85,51 @@ def test_a_receive_from_anybody_still_ends_at_its_own_deadline(transport: Transp
     (text, took), _ = on_islands((1, 1), nobody_sends, broken=True, bridges=bridges(transport))
     assert f"recv from any rank failed: Timed out after {TIMEOUT:g} s" in text
     assert TIMEOUT <= took < TIMEOUT + 5
+
+
+def untaken(rank: int, how: str) -> tuple[float, str, list[str]]:
+    """How long the end of a group with a message that nobody takes lasts, what the message ends with, what is left."""
+    bridge.UNTAKEN_SECONDS = 1.0
+    group = dist.new_group(timeout=timedelta(seconds=40))
+    if rank == 1:
+        dist.barrier()
+        return 0.0, "", []
+    work = dist.isend(torch.ones(1000), 1, group=group, tag=5)
+    began = time.monotonic()
+    if how == "aborted":
+        group.abort()
+    dist.destroy_process_group(group)
+    took, left = time.monotonic() - began, [t.name for t in threading.enumerate() if t.name.endswith("tag 5")]
+    dist.barrier()
+    return took, str(work.exception()), left
+
+
+@both
+@pytest.mark.parametrize("how", ["aborted", "destroyed"])
+def test_a_message_that_nobody_takes_holds_no_group(how: str, transport: TransportKind) -> None:
+    (took, text, left), _ = on_islands((1, 1), untaken, how, broken=True, bridges=bridges(transport))
+    assert took < 5
+    assert "send to rank 1 on host1 ended" in text
+    assert how in text
+    assert not left
+
+
+EXITS = """
+import threading
+import torch.distributed as dist
+from pathlib import Path
+from hetctl.comm import shm
+from hetctl.comm.meeting import Patience
+store, waits = dist.HashStore(), threading.Event()
+offer = lambda: shm._offer(store, "ring", Patience(waits.set), nbytes=1)
+threading.Thread(target=offer, daemon=True).start()
+waits.wait()
+print(Path(store.get("ring").decode()).exists())
+"""
+
+
+def test_a_process_that_exits_while_a_lane_waits_leaves_no_folder(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    run = [sys.executable, "-W", "ignore", "-c", EXITS]
+    assert subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout.strip() == "True"
+    assert not list(tmp_path.glob("hetctl-shm-*"))
