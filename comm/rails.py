@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -100,6 +100,7 @@ class Link:
         self._store, self._name, self._sending, self._timeout = store, name, sending, timeout
         self._lock = threading.Lock()
         self._rails: list[Rail] = []
+        self._devices: list[tuple[str, Any]] = []
         self._nics = 1  # at the end that has more of them
         self._killed = False
 
@@ -113,7 +114,7 @@ class Link:
         with patience.holding(self._lock):
             if not self._rails and not self._killed:
                 # its own connection: a blocking read on a shared one would stop every other thread's store access
-                store = self._store.clone()
+                store, self._devices = self._store.clone(), _devices()
                 self._rails = [self._connect(store, index) for index in self._agreed(store, patience)]
             if self._killed:
                 raise RuntimeError("the connection was closed")
@@ -121,7 +122,7 @@ class Link:
 
     def _agreed(self, store: Store, patience: Patience) -> list[int]:
         """The rails to connect: as many as the end with more of them has, less those that are down at either end."""
-        names, key = [name for name, _ in _devices()], f"link/{self._name}/rails/"
+        names, key = [name for name, _ in self._devices], f"link/{self._name}/rails/"
         mine, nics = [_is_up(name) for name in names], len(set(names))
         here, there = ("to", "from") if self._sending else ("from", "to")
         store.set(key + here, json.dumps([mine, nics]))
@@ -130,12 +131,12 @@ class Link:
         every = range(max(len(mine), len(theirs)))
         up = [i for i in every if mine[i % len(mine)] and theirs[i % len(theirs)]]
         for index in sorted(set(every) - set(up)) if up else ():
-            name = _devices()[index % len(mine)][0]
+            name = self._devices[index % len(mine)][0]
             say(f"rail {index} ({name}) is down at one end: link {self._name} goes without it")
         return up or list(every)
 
     def _connect(self, store: Store, index: int) -> Rail:
-        interface, device = _devices()[index % len(_devices())]
+        interface, device = self._devices[index % len(self._devices)]
         options = Gloo._Options()
         options._timeout, options._threads, options._devices = self._timeout, 1, [device]
         group = Gloo(PrefixStore(f"link/{self._name}/{index}", store), 0 if self._sending else 1, 2, options)
@@ -153,7 +154,7 @@ class Link:
         for rail in self._rails:
             if rail.poster is not None:
                 rail.poster.close()
-        self._killed, self._rails = True, []
+        self._killed, self._rails, self._devices = True, [], []
 
 
 class RailTransport:
@@ -289,20 +290,35 @@ def _is_up(interface: str) -> bool:
 
 def main_device() -> Any:
     """The gloo device that native groups use: the first named interface, because a host's name may mean loopback."""
-    names = _interfaces()
-    return Gloo.create_device(interface=names[0]) if names else Gloo.create_default_device()
+    return _device(next(iter(_interfaces()), ""))
 
 
 def _interfaces() -> list[str]:
     return [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
 
 
-@functools.cache
+class _Devices(list[tuple[str, Any]]):
+    """(interface, gloo device) for each rail; a device is a listening socket and its thread, closed with its last user.
+
+    All links of a process share them, and keep them: the process itself only knows them while they are kept.
+    """
+
+
+_SHARED = weakref.WeakValueDictionary[tuple[str, ...], _Devices]()
+_SHARING = threading.Lock()
+
+
 def _devices() -> list[tuple[str, Any]]:
-    """(interface, gloo device) for each rail of this process; a device is a listening socket and its thread."""
+    """The devices of this process, made anew where no link has any."""
     names = _interfaces()
     count = int(os.environ.get(RAILS_VARIABLE) or max(len(names), DEVICE_RAILS if torch.cuda.is_available() else 1))
-    if not names:
-        return [("default interface", Gloo.create_default_device()) for _ in range(count)]
-    taken = [names[i % len(names)] for i in range(count)]
-    return [(name, Gloo.create_device(interface=name)) for name in taken]
+    taken = tuple(names[i % len(names)] if names else "" for i in range(count))
+    with _SHARING:
+        found = _SHARED.get(taken)
+        if found is None:
+            found = _SHARED[taken] = _Devices((name or "default interface", _device(name)) for name in taken)
+        return found
+
+
+def _device(interface: str) -> Any:
+    return Gloo.create_device(interface=interface) if interface else Gloo.create_default_device()
