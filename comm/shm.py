@@ -10,6 +10,7 @@ import contextlib
 import functools
 import mmap
 import os
+import resource
 import select
 import socket
 import tempfile
@@ -73,6 +74,10 @@ class ShmTransport:
         rings = _Rings(bridge, key, flow.ring_bytes)
         connect = functools.partial(self._connect, rings, key, flow)
         lane = self._lanes[key] = made(bridge, key, connect, flow=flow, engine=engine_for(key.device))
+        if (
+            len(self._lanes) > MOST_RINGS
+        ):  # busy ones cannot wait for each other: the peer may ask for any of them first
+            _allow_more_descriptors()
         return lane
 
     def _connect(self, rings: _Rings, key: LaneKey, flow: Flow, patience: Patience) -> ShmPort:
@@ -261,6 +266,13 @@ class ShmPort(OneWay):
         with self._lock:
             self._closed = True
         self._end()
+
+
+def _allow_more_descriptors() -> None:
+    """Up to what the system allows this process, which is more than what it starts with."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _first_of(fds: Sequence[int], seconds: float) -> set[int]:

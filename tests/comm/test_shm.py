@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 from pathlib import Path
 
 import torch
@@ -101,3 +102,20 @@ def test_messages_of_many_tags_arrive_in_any_order() -> None:
     print(f"seed {seed}")  # shown when it fails
     for rings in on_islands((1, 1), in_any_order, seed, bridges=BRIDGES):
         assert rings < 24 + 2  # there and back, and a barrier's
+
+
+def all_at_once(rank: int) -> int:
+    shm.MESSAGES = Flow(64 * KiB, window=2)  # type: ignore[misc]
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    data = [torch.full((3,), float(tag)) if rank == 0 else torch.zeros(3) for tag in range(80)]
+    works = [(dist.isend if rank == 0 else dist.irecv)(one, 1 - rank, tag=tag) for tag, one in enumerate(data)]
+    for work in works:
+        work.wait()
+    assert all(bool((one == tag).all()) for tag, one in enumerate(data))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def test_many_tags_at_once_may_take_the_descriptors_that_the_system_allows() -> None:
+    for soft in on_islands((1, 1), all_at_once, bridges=BRIDGES):
+        assert soft > 256
