@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -88,6 +89,10 @@ class LaneKey:
 
 class Lane(Protocol):
     """What carries the messages of one stream, in order."""
+
+    @property
+    def moved(self) -> float:
+        """When anything last did, in monotonic seconds."""
 
     def put(self, message: Message) -> None: ...
 
@@ -183,7 +188,7 @@ class Bridge:
 
     def close(self, *, seconds: float) -> None:
         """Send what is queued, unless nobody takes it for a while, then end lanes and connections."""
-        if self.error is None and not self._end_within(min(seconds, UNTAKEN_SECONDS)):
+        if self.error is None and not self._all_end(seconds):
             self.fail(BridgeError("the process group was destroyed"))
         with self._lock:
             lanes, transports = list(self._lanes.values()), list(self._transports.values())
@@ -195,16 +200,22 @@ class Bridge:
         for transport in transports:
             transport.close()
 
-    def _end_within(self, seconds: float) -> bool:
-        """Whether the pending messages end in this time; those that a device has copied out have."""
+    def _all_end(self, seconds: float) -> bool:
+        """Whether the pending messages end in this time, while anything moves; what devices copied out has ended."""
         with self._lock:
             pending, deadline = list(self._open.values()), Deadline(seconds)
         for message in pending:
             ended = threading.Event()
             message.work.on_end(ended.set)
-            if not ended.wait(deadline.left()):
-                return False
+            while not ended.wait(min(UNTAKEN_SECONDS, deadline.left())):
+                if deadline.passed() or self._stands_still():
+                    return False
         return True
+
+    def _stands_still(self) -> bool:
+        """Whether nobody has taken or sent anything for a while."""
+        with self._lock:
+            return all(time.monotonic() - lane.moved > UNTAKEN_SECONDS for lane in self._lanes.values())
 
 
 def _event(data: torch.Tensor) -> Any:

@@ -85,6 +85,12 @@ class ForwardedLane:
             if self._thread is None:
                 self._start()
 
+    @property
+    def moved(self) -> float:
+        """When a chunk was last dealt with; 0 when none was."""
+        window = self._window
+        return window.moved if window is not None else 0.0
+
     def rest(self) -> None:
         """Have the lane give up its connection if it is idle; the next message makes another one. Returns at once."""
         with self._lock:

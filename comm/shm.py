@@ -74,9 +74,7 @@ class ShmTransport:
         rings = _Rings(bridge, key, flow.ring_bytes)
         connect = functools.partial(self._connect, rings, key, flow)
         lane = self._lanes[key] = made(bridge, key, connect, flow=flow, engine=engine_for(key.device))
-        if (
-            len(self._lanes) > MOST_RINGS
-        ):  # busy ones cannot wait for each other: the peer may ask for any of them first
+        if len(self._lanes) > MOST_RINGS:  # busy ones wait for no other: the peer may want any of them first
             _allow_more_descriptors()
         return lane
 

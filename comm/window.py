@@ -150,7 +150,7 @@ class Window:
         self._aside: list[Any] = []  # memory and handles that a lost rail may still touch
         self._changed = threading.Condition(threading.RLock())  # over both deques and the port's routes
         self._broken = False
-        self._moved = 0.0  # when a chunk was last dealt with
+        self.moved = 0.0  # when a chunk was last dealt with
 
     def post(self, chunk: Chunk) -> None:
         """Start a chunk on its rail."""
@@ -212,7 +212,7 @@ class Window:
         """
         with self._changed:
             self.posted.popleft()
-            self._moved = time.monotonic()
+            self.moved = time.monotonic()
             if not self.port.movable():
                 self._give(chunk.slot)
                 return
@@ -239,7 +239,7 @@ class Window:
                 return None
             chunk = self.posted[0]
             rail = self.port.route(chunk.position)
-            return Stall(chunk.position, rail, time.monotonic() - max(chunk.since, self._moved), self._broken)
+            return Stall(chunk.position, rail, time.monotonic() - max(chunk.since, self.moved), self._broken)
 
     def is_late(self, position: Position) -> bool:
         """Whether a chunk was given to its rail long ago; not when it was not yet."""

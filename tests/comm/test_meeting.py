@@ -9,6 +9,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ import torch.distributed as dist
 
 from hetctl.comm import bridge
 from hetctl.comm.cluster import TransportKind
+from hetctl.comm.control import accept, offer
 from hetctl.comm.meeting import Patience
 from hetctl.comm.placement import PlacedBridge
+from hetctl.comm.work import Deadline
 from tests.comm.spawn import on_islands
 
 TIMEOUT = 2.0
@@ -42,6 +45,28 @@ def test_what_is_in_the_store_is_taken_when_it_comes() -> None:
     store = dist.HashStore()
     threading.Timer(0.05, store.set, ["key", "value"]).start()
     assert Patience(lambda: None).said(store, "key") == b"value"
+
+
+def test_control_connections_meet_and_end_with_patience() -> None:
+    store, there = dist.HashStore(), list[Any]()
+    end = threading.Thread(target=lambda: there.append(offer(store, "ring", {"I": "offer"}, Patience(lambda: None))))
+    end.start()
+    here, said = accept(store, "ring", {"I": "accept"}, Patience(lambda: None))
+    end.join(10)
+    ((other, heard),) = there
+    assert said["I"] == "offer"
+    assert heard["I"] == "accept"
+    here.tell(3)
+    stop = os.eventfd(0)
+    other.sleep(stop, 10)
+    assert other.heard() == 3
+    with pytest.raises(RuntimeError, match="timed out"):
+        offer(store, "nobody comes", {}, Patience(lambda: None).within(Deadline(0.05)))
+    with pytest.raises(RuntimeError, match="timed out"):
+        accept(store, "nobody offers", {}, Patience(lambda: None).within(Deadline(0.05)))
+    here.close()
+    other.close()
+    os.close(stop)
 
 
 def one_never_sends(rank: int) -> float:
@@ -112,6 +137,28 @@ def test_a_message_that_nobody_takes_holds_no_group(how: str, transport: Transpo
     assert "send to rank 1 on host1 ended" in text
     assert how in text
     assert not left
+
+
+def taken_slowly(rank: int) -> bool:
+    bridge.UNTAKEN_SECONDS = 2.0
+    group, count = dist.new_group(timeout=timedelta(seconds=40)), 6
+    data = [torch.full((1000,), float(number)) for number in range(count)]
+    if rank == 0:
+        works = [dist.isend(one, 1, group=group) for one in data]
+        dist.destroy_process_group(group)
+        return all(work.is_success() for work in works)
+    for one in data:
+        time.sleep(0.5)  # all of them take longer than what nobody takes may
+        got = torch.zeros(1000)
+        dist.recv(got, 0, group=group)
+        assert torch.equal(got, one)
+    dist.destroy_process_group(group)
+    return True
+
+
+@both
+def test_messages_that_are_taken_slowly_are_still_sent(transport: TransportKind) -> None:
+    assert on_islands((1, 1), taken_slowly, bridges=bridges(transport)) == [True, True]
 
 
 EXITS = """
