@@ -10,12 +10,33 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 
-from hetctl.comm.work import HetWork
+from hetctl.comm.work import BridgeError, Deadline, HetWork
 
 Post = Callable[[torch.Tensor, int, int], HetWork]  # (buffer, peer, tag): a receive without a deadline of its own
+
+
+class Wanted(HetWork):
+    """A receive that one without a deadline serves: whoever waits for it sees to its own, and rings the alarm."""
+
+    def __init__(
+        self,
+        what: str,
+        tensors: list[torch.Tensor],
+        *,
+        deadline: Deadline,
+        on_error: Callable[[str], BridgeError],
+    ) -> None:
+        super().__init__(what, tensors, deadline=deadline)
+        self._until, self._on_error = deadline, on_error
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if not timeout and not self._done.wait(self._until.left()):
+            self.finish(error=self._on_error(f"{self.what} failed: Timed out after {self._until.seconds:g} s"))
+        return super().wait(timeout)
 
 
 @dataclass
@@ -33,6 +54,10 @@ class AnySource:
         self._post, self._peers = post, peers
         self._lock = threading.RLock()
         self._tags: dict[int, _Tag] = {}
+
+    def knows(self, tag: int) -> bool:
+        """Whether messages of this tag were ever received from any source."""
+        return tag in self._tags
 
     def under_way(self) -> bool:
         """Whether receives are posted that nobody may ever send to."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +18,7 @@ from hetctl.comm.work import BridgeError, Deadline, HetWork, ended_by
 
 P2P, COLLECTIVE = 0, 1  # the program's own messages, and those that collectives are made of, never meet
 MOST_TAG = 2**29 - 1  # of a program's message: gloo's tags are 32-bit with a sign, and two bits are taken
+UNTAKEN_SECONDS = 10.0  # of messages that the program has not waited for, when it destroys their group
 
 
 class Outgoing:
@@ -88,6 +90,10 @@ class LaneKey:
 
 class Lane(Protocol):
     """What carries the messages of one stream, in order."""
+
+    @property
+    def moved(self) -> float:
+        """When anything last did, in monotonic seconds."""
 
     def put(self, message: Message) -> None: ...
 
@@ -182,16 +188,35 @@ class Bridge:
             transport.kill()
 
     def close(self, *, seconds: float) -> None:
-        """Send what is queued, then end lanes and connections."""
+        """Send what is queued, unless nobody takes it for a while, then end lanes and connections."""
+        if self.error is None and not self._all_end(seconds):
+            self.fail(BridgeError("the process group was destroyed"))
         with self._lock:
             lanes, transports = list(self._lanes.values()), list(self._transports.values())
             self._lanes, self._transports = {}, {}
         for lane in lanes:
-            lane.close(seconds=seconds)
+            lane.close(seconds=min(seconds, 1.0) if self.error is not None else seconds)
         with self._lock:
             self.error = self.error or BridgeError("the process group was destroyed")
         for transport in transports:
             transport.close()
+
+    def _all_end(self, seconds: float) -> bool:
+        """Whether the pending messages end in this time, while anything moves; what devices copied out has ended."""
+        with self._lock:
+            pending, deadline = list(self._open.values()), Deadline(seconds)
+        for message in pending:
+            ended = threading.Event()
+            message.work.on_end(ended.set)
+            while not ended.wait(min(UNTAKEN_SECONDS, deadline.left())):
+                if deadline.passed() or self._stands_still():
+                    return False
+        return True
+
+    def _stands_still(self) -> bool:
+        """Whether nobody has taken or sent anything for a while."""
+        with self._lock:
+            return all(time.monotonic() - lane.moved > UNTAKEN_SECONDS for lane in self._lanes.values())
 
 
 def _event(data: torch.Tensor) -> Any:

@@ -13,26 +13,25 @@ import select
 import socket
 import struct
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 from hetctl.comm.addresses import own_address
 from hetctl.comm.c10d import Store
+from hetctl.comm.meeting import TALK_SECONDS, Patience
 
 _MOST_BYTES = 1 << 20  # of a descriptor: NIXL's grows with the regions of a process
+MOST_SECONDS = 3600.0  # at once: poll takes no more than 24 days
 _GREETING = struct.Struct("<I")
 
 
-def offer(store: Store, name: str, about: Mapping[str, Any], timeout: timedelta) -> tuple[Control, dict[str, Any]]:
+def offer(store: Store, name: str, about: Mapping[str, Any], patience: Patience) -> tuple[Control, dict[str, Any]]:
     """Wait for the other end to come; what it says of itself. Only who read the token in the store gets in."""
     token = secrets.token_hex(16)
     address = own_address()
     with socket.create_server((address, 0), backlog=4) as listener:
-        listener.settimeout(timeout.total_seconds())
         store.set(name, json.dumps([address, listener.getsockname()[1], token]))
         while True:
-            channel, _ = listener.accept()
-            channel.settimeout(min(timeout.total_seconds(), 30.0))
+            channel = patience.visitor(listener)
             said = _hear(channel)
             if hmac.compare_digest(str(said.get("token", "")), token):
                 break
@@ -41,11 +40,10 @@ def offer(store: Store, name: str, about: Mapping[str, Any], timeout: timedelta)
     return Control(channel), said
 
 
-def accept(store: Store, name: str, about: Mapping[str, Any], timeout: timedelta) -> tuple[Control, dict[str, Any]]:
+def accept(store: Store, name: str, about: Mapping[str, Any], patience: Patience) -> tuple[Control, dict[str, Any]]:
     """Call the end that offers; what it says of itself."""
-    store.wait([name], timeout)
-    address, port, token = json.loads(store.get(name))
-    channel = socket.create_connection((address, port), timeout.total_seconds())
+    address, port, token = json.loads(patience.said(store, name))
+    channel = socket.create_connection((address, port), 2 * TALK_SECONDS)  # it may be talking to somebody else
     _say(channel, {**about, "token": token})
     said = _hear(channel)
     if not said:
@@ -84,11 +82,11 @@ class Control:
         return len(said)
 
     def sleep(self, stop: int, seconds: float) -> None:
-        """Until the other end says something, `stop` is raised, or the time is over."""
+        """Until the other end says something, `stop` is raised, or the time is over (or an hour: ask again)."""
         if stop != self._stop:
             self._poll.register(stop, select.POLLIN)
             self._stop = stop
-        if any(fd == stop for fd, _ in self._poll.poll(seconds * 1000)):
+        if any(fd == stop for fd, _ in self._poll.poll(min(seconds, MOST_SECONDS) * 1000)):
             raise RuntimeError("the connection was closed")
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ elsewhere, and nothing reads a slot before its transfer is over and, on devices,
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import threading
@@ -28,6 +29,7 @@ from hetctl.comm.engines.shared import Use
 from hetctl.comm.failover import Position, say
 from hetctl.comm.forwarded import TRAILER_ROOM, Flow, ForwardedLane, RecvLane, SendLane
 from hetctl.comm.leaving import Leaving
+from hetctl.comm.meeting import Patience
 from hetctl.comm.shm import pin
 from hetctl.comm.staging import TRAILER_BYTES, engine_for
 from hetctl.comm.strands import POLL_SECONDS, Strands, connect, described
@@ -69,9 +71,10 @@ class DirectTransport:
         flow = HOST_FLOW
         if self._way.on_device:
             flow = PEER_MESSAGES if self._way.label == PEER_COPY and key.kind == P2P else DEVICE_FLOW
-        return made(bridge, key, lambda: self._connect(bridge, key, flow), flow=flow, engine=engine_for(key.device))
+        connect = functools.partial(self._connect, bridge, key, flow)
+        return made(bridge, key, connect, flow=flow, engine=engine_for(key.device))
 
-    def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow) -> DirectPort:
+    def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow, patience: Patience) -> DirectPort:
         ring = Ring(self._use.rails, flow, key.device, on_device=self._way.on_device)
 
         def lose(port: str, why: str) -> None:
@@ -82,7 +85,7 @@ class DirectTransport:
         try:
             meet = accept if key.sending else offer
             about = {"ports": described(self._use.rails, ring.regions), "address": ring.memory.data_ptr()}
-            control, peer = meet(bridge.store.clone(), name, about, bridge.timeout)
+            control, peer = meet(bridge.store.clone(), name, about, patience)
             pull = self._pulls(bridge.rank, key)
             found = connect(self._use.rails, ring.regions, peer["ports"], lose)
             strands = Strands(found, int(peer["address"]), lose, write=not pull)

@@ -123,6 +123,8 @@ class RailWatch:
         self.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5)
+        with self._lock:  # their rails end with their lanes
+            self._sending, self._receiving = {}, {}
 
     def _run(self) -> None:
         try:

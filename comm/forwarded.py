@@ -19,6 +19,7 @@ import torch
 
 from hetctl.comm.bridge import Bridge, LaneKey, Message
 from hetctl.comm.layout import spread
+from hetctl.comm.meeting import Patience
 from hetctl.comm.meter import METER
 from hetctl.comm.staging import CopyEngine, Landed, TrailerMismatch, seal, trailer_of, unseal
 from hetctl.comm.units import KiB
@@ -49,28 +50,54 @@ class Flow:
         return self.window * self.slot_bytes
 
 
+class _Rest:
+    """In a lane's queue: give up what an idle lane can do without."""
+
+
 class ForwardedLane:
     """The queue and the thread shared by both directions."""
 
     verb = ""
 
     def __init__(
-        self, bridge: Bridge, key: LaneKey, connect: Callable[[], Port], *, flow: Flow, engine: CopyEngine
+        self, bridge: Bridge, key: LaneKey, connect: Callable[[Patience], Port], *, flow: Flow, engine: CopyEngine
     ) -> None:
         self._bridge, self._key, self._connect, self._flow, self._engine = bridge, key, connect, flow, engine
-        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Message | _Rest | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._resting = False  # asked to rest, and not yet seen to
+        self.used = 0.0  # when it was given a message
         self._operation = 0  # messages whose chunks have all been begun
         self._todo: deque[tuple[Message, int, int, int, bool]] = deque()  # first, past, number, last
         self._cutting: Message | None = None  # taken from the queue, while the lane connects
+        self._due: Message | None = None  # of those queued behind it, the one with the nearest deadline
         self._window: Window | None = None
         _switch_sooner()
 
     def put(self, message: Message) -> None:
         with self._lock:
+            self.used = time.monotonic()
+            if self._window is None and (self._due is None or message.deadline.left() < self._due.deadline.left()):
+                self._due = message
             self._queue.put(message)
+            if self._thread is None:
+                self._start()
+
+    @property
+    def moved(self) -> float:
+        """When a chunk was last dealt with; 0 when none was."""
+        window = self._window
+        return window.moved if window is not None else 0.0
+
+    def rest(self) -> None:
+        """Have the lane give up its connection if it is idle; the next message makes another one. Returns at once."""
+        with self._lock:
+            if self._window is None or self._closing or self._resting:
+                return
+            self._resting = True
+            self._queue.put(_Rest())
             if self._thread is None:
                 self._start()
 
@@ -110,10 +137,22 @@ class ForwardedLane:
     def window(self) -> Window:
         """This end of the lane, connected when the first message is there."""
         if self._window is None:
-            port = self._connect()
-            self._window = Window(self._bridge, self._key, port, length=self._flow.window, renew=self._renew)
-            port.watch(self._window)
+            port = self._connect(Patience(self._over_waiting))
+            window = Window(self._bridge, self._key, port, length=self._flow.window, renew=self._renew)
+            with self._lock:
+                self._window, self._due = window, None
+            port.watch(window)
         return self._window
+
+    def _over_waiting(self) -> str | None:
+        """Why this lane need not wait any longer for its other end."""
+        if self._bridge.error is not None:
+            return "the connection was closed"
+        return "timed out" if self._late() is not None else None
+
+    def _late(self) -> Message | None:
+        """The message whose time is over while the lane connects; a receive from any source has time for ever."""
+        return next((m for m in (self._cutting, self._due) if m is not None and m.deadline.passed()), None)
 
     def _on_way(self) -> int:
         """How many chunks are posted."""
@@ -139,7 +178,7 @@ class ForwardedLane:
 
     def _held(self) -> Message | None:
         """The message that is worked on while nothing is under way."""
-        return self._todo[0][0] if self._todo else self._cutting
+        return self._todo[0][0] if self._todo else self._late() or self._cutting
 
     def _more(self, *, block: bool) -> bool:
         """Cut the next queued message into chunks to do; False when there is none now (or none for a while)."""
@@ -151,6 +190,9 @@ class ForwardedLane:
             message = self._queue.get(block, IDLE_SECONDS) if block else self._queue.get_nowait()
         except queue.Empty:
             return False
+        if isinstance(message, _Rest):
+            self._rest(idle=block)
+            return False
         if message is None:
             return False
         self._cutting = message
@@ -159,6 +201,14 @@ class ForwardedLane:
         for number, (first, past) in enumerate(cut):
             self._todo.append((message, first, past, number, number == len(cut) - 1))
         return True
+
+    def _rest(self, *, idle: bool) -> None:
+        """Give the connection up if nothing is under way; else whoever asked will ask again."""
+        given_up = idle and self._window is not None and self._window.port.rest()
+        with self._lock:
+            self._resting = False
+            if given_up:
+                self._window = None
 
     def _over(self) -> bool:
         """Whether the thread, having nothing to do, ends."""
@@ -266,6 +316,7 @@ class RecvLane(ForwardedLane):
     def _take(self, chunk: Chunk) -> None:
         message = chunk.message
         operation, number = chunk.position
+        chunk.slot = self.window.port.landed(chunk.slot)
         try:
             payload = unseal(
                 chunk.slot,

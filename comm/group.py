@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hetctl.comm.alarm import Alarm
-from hetctl.comm.anysource import AnySource
+from hetctl.comm.anysource import AnySource, Wanted
 from hetctl.comm.bridge import MOST_TAG, P2P, Bridge
 from hetctl.comm.c10d import PrefixStore
 from hetctl.comm.collectives import Collectives
@@ -158,9 +158,11 @@ class HetGroup(Operations):
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
         _check_tag(tag)
         target, deadline, what = tensors[0].detach(), self._deadline(None), f"recv from {self._who(src)}"
+        if self._any.knows(tag):
+            wanted = Wanted(what, tensors, deadline=deadline, on_error=self._alarm.judged)
+            if self._any.claims(target, src, tag, wanted):
+                return self._noted(wanted)
         work = HetWork(what, tensors, deadline=deadline)
-        if self._any.claims(target, src, tag, work):
-            return self._noted(work)
         if self._layout.local(src):
             place = self._layout.mine.index(src)
             landing = None if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
@@ -180,7 +182,8 @@ class HetGroup(Operations):
         _check_tag(tag)
         if tensors[0].is_cuda:
             raise BridgeError("a receive from any source needs a host tensor: device libraries know none")
-        work = HetWork("recv from any rank", tensors, deadline=self._deadline(None))
+        deadline, failed = self._deadline(None), self._alarm.judged
+        work = Wanted("recv from any rank", tensors, deadline=deadline, on_error=failed)
         self._record(work, "recvAnySource", peer=None, tensors=tensors)
         self._any.recv(tensors[0].detach(), tag, work)
         return self._noted(work)

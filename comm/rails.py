@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from hetctl.comm.bridge import Bridge, LaneKey
 from hetctl.comm.c10d import Gloo, PrefixStore, Store
 from hetctl.comm.failover import Loss, Position, RailWatch, remaining, route, say
 from hetctl.comm.forwarded import Flow, ForwardedLane, RecvLane, SendLane
+from hetctl.comm.meeting import Patience
 from hetctl.comm.meter import METER
 from hetctl.comm.placement import NICS_VARIABLE
 from hetctl.comm.staging import CHUNK_BYTES, TRAILER_BYTES, CopyEngine, engine_for
@@ -101,6 +102,7 @@ class Link:
         self._store, self._name, self._sending, self._timeout = store, name, sending, timeout
         self._lock = threading.Lock()
         self._rails: list[Rail] = []
+        self._devices: list[tuple[str, Any]] = []
         self._nics = 1  # at the end that has more of them
         self._killed = False
 
@@ -109,26 +111,25 @@ class Link:
         """How many rails in turn should carry the same: several over one NIC share what it carries as they come."""
         return self._nics if len(self._rails) % self._nics == 0 else 1
 
-    def rails(self) -> list[Rail]:
-        """The rails, connected; blocks until the other end connects too (at most the group's timeout)."""
-        with self._lock:
+    def rails(self, patience: Patience) -> list[Rail]:
+        """The rails, connected; blocks until the other end connects too, for as long as there is patience."""
+        with patience.holding(self._lock):
             if not self._rails and not self._killed:
                 # its own connection: a blocking read on a shared one would stop every other thread's store access
-                store = self._store.clone()
-                self._rails = [self._connect(store, number, mine) for number, mine in self._agreed(store)]
+                store, self._devices = self._store.clone(), _devices()
+                self._rails = [self._connect(store, number, mine) for number, mine in self._agreed(store, patience)]
             if self._killed:
                 raise RuntimeError("the connection was closed")
             return self._rails
 
-    def _agreed(self, store: Store) -> list[tuple[int, int]]:
+    def _agreed(self, store: Store, patience: Patience) -> list[tuple[int, int]]:
         """(number, which of this end's) of the rails to connect: all of both ends' within the networks that they share,
         less those that are down at either end."""
         here, there = ("to", "from") if self._sending else ("from", "to")
-        key, names = f"link/{self._name}/rails/", [name for name, _ in _devices()]
+        key, names = f"link/{self._name}/rails/", [name for name, _ in self._devices]
         up, networks, nics = [_is_up(n) for n in names], [_network(n) for n in names], len(set(names))
         store.set(key + here, json.dumps([up, networks, nics]))
-        store.wait([key + there], self._timeout)
-        their_up, their_networks, their_nics = json.loads(store.get(key + there))
+        their_up, their_networks, their_nics = json.loads(patience.said(store, key + there))
         self._nics = max(nics, their_nics)
         if self._sending:
             pairs = paired(networks, their_networks)
@@ -141,7 +142,7 @@ class Link:
         return [(number, mine) for number, (mine, _) in enumerate(pairs) if carry[number] or not any(carry)]
 
     def _connect(self, store: Store, index: int, mine: int) -> Rail:
-        interface, device = _devices()[mine] if mine != MAIN else ("the data address", main_device())
+        interface, device = self._devices[mine] if mine != MAIN else ("the data address", main_device())
         options = Gloo._Options()
         options._timeout, options._threads, options._devices = self._timeout, 1, [device]
         group = Gloo(PrefixStore(f"link/{self._name}/{index}", store), 0 if self._sending else 1, 2, options)
@@ -159,7 +160,7 @@ class Link:
         for rail in self._rails:
             if rail.poster is not None:
                 rail.poster.close()
-        self._killed, self._rails = True, []
+        self._killed, self._rails, self._devices = True, [], []
 
 
 class RailTransport:
@@ -182,7 +183,13 @@ class RailTransport:
         def watch(window: Window) -> None:
             self._watch.add(name, key.peer, window, sending=key.sending)
 
-        return made(bridge, key, lambda: RailPort(link, engine, key, watch), flow=flow, engine=engine)
+        return made(
+            bridge,
+            key,
+            lambda patience: RailPort(link.rails(patience), link.ways, engine, key, watch),
+            flow=flow,
+            engine=engine,
+        )
 
     def kill(self) -> None:
         self._watch.stop()
@@ -199,9 +206,11 @@ class RailTransport:
 class RailPort:
     """One end of a lane over rails: chunks take the rails in turn, around those that are lost."""
 
-    def __init__(self, link: Link, engine: CopyEngine, key: LaneKey, watch: Callable[[Window], None]) -> None:
-        self._rails, self._engine, self._key, self._watch = link.rails(), engine, key, watch
-        self.ways = link.ways
+    def __init__(
+        self, rails: list[Rail], ways: int, engine: CopyEngine, key: LaneKey, watch: Callable[[Window], None]
+    ) -> None:
+        self._rails, self._engine, self._key, self._watch = rails, engine, key, watch
+        self.ways = ways
         self._peer = 1 if key.sending else 0  # in a rail's pair
         self._losses: list[Loss] = []
 
@@ -248,10 +257,16 @@ class RailPort:
     def give(self, slot: torch.Tensor, event: Any) -> None:
         self._engine.give(slot, event)
 
+    def landed(self, slot: torch.Tensor) -> torch.Tensor:
+        return slot
+
     def idle(self) -> None:
         return None
 
     def advance(self) -> bool:
+        return False
+
+    def rest(self) -> bool:
         return False
 
 
@@ -294,7 +309,7 @@ def _is_up(interface: str) -> bool:
 def main_device() -> Any:
     """The gloo device that native groups use: the first named interface, because a host's name may mean loopback."""
     names = [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
-    return Gloo.create_device(interface=names[0]) if names else Gloo.create_default_device()
+    return _device(next(iter(names), ""))
 
 
 def _interfaces() -> list[str]:
@@ -312,12 +327,28 @@ def _network(interface: str) -> str:
     return _near().get(interface, "")
 
 
-@functools.cache
+class _Devices(list[tuple[str, Any]]):
+    """(interface, gloo device) for each rail; a device is a listening socket and its thread, closed with its last user.
+
+    All links of a process share them, and keep them: the process itself only knows them while they are kept.
+    """
+
+
+_SHARED = weakref.WeakValueDictionary[tuple[str, ...], _Devices]()
+_SHARING = threading.Lock()
+
+
 def _devices() -> list[tuple[str, Any]]:
-    """(interface, gloo device) for each rail of this process; a device is a listening socket and its thread."""
+    """The devices of this process, made anew where no link has any."""
     names = _interfaces()
     count = int(os.environ.get(RAILS_VARIABLE) or max(len(names), DEVICE_RAILS if torch.cuda.is_available() else 1))
-    if not names:
-        return [("default interface", Gloo.create_default_device()) for _ in range(count)]
-    taken = [names[i % len(names)] for i in range(count)]
-    return [(name, Gloo.create_device(interface=name)) for name in taken]
+    taken = tuple(names[i % len(names)] if names else "" for i in range(count))
+    with _SHARING:
+        found = _SHARED.get(taken)
+        if found is None:
+            found = _SHARED[taken] = _Devices((name or "default interface", _device(name)) for name in taken)
+        return found
+
+
+def _device(interface: str) -> Any:
+    return Gloo.create_device(interface=interface) if interface else Gloo.create_default_device()

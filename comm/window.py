@@ -60,6 +60,9 @@ class Port(Protocol):
     def watch(self, window: Window) -> None:
         """Have somebody tell the window which rails are lost."""
 
+    def landed(self, slot: torch.Tensor) -> torch.Tensor:
+        """Where the oldest chunk that is received has come: in the slot that was given for it, as a rule."""
+
     def give(self, slot: torch.Tensor, event: Any) -> None:
         """Take a slot back, in order; the device still reads it until `event`, where there is one."""
 
@@ -68,6 +71,9 @@ class Port(Protocol):
 
     def advance(self) -> bool:
         """Whether a slot on its way needs this thread, which has just seen to it: to be asked again while it waits."""
+
+    def rest(self) -> bool:
+        """Nothing is under way: give this end up, where the other one does so too. Whether it is given up."""
 
 
 class OneWay:
@@ -90,7 +96,13 @@ class OneWay:
     def watch(self, window: Window) -> None:
         return None
 
+    def landed(self, slot: torch.Tensor) -> torch.Tensor:
+        return slot
+
     def advance(self) -> bool:
+        return False
+
+    def rest(self) -> bool:
         return False
 
 
@@ -138,7 +150,7 @@ class Window:
         self._aside: list[Any] = []  # memory and handles that a lost rail may still touch
         self._changed = threading.Condition(threading.RLock())  # over both deques and the port's routes
         self._broken = False
-        self._moved = 0.0  # when a chunk was last dealt with
+        self.moved = 0.0  # when a chunk was last dealt with
 
     def post(self, chunk: Chunk) -> None:
         """Start a chunk on its rail."""
@@ -200,7 +212,7 @@ class Window:
         """
         with self._changed:
             self.posted.popleft()
-            self._moved = time.monotonic()
+            self.moved = time.monotonic()
             if not self.port.movable():
                 self._give(chunk.slot)
                 return
@@ -227,7 +239,7 @@ class Window:
                 return None
             chunk = self.posted[0]
             rail = self.port.route(chunk.position)
-            return Stall(chunk.position, rail, time.monotonic() - max(chunk.since, self._moved), self._broken)
+            return Stall(chunk.position, rail, time.monotonic() - max(chunk.since, self.moved), self._broken)
 
     def is_late(self, position: Position) -> bool:
         """Whether a chunk was given to its rail long ago; not when it was not yet."""

@@ -154,7 +154,7 @@ def break_rail(index: int) -> None:
     """End one rail's connection from this process to the other, as a reset on the way would."""
     group: Any = dist.group.WORLD
     for link in group._ways._made["tcp", None]._links.values():
-        rails.break_pair(link.rails()[index].group, 1 if link._sending else 0)
+        rails.break_pair(link._rails[index].group, 1 if link._sending else 0)
 
 
 def run(kind: str) -> None:

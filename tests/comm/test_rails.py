@@ -1,10 +1,66 @@
-"""Which rails of two ends go together."""
+"""Rails: which of two ends go together; their devices, shared by a process's groups and gone with the last of them."""
 
 from __future__ import annotations
 
-import pytest
+import os
 
+import pytest
+import torch
+import torch.distributed as dist
+
+from hetctl.comm import rails
 from hetctl.comm.rails import MAIN, paired
+from tests.comm.spawn import on_islands
+
+RAILS = 3
+
+
+def meets(group: dist.ProcessGroup, rank: int) -> None:
+    data = torch.ones(70_000)
+    dist.all_reduce(data, group=group)
+    dist.send(data, 1, group=group) if rank == 0 else dist.recv(data, 0, group=group)
+    assert bool((data == 2).all())
+
+
+def groups_come_and_go(rank: int) -> list[tuple[int, int]]:
+    """(devices known, sockets open) with one group, with two, with the second alone, without any, and with a third."""
+    os.environ[rails.RAILS_VARIABLE] = str(RAILS)
+    found = []
+
+    def note() -> None:
+        found.append((sum(len(devices) for devices in rails._SHARED.values()), sockets()))
+
+    first = dist.new_group()
+    meets(first, rank)
+    note()
+    second = dist.new_group()
+    meets(second, rank)
+    note()
+    dist.destroy_process_group(first)
+    meets(second, rank)
+    note()
+    dist.destroy_process_group(second)
+    note()
+    third = dist.new_group()
+    meets(third, rank)
+    note()
+    dist.destroy_process_group(third)
+    return found
+
+
+def sockets() -> int:
+    held = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+    return sum("socket:" in path for path in held)
+
+
+def test_devices_are_shared_and_end_with_the_last_group() -> None:
+    for found in on_islands((1, 1), groups_come_and_go):
+        assert [devices for devices, _ in found] == [RAILS, RAILS, RAILS, 0, RAILS]
+        one, two, second, none, third = (count for _, count in found)
+        assert none <= one - 3 * RAILS  # three listened, and three to and three from the other rank
+        assert second <= one
+        assert third <= one
+        assert two <= one + 3 * RAILS  # natives' too; no more that listen for rails
 
 
 @pytest.mark.parametrize(
