@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -26,6 +27,7 @@ from hetctl.comm.placement import NICS_VARIABLE
 from hetctl.comm.staging import CHUNK_BYTES, TRAILER_BYTES, CopyEngine, engine_for
 from hetctl.comm.units import KiB
 from hetctl.comm.window import Posted, Window
+from hetctl.comm.work import reason_of
 
 RAILS_VARIABLE = "HETCTL_RAILS"
 MAIN = -1  # the rail of the data addresses, where two ends share no other network
@@ -308,13 +310,26 @@ def _is_up(interface: str) -> bool:
 
 def main_device() -> Any:
     """The gloo device that native groups use: the first named interface, because a host's name may mean loopback."""
-    names = [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
-    return _device(next(iter(names), ""))
+    return _device(next(iter(_main_interfaces()), ""))
 
 
 def _interfaces() -> list[str]:
     """The network interfaces of this rank's rails: those near its device, as the launcher says, else gloo's own."""
-    return list(_near()) or [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
+    return [n for n in _near() if _has_address(n)] or _main_interfaces()
+
+
+def _main_interfaces() -> list[str]:
+    return [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
+
+
+@functools.cache
+def _has_address(interface: str) -> bool:
+    """Whether gloo can listen there: an interface may have lost its address, or its name, since it was discovered."""
+    try:
+        return Gloo.create_device(interface=interface) is not None
+    except RuntimeError as error:
+        say(f"no rail over {interface}: {reason_of(error)}")
+        return False
 
 
 def _near() -> dict[str, str]:

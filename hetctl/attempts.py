@@ -20,6 +20,7 @@ class Attempts:
     used: int = 0
     starts: list[str | None] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)  # hosts that were left out, and why
+    saved: bool = False  # a checkpoint was committed: what the folder held before is no longer where to go on from
 
     def began(self, start: str | None) -> None:
         self.starts.append(start)

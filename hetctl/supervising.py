@@ -99,7 +99,7 @@ def raise_unless_done(summary: dict[str, Any]) -> None:
         hint = f"its folder is {summary['run_dir']}"
         raise Interrupted("the run was interrupted", hint=hint, documented=True)
     if summary["status"] == "failed":
-        hint = summary.get("failure_hint") or f"see {summary['run_dir']}/failure.json"
+        hint = "; ".join(filter(None, (summary.get("failure_hint"), f"see {summary['run_dir']}/failure.json")))
         raise WorkFailed(f"the run failed: {summary['failure']}", hint=hint, documented=True)
 
 

@@ -15,7 +15,7 @@ from hetctl.attempts import Attempts, unreachable_hosts, without
 from hetctl.boards import Boards
 from hetctl.comm.cluster import Cluster
 from hetctl.comm.errors import ConfigError, HetctlError
-from hetctl.comm.files import write_json, write_yaml
+from hetctl.comm.files import read_yaml, write_json, write_yaml
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.plan import Plan, load_plan, save_plan
 from hetctl.comm.values import encode
@@ -41,7 +41,7 @@ from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.models.weights import find_weights
 from hetctl.trainer.pace import Yardstick, yardstick
 from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
-from hetctl.trainer.recipe import Recipe, load_recipe
+from hetctl.trainer.recipe import Recipe
 from hetctl.trainer.saving import checkpoints
 from hetctl.trainer.saving.keepers import targets_of
 from hetctl.where import find_running_cluster
@@ -49,6 +49,7 @@ from hetctl.where import find_running_cluster
 ORDER_OF_SAMPLES = (  # a run goes on at sample step x global_batch of the order that these make
     ("data", "source"),
     ("data", "tokenizer"),
+    ("data", "field"),
     ("data", "seed"),
     ("data", "validation_share"),
     ("model", "seq_len"),
@@ -168,7 +169,7 @@ def train(
         why_not = attempts.why_not_again(summary.get("error_type")) if summary["status"] == "failed" else ""
         if why_not is None:
             attempts.used += 1
-            resume = "auto"
+            resume = "auto" if attempts.saved else resume
             prepared = _remaining(prepared, dict.fromkeys(outcome.lost, "it stopped answering"), attempts, sink)
             sink.warn(f"restart {attempts.used} of {max_restarts} after: {summary['failure']}")
             continue
@@ -240,7 +241,12 @@ def _attempt(
     found: dict[str, Any] = {}
     with LiveRun(sink, prepared.recipe.train.steps) as live:
         boards = Boards(folder, encode(prepared.recipe), live.note)
-        on_event = _on_event(folder, live, boards, found, prepared.yardstick)
+        tell = _on_event(folder, live, boards, found, prepared.yardstick)
+
+        def on_event(event: Event) -> None:
+            attempts.saved |= event["event"] == "saved"
+            tell(event)
+
         outcome = supervise(crew, specs, on_event, folder=folder, say=live.note)
         boards.end(found)
     summary = _summary(prepared, folder, outcome, found, crew.sites, wall_s=time.monotonic() - began)
@@ -275,7 +281,13 @@ def _checkpoint(resume: str, sites: Sequence[Site]) -> Path | None:
     if all(site.shared for site in sites):
         newest = checkpoints.newest(sites[0].folder.checkpoints)
         return Path(newest.name) if newest else None
-    common = set.intersection(*(set(site.checkpoints) for site in sites))
+    held = [set(site.checkpoints) for site in sites if site.checkpoints]  # one without any may get them from the others
+    common = set.intersection(*held) if held else set()
+    if held and not common:
+        raise ConfigError(
+            "the hosts' newest checkpoints are of different steps, and none is on all of them",
+            hint="leave out a host that was away for long, or --resume never",
+        )
     return Path(max(common)) if common else None
 
 
@@ -287,9 +299,16 @@ def _check_goes_on(prepared: Prepared, folder: RunFolder, start: Path, sink: Sin
         Reader(start).check_is_of(prepared.shape, whole=False)
     if start.parent != folder.checkpoints or not folder.recipe.is_file():
         return
-    before, now = (encode(r) for r in (load_recipe(folder.recipe), prepared.recipe))
+    before, now = read_yaml(folder.recipe, what="recipe"), encode(prepared.recipe)
     for section, key in ORDER_OF_SAMPLES:
-        if (old := before[section][key]) != (new := now[section][key]):
+        new = now[section][key]
+        old = before[section].get(key, new)  # unchecked: it ran, by the rules of then
+        if old != new and key == "tokenizer":
+            raise ConfigError(
+                f"data.tokenizer was {old} before the checkpoint and is {new} now: its weights know other tokens",
+                hint=f"--set data.tokenizer={old} goes on, --resume never begins anew",
+            )
+        if old != new:
             sink.warn(f"{section}.{key} was {old} before the checkpoint and is {new} now: other samples follow on it")
 
 

@@ -224,7 +224,11 @@ def _wires(cluster: Cluster, host: Host, devices: Sequence[Device]) -> list[Sett
             port = ports.get(nic.name)
             index = _gid_index(port) if nic.kind == "roce" else None
             words[nic.name] = _hca(nic, port) + ("" if index is None else f"={index}") + f"@{nic.network}"
-    return _shared_out(PORTS_VARIABLE, words, devices, "the RDMA ports that reach other islands, and their GIDs there")
+    why = "the RDMA ports that reach other islands, and their GIDs there"
+    if len({n.network for n in host.nics if n.name in words}) > 1:
+        # a network for each rail: any two ranks may have to talk, and those of different rails would share none
+        return [Setting(PORTS_VARIABLE, ",".join(words.values()), why)]
+    return _shared_out(PORTS_VARIABLE, words, devices, why)
 
 
 def _nics(cluster: Cluster, host: Host, devices: Sequence[Device]) -> list[Setting]:

@@ -100,7 +100,7 @@ def version(name: str) -> str | None:
 def checkpoints(folder: str) -> list[str]:
     """The names of whole checkpoints in a folder."""
     try:
-        names = [n for n in os.listdir(folder) if n.startswith("step-") and not n.endswith(".partial")]
+        names = [n for n in os.listdir(folder) if n.startswith("step-") and n[len("step-") :].isdigit()]
     except OSError:
         return []
     return sorted(n for n in names if os.path.isfile(os.path.join(folder, n, "manifest.json")))

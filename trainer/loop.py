@@ -37,6 +37,7 @@ from hetctl.trainer.place import Place
 from hetctl.trainer.profiling import profiled
 from hetctl.trainer.saving import checkpoint, spread
 from hetctl.trainer.saving.checkpoint import Checkpoints
+from hetctl.trainer.saving.checkpoint_reader import Reader
 from hetctl.trainer.saving.copies import make_copier
 from hetctl.trainer.schedule import SPLIT
 from hetctl.trainer.spans import share
@@ -44,6 +45,7 @@ from hetctl.trainer.summary import summarise
 from hetctl.trainer.timeline import Timeline
 from hetctl.trainer.watch import Seen, Watch
 
+SKIPS_SAID = 5
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
 
@@ -294,6 +296,7 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
         patient=patient,
         copier=copier,
     )
+    trainer.saving.on_commit = lambda step: reporter.emit("saved", step=step)
     if trainer.saving.superseded is not None:
         moved = f"checkpoints of steps that this run makes anew are kept in {trainer.saving.superseded}"
         reporter.emit("note", sentence=moved)
@@ -313,7 +316,10 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
         reporter.emit("step", step=step + 1, **record, **trainer.seen.told())
         if not figures.finite:
             skipped += 1
-            reporter.emit("note", sentence=f"step {step + 1} changed nothing: its loss or gradient is not finite")
+            if skipped <= SKIPS_SAID:
+                rest = "; further ones are only counted" if skipped == SKIPS_SAID else ""
+                sentence = f"step {step + 1} changed nothing: its loss or gradient is not finite{rest}"
+                reporter.emit("note", sentence=sentence)
         done = step + 1
         watch.after(done)
         if trainer.stopping:
@@ -347,6 +353,7 @@ def _resume(trainer: Trainer, path: Path, patient: Any) -> int:
     """Load a checkpoint, fetching from other hosts what this one lacks. Returns the steps done."""
     needed = [slot.name for bucket in trainer.gradients.buckets for slot in bucket.layout.slots]
     here = spread.gather(path, needed, group=patient)
+    Reader(here).check_is_of(trainer.job.shape, whole=False)
     start, trainer.updates = checkpoint.load(here, trainer.gradients, trainer.optimizer)
     spread.release(here, group=patient)
     return start

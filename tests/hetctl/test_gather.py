@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hetctl.trainer.models.model_config import config_of, find_shape
 from tests.rigs import netns
 from tests.rigs.cluster import command, environment, write_cluster
 
@@ -29,14 +31,20 @@ def test_the_host_that_gathers_shards_has_all_that_an_export_needs(tmp_path: Pat
         argv = command("train", "--cluster", "cluster.yaml", "--run-dir", "run", *words)
         done = subprocess.run(argv, cwd=mine, env=environment(rig), text=True, capture_output=True)
         assert done.returncode == 0, done.stdout + done.stderr
+        summary = json.loads((mine / "run" / "summary.json").read_text())
         folders = [next((h.folder / "home").glob(".local/state/hetctl/runs/*/*")) for h in rig.hosts]
         outcomes = []
         for number, folder in enumerate(folders):
             argv = command("export", str(folder), "--to", str(tmp_path / f"model{number}"), "--json")
             outcomes.append(subprocess.run(argv, env=environment(rig), text=True, capture_output=True))
+        flatter = replace(find_shape("demo"), name="flatter", layers=find_shape("demo").layers - 1)
+        (mine / "config.json").write_text(json.dumps(config_of(flatter, dtype="float32")))
+        argv = command("train", "--cluster", "cluster.yaml", "--run-dir", "run", "--model", "config.json", *words)
+        other = subprocess.run(argv, cwd=mine, env=environment(rig), text=True, capture_output=True)
     assert outcomes[1].returncode == 0, outcomes[1].stderr
     document = json.loads(outcomes[1].stdout)
-    summary = json.loads((mine / "run" / "summary.json").read_text())
     assert (document["step"], document["parameters"]) == (3, summary["parameters"])
     assert outcomes[0].returncode == 2
     assert "other hosts keep their shards" in outcomes[0].stderr
+    assert other.returncode == 1  # no host has it all, so its ranks looked
+    assert "is of another model than flatter" in other.stderr

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hetctl.launcher.runfolder import RunFolder
-from tests.hetctl.test_train import ROOT, command
+from tests.hetctl.test_train import ROOT, command, processes_of, start, steps_done, wait_for
 
 
 def train(run: Path, *more: str, steps: int) -> subprocess.CompletedProcess[str]:
@@ -93,3 +95,30 @@ def test_other_samples_are_announced_and_a_finished_run_saves_nothing_twice(used
     assert done.returncode == 0, done.stderr
     assert "data.seed was 0 before the checkpoint and is 5 now" in done.stdout + done.stderr
     assert newest.stat().st_ino == inode
+
+
+def test_a_restart_before_the_first_checkpoint_goes_on_from_where_the_run_was_told_to(used: Path) -> None:
+    run, older = used.parent / "other", used / "checkpoints" / "step-00000004"
+    words = ("--resume", str(older), "--max-restarts", "1", "--set", "checkpoint.every=0")
+    process = start(run, *words, steps=200)
+    wait_for(lambda: steps_done(run) >= 2)
+    victim = next(p for p in processes_of(run) if b"RANK=1\0" in (Path("/proc") / str(p) / "environ").read_bytes())
+    os.kill(victim, signal.SIGKILL)
+    said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["restarts"], summary["steps"]) == (1, 200)
+    assert [m["step"] for m in RunFolder(run).read_metrics()] == list(range(5, 201))
+
+
+def test_what_an_older_recipe_says_is_compared_not_judged(used: Path) -> None:
+    recipe = used / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("profile_step: null", "profile_step: 50"))
+    assert "profile_step: 50" in recipe.read_text()
+    done = train(used, steps=7)
+    assert done.returncode == 0, done.stderr
+    recipe.write_text(recipe.read_text().replace("tokenizer: bytes", "tokenizer: /some/tokenizer.json"))
+    done = train(used, steps=8)
+    assert done.returncode == 2
+    assert "its weights know other tokens" in done.stderr
+    assert "--set data.tokenizer=/some/tokenizer.json goes on" in done.stderr

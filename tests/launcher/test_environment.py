@@ -137,6 +137,14 @@ def test_each_rank_bridges_over_the_ports_near_its_device() -> None:
     found = [{s.name: s.value for s in rank_settings(seats, seat, shape, files={}, more=own)} for seat in seats[:2]]
     assert [f["HETCTL_RDMA"] for f in found] == ["mlx5_0:1=3@fast", "mlx5_1:1=3@fast"]
     assert [f["HETCTL_NICS"] for f in found] == ["p0@fast", "p1@fast"]
+    apart = tuple(replace(n, network=f"fast{i}") if n.network else n for i, n in enumerate(one.nics))
+    split = Cluster(
+        (replace(one, nics=apart), replace(other, nics=apart)),
+        islands,
+        tuple(Network(f"fast{i}", "roce", ("a", "b")) for i in range(2)),
+    )
+    ports = [s for s in host_settings(split, split.hosts[0], seats) if s.name == "HETCTL_RDMA"]
+    assert [(s.value, s.device) for s in ports] == [("mlx5_0:1=3@fast0,mlx5_1:1=3@fast1", None)]  # any two ranks meet
     asked = replace(one, access=Access("a", env={"GLOO_SOCKET_IFNAME": "mgmt0"}))
     both = Cluster((asked, other), islands, both.networks)
     assert "HETCTL_NICS" not in {s.name for s in host_settings(both, asked, seats)}  # a person's word

@@ -82,6 +82,9 @@ def fingerprint(section: DataSection) -> str:
     if section.tokenizer != "bytes":
         path = Path(section.tokenizer)
         digest.update(read_text(path, what="tokenizer", max_bytes=MAX_TOKENIZER_BYTES).encode())
+        settings = path.with_name("tokenizer_config.json")  # it may name the end of a text
+        if settings.is_file():
+            digest.update(read_text(settings, what="tokenizer", max_bytes=MAX_TOKENIZER_BYTES).encode())
     return digest.hexdigest()[:24]
 
 

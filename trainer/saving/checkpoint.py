@@ -78,6 +78,7 @@ class Checkpoints:
         self._pending: tuple[int, int, Future[None]] | None = None
         self._retiring: Future[None] | None = None
         self.superseded: Path | None = None
+        self.on_commit: Callable[[int], object] = lambda step: None
         if leads():
             for left in folder.glob("step-*.partial"):
                 shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
@@ -112,12 +113,14 @@ class Checkpoints:
         if leads():
             commit(self._partial(step), step=step, updates=updates)
             self._retiring = self._thread.submit(retire, self.folder, keep=self.keep)
+        self.on_commit(step)
 
     def finish(self) -> None:
         """Wait for a pending save on all ranks, commit it, and see the old ones off."""
         self._settle()
         if self._retiring is not None:
             self._retiring.result()
+        dist.barrier(self._patient)
 
     def _settle(self) -> None:
         if self._pending is not None:
@@ -165,7 +168,10 @@ def retire(folder: Path, *, keep: int) -> None:
     """Remove all checkpoints but the newest: each loses its name first, so that none is whole in name only."""
     for old in whole_ones(folder)[:-keep]:
         gone = old.with_suffix(".retired.partial")
-        os.replace(old, gone)
+        try:
+            os.replace(old, gone)
+        except OSError as error:  # it costs room, and the run goes on
+            print(f"{old} could not be removed: {error}", flush=True)
         shutil.rmtree(gone, ignore_errors=True)
 
 

@@ -112,13 +112,20 @@ class Reader:
         if name not in self._opened:
             path = self.path / name
             if not path.is_file() or _sha256(path) != self._manifest["files"][name]["sha256"]:
-                older = previous(self.path)
-                raise ConfigError(
-                    f"{path} does not match its hash: it is damaged",
-                    hint=f"the checkpoint before it: --resume {older}" if older else "there is no older checkpoint",
-                )
+                raise ConfigError(f"{path} does not match its hash: it is damaged", hint=_way_back(self.path))
             self._opened[name] = safe_open(str(path), framework="pt")
         return self._opened[name]
+
+
+def _way_back(path: Path) -> str:
+    """What to do without a checkpoint."""
+    own = path.with_name(path.name.removeprefix("gathered-"))
+    older = previous(own)
+    if older is None:
+        return "there is no older checkpoint"
+    if own != path:  # from several hosts, each of which has its own part of the older one as well
+        return f"without {own.name} on any host the run goes on from {older.name}"
+    return f"the checkpoint before it: --resume {older}"
 
 
 def _covered(parts: Sequence[tuple[int, int, str, str]]) -> int:

@@ -203,8 +203,8 @@ def test_what_a_run_makes_anew_is_set_aside_not_taken_for_its_own(tmp_path: Path
         assert all(torch.equal(a, b) for a, b in zip(kept, old[step], strict=True))
 
 
-def slow_files(rank: int, folder: str) -> list[str]:
-    """A run whose second rank takes longer to tokenise and to write than an operation between ranks may take."""
+def slow_files(rank: int, folder: str, removing: bool) -> list[str]:
+    """A run whose ranks take longer to tokenise, to write and to remove than an operation between ranks may take."""
     plan = plan_of(SHARDS, seq_len=SEQ_LEN)
     text = Path(folder) / "text"
     wanted = asked(validation_samples=8)
@@ -219,12 +219,16 @@ def slow_files(rank: int, folder: str) -> list[str]:
 
         return call
 
-    loop.open_tokens, checkpoint._write = slowly(loop.open_tokens), slowly(checkpoint._write)
+    if removing:
+        checkpoint.retire = lambda *args, **more: time.sleep(LATE_SECONDS)
+    else:
+        loop.open_tokens, checkpoint._write = slowly(loop.open_tokens), slowly(checkpoint._write)
     loop.run(job, torch.device("cpu"), Reporter(active=False))
     return [path.name for path in checkpoints.whole_ones(Path(folder) / "checkpoints")]
 
 
-def test_ranks_wait_for_slow_files_longer_than_for_each_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("removing", [False, True])
+def test_ranks_wait_for_slow_files_longer_than_for_each_other(tmp_path: Path, removing: bool) -> None:
     (tmp_path / "text").write_text("what a text says. " * 2000)
-    found = on_islands((2,), slow_files, str(tmp_path), seconds=LATE_SECONDS - 3)
+    found = on_islands((2,), slow_files, str(tmp_path), removing, seconds=LATE_SECONDS - 3)
     assert found == [["step-00000001"]] * 2
