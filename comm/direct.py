@@ -129,7 +129,9 @@ class Ring:
         self._rails, self.window = rails, flow.window
         self.slot_bytes, size = flow.slot_bytes, flow.ring_bytes
         self._map = None if on_device else mmap.mmap(-1, size)
-        self.memory = allocate(size, device) if self._map is None else torch.frombuffer(self._map, dtype=torch.uint8)
+        self.memory = (
+            allocate(size, device) if self._map is None else torch.frombuffer(memoryview(self._map), dtype=torch.uint8)
+        )
         self._slots: tuple[torch.Tensor, ...] = tuple(self.memory.split(self.slot_bytes))
         self._pinned = False
         number = (device.index if device.index is not None else torch.cuda.current_device()) if on_device else None

@@ -38,6 +38,8 @@ from hetctl.comm.work import Deadline
 
 MESSAGES = Flow(8 * MiB, window=8)  # larger than over rails: a chunk here costs Python time only
 MOST_RINGS = 16  # of messages to or from one peer, while their lanes are idle: one is 64 MiB and five descriptors
+UNUSED_SECONDS = 10.0  # after which those beyond it rest: making a ring anew costs milliseconds, and pinning it
+MOST_OF_ALL = 64  # beyond it they rest however lately they were used
 SUMS = Flow(16 * MiB, window=8)  # what collectives are made of comes in long rows: the first chunk's time is nothing
 _GIVEN_UP = b"."
 _NOT_YET = torch.empty(0, dtype=torch.uint8)
@@ -94,8 +96,10 @@ class ShmTransport:
             held = [port.key for port in self._ports]
         alike = [k for k in held if (k.kind, k.sending, k.peer) == (P2P, key.sending, key.peer)]
         lanes = sorted((self._lanes[k] for k in alike), key=lambda lane: lane.used)
-        for lane in lanes[: max(len(lanes) + 1 - MOST_RINGS, 0)]:
-            lane.rest()
+        late = time.monotonic() - UNUSED_SECONDS
+        for number, lane in enumerate(lanes[: max(len(lanes) + 1 - MOST_RINGS, 0)]):
+            if lane.used < late or len(lanes) - number >= MOST_OF_ALL:
+                lane.rest()
 
     def _forget(self, port: ShmPort) -> None:
         with self._lock:
@@ -165,7 +169,7 @@ class ShmPort(OneWay):
                 raise RuntimeError("the connection was closed")
             self._handles, self._next, self._held = handles, 0, True
             self._map = mmap.mmap(handles.memory, self._flow.ring_bytes)
-            self._ring = torch.frombuffer(self._map, dtype=torch.uint8)
+            self._ring = torch.frombuffer(memoryview(self._map), dtype=torch.uint8)  # the view keeps it mapped
             self._registered = self.key.device.type == "cuda" and pin(self._ring)
 
     def _end(self) -> None:

@@ -22,6 +22,7 @@ RINGS = 3
 
 def few_rings() -> None:
     shm.MOST_RINGS, shm.MESSAGES = RINGS, Flow(64 * KiB, window=2)  # type: ignore[misc]
+    shm.UNUSED_SECONDS = 0.0  # type: ignore[misc]
 
 
 def held() -> tuple[int, int]:
@@ -48,6 +49,25 @@ def test_a_tag_for_each_step_holds_few_rings() -> None:
     for early, late in on_islands((1, 1), a_tag_for_each_step, bridges=BRIDGES):
         assert late[0] <= RINGS + 3  # the other end hears a moment later
         assert late[1] <= early[1] + 15
+
+
+def tags_in_turn(rank: int) -> int:
+    """More tags in turn than rings that idle lanes keep, all of them used lately: nobody rests, up to a limit."""
+    few_rings()
+    shm.UNUSED_SECONDS, shm.MOST_OF_ALL = 60.0, 2 * RINGS  # type: ignore[misc]
+    for step in range(6 * RINGS):
+        data = torch.full((3,), float(step))
+        if rank == 0:
+            dist.send(data, 1, tag=step % (2 * RINGS - 1))
+        else:
+            dist.recv(got := torch.zeros(3), 0, tag=step % (2 * RINGS - 1))
+            assert torch.equal(got, data)
+    return held()[0]
+
+
+def test_tags_that_are_used_in_turn_keep_their_rings() -> None:
+    for rings in on_islands((1, 1), tags_in_turn, bridges=BRIDGES):
+        assert 2 * RINGS - 1 <= rings <= 2 * RINGS
 
 
 def awaits_on_a_ring_given_up(rank: int) -> float:
