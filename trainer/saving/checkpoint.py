@@ -24,6 +24,7 @@ from hetctl.comm.files import write_json
 from hetctl.comm.units import GiB
 from hetctl.trainer.cuts import Cut
 from hetctl.trainer.gradients import Gradients
+from hetctl.trainer.patience import meet
 from hetctl.trainer.saving.checkpoint_reader import FORMAT, Reader
 from hetctl.trainer.saving.checkpoints import MANIFEST, set_aside, whole_ones
 from hetctl.trainer.saving.copies import Copier
@@ -83,7 +84,7 @@ class Checkpoints:
             for left in folder.glob("step-*.partial"):
                 shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
             self.superseded = set_aside(folder, beyond=beyond)
-        dist.barrier(patient)
+        meet(patient)
 
     @property
     def written(self) -> bool:
@@ -120,14 +121,14 @@ class Checkpoints:
         self._settle()
         if self._retiring is not None:
             self._retiring.result()
-        dist.barrier(self._patient)
+        meet(self._patient)
 
     def _settle(self) -> None:
         if self._pending is not None:
             self._pending[2].result()
-            dist.barrier(self._patient)
+            meet(self._patient)
             self.commit()
-            dist.barrier(self._patient)
+            meet(self._patient)
 
     def _partial(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.partial"

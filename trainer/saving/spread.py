@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import write_json
 from hetctl.comm.units import MiB
+from hetctl.trainer.patience import meet
 from hetctl.trainer.saving.checkpoints import MANIFEST
 
 VARIABLE = "HETCTL_SPREAD"  # set by the launcher where the hosts of a run share no folder
@@ -57,13 +58,13 @@ def gather(path: Path, names: Iterable[str], *, group: Any = None) -> Path:
         write_json(target / MANIFEST, manifest)
     for name in sorted(manifest["files"]):
         _lend(name, path, target, everybody, group)
-    dist.barrier(group)
+    meet(group)
     return target
 
 
 def release(path: Path, *, group: Any = None) -> None:
     """Remove what `gather` made, once all ranks have read it; all ranks call it."""
-    dist.barrier(group)
+    meet(group)
     if spread() and leads() and path.name.startswith("gathered-"):
         shutil.rmtree(path, ignore_errors=True)
 
