@@ -35,7 +35,7 @@ class Wanted(HetWork):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if not timeout and not self._done.wait(self._until.left()):
-            self.finish(error=self._on_error(f"{self.what} failed: Timed out after {self._until.seconds:g} s"))
+            self.finish(error=self._on_error(f"{self.what} failed: {self._until.verdict}"))
         return super().wait(timeout)
 
 

@@ -171,7 +171,7 @@ class ForwardedLane:
             chunk = self._window.posted[0]
             held, reason = chunk.message, f"{self._window.port.rail(chunk.position)}: {reason}"
         if held is not None and held.deadline.passed():
-            reason = f"Timed out after {held.deadline.seconds:g} s"
+            reason = held.deadline.verdict
         idle = "connecting" if self._window is None else "a lane with nothing under way"
         what = held.work.what if held is not None else idle
         return f"{what} failed {self.verb} {self._bridge.who(self._key.peer)}: {reason}"

@@ -120,7 +120,7 @@ def settle(started: Started | None, deadline: Deadline, *, what: str) -> None:
     try:
         ended = started.work.wait(deadline.delta()) if started.on_host else started.work.wait()
     except RuntimeError as error:
-        late = f"Timed out after {deadline.seconds:g} s" if deadline.passed() else reason_of(error)
+        late = deadline.verdict if deadline.passed() else reason_of(error)
         raise NativeFailed(f"{what} failed inside its island: {late}") from None
     if ended is False:
         raise NativeFailed(f"{what} failed inside its island: it was aborted")

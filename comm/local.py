@@ -59,8 +59,7 @@ class NativeMessage(HetWork):
                 self._return()
             self.finish(error=BridgeError(f"{self.what} was aborted") if gone is False else None)
         except RuntimeError as error:
-            late = f"Timed out after {self._until.seconds:g} s"
-            late = late if self._until.passed() else reason_of(error)
+            late = self._until.verdict if self._until.passed() else reason_of(error)
             self.finish(error=self._on_error(f"{self.what} failed: {late}"))
 
     def _return(self) -> None:

@@ -49,6 +49,11 @@ class Deadline:
     def delta(self) -> timedelta:
         return timedelta(seconds=self.left())
 
+    @property
+    def verdict(self) -> str:
+        """What is said of an operation that has not ended by then, in the words that torch's own back ends use."""
+        return f"Timed out after {self.seconds:g} s"
+
 
 class HetWork(Work):  # type: ignore[misc]
     """One operation: finished or failed by the thread that runs it, waited for by the program.

@@ -211,8 +211,8 @@ def _remaining(prepared: Prepared, gone: dict[str, str], attempts: Attempts, sin
 
 def _kept_twice(prepared: Prepared, crew: Crew, attempts: Attempts, sink: Sink) -> Prepared:
     """Where any host may go missing, `checkpoint.store=auto` keeps the shards of each on another one too."""
-    keep, spread = prepared.recipe.checkpoint, not all(site.shared for site in crew.sites)
-    if keep.store != "auto" or not spread or not attempts.allow_missing or len(crew.sites) < 2:
+    keep = prepared.recipe.checkpoint
+    if keep.store != "auto" or not crew.spread or not attempts.allow_missing or len(crew.sites) < 2:
         return prepared
     sink.say("--allow-missing: checkpoint.store=auto is replicate:2 on hosts that share no folder")
     return replace(prepared, recipe=replace(prepared.recipe, checkpoint=replace(keep, store="replicate:2")))
@@ -229,7 +229,7 @@ def _attempt(
 ) -> tuple[dict[str, Any], Outcome]:
     """One attempt from orders to verified end, with its summary written."""
     try:
-        start = _checkpoint(resume, crew.sites)
+        start = _checkpoint(resume, crew)
         attempts.began(start.name if start else None)
         if start is not None:
             _check_goes_on(prepared, folder, folder.checkpoints / start, sink)
@@ -272,16 +272,16 @@ def _paths(prepared: Prepared, resume: str) -> list[str]:
     return paths + ([] if resume in ("auto", "never") else [str(Path(resume).resolve())])
 
 
-def _checkpoint(resume: str, sites: Sequence[Site]) -> Path | None:
+def _checkpoint(resume: str, crew: Crew) -> Path | None:
     """The checkpoint to continue from: a whole path, or the name that all hosts know it by."""
     if resume == "never":
         return None
     if resume != "auto":
         return Path(resume).resolve()
-    if all(site.shared for site in sites):
-        newest = checkpoints.newest(sites[0].folder.checkpoints)
+    if not crew.spread:
+        newest = checkpoints.newest(crew.sites[0].folder.checkpoints)
         return Path(newest.name) if newest else None
-    held = [set(site.checkpoints) for site in sites if site.checkpoints]  # one without any may get them from the others
+    held = [set(s.checkpoints) for s in crew.sites if s.checkpoints]  # one without any may get them from the others
     common = set.intersection(*held) if held else set()
     if held and not common:
         raise ConfigError(
@@ -320,9 +320,10 @@ def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path |
     if checkpoint is None:
         folder.metrics.unlink(missing_ok=True)
     weights = find_weights(recipe.model.name)
-    spread = not all(site.shared for site in crew.sites)
     hosts = [r.host for r in plan.ranks]
-    _say_where_shards_live(recipe.checkpoint.store, folder, hosts, spread=spread, over=plan.over_replicas, sink=sink)
+    _say_where_shards_live(
+        recipe.checkpoint.store, folder, hosts, spread=crew.spread, over=plan.over_replicas, sink=sink
+    )
     islands = tuple(PlannedPlace(i.name, i.vendor, i.ranks) for i in plan.islands)
     seats = prepared.launch.seats
     say_unverified(plan.bridges, verify=recipe.bridge.verify, sink=sink)
@@ -355,7 +356,7 @@ def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path |
         settings=prepared.launch.settings(),
         ports=prepared.launch.ports(plan.bridges),
         goes_on=checkpoint is not None,
-        spread=spread,
+        spread=crew.spread,
     )
 
 

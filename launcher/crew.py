@@ -70,6 +70,11 @@ class Crew:
     _shells: list[list[Shell]] = field(default_factory=list)
     on_close: Callable[[], None] = lambda: None  # what else was opened for it
 
+    @property
+    def spread(self) -> bool:
+        """Whether the hosts share no run folder, so that each keeps its own files: all of them then, or none."""
+        return not all(site.shared for site in self.sites)
+
     def site(self, host: str) -> Site:
         return next(s for s in self.sites if s.name == host)
 
