@@ -69,10 +69,10 @@ class Control:
         except OSError as error:
             raise RuntimeError(f"the other process is gone: {error.strerror}") from None
 
-    def heard(self) -> int:
-        """How many slots the other end told of since. Raises RuntimeError when it is gone."""
+    def heard(self, most: int = 4096) -> int:
+        """How many slots the other end told of since, `most` at once. Raises RuntimeError when it is gone."""
         try:
-            said = self._channel.recv(4096)
+            said = self._channel.recv(most)
         except BlockingIOError:
             return 0
         except OSError as error:

@@ -41,8 +41,12 @@ HOST_FLOW = Flow(4 * MiB, window=8)
 # device is over before that: a slot that waits for a second one is a slot that is not on its way.
 DEVICE_FLOW = Flow(32 * MiB, window=4, copies_ahead=0)
 PEER_MESSAGES = Flow(64 * MiB, window=4, copies_ahead=0)
+SERVE_SECONDS = 1e-3  # between looks at who makes contact
 
 Initiator = Literal["sender", "receiver", "lower"]  # who moves the bytes; `lower` is the lower rank, both ways
+Introduce = Literal[
+    "none", "lower", "both"
+]  # who makes contact before there is anything to move: `both`, the lower first
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Way:
     label: str  # rdma, direct or what `engines.base.PEER_COPY` says
     on_device: bool
     initiator: Initiator = "sender"
-    introduce: bool = False  # the lower rank makes the first contact, because the engine breaks when both do at once
+    introduce: Introduce = "none"
     flush: Callable[[], None] | None = None  # before anything reads what arrived in device memory
 
 
@@ -90,8 +94,7 @@ class DirectTransport:
             found = connect(self._use.rails, ring.regions, peer["ports"], lose)
             strands = Strands(found, int(peer["address"]), lose, write=not pull)
             port = DirectPort(ring, strands, control, key, self._way, pull=pull, stop=self._stop)
-            if self._way.introduce:
-                port.introduce(first=bridge.rank < key.peer, timeout=bridge.timeout)
+            port.introduce(lower=bridge.rank < key.peer, timeout=bridge.timeout)
         except BaseException:
             ring.close()
             raise
@@ -177,17 +180,27 @@ class DirectPort(OneWay):
         self._leaving = Leaving(control.tell)
         self.sent = 0
 
-    def introduce(self, *, first: bool, timeout: timedelta) -> None:
-        """Connect the engines in one order: the first end writes a slot that nothing is in yet, the other one waits."""
+    def introduce(self, *, lower: bool, timeout: timedelta) -> None:
+        """Connect the engines in one order: an end writes a slot that nothing is in yet, the other one waits.
+
+        An engine that breaks when both call each other at once wants the lower rank's call first. One without a thread
+        of its own answers calls only here, where the other end waits: it wants both. Raises RuntimeError, EngineFailed.
+        """
         end = time.monotonic() + timeout.total_seconds()
-        if first:
-            self._moving.introduce(TRAILER_ROOM, end)
-            self._control.tell()
-            return
-        while not self._control.heard():
-            if time.monotonic() > end:
-                raise RuntimeError("timed out")
-            self._control.sleep(self._stop, max(end - time.monotonic(), 0))
+        turns = {"none": (), "lower": (lower,), "both": (lower, not lower)}[self._way.introduce]
+        for mine in turns:
+            if mine:
+                self._moving.introduce(TRAILER_ROOM, end)
+                self._control.tell()
+                continue
+            while not self._control.heard(1):  # what comes behind it is about slots
+                if time.monotonic() > end:
+                    raise RuntimeError("timed out")
+                self._control.sleep(self._stop, self._serve(end - time.monotonic()))
+
+    def _serve(self, seconds: float) -> float:
+        """Do what the other end's transfers need of this one; for how many of so many seconds that will do."""
+        return min(seconds, SERVE_SECONDS) if self._moving.serve() else seconds
 
     def rail(self, position: Position) -> str:
         port = self._moving.port
@@ -224,6 +237,8 @@ class DirectPort(OneWay):
                 raise RuntimeError("timed out")
             if self._moving:
                 time.sleep(POLL_SECONDS)
+            else:
+                left = self._serve(left)
             self._control.sleep(self._stop, 0 if self._moving else left)
         self._ready -= 1
         return True

@@ -127,6 +127,11 @@ class Strands:
             except EngineFailed as error:
                 self._without(strand, error)
 
+    def serve(self) -> bool:
+        """Do what the other end's transfers need of this one; whether that has to be done again and again."""
+        again = [strand.rail.engine.serve() for strand in self._left]  # all of them
+        return any(again)
+
     def drop(self) -> None:
         """Forget what is under way."""
         for move in self._moves:

@@ -15,7 +15,7 @@ from hetctl.comm.bridge import LaneKey, Transport
 from hetctl.comm.c10d import Store
 from hetctl.comm.choice import Ability, Choice, ability_of, choose, publish
 from hetctl.comm.cluster import TransportKind
-from hetctl.comm.direct import DirectTransport, Initiator, Way
+from hetctl.comm.direct import DirectTransport, Initiator, Introduce, Way
 from hetctl.comm.engines.base import PEER_COPY, EngineName
 from hetctl.comm.engines.probe import Tried, ability
 from hetctl.comm.engines.shared import ENGINE_VARIABLE, ENGINES, use, wires_here
@@ -148,7 +148,8 @@ class Ways:
         if asked not in get_args(Initiator):
             raise ConfigError(f"{INITIATOR_VARIABLE}={asked} is nobody", hint=", ".join(get_args(Initiator)))
         initiator: Initiator = asked  # type: ignore[assignment]
-        introduce = choice.engine == "mooncake"  # whose connections break when both ends call each other at once
+        # Mooncake's connections break when both ends call each other at once; for peer copies NIXL has no thread
+        introduce: Introduce = "lower" if choice.engine == "mooncake" else "both" if wires.local else "none"
         lost = self._lost.get(choice.engine, {})
         held = use(choice.engine, wires.without(lost))
         for port, why in lost.items():

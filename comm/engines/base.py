@@ -117,6 +117,9 @@ class Engine(Protocol):
     def drop(self, handles: Sequence[Any]) -> None:
         """Forget transfers, ended or not."""
 
+    def serve(self) -> bool:
+        """Do what peers' transfers need of this end; whether it has to be called again while they last."""
+
     def evidence(self) -> Evidence: ...
 
     def close(self) -> None:

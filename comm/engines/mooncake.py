@@ -92,6 +92,9 @@ class MooncakeEngine:
     def drop(self, handles: Sequence[Any]) -> None:
         """It frees a batch when its end is seen, and the others with itself."""
 
+    def serve(self) -> bool:
+        return False  # it has threads for that
+
     def evidence(self) -> Evidence:
         """It tells nothing but what it was started with: the port counters beside it must show the bytes."""
         ways = tuple(f"{self._protocol}/{port}" for port in self._ports) or (self._protocol,)

@@ -64,7 +64,7 @@ class NixlEngine:
         try:
             from nixl._api import nixl_agent, nixl_agent_config
 
-            config = nixl_agent_config(backends=[], enable_prog_thread=True)
+            config = nixl_agent_config(backends=[], enable_prog_thread=not wires.local)
             self._me = f"hetctl-{uuid.uuid4().hex}"
             self._agent: Any = nixl_agent(self._me, config)
             if "UCX" not in self._agent.plugin_list:
@@ -79,6 +79,9 @@ class NixlEngine:
         self._numbers = itertools.count(1)
         self._written = self._read = 0
         self._closed, self._said = False, ""
+        # Its thread sleeps until UCX wakes it, for which UCX puts a call of the host behind each peer copy: the next
+        # one waits for that call, and half the rate is lost. Who waits for a transfer asks, and so moves UCX on.
+        self._serves = wires.local
 
     def register(self, memory: Memory) -> Region:
         kind, number = ("DRAM", 0) if memory.device is None else ("VRAM", memory.device)
@@ -173,6 +176,13 @@ class NixlEngine:
                 else:
                     transfer.release()
 
+    def serve(self) -> bool:
+        if self._serves:
+            with self._lock:
+                if not self._closed:
+                    self._agent.get_new_notifs()  # moves UCX on; nobody sends any
+        return self._serves
+
     def evidence(self) -> Evidence:
         """UCX's own account of the protocols it used (UCX_PROTO_INFO=used), which it writes when it is closed."""
         used = parse_protocols(self._said)
@@ -218,13 +228,14 @@ def settings(wires: Wires, log: Path) -> dict[str, str]:
         "UCX_LOG_LEVEL": "info",
         "UCX_ERROR_SIGNALS": "",
     }
+    uncopied = {"UCX_ZCOPY_THRESH": "0"}  # left to itself UCX copies first where it thinks a way slow, or bytes few
     if wires.sockets:
         return {"UCX_TLS": "tcp", "UCX_TCP_TX_SEG_SIZE": _SEGMENT, "UCX_TCP_RX_SEG_SIZE": _SEGMENT, **said}
     if wires.local:
-        return {"UCX_TLS": "cuda_ipc,cuda_copy,rocm_ipc,rocm_copy,self,sm,tcp", **said}
+        return {"UCX_TLS": "cuda_ipc,cuda_copy,rocm_ipc,rocm_copy,self,sm,tcp", **uncopied, **said}
     return {
         "UCX_TLS": "rc,ud",
-        "UCX_ZCOPY_THRESH": "0",  # left to itself UCX copies first where it thinks the port slow
+        **uncopied,
         # its own look at the routes took those of the first port for the second one, in one process: discovery knows
         "UCX_IB_ROCE_REACHABILITY_MODE": "all",
         **said,

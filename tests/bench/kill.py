@@ -1,9 +1,10 @@
 """A peer is killed, stopped or partitioned at random moments of all-reduces: all ranks end with its name, in time.
 
-    python -m tests.bench.kill [--moments 50] [--seed N]
+    python -m tests.bench.kill [--moments 50] [--seed N] [--bridge tcp|shm] [--gpus N]
 
 Islands of 2 and 2 ranks on two hosts, which are network namespaces where those can be made (otherwise this machine, and
-nobody is partitioned). The seed is printed: it repeats the moments.
+nobody is partitioned; over shm and on GPUs neither). `--gpus`: a rank per GPU, half of them an island, NCCL inside. The
+seed is printed: it repeats the moments.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,25 @@ from tests.rigs import netns
 
 ROOT = Path(__file__).resolve().parents[2]
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
-SIZES = (2, 2)
 TIMEOUT_S, ALLOWED_S = 3.0, 8.0  # of an operation; for the error everywhere: deadline + 5 s
 HOSTS = ("alpha", "beta")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every moment runs: equal islands of `each` ranks, by which bridge, on CPUs or GPUs, in namespaces or not."""
+
+    each: int
+    bridge: str
+    gpus: bool
+    namespaces: bool
+
+    @property
+    def ranks(self) -> range:
+        return range(2 * self.each)
+
+    def host_of(self, rank: int) -> str:
+        return HOSTS[rank >= self.each and self.bridge == "tcp"]
 
 
 @dataclass(frozen=True)
@@ -47,24 +64,20 @@ class Moment:
         """The ranks whose end nobody awaits."""
         return {self.victim} if self.way in SIGNALS else set()
 
-    def names(self, rank: int) -> list[str]:
+    def names(self, job: Job, rank: int) -> list[str]:
         """What the error on `rank` may say: any of these is the truth."""
-        gone = {self.victim} if self.way in SIGNALS else {r for r in range(sum(SIZES)) if host_of(r) != host_of(rank)}
-        cut_off = ["the job's store does not answer"] if self.way == "partitioned" and host_of(rank) else []
-        return [f"rank {r} on {HOSTS[host_of(r)]}" for r in sorted(gone)] + cut_off
+        here = job.host_of(rank)
+        gone = [self.victim] if self.way in SIGNALS else [r for r in job.ranks if job.host_of(r) != here]
+        cut_off = ["the job's store does not answer"] if self.way == "partitioned" and here != HOSTS[0] else []
+        return [f"rank {r} on {job.host_of(r)}" for r in gone] + cut_off
 
 
-def host_of(rank: int) -> int:
-    return int(rank >= SIZES[0])
-
-
-def moments(count: int, seed: int, ways: list[str]) -> list[Moment]:
+def moments(count: int, seed: int, ways: Sequence[str], job: Job) -> list[Moment]:
     """Random moments, the same ones for a seed."""
     dice = random.Random(seed)
+    sizes = [100, 10**5, 4 * 10**6, 10**8] if job.gpus else [100, 10**5, 4 * 10**6]
     return [
-        Moment(
-            dice.choice(ways), dice.randrange(1, sum(SIZES)), dice.uniform(0, 1), dice.choice([100, 10**5, 4 * 10**6])
-        )
+        Moment(dice.choice(ways), dice.randrange(1, len(job.ranks)), dice.uniform(0, 1), dice.choice(sizes))
         for _ in range(count)
     ]
 
@@ -73,47 +86,50 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--moments", type=int, default=50)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--bridge", choices=("tcp", "shm"), default="tcp")
+    parser.add_argument("--gpus", type=int, default=0, help="a rank on each of so many GPUs instead of 2 + 2 on CPUs")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.rank is not None:
         rank_of_job(asked.rank, json.loads(os.environ["BENCH"]))
         return
-    why_not = netns.unavailable()
+    why_not = "over shm" if asked.bridge == "shm" else "on GPUs" if asked.gpus else netns.unavailable()
+    job = Job(asked.gpus // 2 or 2, asked.bridge, bool(asked.gpus), not why_not)
     print(f"seed {asked.seed}" + (f"; nobody is partitioned: {why_not}" if why_not else ""), flush=True)
-    ways = [*SIGNALS] if why_not else [*SIGNALS, "partitioned"]
-    wrong = 0
-    for number, moment in enumerate(moments(asked.moments, asked.seed, ways), 1):
-        faults, slowest = try_moment(moment, namespaces=not why_not)
+    ways, wrong = [*SIGNALS] if why_not else [*SIGNALS, "partitioned"], 0
+    for number, moment in enumerate(moments(asked.moments, asked.seed, ways, job), 1):
+        faults, slowest = try_moment(moment, job)
         wrong += bool(faults)
         print(f"{number:3} {moment}: {'; '.join(faults) or f'right, {slowest:.1f} s'}", flush=True)
     print(f"{asked.moments - wrong} of {asked.moments} moments ended everybody with the name within {ALLOWED_S:g} s")
     sys.exit(bool(wrong))
 
 
-def try_moment(moment: Moment, *, namespaces: bool) -> tuple[list[str], float]:
+def try_moment(moment: Moment, job: Job) -> tuple[list[str], float]:
     """What was wrong at one moment (nothing, if all is well), and the seconds until the last rank had its error."""
-    with tempfile.TemporaryDirectory() as name, places(Path(name), namespaces=namespaces) as (spaces, address):
+    with tempfile.TemporaryDirectory() as name, places(Path(name), namespaces=job.namespaces) as (spaces, address):
         folder = Path(name)
-        running = [start(rank, folder, spaces, address, moment) for rank in range(sum(SIZES))]
+        running = [start(rank, folder, spaces, address, moment, job) for rank in job.ranks]
         try:
-            _await(lambda: all((folder / f"started-{r}").exists() for r in range(sum(SIZES))), seconds=90)
+            _await(lambda: all((folder / f"started-{r}").exists() for r in job.ranks), seconds=90)
             time.sleep(moment.after_s)  # the random moment itself
             lost_at = time.monotonic()
             if moment.way in SIGNALS:
                 running[moment.victim].send_signal(SIGNALS[moment.way])
             else:
-                subprocess.run(["ip", "-n", spaces[host_of(moment.victim)], "link", "set", "eth0", "down"], check=True)
-            awaited = [r for r in range(sum(SIZES)) if r not in moment.lost]
+                space = spaces[HOSTS.index(job.host_of(moment.victim))]
+                subprocess.run(["ip", "-n", space, "link", "set", "eth0", "down"], check=True)
+            awaited = [r for r in job.ranks if r not in moment.lost]
             with contextlib.suppress(TimeoutError):
                 _await(lambda: all((folder / f"error-{r}").exists() for r in awaited), seconds=ALLOWED_S + 12)
-            return _faults(moment, awaited, folder, lost_at)
+            return _faults(moment, job, awaited, folder, lost_at)
         finally:
             for process in running:
                 process.kill()
                 process.wait()
 
 
-def _faults(moment: Moment, awaited: list[int], folder: Path, lost_at: float) -> tuple[list[str], float]:
+def _faults(moment: Moment, job: Job, awaited: list[int], folder: Path, lost_at: float) -> tuple[list[str], float]:
     faults, slowest = [], 0.0
     for rank in awaited:
         if not (folder / f"error-{rank}").exists():
@@ -123,7 +139,7 @@ def _faults(moment: Moment, awaited: list[int], folder: Path, lost_at: float) ->
         slowest = max(slowest, said["time"] - lost_at)
         if said["time"] - lost_at > ALLOWED_S:
             faults.append(f"rank {rank} took {said['time'] - lost_at:.1f} s")
-        if "all_reduce" not in said["error"] or not any(name in said["error"] for name in moment.names(rank)):
+        if "all_reduce" not in said["error"] or not any(name in said["error"] for name in moment.names(job, rank)):
             faults.append(f"rank {rank} said: {said['error']}")
     return faults, slowest
 
@@ -139,9 +155,11 @@ def places(folder: Path, *, namespaces: bool) -> Iterator[tuple[list[str], str]]
         yield [h.namespace for h in rig.hosts], rig.hosts[0].address
 
 
-def start(rank: int, folder: Path, spaces: list[str], address: str, moment: Moment) -> subprocess.Popen[bytes]:
-    space = spaces[host_of(rank)]
-    settings = {"folder": str(folder), "store": address, "elements": moment.elements}
+def start(
+    rank: int, folder: Path, spaces: list[str], address: str, moment: Moment, job: Job
+) -> subprocess.Popen[bytes]:
+    space = spaces[HOSTS.index(job.host_of(rank))]
+    settings = {"folder": str(folder), "store": address, "elements": moment.elements, "job": asdict(job)}
     env = {**os.environ, "BENCH": json.dumps(settings), "PYTHONPATH": str(ROOT)}
     if space:
         env["GLOO_SOCKET_IFNAME"] = "eth0"
@@ -157,15 +175,17 @@ def rank_of_job(rank: int, settings: dict[str, Any]) -> None:
 
     from hetctl.comm import placement
     from hetctl.comm.backend import register
-    from hetctl.comm.placement import PlacedIsland, Placement
+    from hetctl.comm.placement import PlacedBridge, PlacedIsland, Placement
 
-    folder, first, world = Path(settings["folder"]), SIZES[0], sum(SIZES)
+    folder, job = Path(settings["folder"]), Job(**settings["job"])
+    world, kind = len(job.ranks), ("nvidia", "nccl") if job.gpus else ("cpu", "gloo")
     islands = (
-        PlacedIsland("one", "cpu", "gloo", tuple(range(first))),
-        PlacedIsland("two", "cpu", "gloo", tuple(range(first, world))),
+        PlacedIsland("one", *kind, tuple(range(job.each))),
+        PlacedIsland("two", *kind, tuple(range(job.each, world))),
     )
+    bridges = (PlacedBridge(("one", "two"), job.bridge),)  # type: ignore[arg-type]
     path = folder / f"placement-{rank}.json"
-    path.write_text(Placement(islands, hosts=tuple(HOSTS[host_of(r)] for r in range(world))).to_json())
+    path.write_text(Placement(islands, bridges, hosts=tuple(job.host_of(r) for r in job.ranks)).to_json())
     os.environ[placement.VARIABLE] = str(path)
     torch.set_num_threads(1)
     register()
@@ -179,17 +199,31 @@ def rank_of_job(rank: int, settings: dict[str, Any]) -> None:
         store = dist.TCPStore(settings["store"], int(port.read_text()), world, is_master=False)
     dist.init_process_group("het", rank=rank, world_size=world, store=store, timeout=timedelta(seconds=60))
     group = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
-    data = torch.ones(settings["elements"])
-    dist.all_reduce(data.clone(), group=group)
+    device = torch.device("cuda", rank) if job.gpus else torch.device("cpu")
+    if job.gpus:
+        torch.cuda.set_device(device)
+    data = torch.ones(settings["elements"], device=device)
+    one_sum(data, group)
     (folder / f"started-{rank}").touch()
     try:
         while True:
-            dist.all_reduce(data.clone(), group=group)
+            one_sum(data, group)
     except RuntimeError as error:
         said = json.dumps({"error": str(error), "time": time.monotonic()})
     (folder / f"part-{rank}").write_text(said)
     (folder / f"part-{rank}").rename(folder / f"error-{rank}")
     signal.pause()  # until the parent has seen everybody: the store must not go with rank 0
+
+
+def one_sum(data: Any, group: Any) -> None:
+    """Everybody's ones, and what they are; on a GPU the host waits for the device, which a lost peer must not hang."""
+    import torch
+    import torch.distributed as dist
+
+    total = data.clone()
+    dist.all_reduce(total, group=group)
+    if total.is_cuda:
+        torch.cuda.synchronize()
 
 
 def _await(condition: Any, *, seconds: float) -> None:

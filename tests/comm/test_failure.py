@@ -68,12 +68,13 @@ def test_everybody_learns_who_is_gone(number: int, victim: int, tmp_path: Path) 
 
 
 def test_a_few_random_moments() -> None:
-    seed, why_not = int(time.time()), netns.unavailable()
-    ways = [["killed", "stopped"]] if why_not else [["killed", "stopped"], ["partitioned"]]
-    for number, choice in enumerate(ways):
-        moment = kill.moments(1, seed + number, choice)[0]
-        print(f"seed {seed}: {moment}")  # shown when it fails; `python -m tests.bench.kill` takes many more
-        faults, _ = kill.try_moment(moment, namespaces=not why_not)
+    seed, namespaces = int(time.time()), not netns.unavailable()
+    tries = [("tcp", [*kill.SIGNALS]), ("shm", [*kill.SIGNALS]), ("tcp", ["partitioned"])]
+    for number, (bridge, ways) in enumerate(tries if namespaces else tries[:2]):
+        job = kill.Job(2, bridge, gpus=False, namespaces=namespaces and bridge == "tcp")
+        moment = kill.moments(1, seed + number, ways, job)[0]
+        print(f"seed {seed}: {bridge}, {moment}")  # shown when it fails; `python -m tests.bench.kill` takes many more
+        faults, _ = kill.try_moment(moment, job)
         assert not faults
 
 

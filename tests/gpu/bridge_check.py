@@ -61,6 +61,30 @@ def messages_are_right(rank: int, world: int) -> Any:
     return "right"
 
 
+def large_tensors_are_right(rank: int, world: int) -> Any:
+    """More than 2 GiB at once, where a 32-bit count would wrap: a message, a sum, a gather."""
+    last, device, count = world - 1, torch.device("cuda", rank), 2**31 + 4099
+    data = torch.zeros(count, dtype=torch.uint8, device=device)
+    if rank == 0:
+        data[::4097], data[-1] = 7, 9
+        dist.send(data, last)
+    elif rank == last:
+        dist.recv(data, 0)
+        assert bool((data[:-1:4097] == 7).all())
+        assert data[-1] == 9
+        assert int(data.count_nonzero()) == -(-count // 4097) + 1
+    del data
+    total = torch.full((2**30 + 4099,), rank + 1.0, dtype=torch.bfloat16, device=device)
+    dist.all_reduce(total)
+    assert bool((total == world * (world + 1) // 2).all())
+    del total
+    gathered = torch.zeros(world * (2**30 + 5), dtype=torch.int16, device=device)
+    dist.all_gather_into_tensor(gathered, torch.full((2**30 + 5,), rank + 1, dtype=torch.int16, device=device))
+    for index, part in enumerate(gathered.view(world, -1)):
+        assert bool((part == index + 1).all()), index
+    return "right"
+
+
 def streams_are_kept(rank: int, world: int) -> Any:
     """A message leaves after the work before it, may be overwritten after wait, and is read after it has landed."""
     last, device = world - 1, torch.device("cuda", rank)
@@ -213,6 +237,7 @@ PARTS: list[tuple[str, Callable[[int, int], Any], str, str]] = [  # name, part, 
         for way in ("tcp", "shm")
         for part in (
             messages_are_right,
+            large_tensors_are_right,
             collectives_are_right,
             streams_are_kept,
             sums_of_one_memory_keep_their_order,
