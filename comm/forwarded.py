@@ -15,13 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from hetctl.comm.bridge import Bridge, LaneKey, Message
 from hetctl.comm.layout import spread
 from hetctl.comm.meeting import Patience
 from hetctl.comm.meter import METER
-from hetctl.comm.staging import CopyEngine, Landed, TrailerMismatch, seal, trailer_of, unseal
+from hetctl.comm.staging import CopyEngine, TrailerMismatch, seal, trailer_of, unseal
 from hetctl.comm.units import KiB
 from hetctl.comm.window import Chunk, Left, Port, Window
 from hetctl.comm.work import BridgeError, reason_of
@@ -268,7 +266,7 @@ class SendLane(ForwardedLane):
         operation, number = chunk.position
         chunk.sealed = chunk.slot.is_cuda and not self._bridge.verify  # nothing to sum up: the copy brings the trailer
         trailer = trailer_of(operation=operation, chunk=number, length=chunk.length) if chunk.sealed else b""
-        chunk.copied = self._engine.out(message.octets[chunk.first : chunk.past], chunk.slot, ready, trailer)
+        chunk.copied = self._engine.out(message, chunk.first, chunk.past, chunk.slot, ready, trailer)
         self._copying.append(chunk)
         if message.outgoing is not None:
             message.outgoing.add(chunk.past, chunk.copied.event)
@@ -318,7 +316,7 @@ class RecvLane(ForwardedLane):
         operation, number = chunk.position
         chunk.slot = self.window.port.landed(chunk.slot)
         try:
-            payload = unseal(
+            unseal(
                 chunk.slot,
                 operation=operation,
                 chunk=number,
@@ -327,17 +325,12 @@ class RecvLane(ForwardedLane):
             )
         except TrailerMismatch as mismatch:
             raise BridgeError(str(mismatch)) from None
-        landed = self._land(chunk, payload)
+        until = self._until(chunk)
+        landed = self._engine.into(chunk.slot, message.data, chunk.first, chunk.past, message.combine, until)
         self.window.retire(chunk)
         self.window.port.give(chunk.slot, landed.read)
         if chunk.last:
             self._bridge.end(message, ready=landed.done)
-
-    def _land(self, chunk: Chunk, payload: torch.Tensor) -> Landed:
-        message = chunk.message
-        size = message.data.element_size()
-        target = message.data[chunk.first // size : chunk.past // size]
-        return self._engine.into(payload, target, message.combine, self._until(chunk))
 
     def _until(self, chunk: Chunk) -> list[Any]:
         """What must be over before a chunk lands."""

@@ -51,8 +51,8 @@ def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked
         ctypes.memmove(slot.data_ptr() + length, trailer, TRAILER_BYTES)
 
 
-def unseal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> torch.Tensor:
-    """The payload of a received slot. Raises TrailerMismatch unless it is exactly the expected chunk."""
+def unseal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> None:
+    """Raises TrailerMismatch unless the first `length` bytes of a received slot are exactly the expected chunk."""
     if slot.is_cuda:
         trailer = _scratch(slot.device).read(slot.data_ptr() + length)
     else:
@@ -66,7 +66,6 @@ def unseal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, check
         )
     if checked and got[2] != _checksum(slot[:length]):
         raise TrailerMismatch(f"chunk {chunk} of message {operation} arrived with other bytes than were sent")
-    return slot[:length]
 
 
 def _checksum(payload: torch.Tensor) -> int:
@@ -173,8 +172,17 @@ class Landed:
     done: Any = None
 
 
+class Source(Protocol):
+    """A message's tensor, flat and contiguous, and the same as bytes, which are made where somebody asks for them."""
+
+    data: torch.Tensor
+
+    @property
+    def octets(self) -> torch.Tensor: ...
+
+
 class CopyEngine(Protocol):
-    """How bytes of one device type enter and leave host slots."""
+    """How bytes of one device type enter and leave slots."""
 
     def take(self, nbytes: int) -> torch.Tensor:
         """A host slot for `nbytes` of payload and the trailer."""
@@ -185,16 +193,24 @@ class CopyEngine(Protocol):
     def enter(self) -> None:
         """Get the calling thread ready for copies; they are only made by threads that did so."""
 
-    def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
-        """Start copying flat bytes into a slot, after the event `ready`, which a message's first chunk brings.
+    def out(
+        self, source: Source, first: int, past: int, slot: torch.Tensor, ready: Any, trailer: bytes = b""
+    ) -> Copied:
+        """Start copying bytes [first, past) into a slot, after the event `ready`, which a message's first chunk brings.
 
         A device slot gets its `trailer` by the same copy; elsewhere, and with a checksum in it, it is `seal`ed later.
         """
 
     def into(
-        self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]
+        self,
+        slot: torch.Tensor,
+        target: torch.Tensor,
+        first: int,
+        past: int,
+        combine: Combine | None,
+        ready: Sequence[Any],
     ) -> Landed:
-        """Copy or combine a payload into a typed flat view, behind the events `ready`."""
+        """Copy or combine a slot's payload into bytes [first, past) of a flat tensor, behind the events `ready`."""
 
 
 def engine_for(device: torch.device) -> CopyEngine:
@@ -214,20 +230,28 @@ class HostEngine:
     def enter(self) -> None:
         return None
 
-    def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
-        slot[: source.numel()].copy_(source)
-        METER.touch(2 * source.numel())
+    def out(
+        self, source: Source, first: int, past: int, slot: torch.Tensor, ready: Any, trailer: bytes = b""
+    ) -> Copied:
+        slot[: past - first].copy_(source.octets[first:past])
+        METER.touch(2 * (past - first))
         return Copied()
 
     def into(
-        self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]
+        self,
+        slot: torch.Tensor,
+        target: torch.Tensor,
+        first: int,
+        past: int,
+        combine: Combine | None,
+        ready: Sequence[Any],
     ) -> Landed:
-        typed = payload.view(target.dtype)
+        payload, target = _typed(slot, target, first, past)
         if combine is None:
-            target.copy_(typed)
+            target.copy_(payload)
         else:
-            combine(target, typed)
-        METER.touch((2 if combine is None else 3) * payload.numel())  # a sum reads its target too
+            combine(target, payload)
+        METER.touch((2 if combine is None else 3) * (past - first))  # a sum reads its target too
         return Landed()
 
 
@@ -279,35 +303,47 @@ class StreamEngine:
         self._copies = self._copies or side_stream(self.device)
         torch.cuda.set_stream(self._copies)
 
-    def out(self, source: torch.Tensor, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
+    def out(
+        self, source: Source, first: int, past: int, slot: torch.Tensor, ready: Any, trailer: bytes = b""
+    ) -> Copied:
+        size = past - first
         if ready is not None:
             self._copies.wait_event(ready)
-            source.record_stream(self._copies)
+            source.data.record_stream(self._copies)
         if slot.is_cuda:
-            stream, size, to = self._copies.cuda_stream, source.numel(), slot.data_ptr()
-            start_copy(to, source.data_ptr(), size, stream)
+            stream, to = self._copies.cuda_stream, slot.data_ptr()
+            start_copy(to, source.data.data_ptr() + first, size, stream)
             if trailer:
                 self._trailers = self._trailers or _Trailers()
                 start_copy(to + size, self._trailers.hold(trailer), TRAILER_BYTES, stream)
         else:
-            slot[: source.numel()].copy_(source, non_blocking=True)
-            METER.touch(source.numel())
+            slot[:size].copy_(source.octets[first:past], non_blocking=True)
+            METER.touch(size)
         return Copied(self._copies.record_event())
 
     def into(
-        self, payload: torch.Tensor, target: torch.Tensor, combine: Combine | None, ready: Sequence[Any]
+        self,
+        slot: torch.Tensor,
+        target: torch.Tensor,
+        first: int,
+        past: int,
+        combine: Combine | None,
+        ready: Sequence[Any],
     ) -> Landed:
-        if not payload.is_cuda:
-            METER.touch(payload.numel())
-            if combine is not None:
-                return self._combine(payload.view(target.dtype), target, combine, ready)
-        self._follow(self._copies, target, ready)
-        if combine is not None:
-            combine(target, payload.view(target.dtype))
-        elif payload.is_cuda:
-            start_copy(target.data_ptr(), payload.data_ptr(), payload.numel(), self._copies.cuda_stream)
+        if combine is None and slot.is_cuda:
+            self._follow(self._copies, target, ready)
+            start_copy(target.data_ptr() + first, slot.data_ptr(), past - first, self._copies.cuda_stream)
         else:
-            target.copy_(payload.view(target.dtype), non_blocking=True)
+            if not slot.is_cuda:
+                METER.touch(past - first)
+            payload, target = _typed(slot, target, first, past)
+            if combine is not None and not slot.is_cuda:
+                return self._combine(payload, target, combine, ready)
+            self._follow(self._copies, target, ready)
+            if combine is not None:
+                combine(target, payload)
+            else:
+                target.copy_(payload, non_blocking=True)
         done = self._copies.record_event()
         return Landed(done, done)
 
@@ -335,6 +371,12 @@ class StreamEngine:
                 stream.wait_event(before)
         if ready:
             target.record_stream(stream)
+
+
+def _typed(slot: torch.Tensor, target: torch.Tensor, first: int, past: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A slot's payload, and bytes [first, past) of a flat tensor, as elements of that tensor."""
+    size = target.element_size()
+    return slot[: past - first].view(target.dtype), target[first // size : past // size]
 
 
 def _size_class(nbytes: int) -> int:

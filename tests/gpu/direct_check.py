@@ -149,7 +149,7 @@ def plain(rank: int, folder: Path, engine: str, verify: bool, thread: bool = Tru
         return {"contents": "right" if bool((data == 7).all()) else "WRONG"}
     store.wait(["agent", "where"], timedelta(seconds=SECONDS))
     peer = agent.add_remote_agent(store.get("agent"))
-    handle = agent.initialize_xfer("WRITE", mine, agent.deserialize_descs(store.get("where")), peer, b"plain")
+    handle = agent.initialize_xfer("WRITE", mine, agent.deserialize_descs(store.get("where")), peer)
 
     def write() -> None:
         state = agent.transfer(handle)
