@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -123,6 +123,20 @@ class Bridge:
 
 
 @dataclass(frozen=True)
+class StageCost:
+    """What each rank of a stage is expected to need at so many layers, and for each layer more or fewer."""
+
+    layers: int
+    compute_s: float  # of a micro-batch, there and back
+    block_s: float
+    block_bytes: int
+
+    def compute_at(self, layers: int) -> float:
+        """Seconds of a micro-batch at another number of layers."""
+        return self.compute_s + (layers - self.layers) * self.block_s
+
+
+@dataclass(frozen=True)
 class Predicted:
     """What the planner expects. `basis` says whether costs were measured or come from the table."""
 
@@ -135,6 +149,12 @@ class Predicted:
     memory_bytes: tuple[int, ...]
     mfu: float | None = None  # over the peak of all devices
     bound_tokens_per_s: float | None = None  # every device computing all the time: no bubbles, no transfers
+    stages: tuple[tuple[StageCost, ...], ...] = ()  # by replica and stage; empty: unknown
+
+    def cost(self, replica: int, stage: int) -> StageCost | None:
+        """What was predicted of a stage; None where nothing was (a plan file may be older, or edited)."""
+        known = self.stages[replica] if replica < len(self.stages) else ()
+        return known[stage] if stage < len(known) else None
 
 
 @dataclass(frozen=True)
@@ -240,6 +260,12 @@ def segments_of(replicas: tuple[Replica, ...]) -> tuple[Span, ...]:
     """The coarsest spans that lie within one stage of every replica: the union of all cuts."""
     cuts = sorted({edge for r in replicas for s in r.stages for edge in s.layers})
     return tuple(itertools.pairwise(cuts))
+
+
+def segment_of(replicas: Sequence[Replica], span: Span) -> Segment:
+    """Who sums the gradients of a span: one group per tensor shard where all holders shard alike."""
+    holders = [s for r in replicas for s in r.stages if s.layers[0] <= span[0] and span[1] <= s.layers[1]]
+    return Segment(span, tensor_peers(holders))
 
 
 def tensor_peers(stages: Iterable[Stage]) -> tuple[tuple[int, ...], ...]:

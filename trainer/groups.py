@@ -30,6 +30,13 @@ class ProcessGroups:
         """The group that sums over exactly these ranks. Raises ConfigError when the plan has none."""
         return _known(self.reducing.get(frozenset(ranks)), ranks)
 
+    def destroy(self) -> None:
+        """End all of them; every rank does so at the same point."""
+        for group in (*self.reducing.values(), *self.boundaries.values()):
+            if isinstance(group, dist.ProcessGroup):  # others hold a place for groups that this rank is not in
+                dist.destroy_process_group(group)
+        self.reducing, self.boundaries = {}, {}
+
     def boundary(self, plan: Plan, replica: int, edge: int, direction: str) -> dist.ProcessGroup:
         """The group between stages `edge` and `edge` + 1 of a replica for 'forward' or 'backward'."""
         stages = plan.replicas[replica].stages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import signal
 import time
@@ -24,7 +25,7 @@ from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.executable import check_executable, check_trainable
 from hetctl.trainer.gathering import keeps_whole
 from hetctl.trainer.gradients import Gradients, tensor_share_of
-from hetctl.trainer.groups import create_groups
+from hetctl.trainer.groups import ProcessGroups, create_groups
 from hetctl.trainer.idle import IdleGradients, IdlePipeline, is_idle
 from hetctl.trainer.job import Job
 from hetctl.trainer.later import Later
@@ -65,8 +66,16 @@ class StepFigures:
 
 
 @dataclass
+class Asked:
+    """What signals have asked this rank for."""
+
+    stop: bool = False
+    saves: int = 0
+
+
+@dataclass
 class Trainer:
-    """One rank's share of a run: built once, then stepped."""
+    """One rank's share of a run under one plan: built once, then stepped."""
 
     job: Job
     device: torch.device
@@ -78,10 +87,10 @@ class Trainer:
     timeline: Timeline
     training: Dataset
     validation: Dataset | None
+    groups: ProcessGroups = field(default_factory=ProcessGroups)
     saving: Checkpoints | None = None
     updates: int = 0  # of the optimiser; fewer than steps where some were skipped
-    stop_requested: bool = False
-    saves_asked: int = 0  # by signals this rank has heard
+    asked: Asked = field(default_factory=Asked)
     saves_agreed: int = 0  # by all ranks: one that hears a signal a step late asks for no second one
     stopping: bool = False  # agreed by all ranks
     save_now: bool = False  # agreed by all ranks
@@ -102,7 +111,7 @@ class Trainer:
         loss_sum, tokens = self.pipeline.train_step(batch, scale=1.0 / nominal)
         self.gradients.synchronise()
         written = self.saving is not None and self.saving.written
-        asked = [_flag(self.stop_requested), _flag(self.saves_asked > self.saves_agreed)]
+        asked = [_flag(self.asked.stop), _flag(self.asked.saves > self.saves_agreed)]
         looked = self.seen.part(self.timeline.known)
         loss_total, token_total, squares, stop, save, all_written, *self.seen.sums = self._agree(
             loss_sum, tokens, self.gradients.squared_norm(), *asked, _flag(written), looked
@@ -214,7 +223,7 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     groups = create_groups(plan, timeout=timedelta(seconds=job.timeout_s))
     place = Place.of(plan, rank)
     if is_idle(plan, rank):
-        return _idle(job, device, place, training=training, validation=validation)
+        return _idle(job, device, place, training=training, validation=validation, groups=groups)
     stage = plan.replicas[place.replica].stages[place.stage]
     tensor = tensor_share_of(plan, place, groups)
     held = [plan.replicas[place.replica].stages[s] for s in place.stages]
@@ -249,15 +258,15 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
         for model in models:
             model.put_off(later)
     pipeline = StagePipeline(plan, place, models, groups, timeline=timeline, later=later)
-    return Trainer(job, device, place, models, pipeline, gradients, optimizer, timeline, training, validation)
+    return Trainer(job, device, place, models, pipeline, gradients, optimizer, timeline, training, validation, groups)
 
 
-def _idle(job: Job, device: torch.device, place: Place, **data: Any) -> Trainer:
+def _idle(job: Job, device: torch.device, place: Place, **more: Any) -> Trainer:
     """The trainer of a rank without a stage."""
     optimizer = torch.optim.SGD([torch.zeros(1)])
     pipeline: Any = IdlePipeline()
     gradients: Any = IdleGradients()
-    return Trainer(job, device, place, (), pipeline, gradients, optimizer, Timeline(device), **data)
+    return Trainer(job, device, place, (), pipeline, gradients, optimizer, Timeline(device), **more)
 
 
 def _fill(gradients: Gradients, job: Job, device: torch.device) -> None:
@@ -283,24 +292,10 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     patient = patient_group()
     trainer = build(job, device, **_datasets(job, patient))
     start = _resume(trainer, Path(job.resume), patient) if job.resume else 0
-    every, keep, last = job.recipe.checkpoint.every, job.recipe.checkpoint.keep, job.recipe.checkpoint.last
-    copier = make_copier([r.host for r in job.plan.ranks], job.recipe.checkpoint.store)
-    folder = Path(job.checkpoints)
-    goes_on = job.resume is not None and Path(job.resume).parent == folder
-    trainer.saving = Checkpoints(
-        folder,
-        trainer.gradients,
-        trainer.optimizer,
-        keep=keep,
-        beyond=start if goes_on else 0,
-        patient=patient,
-        copier=copier,
-    )
-    trainer.saving.on_commit = lambda step: reporter.emit("saved", step=step)
-    if trainer.saving.superseded is not None:
-        moved = f"checkpoints of steps that this run makes anew are kept in {trainer.saving.superseded}"
-        reporter.emit("note", sentence=moved)
-    _listen(trainer)
+    every, last = job.recipe.checkpoint.every, job.recipe.checkpoint.last
+    goes_on = job.resume is not None and Path(job.resume).parent == Path(job.checkpoints)
+    _save_with(trainer, reporter, patient, beyond=start if goes_on else 0)
+    _listen(trainer.asked)
     reporter.emit("begin", step=start, steps=job.recipe.train.steps)
     watch = Watch(trainer, reporter, adapt=job.recipe.train.adapt)
     skipped, validations = 0, list[dict[str, Any]]()
@@ -327,6 +322,9 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
         if trainer.save_now or (every and done % every == 0):
             trainer.save(done)
             saved = done
+            if done < job.recipe.train.steps and (better := watch.cut_anew(done)):
+                trainer = _anew(trainer, better, done, reporter, patient)
+                watch.goes_on_with(trainer)
         if often and done % often == 0 and done < job.recipe.train.steps:
             validations.append({"step": done, "validation_loss": trainer.validate()})
             reporter.emit("validated", **validations[-1])
@@ -335,7 +333,8 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     validation = None if interrupted else trainer.validate()
     if (last or interrupted) and saved != done:
         trainer.save(done)
-    trainer.saving.finish()
+    if trainer.saving is not None:
+        trainer.saving.finish()
     trainer.batches.close()
     watch.look(done, last=True)
     end = {
@@ -349,6 +348,46 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     summarise(trainer, reporter, end | watch.findings)
 
 
+def _save_with(trainer: Trainer, reporter: Reporter, patient: Any, *, beyond: int) -> None:
+    """Give a trainer its checkpoints; those of later steps than `beyond` are put aside."""
+    plan, recipe = trainer.job.plan, trainer.job.recipe.checkpoint
+    trainer.saving = Checkpoints(
+        Path(trainer.job.checkpoints),
+        trainer.gradients,
+        trainer.optimizer,
+        keep=recipe.keep,
+        beyond=beyond,
+        patient=patient,
+        copier=make_copier([r.host for r in plan.ranks], recipe.store),
+    )
+    trainer.saving.on_commit = lambda step: reporter.emit("saved", step=step)
+    if trainer.saving.superseded is not None:
+        moved = f"checkpoints of steps that this run makes anew are kept in {trainer.saving.superseded}"
+        reporter.emit("note", sentence=moved)
+
+
+def _anew(old: Trainer, plan: Plan, done: int, reporter: Reporter, patient: Any) -> Trainer:
+    """The same run under another plan of the same ranks, from the checkpoint that was begun after `done` steps.
+
+    The old models, their groups and their memory go first: there need not be room for both.
+    """
+    assert old.saving is not None
+    old.saving.finish()
+    old.batches.close()
+    path = checkpoint.path_of(Path(old.job.checkpoints), done)
+    old.groups.destroy()
+    del old.saving, old.models, old.pipeline, old.gradients, old.optimizer
+    gc.collect()
+    if old.device.type == "cuda":
+        torch.cuda.empty_cache()
+    job = replace(old.job, plan=plan, resume=str(path))
+    new = build(job, old.device, training=old.training, validation=old.validation)
+    _resume(new, path, patient)
+    new.history, new.asked, new.saves_agreed = old.history, old.asked, old.saves_agreed
+    _save_with(new, reporter, patient, beyond=done)
+    return new
+
+
 def _resume(trainer: Trainer, path: Path, patient: Any) -> int:
     """Load a checkpoint, fetching from other hosts what this one lacks. Returns the steps done."""
     needed = [slot.name for bucket in trainer.gradients.buckets for slot in bucket.layout.slots]
@@ -359,11 +398,11 @@ def _resume(trainer: Trainer, path: Path, patient: Any) -> int:
     return start
 
 
-def _listen(trainer: Trainer) -> None:
+def _listen(asked: Asked) -> None:
     """TERM and USR2: finish the step, save, end. USR1: save and go on. All ranks agree on it at the step's end."""
     for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, lambda *_: setattr(trainer, "stop_requested", True))
-    signal.signal(signal.SIGUSR1, lambda *_: setattr(trainer, "saves_asked", trainer.saves_asked + 1))
+        signal.signal(number, lambda *_: setattr(asked, "stop", True))
+    signal.signal(signal.SIGUSR1, lambda *_: setattr(asked, "saves", asked.saves + 1))
 
 
 def _datasets(job: Job, patient: Any) -> dict[str, Any]:

@@ -9,11 +9,12 @@ import heapq
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from hetctl.comm.plan import Plan, Replica, Stage
 
-SLOW = 1.2  # times the typical pace of its like: noise is below
+SLOW = 1.2  # times the typical pace of its like, or what was predicted: noise is below
+UNSURE = 1.5  # times what the hardware table says of unlike work: its errors are below
 WORTH = 0.02  # relative gain for which counts are changed
 
 Paces = Mapping[int, float]  # rank -> seconds of computing per micro-batch
@@ -21,18 +22,20 @@ Paces = Mapping[int, float]  # rank -> seconds of computing per micro-batch
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that computes much more slowly than ranks which do the same on the same kind of device."""
+    """A rank that computes much more slowly than its like, or than was predicted."""
 
     rank: int
     host: str
     device_class: str
-    ratio: float  # its time over its like's
+    ratio: float  # its time over the one it is held against
+    against: Literal["like", "prediction"] = "like"
 
     @property
     def sentence(self) -> str:
+        beside = {"like": "as long as ranks that do the same", "prediction": "as long as predicted, beside the others"}
         return (
-            f"rank {self.rank} ({self.device_class} on {self.host}) takes {self.ratio:.2f} times as long as ranks "
-            "that do the same: `hetctl doctor` on its host may say why"
+            f"rank {self.rank} ({self.device_class} on {self.host}) takes {self.ratio:.2f} times "
+            f"{beside[self.against]}: `hetctl doctor` on its host may say why"
         )
 
 
@@ -70,7 +73,50 @@ def yardstick(plan: Plan, cluster_digest: str) -> Yardstick:
 
 
 def stragglers(plan: Plan, paces: Paces) -> list[Straggler]:
-    """Ranks much slower than their like, slowest first; a rank that is the only one of its kind is never one."""
+    """Ranks much slower than their like, or else than predicted, slowest first."""
+    alike = _behind_their_like(plan, paces)
+    named = {one.rank for one in alike}
+    found = [*alike, *(one for one in _behind_prediction(plan, paces) if one.rank not in named)]
+    return sorted(found, key=lambda s: -s.ratio)
+
+
+def expected(plan: Plan, rank: int) -> float | None:
+    """Seconds of computing per micro-batch that the plan predicts of a rank; None: it does not say."""
+    placed = plan.ranks[rank]
+    if plan.predicted is None or placed.replica is None:
+        return None
+    costs = [plan.predicted.cost(placed.replica, s) for s in placed.stages]
+    layers = [plan.replicas[placed.replica].stages[s].layers for s in placed.stages]
+    known = [cost.compute_at(past - first) for cost, (first, past) in zip(costs, layers, strict=True) if cost]
+    return sum(known) if known and len(known) == len(costs) else None
+
+
+def _behind_prediction(plan: Plan, paces: Paces) -> list[Straggler]:
+    """Ranks that fall behind what was predicted more than the others do.
+
+    Measured costs hold for all devices: the rank that keeps closest to them says how much all are slowed. The table's
+    are held against each other among devices of one kind and speed only, whose work it may misjudge as unlike as it is.
+    """
+    ratios = {rank: pace / ahead for rank, pace in paces.items() if (ahead := expected(plan, rank))}
+    found = []
+    for rank, ratio in ratios.items():
+        placed = plan.ranks[rank]
+        if plan.predicted is not None and plan.predicted.basis == "measured":
+            usual, limit = max(1.0, min(ratios.values())), SLOW
+        else:
+            like = [v for r, v in ratios.items() if r != rank and _kind(plan, r) == _kind(plan, rank)]
+            usual, limit = statistics.median(like or [ratio]), UNSURE
+        if ratio > limit * usual > 0:
+            found.append(Straggler(rank, placed.host, placed.device_class, ratio / usual, "prediction"))
+    return found
+
+
+def _kind(plan: Plan, rank: int) -> tuple[str, float]:
+    return plan.ranks[rank].device_class, plan.ranks[rank].speed
+
+
+def _behind_their_like(plan: Plan, paces: Paces) -> list[Straggler]:
+    """Ranks much slower than others that do exactly the same on the same kind of device."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for rank in paces:
         alike.setdefault(_work(plan, rank), []).append(rank)
@@ -81,7 +127,7 @@ def stragglers(plan: Plan, paces: Paces) -> list[Straggler]:
             if paces[rank] > SLOW * typical > 0:
                 placed = plan.ranks[rank]
                 found.append(Straggler(rank, placed.host, placed.device_class, paces[rank] / typical))
-    return sorted(found, key=lambda s: -s.ratio)
+    return found
 
 
 def why_fixed(plan: Plan) -> str:

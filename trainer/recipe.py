@@ -104,7 +104,7 @@ class TrainSection:
     sharded: Literal["auto", "optimizer", "all", "replicas"] = "auto"
     compile: bool = False  # torch.compile of each block: faster steps after a minute's start
     profile_step: int | None = None  # write a trace of this step (from 1) by every rank, for Perfetto
-    adapt: bool = False  # accumulation counts follow measured speeds
+    adapt: bool = False  # accumulation counts follow measured speeds, and layers do at checkpoints
     overlap: bool = True  # sum gradients while backward goes on; false sums them after it
     timeout_s: float = 120.0  # of one operation between ranks; a silent rank is given up after it
 

@@ -46,7 +46,7 @@ def train(
         int | None, typer.Option("--profile-step", metavar="N", help="Trace step N on every rank, for Perfetto.")
     ] = None,
     adapt: Annotated[
-        bool, typer.Option("--adapt", help="Let accumulation counts of replicas follow their measured speeds.")
+        bool, typer.Option("--adapt", help="Let replicas' counts follow measured speeds, and layers at checkpoints.")
     ] = False,
     skip_checks: Annotated[
         bool, typer.Option("--skip-checks", help="Start even if a check that the plan needs fails.")

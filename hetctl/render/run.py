@@ -106,6 +106,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
         *((("replicas end", _apart(apart)),) if (apart := summary.get("replica_spread")) is not None else ()),
         *(("slow rank", _straggler(s)) for s in summary.get("stragglers") or ()),
         *(("counts", f"{a['before']} -> {a['after']} after step {a['step']}") for a in summary.get("adapted") or ()),
+        *(("layers", f"{a['before']} -> {a['after']} after step {a['step']}") for a in summary.get("recut") or ()),
         ("wall time", "unknown" if summary["wall_s"] is None else show_seconds(summary["wall_s"])),
         ("run folder", summary["run_dir"]),
     )
@@ -132,7 +133,8 @@ def _apart(share: float) -> str:
 
 
 def _straggler(found: dict[str, Any]) -> str:
-    return f"{found['rank']} on {found['host']}: {found['ratio']:.2f} times as long as ranks that do the same"
+    beside = "predicted, beside the others" if found.get("against") == "prediction" else "ranks that do the same"
+    return f"{found['rank']} on {found['host']}: {found['ratio']:.2f} times as long as {beside}"
 
 
 def show_number(value: float | None) -> str:

@@ -262,3 +262,29 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path: Path) -> None
     process.kill()
     process.communicate(timeout=30)
     wait_for(lambda: processes_of(run) == [], seconds=20)
+
+
+def test_layers_of_a_lopsided_plan_move_at_a_checkpoint(tmp_path: Path) -> None:
+    """A plan edited so that one stage has all layers but one: its ranks cut it anew, and the run goes on."""
+    run, plan = tmp_path / "run", tmp_path / "plan.yaml"
+    words = [sys.executable, "-m", "hetctl", "plan", "--emulate", "h200:1,mi325x:1", "-o", str(plan)]
+    subprocess.run([*words, "--set", "parallelism.pipeline=2"], cwd=ROOT, check=True, capture_output=True)
+    text = plan.read_text()
+    assert text.count("layers: [0, 4]") == text.count("layers: [4, 8]") == 2, "what the edits below are for"
+    plan.write_text(text.replace("layers: [0, 4]", "layers: [0, 7]").replace("layers: [4, 8]", "layers: [7, 8]"))
+    words = [sys.executable, "-m", "hetctl", "train", "--plan", str(plan), "--run-dir", str(run), "--adapt"]
+    settings = ("train.steps=24", "checkpoint.every=8", "train.validation_samples=16")
+    done = subprocess.run(
+        [*words, *(word for key in settings for word in ("--set", key))], cwd=ROOT, text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((run / "summary.json").read_text())
+    first = summary["recut"][0]
+    assert (first["step"], first["before"]) == (8, [[7, 1]])
+    (after,) = first["after"]
+    assert sum(after) == 8
+    assert max(after) <= 6, "on a busy machine the cut varies, but not back to where it was"
+    assert "layers follow speeds from step 9 on: [[7, 1]] ->" in done.stderr + done.stdout
+    assert summary["steps"] == 24
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [m["step"] for m in metrics if "loss" in m] == list(range(1, 25))

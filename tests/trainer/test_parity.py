@@ -113,8 +113,15 @@ HOST_ACTIVATIONS = Layout(
     ahead=(3, 1),
     schedule="zero-bubble",
 )
+GPIPE = Layout(
+    ((0, 1), (2,)),
+    (Pipe((Cut((0, 1), (0,)), Cut((1, 3), (1,), recompute="full"), Cut((3, 4), (2,))), 2, 4),),
+    ahead=(4, 4, 4),
+    schedule="gpipe",
+)
 LAYOUTS = {
     "1+1": ONE_EACH,
+    "gpipe": GPIPE,
     "2+2": TWO_EACH,
     "1+2": UNEQUAL,
     "1+1+1": THREE,

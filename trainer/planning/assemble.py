@@ -22,8 +22,8 @@ from hetctl.comm.plan import (
     Rail,
     Replica,
     Segment,
+    segment_of,
     segments_of,
-    tensor_peers,
     tied_groups,
 )
 from hetctl.comm.units import show_rate
@@ -47,7 +47,7 @@ def assemble(
     """The plan of these replicas. Raises ConfigError where a bridge cannot be what the recipe forces."""
     ranks = _ranks(cluster, replicas)
     islands = _islands(cluster, ranks)
-    segments = tuple(_segment(replicas, span) for span in segments_of(replicas))
+    segments = tuple(segment_of(replicas, span) for span in segments_of(replicas))
     where = {r.rank: r.island for r in ranks}
     tied = tied_groups(replicas) if recipe.shape().tied_embeddings else ()
     pairs = _crossings(replicas, segments, where, tied)
@@ -158,12 +158,6 @@ def _islands(cluster: Cluster, ranks: Sequence[PlannedRank]) -> tuple[PlannedIsl
         for island in cluster.islands
         if island.name in by_name
     )
-
-
-def _segment(replicas: Sequence[Replica], span: tuple[int, int]) -> Segment:
-    """Who sums the gradients of a span: one group per tensor shard where all holders shard alike."""
-    holders = [s for r in replicas for s in r.stages if s.layers[0] <= span[0] and span[1] <= s.layers[1]]
-    return Segment(span, tensor_peers(holders))
 
 
 class _Groups:

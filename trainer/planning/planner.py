@@ -14,7 +14,14 @@ from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.assemble import assemble
 from hetctl.trainer.planning.infeasible import refuse
 from hetctl.trainer.planning.pools import members
-from hetctl.trainer.planning.predict import Prediction, alone_samples_per_s, bound_samples_per_s, mfu, predict
+from hetctl.trainer.planning.predict import (
+    Prediction,
+    alone_samples_per_s,
+    bound_samples_per_s,
+    mfu,
+    predict,
+    stage_costs,
+)
 from hetctl.trainer.planning.problem import EVERYTHING, EXECUTABLE, Ability, Problem, read_problem
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.reasons import reasons
@@ -211,6 +218,9 @@ def _predicted(
         memory_bytes=memory,
         mfu=mfu(problem, chosen.seconds),
         bound_tokens_per_s=bound_samples_per_s(problem) * problem.costs.seq_len,
+        stages=tuple(
+            stage_costs(problem, p) for p in chosen.candidate.pipelines for _ in range(chosen.candidate.clones)
+        ),
     )
 
 

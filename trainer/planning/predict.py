@@ -7,12 +7,13 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+from hetctl.comm.plan import StageCost
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Candidate, Search
 from hetctl.trainer.planning.simulate import PipelineTimes, Simulated, StageTimes, simulate
 from hetctl.trainer.planning.space import Pins
-from hetctl.trainer.planning.stages import StagePlace, coefficients, share
+from hetctl.trainer.planning.stages import Coefficients, StagePlace, coefficients, share
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +45,21 @@ def predict(problem: Problem, candidate: Candidate) -> Prediction:
     return Prediction(candidate, made, max(0.0, _waiting(candidate, made) - bridge), bridge)
 
 
-def pipeline_times(problem: Problem, pipeline: Pipeline) -> PipelineTimes:
-    """What the simulator needs to know of a pipeline."""
-    stages = []
-    uses = pipeline.stage_uses
-    batching = pipeline.batching
-    for index, (use, layers, choice) in enumerate(zip(uses, pipeline.layers, pipeline.choices, strict=True)):
+def stage_costs(problem: Problem, pipeline: Pipeline) -> tuple[StageCost, ...]:
+    """What a rank of each stage computes in a micro-batch, and what one more layer would add."""
+    return tuple(
+        StageCost(
+            layers, c.forward.at(layers) + c.backward.at(layers), c.forward.each + c.backward.each, int(c.memory.each)
+        )
+        for layers, c in zip(pipeline.layers, _coefficients(problem, pipeline), strict=True)
+    )
+
+
+def _coefficients(problem: Problem, pipeline: Pipeline) -> list[Coefficients]:
+    """Each stage's costs, linear in its layers."""
+    found = []
+    uses, batching = pipeline.stage_uses, pipeline.batching
+    for index, (use, choice) in enumerate(zip(uses, pipeline.choices, strict=True)):
         place = StagePlace(
             first=index == 0,
             last=index == len(uses) - 1,
@@ -58,14 +68,23 @@ def pipeline_times(problem: Problem, pipeline: Pipeline) -> PipelineTimes:
             sync=batching.sync,
             replicas=batching.replicas,
         )
-        c = coefficients(problem.costs, use.site, place, choice, problem.means)
+        found.append(coefficients(problem.costs, use.site, place, choice, problem.means))
+    return found
+
+
+def pipeline_times(problem: Problem, pipeline: Pipeline) -> PipelineTimes:
+    """What the simulator needs to know of a pipeline."""
+    uses, batching = pipeline.stage_uses, pipeline.batching
+    stages = []
+    for use, layers, c in zip(uses, pipeline.layers, _coefficients(problem, pipeline), strict=True):
+        samples = share(batching.micro_batch_size, use.width)
         stages.append(
             StageTimes(
                 c.forward.at(layers),
                 c.backward.at(layers),
                 c.exposed(layers),
                 c.update.at(layers),
-                layers * problem.costs.weight_gradients(use.site.rates, place.samples, tensor=use.site.tensor),
+                layers * problem.costs.weight_gradients(use.site.rates, samples, tensor=use.site.tensor),
             )
         )
     bridged = tuple(a.pool.island != b.pool.island for a, b in pairwise(uses))

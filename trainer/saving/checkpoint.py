@@ -131,7 +131,12 @@ class Checkpoints:
             meet(self._patient)
 
     def _partial(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}.partial"
+        return path_of(self.folder, step).with_suffix(".partial")
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Where a run's checkpoint of a step is."""
+    return folder / f"step-{step:08d}"
 
 
 def load(path: Path, gradients: Gradients, optimizer: torch.optim.Optimizer) -> tuple[int, int]:

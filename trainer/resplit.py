@@ -1,0 +1,132 @@
+"""Layers by measured speeds: where each pipeline's cuts would be better, for what ranks were seen to need.
+
+No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, combinations, pairwise
+
+import numpy as np
+
+from hetctl.comm.plan import Group, Plan, Replica, Segment, Stage, segment_of, segments_of
+from hetctl.trainer.pace import Paces
+from hetctl.trainer.planning.costs import USABLE_SHARE
+from hetctl.trainer.planning.partition import StageTable, best_split, fixed_split
+from hetctl.trainer.recipe import Recipe
+
+WORTH = 0.05  # relative gain for which the layers move: ranks build their models anew, and compile them again
+
+
+def why_uncut(plan: Plan, recipe: Recipe) -> str:
+    """Why layers cannot follow speeds in this plan; empty where they can."""
+    if recipe.parallelism.layers is not None or recipe.parallelism.split != "auto":
+        return "the recipe says which layers stages take"
+    if all(len(r.stages) == 1 for r in plan.replicas):
+        return "no replica is cut into stages"
+    if any(len(r.stages) > 1 for r in plan.ranks):
+        return "interleaved stages share devices"
+    if any(plan.predicted is None or plan.predicted.cost(n, len(r.stages) - 1) is None for n, r in _numbered(plan)):
+        return "the plan does not say what its stages cost: make it anew"
+    return ""
+
+
+def resplit(plan: Plan, paces: Paces, *, tied: bool) -> Plan | None:
+    """The plan with its layers cut by measured speeds; None where that gains too little. Needs `why_uncut` to be empty.
+
+    A stage's seconds are its slowest rank's, and change with its layers as the plan predicts, in proportion. A stage
+    grows only while its memory, were all of it in proportion to its layers, stays within its ranks' devices. `tied`
+    says that the first and the last stage share an embedding.
+    """
+    before, after, replicas = 0.0, 0.0, []
+    for number, replica in _numbered(plan):
+        tables, count = _tables(plan, number, paces), replica.stages[0].micro_batches
+        layers = [_layers(stage) for stage in replica.stages]
+        now = fixed_split(tables, layers, micro_batches=count)
+        best = best_split(tables, plan.layer_count, micro_batches=count)
+        if now is None or best is None:
+            return None
+        before, after = max(before, now.seconds), max(after, best.seconds)
+        replicas.append(_cut(replica, best.layers))
+    if after > before * (1 - WORTH):
+        return None
+    return _with(plan, tuple(replicas), tied=tied)
+
+
+def _tables(plan: Plan, number: int, paces: Paces) -> list[StageTable]:
+    """Seconds of a micro-batch for every number of layers of each stage; infinity where memory may not do."""
+    assert plan.predicted is not None
+    counts, found = np.arange(plan.layer_count + 1, dtype=np.float64), []
+    for index, stage in enumerate(plan.replicas[number].stages):
+        cost, layers = plan.predicted.cost(number, index), _layers(stage)
+        assert cost is not None
+        slowed = max(paces[r] for r in stage.ranks) / cost.compute_at(layers)
+        beat = slowed * (cost.compute_s + (counts - cost.layers) * cost.block_s)
+        beat[counts > max(layers, _most_layers(plan, stage))] = np.inf
+        found.append(StageTable(beat[np.newaxis], np.zeros((1, len(counts)))))
+    return found
+
+
+def _most_layers(plan: Plan, stage: Stage) -> int:
+    """How many layers certainly fit where this stage is."""
+    assert plan.predicted is not None
+    fit = plan.layer_count
+    for rank in stage.ranks:
+        limit, used = plan.ranks[rank].memory_bytes, plan.predicted.memory_bytes[rank]
+        if limit is not None and used > 0:
+            fit = min(fit, int(limit * USABLE_SHARE / used * _layers(stage)))
+    return fit
+
+
+def _with(plan: Plan, replicas: tuple[Replica, ...], *, tied: bool) -> Plan | None:
+    """The plan of these replicas; None where islands would have to talk that do not so far."""
+    segments = tuple(segment_of(replicas, span) for span in segments_of(replicas))
+    kept = tuple(g for g in plan.groups if g.kind != "segment")
+    groups = (*kept, *_sums(plan, replicas, segments, tied=tied))
+    ways = {frozenset(b.islands) for b in plan.bridges}
+    for group in groups:
+        names = dict.fromkeys(plan.island_of_rank[r].name for r in group.ranks)
+        if any(frozenset(pair) not in ways for pair in combinations(names, 2)):
+            return None
+    return replace(plan, replicas=replicas, segments=segments, groups=groups)
+
+
+def _sums(plan: Plan, replicas: tuple[Replica, ...], segments: Sequence[Segment], *, tied: bool) -> list[Group]:
+    """The groups that sum gradients across replicas and of a tied embedding, as a new plan would name them."""
+    found: list[Group] = []
+    for segment in segments if len(replicas) > 1 else ():
+        for k, ranks in enumerate(segment.groups):
+            name = f"segment.{segment.layers[0]}-{segment.layers[1]}" + (f".{k}" if len(segment.groups) > 1 else "")
+            found += [_group(plan, name, ranks)] if len(ranks) > 1 else []
+    held = [set(g.ranks) for g in (*found, *(g for g in plan.groups if g.kind in ("data", "tensor")))]
+    holders = replace(plan, replicas=replicas).tied_groups() if tied else ()
+    for k, ranks in enumerate(holders):
+        if len(ranks) > 1 and set(ranks) not in held:
+            found.append(_group(plan, "tied" if len(holders) == 1 else f"tied.{k}", ranks))
+    return found
+
+
+def _group(plan: Plan, name: str, ranks: tuple[int, ...]) -> Group:
+    """A group that sums: the bridge's across islands, otherwise what runs such groups of that island already."""
+    if plan.crosses_islands(ranks):
+        return Group(name, "segment", ranks, "het")
+    island = plan.island_of_rank[ranks[0]]
+    like = [g for g in plan.groups if set(g.ranks) <= set(island.ranks) and g.backend != "het"]
+    return replace(like[0], name=name, kind="segment", ranks=ranks) if like else Group(name, "segment", ranks, "het")
+
+
+def _cut(replica: Replica, layers: Sequence[int]) -> Replica:
+    spans = pairwise(accumulate((0, *layers)))
+    return replace(
+        replica, stages=tuple(replace(s, layers=span) for s, span in zip(replica.stages, spans, strict=True))
+    )
+
+
+def _layers(stage: Stage) -> int:
+    return stage.layers[1] - stage.layers[0]
+
+
+def _numbered(plan: Plan) -> list[tuple[int, Replica]]:
+    return list(enumerate(plan.replicas))
