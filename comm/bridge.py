@@ -19,6 +19,7 @@ from hetctl.comm.work import BridgeError, Deadline, HetWork, ended_by
 P2P, COLLECTIVE = 0, 1  # the program's own messages, and those that collectives are made of, never meet
 MOST_TAG = 2**29 - 1  # of a program's message: gloo's tags are 32-bit with a sign, and two bits are taken
 UNTAKEN_SECONDS = 10.0  # of messages that the program has not waited for, when it destroys their group
+LOOK_SECONDS = 0.002  # between looks at lanes that still send then
 
 
 class Outgoing:
@@ -94,6 +95,10 @@ class Lane(Protocol):
     @property
     def moved(self) -> float:
         """When anything last did, in monotonic seconds."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has anything left to do."""
 
     def put(self, message: Message) -> None: ...
 
@@ -202,15 +207,19 @@ class Bridge:
             transport.close()
 
     def _all_end(self, seconds: float) -> bool:
-        """Whether the pending messages end in this time, while anything moves; what devices copied out has ended."""
+        """Whether the pending messages end, and lanes have seen them off, in this time, while anything moves."""
         with self._lock:
-            pending, deadline = list(self._open.values()), Deadline(seconds)
+            pending, lanes, deadline = list(self._open.values()), list(self._lanes.values()), Deadline(seconds)
         for message in pending:
             ended = threading.Event()
             message.work.on_end(ended.set)
             while not ended.wait(min(UNTAKEN_SECONDS, deadline.left())):
                 if deadline.passed() or self._stands_still():
                     return False
+        while any(lane.busy for lane in lanes):  # a message has ended where a device has copied it out
+            if deadline.passed() or self._stands_still() or self.error is not None:
+                return False
+            time.sleep(LOOK_SECONDS)
         return True
 
     def _stands_still(self) -> bool:

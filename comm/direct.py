@@ -66,7 +66,7 @@ class DirectTransport:
     def __init__(self, use: Use, way: Way) -> None:
         self._use, self._way = use, way
         self._ports: list[DirectPort] = []
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # over the ports
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._open = True
 
@@ -99,8 +99,11 @@ class DirectTransport:
             ring.close()
             raise
         with self._lock:
-            self._ports.append(port)
-        return port
+            if self._open:
+                self._ports.append(port)
+                return port
+        port.close()
+        raise RuntimeError("the connection was closed")
 
     def _pulls(self, rank: int, key: LaneKey) -> bool:
         """Whether the receiver of a lane reads, instead of its sender writing."""
@@ -108,19 +111,21 @@ class DirectTransport:
         return {"sender": False, "receiver": True, "lower": receiver < sender}[self._way.initiator]
 
     def kill(self) -> None:
-        if self._open:
-            os.eventfd_write(self._stop, 1)  # never read: it stays raised
+        with self._lock:
+            if self._open:
+                os.eventfd_write(self._stop, 1)  # never read: it stays raised
 
     def close(self) -> None:
         """End the lanes' rings, and the engine if nobody else uses it."""
-        if not self._open:
-            return
         self.kill()
-        self._open = False
-        for port in self._ports:
+        with self._lock:
+            ports, was_open = self._ports, self._open
+            self._ports, self._open = [], False
+        if not was_open:
+            return
+        for port in ports:
             port.close()
-        sent = sum(port.sent for port in self._ports)
-        self._ports = []
+        sent = sum(port.sent for port in ports)
         os.close(self._stop)
         self._use.close(way=self._way.label, sent=sent, staged=0 if self._way.on_device else sent)
 

@@ -84,6 +84,11 @@ class ForwardedLane:
                 self._start()
 
     @property
+    def busy(self) -> bool:
+        """Whether there is anything to send or to wait for; looked at from another thread, so in passing."""
+        return bool(self._todo or self._on_way() or not self._queue.empty() or self._cutting)
+
+    @property
     def moved(self) -> float:
         """When a chunk was last dealt with; 0 when none was."""
         window = self._window
@@ -185,7 +190,10 @@ class ForwardedLane:
         if block and self._window is not None:
             self._window.port.idle()
         try:
-            message = self._queue.get(block, IDLE_SECONDS) if block else self._queue.get_nowait()
+            # what closes a lane may have been taken from the queue while something was under way
+            message = (
+                self._queue.get(block, 0.0 if self._closing else IDLE_SECONDS) if block else self._queue.get_nowait()
+            )
         except queue.Empty:
             return False
         if isinstance(message, _Rest):
@@ -240,6 +248,10 @@ class SendLane(ForwardedLane):
     def __init__(self, *args: Any, **sizes: Any) -> None:
         super().__init__(*args, **sizes)
         self._copying: deque[Chunk] = deque()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._copying) or super().busy
 
     def _held(self) -> Message | None:
         return self._copying[0].message if self._copying else super()._held()

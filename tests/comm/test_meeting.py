@@ -15,12 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetctl.comm import bridge
+from hetctl.comm import bridge, staging
 from hetctl.comm.cluster import TransportKind
 from hetctl.comm.control import accept, offer
 from hetctl.comm.meeting import Patience
 from hetctl.comm.placement import PlacedBridge
-from hetctl.comm.work import Deadline
+from hetctl.comm.work import Deadline, HetWork
 from tests.comm.spawn import on_islands
 
 TIMEOUT = 2.0
@@ -136,6 +136,47 @@ def test_a_message_that_nobody_takes_holds_no_group(how: str, transport: Transpo
     assert took < 5
     assert "send to rank 1 on host1 ended" in text
     assert how in text
+    assert not left
+
+
+class Passed:
+    """The event of a copy that is over: a message from a device ends there, not when it is taken."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
+
+
+def copied_out(rank: int, taken: int) -> tuple[float, list[str]]:
+    """How long the end of a group lasts whose two messages have ended, the second `taken` or not; what is left."""
+    bridge.UNTAKEN_SECONDS = 1.0
+    out, group = staging.HostEngine.out, dist.new_group(timeout=timedelta(seconds=40))
+    data = torch.ones(1000)
+    if rank == 1:
+        for _ in range(1 + taken):
+            time.sleep(0.3)
+            dist.recv(data, 0, group=group, tag=5)
+        dist.barrier()
+        return 0.0, []
+    staging.HostEngine.out = lambda *args: staging.Copied(Passed()) if out(*args) else None  # type: ignore[assignment, method-assign, return-value]
+    HetWork.synchronize = lambda self: None  # type: ignore[method-assign]
+    for _ in range(2):  # the first one waits for the connection
+        dist.send(data, 1, group=group, tag=5)
+    began = time.monotonic()
+    dist.destroy_process_group(group)
+    took, left = time.monotonic() - began, [t.name for t in threading.enumerate() if t.name.endswith("tag 5")]
+    staging.HostEngine.out = out  # type: ignore[method-assign]
+    dist.barrier()
+    return took, left
+
+
+@both
+@pytest.mark.parametrize("taken", [0, 1])
+def test_what_was_copied_out_holds_its_group_no_longer_than_what_is_sent(taken: int, transport: TransportKind) -> None:
+    (took, left), _ = on_islands((1, 1), copied_out, taken, broken=True, bridges=bridges(transport))
+    assert took < 4  # an idle lane's thread would wait five seconds for more
     assert not left
 
 

@@ -56,6 +56,12 @@ def test_a_stopped_process_receives_and_a_dead_one_is_noticed(shipped: tuple[Mac
         writer.stdin.write(b"\n")
         writer.stdin.flush()
         lost = writer.stdout.readline().decode()
+        if engine == "mooncake" and not lost:
+            errors = here.run("cat /tmp/writer.errors").stdout.decode()
+            assert "the write does not end" in errors, errors
+            pytest.xfail(
+                "Mooncake's write to a killed process does not end by itself: the control connection tells `het`"
+            )
         assert re.match(r"lost: a transfer of \w+ failed", lost), lost
         assert writer.stdout.readline() == b"registered 0\n"
         pid = here.run("pgrep -f 'oneside.py writer' | tail -1").stdout.decode().strip()

@@ -30,11 +30,12 @@ def main() -> None:
             dist.send(data, 1)
     except RuntimeError as error:
         said = str(error)
-    print(f"told after {time.monotonic() - began:.0f} s: {said}", flush=True)
+    told = f"told after {time.monotonic() - began:.0f} s: {said}"
+    print(told, flush=True)
     dist.destroy_process_group()
     shown = subprocess.run(["rdma", "resource", "show", "mr"], capture_output=True, text=True, check=True).stdout
     kept = [line for line in shown.splitlines() if f" pid {os.getpid()} " in line]
-    print(f"kept {len(kept)} of {len(shown.splitlines())} registrations", flush=True)
+    print(f"kept {len(kept)} of {len(shown.splitlines())} registrations; {told}", flush=True)
 
 
 main()
