@@ -25,6 +25,9 @@ class IdleGradients:
     def shards(self) -> tuple[Any, ...]:
         return ()
 
+    def whole_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
     def squared_norm(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
 from dataclasses import replace
@@ -22,7 +23,9 @@ from hetctl.trainer.saving import checkpoint, checkpoints
 from hetctl.trainer.saving.checkpoint_reader import Reader
 from tests.comm.spawn import on_islands, server
 from tests.layouts import Cut, Layout, Pipe, plan_of
+from tests.trainer import parity
 from tests.trainer.parity import SEQ_LEN, SHAPE, Trace, UnevenSamples, difference, recipe, reference
+from tests.trainer.test_parity import LAYOUTS
 
 STEPS = 6
 LATE_SECONDS = 9
@@ -84,6 +87,26 @@ def test_a_checkpoint_continues_under_any_other_layout(tmp_path: Path) -> None:
     assert [p.name for p in checkpoints.whole_ones(tmp_path)] == ["step-00000018", "step-00000020"]
     assert not list(tmp_path.glob("*.partial"))
     assert Reader(tmp_path / "step-00000020").shapes.keys() == wanted.parameters[0].keys()
+
+
+def test_a_run_goes_through_every_layout_of_the_parity_tests(tmp_path: Path) -> None:
+    """Each takes one step from the checkpoint of the one before, in an order of its own every time."""
+    seed = int(time.time())
+    names = [name for name, layout in LAYOUTS.items() if _samples(layout) == 8]
+    random.Random(seed).shuffle(names)
+    assert len(names) > 20
+    wanted = reference(asked())
+    for number, name in enumerate(names):
+        chain, step = divmod(number, parity.STEPS)
+        print(f"seed {seed}: step {step} of chain {chain} under {name}")  # shown when it fails
+        found = run(LAYOUTS[name], tmp_path / str(chain), step, step + 1, every=0, sharded="auto")
+        part = slice(step, step + 1)
+        expected = Trace(wanted.losses[part], wanted.norms[part], wanted.parameters[part])
+        assert difference(found, expected) < 1e-10
+
+
+def _samples(layout: Layout) -> int:
+    return sum(pipe.micro_batch_size * pipe.micro_batches for pipe in layout.pipes)
 
 
 def test_saving_while_training_changes_nothing(tmp_path: Path) -> None:
