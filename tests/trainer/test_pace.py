@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.comm.plan import Plan, Predicted
-from hetctl.trainer.pace import rebalanced, stragglers, why_fixed, yardstick
+from hetctl.comm.plan import Plan, Predicted, StageCost
+from hetctl.trainer.pace import expected, rebalanced, stragglers, why_fixed, yardstick
 from tests.layouts import Cut, Layout, Pipe, plan_of
 
 PIPES = (
@@ -45,6 +45,60 @@ def test_other_kinds_of_devices_are_not_its_like() -> None:
     mixed = replace(made, ranks=slow)
     assert stragglers(mixed, paces) == []
     assert {s.rank for s in stragglers(mixed, paces | {4: 9.0})} == {4}
+
+
+def predicted(made: Plan, basis: str, *, block_s: float = 1.0) -> Plan:
+    """The plan with so many seconds a layer predicted of each stage, and two more for the last one."""
+    stages = tuple(
+        tuple(
+            StageCost(n, n * block_s + 2 * (index == len(r.stages) - 1), block_s, 1)
+            for index, n in enumerate(s.layers[1] - s.layers[0] for s in r.stages)
+        )
+        for r in made.replicas
+    )
+    about = Predicted(basis, 1.0, 1.0, 0.0, 0.0, None, (0,) * made.world_size, stages=stages)  # type: ignore[arg-type]
+    return replace(made, predicted=about)
+
+
+PAIR = Pipe((Cut((0, 2), (0,)), Cut((2, 4), (1,))), 2, 8)  # 2 s and 4 s predicted: neither has its like
+
+
+def test_a_rank_alone_of_its_kind_is_held_against_a_measured_prediction() -> None:
+    made = predicted(plan(PAIR), "measured")
+    assert expected(made, 0) == 2.0
+    assert expected(made, 1) == 4.0
+    assert stragglers(made, {0: 2.0, 1: 4.4}) == []
+    (found,) = stragglers(made, {0: 2.0, 1: 6.0})
+    assert (found.rank, found.ratio, found.against) == (1, pytest.approx(1.5), "prediction")
+    assert "rank 1 (cpu on here) takes 1.50 times as long as predicted" in found.sentence
+    assert stragglers(made, {0: 3.0, 1: 6.0}) == []  # all of them are: no rank is waited for
+    (found,) = stragglers(made, {0: 2.4, 1: 7.2})
+    assert found.ratio == pytest.approx(1.5)  # beyond what slows everybody
+    assert stragglers(plan(PAIR), {0: 2.0, 1: 60.0}) == []  # nothing was predicted
+
+
+def test_an_island_that_is_slow_as_a_whole_is_named_though_its_ranks_are_alike() -> None:
+    mixed = tuple(replace(r, device_class="mi325x") if r.rank > 3 else r for r in plan().ranks)
+    made = predicted(replace(plan(), ranks=mixed), "measured")
+    paces = {r: expected(made, r) or 0.0 for r in range(8)}
+    assert stragglers(made, paces) == []
+    slow = paces | {r: 1.4 * paces[r] for r in (4, 5, 6, 7)}
+    assert {(s.rank, s.against) for s in stragglers(made, slow)} == {(r, "prediction") for r in (4, 5, 6, 7)}
+
+
+def test_the_table_is_trusted_among_devices_of_one_kind_only_and_less() -> None:
+    made = predicted(plan(PAIR), "table")
+    assert stragglers(made, {0: 2.0, 1: 5.8}) == []
+    assert {s.rank for s in stragglers(made, {0: 2.0, 1: 6.4})} == {1}
+    unlike = replace(made, ranks=(made.ranks[0], replace(made.ranks[1], device_class="mi325x")))
+    assert stragglers(unlike, {0: 2.0, 1: 60.0}) == []
+
+
+def test_a_plan_whose_layers_were_edited_is_held_against_what_they_would_take() -> None:
+    made = predicted(plan(PAIR), "measured")
+    cut = [replace(s, layers=span) for s, span in zip(made.replicas[0].stages, ((0, 1), (1, 4)), strict=True)]
+    edited = replace(made, replicas=(replace(made.replicas[0], stages=tuple(cut)),))
+    assert (expected(edited, 0), expected(edited, 1)) == (1.0, 5.0)
 
 
 def test_counts_follow_the_slowest_rank_of_each_replica() -> None:
