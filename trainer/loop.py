@@ -374,6 +374,10 @@ def _anew(old: Trainer, plan: Plan, done: int, reporter: Reporter, patient: Any)
     assert old.saving is not None
     old.saving.finish()
     old.batches.close()
+    old.gradients.arrive()  # weights may still be on their way for a forward that will not come
+    if old.device.type == "cuda":
+        torch.cuda.synchronize()
+    old.gradients.close()
     path = checkpoint.path_of(Path(old.job.checkpoints), done)
     old.groups.destroy()
     del old.saving, old.models, old.pipeline, old.gradients, old.optimizer

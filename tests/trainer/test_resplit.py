@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -135,8 +136,10 @@ def moved(rank: int, asked: Any, shape: Any, folder: str, paces: Mapping[int, fl
             trainer.save(7)
             better = watcher.cut_anew(7)
             assert better is not None
+            old = [weakref.ref(p) for model in trainer.models for p in model.parameters()]
             trainer = loop._anew(trainer, better, 7, notes, patient)
             watcher.goes_on_with(trainer)
+            assert not [kept for kept in old if kept() is not None], "the old models' memory"
     trainer.batches.close()
     return trace, notes.said, [len(trainer.history), watcher.findings["recut"]]
 
