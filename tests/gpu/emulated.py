@@ -11,13 +11,20 @@ from typing import Any
 
 
 def train(
-    folder: Path, spec: str, settings: Iterable[str], *, seconds: float = 400, env: Mapping[str, str] | None = None
+    folder: Path,
+    spec: str,
+    settings: Iterable[str],
+    *,
+    plan: Path | None = None,
+    seconds: float = 400,
+    env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The run's summary, with the `records` of its steps; `folder` becomes its run folder.
+    """The run's summary, with the `records` of its steps; `folder` becomes its run folder, `plan` stands for `spec`.
 
     Raises RuntimeError with the last that it and its ranks said.
     """
-    argv = [sys.executable, "-m", "hetctl", "train", "--emulate", spec, "--json", "--run-dir", str(folder)]
+    where = ["--emulate", spec] if plan is None else ["--plan", str(plan)]
+    argv = [sys.executable, "-m", "hetctl", "train", *where, "--json", "--run-dir", str(folder)]
     argv += [word for setting in settings for word in ("--set", setting)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=seconds, env=env)
     if done.returncode:

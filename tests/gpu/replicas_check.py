@@ -1,9 +1,10 @@
 """Replicas of uneven counts across islands: how far apart they are ready, and behind what their gradient sums hide.
 
-PYTHONPATH=. python3 tests/gpu/replicas_check.py [--each 1] [--parts spread,trace] [--ways shm,tcp]
+PYTHONPATH=. python3 tests/gpu/replicas_check.py [--each 1] [--parts spread,trace,layers] [--ways shm,tcp]
 
 `spread` trains a 1.1-billion-parameter Llama, one island held to 0.6 of its speed, its counts adapted to what was
 measured. `trace` trains the first 24 blocks of Llama-2-7B and reads the traces of one step; then without overlap.
+`layers` trains a pipeline of the former Llama whose plan was made lopsided, with and without `--adapt`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hetctl.comm.plan import load_plan, save_plan, segment_of, segments_of
 from tests.gpu.emulated import train
 
 LLAMA_2 = {
@@ -76,7 +80,28 @@ def trace(options: argparse.Namespace, folder: Path) -> None:
             )
 
 
-PARTS: dict[str, Callable[[argparse.Namespace, Path], None]] = {"spread": spread, "trace": trace}
+def layers(options: argparse.Namespace, folder: Path) -> None:
+    spec, plan = f"h200:{options.each},mi325x:{options.each}", folder / "plan.yaml"
+    settings = ("model.name=llama-1b-untied", "model.seq_len=4096", "batch.global_batch=16", "batch.micro_batch_size=1")
+    settings += ("train.steps=30", "train.validation_samples=16", "checkpoint.every=10", "checkpoint.last=false")
+    words = [word for key in (*settings, "parallelism.pipeline=2") for word in ("--set", key)]
+    asked = [sys.executable, "-m", "hetctl", "plan", "--emulate", spec, "-o", str(plan), *words]
+    subprocess.run(asked, check=True, capture_output=True)
+    made = load_plan(plan)
+    cut = made.layer_count - 3
+    stages = [replace(s, layers=at) for s, at in zip(made.replicas[0].stages, ((0, cut), (cut, cut + 3)), strict=True)]
+    replicas = (replace(made.replicas[0], stages=tuple(stages)),)
+    segments = tuple(segment_of(replicas, span) for span in segments_of(replicas))
+    save_plan(plan, replace(made, replicas=replicas, segments=segments))
+    for adapt in ("false", "true"):
+        found = train(folder / adapt, "", (*settings, f"train.adapt={adapt}"), plan=plan)
+        steps = [r["step_time_s"] for r in found["records"] if "step_time_s" in r]
+        spent = {f"steps {a + 3}-{a + 10}": f"{statistics.median(steps[a + 2 : a + 10]):.3f}" for a in (0, 10, 20)}
+        moved = [(r["step"], r["before"], r["after"]) for r in found["recut"]]
+        print(f"layers | {spec}, adapt {adapt}: {spent} s, {moved}, loss {found['last_loss']:.4f}", flush=True)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Path], None]] = {"spread": spread, "trace": trace, "layers": layers}
 
 
 def main() -> int:
