@@ -210,22 +210,23 @@ class Bridge:
         """Whether the pending messages end, and lanes have seen them off, in this time, while anything moves."""
         with self._lock:
             pending, lanes, deadline = list(self._open.values()), list(self._lanes.values()), Deadline(seconds)
+        began = time.monotonic()
         for message in pending:
             ended = threading.Event()
             message.work.on_end(ended.set)
             while not ended.wait(min(UNTAKEN_SECONDS, deadline.left())):
-                if deadline.passed() or self._stands_still():
+                if deadline.passed() or self._stands_still(began):
                     return False
         while any(lane.busy for lane in lanes):  # a message has ended where a device has copied it out
-            if deadline.passed() or self._stands_still() or self.error is not None:
+            if deadline.passed() or self._stands_still(began) or self.error is not None:
                 return False
             time.sleep(LOOK_SECONDS)
         return True
 
-    def _stands_still(self) -> bool:
-        """Whether nobody has taken or sent anything for a while."""
+    def _stands_still(self, since: float) -> bool:
+        """Whether nobody has taken or sent anything for a while, from `since` on."""
         with self._lock:
-            return all(time.monotonic() - lane.moved > UNTAKEN_SECONDS for lane in self._lanes.values())
+            return all(time.monotonic() - max(lane.moved, since) > UNTAKEN_SECONDS for lane in self._lanes.values())
 
 
 def _event(data: torch.Tensor) -> Any:

@@ -81,6 +81,18 @@ class Control:
             raise RuntimeError("the other process is gone: its end of the bridge was closed")
         return len(said)
 
+    def check(self, stop: int) -> None:
+        """Raise RuntimeError when `stop` is raised, or the other end is gone; what it has said stays to be heard."""
+        self.sleep(stop, 0)
+        try:
+            gone = not self._channel.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise RuntimeError(f"the other process is gone: {error.strerror}") from None
+        if gone:
+            raise RuntimeError("the other process is gone: its end of the bridge was closed")
+
     def sleep(self, stop: int, seconds: float) -> None:
         """Until the other end says something, `stop` is raised, or the time is over (or an hour: ask again)."""
         if stop != self._stop:

@@ -195,13 +195,13 @@ class DirectPort(OneWay):
         turns = {"none": (), "lower": (lower,), "both": (lower, not lower)}[self._way.introduce]
         for mine in turns:
             if mine:
-                self._moving.introduce(TRAILER_ROOM, end)
+                self._moving.introduce(TRAILER_ROOM, end, lambda: self._control.check(self._stop))
                 self._control.tell()
                 continue
             while not self._control.heard(1):  # what comes behind it is about slots
                 if time.monotonic() > end:
                     raise RuntimeError("timed out")
-                self._control.sleep(self._stop, self._serve(end - time.monotonic()))
+                self._control.sleep(self._stop, self._serve(max(end - time.monotonic(), 0)))
 
     def _serve(self, seconds: float) -> float:
         """Do what the other end's transfers need of this one; for how many of so many seconds that will do."""

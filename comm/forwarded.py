@@ -159,7 +159,8 @@ class ForwardedLane:
 
     def _on_way(self) -> int:
         """How many chunks are posted."""
-        return len(self._window.posted) if self._window is not None else 0
+        window = self._window  # which may be given up meanwhile
+        return len(window.posted) if window is not None else 0
 
     def _broken(self, error: Exception) -> None:
         """Stop; the pending messages end with the verdict on what is reported here."""

@@ -127,9 +127,10 @@ class StageCost:
     """What each rank of a stage is expected to need at so many layers, and for each layer more or fewer."""
 
     layers: int
+    micro_batch_size: int
     compute_s: float  # of a micro-batch, there and back
     block_s: float
-    block_bytes: int
+    most_layers: int  # that certainly fit into its ranks' memory
 
     def compute_at(self, layers: int) -> float:
         """Seconds of a micro-batch at another number of layers."""
@@ -150,11 +151,6 @@ class Predicted:
     mfu: float | None = None  # over the peak of all devices
     bound_tokens_per_s: float | None = None  # every device computing all the time: no bubbles, no transfers
     stages: tuple[tuple[StageCost, ...], ...] = ()  # by replica and stage; empty: unknown
-
-    def cost(self, replica: int, stage: int) -> StageCost | None:
-        """What was predicted of a stage; None where nothing was (a plan file may be older, or edited)."""
-        known = self.stages[replica] if replica < len(self.stages) else ()
-        return known[stage] if stage < len(known) else None
 
 
 @dataclass(frozen=True)
@@ -185,6 +181,14 @@ class Plan:
     @cached_property
     def layer_count(self) -> int:
         return max(stage.layers[1] for replica in self.replicas for stage in replica.stages)
+
+    def cost(self, replica: int, stage: int) -> StageCost | None:
+        """What was predicted of a stage; None where nothing was, or of others (plan files are older, or edited)."""
+        stages = self.predicted.stages if self.predicted is not None else ()
+        known = stages[replica] if replica < len(stages) else ()
+        found = known[stage] if stage < len(known) else None
+        alike = found is not None and found.micro_batch_size == self.replicas[replica].stages[stage].micro_batch_size
+        return found if alike else None
 
     def forwards_of(self, replica: int, stage: int) -> int:
         """Forwards in flight of one stage of one replica."""

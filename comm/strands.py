@@ -113,8 +113,11 @@ class Strands:
         elif now - self._since[1] > STALL_SECONDS:
             raise EngineFailed(f"a transfer did not end within {STALL_SECONDS:g} s")
 
-    def introduce(self, nbytes: int, end: float) -> None:
-        """Make the first contact over every port, one after the other, with slots that nothing is in yet."""
+    def introduce(self, nbytes: int, end: float, check: Callable[[], object] = lambda: None) -> None:
+        """Make the first contact over every port, one after the other, with slots that nothing is in yet.
+
+        `check` raises RuntimeError where that is wanted no more.
+        """
         for strand in list(self._left):
             try:
                 handle = self._call(strand, 0, nbytes, write=True)
@@ -122,6 +125,7 @@ class Strands:
                     if time.monotonic() > end:
                         self._failed = strand.port
                         raise RuntimeError("timed out")
+                    check()
                     time.sleep(POLL_SECONDS)
                 strand.rail.engine.drop([handle])
             except EngineFailed as error:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
+from itertools import combinations
 from typing import Any, get_args
 
 import torch
@@ -81,9 +82,12 @@ class Ways:
 
     @cached_property
     def _local(self) -> bool:
-        """Whether all peers over an engine are on this rank's host."""
-        needing = [p for p in range(len(self._ranks)) if self._planned(p) in NEED_ENGINE]
-        return all(self._host(p) == self._host(self._rank) for p in needing)
+        """Whether every bridge over an engine has both ends on one host: all ranks say the same of it."""
+        hosts = dict[str, set[str]]()
+        for number, rank in enumerate(self._ranks):
+            hosts.setdefault(self._placement.island_of_rank[rank].name, set()).add(self._host(number))
+        needing = [p for p in combinations(hosts, 2) if self._placement.transport(*p) in NEED_ENGINE]
+        return all(len(hosts[one] | hosts[other]) == 1 for one, other in needing)
 
     def _try(self) -> None:
         host, device = dict[str, str](), dict[str, str]()

@@ -39,7 +39,7 @@ from hetctl.trainer.profiling import profiled
 from hetctl.trainer.saving import checkpoint, spread
 from hetctl.trainer.saving.checkpoint import Checkpoints
 from hetctl.trainer.saving.checkpoint_reader import Reader
-from hetctl.trainer.saving.copies import make_copier
+from hetctl.trainer.saving.copies import Copier, make_copier
 from hetctl.trainer.schedule import SPLIT
 from hetctl.trainer.spans import share
 from hetctl.trainer.summary import summarise
@@ -348,7 +348,9 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     summarise(trainer, reporter, end | watch.findings)
 
 
-def _save_with(trainer: Trainer, reporter: Reporter, patient: Any, *, beyond: int) -> None:
+def _save_with(
+    trainer: Trainer, reporter: Reporter, patient: Any, *, beyond: int, copier: Copier | None = None
+) -> None:
     """Give a trainer its checkpoints; those of later steps than `beyond` are put aside."""
     plan, recipe = trainer.job.plan, trainer.job.recipe.checkpoint
     trainer.saving = Checkpoints(
@@ -358,7 +360,7 @@ def _save_with(trainer: Trainer, reporter: Reporter, patient: Any, *, beyond: in
         keep=recipe.keep,
         beyond=beyond,
         patient=patient,
-        copier=make_copier([r.host for r in plan.ranks], recipe.store),
+        copier=copier or make_copier([r.host for r in plan.ranks], recipe.store),
     )
     trainer.saving.on_commit = lambda step: reporter.emit("saved", step=step)
     if trainer.saving.superseded is not None:
@@ -378,7 +380,7 @@ def _anew(old: Trainer, plan: Plan, done: int, reporter: Reporter, patient: Any)
     if old.device.type == "cuda":
         torch.cuda.synchronize()
     old.gradients.close()
-    path = checkpoint.path_of(Path(old.job.checkpoints), done)
+    path, copier = checkpoint.path_of(Path(old.job.checkpoints), done), old.saving.copier
     old.groups.destroy()
     del old.saving, old.models, old.pipeline, old.gradients, old.optimizer
     gc.collect()
@@ -388,7 +390,7 @@ def _anew(old: Trainer, plan: Plan, done: int, reporter: Reporter, patient: Any)
     new = build(job, old.device, training=old.training, validation=old.validation)
     _resume(new, path, patient)
     new.history, new.asked, new.saves_agreed = old.history, old.asked, old.saves_agreed
-    _save_with(new, reporter, patient, beyond=done)
+    _save_with(new, reporter, patient, beyond=done, copier=copier)
     return new
 
 

@@ -83,9 +83,9 @@ def stragglers(plan: Plan, paces: Paces) -> list[Straggler]:
 def expected(plan: Plan, rank: int) -> float | None:
     """Seconds of computing per micro-batch that the plan predicts of a rank; None: it does not say."""
     placed = plan.ranks[rank]
-    if plan.predicted is None or placed.replica is None:
+    if placed.replica is None:
         return None
-    costs = [plan.predicted.cost(placed.replica, s) for s in placed.stages]
+    costs = [plan.cost(placed.replica, s) for s in placed.stages]
     layers = [plan.replicas[placed.replica].stages[s].layers for s in placed.stages]
     known = [cost.compute_at(past - first) for cost, (first, past) in zip(costs, layers, strict=True) if cost]
     return sum(known) if known and len(known) == len(costs) else None

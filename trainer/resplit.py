@@ -13,7 +13,6 @@ import numpy as np
 
 from hetctl.comm.plan import Group, Plan, Replica, Segment, Stage, segment_of, segments_of
 from hetctl.trainer.pace import Paces
-from hetctl.trainer.planning.costs import USABLE_SHARE
 from hetctl.trainer.planning.partition import StageTable, best_split, fixed_split
 from hetctl.trainer.recipe import Recipe
 
@@ -28,7 +27,7 @@ def why_uncut(plan: Plan, recipe: Recipe) -> str:
         return "no replica is cut into stages"
     if any(len(r.stages) > 1 for r in plan.ranks):
         return "interleaved stages share devices"
-    if any(plan.predicted is None or plan.predicted.cost(n, len(r.stages) - 1) is None for n, r in _numbered(plan)):
+    if any(plan.cost(number, s) is None for number, r in _numbered(plan) for s in range(len(r.stages))):
         return "the plan does not say what its stages cost: make it anew"
     return ""
 
@@ -37,8 +36,7 @@ def resplit(plan: Plan, paces: Paces, *, tied: bool) -> Plan | None:
     """The plan with its layers cut by measured speeds; None where that gains too little. Needs `why_uncut` to be empty.
 
     A stage's seconds are its slowest rank's, and change with its layers as the plan predicts, in proportion. A stage
-    grows only while its memory, were all of it in proportion to its layers, stays within its ranks' devices. `tied`
-    says that the first and the last stage share an embedding.
+    grows only as far as the plan says that it certainly fits. `tied`: the first and the last stage share an embedding.
     """
     before, after, replicas = 0.0, 0.0, []
     for number, replica in _numbered(plan):
@@ -57,27 +55,15 @@ def resplit(plan: Plan, paces: Paces, *, tied: bool) -> Plan | None:
 
 def _tables(plan: Plan, number: int, paces: Paces) -> list[StageTable]:
     """Seconds of a micro-batch for every number of layers of each stage; infinity where memory may not do."""
-    assert plan.predicted is not None
     counts, found = np.arange(plan.layer_count + 1, dtype=np.float64), []
     for index, stage in enumerate(plan.replicas[number].stages):
-        cost, layers = plan.predicted.cost(number, index), _layers(stage)
+        cost, layers = plan.cost(number, index), _layers(stage)
         assert cost is not None
         slowed = max(paces[r] for r in stage.ranks) / cost.compute_at(layers)
         beat = slowed * (cost.compute_s + (counts - cost.layers) * cost.block_s)
-        beat[counts > max(layers, _most_layers(plan, stage))] = np.inf
+        beat[counts > max(layers, cost.most_layers)] = np.inf
         found.append(StageTable(beat[np.newaxis], np.zeros((1, len(counts)))))
     return found
-
-
-def _most_layers(plan: Plan, stage: Stage) -> int:
-    """How many layers certainly fit where this stage is."""
-    assert plan.predicted is not None
-    fit = plan.layer_count
-    for rank in stage.ranks:
-        limit, used = plan.ranks[rank].memory_bytes, plan.predicted.memory_bytes[rank]
-        if limit is not None and used > 0:
-            fit = min(fit, int(limit * USABLE_SHARE / used * _layers(stage)))
-    return fit
 
 
 def _with(plan: Plan, replicas: tuple[Replica, ...], *, tied: bool) -> Plan | None:

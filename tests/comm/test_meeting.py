@@ -59,12 +59,20 @@ def test_control_connections_meet_and_end_with_patience() -> None:
     here.tell(3)
     stop = os.eventfd(0)
     other.sleep(stop, 10)
-    assert other.heard() == 3
+    other.check(stop)  # takes nothing of it
+    assert other.heard(1) == 1
+    assert other.heard() == 2
+    other.check(stop)
     with pytest.raises(RuntimeError, match="timed out"):
         offer(store, "nobody comes", {}, Patience(lambda: None).within(Deadline(0.05)))
     with pytest.raises(RuntimeError, match="timed out"):
         accept(store, "nobody offers", {}, Patience(lambda: None).within(Deadline(0.05)))
     here.close()
+    with pytest.raises(RuntimeError, match="the other process is gone"):
+        other.check(stop)
+    os.eventfd_write(stop, 1)
+    with pytest.raises(RuntimeError, match="was closed"):
+        other.check(stop)
     other.close()
     os.close(stop)
 
@@ -149,21 +157,23 @@ class Passed:
         return None
 
 
-def copied_out(rank: int, taken: int) -> tuple[float, list[str]]:
+def copied_out(rank: int, taken: int, idle: float) -> tuple[float, list[str]]:
     """How long the end of a group lasts whose two messages have ended, the second `taken` or not; what is left."""
     bridge.UNTAKEN_SECONDS = 1.0
     out, group = staging.HostEngine.out, dist.new_group(timeout=timedelta(seconds=40))
     data = torch.ones(1000)
     if rank == 1:
-        for _ in range(1 + taken):
-            time.sleep(0.3)
-            dist.recv(data, 0, group=group, tag=5)
+        for number in range(1 + taken):
+            time.sleep(0.3 + idle * number)  # the group is being destroyed by then
+            dist.recv(got := torch.zeros(1000), 0, group=group, tag=5)
+            assert torch.equal(got, data)
         dist.barrier()
         return 0.0, []
     staging.HostEngine.out = lambda *args: staging.Copied(Passed()) if out(*args) else None  # type: ignore[assignment, method-assign, return-value]
     HetWork.synchronize = lambda self: None  # type: ignore[method-assign]
-    for _ in range(2):  # the first one waits for the connection
+    for number in range(2):  # the first one waits for the connection
         dist.send(data, 1, group=group, tag=5)
+        time.sleep(0 if number else idle)
     began = time.monotonic()
     dist.destroy_process_group(group)
     took, left = time.monotonic() - began, [t.name for t in threading.enumerate() if t.name.endswith("tag 5")]
@@ -173,9 +183,11 @@ def copied_out(rank: int, taken: int) -> tuple[float, list[str]]:
 
 
 @both
-@pytest.mark.parametrize("taken", [0, 1])
-def test_what_was_copied_out_holds_its_group_no_longer_than_what_is_sent(taken: int, transport: TransportKind) -> None:
-    (took, left), _ = on_islands((1, 1), copied_out, taken, broken=True, bridges=bridges(transport))
+@pytest.mark.parametrize(("taken", "idle"), [(0, 0), (1, 0), (1, 1.5)], ids=["untaken", "taken", "taken after a rest"])
+def test_what_was_copied_out_arrives_and_holds_its_group_no_longer_than_what_is_sent(
+    taken: int, idle: float, transport: TransportKind
+) -> None:
+    (took, left), _ = on_islands((1, 1), copied_out, taken, idle, broken=True, bridges=bridges(transport))
     assert took < 4  # an idle lane's thread would wait five seconds for more
     assert not left
 

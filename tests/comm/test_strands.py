@@ -116,6 +116,19 @@ def test_a_first_contact_that_fails_loses_its_port_only() -> None:
     assert list(case.lost) == ["porta"]
 
 
+def test_a_first_contact_ends_where_nobody_wants_it_any_more() -> None:
+    case, looks = Case(), list[int]()
+
+    def check() -> None:
+        looks.append(1)
+        if len(looks) > 2:
+            raise RuntimeError("the connection was closed")
+
+    with pytest.raises(RuntimeError, match="was closed"):
+        case.strands.introduce(50, time.monotonic() + 10, check)
+    assert len(looks) == 3
+
+
 def test_a_transfer_that_never_ends_is_an_error_and_does_not_move(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case()
     case.strands.begin(0, 10)

@@ -27,14 +27,16 @@ TIED = replace(SHAPE, tied_embeddings=True)
 GIB = 2**30
 
 
-def priced(plan: Plan, *, memory: int = GIB) -> Plan:
-    """The plan with a second a layer predicted everywhere, and so much memory used on each rank."""
-    costs = tuple(
-        tuple(StageCost(s.layers[1] - s.layers[0], float(s.layers[1] - s.layers[0]), 1.0, 1) for s in r.stages)
-        for r in plan.replicas
-    )
-    said = Predicted("measured", 1.0, 1.0, 0.0, 0.0, None, (memory,) * plan.world_size, stages=costs)
+def priced(plan: Plan, *, most: int = 99) -> Plan:
+    """The plan with a second a layer predicted everywhere, and memory for so many on each rank."""
+    costs = tuple(tuple(cost(s.layers, s.micro_batch_size, most) for s in r.stages) for r in plan.replicas)
+    said = Predicted("measured", 1.0, 1.0, 0.0, 0.0, None, (GIB,) * plan.world_size, stages=costs)
     return replace(plan, predicted=said)
+
+
+def cost(span: tuple[int, int], size: int, most: int) -> StageCost:
+    count = span[1] - span[0]
+    return StageCost(count, size, float(count), 1.0, most)
 
 
 def deep(*pipes: Pipe, islands: tuple[tuple[int, ...], ...] = ((0,), (1,))) -> Plan:
@@ -54,15 +56,14 @@ def test_a_stage_that_is_slower_than_predicted_gives_layers_away() -> None:
     assert resplit(deep(), {0: 6.0, 1: 6.2}, tied=False) is None  # nor is it worth it
 
 
-def test_a_stage_grows_only_as_far_as_its_memory_certainly_does() -> None:
-    def limited(limit: int | None) -> Plan:
-        made = deep()
-        return replace(made, ranks=(replace(made.ranks[0], memory_bytes=limit), *made.ranks[1:]))
-
+def test_a_stage_grows_only_as_far_as_it_certainly_fits() -> None:
     slow = {0: 6.0, 1: 12.0}
-    assert layers(resplit(limited(int(1.25 * GIB)), slow, tied=False)) == [[7, 5]]
-    assert resplit(limited(GIB), slow, tied=False) is None
-    assert layers(resplit(limited(None), slow, tied=False)) == [[8, 4]]
+    grown = resplit(priced(deep(), most=7), slow, tied=False)
+    assert layers(grown) == [[7, 5]]
+    assert grown is not None
+    assert resplit(grown, {0: 7.0, 1: 10.0}, tied=False) is None  # nor further the next time
+    assert resplit(priced(deep(), most=6), slow, tied=False) is None
+    assert resplit(priced(deep(), most=1), slow, tied=False) is None  # edited: what is there stays
 
 
 def test_segments_and_the_groups_that_sum_them_follow() -> None:
@@ -97,6 +98,8 @@ def test_what_cannot_be_cut_says_why() -> None:
     assert why_uncut(deep(), free) == ""
     assert "no replica" in why_uncut(whole, free)
     assert "does not say" in why_uncut(plan_of(Layout(((0,), (1,)), (PIPELINE,)), seq_len=8), free)
+    other = replace(deep().replicas[0], stages=tuple(replace(s, micro_batch_size=2) for s in deep().replicas[0].stages))
+    assert "does not say" in why_uncut(replace(deep(), replicas=(other,)), free)  # edited: what it says is of others
     assert "interleaved" in why_uncut(priced(plan_of(Layout(((0,), (1,)), (shared,)), seq_len=8)), free)
     pinned = replace(free, parallelism=replace(free.parallelism, layers=(6, 6)))
     assert "the recipe says" in why_uncut(deep(), pinned)

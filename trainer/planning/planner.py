@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from hetctl.comm.cluster import Cluster
 from hetctl.comm.errors import Infeasible
-from hetctl.comm.plan import Plan, Predicted, Replica, Stage
+from hetctl.comm.plan import Plan, Predicted, Replica, Stage, StageCost
 from hetctl.comm.units import show_bytes
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.assemble import assemble
+from hetctl.trainer.planning.costs import usable_bytes
 from hetctl.trainer.planning.infeasible import refuse
 from hetctl.trainer.planning.pools import members
 from hetctl.trainer.planning.predict import (
@@ -20,7 +21,7 @@ from hetctl.trainer.planning.predict import (
     bound_samples_per_s,
     mfu,
     predict,
-    stage_costs,
+    stage_coefficients,
 )
 from hetctl.trainer.planning.problem import EVERYTHING, EXECUTABLE, Ability, Problem, read_problem
 from hetctl.trainer.planning.profile import Profile
@@ -28,7 +29,7 @@ from hetctl.trainer.planning.reasons import reasons
 from hetctl.trainer.planning.reschedule import rescheduled
 from hetctl.trainer.planning.search import Candidate, Found, Search
 from hetctl.trainer.planning.space import tensor_units
-from hetctl.trainer.planning.whole import with_whole
+from hetctl.trainer.planning.whole import SPARE_BYTES, with_whole
 from hetctl.trainer.recipe import Recipe
 from hetctl.trainer.schedule import INTERLEAVED, SPLIT
 
@@ -150,7 +151,7 @@ def _plan(
         replicas=replicas,
         schedule=longest.schedule,
         forwards_ahead=longest.forwards_ahead,
-        predicted=_predicted(problem, chosen, memory, alone),
+        predicted=_predicted(problem, chosen, replicas, memory, alone),
         reasons=(*why, *said),
         measured=problem.lanes.measured,
         over_replicas=over,
@@ -202,8 +203,31 @@ def _memory(problem: Problem, chosen: Prediction, replicas: tuple[Replica, ...])
     return memory
 
 
+def _stage_costs(
+    problem: Problem, chosen: Prediction, number: int, replica: Replica, memory: Sequence[int]
+) -> tuple[StageCost, ...]:
+    """What a rank of each stage computes in a micro-batch, and how far the stage may grow.
+
+    Certainly as far as its memory would do if all of it were in proportion to its layers.
+    """
+    pipeline, found = chosen.candidate.pipelines[number // chosen.candidate.clones], []
+    for stage, use, costs in zip(
+        replica.stages, pipeline.stage_uses, stage_coefficients(problem, pipeline), strict=True
+    ):
+        layers, there = stage.layers[1] - stage.layers[0], (costs.forward, costs.backward)
+        room = usable_bytes(use.site.rates) - (SPARE_BYTES if stage.whole else 0)
+        most = int(room * layers / max(1, *(memory[rank] for rank in stage.ranks)))
+        beat, block = sum(c.at(layers) for c in there), sum(c.each for c in there)
+        found.append(StageCost(layers, stage.micro_batch_size, beat, block, max(layers, most)))
+    return tuple(found)
+
+
 def _predicted(
-    problem: Problem, chosen: Prediction, memory: tuple[int, ...], alone: Mapping[str, float | None]
+    problem: Problem,
+    chosen: Prediction,
+    replicas: tuple[Replica, ...],
+    memory: tuple[int, ...],
+    alone: Mapping[str, float | None],
 ) -> Predicted:
     per_s = problem.samples / chosen.seconds
     own = list(alone.values())
@@ -218,9 +242,7 @@ def _predicted(
         memory_bytes=memory,
         mfu=mfu(problem, chosen.seconds),
         bound_tokens_per_s=bound_samples_per_s(problem) * problem.costs.seq_len,
-        stages=tuple(
-            stage_costs(problem, p) for p in chosen.candidate.pipelines for _ in range(chosen.candidate.clones)
-        ),
+        stages=tuple(_stage_costs(problem, chosen, number, one, memory) for number, one in enumerate(replicas)),
     )
 
 

@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hetctl.comm.plan import StageCost
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Candidate, Search
@@ -45,17 +44,7 @@ def predict(problem: Problem, candidate: Candidate) -> Prediction:
     return Prediction(candidate, made, max(0.0, _waiting(candidate, made) - bridge), bridge)
 
 
-def stage_costs(problem: Problem, pipeline: Pipeline) -> tuple[StageCost, ...]:
-    """What a rank of each stage computes in a micro-batch, and what one more layer would add."""
-    return tuple(
-        StageCost(
-            layers, c.forward.at(layers) + c.backward.at(layers), c.forward.each + c.backward.each, int(c.memory.each)
-        )
-        for layers, c in zip(pipeline.layers, _coefficients(problem, pipeline), strict=True)
-    )
-
-
-def _coefficients(problem: Problem, pipeline: Pipeline) -> list[Coefficients]:
+def stage_coefficients(problem: Problem, pipeline: Pipeline) -> list[Coefficients]:
     """Each stage's costs, linear in its layers."""
     found = []
     uses, batching = pipeline.stage_uses, pipeline.batching
@@ -76,7 +65,7 @@ def pipeline_times(problem: Problem, pipeline: Pipeline) -> PipelineTimes:
     """What the simulator needs to know of a pipeline."""
     uses, batching = pipeline.stage_uses, pipeline.batching
     stages = []
-    for use, layers, c in zip(uses, pipeline.layers, _coefficients(problem, pipeline), strict=True):
+    for use, layers, c in zip(uses, pipeline.layers, stage_coefficients(problem, pipeline), strict=True):
         samples = share(batching.micro_batch_size, use.width)
         stages.append(
             StageTimes(

@@ -74,7 +74,7 @@ class Checkpoints:
         copier: Copier | None = None,
     ) -> None:
         self.folder, self.gradients, self.optimizer, self.keep = folder, gradients, optimizer, keep
-        self._copier, self._patient = copier, patient
+        self.copier, self._patient = copier, patient
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, int, Future[None]] | None = None
         self._retiring: Future[None] | None = None
@@ -103,8 +103,8 @@ class Checkpoints:
 
     def _keep(self, partial: Path, parts: list[Part], shapes: dict[str, list[int]]) -> None:
         names = _write(partial, parts, shapes)
-        if self._copier is not None:
-            self._copier.exchange(partial, names)
+        if self.copier is not None:
+            self.copier.exchange(partial, names)
 
     def commit(self) -> None:
         """All ranks have written: give the checkpoint its name (one rank does, or one on each host)."""
