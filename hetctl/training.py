@@ -42,6 +42,7 @@ from hetctl.trainer.models.weights import find_weights
 from hetctl.trainer.pace import Yardstick, yardstick
 from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
 from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.resplit import with_layers
 from hetctl.trainer.saving import checkpoints
 from hetctl.trainer.saving.keepers import targets_of
 from hetctl.where import find_running_cluster
@@ -430,6 +431,8 @@ def _summary(
     if status == "done" and outcome.ended_early:
         status = "saved"  # USR2: asked to save and end
     shares, of_islands = found.pop("shares", {}), found.pop("island_shares", {})
+    moved = found.get("recut")  # layers, by --adapt: the islands are described as the run ended
+    plan = with_layers(prepared.plan, moved[-1]["after"]) if moved else prepared.plan
     summary: dict[str, Any] = {
         "run": folder.name,
         "status": status,
@@ -442,7 +445,7 @@ def _summary(
         "bridge_share": shares.get("bridge"),
         "shares": shares,
         **prepared.yardstick.verdict(found.get("tokens_per_s")),
-        "islands": describe_islands(prepared.plan, of_islands, found.get("memory_bytes")),
+        "islands": describe_islands(plan, of_islands, found.get("memory_bytes")),
         "emulated": prepared.cluster.source == "emulated",
         "wall_s": wall_s,
         "run_dir": str(folder.path),

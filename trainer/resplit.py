@@ -53,6 +53,12 @@ def resplit(plan: Plan, paces: Paces, *, tied: bool) -> Plan | None:
     return _with(plan, tuple(replicas), tied=tied)
 
 
+def with_layers(plan: Plan, layers: Sequence[Sequence[int]]) -> Plan:
+    """The plan with so many layers on each replica's stages, for people to see: its groups stay as they were."""
+    replicas = tuple(_cut(replica, each) for replica, each in zip(plan.replicas, layers, strict=True))
+    return replace(plan, replicas=replicas, segments=tuple(segment_of(replicas, s) for s in segments_of(replicas)))
+
+
 def _tables(plan: Plan, number: int, paces: Paces) -> list[StageTable]:
     """Seconds of a micro-batch for every number of layers of each stage; infinity where memory may not do."""
     counts, found = np.arange(plan.layer_count + 1, dtype=np.float64), []

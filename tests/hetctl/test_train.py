@@ -284,6 +284,8 @@ def test_layers_of_a_lopsided_plan_move_at_a_checkpoint(tmp_path: Path) -> None:
     (after,) = first["after"]
     assert sum(after) == 8
     assert after != [7, 1]  # to where it moves depends on how busy this machine is just then
+    (last,) = summary["recut"][-1]["after"]
+    assert f"<td>0-{last[0] - 1}" in (run / "report.html").read_text(), "the report shows how the run ended"
     assert "layers follow speeds from step 9 on: [[7, 1]] ->" in done.stderr + done.stdout
     assert summary["steps"] == 24
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
