@@ -41,12 +41,11 @@ HOST_FLOW = Flow(4 * MiB, window=8)
 # device is over before that: a slot that waits for a second one is a slot that is not on its way.
 DEVICE_FLOW = Flow(32 * MiB, window=4, copies_ahead=0)
 PEER_MESSAGES = Flow(64 * MiB, window=4, copies_ahead=0)
-SERVE_SECONDS = 1e-3  # between looks at who makes contact
+SERVE_SECONDS = 1e-3  # between turns of an engine that has no thread of its own, while a lane waits
 
 Initiator = Literal["sender", "receiver", "lower"]  # who moves the bytes; `lower` is the lower rank, both ways
-Introduce = Literal[
-    "none", "lower", "both"
-]  # who makes contact before there is anything to move: `both`, the lower first
+# Who makes contact before there is anything to move: nobody, the lower rank, or both ends in turn, the lower one first.
+Introduce = Literal["none", "lower", "both"]
 
 
 @dataclass(frozen=True)
