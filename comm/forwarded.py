@@ -298,8 +298,8 @@ class SendLane(ForwardedLane):
         if not chunk.sealed:
             operation, number = chunk.position
             seal(chunk.slot, operation=operation, chunk=number, length=chunk.length, checked=self._bridge.verify)
-        self._copying.popleft()
         self.window.post(chunk)
+        self._copying.popleft()  # only now: a lane whose message has ended is busy until it was sent
         METER.add(chunk.length)
 
     def _finish(self) -> None:
