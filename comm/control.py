@@ -71,8 +71,16 @@ class Control:
 
     def heard(self, most: int = 4096) -> int:
         """How many slots the other end told of since, `most` at once. Raises RuntimeError when it is gone."""
+        return self._read(most)
+
+    def check(self, stop: int) -> None:
+        """Raise RuntimeError when `stop` is raised, or the other end is gone; what it has said stays to be heard."""
+        self.sleep(stop, 0)
+        self._read(1, socket.MSG_PEEK)
+
+    def _read(self, most: int, flags: int = 0) -> int:
         try:
-            said = self._channel.recv(most)
+            said = self._channel.recv(most, flags)
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -80,18 +88,6 @@ class Control:
         if not said:
             raise RuntimeError("the other process is gone: its end of the bridge was closed")
         return len(said)
-
-    def check(self, stop: int) -> None:
-        """Raise RuntimeError when `stop` is raised, or the other end is gone; what it has said stays to be heard."""
-        self.sleep(stop, 0)
-        try:
-            gone = not self._channel.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            raise RuntimeError(f"the other process is gone: {error.strerror}") from None
-        if gone:
-            raise RuntimeError("the other process is gone: its end of the bridge was closed")
 
     def sleep(self, stop: int, seconds: float) -> None:
         """Until the other end says something, `stop` is raised, or the time is over (or an hour: ask again)."""

@@ -192,9 +192,7 @@ class ForwardedLane:
             self._window.port.idle()
         try:
             # what closes a lane may have been taken from the queue while something was under way
-            message = (
-                self._queue.get(block, 0.0 if self._closing else IDLE_SECONDS) if block else self._queue.get_nowait()
-            )
+            message = self._queue.get(block, 0.0 if self._closing else IDLE_SECONDS)
         except queue.Empty:
             return False
         if isinstance(message, _Rest):
@@ -279,7 +277,7 @@ class SendLane(ForwardedLane):
         operation, number = chunk.position
         chunk.sealed = chunk.slot.is_cuda and not self._bridge.verify  # nothing to sum up: the copy brings the trailer
         trailer = trailer_of(operation=operation, chunk=number, length=chunk.length) if chunk.sealed else b""
-        chunk.copied = self._engine.out(message, chunk.first, chunk.past, chunk.slot, ready, trailer)
+        chunk.copied = self._engine.out(message, chunk.span, chunk.slot, ready, trailer)
         self._copying.append(chunk)
         if message.outgoing is not None:
             message.outgoing.add(chunk.past, chunk.copied.event)
@@ -338,8 +336,7 @@ class RecvLane(ForwardedLane):
             )
         except TrailerMismatch as mismatch:
             raise BridgeError(str(mismatch)) from None
-        until = self._until(chunk)
-        landed = self._engine.into(chunk.slot, message.data, chunk.first, chunk.past, message.combine, until)
+        landed = self._engine.into(chunk.slot, message.data, chunk.span, message.combine, self._until(chunk))
         self.window.retire(chunk)
         self.window.port.give(chunk.slot, landed.read)
         if chunk.last:

@@ -63,6 +63,11 @@ class Stage:
     whole: bool | None = None  # of shards: only optimiser state is shared out; None: decided when the ranks start
 
     @property
+    def depth(self) -> int:
+        """How many layers."""
+        return self.layers[1] - self.layers[0]
+
+    @property
     def width(self) -> int:
         """How many parts the samples of a micro-batch are shared among."""
         return len(self.ranks) // self.tensor_parallel
@@ -270,6 +275,25 @@ def segment_of(replicas: Sequence[Replica], span: Span) -> Segment:
     """Who sums the gradients of a span: one group per tensor shard where all holders shard alike."""
     holders = [s for r in replicas for s in r.stages if s.layers[0] <= span[0] and span[1] <= s.layers[1]]
     return Segment(span, tensor_peers(holders))
+
+
+def summing_groups(
+    replicas: Sequence[Replica], segments: Iterable[Segment], *, tied: Iterable[tuple[int, ...]], held: Iterable[Group]
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Name and ranks of each group that sums gradients: of segments, and of a tied embedding's holders.
+
+    `held` are the groups inside stages, which may be the holders' already.
+    """
+    found = []
+    for segment in segments if len(replicas) > 1 else ():
+        name = f"segment.{segment.layers[0]}-{segment.layers[1]}"
+        for k, ranks in enumerate(segment.groups):
+            found += [(name + (f".{k}" if len(segment.groups) > 1 else ""), ranks)] if len(ranks) > 1 else []
+    holders, taken = list(tied), [set(g.ranks) for g in held] + [set(ranks) for _, ranks in found]
+    for k, ranks in enumerate(holders):
+        if len(ranks) > 1 and set(ranks) not in taken:
+            found.append(("tied" if len(holders) == 1 else f"tied.{k}", ranks))
+    return found
 
 
 def tensor_peers(stages: Iterable[Stage]) -> tuple[tuple[int, ...], ...]:

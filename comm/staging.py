@@ -23,6 +23,7 @@ TRAILERS_AHEAD = 16  # on their way to device slots behind their chunks: more th
 COMBINES_AHEAD = 8  # chunks on the device that are not yet combined: bounds what they take there
 _TRAILER = struct.Struct("<QIIQ")  # operation, chunk, checksum (0: none), length
 TRAILER_BYTES = _TRAILER.size
+Span = tuple[int, int]  # bytes [first, past) of a message
 Combine = Callable[[torch.Tensor, torch.Tensor], object]  # (target in place, incoming)
 
 
@@ -193,24 +194,16 @@ class CopyEngine(Protocol):
     def enter(self) -> None:
         """Get the calling thread ready for copies; they are only made by threads that did so."""
 
-    def out(
-        self, source: Source, first: int, past: int, slot: torch.Tensor, ready: Any, trailer: bytes = b""
-    ) -> Copied:
-        """Start copying bytes [first, past) into a slot, after the event `ready`, which a message's first chunk brings.
+    def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
+        """Start copying these bytes into a slot, after the event `ready`, which a message's first chunk brings.
 
         A device slot gets its `trailer` by the same copy; elsewhere, and with a checksum in it, it is `seal`ed later.
         """
 
     def into(
-        self,
-        slot: torch.Tensor,
-        target: torch.Tensor,
-        first: int,
-        past: int,
-        combine: Combine | None,
-        ready: Sequence[Any],
+        self, slot: torch.Tensor, target: torch.Tensor, span: Span, combine: Combine | None, ready: Sequence[Any]
     ) -> Landed:
-        """Copy or combine a slot's payload into bytes [first, past) of a flat tensor, behind the events `ready`."""
+        """Copy or combine a slot's payload into these bytes of a flat tensor, behind the events `ready`."""
 
 
 def engine_for(device: torch.device) -> CopyEngine:
@@ -230,28 +223,21 @@ class HostEngine:
     def enter(self) -> None:
         return None
 
-    def out(
-        self, source: Source, first: int, past: int, slot: torch.Tensor, ready: Any, trailer: bytes = b""
-    ) -> Copied:
+    def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
+        first, past = span
         slot[: past - first].copy_(source.octets[first:past])
         METER.touch(2 * (past - first))
         return Copied()
 
     def into(
-        self,
-        slot: torch.Tensor,
-        target: torch.Tensor,
-        first: int,
-        past: int,
-        combine: Combine | None,
-        ready: Sequence[Any],
+        self, slot: torch.Tensor, target: torch.Tensor, span: Span, combine: Combine | None, ready: Sequence[Any]
     ) -> Landed:
-        payload, target = _typed(slot, target, first, past)
+        payload, target = _typed(slot, target, span)
         if combine is None:
             target.copy_(payload)
         else:
             combine(target, payload)
-        METER.touch((2 if combine is None else 3) * (past - first))  # a sum reads its target too
+        METER.touch((2 if combine is None else 3) * (span[1] - span[0]))  # a sum reads its target too
         return Landed()
 
 
@@ -303,9 +289,8 @@ class StreamEngine:
         self._copies = self._copies or side_stream(self.device)
         torch.cuda.set_stream(self._copies)
 
-    def out(
-        self, source: Source, first: int, past: int, slot: torch.Tensor, ready: Any, trailer: bytes = b""
-    ) -> Copied:
+    def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
+        first, past = span
         size = past - first
         if ready is not None:
             self._copies.wait_event(ready)
@@ -322,21 +307,16 @@ class StreamEngine:
         return Copied(self._copies.record_event())
 
     def into(
-        self,
-        slot: torch.Tensor,
-        target: torch.Tensor,
-        first: int,
-        past: int,
-        combine: Combine | None,
-        ready: Sequence[Any],
+        self, slot: torch.Tensor, target: torch.Tensor, span: Span, combine: Combine | None, ready: Sequence[Any]
     ) -> Landed:
+        first, past = span
         if combine is None and slot.is_cuda:
             self._follow(self._copies, target, ready)
             start_copy(target.data_ptr() + first, slot.data_ptr(), past - first, self._copies.cuda_stream)
         else:
             if not slot.is_cuda:
                 METER.touch(past - first)
-            payload, target = _typed(slot, target, first, past)
+            payload, target = _typed(slot, target, span)
             if combine is not None and not slot.is_cuda:
                 return self._combine(payload, target, combine, ready)
             self._follow(self._copies, target, ready)
@@ -373,9 +353,9 @@ class StreamEngine:
             target.record_stream(stream)
 
 
-def _typed(slot: torch.Tensor, target: torch.Tensor, first: int, past: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A slot's payload, and bytes [first, past) of a flat tensor, as elements of that tensor."""
-    size = target.element_size()
+def _typed(slot: torch.Tensor, target: torch.Tensor, span: Span) -> tuple[torch.Tensor, torch.Tensor]:
+    """A slot's payload, and these bytes of a flat tensor, as elements of that tensor."""
+    (first, past), size = span, target.element_size()
     return slot[: past - first].view(target.dtype), target[first // size : past // size]
 
 

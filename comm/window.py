@@ -14,7 +14,7 @@ import torch
 
 from hetctl.comm.bridge import Bridge, LaneKey, Message
 from hetctl.comm.failover import STALL_SECONDS, Loss, Position, Stall
-from hetctl.comm.staging import Copied
+from hetctl.comm.staging import Copied, Span
 from hetctl.comm.work import BridgeError
 
 MOVE_SECONDS = 4.0  # for both ends to agree that a broken rail's chunks take others
@@ -125,6 +125,10 @@ class Chunk:
     @property
     def length(self) -> int:
         return self.past - self.first
+
+    @property
+    def span(self) -> Span:
+        return self.first, self.past
 
 
 @dataclass(frozen=True)

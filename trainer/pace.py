@@ -86,8 +86,8 @@ def expected(plan: Plan, rank: int) -> float | None:
     if placed.replica is None:
         return None
     costs = [plan.cost(placed.replica, s) for s in placed.stages]
-    layers = [plan.replicas[placed.replica].stages[s].layers for s in placed.stages]
-    known = [cost.compute_at(past - first) for cost, (first, past) in zip(costs, layers, strict=True) if cost]
+    depths = [plan.replicas[placed.replica].stages[s].depth for s in placed.stages]
+    known = [cost.compute_at(depth) for cost, depth in zip(costs, depths, strict=True) if cost]
     return sum(known) if known and len(known) == len(costs) else None
 
 

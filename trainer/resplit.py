@@ -11,7 +11,7 @@ from itertools import accumulate, combinations, pairwise
 
 import numpy as np
 
-from hetctl.comm.plan import Group, Plan, Replica, Segment, Stage, segment_of, segments_of
+from hetctl.comm.plan import Group, Plan, Replica, segment_of, segments_of, summing_groups
 from hetctl.trainer.pace import Paces
 from hetctl.trainer.planning.partition import StageTable, best_split, fixed_split
 from hetctl.trainer.recipe import Recipe
@@ -38,23 +38,22 @@ def resplit(plan: Plan, paces: Paces, *, tied: bool) -> Plan | None:
     A stage's seconds are its slowest rank's, and change with its layers as the plan predicts, in proportion. A stage
     grows only as far as the plan says that it certainly fits. `tied`: the first and the last stage share an embedding.
     """
-    before, after, replicas = 0.0, 0.0, []
+    before, after, layers = 0.0, 0.0, list[Sequence[int]]()
     for number, replica in _numbered(plan):
         tables, count = _tables(plan, number, paces), replica.stages[0].micro_batches
-        layers = [_layers(stage) for stage in replica.stages]
-        now = fixed_split(tables, layers, micro_batches=count)
+        now = fixed_split(tables, [stage.depth for stage in replica.stages], micro_batches=count)
         best = best_split(tables, plan.layer_count, micro_batches=count)
         if now is None or best is None:
             return None
         before, after = max(before, now.seconds), max(after, best.seconds)
-        replicas.append(_cut(replica, best.layers))
+        layers.append(best.layers)
     if after > before * (1 - WORTH):
         return None
-    return _with(plan, tuple(replicas), tied=tied)
+    return _joined(with_layers(plan, layers), tied=tied)
 
 
 def with_layers(plan: Plan, layers: Sequence[Sequence[int]]) -> Plan:
-    """The plan with so many layers on each replica's stages, for people to see: its groups stay as they were."""
+    """The plan with so many layers on each replica's stages; its groups stay as they were."""
     replicas = tuple(_cut(replica, each) for replica, each in zip(plan.replicas, layers, strict=True))
     return replace(plan, replicas=replicas, segments=tuple(segment_of(replicas, s) for s in segments_of(replicas)))
 
@@ -63,41 +62,28 @@ def _tables(plan: Plan, number: int, paces: Paces) -> list[StageTable]:
     """Seconds of a micro-batch for every number of layers of each stage; infinity where memory may not do."""
     counts, found = np.arange(plan.layer_count + 1, dtype=np.float64), []
     for index, stage in enumerate(plan.replicas[number].stages):
-        cost, layers = plan.cost(number, index), _layers(stage)
+        cost = plan.cost(number, index)
         assert cost is not None
-        slowed = max(paces[r] for r in stage.ranks) / cost.compute_at(layers)
+        slowed = max(paces[r] for r in stage.ranks) / cost.compute_at(stage.depth)
         beat = slowed * (cost.compute_s + (counts - cost.layers) * cost.block_s)
-        beat[counts > max(layers, cost.most_layers)] = np.inf
+        beat[counts > max(stage.depth, cost.most_layers)] = np.inf
         found.append(StageTable(beat[np.newaxis], np.zeros((1, len(counts)))))
     return found
 
 
-def _with(plan: Plan, replicas: tuple[Replica, ...], *, tied: bool) -> Plan | None:
-    """The plan of these replicas; None where islands would have to talk that do not so far."""
-    segments = tuple(segment_of(replicas, span) for span in segments_of(replicas))
+def _joined(plan: Plan, *, tied: bool) -> Plan | None:
+    """A plan with the groups that its segments need; None where islands would have to talk that do not so far."""
+    inside = [g for g in plan.groups if g.kind in ("data", "tensor")]
+    holders = plan.tied_groups() if tied else ()
+    sums = summing_groups(plan.replicas, plan.segments, tied=holders, held=inside)
     kept = tuple(g for g in plan.groups if g.kind != "segment")
-    groups = (*kept, *_sums(plan, replicas, segments, tied=tied))
+    groups = (*kept, *(_group(plan, name, ranks) for name, ranks in sums))
     ways = {frozenset(b.islands) for b in plan.bridges}
     for group in groups:
         names = dict.fromkeys(plan.island_of_rank[r].name for r in group.ranks)
         if any(frozenset(pair) not in ways for pair in combinations(names, 2)):
             return None
-    return replace(plan, replicas=replicas, segments=segments, groups=groups)
-
-
-def _sums(plan: Plan, replicas: tuple[Replica, ...], segments: Sequence[Segment], *, tied: bool) -> list[Group]:
-    """The groups that sum gradients across replicas and of a tied embedding, as a new plan would name them."""
-    found: list[Group] = []
-    for segment in segments if len(replicas) > 1 else ():
-        for k, ranks in enumerate(segment.groups):
-            name = f"segment.{segment.layers[0]}-{segment.layers[1]}" + (f".{k}" if len(segment.groups) > 1 else "")
-            found += [_group(plan, name, ranks)] if len(ranks) > 1 else []
-    held = [set(g.ranks) for g in (*found, *(g for g in plan.groups if g.kind in ("data", "tensor")))]
-    holders = replace(plan, replicas=replicas).tied_groups() if tied else ()
-    for k, ranks in enumerate(holders):
-        if len(ranks) > 1 and set(ranks) not in held:
-            found.append(_group(plan, "tied" if len(holders) == 1 else f"tied.{k}", ranks))
-    return found
+    return replace(plan, groups=groups)
 
 
 def _group(plan: Plan, name: str, ranks: tuple[int, ...]) -> Group:
@@ -114,10 +100,6 @@ def _cut(replica: Replica, layers: Sequence[int]) -> Replica:
     return replace(
         replica, stages=tuple(replace(s, layers=span) for s, span in zip(replica.stages, spans, strict=True))
     )
-
-
-def _layers(stage: Stage) -> int:
-    return stage.layers[1] - stage.layers[0]
 
 
 def _numbered(plan: Plan) -> list[tuple[int, Replica]]:

@@ -89,10 +89,7 @@ class Watch:
             return None
         better = resplit(plan, paces, tied=self.trainer.job.shape.tied_embeddings)
         if better is not None:
-            before, after = (
-                [[past - first for first, past in (s.layers for s in r.stages)] for r in p.replicas]
-                for p in (plan, better)
-            )
+            before, after = ([[s.depth for s in r.stages] for r in p.replicas] for p in (plan, better))
             self.recut.append({"step": step, "before": before, "after": after})
             self.reporter.emit("note", sentence=f"layers follow speeds from step {step + 1} on: {before} -> {after}")
         return better

@@ -17,11 +17,11 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.plan import load_plan, save_plan, segment_of, segments_of
+from hetctl.comm.plan import load_plan, save_plan
+from hetctl.trainer.resplit import with_layers
 from tests.gpu.emulated import train
 
 LLAMA_2 = {
@@ -88,11 +88,7 @@ def layers(options: argparse.Namespace, folder: Path) -> None:
     asked = [sys.executable, "-m", "hetctl", "plan", "--emulate", spec, "-o", str(plan), *words]
     subprocess.run(asked, check=True, capture_output=True)
     made = load_plan(plan)
-    cut = made.layer_count - 3
-    stages = [replace(s, layers=at) for s, at in zip(made.replicas[0].stages, ((0, cut), (cut, cut + 3)), strict=True)]
-    replicas = (replace(made.replicas[0], stages=tuple(stages)),)
-    segments = tuple(segment_of(replicas, span) for span in segments_of(replicas))
-    save_plan(plan, replace(made, replicas=replicas, segments=segments))
+    save_plan(plan, with_layers(made, [[made.layer_count - 3, 3]]))
     for adapt in ("false", "true"):
         found = train(folder / adapt, "", (*settings, f"train.adapt={adapt}"), plan=plan)
         steps = [r["step_time_s"] for r in found["records"] if "step_time_s" in r]

@@ -12,7 +12,7 @@ import torch
 from hetctl.trainer import activations, benchmarking, boundary, buckets, cuts, gradients, later, pipeline
 from hetctl.trainer.buckets import Slot
 from hetctl.trainer.job import Job
-from hetctl.trainer.loop import build
+from hetctl.trainer.loop import Trainer, build
 from hetctl.trainer.models.headloss import IGNORED, summed_loss
 from hetctl.trainer.models.model import StageModel
 from hetctl.trainer.models.shapes import ModelShape
@@ -71,13 +71,18 @@ def train_layout(
     slots = {slot.name: slot for bucket in trainer.gradients.buckets for slot in bucket.layout.slots}
     trace = Trace([], [], [], slots)
     for step in range(STEPS):
-        figures = trainer.train_step(step)
-        trainer.timeline.end_step()
-        trainer.gradients.arrive()
-        trace.losses.append(figures.loss)
-        trace.norms.append(figures.grad_norm)
-        trace.parameters.append({n: m.detach().cpu().clone() for n, m in trainer.gradients.parameters.items()})
+        traced_step(trainer, step, trace)
     return trace
+
+
+def traced_step(trainer: Trainer, step: int, trace: Trace) -> None:
+    """One step, and what it came to."""
+    figures = trainer.train_step(step)
+    trainer.timeline.end_step()
+    trainer.gradients.arrive()
+    trace.losses.append(figures.loss)
+    trace.norms.append(figures.grad_norm)
+    trace.parameters.append({n: m.detach().cpu().clone() for n, m in trainer.gradients.parameters.items()})
 
 
 def _device(rank: int, kind: str) -> torch.device:

@@ -18,7 +18,7 @@ from hetctl.trainer.patience import patient_group
 from hetctl.trainer.resplit import resplit, why_uncut
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe, plan_of
-from tests.trainer.parity import SEQ_LEN, SHAPE, STEPS, Trace, UnevenSamples, difference, recipe, reference
+from tests.trainer.parity import SEQ_LEN, SHAPE, STEPS, Trace, UnevenSamples, difference, recipe, reference, traced_step
 
 ISLANDS = ((0,), (1, 2))
 PIPELINE = Pipe((Cut((0, 2), (0,)), Cut((2, 4), (1,))), 1, 4)
@@ -46,7 +46,7 @@ def deep(*pipes: Pipe, islands: tuple[tuple[int, ...], ...] = ((0,), (1,))) -> P
 def layers(plan: Plan | None) -> list[list[int]]:
     assert plan is not None
     plan.validate(where="test", layers=plan.layer_count)
-    return [[s.layers[1] - s.layers[0] for s in r.stages] for r in plan.replicas]
+    return [[s.depth for s in r.stages] for r in plan.replicas]
 
 
 def test_a_stage_that_is_slower_than_predicted_gives_layers_away() -> None:
@@ -125,16 +125,9 @@ def moved(rank: int, asked: Any, shape: Any, folder: str, paces: Mapping[int, fl
     loop._save_with(trainer, notes, patient, beyond=0)
     watcher, trace = watch.Watch(trainer, notes, adapt=True), Trace([], [], [])
     for step in range(STEPS):
-        figures = trainer.train_step(step)
-        trainer.timeline.end_step()
-        trainer.gradients.arrive()
+        traced_step(trainer, step, trace)
         watcher.after(step + 1)
-        trace.losses.append(figures.loss)
-        trace.norms.append(figures.grad_norm)
-        held = {slot.name: slot for bucket in trainer.gradients.buckets for slot in bucket.layout.slots}
-        parameters = {n: m.detach().clone() for n, m in trainer.gradients.parameters.items()}
-        trace.parameters.append(parameters)
-        trace.slots.update(held)
+        trace.slots.update({slot.name: slot for bucket in trainer.gradients.buckets for slot in bucket.layout.slots})
         if step + 1 == 7:
             trainer.save(7)
             better = watcher.cut_anew(7)

@@ -14,7 +14,7 @@ from hetctl.trainer.loop import build
 from hetctl.trainer.timeline import Span
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe, plan_of
-from tests.trainer.parity import SEQ_LEN, SHAPE, STEPS, Trace, UnevenSamples, difference, recipe, reference
+from tests.trainer.parity import SEQ_LEN, SHAPE, STEPS, Trace, UnevenSamples, difference, recipe, reference, traced_step
 
 EQUAL = Layout(
     ((0,), (1, 2)),
@@ -44,13 +44,8 @@ def watched(rank: int, asked: Any) -> tuple[Trace, list[str], dict[str, Any], fl
     watcher = watch.Watch(trainer, notes, adapt=True)  # type: ignore[arg-type]
     trace = Trace([], [], [])
     for step in range(STEPS):
-        figures = trainer.train_step(step)
-        trainer.timeline.end_step()
-        trainer.gradients.arrive()
+        traced_step(trainer, step, trace)
         watcher.after(step + 1)
-        trace.losses.append(figures.loss)
-        trace.norms.append(figures.grad_norm)
-        trace.parameters.append({n: m.detach().clone() for n, m in trainer.gradients.parameters.items()})
     trainer.batches.close()
     return trace, notes.said, watcher.findings, real(trainer, 5)
 

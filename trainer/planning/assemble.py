@@ -24,6 +24,7 @@ from hetctl.comm.plan import (
     Segment,
     segment_of,
     segments_of,
+    summing_groups,
     tied_groups,
 )
 from hetctl.comm.units import show_rate
@@ -189,16 +190,10 @@ class _Groups:
                         groups += self.shards(f"shards.{place}.{k}", ranks[k::step], stage.shards)
             for index, (a, b) in enumerate(pairwise(replica.stages)):
                 groups.append(self.one(f"pipeline.r{number}.{index}-{index + 1}", "pipeline", (*a.ranks, *b.ranks)))
-        if len(replicas) > 1:
-            for segment in segments:
-                for k, members_ in enumerate(segment.groups):
-                    if len(members_) > 1:
-                        name = f"segment.{segment.layers[0]}-{segment.layers[1]}"
-                        name += f".{k}" if len(segment.groups) > 1 else ""
-                        groups.append(self.one(name, "segment", members_))
-        for k, holders in enumerate(tied):
-            if len(holders) > 1 and set(holders) not in [set(g.ranks) for g in groups if g.kind != "pipeline"]:
-                groups.append(self.one("tied" if len(tied) == 1 else f"tied.{k}", "segment", holders))
+        inside = [g for g in groups if g.kind != "pipeline"]
+        groups += [
+            self.one(name, "segment", r) for name, r in summing_groups(replicas, segments, tied=tied, held=inside)
+        ]
         return tuple(groups)
 
     def shards(self, name: str, ranks: tuple[int, ...], count: int) -> list[Group]:

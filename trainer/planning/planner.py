@@ -214,7 +214,7 @@ def _stage_costs(
     for stage, use, costs in zip(
         replica.stages, pipeline.stage_uses, stage_coefficients(problem, pipeline), strict=True
     ):
-        layers, there = stage.layers[1] - stage.layers[0], (costs.forward, costs.backward)
+        layers, there = stage.depth, (costs.forward, costs.backward)
         room = usable_bytes(use.site.rates) - (SPARE_BYTES if stage.whole else 0)
         most = int(room * layers / max(1, *(memory[rank] for rank in stage.ranks)))
         beat, block = sum(c.at(layers) for c in there), sum(c.each for c in there)

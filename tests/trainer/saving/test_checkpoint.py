@@ -24,7 +24,7 @@ from hetctl.trainer.saving.checkpoint_reader import Reader
 from tests.comm.spawn import on_islands, server
 from tests.layouts import Cut, Layout, Pipe, plan_of
 from tests.trainer import parity
-from tests.trainer.parity import SEQ_LEN, SHAPE, Trace, UnevenSamples, difference, recipe, reference
+from tests.trainer.parity import SEQ_LEN, SHAPE, Trace, UnevenSamples, difference, recipe, reference, traced_step
 from tests.trainer.test_parity import LAYOUTS
 
 STEPS = 6
@@ -54,11 +54,7 @@ def part_of_run(
     slots = {slot.name: slot for bucket in trainer.gradients.buckets for slot in bucket.layout.slots}
     trace = Trace([], [], [], slots)
     for step in range(first, last):
-        figures = trainer.train_step(step)
-        trainer.gradients.arrive()
-        trace.losses.append(figures.loss)
-        trace.norms.append(figures.grad_norm)
-        trace.parameters.append({n: m.detach().clone() for n, m in trainer.gradients.parameters.items()})
+        traced_step(trainer, step, trace)
         if step + 1 == last or (every and (step + 1) % every == 0):
             trainer.save(step + 1)
     trainer.saving.finish()
