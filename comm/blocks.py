@@ -1,7 +1,8 @@
-"""Large reduce-scatters and all-gathers: the same piece of every rank's block passes native and bridge stages at once.
+"""Large reduce-scatters, all-gathers and broadcasts, piece by piece: native and bridge stages work at once.
 
-As with `spans.py` several pieces are on their way, begun in one thread and ended in another, and every communicator
-and lane belongs to one of them. Each byte crosses the bridge once for each island that needs it.
+A piece is the same part of every rank's block (of the root's). As with `spans.py` several are on their way, begun in
+one thread and ended in another, and every communicator and lane belongs to one of them. Each byte crosses the bridge
+once for each island that needs it.
 """
 
 from __future__ import annotations
@@ -154,4 +155,44 @@ class GatheredPiece(_Piece):
             whole = self._new(share, share.numel() * len(self._layout.mine))
             self._await(self._native.all_gather(whole, share, second=True))
             self._deal(whole, self._layout.islands[island])
+        self._free()
+
+
+class BroadcastPiece(_Piece):
+    """A piece of what one rank holds, on the way to all; tensors are bytes. Each rank of its island sends a share."""
+
+    def __init__(self, lines: Lines, data: torch.Tensor, root: int, run: Run) -> None:
+        super().__init__(lines, run, data.device)
+        self._data, self._root, self._origin = data, root, lines.layout.island_of[root]
+        self._share: torch.Tensor | None = None  # of who gathers it from shares
+
+    def begin(self) -> None:
+        """In the root's island: start handing it round there."""
+        at_home = self._layout.home == self._origin
+        self._pending = self._native.broadcast(self._data, self._layout.mine.index(self._root)) if at_home else None
+
+    def swap(self) -> Part:
+        layout, total, home = self._layout, self._data.numel(), self._layout.home
+        cuts = [even(total, len(island)) for island in layout.islands]
+        first, past = cuts[home][layout.place]
+        if home == self._origin:
+            self._await(self._pending)
+            for island in layout.foreign:
+                part = self._data[first:past]
+                self._moves += self._lines.ship(part, (first, past), island, wanted=cuts[island], run=self._run)
+            return None, self._end
+        into = self._data
+        if len(layout.mine) > 1:
+            into = self._share = self._new(self._data, -(-total // len(layout.mine)))
+        self._moves += self._lines.fetch(into, (first, past), self._origin, held=cuts[self._origin], run=self._run)
+        return None, self._end
+
+    def _end(self) -> None:
+        arrive(self._moves)
+        if self._share is not None:
+            count = self._share.numel() * len(self._layout.mine)
+            whole = self._data if count == self._data.numel() else self._new(self._data, count)
+            self._await(self._native.all_gather(whole, self._share, second=True))
+            if whole is not self._data:
+                self._data.copy_(whole[: self._data.numel()])
         self._free()

@@ -156,6 +156,12 @@ class Cluster:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @cached_property
+    def shares_devices(self) -> bool:
+        """Whether several labels of an emulation stand on one device, so that no communicator spans all of them."""
+        real = [d.index if d.ordinal is None else d.ordinal for h in self.hosts for d in h.devices]
+        return self.source == "emulated" and len(set(real)) < len(real)
+
+    @cached_property
     def host_by_name(self) -> dict[str, Host]:
         return {h.name: h for h in self.hosts}
 

@@ -1,8 +1,8 @@
 """Hierarchical collectives over islands: native inside, intervals of the data between ranks of different islands.
 
 They know natives and a bridge, not c10d: each call runs to its end in the thread that makes it, but for reductions,
-reduce-scatters and all-gathers, which yield parts that are still to be ended. Every choice of path depends only on
-values that all ranks share (sizes, the layout), never on what a rank sees alone.
+broadcasts, reduce-scatters and all-gathers, which yield parts that are still to be ended. Every choice of path
+depends only on values that all ranks share (sizes, the layout), never on what a rank sees alone.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from hetctl.comm.blocks import GatheredPiece, ScatteredPiece
+from hetctl.comm.blocks import BroadcastPiece, GatheredPiece, ScatteredPiece
 from hetctl.comm.bridge import Message
 from hetctl.comm.islands import settle
-from hetctl.comm.layout import Interval, edges, even, meet, pieces, shares
+from hetctl.comm.layout import Interval, edges, even, meet, pieces
 from hetctl.comm.lines import Lines, Run, arrive, in_turn, padded
 from hetctl.comm.reductions import Reduction
 from hetctl.comm.runner import Part, extent
@@ -115,47 +115,26 @@ class Collectives(Lines):
         settle(self.native(block.device).reduce_scatter(share, whole, how.native), run.deadline, what=run.what)
         return share
 
-    def broadcast(self, data: torch.Tensor, root: int, run: Run) -> None:
-        """Every rank ends with the root's `data` (bytes): each rank of the root's island carries a share abroad."""
-        layout, native = self.layout, self.native(data.device)
-        origin = layout.island_of[root]
-        each = CHUNK_BYTES * min(len(i) for i in layout.islands)
-        moves: list[Message] = []
-        for first, past in pieces(data.numel(), each):
-            part = data[first:past]
-            held = shares(part.numel(), len(layout.islands[origin]))
-            if layout.home != origin:
-                self._gather_block(part, origin, held=held, run=run)
-                continue
-            settle(native.broadcast(part, layout.mine.index(root)), run.deadline, what=run.what)
-            mine = held[layout.place]
-            for i in layout.foreign:
-                moves += self.ship(part[slice(*mine)], mine, i, wanted=self._wanted(part.numel(), i), run=run)
-        arrive(moves)
-
-    def _wanted(self, nbytes: int, island: int) -> list[Interval]:
-        """Which part of a foreign block each rank of `island` fetches: all of it by the first rank if it is small."""
-        size = len(self.layout.islands[island])
-        if nbytes <= FLAT_BYTES:
-            return [(0, nbytes)] + [(0, 0)] * (size - 1)
-        return even(nbytes, size)
-
-    def _gather_block(self, block: torch.Tensor, source: int, *, held: Sequence[Interval], run: Run) -> None:
-        """Fill `block` on every rank of this island from the ranks of island `source` that hold parts of it."""
-        layout, native = self.layout, self.native(block.device)
-        wanted = self._wanted(block.numel(), layout.home)[layout.place]
-        if is_small(block):
-            if layout.place == 0:
-                arrive(self.fetch(block, wanted, source, held=held, run=run))
-            settle(native.broadcast(block, 0), run.deadline, what=run.what)
+    def broadcast(self, data: torch.Tensor, root: int, run: Run) -> Iterator[Part]:
+        """Every rank ends with the root's `data` (bytes); of a large one each rank of its island carries a share."""
+        if is_small(data):
+            self._broadcast_whole(data, root, run)
             return
-        whole = padded(block, len(layout.mine))
-        each = whole.numel() // len(layout.mine)
-        share = whole.new_empty(each)
-        arrive(self.fetch(share, wanted, source, held=held, run=run))
-        settle(native.all_gather(whole, share), run.deadline, what=run.what)
-        if whole is not block:
-            block.copy_(whole[: block.numel()])
+        fewest = min(len(island) for island in self.layout.islands)
+        each = span_bytes(data.numel() // fewest, data.device) * fewest
+        yield from in_turn(BroadcastPiece(self, data[a:b], root, run) for a, b in pieces(data.numel(), each))
+
+    def _broadcast_whole(self, data: torch.Tensor, root: int, run: Run) -> None:
+        """The root sends to the first rank of each other island, and each island hands it round."""
+        layout, moves = self.layout, list[Message]()
+        source = root if layout.local(root) else layout.mine[0]
+        if layout.rank == root and data.numel():
+            moves = [self.send(data, layout.islands[i][0], run) for i in layout.foreign]
+        elif layout.rank == source and data.numel():
+            arrive([self.recv(data, root, run)])
+        native = self.native(data.device)
+        settle(native.broadcast(data, layout.mine.index(source)), run.deadline, what=run.what)
+        arrive(moves)
 
     def all_gather(self, out: list[torch.Tensor], data: torch.Tensor, run: Run) -> Iterator[Part]:
         """`out[r]` becomes rank r's `data` (bytes); sizes may differ, as every rank knows them all."""

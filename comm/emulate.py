@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Protocol
 
@@ -62,6 +62,7 @@ class Machine:
     native: NativeName
     memory_bytes: tuple[int | None, ...]  # per device; CPU: per process slot
     device_class: str | None = None  # what its devices really are, whatever they are labelled
+    gpus: int | None = None  # real ones that the devices take turns on, where there are fewer than devices
 
 
 def parse_spec(text: str, classes: Mapping[str, ClassRow]) -> tuple[SpecIsland, ...]:
@@ -101,7 +102,9 @@ def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
                 index = len(devices)
                 own = machine.memory_bytes[index]
                 cap = min(filter(None, (own, part.memory_bytes)), default=None)
-                devices.append(Device(index, island.vendor, part.device_class, cap, (nic.name,), speed=part.speed))
+                real = index % machine.gpus if machine.gpus else None  # an island's are consecutive: each on its own
+                device = Device(index, island.vendor, part.device_class, cap, (nic.name,), ordinal=real)
+                devices.append(replace(device, speed=part.speed))
         members = tuple(Member(machine.host, i) for i in range(first, len(devices)))
         islands.append(Island(name, island.vendor, "host", members))
     host = Host(machine.host, data_address="127.0.0.1", devices=tuple(devices), nics=(nic,))
@@ -112,7 +115,11 @@ def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
         Transport("rdma", False, "emulated islands have no RDMA NIC between them"),
         Transport("direct", *_peer_copy(machine.native)),
     )
-    links = tuple(Link((a.name, b.name), (*ways, native_way(a, b, tcp))) for a, b in combinations(islands, 2))
+    shared = Transport("native", False, "islands share GPUs here, of which a communicator takes each once")
+    links = tuple(
+        Link((a.name, b.name), (*ways, shared if machine.gpus else native_way(a, b, tcp)))
+        for a, b in combinations(islands, 2)
+    )
     network = Network("host", "host", (host.name,), "one machine")
     return Cluster(
         (host,),

@@ -184,19 +184,22 @@ def mean_seconds(call: Callable[[], Any], turns: int, *, settle: Callable[[], No
 
 @dataclass
 class Cost:
-    """Between entering and leaving: CPU seconds, host memory touched (counted), and the most held above the start."""
+    """Since it was made: CPU seconds, host memory touched (counted), and the most held above what there was then."""
 
     cpu_s: float = 0.0
     touched_bytes: int = 0
     held_bytes: int = 0
 
-    def __enter__(self) -> Cost:
+    def __post_init__(self) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-        self._resident, self._began = _status("VmRSS"), time.process_time()
-        self._touched = METER.touched
-        return self
+        self._resident = _status("VmRSS")
+        self.connected()
 
-    def __exit__(self, *_: object) -> None:
+    def connected(self) -> None:
+        """From here on time and bytes count: connecting is no part of what a gigabyte costs, its memory is held."""
+        self._began, self._touched = time.process_time(), METER.touched
+
+    def end(self) -> None:
         self.cpu_s = time.process_time() - self._began
         self.touched_bytes = METER.touched - self._touched
         self.held_bytes = max(_status("VmHWM") - self._resident, 0)
@@ -216,12 +219,17 @@ def costs(ends: Ends, *, total: int) -> dict[str, float | None]:
     """
     data = [torch.ones(MiB * 4, dtype=torch.uint8, device=ends.device) for _ in range(IN_FLIGHT)]
     count = max(total // data[0].numel(), FEWEST)
-    with Cost() as cost:
-        _stream(ends, data, count)
-        if ends.device.type == "cuda":
-            torch.cuda.synchronize(ends.device)
-    spent: list[Any] = [None] * ends.world
-    dist.all_gather_object(spent, cost if ends.peer is not None else Cost())
+    cost = Cost()
+    _stream(ends, data, FEWEST)
+    ends.settle()
+    cost.connected()
+    _stream(ends, data, count)
+    if ends.device.type == "cuda":
+        torch.cuda.synchronize(ends.device)
+    cost.end()
+    every: list[Any] = [None] * ends.world
+    dist.all_gather_object(every, None if ends.peer is None else cost)
+    spent = [each for each in every if each is not None]
     gb = count * data[0].numel() / 1e9
     touched = sum(c.touched_bytes for c in spent)
     return {

@@ -72,12 +72,14 @@ class Operations(Identity):
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         root = opts.rootRank if opts is not None else 0
 
-        def call(run: Run) -> None:
+        def call(run: Run) -> Iterator[Part]:
             for tensor in tensors:
-                with Flat(tensor) as flat:
-                    self._collectives.broadcast(flat.view(torch.uint8), root, run)
+                flat = Flat(tensor)
+                yield from self._collectives.broadcast(flat.values.view(torch.uint8), root, run)
+                yield None, flat.put_back
 
-        return self._submit("broadcast", call, touched=tensors, outputs=tensors, opts=opts)
+        parted = not all(map(is_small, tensors))
+        return self._submit("broadcast", call, touched=tensors, outputs=tensors, opts=opts, parted=parted)
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         how, root = self._reduction(opts, tensors), opts.rootRank

@@ -23,13 +23,6 @@ class Flat:
             self._tensor.copy_(self.values.view(self._tensor.shape))
             used_here(self.values)
 
-    def __enter__(self) -> torch.Tensor:
-        return self.values
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            self.put_back()
-
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the memory of a tensor is exactly its values in order."""

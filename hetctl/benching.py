@@ -91,8 +91,10 @@ def bench_pipeline(
 
 
 def speak_alike(cluster: Cluster) -> bool:
-    """Whether one native library serves all islands: they are emulated, or of one vendor."""
-    return cluster.runs is not None or len({i.vendor for i in cluster.islands}) == 1
+    """Whether one native library serves all islands: they are emulated on devices of their own, or of one vendor."""
+    if cluster.runs is not None:
+        return not cluster.shares_devices
+    return len({i.vendor for i in cluster.islands}) == 1
 
 
 @dataclass(frozen=True)

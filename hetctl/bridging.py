@@ -49,7 +49,7 @@ def bench_bridge(
     task = {
         "transports": transports,
         "max_bytes": most,
-        "native": cluster.runs is not None and NATIVE not in transports,
+        "native": cluster.runs is not None and NATIVE not in transports and not cluster.shares_devices,
     }
     found = _measured(cluster, task, sink, keep=keep)
     about = {

@@ -1,9 +1,10 @@
-"""This machine as emulation sees it: its GPUs if there are enough, otherwise CPU processes."""
+"""This machine as emulation sees it: its GPUs if an island finds enough of them, otherwise CPU processes."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -15,15 +16,22 @@ from hetctl.trainer.planning.hardware import class_of_product
 GPU_NODES = ("/dev/nvidiactl", "/dev/kfd")
 
 
-def this_machine(wanted: int) -> tuple[Machine, str]:
-    """The machine with at least `wanted` devices, and a sentence on what they are.
+def this_machine(counts: Sequence[int]) -> tuple[Machine, str]:
+    """The machine with a device for each of the islands' `counts`, and a sentence on what they are.
 
-    A CPU process slot has no memory of its own: it is unknown, and bounded by the whole.
+    Where there are fewer GPUs, islands take turns on them: an island's own devices are always different ones. A CPU
+    process slot has no memory of its own: it is unknown, and bounded by the whole.
     """
-    memories = _gpu_memories()
+    memories, wanted = _gpu_memories(), sum(counts)
     name = socket.gethostname()
     if memories and len(memories) >= wanted:
         return Machine(name, "nccl", tuple(memories), gpu_class()), f"{wanted} of this machine's {len(memories)} GPUs"
+    if memories and len(memories) >= max(counts):
+        most = -(-wanted // len(memories))
+        shares = tuple(memories[i % len(memories)] // most for i in range(wanted))
+        each = "its GPU is shared" if len(memories) == 1 else f"its {len(memories)} GPUs are shared"
+        words = f"{each} by up to {most} ranks each, so speeds say nothing of {wanted} GPUs"
+        return Machine(name, "nccl", shares, gpu_class(), gpus=len(memories)), words
     cores = len(os.sched_getaffinity(0))
     why = "no GPU here" if not memories else f"only {len(memories)} GPUs here for {wanted} ranks"
     share = psutil.virtual_memory().total // wanted

@@ -30,7 +30,7 @@ def find_running_cluster(
     if cluster_file is not None:
         return load_cluster(cluster_file)
     spec = _spec_of(plan) if plan else parse_spec(emulate or planning.DEFAULT_SPEC, CLASSES)
-    machine, words = this_machine(sum(island.count for island in spec))
+    machine, words = this_machine([island.count for island in spec])
     sink.say(f"emulating {emulate or (_words(plan) if plan else planning.DEFAULT_SPEC)}: {words}")
     cluster = label_machine(spec, machine)
     if any(p.speed != 1 for i in spec for p in i.parts) and cluster.runs == "gloo":

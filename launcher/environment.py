@@ -15,6 +15,7 @@ from hetctl.comm.placement import NICS_VARIABLE, PORTS_VARIABLE, PlacedBridge, P
 from hetctl.comm.plan import Bridge
 
 RUN_VARIABLE = "HETCTL_RUN"  # by which `hetctl clean` knows what belongs to a run
+DEVICE_INDEX = "HETCTL_DEVICE_INDEX"  # which of the devices that a process sees is its own
 _HIDDEN = "(from your environment)"
 
 
@@ -113,7 +114,7 @@ def rank_settings(
             Setting("MASTER_ADDR", host.master_address, "where the run's store listens"),
             Setting("TORCHELASTIC_USE_AGENT_STORE", "True", "the store lives beside the agent, never in a rank"),
             Setting("HETCTL_DEVICE_TYPE", host.device_type, "what this host's ranks compute on"),
-            Setting("HETCTL_DEVICE_INDEX", str(_device_index(seats, seat, more)), "the plan's device of this rank"),
+            Setting(DEVICE_INDEX, str(_device_index(seats, seat, more)), "the plan's device of this rank"),
             Setting("PYTHONPATH", host.code_path, "where hetctl's code and its entry point for torch are"),
             *(Setting(name, str(path), "a file of this run") for name, path in files.items()),
         )
@@ -129,7 +130,7 @@ def host_settings(
     `environment` is that of who launches. Raises ConfigError for a variable that is wanted from it but not set.
     """
     mine = [next(d for d in host.devices if d.index == s.device) for s in seats if s.host == host.name]
-    settings = [] if cluster.runs is not None else [*visible_devices(mine), *_rdma(cluster, host)]
+    settings = _shared(mine) if cluster.runs is not None else [*visible_devices(mine), *_rdma(cluster, host)]
     own = host.access.env if host.access else {}
     settings += _wires(cluster, host, mine)
     settings += [] if "GLOO_SOCKET_IFNAME" in own else _nics(cluster, host, mine)
@@ -183,8 +184,16 @@ def visible_devices(devices: Sequence[Device]) -> list[Setting]:
     return settings
 
 
+def _shared(devices: Sequence[Device]) -> list[Setting]:
+    """Under emulation: the real device of each label that shares one with others."""
+    why = "a GPU that several emulated devices share"
+    return [Setting(DEVICE_INDEX, str(d.ordinal), why, device=d.index) for d in devices if d.ordinal is not None]
+
+
 def _device_index(seats: Sequence[Seat], seat: Seat, more: Sequence[Setting]) -> int:
-    """A rank's device as its process counts: its place among the visible ones, else the plan's own index."""
+    """A rank's device as its process counts: its place among the visible ones, else as told, else the plan's index."""
+    if (told := next((s for s in more if s.name == DEVICE_INDEX and s.device == seat.device), None)) is not None:
+        return int(told.value)
     if not any(s.name == n.visible_devices for s in more for n in NATIVES.values() if n.visible_devices):
         return seat.device
     return [s.rank for s in seats if s.host == seat.host].index(seat.rank)

@@ -118,7 +118,7 @@ def _this_cluster(answers: list[Answer], sink: Sink) -> Cluster:
             f"this machine has {len(found.islands)} islands of its own: {', '.join(i.name for i in found.islands)}"
         )
         return found
-    machine, _ = devices_here(1)
+    machine, _ = devices_here([1])
     count = len(machine.memory_bytes) if machine.native != "gloo" else 0
     if count > 1:
         name = machine.device_class or "h200"

@@ -3,8 +3,8 @@
     python -m tests.bench.kill [--moments 50] [--seed N] [--bridge tcp|shm] [--gpus N]
 
 Islands of 2 and 2 ranks on two hosts, which are network namespaces where those can be made (otherwise this machine, and
-nobody is partitioned; over shm and on GPUs neither). `--gpus`: a rank per GPU, half of them an island, NCCL inside. The
-seed is printed: it repeats the moments.
+nobody is partitioned; over shm and on GPUs neither). `--gpus`: so many ranks on GPUs, half of them an island, NCCL inside;
+both islands share the GPUs where there are fewer. The seed is printed: it repeats the moments.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--moments", type=int, default=50)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--bridge", choices=("tcp", "shm"), default="tcp")
-    parser.add_argument("--gpus", type=int, default=0, help="a rank on each of so many GPUs instead of 2 + 2 on CPUs")
+    parser.add_argument("--gpus", type=int, default=0, help="so many ranks on GPUs instead of 2 + 2 on CPUs")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.rank is not None:
@@ -199,7 +199,7 @@ def rank_of_job(rank: int, settings: dict[str, Any]) -> None:
         store = dist.TCPStore(settings["store"], int(port.read_text()), world, is_master=False)
     dist.init_process_group("het", rank=rank, world_size=world, store=store, timeout=timedelta(seconds=60))
     group = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
-    device = torch.device("cuda", rank) if job.gpus else torch.device("cpu")
+    device = torch.device("cuda", rank % torch.cuda.device_count()) if job.gpus else torch.device("cpu")
     if job.gpus:
         torch.cuda.set_device(device)
     data = torch.ones(settings["elements"], device=device)

@@ -119,6 +119,10 @@ def copies(rank: int) -> None:
         whole[rank] = mine(rank, count)
         dist.all_gather_into_tensor(whole, whole[rank])  # out of its own block
         assert all(torch.equal(whole[r], mine(r, count)) for r in range(world))
+    for root in (0, world - 1):  # in several pieces
+        data = mine(rank, 40 * LARGE, 2)
+        dist.broadcast(data.t(), root)
+        assert torch.equal(data, mine(root, 40 * LARGE, 2))
     ones = [torch.empty(2)[::2] for _ in range(world)]  # a single element of whatever stride
     dist.all_gather(ones, torch.full((2,), float(rank))[::2])
     assert [float(t) for t in ones] == list(range(world))

@@ -8,6 +8,7 @@ import pytest
 
 from hetctl.comm.access import Access
 from hetctl.comm.cluster import Cluster, Device, Host, Island, Member, Network, Nic
+from hetctl.comm.emulate import Machine, label_machine, parse_spec
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.facts import Address, Gid, HostFacts, NicFacts, facts_to_data
 from hetctl.launcher.environment import (
@@ -20,6 +21,7 @@ from hetctl.launcher.environment import (
     rank_settings,
     without_secrets,
 )
+from hetctl.trainer.planning.hardware import CLASSES
 
 
 def gid(index: int, text: str, kind: str = "roce_v2") -> Gid:
@@ -148,3 +150,20 @@ def test_each_rank_bridges_over_the_ports_near_its_device() -> None:
     asked = replace(one, access=Access("a", env={"GLOO_SOCKET_IFNAME": "mgmt0"}))
     both = Cluster((asked, other), islands, both.networks)
     assert "HETCTL_NICS" not in {s.name for s in host_settings(both, asked, seats)}  # a person's word
+
+
+def test_ranks_of_islands_that_share_gpus_are_told_the_real_ones() -> None:
+    spec = parse_spec("h200:2,mi325x:1", CLASSES)
+    machine = Machine("here", "nccl", (40, 40, 40), gpus=2)
+    labelled = label_machine(spec, machine)
+    seats = tuple(Seat(i, "here", i) for i in range(3))
+    shape = HostShape("here", 8, "cuda", "127.0.0.1", None, "/code")
+    own = host_settings(labelled, labelled.hosts[0], seats)
+    found = [{s.name: s.value for s in rank_settings(seats, s, shape, files={}, more=own)} for s in seats]
+    assert [one["HETCTL_DEVICE_INDEX"] for one in found] == ["0", "1", "0"]
+    assert labelled.shares_devices
+    alone = label_machine(spec, replace(machine, gpus=None))
+    assert not alone.shares_devices
+    assert not host_settings(alone, alone.hosts[0], seats)
+    [ways] = [{t.kind: t.usable for t in link.transports} for link in labelled.links]
+    assert (ways["shm"], ways["native"]) == (True, False)
