@@ -24,8 +24,15 @@ class Alarm:
     """One group's flag: `ring` it here; when it rang anywhere, `on_verdict` is called once, in the alarm's thread."""
 
     def __init__(
-        self, store: Store, *, rank: int, names: Sequence[str], on_verdict: Callable[[BridgeError], None]
+        self,
+        store: Store,
+        *,
+        rank: int,
+        names: Sequence[str],
+        on_verdict: Callable[[BridgeError], None],
+        overdue: Callable[[], str | None] = lambda: None,
     ) -> None:
+        self._overdue = overdue  # says what is late here that nobody waits for
         self._base, self._rank, self._names, self._on_verdict = store, rank, names, on_verdict
         self._wake = threading.Event()
         self._closed = False
@@ -95,6 +102,8 @@ class Alarm:
         store = self._base.clone()
         while True:
             self._wake.wait(POLL_SECONDS)
+            if self._mine is None and (late := self._overdue()) is not None:
+                self.ring(late)
             if self._mine is not None:
                 mine = f"{self._rank} {self._mine}"  # several may say the same, and one of them judges
                 first = store.compare_set("alarm", "", mine).decode()

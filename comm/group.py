@@ -19,6 +19,7 @@ from hetctl.comm.layout import Layout
 from hetctl.comm.lines import Run
 from hetctl.comm.local import NativeMessage
 from hetctl.comm.operations import Operations
+from hetctl.comm.owed import Debt, Owed
 from hetctl.comm.placement import Placement
 from hetctl.comm.recorder import RECORDER, Entry
 from hetctl.comm.runner import Part, Runner
@@ -40,7 +41,10 @@ class HetGroup(Operations):
         self._natives = {}
         self._make_natives()
         names = [self._who(r) for r in range(self._size)]
-        self._alarm = Alarm(self._store, rank=self._rank, names=names, on_verdict=self._end_all)
+        self._owed = Owed()
+        self._alarm = Alarm(
+            self._store, rank=self._rank, names=names, on_verdict=self._end_all, overdue=self._owed.overdue
+        )
         self._alarm.watch()
         watch = RailWatch(self._rank, self._store, self._who)
         self._ways = Ways(self._rank, ranks, placement, self._store, timeout=self._timeout, watch=watch)
@@ -56,7 +60,7 @@ class HetGroup(Operations):
         )
         self._collectives = Collectives(self._layout, self._native, self._bridge)
         self._any = AnySource(self._post_unbounded, tuple(r for r in range(self._size) if r != self._rank))
-        self._runner = Runner(f"het collectives {self._name}", on_error=self._alarm.ring)
+        self._runner = Runner(f"het collectives {self._name}", on_error=self._alarm.ring, owed=self._owed)
 
     def _make_natives(self) -> None:
         island = self._placement.island_of_rank[self._ranks[self._rank]]
@@ -214,6 +218,8 @@ class HetGroup(Operations):
         failed = self._alarm.judged
         work = NativeMessage(what, tensors, native=native, deadline=deadline, on_error=failed, landing=landing)
         work.source = peer
+        if tensors[0].is_cuda:
+            self._owed.add(Debt(what, deadline, native.is_completed))
         entry = self._record(work, what.split()[0], peer=peer, tensors=tensors)
         if what.startswith("send"):  # nobody learns that it has ended unless the program waits for it
             entry.state, work.on_wait = "posted", entry.awaited

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +26,9 @@ from hetctl.comm.c10d import Gloo, PrefixStore, Store
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.rails import break_pair, main_device
 from hetctl.comm.work import Deadline, NativeFailed, reason_of
+
+ABORT_SECONDS = 5.0  # communicators that take longer are left to themselves
+NATIVE_GRACE = timedelta(seconds=60)  # NCCL's watchdog ends the process, so the group's own deadline comes first
 
 
 class Native:
@@ -156,12 +162,27 @@ def make_island(
 
 
 def break_native(native: Native) -> None:
-    """End everything pending in an island's communicator, so that nobody waits for a rank that is gone."""
+    """End everything pending in an island's communicators, so that nobody waits for a rank that is gone.
+
+    A device library's go all at once: one that is ended frees memory, for which the device waits for the others'
+    kernels, which may hang.
+    """
+    aborts = []
     for group in native.groups():
         if isinstance(group, Gloo):
             break_pair(group, 1 if group.rank() == 0 else 0)
         else:
-            group.abort()
+            aborts.append(threading.Thread(target=_abort, args=(group,), name="het abort", daemon=True))
+    for abort in aborts:
+        abort.start()
+    end = time.monotonic() + ABORT_SECONDS
+    for abort in aborts:
+        abort.join(max(end - time.monotonic(), 0))
+
+
+def _abort(group: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # what it says of itself is no news in a group that failed
+        group.abort()
 
 
 def make_native(
@@ -190,7 +211,7 @@ def make_native(
             hint="unset it there",
         )
     nccl = dist.ProcessGroupNCCL.Options(is_high_priority_stream=ahead)
-    nccl._timeout = timeout
+    nccl._timeout = timeout + NATIVE_GRACE
     if sockets:
         config: Any = nccl.config  # torch's stubs do not list it
         config.net_name = "Socket"

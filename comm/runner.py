@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from hetctl.comm.layout import meet
+from hetctl.comm.owed import Debt, Extents, Owed
 from hetctl.comm.queued import Queued
 from hetctl.comm.staging import side_stream
 from hetctl.comm.work import HetWork, NativeFailed, ended_by
@@ -27,7 +28,6 @@ PARTS_AHEAD = 8  # handed over and not yet ended: bounds the memory of what is o
 Step = Callable[[], None]
 Part = tuple[Step | None, Step]  # what its second half begins with, and ends with: others' beginnings may come between
 Call = Callable[[], Iterable[Part] | None]
-Extents = list[tuple[int, int]]  # addresses, from the first byte to behind the last
 
 
 @dataclass(eq=False)
@@ -58,14 +58,14 @@ class Job:
 class Runner:
     """One ordered queue of collectives and the two threads that run them."""
 
-    def __init__(self, name: str, *, on_error: Callable[[str], None]) -> None:
+    def __init__(self, name: str, *, on_error: Callable[[str], None], owed: Owed | None = None) -> None:
         self._first = Queued(name, self._begin)
         self._second = Queued(f"{name}, second halves", self._continue)
         self._state = threading.Condition()
         self._turn = threading.Lock()  # one collective begins at a time, whosever thread it is in
         self._open: dict[int, Job] = {}
         self._parts = 0  # handed over and not yet ended
-        self._ended: list[tuple[Extents, Any]] = []  # of those in parts whose last kernels the device may still owe
+        self._owed = owed or Owed()
         self._begun: deque[tuple[Job, Step, Any]] = deque()  # the second thread's: parts whose end is still to do
         self._error: BaseException | None = None
         self._on_error = on_error
@@ -114,7 +114,7 @@ class Runner:
                 stream.wait_event(job.start)
                 if waits:
                     stream.wait_stream(self._side(job.device, second=True))
-                for event in self._owed(job):
+                for event in self._owed.on(job.extents):
                     stream.wait_event(event)
             if parted:
                 for part in job.call() or ():
@@ -138,12 +138,6 @@ class Runner:
         warm = kinds <= self._warm
         self._warm |= kinds
         return warm
-
-    def _owed(self, job: Job) -> list[Any]:
-        """The ends of earlier jobs on its memory that the device has not reached: for the host they are over."""
-        with self._state:
-            self._ended = [(extents, event) for extents, event in self._ended if not event.query()]
-            return [event for extents, event in self._ended if meet(extents, job.extents)]
 
     def _meets_open(self, job: Job) -> bool:
         """Whether it touches memory of one before it that has not ended."""
@@ -204,8 +198,9 @@ class Runner:
             ready = torch.cuda.current_stream(job.device).record_event()
         with self._state:
             self._open.pop(id(job), None)
-            if ready is not None and job.parted:
-                self._ended.append((job.extents, ready))
+        if ready is not None:
+            minded = job.extents if job.parted else None
+            self._owed.add(Debt(job.work.what, job.work.deadline, ready.query, ready, minded))
         job.work.finish(ready=ready, error=error)
 
     @contextlib.contextmanager

@@ -70,7 +70,7 @@ class HetWork(Work):  # type: ignore[misc]
         deadline: Deadline | None = None,
     ) -> None:
         super().__init__()
-        self.what, self._deadline = what, deadline
+        self.what, self.deadline = what, deadline
         self._outputs = list(outputs)
         self._done = threading.Event()
         self._lock = threading.Lock()
@@ -123,8 +123,8 @@ class HetWork(Work):  # type: ignore[misc]
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         seconds = timeout.total_seconds() if timeout else 0.0
-        if not seconds and self._deadline is not None:
-            seconds = self._deadline.left() + GRACE_SECONDS  # by then the group's alarm has ended it
+        if not seconds and self.deadline is not None:
+            seconds = self.deadline.left() + GRACE_SECONDS  # by then the group's alarm has ended it
         if not self._done.wait(seconds or None):
             raise BridgeError(f"{self.what} did not end within {seconds:.1f} s")
         if self._error is not None:

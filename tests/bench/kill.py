@@ -3,8 +3,8 @@
     python -m tests.bench.kill [--moments 50] [--seed N] [--bridge tcp|shm] [--gpus N]
 
 Islands of 2 and 2 ranks on two hosts, which are network namespaces where those can be made (otherwise this machine, and
-nobody is partitioned; over shm and on GPUs neither). `--gpus`: so many ranks on GPUs, half of them an island, NCCL inside;
-both islands share the GPUs where there are fewer. The seed is printed: it repeats the moments.
+nobody is partitioned; over shm and on GPUs neither). `--gpus`: so many ranks on GPUs, half of them an island, NCCL
+inside; both islands share the GPUs where there are fewer. The seed is printed: it repeats the moments.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.alarm import Alarm
-from hetctl.comm.islands import Started, settle
+from hetctl.comm.islands import Native, Started, break_native, settle
+from hetctl.comm.owed import Debt, Owed
 from hetctl.comm.recorder import VARIABLE
 from hetctl.comm.work import Deadline, NativeFailed
 from tests.bench import kill
@@ -126,3 +127,57 @@ def test_ranks_that_ring_with_one_sentence_do_not_blame_each_other() -> None:
         alarm.close()
     assert verdicts == {"all_reduce 4 failed inside its island: Timed out after 3 s; no answer from rank 1"}
     assert set(heard) == {0, 2, 3}
+
+
+def test_what_a_device_owes_for_too_long_rings() -> None:
+    """Nobody waits for it: the host went on when its kernels were queued."""
+    owed, over, heard = Owed(), threading.Event(), list[str]()
+    owed.add(Debt("all_reduce 3", Deadline(0.1), over.is_set, event="e3", extents=[(0, 8)]))
+    owed.add(Debt("all_reduce 4", Deadline(60), over.is_set, event="e4"))
+    assert owed.overdue() is None
+    assert owed.on([(4, 6)]) == ["e3"]  # later ones on its memory are ordered behind it
+    assert owed.on([(8, 9)]) == []
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    alarm = Alarm(
+        store,
+        rank=0,
+        names=["rank 0", "rank 1 on b"],
+        on_verdict=lambda e: heard.append(str(e)),
+        overdue=owed.overdue,
+    )
+    alarm.watch()
+    end = time.monotonic() + 20
+    while not heard and time.monotonic() < end:
+        time.sleep(0.05)
+    alarm.close()
+    assert heard == ["all_reduce 3 has not ended on its device: Timed out after 0.1 s; no answer from rank 1 on b"]
+    over.set()
+    assert owed.overdue() is None
+
+
+def test_a_device_that_fails_rings_with_its_reason() -> None:
+    def over() -> bool:
+        raise RuntimeError("an illegal memory access")
+
+    owed = Owed()
+    owed.add(Debt("broadcast 1", Deadline(0.001), over))
+    time.sleep(0.01)
+    assert owed.overdue() == "broadcast 1 failed on its device: an illegal memory access"
+
+
+class _Communicator:
+    """One that can be ended only while all others of its device are being ended too."""
+
+    def __init__(self, together: threading.Barrier) -> None:
+        self._together, self.ended = together, False
+
+    def abort(self) -> None:
+        self._together.wait(10)
+        self.ended = True
+
+
+def test_the_communicators_of_an_island_are_ended_at_once() -> None:
+    together = threading.Barrier(4)
+    groups = [_Communicator(together) for _ in range(4)]
+    break_native(Native(groups[0], size=2, second=groups[1], upward=groups[2], downward=groups[3]))
+    assert all(group.ended for group in groups)

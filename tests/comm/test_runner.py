@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from hetctl.comm.owed import Debt
 from hetctl.comm.runner import PARTS_AHEAD, Job, Part, Runner
 from hetctl.comm.work import BridgeError, HetWork, NativeFailed
 
@@ -85,17 +86,17 @@ def test_one_that_ends_in_the_first_thread_overtakes_nobody(runner: Runner, monk
 
 
 def test_what_the_device_still_owes_is_waited_for_where_memory_is_common(runner: Runner) -> None:
-    def job(data: torch.Tensor) -> Job:
-        return Job(HetWork("a collective"), lambda: None, [data], parted=True)
+    def extents(data: torch.Tensor) -> list[tuple[int, int]]:
+        return Job(HetWork("a collective"), lambda: None, [data], parted=True).extents
 
-    data, event = torch.ones(4), Event()
-    runner._ended.append((job(data[:3]).extents, event))
-    assert runner._owed(job(torch.ones(4))) == []
-    assert runner._owed(job(data[3:])) == []
-    assert runner._owed(job(data[2:])) == [event]
+    data, event, owed = torch.ones(4), Event(), runner._owed
+    owed.add(Debt("a collective", None, event.query, event, extents(data[:3])))
+    assert owed.on(extents(torch.ones(4))) == []
+    assert owed.on(extents(data[3:])) == []
+    assert owed.on(extents(data[2:])) == [event]
     event.reached = True
-    assert runner._owed(job(data)) == []
-    assert runner._ended == []
+    assert owed.on(extents(data)) == []
+    assert owed._open == []
 
 
 def test_parts_on_their_way_are_bounded(runner: Runner) -> None:
