@@ -1,7 +1,8 @@
 """The bridge on real GPUs: correctness first, then a short table of rates. One script for 2 and 4 devices of one host.
 
 `python tests/gpu/bridge_check.py` spawns one process per GPU, islands of half of them each, every part on its own and
-within its time, and prints one JSON document at the end. Nothing is installed, nothing is left running.
+within its time, and prints one JSON document at the end. With `--gpus 4` on two of them islands share the GPUs. Nothing
+is installed, nothing is left running.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch.distributed as dist
 
 from hetctl.comm import measure
 from hetctl.comm.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
+from tests.gpu.emulated import gpu_of
 
 MIB = 2**20
 PART_SECONDS = 120
@@ -37,7 +39,7 @@ PART_SECONDS = 120
 
 def messages_are_right(rank: int, world: int) -> Any:
     """Tensors between the first and the last GPU: sizes, dtypes, strides, tags, streams."""
-    last, device = world - 1, torch.device("cuda", rank)
+    last, device = world - 1, gpu_of(rank)
     for count in (1, 1000, 3 * MIB + 1, 64 * MIB):
         want = torch.arange(count, device=device, dtype=torch.int32)
         if rank == 0:
@@ -63,7 +65,7 @@ def messages_are_right(rank: int, world: int) -> Any:
 
 def large_tensors_are_right(rank: int, world: int) -> Any:
     """More than 2 GiB at once, where a 32-bit count would wrap: a message, a sum, a gather."""
-    last, device, count = world - 1, torch.device("cuda", rank), 2**31 + 4099
+    last, device, count = world - 1, gpu_of(rank), 2**31 + 4099
     data = torch.zeros(count, dtype=torch.uint8, device=device)
     if rank == 0:
         data[::4097], data[-1] = 7, 9
@@ -87,7 +89,7 @@ def large_tensors_are_right(rank: int, world: int) -> Any:
 
 def streams_are_kept(rank: int, world: int) -> Any:
     """A message leaves after the work before it, may be overwritten after wait, and is read after it has landed."""
-    last, device = world - 1, torch.device("cuda", rank)
+    last, device = world - 1, gpu_of(rank)
     heavy = torch.randn(4096, 4096, device=device)
     for turn in range(20):
         data = torch.zeros(16 * MIB, device=device)
@@ -118,7 +120,7 @@ def streams_are_kept(rank: int, world: int) -> Any:
 
 def sums_of_one_memory_keep_their_order(rank: int, world: int) -> Any:
     """A second sum begins when the first is over for the host, though the device, busy with products, still owes it."""
-    device = torch.device("cuda", rank)
+    device = gpu_of(rank)
     heavy = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
     data = torch.zeros(64 * MIB, device=device)
     dist.all_reduce(data)  # kernels' first launches
@@ -145,7 +147,7 @@ def sums_of_one_memory_keep_their_order(rank: int, world: int) -> Any:
 def collectives_are_right(rank: int, world: int) -> Any:
     """Every collective on device tensors, small and large, and on host tensors."""
     ranks = torch.arange(float(world))
-    for device in (torch.device("cuda", rank), torch.device("cpu")):
+    for device in (gpu_of(rank), torch.device("cpu")):
         for count in (7, 300_007, 10_000_019):
             if device.type == "cpu" and count > MIB:
                 continue
@@ -183,7 +185,7 @@ def stock_programs_are_right(rank: int, world: int) -> Any:
     from torch import nn
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    device = torch.device("cuda", rank)
+    device = gpu_of(rank)
 
     def build() -> nn.Sequential:
         torch.manual_seed(0)
@@ -201,7 +203,7 @@ def stock_programs_are_right(rank: int, world: int) -> Any:
 
     alone = build()
     train(alone, lambda: nn.functional.mse_loss(alone(x), y).backward())
-    ddp = nn.parallel.DistributedDataParallel(build(), device_ids=[rank])
+    ddp = nn.parallel.DistributedDataParallel(build(), device_ids=[device.index])
     mine = slice(rank * 8, rank * 8 + 8)
     train(ddp, lambda: nn.functional.mse_loss(ddp(x[mine]), y[mine]).backward())
     far = max((a - b).abs().max().item() for a, b in zip(ddp.parameters(), alone.parameters(), strict=True))
@@ -226,7 +228,7 @@ def raw_ceilings(rank: int, world: int) -> Any:
 
 
 def _ends(rank: int, world: int) -> measure.Ends:
-    return measure.Ends(dist.group.WORLD, rank, world, torch.device("cuda", rank))
+    return measure.Ends(dist.group.WORLD, rank, world, gpu_of(rank))
 
 
 # -- running them
@@ -264,7 +266,7 @@ def placement(world: int, transport: Any) -> Placement:
 def one_rank(rank: int, world: int, name: str, folder: str, answers: Any) -> None:
     part, backend = next((p, b) for n, p, b, _ in PARTS if n == name)
     try:
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(gpu_of(rank))
         if backend == "het":
             os.environ[VARIABLE] = str(Path(folder) / "placement.json")
             from hetctl.comm.backend import register

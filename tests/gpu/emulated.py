@@ -9,6 +9,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
+
+def gpu_of(rank: int) -> torch.device:
+    """A rank's GPU; islands share them where there are fewer than ranks, but not more than an island has."""
+    return torch.device("cuda", rank % torch.cuda.device_count())
+
 
 def train(
     folder: Path,

@@ -87,8 +87,9 @@ def traced_step(trainer: Trainer, step: int, trace: Trace) -> None:
 
 def _device(rank: int, kind: str) -> torch.device:
     if kind == "cuda":
-        torch.cuda.set_device(rank)
-    return torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+        torch.cuda.set_device(rank % torch.cuda.device_count())  # islands share GPUs where there are fewer than ranks
+        return torch.device(kind, torch.cuda.current_device())
+    return torch.device(kind)
 
 
 def reference(asked: Recipe, shape: ModelShape = SHAPE) -> Trace:
