@@ -152,7 +152,12 @@ def test_what_a_device_owes_for_too_long_rings() -> None:
     alarm.close()
     assert heard == ["all_reduce 3 has not ended on its device: Timed out after 0.1 s; no answer from rank 1 on b"]
     over.set()
+    asked = list[str]()
+    owed.add(Debt("send to rank 1", Deadline(0.001), lambda: bool(asked.append("again")) or True))
+    time.sleep(0.01)
     assert owed.overdue() is None
+    assert owed.overdue() is None
+    assert asked == ["again"]  # once, not for as long as the program does nothing else
 
 
 def test_a_device_that_fails_rings_with_its_reason() -> None:

@@ -96,7 +96,7 @@ def test_what_the_device_still_owes_is_waited_for_where_memory_is_common(runner:
     assert owed.on(extents(data[2:])) == [event]
     event.reached = True
     assert owed.on(extents(data)) == []
-    assert owed._open == []
+    assert not owed._collectives
 
 
 def test_parts_on_their_way_are_bounded(runner: Runner) -> None:
