@@ -158,7 +158,8 @@ class Cluster:
     @cached_property
     def shares_devices(self) -> bool:
         """Whether several labels of an emulation stand on one device, so that no communicator spans all of them."""
-        real = [d.index if d.ordinal is None else d.ordinal for h in self.hosts for d in h.devices]
+        seats = [(m.host, self.device(m)) for island in self.islands for m in island.members]
+        real = [(host, device.index if device.ordinal is None else device.ordinal) for host, device in seats]
         return self.source == "emulated" and len(set(real)) < len(real)
 
     @cached_property

@@ -19,7 +19,7 @@ from hetctl.comm.layout import Layout
 from hetctl.comm.lines import Run
 from hetctl.comm.local import NativeMessage
 from hetctl.comm.operations import Operations
-from hetctl.comm.owed import Debt, Owed
+from hetctl.comm.owed import Owed
 from hetctl.comm.placement import Placement
 from hetctl.comm.recorder import RECORDER, Entry
 from hetctl.comm.runner import Part, Runner
@@ -216,10 +216,10 @@ class HetGroup(Operations):
     ) -> NativeMessage:
         """A native message of this rank's own island, with this group's way of failing."""
         failed = self._alarm.judged
-        work = NativeMessage(what, tensors, native=native, deadline=deadline, on_error=failed, landing=landing)
+        work = NativeMessage(
+            what, tensors, native=native, deadline=deadline, on_error=failed, landing=landing, owed=self._owed
+        )
         work.source = peer
-        if tensors[0].is_cuda:
-            self._owed.add(Debt(what, deadline, native.is_completed))
         entry = self._record(work, what.split()[0], peer=peer, tensors=tensors)
         if what.startswith("send"):  # nobody learns that it has ended unless the program waits for it
             entry.state, work.on_wait = "posted", entry.awaited

@@ -28,7 +28,7 @@ from hetctl.comm.rails import break_pair, main_device
 from hetctl.comm.work import Deadline, NativeFailed, reason_of
 
 ABORT_SECONDS = 5.0  # communicators that take longer are left to themselves
-NATIVE_GRACE = timedelta(seconds=60)  # NCCL's watchdog ends the process, so the group's own deadline comes first
+NATIVE_GRACE = timedelta(seconds=60)  # NCCL's watchdog ends the process, so a `het` group's own deadline comes first
 
 
 class Native:
@@ -152,7 +152,7 @@ def make_island(
             backend,
             place=place,
             size=size,
-            timeout=timeout,
+            timeout=timeout if backend == "gloo" else timeout + NATIVE_GRACE,
             ahead=name in collectives,
             sockets=sockets,
         )
@@ -211,7 +211,7 @@ def make_native(
             hint="unset it there",
         )
     nccl = dist.ProcessGroupNCCL.Options(is_high_priority_stream=ahead)
-    nccl._timeout = timeout + NATIVE_GRACE
+    nccl._timeout = timeout
     if sockets:
         config: Any = nccl.config  # torch's stubs do not list it
         config.net_name = "Socket"

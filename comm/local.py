@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hetctl.comm.owed import Debt, Owed
 from hetctl.comm.work import BridgeError, Deadline, HetWork, reason_of
 
 
@@ -25,6 +26,7 @@ class NativeMessage(HetWork):
         deadline: Deadline,
         on_error: Callable[[str], BridgeError],
         landing: torch.Tensor | None = None,
+        owed: Owed | None = None,
     ) -> None:
         super().__init__(what, tensors, deadline=deadline)
         self._native, self._until, self._on_error = native, deadline, on_error
@@ -32,6 +34,7 @@ class NativeMessage(HetWork):
         self._claimed = False
         self.on_wait: Callable[[], object] = lambda: None  # told when the program begins to wait
         self._landing = landing  # what native libraries wrote, where they cannot write the program's own tensor
+        self._owed = owed
 
     def end(self) -> None:
         """Wait, keeping the outcome: for a thread of its own."""
@@ -57,6 +60,7 @@ class NativeMessage(HetWork):
             gone = self._native.wait(timeout or self._until.delta()) if self._on_host else self._native.wait()
             if gone is not False:
                 self._return()
+                self._owe()
             self.finish(error=BridgeError(f"{self.what} was aborted") if gone is False else None)
         except RuntimeError as error:
             late = self._until.verdict if self._until.passed() else reason_of(error)
@@ -66,6 +70,13 @@ class NativeMessage(HetWork):
         """Give the program's tensor what arrived, behind the current stream on devices."""
         if self._landing is not None:
             self._outputs[0].detach().copy_(self._landing)
+
+    def _owe(self) -> None:
+        """On devices the current stream is behind the message now, which may hang there: somebody has to notice."""
+        if self._owed is not None and not self._on_host:
+            device = self._outputs[0].device
+            event = torch.cuda.current_stream(device).record_event()
+            self._owed.add(Debt(self.what, self._until, event, device))
 
     def is_completed(self) -> bool:
         if not self._done.is_set():

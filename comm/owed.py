@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from hetctl.comm.layout import meet
 from hetctl.comm.work import Deadline, reason_of
@@ -16,13 +18,18 @@ Extents = list[tuple[int, int]]  # addresses, from the first byte to behind the 
 
 @dataclass(frozen=True, eq=False)
 class Debt:
-    """One of them: how to ask whether it is over, and the event and memory that later ones have to mind."""
+    """One of them: what it is, the event behind its kernels, and the memory that later ones have to mind."""
 
     what: str
     deadline: Deadline | None
-    over: Callable[[], bool]
-    event: Any = None  # torch.cuda.Event
+    event: Any  # torch.cuda.Event
+    device: torch.device
     extents: Extents | None = None
+
+    def over(self) -> bool:
+        """Ask the device; of a thread that never chose one, a question would make a context on the first."""
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
+            return bool(self.event.query())
 
 
 class Owed:
@@ -30,26 +37,24 @@ class Owed:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._collectives: deque[Debt] = deque()  # they end in this order
-        self._messages: list[Debt] = []  # in any order, each holding its tensor
+        self._open: deque[Debt] = deque()  # they end in about this order
 
     def add(self, debt: Debt) -> None:
         """Remember one, and forget those that are over."""
         with self._lock:
             self._forget()
-            (self._messages if debt.event is None else self._collectives).append(debt)
+            self._open.append(debt)
 
     def on(self, extents: Extents) -> list[Any]:
         """The events behind which this memory may be touched again."""
         with self._lock:
             self._forget()
-            return [d.event for d in self._collectives if d.extents is not None and meet(d.extents, extents)]
+            return [debt.event for debt in self._open if debt.extents is not None and meet(debt.extents, extents)]
 
     def _forget(self) -> None:
-        """Those that are over; of collectives up to the first that is not, however far ahead the host is."""
-        while self._collectives and self._collectives[0].over():
-            self._collectives.popleft()
-        self._messages = [debt for debt in self._messages if not debt.over()]
+        """Those that are over, up to the first that is not: however far ahead the host is, few are asked about."""
+        while self._open and self._open[0].over():
+            self._open.popleft()
 
     def overdue(self) -> str | None:
         """A sentence on one that should have been over by its deadline and is not, if there is any.
@@ -57,14 +62,16 @@ class Owed:
         No device is asked before that: a question disturbs a graph that the program may be capturing.
         """
         with self._lock:
-            for left in (self._collectives, self._messages):
-                for debt in list(left):
-                    if debt.deadline is None or not debt.deadline.passed():
-                        continue
-                    try:
-                        if not debt.over():
-                            return f"{debt.what} has not ended on its device: {debt.deadline.verdict}"
-                    except RuntimeError as error:  # the device itself failed
-                        return f"{debt.what} failed on its device: {reason_of(error)}"
-                    left.remove(debt)
+            late = [(d, d.deadline) for d in self._open if d.deadline is not None and d.deadline.passed()]
+        for debt, deadline in late:
+            try:
+                if not debt.over():
+                    return f"{debt.what} has not ended on its device: {deadline.verdict}"
+            except RuntimeError as error:
+                if "captur" in str(error):  # a graph is being made: asked again later
+                    continue
+                return f"{debt.what} failed on its device: {reason_of(error)}"
+            with self._lock:
+                if debt in self._open:
+                    self._open.remove(debt)
         return None

@@ -28,7 +28,8 @@ class Queued:
                 self._thread.start()
 
     def empty(self) -> bool:
-        return self._queue.empty()
+        """Whether nothing more is to do; what wakes the thread at its end does not count."""
+        return self._queue.empty() or self._closing
 
     def _work(self) -> None:
         while True:

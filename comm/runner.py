@@ -196,11 +196,11 @@ class Runner:
         ready = None
         if error is None and job.device.type == "cuda":
             ready = torch.cuda.current_stream(job.device).record_event()
+        if ready is not None:  # before it is no longer open: whoever touches its memory next finds one or the other
+            minded = job.extents if job.parted else None
+            self._owed.add(Debt(job.work.what, job.work.deadline, ready, job.device, minded))
         with self._state:
             self._open.pop(id(job), None)
-        if ready is not None:
-            minded = job.extents if job.parted else None
-            self._owed.add(Debt(job.work.what, job.work.deadline, ready.query, ready, minded))
         job.work.finish(ready=ready, error=error)
 
     @contextlib.contextmanager

@@ -47,6 +47,8 @@ def run_program(
     _check(program)
     plan = load_plan(plan_file) if plan_file else None
     cluster = find_running_cluster(cluster_file, emulate, plan=plan, sink=sink)
+    if cluster.shares_devices:
+        sink.warn("a rank's GPU is HETCTL_DEVICE_INDEX here: LOCAL_RANK counts ranks, which are more than GPUs")
     places, seats = seats_of(cluster)
     bridges = plan.bridges if plan else _bridges(cluster, bridge or "auto")
     label = Path(program[-1] if len(program) == 2 else program[min(1, len(program) - 1)]).stem

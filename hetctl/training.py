@@ -13,11 +13,12 @@ from typing import Any
 from hetctl import planning
 from hetctl.attempts import Attempts, unreachable_hosts, without
 from hetctl.boards import Boards
-from hetctl.comm.cluster import Cluster
+from hetctl.comm.cluster import Cluster, Member
 from hetctl.comm.errors import ConfigError, HetctlError
 from hetctl.comm.files import read_yaml, write_json, write_yaml
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.plan import Plan, load_plan, save_plan
+from hetctl.comm.units import show_bytes
 from hetctl.comm.values import encode
 from hetctl.console import Sink
 from hetctl.doctor.preflight import preflight, refuse_on_failures
@@ -77,10 +78,7 @@ class Prepared:
 
     @property
     def launch(self) -> Launch:
-        seats = [Seat(r.rank, r.host, r.device) for r in self.plan.ranks]
-        if self.cluster.source == "emulated" and any(s.host not in self.cluster.host_by_name for s in seats):
-            seats = _stand_ins(self.plan, self.cluster)
-        return Launch(self.cluster, tuple(seats), way=choose_way(self.way))
+        return Launch(self.cluster, tuple(_seats(self.plan, self.cluster)), way=choose_way(self.way))
 
 
 def prepare(
@@ -124,7 +122,27 @@ def _checked_plan(plan: Plan, cluster: Cluster, recipe: Recipe, sink: Sink) -> P
     check_trainable(recipe.shape(), plan)
     if plan.cluster_digest != cluster.digest:
         sink.warn("the plan was made for another cluster (its digest differs); its ranks fit, so it is used")
+        return _held_to(plan, cluster, sink)
     return plan
+
+
+def _held_to(plan: Plan, cluster: Cluster, sink: Sink) -> Plan:
+    """The plan, each rank held to the memory of its device here, which may be a share of one."""
+    rooms = {s.rank: cluster.device(Member(s.host, s.device)).memory_bytes for s in _seats(plan, cluster)}
+    for rank, needed in enumerate(plan.predicted.memory_bytes if plan.predicted else ()):
+        room = rooms.get(rank)
+        if room is not None and needed > room:
+            sink.warn(f"rank {rank} is predicted to need {show_bytes(needed)}, its device here has {show_bytes(room)}")
+    caps = {r.rank: min(filter(None, (r.memory_bytes, rooms.get(r.rank))), default=None) for r in plan.ranks}
+    return replace(plan, ranks=tuple(replace(r, memory_bytes=caps[r.rank]) for r in plan.ranks))
+
+
+def _seats(plan: Plan, cluster: Cluster) -> list[Seat]:
+    """Where the plan's ranks run: on the hosts that it names, else on those that stand for them."""
+    seats = [Seat(r.rank, r.host, r.device) for r in plan.ranks]
+    if cluster.source == "emulated" and any(s.host not in cluster.host_by_name for s in seats):
+        return _stand_ins(plan, cluster)
+    return seats
 
 
 def _stand_ins(plan: Plan, cluster: Cluster) -> list[Seat]:

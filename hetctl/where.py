@@ -35,6 +35,8 @@ def find_running_cluster(
     cluster = label_machine(spec, machine)
     if any(p.speed != 1 for i in spec for p in i.parts) and cluster.runs == "gloo":
         sink.warn("an @SPEED weights the plan only: processes on CPUs run as fast as they can")
+    if any(p.speed != 1 for i in spec for p in i.parts) and cluster.shares_devices:
+        sink.warn("an @SPEED is found by trying, which other ranks on the GPU disturb: it may come out otherwise")
     return cluster
 
 

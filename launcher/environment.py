@@ -114,7 +114,7 @@ def rank_settings(
             Setting("MASTER_ADDR", host.master_address, "where the run's store listens"),
             Setting("TORCHELASTIC_USE_AGENT_STORE", "True", "the store lives beside the agent, never in a rank"),
             Setting("HETCTL_DEVICE_TYPE", host.device_type, "what this host's ranks compute on"),
-            Setting(DEVICE_INDEX, str(_device_index(seats, seat, more)), "the plan's device of this rank"),
+            _own_device(seats, seat, more),
             Setting("PYTHONPATH", host.code_path, "where hetctl's code and its entry point for torch are"),
             *(Setting(name, str(path), "a file of this run") for name, path in files.items()),
         )
@@ -190,13 +190,14 @@ def _shared(devices: Sequence[Device]) -> list[Setting]:
     return [Setting(DEVICE_INDEX, str(d.ordinal), why, device=d.index) for d in devices if d.ordinal is not None]
 
 
-def _device_index(seats: Sequence[Seat], seat: Seat, more: Sequence[Setting]) -> int:
+def _own_device(seats: Sequence[Seat], seat: Seat, more: Sequence[Setting]) -> Setting:
     """A rank's device as its process counts: its place among the visible ones, else as told, else the plan's index."""
     if (told := next((s for s in more if s.name == DEVICE_INDEX and s.device == seat.device), None)) is not None:
-        return int(told.value)
-    if not any(s.name == n.visible_devices for s in more for n in NATIVES.values() if n.visible_devices):
-        return seat.device
-    return [s.rank for s in seats if s.host == seat.host].index(seat.rank)
+        return told
+    place = seat.device
+    if any(s.name == n.visible_devices for s in more for n in NATIVES.values() if n.visible_devices):
+        place = [s.rank for s in seats if s.host == seat.host].index(seat.rank)
+    return Setting(DEVICE_INDEX, str(place), "the plan's device of this rank")
 
 
 def _rdma(cluster: Cluster, host: Host) -> list[Setting]:

@@ -127,7 +127,8 @@ def main() -> None:
     rank, device = int(os.environ["RANK"]), rank_device()
     backend.register()
     timeout = timedelta(seconds=job.timeout_s)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+    own = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(own if os.environ.get(NATIVE_VARIABLE) else "het", timeout=timeout)
     reporter = Reporter(active=rank == 0)
     with device:  # parameters are made where they will be: drawing billions of numbers on the host takes minutes
         trainer = build(job, device, training=RandomSamples(job.shape.vocab, job.plan.seq_len))

@@ -129,13 +129,27 @@ def test_ranks_that_ring_with_one_sentence_do_not_blame_each_other() -> None:
     assert set(heard) == {0, 2, 3}
 
 
+class _Event:
+    """An event of a device that is reached when somebody says so."""
+
+    def __init__(self) -> None:
+        self.reached, self.asked = False, 0
+
+    def query(self) -> bool:
+        self.asked += 1
+        return self.reached
+
+
+HERE = torch.device("cpu")
+
+
 def test_what_a_device_owes_for_too_long_rings() -> None:
     """Nobody waits for it: the host went on when its kernels were queued."""
-    owed, over, heard = Owed(), threading.Event(), list[str]()
-    owed.add(Debt("all_reduce 3", Deadline(0.1), over.is_set, event="e3", extents=[(0, 8)]))
-    owed.add(Debt("all_reduce 4", Deadline(60), over.is_set, event="e4"))
+    owed, event, heard = Owed(), _Event(), list[str]()
+    owed.add(Debt("all_reduce 3", Deadline(0.1), event, HERE, extents=[(0, 8)]))
+    owed.add(Debt("all_reduce 4", Deadline(60), event, HERE))
     assert owed.overdue() is None
-    assert owed.on([(4, 6)]) == ["e3"]  # later ones on its memory are ordered behind it
+    assert owed.on([(4, 6)]) == [event]  # later ones on its memory are ordered behind it
     assert owed.on([(8, 9)]) == []
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     alarm = Alarm(
@@ -151,23 +165,35 @@ def test_what_a_device_owes_for_too_long_rings() -> None:
         time.sleep(0.05)
     alarm.close()
     assert heard == ["all_reduce 3 has not ended on its device: Timed out after 0.1 s; no answer from rank 1 on b"]
-    over.set()
-    asked = list[str]()
-    owed.add(Debt("send to rank 1", Deadline(0.001), lambda: bool(asked.append("again")) or True))
+
+
+def test_a_device_is_asked_after_the_deadline_and_once() -> None:
+    owed, early, late = Owed(), _Event(), _Event()
+    early.reached = late.reached = True
+    owed.add(Debt("send to rank 1", Deadline(60), early, HERE))
+    owed.add(Debt("send to rank 2", Deadline(0.001), late, HERE))
     time.sleep(0.01)
-    assert owed.overdue() is None
-    assert owed.overdue() is None
-    assert asked == ["again"]  # once, not for as long as the program does nothing else
+    before = early.asked
+    assert [owed.overdue(), owed.overdue()] == [None, None]
+    assert (early.asked - before, late.asked) == (0, 1)
 
 
-def test_a_device_that_fails_rings_with_its_reason() -> None:
-    def over() -> bool:
-        raise RuntimeError("an illegal memory access")
+@pytest.mark.parametrize(
+    ("says", "rings"),
+    [
+        ("an illegal memory access", "broadcast 1 failed on its device: an illegal memory access"),
+        ("operation not permitted when stream is capturing", None),  # asked again once the graph is made
+    ],
+)
+def test_a_device_that_fails_rings_with_its_reason(says: str, rings: str | None) -> None:
+    class Failing(_Event):
+        def query(self) -> bool:
+            raise RuntimeError(says)
 
     owed = Owed()
-    owed.add(Debt("broadcast 1", Deadline(0.001), over))
+    owed.add(Debt("broadcast 1", Deadline(0.001), Failing(), HERE))
     time.sleep(0.01)
-    assert owed.overdue() == "broadcast 1 failed on its device: an illegal memory access"
+    assert owed.overdue() == rings
 
 
 class _Communicator:

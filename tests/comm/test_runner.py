@@ -90,13 +90,13 @@ def test_what_the_device_still_owes_is_waited_for_where_memory_is_common(runner:
         return Job(HetWork("a collective"), lambda: None, [data], parted=True).extents
 
     data, event, owed = torch.ones(4), Event(), runner._owed
-    owed.add(Debt("a collective", None, event.query, event, extents(data[:3])))
+    owed.add(Debt("a collective", None, event, data.device, extents(data[:3])))
     assert owed.on(extents(torch.ones(4))) == []
     assert owed.on(extents(data[3:])) == []
     assert owed.on(extents(data[2:])) == [event]
     event.reached = True
     assert owed.on(extents(data)) == []
-    assert not owed._collectives
+    assert not owed._open
 
 
 def test_parts_on_their_way_are_bounded(runner: Runner) -> None:
@@ -163,3 +163,14 @@ def test_an_error_in_a_part_ends_its_collective_and_a_native_one_waits_for_the_v
     with pytest.raises(BridgeError, match="the verdict"):
         runner.put(HetWork("late"), lambda: None, touched=[torch.ones(1)])
     runner.close(seconds=SECONDS)
+
+
+def test_what_is_on_its_way_when_the_runner_closes_ends() -> None:
+    runner = Runner("test", on_error=lambda reason: None)
+    pending = Collective(runner, torch.ones(4), parts=3)
+    assert pending.begun.wait(SECONDS)
+    closing = threading.Thread(target=lambda: runner.close(seconds=SECONDS))
+    closing.start()
+    pending.let.set()
+    closing.join(SECONDS)
+    assert pending.work.is_completed()

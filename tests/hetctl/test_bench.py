@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hetctl import benching
+from hetctl.console import Sink
 from hetctl.trainer.planning.profile import load_profile
 
 ROOT = Path(__file__).parent.parent.parent
@@ -44,6 +46,23 @@ def test_a_pipeline_leaves_ranks_idle_that_have_no_sample() -> None:
     done = bench(*argv, what="pipeline")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tokens_per_s"]["bridged"][0] > 0
+
+
+def test_a_pipeline_where_no_native_library_spans_the_islands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benching, "speak_alike", lambda cluster: False)
+    found = benching.bench_pipeline(
+        cluster_file=None,
+        emulate="cpu:1,cpu:1",
+        bridge=None,
+        model="demo",
+        seq_len=16,
+        micro_batches=2,
+        settings=(),
+        rounds=1,
+        sink=Sink(),
+    )
+    assert set(found["tokens_per_s"]) == {"bridged", "naive"}
+    assert found["best_native"] == "bridged"
 
 
 def test_a_bridge_that_cannot_be_is_refused() -> None:

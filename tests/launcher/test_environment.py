@@ -164,6 +164,10 @@ def test_ranks_of_islands_that_share_gpus_are_told_the_real_ones() -> None:
     assert labelled.shares_devices
     alone = label_machine(spec, replace(machine, gpus=None))
     assert not alone.shares_devices
+    places = (Member("here", 0),), (Member("there", 0),)
+    first, second = (replace(i, members=m) for i, m in zip(alone.islands, places, strict=True))
+    apart = replace(alone, hosts=(alone.hosts[0], replace(alone.hosts[0], name="there")), islands=(first, second))
+    assert not apart.shares_devices  # devices of two hosts, each called 0
     assert not host_settings(alone, alone.hosts[0], seats)
     [ways] = [{t.kind: t.usable for t in link.transports} for link in labelled.links]
     assert (ways["shm"], ways["native"]) == (True, False)
