@@ -1,4 +1,4 @@
-"""A plan file on devices with less memory than it was made for: held to what is there, and said where it will not do."""
+"""A plan file where devices have less memory than it was made for: held to that, and said where it will not do."""
 
 from __future__ import annotations
 
