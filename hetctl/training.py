@@ -42,7 +42,7 @@ from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.models.weights import find_weights
 from hetctl.trainer.pace import Yardstick, yardstick
 from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
-from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.recipe import Recipe, load_recipe
 from hetctl.trainer.resplit import with_layers
 from hetctl.trainer.saving import checkpoints
 from hetctl.trainer.saving.keepers import targets_of
@@ -312,11 +312,14 @@ def _checkpoint(resume: str, crew: Crew) -> Path | None:
 
 def _check_goes_on(prepared: Prepared, folder: RunFolder, start: Path, sink: Sink) -> None:
     """Raise ConfigError where the checkpoint to go on from is of another model; say where its data were others."""
-    if checkpoints.is_whole(start):  # else other hosts have it, and their ranks look
+    recorded = start.parent == folder.checkpoints and folder.recipe.is_file()
+    if checkpoints.is_whole(start):
         from hetctl.trainer.saving.checkpoint_reader import Reader
 
         Reader(start).check_is_of(prepared.shape, whole=False)
-    if start.parent != folder.checkpoints or not folder.recipe.is_file():
+    elif recorded:  # other hosts have it: their ranks look too
+        _check_recorded(folder, prepared.shape)
+    if not recorded:
         return
     before, now = read_yaml(folder.recipe, what="recipe"), encode(prepared.recipe)
     for section, key in ORDER_OF_SAMPLES:
@@ -329,6 +332,21 @@ def _check_goes_on(prepared: Prepared, folder: RunFolder, start: Path, sink: Sin
             )
         if old != new:
             sink.warn(f"{section}.{key} was {old} before the checkpoint and is {new} now: other samples follow on it")
+
+
+def _check_recorded(folder: RunFolder, shape: ModelShape) -> None:
+    """Raise ConfigError where the recipe that the run began with is of a model with other parameters."""
+    from hetctl.trainer.models.model import shapes_of
+
+    try:
+        before = load_recipe(folder.recipe).shape()
+    except HetctlError:  # by older rules, or its model's folder is gone
+        return
+    if shapes_of(before) != shapes_of(shape):
+        raise ConfigError(
+            f"what the run in {folder.path} saved is of another model than {shape.name}: {before.name}",
+            hint="give each model a run folder of its own (--run-dir)",
+        )
 
 
 def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path | None, sink: Sink) -> list[HostSpec]:

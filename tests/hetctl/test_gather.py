@@ -40,11 +40,17 @@ def test_the_host_that_gathers_shards_has_all_that_an_export_needs(tmp_path: Pat
         flatter = replace(find_shape("demo"), name="flatter", layers=find_shape("demo").layers - 1)
         (mine / "config.json").write_text(json.dumps(config_of(flatter, dtype="float32")))
         argv = command("train", "--cluster", "cluster.yaml", "--run-dir", "run", "--model", "config.json", *words)
+        kept = [(mine / "run" / name).read_bytes() for name in ("recipe.yaml", "plan.yaml")]
+        known = subprocess.run(argv, cwd=mine, env=environment(rig), text=True, capture_output=True)
+        assert kept == [(mine / "run" / name).read_bytes() for name in ("recipe.yaml", "plan.yaml")]
+        (mine / "run" / "recipe.yaml").unlink()  # as on another machine that launches
         other = subprocess.run(argv, cwd=mine, env=environment(rig), text=True, capture_output=True)
     assert outcomes[1].returncode == 0, outcomes[1].stderr
     document = json.loads(outcomes[1].stdout)
     assert (document["step"], document["parameters"]) == (3, summary["parameters"])
     assert outcomes[0].returncode == 2
     assert "other hosts keep their shards" in outcomes[0].stderr
+    assert known.returncode == 2  # by what the run began with, before anything is replaced
+    assert "is of another model than" in known.stderr
     assert other.returncode == 1  # no host has it all, so its ranks looked
     assert "is of another model than" in other.stderr
