@@ -73,7 +73,7 @@ class NativeMessage(HetWork):
 
     def _owe(self) -> None:
         """On devices the current stream is behind the message now, which may hang there: somebody has to notice."""
-        if self._owed is not None and not self._on_host:
+        if self._owed is not None and not self._on_host and not torch.cuda.is_current_stream_capturing():
             device = self._outputs[0].device
             event = torch.cuda.current_stream(device).record_event()
             self._owed.add(Debt(self.what, self._until, event, device))
