@@ -136,6 +136,20 @@ class StageCost:
     compute_s: float  # of a micro-batch, there and back
     block_s: float
     most_layers: int  # that certainly fit into its ranks' memory
+    ranks: int = 1
+    tensor_parallel: int = 1
+    recompute: str = "none"
+
+    @classmethod
+    def of(cls, stage: Stage, compute_s: float, block_s: float, most_layers: int) -> StageCost:
+        """What was found for a stage as it is."""
+        how = (len(stage.ranks), stage.tensor_parallel, stage.recompute)
+        return cls(stage.depth, stage.micro_batch_size, compute_s, block_s, most_layers, *how)
+
+    def fits(self, stage: Stage) -> bool:
+        """Whether a stage is run as the one that this was found for, however many layers it has."""
+        mine = (self.micro_batch_size, self.ranks, self.tensor_parallel, self.recompute)
+        return mine == (stage.micro_batch_size, len(stage.ranks), stage.tensor_parallel, stage.recompute)
 
     def compute_at(self, layers: int) -> float:
         """Seconds of a micro-batch at another number of layers."""
@@ -192,8 +206,7 @@ class Plan:
         stages = self.predicted.stages if self.predicted is not None else ()
         known = stages[replica] if replica < len(stages) else ()
         found = known[stage] if stage < len(known) else None
-        alike = found is not None and found.micro_batch_size == self.replicas[replica].stages[stage].micro_batch_size
-        return found if alike else None
+        return found if found is not None and found.fits(self.replicas[replica].stages[stage]) else None
 
     def forwards_of(self, replica: int, stage: int) -> int:
         """Forwards in flight of one stage of one replica."""

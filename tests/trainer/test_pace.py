@@ -51,8 +51,8 @@ def predicted(made: Plan, basis: str, *, block_s: float = 1.0) -> Plan:
     """The plan with so many seconds a layer predicted of each stage, and two more for the last one."""
     stages = tuple(
         tuple(
-            StageCost(n, r.stages[0].micro_batch_size, n * block_s + 2 * (index == len(r.stages) - 1), block_s, 99)
-            for index, n in enumerate(s.layers[1] - s.layers[0] for s in r.stages)
+            StageCost.of(s, s.depth * block_s + 2 * (index == len(r.stages) - 1), block_s, 99)
+            for index, s in enumerate(r.stages)
         )
         for r in made.replicas
     )

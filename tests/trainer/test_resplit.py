@@ -29,14 +29,9 @@ GIB = 2**30
 
 def priced(plan: Plan, *, most: int = 99) -> Plan:
     """The plan with a second a layer predicted everywhere, and memory for so many on each rank."""
-    costs = tuple(tuple(cost(s.layers, s.micro_batch_size, most) for s in r.stages) for r in plan.replicas)
+    costs = tuple(tuple(StageCost.of(s, float(s.depth), 1.0, most) for s in r.stages) for r in plan.replicas)
     said = Predicted("measured", 1.0, 1.0, 0.0, 0.0, None, (GIB,) * plan.world_size, stages=costs)
     return replace(plan, predicted=said)
-
-
-def cost(span: tuple[int, int], size: int, most: int) -> StageCost:
-    count = span[1] - span[0]
-    return StageCost(count, size, float(count), 1.0, most)
 
 
 def deep(*pipes: Pipe, islands: tuple[tuple[int, ...], ...] = ((0,), (1,))) -> Plan:
@@ -98,8 +93,10 @@ def test_what_cannot_be_cut_says_why() -> None:
     assert why_uncut(deep(), free) == ""
     assert "no replica" in why_uncut(whole, free)
     assert "does not say" in why_uncut(plan_of(Layout(((0,), (1,)), (PIPELINE,)), seq_len=8), free)
-    other = replace(deep().replicas[0], stages=tuple(replace(s, micro_batch_size=2) for s in deep().replicas[0].stages))
-    assert "does not say" in why_uncut(replace(deep(), replicas=(other,)), free)  # edited: what it says is of others
+    only = deep().replicas[0]
+    for edit in ({"micro_batch_size": 2}, {"recompute": "full"}, {"tensor_parallel": 2}, {"ranks": (0, 1)}):
+        other = replace(only, stages=tuple(replace(s, **edit) for s in only.stages))  # what the plan says is of others
+        assert "does not say" in why_uncut(replace(deep(), replicas=(other,)), free), edit
     assert "interleaved" in why_uncut(priced(plan_of(Layout(((0,), (1,)), (shared,)), seq_len=8)), free)
     pinned = replace(free, parallelism=replace(free.parallelism, layers=(6, 6)))
     assert "the recipe says" in why_uncut(deep(), pinned)

@@ -218,7 +218,7 @@ def _stage_costs(
         room = usable_bytes(use.site.rates) - (SPARE_BYTES if stage.whole else 0)
         most = int(room * layers / max(1, *(memory[rank] for rank in stage.ranks)))
         beat, block = sum(c.at(layers) for c in there), sum(c.each for c in there)
-        found.append(StageCost(layers, stage.micro_batch_size, beat, block, max(layers, most)))
+        found.append(StageCost.of(stage, beat, block, max(layers, most)))
     return tuple(found)
 
 
