@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Protocol
 
@@ -103,8 +103,8 @@ def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
                 own = machine.memory_bytes[index]
                 cap = min(filter(None, (own, part.memory_bytes)), default=None)
                 real = index % machine.gpus if machine.gpus else None  # an island's are consecutive: each on its own
-                device = Device(index, island.vendor, part.device_class, cap, (nic.name,), ordinal=real)
-                devices.append(replace(device, speed=part.speed))
+                known = (island.vendor, part.device_class, cap, (nic.name,))
+                devices.append(Device(index, *known, speed=part.speed, ordinal=real))
         members = tuple(Member(machine.host, i) for i in range(first, len(devices)))
         islands.append(Island(name, island.vendor, "host", members))
     host = Host(machine.host, data_address="127.0.0.1", devices=tuple(devices), nics=(nic,))
