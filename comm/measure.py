@@ -30,9 +30,8 @@ from hetctl.comm.values import decode
 
 VARIABLE = "HETCTL_MEASURE"  # names a JSON file with a Task
 IN_FLIGHT = 4  # messages under way at once
-ENOUGH_BYTES = 256 * MiB  # moved per size by sums, within FEWEST and MOST of them
-ENOUGH_SECONDS = 0.25  # of messages, up to MOST_MESSAGES: filling the pipeline and the last barrier take milliseconds
-FEWEST, MOST, MOST_MESSAGES = 4, 200, 1000
+ENOUGH_SECONDS = 0.25  # of messages, up to MOST_MESSAGES: filling the pipeline and the last barrier take milliseconds;
+FEWEST, MOST_COLLECTIVES, MOST_MESSAGES = 4, 50, 1000  # of collectives too, where a few calls swing by half
 LATENCY_BYTES, LATENCY_TURNS = 1 * KiB, 300
 COLLECTIVES = ("all-gather", "reduce-scatter", "broadcast", "all-to-all")  # beside the all-reduce, which plans count on
 GROUPS = 8  # raw gloo groups side by side
@@ -99,9 +98,9 @@ def message_rate(ends: Ends, size: int, *, count: int | None = None) -> float:
     return size * turns / seconds(turns)
 
 
-def _enough(ends: Ends, seconds: float) -> int:
-    """How many messages of about so many seconds to time: what the first rank says."""
-    said = torch.tensor([min(max(int(ENOUGH_SECONDS / seconds), FEWEST), MOST_MESSAGES)], dtype=torch.int64)
+def _enough(ends: Ends, seconds: float, *, most: int = MOST_MESSAGES) -> int:
+    """How many messages or calls of about so many seconds to time: what the first rank says."""
+    said = torch.tensor([min(max(int(ENOUGH_SECONDS / seconds), FEWEST), most)], dtype=torch.int64)
     dist.broadcast(said, 0, group=ends.group)
     return int(said)
 
@@ -138,11 +137,10 @@ def latency(ends: Ends, *, turns: int = LATENCY_TURNS) -> dict[str, float]:
     return {"p50": times[len(times) // 2], "p99": times[min(int(len(times) * 0.99), len(times) - 1)]}
 
 
-def all_reduce_seconds(ends: Ends, size: int, *, turns: int | None = None) -> float:
+def all_reduce_seconds(ends: Ends, size: int) -> float:
     """Mean seconds of an all-reduce of `size` bytes of fp32."""
     data = torch.zeros(max(size // 4, 1), device=ends.device)
-    turns = turns or min(max(ENOUGH_BYTES // 4 // size, 3), MOST // 4)
-    return mean_seconds(lambda: dist.all_reduce(data, group=ends.group), turns, settle=ends.settle)
+    return _mean_of_enough(ends, lambda: dist.all_reduce(data, group=ends.group))
 
 
 def sums_rate(ends: Ends, size: int) -> float:
@@ -167,8 +165,13 @@ def collective_seconds(ends: Ends, name: str, size: int) -> float:
         "broadcast": lambda: dist.broadcast(whole, 0, group=ends.group),
         "all-to-all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole, group=ends.group),
     }
-    turns = min(max(ENOUGH_BYTES // 4 // size, FEWEST), MOST // 4)
-    return mean_seconds(calls[name], turns, settle=ends.settle)
+    return _mean_of_enough(ends, calls[name])
+
+
+def _mean_of_enough(ends: Ends, call: Callable[[], Any]) -> float:
+    """Mean seconds of a collective over as many calls as take a while."""
+    turns = _enough(ends, mean_seconds(call, 1, settle=ends.settle), most=MOST_COLLECTIVES)
+    return mean_seconds(call, turns, settle=ends.settle)
 
 
 def mean_seconds(call: Callable[[], Any], turns: int, *, settle: Callable[[], None]) -> float:
