@@ -26,7 +26,8 @@ from hetctl.comm.work import BridgeError, reason_of
 
 PYTHONS_SWITCH_SECONDS, SWITCH_SECONDS = 0.005, 0.0005  # after which a waiting thread is let in, by default and here
 SOON_SECONDS, POLL_SECONDS = 200e-6, 50e-6  # within which a copy is over, and between looks at one that is not
-TRAILER_ROOM = 4 * KiB  # in a ring's slots: a page
+PAGE_BYTES = 4 * KiB
+TRAILER_ROOM = PAGE_BYTES  # in a ring's slots
 IDLE_SECONDS = 5.0  # an unused lane's thread ends; the next message starts another
 
 
@@ -37,6 +38,14 @@ class Flow:
     chunk_bytes: int
     window: int  # together with the chunk it bounds a lane's memory
     copies_ahead: int = 2  # not awaited while the window is full: one at a time would idle the engine that copies
+    least_bytes: int = 0  # of the chunks that a message of one or a few is cut into, so that several rails carry it
+
+    def chunk_of(self, nbytes: int) -> int:
+        """Bytes of a message's chunks: an eighth of it, or up to twice the least a quarter, within the bounds."""
+        if not self.least_bytes:
+            return self.chunk_bytes
+        part = max(nbytes // 8, min(nbytes // 4, 2 * self.least_bytes), self.least_bytes)
+        return min(-(-part // PAGE_BYTES) * PAGE_BYTES, self.chunk_bytes)
 
     @property
     def slot_bytes(self) -> int:
@@ -201,7 +210,8 @@ class ForwardedLane:
         if message is None:
             return False
         self._cutting = message
-        cut = spread(message.data.nbytes, self._flow.chunk_bytes, self.window.port.ways)
+        nbytes = message.data.nbytes
+        cut = spread(nbytes, self._flow.chunk_of(nbytes), self.window.port.ways)
         self._cutting = None
         for number, (first, past) in enumerate(cut):
             self._todo.append((message, first, past, number, number == len(cut) - 1))

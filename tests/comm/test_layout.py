@@ -53,6 +53,17 @@ def test_a_message_of_61_chunks_does_not_keep_one_of_four_rails_longer() -> None
     assert spread(256_000_000, 4 << 20, 1) == list(pieces(256_000_000, 4 << 20))
 
 
+@given(st.integers(0, 1 << 30))
+def test_middling_messages_are_cut_for_several_rails_and_large_ones_into_the_largest_chunks(nbytes: int) -> None:
+    flow = rails.DEVICE_FLOW
+    cut = list(pieces(nbytes, flow.chunk_of(nbytes)))
+    assert all(past - first <= flow.chunk_bytes and not first % 4096 for first, past in cut)
+    assert len(cut) <= max(8, -(-nbytes // flow.chunk_bytes))
+    if nbytes >= 4 * flow.least_bytes:
+        assert len(cut) >= 4
+    assert rails.HOST_FLOW.chunk_of(nbytes) == rails.HOST_FLOW.chunk_bytes
+
+
 def test_a_layout_knows_home_place_and_strangers() -> None:
     layout = Layout(3, ((0, 1, 2), (3, 4)))
     assert (layout.size, layout.home, layout.place, layout.foreign) == (5, 1, 0, (0,))
