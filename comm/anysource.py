@@ -14,6 +14,7 @@ from datetime import timedelta
 
 import torch
 
+from hetctl.comm.views import may_write
 from hetctl.comm.work import BridgeError, Deadline, HetWork
 
 Post = Callable[[torch.Tensor, int, int], HetWork]  # (buffer, peer, tag): a receive without a deadline of its own
@@ -45,6 +46,16 @@ class _Tag:
     named: dict[int, deque[tuple[torch.Tensor, HetWork]]] = field(default_factory=dict)
     arrived: deque[tuple[int, torch.Tensor]] = field(default_factory=deque)
     posted: dict[int, int] = field(default_factory=dict)  # peer -> receives under way
+    like: torch.Tensor | None = None  # what they are posted for
+
+
+def _check_alike(kept: torch.Tensor, target: torch.Tensor, tag: int) -> None:
+    """Raises ValueError where what a kept receive takes does not fit this one."""
+    if kept.nbytes != target.nbytes:
+        raise ValueError(
+            f"messages of tag {tag} were received from any source with {kept.nbytes} bytes, and such a receive is "
+            f"still posted: one of {target.nbytes} bytes needs a tag of its own"
+        )
 
 
 class AnySource:
@@ -71,6 +82,7 @@ class AnySource:
                 self._hand_over(*state.arrived.popleft(), target, work)
                 return
             state.wants.append((target, work))
+            state.like = target
             lacking = [p for p in self._peers if state.posted.get(p, 0) < len(state.wants)]
             for peer in lacking:
                 state.posted[peer] = state.posted.get(peer, 0) + 1
@@ -85,12 +97,15 @@ class AnySource:
                 return False
             for place, (source, data) in enumerate(state.arrived):
                 if source == peer:
+                    _check_alike(data, target, tag)
                     del state.arrived[place]
                     self._hand_over(source, data, target, work)
                     return True
             named = state.named.setdefault(peer, deque())
             if state.posted.get(peer, 0) <= len(named) + len(state.wants):
                 return False
+            if state.like is not None:
+                _check_alike(state.like, target, tag)
             named.append((target, work))
             return True
 
@@ -114,7 +129,8 @@ class AnySource:
                 state.arrived.append((peer, buffer))
 
     def _hand_over(self, peer: int, data: torch.Tensor, target: torch.Tensor, work: HetWork) -> None:
-        target.copy_(data)
+        with may_write([target]):
+            target.copy_(data)
         work.source = peer
         work.finish()
 

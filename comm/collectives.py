@@ -161,7 +161,7 @@ class Collectives(Lines):
 
     def barrier(self, run: Run) -> None:
         """Nobody leaves before everybody has come."""
-        token = torch.zeros(1, dtype=torch.int32)
+        token = torch.zeros(1, dtype=torch.int32, device="cpu")  # whatever the default is
         native = self.native(token.device)
         settle(native.all_reduce(token, _SUM), run.deadline, what=run.what)
         self.exchange_whole(token, run)

@@ -21,6 +21,7 @@ from hetctl.comm.meeting import Patience
 from hetctl.comm.meter import METER
 from hetctl.comm.staging import CopyEngine, TrailerMismatch, seal, trailer_of, unseal
 from hetctl.comm.units import KiB
+from hetctl.comm.views import may_write
 from hetctl.comm.window import Chunk, Left, Port, Window
 from hetctl.comm.work import BridgeError, reason_of
 
@@ -346,7 +347,8 @@ class RecvLane(ForwardedLane):
             )
         except TrailerMismatch as mismatch:
             raise BridgeError(str(mismatch)) from None
-        landed = self._engine.into(chunk.slot, message.data, chunk.span, message.combine, self._until(chunk))
+        with may_write([message.data]):
+            landed = self._engine.into(chunk.slot, message.data, chunk.span, message.combine, self._until(chunk))
         self.window.retire(chunk)
         self.window.port.give(chunk.slot, landed.read)
         if chunk.last:

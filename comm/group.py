@@ -13,6 +13,7 @@ from hetctl.comm.anysource import AnySource, Wanted
 from hetctl.comm.bridge import MOST_TAG, P2P, Bridge
 from hetctl.comm.c10d import PrefixStore
 from hetctl.comm.collectives import Collectives
+from hetctl.comm.ending import leave, mind
 from hetctl.comm.failover import RailWatch
 from hetctl.comm.islands import Native, break_native, make_island
 from hetctl.comm.layout import Layout
@@ -42,9 +43,8 @@ class HetGroup(Operations):
         self._make_natives()
         names = [self._who(r) for r in range(self._size)]
         self._owed = Owed()
-        self._alarm = Alarm(
-            self._store, rank=self._rank, names=names, on_verdict=self._end_all, overdue=self._owed.overdue
-        )
+        self._runner = Runner(f"het collectives {self._name}", on_error=self._ring, owed=self._owed)
+        self._alarm = Alarm(self._store, rank=self._rank, names=names, on_verdict=self._end_all, overdue=self._overdue)
         self._alarm.watch()
         watch = RailWatch(self._rank, self._store, self._who)
         self._ways = Ways(self._rank, ranks, placement, self._store, timeout=self._timeout, watch=watch)
@@ -59,8 +59,8 @@ class HetGroup(Operations):
             on_error=self._alarm.ring,
         )
         self._collectives = Collectives(self._layout, self._native, self._bridge)
+        mind(self)
         self._any = AnySource(self._post_unbounded, tuple(r for r in range(self._size) if r != self._rank))
-        self._runner = Runner(f"het collectives {self._name}", on_error=self._alarm.ring, owed=self._owed)
 
     def _make_natives(self) -> None:
         island = self._placement.island_of_rank[self._ranks[self._rank]]
@@ -81,6 +81,13 @@ class HetGroup(Operations):
         world, hosts = self._ranks[rank], self._placement.hosts
         return f"rank {world}" + (f" on {hosts[world]}" if world < len(hosts) else "")
 
+    def _ring(self, sentence: str) -> None:
+        self._alarm.ring(sentence)
+
+    def _overdue(self) -> str | None:
+        """What is late here that no transport waits for: on a device, or never begun."""
+        return self._owed.overdue() or self._runner.overdue()
+
     def _end_all(self, error: BridgeError) -> None:
         """The verdict on a failure anywhere: end what is pending, native parts too, and keep a record."""
         self._break(error)
@@ -92,8 +99,17 @@ class HetGroup(Operations):
         for native in list(self._natives.values()):
             break_native(native)
 
+    def end_with_process(self, seconds: float) -> None:
+        """See off what is being sent; end what waits for others, and the threads that do. Idle ones may stay."""
+        if self._bridge.error is None and self._bridge.sent(seconds) and not self._runner.busy():
+            return
+        self._break(BridgeError("the process is ending"))
+        self._runner.close(seconds=seconds)
+        self._bridge.close(seconds=seconds)
+
     def shutdown(self) -> None:
         """Finish what is queued, then end threads and connections."""
+        leave(self)
         if self._any.under_way():  # receives that nothing will answer any more
             self._break(BridgeError(f"the process group '{self._name}' was destroyed"))
         seconds = 1.0 if self._bridge.error is not None else self._timeout.total_seconds()
@@ -124,6 +140,13 @@ class HetGroup(Operations):
         opts: Any,
         parted: bool = False,
     ) -> Any:
+        _check_plain_values(touched)
+        if self._runner.is_here():
+            raise BridgeError(
+                f"{name} in a callback of another collective of group '{self._name}': "
+                "ranks would disagree on its place in the order of the group's collectives",
+                hint="begin it where the program waits for the other one, or in a group of its own",
+            )
         self._count += 1
         run = Run(f"{name} {self._count} of group '{self._name}'", self._deadline(opts))
         work = HetWork(run.what, outputs, deadline=run.deadline)
@@ -149,6 +172,8 @@ class HetGroup(Operations):
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
         _check_tag(tag)
+        _check_peer(dst, self._rank)
+        _check_plain_values(tensors)
         data, deadline, what = plain(tensors[0]), self._deadline(None), f"send to {self._who(dst)}"
         if self._layout.local(dst):
             place = self._layout.mine.index(dst)
@@ -161,6 +186,8 @@ class HetGroup(Operations):
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
         _check_tag(tag)
+        _check_peer(src, self._rank)
+        _check_plain_values(tensors)
         target, deadline, what = tensors[0].detach(), self._deadline(None), f"recv from {self._who(src)}"
         if self._any.knows(tag):
             wanted = Wanted(what, tensors, deadline=deadline, on_error=self._alarm.judged)
@@ -228,6 +255,18 @@ class HetGroup(Operations):
 
 
 _FOREVER = 3e8  # seconds
+
+
+def _check_plain_values(tensors: Sequence[torch.Tensor]) -> None:
+    """Raises TypeError for quantized tensors: their bytes mean nothing without their scales."""
+    if any(t.is_quantized for t in tensors):
+        raise TypeError("quantized tensors cannot be exchanged: send their int_repr(), scales and zero points")
+
+
+def _check_peer(peer: int, rank: int) -> None:
+    """Raises ValueError for a message to oneself, which no transport carries."""
+    if peer == rank:
+        raise ValueError("a rank cannot exchange messages with itself over the 'het' back end: copy the tensor")
 
 
 def _check_tag(tag: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hetctl.comm.owed import Debt, Owed
+from hetctl.comm.views import may_write
 from hetctl.comm.work import BridgeError, Deadline, HetWork, reason_of
 
 
@@ -69,7 +70,8 @@ class NativeMessage(HetWork):
     def _return(self) -> None:
         """Give the program's tensor what arrived, behind the current stream on devices."""
         if self._landing is not None:
-            self._outputs[0].detach().copy_(self._landing)
+            with may_write(self._outputs):
+                self._outputs[0].detach().copy_(self._landing)
 
     def _owe(self) -> None:
         """On devices the current stream is behind the message now, which may hang there: somebody has to notice."""

@@ -95,6 +95,9 @@ class Operations(Identity):
         return self._submit("reduce", call, touched=tensors, outputs=tensors, opts=opts, parted=parted)
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
+        for blocks, data in zip(outputs, inputs, strict=True):
+            self._check_blocks(blocks, data)
+            _check_size(blocks[self._rank], data.numel())
         return self._all_gather("all_gather", outputs, inputs, opts)
 
     def _all_gather(
@@ -142,6 +145,7 @@ class Operations(Identity):
 
         for out, data in zip(outputs, inputs, strict=True):
             _check_size(out, data.numel() * self._size)
+            check_types([out, data])
         parted = not any(map(is_small, inputs))
         return self._submit(
             name, call, touched=[*inputs, *outputs], shown=inputs, outputs=outputs, opts=opts, parted=parted
@@ -176,6 +180,7 @@ class Operations(Identity):
                 yield None, flat.put_back
 
         for out, parts in zip(outputs, inputs, strict=True):
+            self._check_blocks(parts, out)
             _check_size(out, parts[self._rank].numel())
         given = [t for parts in inputs for t in parts]
         parted = not any(map(is_small, given)) and all(map(is_even, inputs))
@@ -194,6 +199,8 @@ class Operations(Identity):
                 for out, part in zip(outputs[index] if self._rank == root else [], got, strict=False):
                     fill(out, part)
 
+        for blocks, data in zip(outputs, inputs, strict=False):  # there are none but at the root
+            self._check_blocks(blocks, data, alike=True)
         outs = [t for group in outputs for t in group]
         return self._submit("gather", call, touched=[*inputs, *outs], shown=inputs, outputs=outs, opts=opts)
 
@@ -207,6 +214,8 @@ class Operations(Identity):
                 self._collectives.exchange([got if r == root else got[:0] for r in range(self._size)], sent, run)
                 fill(out, got)
 
+        for parts, out in zip(inputs, outputs, strict=False):  # there are none but at the root
+            self._check_blocks(parts, out, alike=True)
         given = [t for parts in inputs for t in parts]
         return self._submit("scatter", call, touched=[*outputs, *given], shown=given, outputs=outputs, opts=opts)
 
@@ -241,6 +250,9 @@ class Operations(Identity):
             for out, part in zip(outputs, got, strict=True):
                 fill(out, part)
 
+        for blocks in (outputs, inputs):
+            self._check_blocks(blocks, inputs[0] if inputs else None)
+        _check_size(outputs[self._rank], inputs[self._rank].numel())
         return self._submit(name, call, touched=[*outputs, *inputs], shown=inputs, outputs=shown, opts=opts)
 
     def barrier(self, opts: Any = None) -> Any:
@@ -250,6 +262,23 @@ class Operations(Identity):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         self.barrier().wait(timeout or self._timeout)
+
+    def _check_blocks(self, blocks: Sequence[torch.Tensor], like: torch.Tensor | None, *, alike: bool = False) -> None:
+        """Raises ValueError or TypeError where there is not one tensor a rank, or not of one type (or size)."""
+        if len(blocks) != self._size:
+            raise ValueError(f"{len(blocks)} tensors were given for the {self._size} ranks of the group")
+        if like is None:
+            return
+        check_types([*blocks, like])
+        for block in blocks if alike else ():
+            _check_size(block, like.numel())
+
+
+def check_types(tensors: Sequence[torch.Tensor]) -> None:
+    """Raises TypeError where tensors of one operation are of several types: bytes would be taken for other values."""
+    kinds = sorted({str(t.dtype).removeprefix("torch.") for t in tensors})
+    if len(kinds) > 1:
+        raise TypeError(f"the tensors of one collective are of one type, not of {', '.join(kinds)}")
 
 
 def _check_size(out: torch.Tensor, count: int) -> None:

@@ -31,6 +31,10 @@ class Queued:
         """Whether nothing more is to do; what wakes the thread at its end does not count."""
         return self._queue.empty() or self._closing
 
+    def is_here(self) -> bool:
+        """Whether the calling thread is the queue's."""
+        return self._thread is threading.current_thread()
+
     def _work(self) -> None:
         while True:
             try:

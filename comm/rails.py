@@ -286,7 +286,7 @@ class _Refused:
 def break_pair(group: Any, peer: int) -> None:
     """Close a gloo context: gloo does so, for all that is pending, when any one receive on it times out."""
     try:
-        group.recv([torch.empty(1, dtype=torch.uint8)], peer, _KILL_TAG).wait(timedelta(milliseconds=1))
+        group.recv([torch.empty(1, dtype=torch.uint8, device="cpu")], peer, _KILL_TAG).wait(timedelta(milliseconds=1))
     except RuntimeError:
         return
 

@@ -22,8 +22,10 @@ from hetctl.comm.layout import meet
 from hetctl.comm.owed import Debt, Extents, Owed
 from hetctl.comm.queued import Queued
 from hetctl.comm.staging import side_stream
+from hetctl.comm.views import may_write
 from hetctl.comm.work import HetWork, NativeFailed, ended_by
 
+OVERDUE_SECONDS = 2.0  # after its deadline: transports say more of what they wait for
 PARTS_AHEAD = 8  # handed over and not yet ended: bounds the memory of what is on its way
 Step = Callable[[], None]
 Part = tuple[Step | None, Step]  # what its second half begins with, and ends with: others' beginnings may come between
@@ -182,7 +184,8 @@ class Runner:
         try:
             if self._error is not None:
                 raise self._error
-            call()
+            with may_write(job.touched):
+                call()
         except NativeFailed as failed:
             job.broken = True
             if self._error is None:
@@ -220,6 +223,22 @@ class Runner:
         if (device, second) not in self._streams:
             self._streams[device, second] = side_stream(device)
         return self._streams[device, second]
+
+    def is_here(self) -> bool:
+        """Whether the calling thread is one of the two: what it waits for there would never begin."""
+        return self._first.is_here() or self._second.is_here()
+
+    def busy(self) -> bool:
+        """Whether a collective has not ended."""
+        with self._state:
+            return bool(self._open)
+
+    def overdue(self) -> str | None:
+        """A sentence on a collective that should have ended a while ago, which whoever carries it did not say."""
+        with self._state:
+            works = [job.work for job in self._open.values()]
+        late = [(w, w.deadline) for w in works if w.deadline is not None and w.deadline.passed(since=OVERDUE_SECONDS)]
+        return f"{late[0][0].what} has not ended: {late[0][1].verdict}" if late else None
 
     def fail(self, error: BaseException) -> None:
         """End everything queued or running with `error`; nothing more is accepted."""

@@ -80,7 +80,7 @@ def _on_host(data: torch.Tensor) -> Any:
     """
     if not data.is_cuda:
         return data.numpy()
-    host = torch.empty(data.numel(), dtype=torch.uint8, pin_memory=True)
+    host = torch.empty(data.numel(), dtype=torch.uint8, device="cpu", pin_memory=True)
     stream = _shared_stream(data.device)
     with torch.cuda.stream(stream):
         host.copy_(data, non_blocking=True)
@@ -97,7 +97,7 @@ class _Scratch:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = _shared_stream(device)
-        self._host = torch.empty(TRAILER_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._host = torch.empty(TRAILER_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
         buffer: Any = self._host.numpy()
         self._bytes, self._address = memoryview(buffer), self._host.data_ptr()
 
@@ -118,7 +118,7 @@ class _Trailers:
     """Pinned room for the trailers that a lane's copies still read, in turn: it has fewer slots than there is room."""
 
     def __init__(self) -> None:
-        self._host = torch.empty(TRAILERS_AHEAD * TRAILER_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._host = torch.empty(TRAILERS_AHEAD * TRAILER_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
         buffer: Any = self._host.numpy()
         self._bytes, self._address, self._count = memoryview(buffer), self._host.data_ptr(), 0
 
@@ -215,7 +215,7 @@ class HostEngine:
     """Host tensors: a slot is fresh memory and a copy is over when the call returns."""
 
     def take(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes + TRAILER_BYTES, dtype=torch.uint8)
+        return torch.empty(nbytes + TRAILER_BYTES, dtype=torch.uint8, device="cpu")
 
     def give(self, slot: torch.Tensor, event: Any) -> None:
         return None
@@ -267,7 +267,7 @@ class StreamEngine:
             free = self._free.setdefault(size, [])
             if free:
                 return free.pop()
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def give(self, slot: torch.Tensor, event: Any) -> None:
         with self._lock:

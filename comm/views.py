@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from hetctl.comm.work import Deadline, HetWork
+
+
+def may_write(tensors: Iterable[torch.Tensor]) -> contextlib.AbstractContextManager[object]:
+    """Inference mode for threads of this back end where a program made any of these in it: it counts by thread."""
+    return torch.inference_mode() if any(t.is_inference() for t in tensors) else contextlib.nullcontext()
 
 
 class Flat:
@@ -91,10 +97,11 @@ class Returning(HetWork):
         self._target, self._scratch = target.detach(), scratch
 
     def finish(self, *, ready: Any = None, error: BaseException | None = None) -> None:
-        if error is None and ready is None:
-            self._target.copy_(self._scratch.view(self._target.shape))
-        elif error is None:
-            ready = self._copy_behind(ready)
+        with may_write([self._target]):
+            if error is None and ready is None:
+                self._target.copy_(self._scratch.view(self._target.shape))
+            elif error is None:
+                ready = self._copy_behind(ready)
         super().finish(ready=ready, error=error)
 
     def _copy_behind(self, ready: Any) -> Any:

@@ -43,8 +43,9 @@ class Deadline:
         """Seconds that remain, never below a millisecond: gloo reads zero as for ever."""
         return max(self._end - time.monotonic(), 0.001)
 
-    def passed(self) -> bool:
-        return time.monotonic() >= self._end - TICK_SECONDS
+    def passed(self, *, since: float = 0.0) -> bool:
+        """Whether it is over, for at least so many seconds."""
+        return time.monotonic() >= self._end + since - TICK_SECONDS
 
     def delta(self) -> timedelta:
         return timedelta(seconds=self.left())
@@ -108,10 +109,11 @@ class HetWork(Work):  # type: ignore[misc]
             self._done.set()
             then, self._then = self._then, []
             future = self._future
-        for call in then:
-            call()
-        if future is not None:
-            self._settle(future)
+        with torch.inference_mode(False):  # what the program chained to this makes tensors of its own
+            for call in then:
+                call()
+            if future is not None:
+                self._settle(future)
 
     def on_end(self, call: Callable[[], None]) -> None:
         """Run `call` when the operation has ended, or now if it has."""
@@ -185,12 +187,33 @@ class Together(HetWork):
     def __init__(self, works: Sequence[Any]) -> None:
         super().__init__("coalesced operations", [t for w in works if isinstance(w, HetWork) for t in w.result()])
         self._works = works
-        self.finish()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         for work in self._works:
             work.wait(timeout) if timeout else work.wait()
         return True
 
+    def synchronize(self) -> None:
+        self.wait()
+
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        return next((error for work in self._works if (error := work.exception()) is not None), None)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        if not self._works:
+            self.finish()
+            return super().get_future()
+        every = torch.futures.collect_all([work.get_future() for work in self._works])
+
+        def results(ended: torch.futures.Future[Any]) -> list[torch.Tensor]:
+            for future in ended.value():
+                future.value()  # or its error
+            return self._outputs
+
+        return every.then(results)
