@@ -33,7 +33,7 @@ class Alarm:
         overdue: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._overdue = overdue  # says what is late here that nobody waits for
-        self._base, self._rank, self._names, self._on_verdict = store, rank, names, on_verdict
+        self._store, self._rank, self._names, self._on_verdict = store, rank, names, on_verdict
         self._wake = threading.Event()
         self._closed = False
         self._mine: str | None = None
@@ -99,7 +99,7 @@ class Alarm:
         self._on_verdict(self._verdict)
 
     def _watch(self) -> str | None:
-        store = self._base.clone()
+        store = self._store
         while True:
             self._wake.wait(POLL_SECONDS)
             if self._mine is None and (late := self._overdue()) is not None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hetctl.comm.c10d import Store
+from hetctl.comm.connections import GroupStore
 from hetctl.comm.staging import Combine, flat_bytes
 from hetctl.comm.work import BridgeError, Deadline, HetWork, ended_by
 
@@ -121,7 +121,7 @@ class Bridge:
     def __init__(
         self,
         rank: int,
-        store: Store,
+        store: GroupStore,
         *,
         timeout: timedelta,
         verify: bool,

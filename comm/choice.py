@@ -12,6 +12,8 @@ from hetctl.comm.c10d import Store
 from hetctl.comm.cluster import TransportKind
 from hetctl.comm.engines.base import PEER_COPY, EngineName
 from hetctl.comm.errors import ConfigError
+from hetctl.comm.meeting import Patience
+from hetctl.comm.work import Deadline
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def publish(store: Store, rank: int, ability: Ability) -> None:
 
 
 def ability_of(store: Store, rank: int, timeout: timedelta) -> Ability:
-    """What another rank published; waits for it."""
-    store.wait([f"ability/{rank}"], timeout)
-    found: dict[str, Any] = json.loads(store.get(f"ability/{rank}"))
+    """What another rank published; waits for it. Raises RuntimeError."""
+    patience = Patience(lambda: None).within(Deadline(timeout.total_seconds()))
+    found: dict[str, Any] = json.loads(patience.said(store, f"ability/{rank}"))
     return Ability(found["host"], found["device"], found["name"])

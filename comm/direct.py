@@ -88,7 +88,7 @@ class DirectTransport:
         try:
             meet = accept if key.sending else offer
             about = {"ports": described(self._use.rails, ring.regions), "address": ring.memory.data_ptr()}
-            control, peer = meet(bridge.store.clone(), name, about, patience)
+            control, peer = meet(bridge.store.talk, name, about, patience)
             pull = self._pulls(bridge.rank, key)
             found = connect(self._use.rails, ring.regions, peer["ports"], lose)
             strands = Strands(found, int(peer["address"]), lose, write=not pull)

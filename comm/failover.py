@@ -128,7 +128,7 @@ class RailWatch:
 
     def _run(self) -> None:
         try:
-            store, answered = self.store.clone(), 0
+            store, answered = self.store, 0
             while not self._stop.wait(POLL_SECONDS):
                 asked = store.add(f"rails/asked/{self.rank}", 0)
                 while answered < asked and store.check([f"rails/ask/{self.rank}/{answered + 1}"]):

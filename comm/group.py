@@ -13,6 +13,7 @@ from hetctl.comm.anysource import AnySource, Wanted
 from hetctl.comm.bridge import MOST_TAG, P2P, Bridge
 from hetctl.comm.c10d import PrefixStore
 from hetctl.comm.collectives import Collectives
+from hetctl.comm.connections import GroupStore
 from hetctl.comm.ending import leave, mind
 from hetctl.comm.failover import RailWatch
 from hetctl.comm.islands import Native, break_native, make_island
@@ -37,21 +38,21 @@ class HetGroup(Operations):
         self._rank, self._size = options.group_rank, options.group_size
         self._ranks, self._placement = ranks, placement
         self._timeout, self._name = options.timeout, str(options.group_id or "het")
-        self._store = options.store
+        self._store, shared = options.store, GroupStore(options.store, self._name)
         self._layout = _layout(self._rank, ranks, placement)
         self._natives = {}
         self._make_natives()
         names = [self._who(r) for r in range(self._size)]
         self._owed = Owed()
         self._runner = Runner(f"het collectives {self._name}", on_error=self._ring, owed=self._owed)
-        self._alarm = Alarm(self._store, rank=self._rank, names=names, on_verdict=self._end_all, overdue=self._overdue)
+        self._alarm = Alarm(shared.talk, rank=self._rank, names=names, on_verdict=self._end_all, overdue=self._overdue)
         self._alarm.watch()
-        watch = RailWatch(self._rank, self._store, self._who)
-        self._ways = Ways(self._rank, ranks, placement, self._store, timeout=self._timeout, watch=watch)
+        watch = RailWatch(self._rank, shared.talk, self._who)
+        self._ways = Ways(self._rank, ranks, placement, shared.talk, timeout=self._timeout, watch=watch)
         self._ways.prepare()
         self._bridge = Bridge(
             self._rank,
-            self._store,
+            shared,
             timeout=self._timeout,
             verify=placement.verify_bridge,
             who=self._who,

@@ -19,6 +19,7 @@ import torch
 
 from hetctl.comm.bridge import Bridge, LaneKey
 from hetctl.comm.c10d import Gloo, PrefixStore, Store
+from hetctl.comm.connections import GroupStore
 from hetctl.comm.failover import Loss, Position, RailWatch, remaining, route, say
 from hetctl.comm.forwarded import Flow, ForwardedLane, RecvLane, SendLane
 from hetctl.comm.meeting import Patience
@@ -101,7 +102,7 @@ class _Later:
 class Link:
     """All rails from one rank to another, one direction. Both ends connect when they first use it."""
 
-    def __init__(self, store: Store, name: str, *, sending: bool, timeout: timedelta) -> None:
+    def __init__(self, store: GroupStore, name: str, *, sending: bool, timeout: timedelta) -> None:
         self._store, self._name, self._sending, self._timeout = store, name, sending, timeout
         self._lock = threading.Lock()
         self._rails: list[Rail] = []
@@ -118,9 +119,10 @@ class Link:
         """The rails, connected; blocks until the other end connects too, for as long as there is patience."""
         with patience.holding(self._lock):
             if not self._rails and not self._killed:
-                # its own connection: a blocking read on a shared one would stop every other thread's store access
-                store, self._devices = self._store.clone(), _devices()
-                self._rails = [self._connect(store, number, mine) for number, mine in self._agreed(store, patience)]
+                self._devices = _devices()
+                agreed = self._agreed(self._store.talk, patience)
+                with self._store.waiting() as store:
+                    self._rails = [self._connect(store, number, mine) for number, mine in agreed]
             if self._killed:
                 raise RuntimeError("the connection was closed")
             return self._rails

@@ -125,13 +125,13 @@ class _Rings:
     """The rings of one lane, one after the other: both ends count them, and meet for each under its number."""
 
     def __init__(self, bridge: Bridge, key: LaneKey, nbytes: int) -> None:
-        self._store, self._name = bridge.store, f"shm/{key.link_name(bridge.rank)}/{key.wire_tag}"
+        self._store, self._name = bridge.store.talk, f"shm/{key.link_name(bridge.rank)}/{key.wire_tag}"
         self._meet = functools.partial(_offer, nbytes=nbytes) if key.sending else _accept
         self._count = 0
 
     def next(self, patience: Patience) -> _Handles:
         """Make or get the next ring, together with the other end."""
-        handles = self._meet(self._store.clone(), f"{self._name}/{self._count}", patience)
+        handles = self._meet(self._store, f"{self._name}/{self._count}", patience)
         self._count += 1
         return handles
 

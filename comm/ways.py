@@ -103,7 +103,7 @@ class Ways:
             host["engine"] = error.message
         finally:
             self._mine = Ability(host, device, self._host(self._rank))
-            publish(self._store.clone(), self._rank, self._mine)
+            publish(self._store, self._rank, self._mine)
             self._tried.set()
 
     def _engines(self) -> tuple[Any, ...]:
@@ -120,7 +120,7 @@ class Ways:
             return found
         if not self._tried.wait(self._timeout.total_seconds()) or self._mine is None:
             raise BridgeError("the engines of the direct bridge were not tried in time")
-        theirs = ability_of(self._store.clone(), key.peer, self._timeout)
+        theirs = ability_of(self._store, key.peer, self._timeout)
         one, other = self._islands(key.peer)
         planned = self._placement.transport(one, other)
         found = choose(
