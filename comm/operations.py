@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,8 @@ from hetctl.comm.reductions import Reduction, check, reduction
 from hetctl.comm.runner import Part
 from hetctl.comm.sparse import check_sparse, sum_sparse
 from hetctl.comm.views import Flat, as_bytes, fill, flat_copy, is_plain, plain, room_for, rows
+
+HALVES = (torch.float16, torch.complex32)  # averages of these are of scaled numbers, as NCCL's are
 
 
 class Operations(Identity):
@@ -48,6 +51,8 @@ class Operations(Identity):
         alone = all(len(island) == 1 for island in self._collectives.layout.islands)
         for tensor in tensors:
             check(op, tensor, alone=alone)
+        if how.mean and all(t.dtype in HALVES and not t.is_sparse for t in tensors):  # the sum may be beyond them
+            return replace(how, mean=False, scale=1 / self._size)
         return how
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:

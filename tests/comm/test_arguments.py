@@ -45,6 +45,16 @@ def test_arguments_that_do_not_fit_are_refused_and_the_group_goes_on(sizes: tupl
     on_islands(sizes, careless, seconds=20)
 
 
+def large_halves(rank: int) -> None:
+    for count in (3, 100_000):
+        dist.all_reduce(mean := torch.full((count,), 60_000.0, dtype=torch.float16), dist.ReduceOp.AVG)
+        assert torch.allclose(mean.float(), torch.full((count,), 60_000.0), rtol=2e-3)
+
+
+def test_an_average_of_halves_does_not_pass_through_a_sum_that_they_cannot_hold() -> None:
+    on_islands((1, 2), large_halves, seconds=20)
+
+
 def another_size(rank: int) -> None:
     """Ranks 1 and 2 say how much they will send, to whoever takes it first; the payload has the same tag."""
     if rank:
