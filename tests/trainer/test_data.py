@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,6 +89,78 @@ def test_a_tokenizer_that_is_none(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").glob("*/"))
 
 
+def tokenizer_file(folder: Path, *, unknown: str | None = "[UNK]", drops: bool = False) -> str:
+    """A tokenizer of one word, or of none: a BPE without an unknown token drops what it does not know."""
+    from tokenizers import Tokenizer, models
+
+    words = {"<|endoftext|>": 0, "[UNK]": 1, "hello": 2}
+    model = models.BPE({"<|endoftext|>": 0}, []) if drops else models.WordLevel(words, unk_token=unknown)
+    Tokenizer(model).save(str(folder / "tokenizer.json"))
+    return str(folder / "tokenizer.json")
+
+
+def test_half_a_character_is_no_obstacle_to_either_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "\\ud800 half"}\n' * 3)
+    for tokenizer in ("bytes", tokenizer_file(tmp_path)):
+        tokens = open_tokens(DataSection(str(tmp_path / "a.jsonl"), tokenizer), tmp_path / "cache")
+        assert len(tokens.train) > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "made", "words"),
+    [
+        ('{"text": "other"}', {"unknown": "[NONE]"}, r"tokenizer\.json cannot encode the text: .*UNK"),
+        ('{"text": "other"}\n' * 9, {"drops": True}, r"a\.jsonl' holds no text"),
+        ('{"text": ""}', None, r"a\.jsonl' holds no text"),
+        (b'{"text": "fine"}\n{"text": "\xff"}', None, r"a\.jsonl, line 2: not UTF-8"),
+        (b'\xff\xfe{\x00"\x00', None, r"a\.jsonl, line 1: not UTF-8"),
+    ],
+)
+def test_lines_that_give_no_tokens_are_refused(
+    text: str | bytes, made: dict[str, Any] | None, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(text.encode() if isinstance(text, str) else text)
+    tokenizer = "bytes" if made is None else tokenizer_file(tmp_path, **made)
+    with pytest.raises(ConfigError, match=words):
+        open_tokens(DataSection(str(tmp_path / "a.jsonl"), tokenizer), tmp_path / "cache")
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n', encoding="utf-8-sig")
+    assert [d.text for d in documents(DataSection(str(tmp_path / "a.jsonl")))] == ["one"]
+
+
+@pytest.mark.parametrize("share", [1e-18, 1 - 1e-16])
+def test_any_share_leaves_tokens_on_both_sides(share: float, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    write_megatron(tmp_path / "corpus", [[1, 2, 3]], np.uint16, 8)
+    for source in ("a.txt", "corpus"):
+        tokens = open_tokens(DataSection(str(tmp_path / source), validation_share=share), tmp_path / "cache")
+        assert min(len(tokens.train), len(tokens.validation)) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a.txt"))
+    with pytest.raises(ConfigError, match=r"cannot be kept in .*a\.txt/hetctl/tokens") as caught:
+        open_tokens(DataSection(str(tmp_path / "a.txt")))
+    assert "XDG_CACHE_HOME" in caught.value.hint
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.setattr(Path, "read_text", raising(PermissionError(13, "Permission denied")))
+    with pytest.raises(ConfigError, match=r"a\.txt cannot be read: Permission denied"):
+        open_tokens(DataSection(str(tmp_path / "a.txt")), tmp_path / "cache")
+
+
+def raising(error: OSError) -> Callable[..., str]:
+    def fail(*_: object, **__: object) -> str:
+        raise error
+
+    return fail
+
+
 @pytest.mark.parametrize("named", ["<end>", {"content": "<end>", "lstrip": False}, None, ["<end>"]])
 def test_an_unusual_end_of_text_is_the_one_that_the_tokenizer_s_settings_name(tmp_path: Path, named: object) -> None:
     from tokenizers import Tokenizer, models
@@ -115,8 +189,9 @@ def test_tokens_are_bounded_by_the_largest_id_and_old_caches_made_anew(tmp_path:
     assert open_tokens(section, tmp_path / "cache").vocabulary == largest + 1 > 5000
     (kept,) = (tmp_path / "cache").glob("*/tokens.json")
     old = {key: value for key, value in json.loads(kept.read_text()).items() if key != BOUND}
-    kept.write_text(json.dumps({"vocabulary": 4, **old}))
-    assert open_tokens(section, tmp_path / "cache").vocabulary == largest + 1
+    for older in ({"vocabulary": 4, **old}, {**old, BOUND: 4, "validation": 0}):
+        kept.write_text(json.dumps(older))
+        assert open_tokens(section, tmp_path / "cache").vocabulary == largest + 1
 
 
 def write_megatron(stem: Path, documents: list[list[int]], dtype: type, code: int) -> None:
@@ -167,14 +242,36 @@ def test_megatron_files_that_do_not_match_are_refused(tmp_path: Path) -> None:
         open_tokens(section, tmp_path / "cache")
 
 
+@pytest.mark.parametrize(
+    ("place", "count", "words"),
+    [
+        (18, 2**62, r"too short for its 4611686018427387904 sequences and 3 documents"),
+        (18, 2**64 - 1, r"too short for its 18446744073709551615 sequences"),
+        (26, 2**63, r"too short for its 2 sequences and 9223372036854775808 documents"),
+        (34, 4 << 32 | 0xFFFFFFFF, r"has a sequence of -1 tokens"),
+        (-16, 9, r"documents that are not made of its 2 sequences"),
+        (-8, 9, r"documents that are not made of its 2 sequences"),
+        (-24, 2**64 - 1, r"documents that are not made of its 2 sequences"),
+    ],
+)
+def test_an_index_that_cannot_be_is_refused(place: int, count: int, words: str, tmp_path: Path) -> None:
+    write_megatron(tmp_path / "corpus", [[1, 2], [3]], np.uint16, 8)
+    index = bytearray((tmp_path / "corpus.idx").read_bytes())
+    struct.pack_into("<Q", index, place % len(index), count)
+    (tmp_path / "corpus.idx").write_bytes(index)
+    with pytest.raises(ConfigError, match=words):
+        open_tokens(DataSection(str(tmp_path / "corpus")), tmp_path / "cache")
+
+
 def test_parquet_rows_are_documents(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"body": [f"row {n}" for n in range(30)]}), tmp_path / "a.parquet")
     section = DataSection(source=str(tmp_path / "a.parquet"), field="body", validation_share=0.3)
     assert [d.text for d in documents(section)] == [f"row {n}" for n in range(30)]
-    with pytest.raises(ConfigError, match="column 'text'"):
+    with pytest.raises(ConfigError, match="has no column 'text'") as caught:
         list(documents(DataSection(source=str(tmp_path / "a.parquet"))))
+    assert caught.value.hint == "set data.field to one of: body"
 
 
 def test_an_epoch_shows_every_window_once_and_any_share_is_the_same() -> None:

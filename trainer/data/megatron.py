@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from hetctl.comm.units import MiB
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of tokens, sequences, documents
 TYPES: dict[int, Any] = {1: np.uint8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+PER_SEQUENCE = 4 + 8  # bytes: its size and its offset
+PER_DOCUMENT = 8  # bytes: the number of its first sequence
 SCAN = 1 << 24  # tokens looked at at a time
 
 
@@ -37,9 +40,14 @@ class Indexed:
         """The end of the document that leaves about `share` of the tokens behind it, at least one document."""
         inner = self.ends[:-1]
         if not len(inner):
-            return max(1, int(len(self.tokens) * (1 - share)))
+            return cut_at(len(self.tokens), share)
         wanted = int(len(self.tokens) * (1 - share))
         return int(inner[min(int(np.searchsorted(inner, wanted)), len(inner) - 1)])
+
+
+def cut_at(tokens: int, share: float) -> int:
+    """Where to cut so many tokens to leave about `share` of them behind it: at least one on each side of two."""
+    return max(1, min(int(tokens * (1 - share)), tokens - 1))
 
 
 def is_megatron(source: str) -> bool:
@@ -80,13 +88,24 @@ def open_indexed(source: str) -> Indexed:
         _, version, kind, sequences, documents = HEADER.unpack(head)
         if version != 1 or kind not in TYPES:
             raise ConfigError(f"{index_file}: version {version}, token type {kind} is not supported")
+        if HEADER.size + sequences * PER_SEQUENCE + documents * PER_DOCUMENT > index_file.stat().st_size:
+            raise ConfigError(f"{index_file} is too short for its {sequences} sequences and {documents} documents")
         sizes = np.fromfile(file, dtype=np.int32, count=sequences)
-        np.fromfile(file, dtype=np.int64, count=sequences)  # byte offsets: the tokens lie in a row
+        file.seek(sequences * 8, os.SEEK_CUR)  # byte offsets: the tokens lie in a row
         bounds = np.fromfile(file, dtype=np.int64, count=documents)
     dtype = np.dtype(TYPES[kind])
-    if len(bounds) != documents or int(sizes.sum(dtype=np.int64)) * dtype.itemsize != tokens_file.stat().st_size:
+    if int(sizes.sum(dtype=np.int64)) * dtype.itemsize != tokens_file.stat().st_size:
         raise ConfigError(f"{tokens_file} and its index do not match: one of them is cut short")
-    if not sizes.sum():
+    if not sizes.any():
         raise ConfigError(f"'{source}' holds no text")
+    _check_order(index_file, sizes, bounds)
     edges = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes, dtype=np.int64)))
     return Indexed(np.memmap(tokens_file, dtype=dtype, mode="r"), edges[bounds[bounds > 0]])
+
+
+def _check_order(index_file: Path, sizes: npt.NDArray[np.int32], bounds: npt.NDArray[np.int64]) -> None:
+    """Raise ConfigError unless sequences have sizes, and documents lie within them one after the other."""
+    if sizes.min() < 0:
+        raise ConfigError(f"{index_file} has a sequence of {sizes.min()} tokens")
+    if len(bounds) and (bounds[0] < 0 or bounds[-1] > len(sizes) or (np.diff(bounds) < 0).any()):
+        raise ConfigError(f"{index_file} has documents that are not made of its {len(sizes)} sequences in order")

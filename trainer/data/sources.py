@@ -32,6 +32,7 @@ TEXT_SUFFIXES = (
     ".parquet",
 )
 MAX_TOKENIZER_BYTES = 256 * MiB
+SHOWN = 20  # columns of a table that an error names
 LEFT_OUT = ("test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3")
 
 
@@ -61,16 +62,14 @@ def source_files(section: DataSection) -> list[Path]:
 
 
 def documents(section: DataSection) -> Iterator[Document]:
-    """All texts of the source in a fixed order. Raises ConfigError for lines that are no JSON."""
+    """All texts of the source in a fixed order. Raises ConfigError for files and lines that cannot be read."""
     root = Path(sysconfig.get_paths()["stdlib"]) if section.source == "python-stdlib" else Path(section.source)
     for path in source_files(section):
         name = str(path.relative_to(root)) if path != root else path.name
-        if path.suffix == ".jsonl":
-            yield from _jsonl(path, name, section.field)
-        elif path.suffix == ".parquet":
-            yield from _parquet(path, name, section.field)
-        else:
-            yield Document(name, path.read_text(encoding="utf-8", errors="replace"))
+        try:
+            yield from _texts(path, name, section.field)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def fingerprint(section: DataSection) -> str:
@@ -94,11 +93,23 @@ def held_out(name: str, section: DataSection) -> bool:
     return int.from_bytes(digest[:8], "big") / 2**64 < section.validation_share
 
 
+def _texts(path: Path, name: str, field: str) -> Iterator[Document]:
+    if path.suffix == ".jsonl":
+        yield from _jsonl(path, name, field)
+    elif path.suffix == ".parquet":
+        yield from _parquet(path, name, field)
+    else:
+        yield Document(name, path.read_text(encoding="utf-8", errors="replace"))
+
+
 def _jsonl(path: Path, name: str, field: str) -> Iterator[Document]:
-    with path.open(encoding="utf-8") as lines:
+    """One document per line that is not blank, whether or not the file starts with a byte order mark."""
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
+            if not _is_utf8(line):
+                raise ConfigError(f"{path}, line {number}: not UTF-8", hint="write the file anew as UTF-8")
             try:
                 text = json.loads(line)[field]
                 if not isinstance(text, str):
@@ -110,6 +121,15 @@ def _jsonl(path: Path, name: str, field: str) -> Iterator[Document]:
             yield Document(f"{name}#{number}", text)
 
 
+def _is_utf8(line: str) -> bool:
+    """Whether a line had no byte that decoding had to escape."""
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _parquet(path: Path, name: str, field: str) -> Iterator[Document]:
     """One document per row, read a batch of rows at a time."""
     try:
@@ -118,17 +138,19 @@ def _parquet(path: Path, name: str, field: str) -> Iterator[Document]:
     except ImportError:
         raise ConfigError("the package 'pyarrow' is not installed", hint="pip install hetctl[parquet]") from None
     try:
-        number = 0
-        for batch in ParquetFile(path).iter_batches(columns=[field]):
+        number, file = 0, ParquetFile(path)
+        if field not in (there := file.schema_arrow.names):
+            raise ConfigError(
+                f"{path} has no column '{field}'", hint=f"set data.field to one of: {', '.join(there[:SHOWN])}"
+            )
+        for batch in file.iter_batches(columns=[field]):
             for text in batch.column(0).to_pylist():
                 number += 1
                 if not isinstance(text, str):
                     raise ConfigError(f"{path}, row {number}: no text under the column '{field}'")
                 yield Document(f"{name}#{number}", text)
-    except (pyarrow.ArrowException, OSError, IndexError) as error:
-        raise ConfigError(
-            f"{path} cannot be read as parquet with a column '{field}': {error}", hint="set data.field to the column"
-        ) from None
+    except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: a text that is not UTF-8
+        raise ConfigError(f"{path} cannot be read as parquet with a column '{field}': {error}") from None
 
 
 def _some(files: list[Path], otherwise: str) -> list[Path]:

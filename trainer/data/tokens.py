@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_text
-from hetctl.trainer.data.megatron import digest_of, files_of, is_megatron, open_indexed
+from hetctl.trainer.data.megatron import cut_at, digest_of, files_of, is_megatron, open_indexed
 from hetctl.trainer.data.sources import MAX_TOKENIZER_BYTES, documents, fingerprint, held_out
 from hetctl.trainer.recipe import DataSection
 
@@ -64,9 +64,8 @@ def load_tokenizer(section: DataSection) -> Tokenizer:
     loaded.no_truncation()  # a file may ask for both: right for single inputs, not for whole documents
     loaded.no_padding()
     end = _end_token(loaded, path)
-    encode = lambda words: np.asarray(loaded.encode(words, add_special_tokens=False).ids, dtype=np.uint32)  # noqa: E731
     ids = loaded.get_vocab(with_added_tokens=True).values()  # they may have gaps: how many there are bounds nothing
-    return Tokenizer(encode, max(ids) + 1, end)
+    return Tokenizer(_encoder(loaded, path), max(ids) + 1, end)
 
 
 def open_tokens(section: DataSection, cache: Path | None = None) -> Tokens:
@@ -90,6 +89,17 @@ def default_cache() -> Path:
 
 
 def _make_once(section: DataSection, folder: Path) -> None:
+    """Make the tokens unless another process does. Raises ConfigError, also where the cache cannot be written."""
+    try:
+        _make_alone(section, folder)
+    except OSError as error:
+        raise ConfigError(
+            f"tokens cannot be kept in {folder.parent}: {error}",
+            hint="set XDG_CACHE_HOME to a folder that can be written and has room",
+        ) from None
+
+
+def _make_alone(section: DataSection, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -106,7 +116,8 @@ def _make_once(section: DataSection, folder: Path) -> None:
 
 def _is_made(folder: Path) -> bool:
     try:
-        return BOUND in json.loads((folder / "tokens.json").read_text())
+        about = json.loads((folder / "tokens.json").read_text())
+        return BOUND in about and all(about.values())  # none empty: an older hetctl made such sides
     except (OSError, ValueError):
         return False
 
@@ -124,16 +135,20 @@ def _make(section: DataSection, folder: Path) -> None:
         (folder / "tokens.json").write_text(json.dumps(_about_megatron(section)))
         return
     tokenizer = load_tokenizer(section)
-    counts = {"train": 0, "validation": 0}
+    counts, texts = {"train": 0, "validation": 0}, 0
     end = np.asarray([tokenizer.end], dtype=np.uint32)
     files: dict[str, Any] = {side: (folder / f"{side}.bin").open("wb") for side in counts}
     for document in documents(section):
         side = "validation" if held_out(document.name, section) else "train"
-        tokens = np.concatenate((tokenizer.encode(document.text), end))
+        words = tokenizer.encode(document.text)
+        texts += len(words)
+        tokens = np.concatenate((words, end))
         files[side].write(tokens.tobytes())
         counts[side] += len(tokens)
     for file in files.values():
         file.close()
+    if not texts:
+        raise ConfigError(f"'{section.source}' holds no text")
     if not all(counts.values()):
         _split_tail(folder, counts, section)
     about = {BOUND: tokenizer.vocabulary, **counts, "digest": _digest(folder)}
@@ -156,12 +171,26 @@ def _about_megatron(section: DataSection) -> dict[str, Any]:
 def _split_tail(folder: Path, counts: dict[str, int], section: DataSection) -> None:
     """Too few documents to hold whole ones out (one text file, say): hold out the end of the text."""
     both = np.concatenate([np.fromfile(folder / f"{side}.bin", dtype=np.uint32) for side in counts])
-    if not len(both):
-        raise ConfigError(f"'{section.source}' holds no text")
-    cut = max(1, int(len(both) * (1 - section.validation_share)))
+    cut = cut_at(len(both), section.validation_share)
     both[:cut].tofile(folder / "train.bin")
     both[cut:].tofile(folder / "validation.bin")
     counts.update(train=cut, validation=len(both) - cut)
+
+
+def _encoder(loaded: Any, path: Path) -> Encode:
+    def encode(text: str) -> TokenArray:
+        try:
+            found = loaded.encode(_whole(text), add_special_tokens=False).ids
+        except Exception as error:  # the library raises bare Exception, for an unknown token it does not have, say
+            raise ConfigError(f"{path} cannot encode the text: {error}", hint="take another tokenizer.json") from None
+        return np.asarray(found, dtype=np.uint32)
+
+    return encode
+
+
+def _whole(text: str) -> str:
+    """A text without halves of characters (lone surrogates, which JSON can hold and UTF-8 cannot)."""
+    return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def _encode_bytes(text: str) -> TokenArray:
