@@ -22,6 +22,8 @@ from hetctl.trainer.models.weights import INDEX, SINGLE, find_weights
 
 MAX_FILE_BYTES = 4096 * MiB
 OTHER_MODEL = "the weights belong to another model than config.json: fetch the folder anew"
+OTHER_TYPE = "fetch the model in one of these: hetctl reads no quantised weights"
+FLOATS = ("BF16", "F16", "F32", "F64")  # as safetensors names them
 SETTINGS = ("generation_config.json",)
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -44,37 +46,43 @@ class WeightFiles:
         self._where = _index(folder) if indexed else dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
 
     def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Raise ConfigError unless every file is whole and these tensors are there in these shapes (headers only).
+        """Raise ConfigError unless every file is whole and these tensors are floats in these shapes (headers only).
 
         What else the files hold is not read: a copy of a tied head, rotary tables.
         """
         for name in sorted(set(self._where.values())):
             self._open(name)
-        wrong = [why for name, shape in shapes.items() if (why := self._wrong(name, shape))]
+        wrong = [error for name, shape in shapes.items() if (error := self._wrong(name, shape))]
         if wrong:
-            more = f" ({len(wrong) - 1} more are missing or of another shape)" if len(wrong) > 1 else ""
-            raise ConfigError(wrong[0] + more, hint=OTHER_MODEL)
+            more = f" ({len(wrong) - 1} more are missing or of another shape or type)" if len(wrong) > 1 else ""
+            raise ConfigError(wrong[0].message + more, hint=wrong[0].hint)
 
     def read(self, name: str, shape: Iterable[int]) -> torch.Tensor:
-        """One tensor. Raises ConfigError when it is missing, damaged or of another shape."""
-        if why := self._wrong(name, shape):
-            raise ConfigError(why, hint=OTHER_MODEL)
+        """One tensor. Raises ConfigError when it is missing, damaged or of another shape or type."""
+        if wrong := self._wrong(name, shape):
+            raise wrong
         try:
             tensor: torch.Tensor = self._open(self._where[name]).get_tensor(name)
         except SafetensorError as error:
             raise _damaged(self.folder / self._where[name], error) from None
         return tensor
 
-    def _wrong(self, name: str, shape: Iterable[int]) -> str:
-        """Why a tensor cannot be read; empty when it can."""
+    def _wrong(self, name: str, shape: Iterable[int]) -> ConfigError | None:
+        """Why a tensor cannot be read; None when it can."""
         if name not in self._where:
-            return f"{self._list} has no '{name}'"
+            return ConfigError(f"{self._list} has no '{name}'", hint=OTHER_MODEL)
         path, file = self.folder / self._where[name], self._open(self._where[name])
         try:
-            found, wanted = file.get_slice(name).get_shape(), list(shape)
+            part = file.get_slice(name)
+            found, wanted, kind = part.get_shape(), list(shape), part.get_dtype()
         except SafetensorError:
-            return f"{path} has no '{name}', which {INDEX} says it holds"
-        return f"'{name}' has shape {found} in {path}, config.json says {wanted}" if found != wanted else ""
+            return ConfigError(f"{path} has no '{name}', which {INDEX} says it holds", hint=OTHER_MODEL)
+        if found != wanted:
+            message = f"'{name}' has shape {found} in {path}, config.json says {wanted}"
+            return ConfigError(message, hint=OTHER_MODEL)
+        if kind not in FLOATS:
+            return ConfigError(f"'{name}' is stored as {kind} in {path}, not as {', '.join(FLOATS)}", hint=OTHER_TYPE)
+        return None
 
     def _open(self, name: str) -> Any:
         if name not in self._opened:

@@ -43,11 +43,11 @@ def shape_from_config(config: object, *, where: str) -> ModelShape:
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where}: a model config is a JSON object")
     family = config.get("model_type")
-    if family not in ARCHITECTURES:
+    if family not in tuple(ARCHITECTURES):  # a list, say, has no hash
         raise ConfigError(f"{where}: model_type {family!r} is not supported", hint="known: llama, qwen2")
     get = _Reader(config, where)
-    _refuse_variants(config, where)
-    biased = bool(config.get("attention_bias", False))
+    _refuse_variants(config, get)
+    biased = get.flag("attention_bias")
     longest = get.whole("max_position_embeddings", 2048)
     theta, scaling = _rope(config, where, longest)
     shape = ModelShape(
@@ -63,7 +63,7 @@ def shape_from_config(config: object, *, where: str) -> ModelShape:
         max_seq_len=longest,
         rope_theta=theta,
         rms_eps=get.number("rms_norm_eps", 1e-6),
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        tied_embeddings=get.flag("tie_word_embeddings"),
         qkv_bias=family == "qwen2" or biased,
         out_bias=family == "llama" and biased,
         rope_scaling=scaling,
@@ -98,21 +98,19 @@ def config_of(shape: ModelShape, *, dtype: str) -> dict[str, Any]:
     return config
 
 
-def _refuse_variants(config: Mapping[str, Any], where: str) -> None:
+def _refuse_variants(config: Mapping[str, Any], get: _Reader) -> None:
     """Keys that change what is computed in ways hetctl's model does not follow."""
     odd = None
     if config.get("hidden_act", "silu") not in ACTIVATIONS:
         odd = f"hidden_act '{config['hidden_act']}'"
     elif config.get("mlp_bias"):
         odd = "mlp_bias"
-    elif config.get("use_sliding_window") and (config.get("sliding_window") or 0) < config.get(
-        "max_position_embeddings", 0
-    ):
+    elif config.get("use_sliding_window") and get.whole("sliding_window", 0) < get.whole("max_position_embeddings", 0):
         odd = "sliding windows"
     elif config.get("quantization_config"):
         odd = "quantised weights"
     if odd:
-        raise ConfigError(f"{where}: {odd} is not supported", hint="hetctl trains plain Llama and Qwen2 models")
+        raise ConfigError(f"{get.where}: {odd} is not supported", hint="hetctl trains plain Llama and Qwen2 models")
 
 
 def _rope(config: Mapping[str, Any], where: str, longest: int) -> tuple[float, RopeScaling | None]:
@@ -128,11 +126,11 @@ def _rope(config: Mapping[str, Any], where: str, longest: int) -> tuple[float, R
     if kind in ("default", None):
         return theta, None
     original = both.whole("original_max_position_embeddings", longest)
-    factor = both.number("factor", 1.0)
+    factor = both.number("factor")
     if kind == "linear":
         return theta, RopeScaling("linear", factor, original)
     if kind == "llama3":
-        low, high = both.number("low_freq_factor", 1.0), both.number("high_freq_factor", 4.0)
+        low, high = both.number("low_freq_factor"), both.number("high_freq_factor")
         return theta, RopeScaling("llama3", factor, original, low, high)
     if kind == "yarn" and given.get("truncate", True) and not given.get("mscale"):
         attention = both.number("attention_factor", 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
@@ -165,9 +163,19 @@ class _Reader:
             raise ConfigError(f"{self.where}: '{key}' must be a whole number, found {value!r}")
         return value
 
-    def number(self, key: str, default: float) -> float:
+    def number(self, key: str, default: float | None = None) -> float:
         value = self.config.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(f"{self.where}: '{key}' must be a number, found {value!r}")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{self.where}: '{key}' is too large a number") from None
+
+    def flag(self, key: str) -> bool:
+        """False where the key is absent. Raises ConfigError for words that look like one: "false" is not false."""
+        value = self.config.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise ConfigError(f"{self.where}: '{key}' must be true or false, found {value!r}")
+        return bool(value)

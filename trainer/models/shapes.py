@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 from hetctl.comm.errors import ConfigError
 
+MAX_LAYERS = 2_000  # twice those of DeepNet (arXiv 2203.00555); plans of far more take minutes
+MAX_SIZE = 2**31 - 1  # of anything else: libraries count in 32 bits
 Family = Literal["llama", "qwen2", "gpt"]
 
 
@@ -22,6 +25,23 @@ class RopeScaling:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     attention_factor: float = 1.0  # yarn: cos and sin are multiplied by it
+
+    def validate(self, where: str, *, theta: float) -> None:
+        """Raise ConfigError for numbers with which positions cannot be computed."""
+        for key in ("factor", *_USED.get(self.kind, ())):
+            if not 0 < getattr(self, key) < inf:
+                raise ConfigError(f"{where}: {key} must be finite and positive, found {getattr(self, key)}")
+        if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
+            raise ConfigError(f"{where}: high_freq_factor must be larger than low_freq_factor ({self.low_freq_factor})")
+        if self.kind == "yarn" and theta <= 1:
+            raise ConfigError(f"{where}: rope_theta must be larger than 1 for yarn, found {theta}")
+
+
+# What else a kind of scaling computes with.
+_USED = {
+    "llama3": ("original_max_seq_len", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("original_max_seq_len", "beta_fast", "beta_slow", "attention_factor"),
+}
 
 
 @dataclass(frozen=True)
@@ -50,10 +70,20 @@ class ModelShape:
             object.__setattr__(self, "head_dim", self.hidden // max(1, self.heads))
 
     def validate(self) -> None:
-        """Raise ConfigError unless the sizes can form a model."""
+        """Raise ConfigError unless the sizes can form a model, and its positions and norms can be computed."""
+        where = f"model '{self.name}'"
         for key in ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "max_seq_len", "head_dim"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"model '{self.name}': {key} must be at least 1, found {getattr(self, key)}")
+            size, most = getattr(self, key), MAX_LAYERS if key == "layers" else MAX_SIZE
+            if size < 1:
+                raise ConfigError(f"{where}: {key} must be at least 1, found {size}")
+            if size > most:
+                raise ConfigError(f"{where}: {key} must be at most {most}, found {size}")
+        if not 0 < self.rope_theta < inf:
+            raise ConfigError(f"{where}: rope_theta must be finite and positive, found {self.rope_theta}")
+        if not 0 <= self.rms_eps < inf:
+            raise ConfigError(f"{where}: rms_norm_eps must be finite and at least 0, found {self.rms_eps}")
+        if self.rope_scaling is not None:
+            self.rope_scaling.validate(where, theta=self.rope_theta)
         if self.heads % self.kv_heads:
             raise ConfigError(
                 f"model '{self.name}': {self.heads} heads do not divide by {self.kv_heads} key-value heads"

@@ -147,6 +147,25 @@ def test_random_weights_depend_on_their_place_alone() -> None:
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
         ({"hidden_size": "64"}, "hidden_size"),
         ({"num_key_value_heads": 3}, "do not divide"),
+        ({"model_type": ["llama"]}, r"model_type \['llama'\]"),
+        ({"tie_word_embeddings": "false"}, "'tie_word_embeddings' must be true or false, found 'false'"),
+        ({"attention_bias": 0}, "'attention_bias' must be true or false"),
+        ({"use_sliding_window": True, "sliding_window": "64"}, "'sliding_window' must be a whole number"),
+        ({"num_hidden_layers": 10**9}, "layers must be at most 2000, found 1000000000"),
+        ({"hidden_size": 10**400}, "hidden must be at most 2147483647"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps must be finite and at least 0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be finite and at least 0"),
+        ({"rope_theta": 0}, "rope_theta must be finite and positive, found 0.0"),
+        ({"rope_theta": -1e4}, "rope_theta must be finite and positive"),
+        ({"rope_theta": 10**400}, "'rope_theta' is too large a number"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be finite and positive"),
+        ({"rope_scaling": {"type": "linear"}}, "'factor' must be a number, found None"),
+        *(({"rope_parameters": {**LLAMA3, key: None}}, f"'{key}' must be") for key in list(LLAMA3)[2:5]),
+        ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1}}, "high_freq_factor must be larger"),
+        ({"rope_parameters": {**YARN, "factor": None}}, "'factor' must be a number"),
+        ({"rope_parameters": {**YARN, "original_max_position_embeddings": 0}}, "original_max_seq_len must be"),
+        ({"rope_parameters": {**YARN, "beta_slow": 0}}, "beta_slow must be finite and positive"),
+        ({"rope_parameters": {**YARN, "rope_theta": 1}}, "rope_theta must be larger than 1 for yarn"),
     ],
 )
 def test_configs_that_are_not_followed_are_refused(change: dict[str, Any], words: str) -> None:
@@ -196,7 +215,7 @@ def test_weights_are_checked_by_what_the_model_needs(name: str, tmp_path: Path) 
         (lambda t: t.pop("model.layers.1.self_attn.q_proj.bias"), "has no 'model.layers.1.self_attn.q_proj.bias'$"),
         (
             lambda t: [t.pop(name) for name in list(t) if ".mlp." in name],
-            r"has no 'model.layers.0.mlp.gate_proj.weight' \(8 more are missing or of another shape\)$",
+            r"has no 'model.layers.0.mlp.gate_proj.weight' \(8 more are missing or of another shape or type\)$",
         ),
         (
             lambda t: t.update({"model.norm.weight": torch.zeros(65)}),
@@ -210,6 +229,27 @@ def test_weights_of_another_model_are_named(
     theirs("qwen2").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=words):
         check_weights(tmp_path, rewritten(tmp_path, edit))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int64", "bool", "float8_e4m3fn", "complex64"])
+def test_weights_that_are_no_floats_are_named(kind: str, tmp_path: Path) -> None:
+    theirs("qwen2").save_pretrained(tmp_path)
+    edit = lambda t: t.update({"model.norm.weight": torch.ones(64).to(getattr(torch, kind))})  # noqa: E731
+    shape = rewritten(tmp_path, edit)
+    for look in (
+        lambda: check_weights(tmp_path, shape),
+        lambda: WeightFiles(tmp_path).read("model.norm.weight", (64,)),
+    ):
+        with pytest.raises(ConfigError, match=r"'model\.norm\.weight' is stored as \w+ in .*model\.safetensors"):
+            look()
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_weights_of_any_plain_float_are_read(kind: torch.dtype, tmp_path: Path) -> None:
+    theirs("qwen2").save_pretrained(tmp_path)
+    shape = rewritten(tmp_path, lambda t: t.update({name: tensor.to(kind) for name, tensor in t.items()}))
+    check_weights(tmp_path, shape)
+    load_weights(tmp_path, StageModel(shape, (0, shape.layers)).named())
 
 
 def test_an_index_that_names_the_wrong_file(tmp_path: Path) -> None:
