@@ -38,6 +38,8 @@ def read_yaml(path: Path, *, what: str) -> Any:
         ) from None
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply to be a {what}") from None
+    except ValueError as error:  # a number of over 4,300 digits, a 13th month
+        raise ConfigError(f"{path} is not the plain YAML a {what} is made of: {error}") from None
 
 
 def read_text(path: Path, *, what: str, max_bytes: int) -> str:

@@ -42,6 +42,12 @@ def encode(value: object) -> Any:
     return value
 
 
+def show(data: object) -> str:
+    """A value as an error says it: in a few words however long it is."""
+    text = "nothing" if data is None else repr(data)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def _decode(kind: Any, data: object, where: str) -> object:
     origin = typing.get_origin(kind)
     if kind is Any or kind is object:
@@ -78,7 +84,7 @@ def _hints(cls: type) -> tuple[dict[str, Any], frozenset[str]]:
 
 def _dataclass(cls: type, data: object, where: str) -> object:
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{where}: expected keys and values, found {_show(data)}")
+        raise ConfigError(f"{where}: expected keys and values, found {show(data)}")
     hints, required = _hints(cls)
     for key in data:
         if key not in hints:
@@ -101,19 +107,19 @@ def _union(kinds: tuple[Any, ...], data: object, where: str) -> object:
         except ConfigError:
             continue
     names = " or ".join(getattr(k, "__name__", str(k)) for k in rest)
-    raise ConfigError(f"{where}: expected {names}, found {_show(data)}")
+    raise ConfigError(f"{where}: expected {names}, found {show(data)}")
 
 
 def _literal(words: tuple[Any, ...], data: object, where: str) -> object:
     if data in words and not isinstance(data, bool) | (data is None):
         return data
     hint = nearest(data, map(str, words)) if isinstance(data, str) else "one of: " + ", ".join(map(str, words))
-    raise ConfigError(f"{where}: {_show(data)} is not one of the known words", hint=hint)
+    raise ConfigError(f"{where}: {show(data)} is not one of the known words", hint=hint)
 
 
 def _tuple(kinds: tuple[Any, ...], data: object, where: str) -> object:
     if not isinstance(data, (list, tuple)):
-        raise ConfigError(f"{where}: expected a list, found {_show(data)}")
+        raise ConfigError(f"{where}: expected a list, found {show(data)}")
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         return tuple(_decode(kinds[0], v, f"{where}[{i}]") for i, v in enumerate(data))
     if len(data) != len(kinds):
@@ -123,14 +129,14 @@ def _tuple(kinds: tuple[Any, ...], data: object, where: str) -> object:
 
 def _mapping(kinds: tuple[Any, ...], data: object, where: str) -> object:
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{where}: expected keys and values, found {_show(data)}")
+        raise ConfigError(f"{where}: expected keys and values, found {show(data)}")
     key_kind, value_kind = kinds or (Any, Any)
     return {_decode(key_kind, k, where): _decode(value_kind, v, f"{where}.{k}") for k, v in data.items()}
 
 
 def _scalar(kind: Any, data: object, where: str) -> object:
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+        return _float(data, where)
     if isinstance(data, kind) and not (kind in (int, float) and isinstance(data, bool)):
         return data
     if kind is float and isinstance(data, str):
@@ -138,12 +144,14 @@ def _scalar(kind: Any, data: object, where: str) -> object:
             return float(data)  # YAML 1.1 reads 1e-4 as text
         except ValueError:
             pass
-    raise ConfigError(f"{where}: expected {_NAMES.get(kind, kind.__name__)}, found {_show(data)}")
+    raise ConfigError(f"{where}: expected {_NAMES.get(kind, kind.__name__)}, found {show(data)}")
+
+
+def _float(number: int, where: str) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        raise ConfigError(f"{where}: {show(number)} is too large a number") from None
 
 
 _NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-
-
-def _show(data: object) -> str:
-    text = "nothing" if data is None else repr(data)
-    return text if len(text) <= 60 else text[:57] + "..."

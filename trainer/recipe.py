@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,13 +13,15 @@ from typing import Any, Literal
 from hetctl.comm.cluster import TransportKind
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_yaml
-from hetctl.comm.values import decode, encode
+from hetctl.comm.values import decode, encode, show
 from hetctl.trainer.models.model_config import find_shape
 from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.models.weights import model_folder
 
 Auto = Literal["auto"]
 TOKENIZER = "tokenizer.json"
+SEEDS = (-(2**63), 2**64 - 1)  # what torch.manual_seed takes
+MAX_LR = 1e30  # fp32 ends at 3e38, and AdamW divides by as little as 1 - beta1
 MAX_TIMEOUT_S = 1e7  # four months; timers overflow where it is far longer
 
 
@@ -160,6 +163,8 @@ class Recipe:
             raise ConfigError(
                 f"checkpoint.store must be auto, shared, replicate:K or gather:HOST, found '{self.checkpoint.store}'"
             )
+        for key in ("model.name", "data.source", "data.tokenizer"):
+            _check_path(key, self.value(key))
         shape = self.shape()
         if self.model.seq_len > shape.max_seq_len:
             raise ConfigError(
@@ -191,7 +196,9 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
         ("checkpoint.every", "train.validate_every", "optimizer.warmup_steps", "data.seed"),
     ),
     ("finite and at least 0", lambda v: 0 <= v < inf, ("optimizer.clip_norm", "optimizer.weight_decay")),
-    ("finite and positive", lambda v: 0 < v < inf, ("optimizer.lr", "optimizer.eps", "parallelism.alpha")),
+    ("finite and positive", lambda v: 0 < v < inf, ("optimizer.eps", "parallelism.alpha")),
+    (f"in (0, {MAX_LR:g}]", lambda v: 0 < v <= MAX_LR, ("optimizer.lr",)),
+    (f"in [{SEEDS[0]}, {SEEDS[1]}]", lambda v: SEEDS[0] <= v <= SEEDS[1], ("train.seed",)),
     ("in [0, 1)", lambda v: 0 <= v < 1, ("optimizer.beta1", "optimizer.beta2")),
     ("in [0, 1]", lambda v: 0 <= v <= 1, ("optimizer.min_lr_share",)),
     ("in (0, 1)", lambda v: 0 < v < 1, ("data.validation_share",)),
@@ -223,8 +230,19 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"'{text}' is not key=value", hint="for example --set train.steps=50")
     try:
         return key, yaml.safe_load(value)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a number of over 4,300 digits, a 13th month
         raise ConfigError(f"the value of '{text}' is not plain YAML", hint="for example --set train.steps=50") from None
+
+
+def _check_path(key: str, text: str) -> None:
+    """Raise ConfigError for a text that cannot be a path. Whether one that can is there is for its reader to say."""
+    try:
+        os.stat(text)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{key} cannot be used as a path: {why}, found {show(text)}") from None
 
 
 def _with_tokenizer(recipe: Recipe, *, named: bool) -> Recipe:

@@ -59,6 +59,7 @@ def test_what_is_encoded_decodes_to_the_same(value: Outer) -> None:
         ({"name": "a", "inner": {"sise": 1}}, "x.inner: unknown key 'sise'"),
         ({"name": "a", "inner": {"size": True}}, "expected a whole number"),
         ({"name": "a", "inner": {"size": 1.5}}, "expected a whole number"),
+        ({"name": "a", "inner": {"share": 10**309}}, "x.inner.share: 1000000"),
         ({"name": "a", "pair": [1]}, "expected 2 entries"),
         ({"name": "a", "many": [{}, 3]}, "x.many[1]"),
         ({"name": "a", "choice": "later"}, "x.choice"),

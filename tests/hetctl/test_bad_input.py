@@ -96,9 +96,12 @@ def test_a_bad_setting(empty: Path, setting: str, words: str, hint: str) -> None
         ("data.seed=-1", "at least 0, found -1"),
         ("data.validation_share=0", "in (0, 1), found 0.0"),
         ("data.validation_share=nan", "in (0, 1), found nan"),
-        ("optimizer.lr=0", "finite and positive, found 0.0"),
-        ("optimizer.lr=nan", "finite and positive, found nan"),
-        ("optimizer.lr=inf", "finite and positive, found inf"),
+        ("optimizer.lr=0", "in (0, 1e+30], found 0.0"),
+        ("optimizer.lr=nan", "in (0, 1e+30], found nan"),
+        ("optimizer.lr=inf", "in (0, 1e+30], found inf"),
+        ("optimizer.lr=1e300", "in (0, 1e+30], found 1e+300"),
+        ("train.seed=18446744073709551616", f"in [{-(2**63)}, {2**64 - 1}], found {2**64}"),
+        (f"train.seed={-(2**63) - 1}", f"in [{-(2**63)}, {2**64 - 1}], found {-(2**63) - 1}"),
         ("optimizer.eps=0", "finite and positive, found 0.0"),
         ("optimizer.beta1=1", "in [0, 1), found 1.0"),
         ("optimizer.beta2=-0.1", "in [0, 1), found -0.1"),
@@ -113,6 +116,31 @@ def test_a_number_out_of_its_range(setting: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_recipe(None, [parse_override(setting)])
     assert caught.value.message == f"{setting.partition('=')[0]} must be {words}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (f"optimizer.lr=1{'0' * 309}", r"recipe\.optimizer\.lr: 10{56}\.\.\. is too large a number"),
+        (f"train.steps=1{'0' * 5000}", "not plain YAML"),
+        ("train.steps=2026-13-01", "not plain YAML"),
+        *(
+            (f"{key}={path}", f"^{key} cannot be used as a path: {why}, found '.{{1,60}}$")
+            for key in ("model.name", "data.source", "data.tokenizer")
+            for path, why in (('"\\0"', "embedded null byte"), ("x" * 5000, "File name too long"))
+        ),
+    ],
+)
+def test_a_value_that_is_too_long_or_no_path(setting: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_recipe(None, [parse_override(setting)])
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "2026-13-01"])
+def test_a_recipe_of_values_that_yaml_cannot_make(value: str, empty: Path) -> None:
+    (empty / "recipe.yaml").write_text(f"train: {{steps: {value}}}")
+    with pytest.raises(ConfigError, match=r"recipe\.yaml is not the plain YAML"):
+        load_recipe(empty / "recipe.yaml")
 
 
 def test_numbers_at_the_edge_of_their_range() -> None:

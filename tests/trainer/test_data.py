@@ -222,6 +222,11 @@ def test_megatron_files_are_mapped_and_held_out_by_documents(
     assert inputs.dtype == targets.dtype == np.int64
 
 
+def test_a_name_that_leaves_no_room_for_an_ending_is_absent_like_any_other() -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        source_files(DataSection("x" * 253))
+
+
 def test_negative_tokens_are_refused_by_the_name_of_their_file(tmp_path: Path) -> None:
     write_megatron(tmp_path / "corpus", [[1, 2], [3, -7]], np.int32, 4)
     with pytest.raises(ConfigError, match=r"corpus\.bin holds the negative token -7"):

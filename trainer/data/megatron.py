@@ -53,7 +53,7 @@ def cut_at(tokens: int, share: float) -> int:
 def is_megatron(source: str) -> bool:
     """Whether a source names such files: x.bin, x.idx, or their common x."""
     path = Path(source)
-    return path.suffix in (".bin", ".idx") or (not path.exists() and path.with_name(path.name + ".idx").is_file())
+    return path.suffix in (".bin", ".idx") or (not path.exists() and os.path.isfile(f"{path}.idx"))
 
 
 def files_of(source: str) -> tuple[Path, Path]:
