@@ -20,6 +20,7 @@ from hetctl.trainer.models.weights import model_folder
 
 Auto = Literal["auto"]
 TOKENIZER = "tokenizer.json"
+STDLIB = "python-stdlib"
 SEEDS = (-(2**63), 2**64 - 1)  # what torch.manual_seed takes
 MAX_LR = 1e30  # fp32 ends at 3e38, and AdamW divides by as little as 1 - beta1
 MAX_TIMEOUT_S = 1e7  # four months; timers overflow where it is far longer
@@ -37,7 +38,7 @@ class ModelSection:
 class DataSection:
     """Where the text comes from. `python-stdlib` is the source of the running Python's standard library."""
 
-    source: str = "python-stdlib"  # or a text, .jsonl or .parquet file, a folder of such, or Megatron's .bin/.idx
+    source: str = STDLIB  # or a text, .jsonl or .parquet file, a folder of such, or Megatron's .bin/.idx
     tokenizer: str = "bytes"  # or a Hugging Face tokenizer.json (or its folder); unnamed: the model folder's, if any
     field: str = "text"  # the key of the text in JSONL
     validation_share: float = 0.05  # of the files (or documents), held out
@@ -218,7 +219,7 @@ def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) ->
         _set(data, key, value)
     recipe = decode(Recipe, data, where=where)
     recipe.validate()
-    return _with_tokenizer(recipe, named="tokenizer" in data.get("data", {}))
+    return _with_source(_with_tokenizer(recipe, named="tokenizer" in data.get("data", {})))
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -258,6 +259,13 @@ def _with_tokenizer(recipe: Recipe, *, named: bool) -> Recipe:
     if path.is_dir():
         path = path / TOKENIZER
     return replace(recipe, data=replace(recipe.data, tokenizer=str(path.absolute())))
+
+
+def _with_source(recipe: Recipe) -> Recipe:
+    """The recipe with its data's whole path: ranks do not run in the folder that a person typed it in."""
+    if recipe.data.source == STDLIB:
+        return recipe
+    return replace(recipe, data=replace(recipe.data, source=str(Path(recipe.data.source).absolute())))
 
 
 def _set(data: dict[str, Any], key: str, value: Any) -> None:

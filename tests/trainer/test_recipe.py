@@ -46,6 +46,12 @@ def test_a_tokenizer_may_be_named_by_its_folder_and_has_a_whole_path(folder: Pat
     assert found.samefile(folder / "other" / "tokenizer.json")
 
 
+@pytest.mark.parametrize("source", ["corpus", "texts/../a.jsonl", "python-stdlib"])
+def test_the_data_have_a_whole_path_as_ranks_run_elsewhere(folder: Path, source: str) -> None:
+    found = load_recipe(None, [("data.source", source)]).data.source
+    assert found == (source if source == "python-stdlib" else f"{folder}/{source}")
+
+
 def test_a_folder_without_a_tokenizer_names_the_file_that_is_missing(folder: Path) -> None:
     (folder / "other" / "tokenizer.json").unlink()
     assert tokenizer(named="other") == f"{folder}/other/tokenizer.json"

@@ -13,7 +13,7 @@ from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import read_text
 from hetctl.comm.units import MiB
 from hetctl.trainer.data.megatron import files_of, is_megatron
-from hetctl.trainer.recipe import DataSection
+from hetctl.trainer.recipe import STDLIB, DataSection
 
 TEXT_SUFFIXES = (
     ".txt",
@@ -46,7 +46,7 @@ class Document:
 
 def source_files(section: DataSection) -> list[Path]:
     """The files of a source, sorted. Raises ConfigError when there is nothing to read."""
-    if section.source == "python-stdlib":
+    if section.source == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
         files = [p for p in root.rglob("*.py") if not set(p.relative_to(root).parts) & set(LEFT_OUT)]
         return _some(files, f"no standard library sources under {root}")
@@ -63,7 +63,7 @@ def source_files(section: DataSection) -> list[Path]:
 
 def documents(section: DataSection) -> Iterator[Document]:
     """All texts of the source in a fixed order. Raises ConfigError for files and lines that cannot be read."""
-    root = Path(sysconfig.get_paths()["stdlib"]) if section.source == "python-stdlib" else Path(section.source)
+    root = Path(sysconfig.get_paths()["stdlib"]) if section.source == STDLIB else Path(section.source)
     for path in source_files(section):
         name = str(path.relative_to(root)) if path != root else path.name
         try:
