@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -137,6 +138,11 @@ def test_any_share_leaves_tokens_on_both_sides(share: float, tmp_path: Path) -> 
     for source in ("a.txt", "corpus"):
         tokens = open_tokens(DataSection(str(tmp_path / source), validation_share=share), tmp_path / "cache")
         assert min(len(tokens.train), len(tokens.validation)) == 1
+
+
+def test_a_file_s_name_need_not_be_utf_8(folder: Path, tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff.txt")).write_text("text")
+    assert np.count_nonzero(open_tokens(DataSection(str(folder)), tmp_path / "cache").train == 256) > 20
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def fingerprint(section: DataSection) -> str:
     digest = hashlib.sha256(repr(section).encode())
     for path in source_files(section):
         stat = path.stat()
-        digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+        digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
     if section.tokenizer != "bytes":
         path = Path(section.tokenizer)
         digest.update(read_text(path, what="tokenizer", max_bytes=MAX_TOKENIZER_BYTES).encode())
@@ -89,7 +89,7 @@ def fingerprint(section: DataSection) -> str:
 
 def held_out(name: str, section: DataSection) -> bool:
     """Whether a document belongs to validation: by a hash of its name, so that it never changes sides."""
-    digest = hashlib.sha256(f"{section.seed}/{name}".encode()).digest()
+    digest = hashlib.sha256(f"{section.seed}/{name}".encode(errors="surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 < section.validation_share
 
 
