@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -255,6 +256,12 @@ class Plan:
             raise ConfigError(f"{where}: the replicas take {samples} samples, global_batch is {self.global_batch}")
         _check_segments(self, where)
         _check_joins(self, where)
+        if self.predicted is not None and len(self.predicted.memory_bytes) != self.world_size:
+            raise ConfigError(
+                f"{where}: predicted.memory_bytes has {len(self.predicted.memory_bytes)} entries for "
+                f"{self.world_size} ranks",
+                hint="one for each rank, in their order; or predicted: null",
+            )
         for group in self.groups:
             unknown = [r for r in group.ranks if not 0 <= r < self.world_size]
             if unknown:
@@ -347,6 +354,8 @@ def _check_ranks(plan: Plan, where: str) -> None:
     for rank in plan.ranks:
         if plan.island_of_rank[rank.rank].name != rank.island:
             raise ConfigError(f"{where}: rank {rank.rank} says island '{rank.island}', the islands say otherwise")
+        if not 0 < rank.speed < inf:  # NaN fits no comparison
+            raise ConfigError(f"{where}: the speed of rank {rank.rank} must be finite and positive, found {rank.speed}")
 
 
 def _check_replica(plan: Plan, number: int, replica: Replica, where: str, layers: int) -> None:
@@ -365,14 +374,31 @@ def _check_replica(plan: Plan, number: int, replica: Replica, where: str, layers
                 raise ConfigError(f"{place}: stage {index} lists rank {rank}, which is not placed there")
     if edge != layers:
         raise ConfigError(f"{place} covers layers up to {edge}, the model has {layers}")
-    ahead = plan.forwards_ahead if replica.forwards_ahead is None else replica.forwards_ahead
-    if len(ahead) < len(replica.stages) or min(ahead, default=1) < 1:
-        raise ConfigError(f"{place}: forwards_ahead {list(ahead)} must name each stage's forwards in flight")
+    _check_forwards(plan, number, replica, place)
     members = [frozenset(stage.ranks) for stage in replica.stages]
     for placed in plan.ranks_of_replica.get(number, ()):
         for index in placed.stages:
             if index >= len(members) or placed.rank not in members[index]:
                 raise ConfigError(f"{place}: rank {placed.rank} is missing from stage {index}")
+
+
+def _check_forwards(plan: Plan, number: int, replica: Replica, place: str) -> None:
+    """A stage further ahead than the one before it waits for forwards that wait for its backwards: for ever."""
+    own, depth = replica.forwards_ahead, len(replica.stages)
+    ahead, named = (plan.forwards_ahead, max(len(r.stages) for r in plan.replicas)) if own is None else (own, depth)
+    if len(ahead) != named or min(ahead) < 1:
+        raise ConfigError(
+            f"{place}: forwards_ahead {list(ahead)} must name each stage's forwards in flight",
+            hint=f"a list of {named}, each at least 1",
+        )
+    if any(len(placed.stages) > 1 for placed in plan.ranks_of_replica.get(number, ())):
+        return  # interleaved: devices follow the schedule's own order, these only tell of memory
+    held = [min(count, stage.micro_batches) for count, stage in zip(ahead, replica.stages, strict=False)]
+    if any(later > earlier for earlier, later in itertools.pairwise(held)):
+        raise ConfigError(
+            f"{place}: forwards_ahead {list(ahead)} grows along the stages: they would wait for each other for ever",
+            hint="no stage may run further ahead than the one before it",
+        )
 
 
 def _check_stage(plan: Plan, stage: Stage, replica: Replica, place: str) -> None:
@@ -383,6 +409,8 @@ def _check_stage(plan: Plan, stage: Stage, replica: Replica, place: str) -> None
         raise ConfigError(f"{place} must list its ranks, each once")
     if stage.tensor_parallel < 1 or len(stage.ranks) % stage.tensor_parallel:
         raise ConfigError(f"{place}: {len(stage.ranks)} ranks do not divide by tensor_parallel {stage.tensor_parallel}")
+    if stage.shards < 1:
+        raise ConfigError(f"{place}: shards must be at least 1, found {stage.shards}")
     _check_tensor_groups(plan, stage, place)
     if stage.micro_batch_size < stage.width or stage.micro_batches < 1:
         raise ConfigError(

@@ -80,7 +80,7 @@ class ParallelismSection:
     split: Literal["auto", "uniform", "holmes"] = "auto"
     alpha: float = 1.0  # of the holmes split
     schedule: Literal["auto", "1f1b", "eager-1f1b", "gpipe", "interleaved", "zero-bubble"] = "auto"
-    forwards_ahead: tuple[int, ...] | Auto = "auto"
+    forwards_ahead: tuple[int, ...] | Auto = "auto"  # of each stage
     recompute: Literal["auto", "none", "selective", "full"] = "auto"
     activations: Literal["auto", "device", "host"] = "auto"  # where they wait for backward
 
@@ -160,6 +160,13 @@ class Recipe:
         step = self.train.profile_step
         if step is not None and not 1 <= step <= self.train.steps:
             raise ConfigError(f"train.profile_step must be in [1, {self.train.steps}] (train.steps), found {step}")
+        ahead = self.parallelism.forwards_ahead
+        if ahead != "auto" and (not ahead or ahead[-1] < 1 or list(ahead) != sorted(ahead, reverse=True)):
+            raise ConfigError(
+                "parallelism.forwards_ahead must name at least 1 for each stage, and never more than for the stage "
+                f"before it, found {list(ahead)}",
+                hint="for example [2, 1]: stages further ahead than earlier ones would wait for each other for ever",
+            )
         if not re.fullmatch(r"auto|shared|replicate:[1-9]\d*|gather:\S+", self.checkpoint.store):
             raise ConfigError(
                 f"checkpoint.store must be auto, shared, replicate:K or gather:HOST, found '{self.checkpoint.store}'"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 from hetctl.app import app
 from hetctl.comm.errors import ConfigError, HetctlError
+from hetctl.comm.plan import Predicted
 from hetctl.comm.values import encode
 from hetctl.trainer.models.huggingface import write_model
 from hetctl.trainer.models.model import StageModel
@@ -286,6 +289,10 @@ def both_tensor(plan: dict[str, Any]) -> None:
         stage.update(tensor_parallel=2)
 
 
+def predicted(**edits: Any) -> dict[str, Any]:
+    return {**encode(Predicted("table", 1.0, 512.0, 0.0, 0.0, None, (9, 9, 9, 9))), **edits}
+
+
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
@@ -300,6 +307,17 @@ def both_tensor(plan: dict[str, Any]) -> None:
         (lambda p: p["replicas"][0]["stages"][0].update(tensor_parallel=3), "do not divide by tensor_parallel 3"),
         (lambda p: p["ranks"][1].update(host="elsewhere") or both_tensor(p), "is on 2 hosts"),
         (lambda p: p.update(schema_version=9), "schema_version"),
+        (lambda p: p.update(forwards_ahead=[1, 2]), "[1, 2] grows along the stages"),
+        (lambda p: p["replicas"][0].update(forwards_ahead=[2, 3]), "[2, 3] grows along the stages"),
+        (lambda p: p["replicas"][0].update(forwards_ahead=[2, 1, 1]), "[2, 1, 1] must name each stage's"),
+        (lambda p: p.update(forwards_ahead=[2, 1, 1]), "[2, 1, 1] must name each stage's"),
+        (lambda p: p.update(forwards_ahead=[]), "[] must name each stage's"),
+        (lambda p: p.update(forwards_ahead=[2, 0]), "[2, 0] must name each stage's"),
+        (lambda p: p["replicas"][0]["stages"][1].update(shards=-1), "shards must be at least 1, found -1"),
+        (lambda p: p["replicas"][0]["stages"][1].update(shards=0), "shards must be at least 1, found 0"),
+        (lambda p: p["ranks"][2].update(speed=-0.5), "speed of rank 2 must be finite and positive, found -0.5"),
+        (lambda p: p["ranks"][2].update(speed=float("nan")), "speed of rank 2 must be finite and positive, found nan"),
+        (lambda p: p.update(predicted=predicted(memory_bytes=[9, 9])), "memory_bytes has 2 entries for 4 ranks"),
         (lambda p: [g.update(backend="gloo") for g in p["groups"]], "crosses islands"),
     ],
 )
@@ -311,6 +329,33 @@ def test_a_plan_edited_wrongly(empty: Path, edit: Any, words: str) -> None:
     assert error.exit_code == 2
     assert words in error.message
     assert sorted(p.name for p in empty.iterdir()) == ["plan.yaml"]
+
+
+def test_forwards_that_grow_only_beyond_the_micro_batches_are_no_more_of_them(empty: Path) -> None:
+    plan = plan_of(replace(TWO_EACH, ahead=(4, 9)), seq_len=Recipe().model.seq_len)
+    plan.validate(where="plan")  # GPipe: there are four micro-batches
+
+
+@pytest.mark.parametrize("ahead", ["[1,2]", "[0,0]", "[-1,2]", "[2,0]", "[3,1,2]", "[]"])
+def test_forwards_ahead_that_no_pipeline_could_run(ahead: str) -> None:
+    with pytest.raises(ConfigError, match=r"forwards_ahead must name at least 1 for each stage") as caught:
+        load_recipe(None, [parse_override(f"parallelism.forwards_ahead={ahead}")])
+    assert "for example [2, 1]" in caught.value.hint
+
+
+@pytest.mark.parametrize("settings", [("parallelism.pipeline=2",), ("parallelism.layers=[2,6]",)])
+def test_forwards_ahead_of_another_number_of_stages(empty: Path, settings: tuple[str, ...]) -> None:
+    flags = [part for setting in (*settings, "parallelism.forwards_ahead=[1]") for part in ("--set", setting)]
+    error = outcome("plan", "--emulate", "h200:1,mi325x:1", *flags)
+    assert error.exit_code == 2
+    assert "forwards_ahead names 1 stages, there are 2" in error.message
+
+
+def test_forwards_ahead_alone_says_how_many_stages(empty: Path) -> None:
+    words = ["plan", "--emulate", "h200:2,mi325x:2", "--set", "parallelism.forwards_ahead=[2,2]", "--json"]
+    plan = json.loads(CliRunner().invoke(app, words).stdout)
+    assert {len(r["stages"]) for r in plan["replicas"]} == {2}
+    assert plan["forwards_ahead"] == [2, 2]
 
 
 def test_a_wrong_resume_and_a_damaged_checkpoint_path(empty: Path) -> None:

@@ -122,7 +122,8 @@ def round_trips(hops: Sequence[float], in_flight: Sequence[int], *, micro_batche
 
 
 def _ahead(problem: Problem, stages: int, micro_batches: int, schedule: str) -> tuple[int, ...]:
-    if problem.forwards_ahead is not None and len(problem.forwards_ahead) == stages:
+    if problem.forwards_ahead is not None:
+        assert len(problem.forwards_ahead) == stages, "it pins the number of stages"
         return problem.forwards_ahead
     if schedule == "gpipe":
         return (micro_batches,) * stages

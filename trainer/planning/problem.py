@@ -162,11 +162,6 @@ def _pins(cluster: Cluster, recipe: Recipe, abilities: frozenset[Ability]) -> Pi
         if stages not in (None, len(wish.layers)):
             raise ConfigError(f"parallelism.pipeline={stages}, but parallelism.layers lists {len(wish.layers)} stages")
         stages = len(wish.layers)
-    if stages is not None and stages > shape.layers:
-        raise ConfigError(
-            f"{stages} pipeline stages are more than the {shape.layers} layers of '{shape.name}'",
-            hint=f"use parallelism.pipeline of at most {shape.layers}",
-        )
     tensor = None if wish.tensor == "auto" else wish.tensor
     if tensor not in (None, 1) and "tensor" not in abilities:
         raise ConfigError(f"parallelism.tensor={tensor} cannot be run yet", hint="use parallelism.tensor=1")
@@ -180,6 +175,15 @@ def _pins(cluster: Cluster, recipe: Recipe, abilities: frozenset[Ability]) -> Pi
         # these rules share layers out among islands: one stage each, as they come
         order = tuple(i.name for i in cluster.islands)
         stages = len(order)
+    if wish.forwards_ahead != "auto":
+        if stages not in (None, len(wish.forwards_ahead)):
+            raise ConfigError(f"parallelism.forwards_ahead names {len(wish.forwards_ahead)} stages, there are {stages}")
+        stages = len(wish.forwards_ahead)
+    if stages is not None and stages > shape.layers:
+        raise ConfigError(
+            f"{stages} pipeline stages are more than the {shape.layers} layers of '{shape.name}'",
+            hint=f"use parallelism.pipeline of at most {shape.layers}",
+        )
     return Pins(tensor, stages, replicas, order, every_island=cluster.source == "emulated")
 
 
