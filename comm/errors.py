@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 from collections.abc import Iterable, Iterator
 
 
@@ -70,6 +71,25 @@ class Interrupted(HetctlError):
 
 class BridgeError(WorkFailed, RuntimeError):
     """An operation across islands failed; also a RuntimeError, as programs expect of torch.distributed."""
+
+
+_HINTS = {
+    errno.ENOSPC: "make room there, or choose another place",
+    errno.EDQUOT: "make room there, or choose another place",
+    errno.EROFS: "choose a place that can be written to",
+    errno.EACCES: "check its permissions, or choose another place",
+    errno.EPERM: "check its permissions, or choose another place",
+    errno.EISDIR: "name a file, not a folder",
+    errno.ENOTDIR: "a part of that path is a file: choose another place",
+    errno.EEXIST: "a part of that path is a file: choose another place",
+}
+
+
+def of_system(error: OSError) -> WorkFailed:
+    """What the system refused, for a person: which path, why, and what may help."""
+    path, why = error.filename2 or error.filename, error.strerror or reason_of(error)
+    hint = _HINTS.get(error.errno or 0, "check the path, the disk and the network")
+    return WorkFailed(f"cannot read or write {path}: {why}" if path else f"the system refused: {why}", hint=hint)
 
 
 def reason_of(error: BaseException) -> str:

@@ -150,9 +150,19 @@ def finite(data: Any) -> Any:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write beside `path`, sync, rename: readers see the old file or the new one, never a part."""
+    """Write beside `path`, sync, rename: readers see the old file or the new one, never a part.
+
+    Raises OSError that names `path`.
+    """
+    try:
+        _replace(path, content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # else the temporary file's, and of a full disk none
+        raise
+
+
+def _replace(path: Path, payload: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    payload = content.encode() if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import typer
 
 from hetctl import __version__
-from hetctl.comm.errors import HetctlError
+from hetctl.comm.errors import HetctlError, of_system
 from hetctl.commands import bench, hosts, runs
 from hetctl.commands.discover import discover
 from hetctl.commands.doctor import doctor
@@ -55,12 +56,18 @@ app.command("report")(runs.report)
 
 
 def main() -> None:
-    """Run the command line; every HetctlError becomes a sentence, a hint and its exit code."""
+    """Run the command line; what HetctlErrors and the system's say becomes a sentence, a hint and an exit code."""
     try:
         app()
     except HetctlError as error:
-        Sink(as_json="--json" in sys.argv).failure(error)
-        sys.exit(error.exit_code)
+        _fail(error)
     except BrokenPipeError:
         sys.stderr.close()  # the reader went away; nobody is left to tell
         sys.exit(1)
+    except OSError as error:
+        _fail(of_system(error))
+
+
+def _fail(error: HetctlError) -> NoReturn:
+    Sink(as_json="--json" in sys.argv).failure(error)
+    sys.exit(error.exit_code)

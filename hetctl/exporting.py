@@ -32,6 +32,8 @@ def export_run(run: Path, to: Path, *, precision: str) -> dict[str, Any]:
     """Write the newest checkpoint of a run (or the one that is named) to `to`. Raises ConfigError."""
     path = _checkpoint(run)
     job = _job(path.parent.parent)
+    if to.exists() and not to.is_dir():
+        raise ConfigError(f"'{to}' is not a folder", hint="a model is several files: name a new folder")
     if to.exists() and any(to.iterdir()):
         raise ConfigError(f"'{to}' is not empty", hint="export to a new folder: nothing is overwritten")
     reader = Reader(path)

@@ -16,6 +16,12 @@ from hetctl.render.run import summary_table
 from hetctl.trainer.pace import yardstick
 from hetctl.trainer.recipe import load_recipe
 
+NEEDED = (
+    *("run", "status", "model", "parameters", "steps", "steps_planned", "first_loss", "last_loss", "islands"),
+    *("emulated", "wall_s", "run_dir"),  # of a summary, by the page and the table
+)
+WITHOUT = "move the file away: the report is then made of what the run's other files hold"
+
 
 def report_run(word: str | None, sink: Sink) -> dict[str, Any]:
     """Write a run's report.html from what its folder holds now; the figures it shows. Raises ConfigError."""
@@ -25,19 +31,31 @@ def report_run(word: str | None, sink: Sink) -> dict[str, Any]:
     plan = load_plan(folder.plan)
     running = is_running(folder)
     ended = folder.summary.is_file() and not running
-    summary = _read(folder.summary) if ended else _so_far(folder, plan, running=running)
+    summary = _ended(folder) if ended else _so_far(folder, plan, running=running)
     timeline = _read(folder.timeline) if ended and folder.timeline.is_file() else []
+    if not isinstance(timeline, list) or not all(isinstance(spans, list) for spans in timeline):
+        raise ConfigError(f"{folder.timeline} is damaged: it is no list for each rank", hint=WITHOUT)
     write_report(folder, plan, {**summary, "timeline": timeline})
     sink.say(summary_table(summary))
     sink.say(f"report: {folder.report}")
     return {**summary, "report": str(folder.report)}
 
 
+def _ended(folder: RunFolder) -> dict[str, Any]:
+    """The summary of a run that has ended. Raises ConfigError where it lacks what the page and the table need."""
+    summary = _read(folder.summary)
+    if not isinstance(summary, dict):
+        raise ConfigError(f"{folder.summary} is damaged: it is no summary of a run", hint=WITHOUT)
+    if missing := [key for key in NEEDED if key not in summary]:
+        raise ConfigError(f"{folder.summary} is damaged: it lacks '{missing[0]}'", hint=WITHOUT)
+    return summary
+
+
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{path} is not readable: {error}") from None
+        raise ConfigError(f"{path} is damaged: {error}", hint=WITHOUT) from None
 
 
 def _so_far(folder: RunFolder, plan: Plan, *, running: bool) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +13,23 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors import SafetensorError
 from typer.testing import CliRunner
 
-from hetctl.app import app
-from hetctl.comm.errors import ConfigError, HetctlError
-from hetctl.comm.plan import Predicted
+from hetctl.app import app, main
+from hetctl.comm.errors import ConfigError, HetctlError, WorkFailed
+from hetctl.comm.files import write_json
+from hetctl.comm.plan import Predicted, save_plan
 from hetctl.comm.values import encode
+from hetctl.reporting import NEEDED
+from hetctl.trainer.job import Job
+from hetctl.trainer.models import huggingface
 from hetctl.trainer.models.huggingface import write_model
 from hetctl.trainer.models.model import StageModel
 from hetctl.trainer.models.model_config import config_of
 from hetctl.trainer.models.shapes import SHAPES
 from hetctl.trainer.recipe import Recipe, load_recipe, parse_override
+from hetctl.trainer.saving.checkpoint_reader import Reader
 from tests.layouts import Cut, Layout, Pipe, plan_of
 
 TWO_EACH = Layout(((0, 1), (2, 3)), (Pipe((Cut((0, 4), (0, 1)), Cut((4, 8), (2, 3))), 4, 4),))
@@ -356,6 +365,109 @@ def test_forwards_ahead_alone_says_how_many_stages(empty: Path) -> None:
     plan = json.loads(CliRunner().invoke(app, words).stdout)
     assert {len(r["stages"]) for r in plan["replicas"]} == {2}
     assert plan["forwards_ahead"] == [2, 2]
+
+
+def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *argv: str) -> dict[str, Any]:
+    """The document that `--json` prints of a failure."""
+    monkeypatch.setattr(sys, "argv", ["hetctl", *argv, "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert ended.value.code == said["exit_code"]
+    return said
+
+
+@pytest.mark.parametrize("option", ["-o", "--html", "--trace"])
+def test_a_folder_where_a_file_is_to_be_written(
+    empty: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    (empty / "there").mkdir()
+    said = told(capsys, monkeypatch, "plan", "--emulate", "h200:1,mi325x:1", option, f"{empty}/there")
+    assert said["error"] == f"cannot read or write {empty}/there: Is a directory"
+    assert said["exit_code"] == 1
+    assert "name a file" in said["hint"]
+    assert [p.name for p in empty.iterdir()] == ["there"]
+
+
+def test_a_disk_without_room(empty: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # names no file
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = told(capsys, monkeypatch, "plan", "--emulate", "h200:1,mi325x:1", "-o", f"{empty}/plan.yaml")
+    assert said["error"] == f"cannot read or write {empty}/plan.yaml: No space left on device"
+    assert "make room" in said["hint"]
+    assert list(empty.iterdir()) == []
+
+
+def test_an_export_that_the_disk_has_no_room_for(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Any, path: str, **__: Any) -> None:
+        Path(path).write_bytes(b"a part")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(huggingface, "save_file", full)
+    with pytest.raises(WorkFailed, match=r"model cannot be written to .*: .*No space left") as caught:
+        write_demo(empty / "out")
+    assert caught.value.exit_code == 1
+    assert list((empty / "out").iterdir()) == []
+
+
+def test_an_export_to_a_file(empty: Path) -> None:
+    (empty / "launch").mkdir()
+    write_json(empty / "launch" / "job.json", encode(Job(plan_of(TWO_EACH, seq_len=8), Recipe(), SHAPES["demo"], "")))
+    write_json(empty / "checkpoints" / "step-1" / "manifest.json", {})
+    (empty / "out").touch()
+    error = outcome("export", ".", "--to", "out")
+    assert error.exit_code == 2
+    assert "'out' is not a folder" in error.message
+
+
+@pytest.mark.parametrize(
+    ("file", "holds", "words"),
+    [
+        ("summary.json", [], "summary.json is damaged: it is no summary of a run"),
+        ("summary.json", {}, "summary.json is damaged: it lacks 'run'"),
+        ("summary.json", {"run": "a"}, "summary.json is damaged: it lacks 'status'"),
+        ("launch/timeline.json", {"a": 1}, "timeline.json is damaged"),
+        ("launch/timeline.json", [1], "timeline.json is damaged"),
+    ],
+)
+def test_a_report_of_a_damaged_run(empty: Path, file: str, holds: Any, words: str) -> None:
+    save_plan(empty / "plan.yaml", plan_of(TWO_EACH, seq_len=8))
+    write_json(empty / "summary.json", dict.fromkeys(NEEDED))
+    (empty / "launch").mkdir()
+    write_json(empty / file, holds)
+    error = outcome("report", ".")
+    assert error.exit_code == 2
+    assert words in error.message
+    assert "move the file away" in error.hint
+    assert not (empty / "report.html").exists()
+
+
+WHOLE = {"format": 3, "step": 1, "updates": 1, "shapes": {}, "files": {}}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        ({"format": 3}, "it lacks 'step'"),
+        ({k: v for k, v in WHOLE.items() if k != "files"}, "it lacks 'files'"),
+        ({**WHOLE, "files": [1]}, "'list' object"),
+        ({**WHOLE, "step": "one"}, ""),
+        ({**WHOLE, "shapes": {"a": 3}}, "'int' object"),
+        ({**WHOLE, "files": {"a": {"tensors": {}}}}, "it lacks 'sha256'"),
+        ({**WHOLE, "files": {"a": {"sha256": "", "tensors": {"t": ["t", "master", 0]}}}}, "not enough values"),
+        ({**WHOLE, "files": {"a": {"sha256": "", "tensors": {"t": ["t", "master", 0, None]}}}}, "no part of a tensor"),
+    ],
+)
+def test_a_damaged_manifest(empty: Path, manifest: dict[str, Any], words: str) -> None:
+    for step in (1, 2):
+        write_json(empty / "checkpoints" / f"step-{step:08d}" / "manifest.json", manifest)
+    with pytest.raises(ConfigError) as caught:
+        Reader(empty / "checkpoints" / "step-00000002")
+    assert "step-00000002/manifest.json is damaged: " in caught.value.message
+    assert words in caught.value.message
+    assert "step-00000001" in caught.value.hint
 
 
 def test_a_wrong_resume_and_a_damaged_checkpoint_path(empty: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from hetctl.comm.errors import ConfigError
+from hetctl.comm.errors import ConfigError, WorkFailed
 from hetctl.comm.files import write_json
 from hetctl.comm.units import MiB
 from hetctl.trainer.models.model import shapes_of
@@ -118,7 +118,10 @@ def write_model(
     dtype: torch.dtype,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> list[Path]:
-    """Write config.json and safetensors (with an index where there are several); the index comes last."""
+    """Write config.json and safetensors (with an index where there are several); the index comes last.
+
+    Raises WorkFailed where the disk takes no more, and then leaves no part there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     parts: list[Path] = []
     where: dict[str, int] = {}
@@ -127,8 +130,13 @@ def write_model(
 
     def flush() -> None:
         path = folder / f".part-{len(parts):05d}.safetensors"
-        save_file(held, str(path), metadata={"format": "pt"})
         parts.append(path)
+        try:
+            save_file(held, str(path), metadata={"format": "pt"})
+        except (SafetensorError, OSError) as error:
+            for part in parts:
+                part.unlink(missing_ok=True)
+            raise WorkFailed(f"the model cannot be written to {folder}: {error}", hint="is its disk full?") from None
         held.clear()
 
     for name in names:

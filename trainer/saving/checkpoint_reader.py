@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from hetctl.comm.errors import ConfigError
+from hetctl.comm.errors import ConfigError, reason_of
 from hetctl.trainer.models.model import shapes_of
 from hetctl.trainer.models.shapes import ModelShape
 from hetctl.trainer.saving.checkpoints import MANIFEST, previous
@@ -145,10 +145,27 @@ def _manifest(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not a checkpoint: {error}", hint="name a step-N folder of checkpoints/") from None
     if not isinstance(manifest, dict) or manifest.get("format") not in READABLE:
         raise ConfigError(f"{path} is a checkpoint of another format")
+    try:
+        _check_entries(manifest)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        why = f"it lacks {error}" if isinstance(error, KeyError) else reason_of(error)
+        raise ConfigError(f"{path / MANIFEST} is damaged: {why}", hint=_way_back(path)) from None
     for name in manifest["files"]:
         if Path(name).name != name:
             raise ConfigError(f"{path}: the manifest names a file outside its folder")
     return manifest
+
+
+def _check_entries(manifest: dict[str, Any]) -> None:
+    """Raise KeyError, TypeError, ValueError or AttributeError unless all that a reader takes from it is there."""
+    int(manifest["step"] + manifest["updates"])
+    for shape in manifest["shapes"].values():
+        math.prod(map(int, shape))
+    for entry in manifest["files"].values():
+        entry["sha256"].lower()
+        for _name, _kind, first, past, *cut in entry["tensors"].values():
+            if not all(isinstance(n, int) for n in (first, past, *cut)) or len(cut) not in (0, 3):
+                raise ValueError(f"no part of a tensor: {[first, past, *cut]}")
 
 
 def _sha256(path: Path) -> str:
