@@ -23,6 +23,7 @@ TOKENIZER = "tokenizer.json"
 STDLIB = "python-stdlib"
 SEEDS = (-(2**63), 2**64 - 1)  # what torch.manual_seed takes
 MAX_LR = 1e30  # fp32 ends at 3e38, and AdamW divides by as little as 1 - beta1
+MAX_SAMPLES = 100_000_000  # of a step: planning looks at each of its divisors
 MAX_TIMEOUT_S = 1e7  # four months; timers overflow where it is far longer
 
 
@@ -203,6 +204,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
         lambda v: v >= 0,
         ("checkpoint.every", "train.validate_every", "optimizer.warmup_steps", "data.seed"),
     ),
+    (f"at most {MAX_SAMPLES:,}", lambda v: v <= MAX_SAMPLES, ("batch.global_batch",)),
     ("finite and at least 0", lambda v: 0 <= v < inf, ("optimizer.clip_norm", "optimizer.weight_decay")),
     ("finite and positive", lambda v: 0 < v < inf, ("optimizer.eps", "parallelism.alpha")),
     (f"in (0, {MAX_LR:g}]", lambda v: 0 < v <= MAX_LR, ("optimizer.lr",)),

@@ -101,6 +101,7 @@ def test_a_bad_setting(empty: Path, setting: str, words: str, hint: str) -> None
         ("train.timeout_s=0", "in (0, 1e+07], found 0.0"),
         ("train.timeout_s=inf", "in (0, 1e+07], found inf"),
         ("model.seq_len=0", "at least 1, found 0"),
+        ("batch.global_batch=1000000000000", "at most 100,000,000, found 1000000000000"),
         ("batch.global_batch=-4", "at least 1, found -4"),
         ("batch.micro_batch_size=0", "at least 1, found 0"),
         ("checkpoint.every=-1", "at least 0, found -1"),
@@ -202,6 +203,8 @@ def test_more_stages_than_layers(empty: Path) -> None:
         ("batch.micro_batch_size=2", "batch.global_batch=5"),
         ("parallelism.tensor=4", "parallelism.pipeline=3", "batch.global_batch=5"),  # more devices than there are
         ("parallelism.schedule=interleaved", "parallelism.pipeline=2", "batch.global_batch=5"),
+        ("batch.micro_batch_size=1", "batch.global_batch=50000"),  # more micro-batches than are simulated
+        ("parallelism.split=holmes", "parallelism.alpha=1e308", "batch.global_batch=5"),
     ],
 )
 def test_a_batch_that_no_split_can_serve(empty: Path, settings: tuple[str, ...]) -> None:

@@ -9,15 +9,17 @@ from hetctl.comm.errors import Infeasible
 from hetctl.comm.units import GiB, show_bytes
 from hetctl.trainer.planning.costs import USABLE_SHARE, usable_bytes
 from hetctl.trainer.planning.problem import Problem
-from hetctl.trainer.planning.search import Candidate, Search
+from hetctl.trainer.planning.search import MOST_MICRO_BATCHES, Candidate, Search
 
 PLENTY = 1 << 50  # bytes that no model needs
 
 
 def refuse(problem: Problem) -> NoReturn:
     """Raise Infeasible: the least that every device lacks and where, or the wishes that cannot be met."""
+    many = problem.samples > MOST_MICRO_BATCHES
+    most = f": a replica takes at most {MOST_MICRO_BATCHES} micro-batches" if many else ""
     if not _fits(problem, PLENTY):
-        raise Infeasible(_wishes(problem), hint="free one of them, or change batch.global_batch")
+        raise Infeasible(_wishes(problem), hint="free one of them, or change batch.global_batch" + most)
     low, high = 0, GiB // 64
     while not (found := _fits(problem, high)):
         low, high = high, high * 2
@@ -27,7 +29,8 @@ def refuse(problem: Problem) -> NoReturn:
         low, high, found = (low, middle, better) if better else (middle, high, found)
     raise Infeasible(
         f"'{problem.costs.shape.name}' does not fit, even with everything that saves memory: " + _lacks(found[0], high),
-        hint="more devices or memory, a smaller model, shorter samples, or fewer pins in parallelism",
+        hint="more devices or memory, a smaller model, shorter samples, or fewer pins in parallelism"
+        + (", or a smaller batch.global_batch" + most if many else ""),
     )
 
 

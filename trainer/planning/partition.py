@@ -117,7 +117,7 @@ def holmes_layers(speeds: Sequence[float], layers: int, *, alpha: float = 1.0) -
     """Holmes' rule (arXiv 2312.03549): floor(alpha S_i / sum(S) N) layers, the remainder to the last stage."""
     total = sum(speeds)
     # the small addend keeps exact shares (such as 0.5 x 30) from falling through floor
-    counts = [int(alpha * s / total * layers + 1e-9) for s in speeds[:-1]]
+    counts = [int(min(alpha * s / total * layers + 1e-9, layers)) for s in speeds[:-1]]
     return (*counts, layers - sum(counts))
 
 

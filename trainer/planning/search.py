@@ -18,6 +18,7 @@ from hetctl.trainer.planning.stages import SyncRate
 SMALL = 32  # devices
 APART = 1.9  # factor between the micro-batch sizes, or counts, that larger searches try
 LEAP = 0.1  # larger searches look for such improvements first: what is fast early prunes all that comes after
+MOST_MICRO_BATCHES = 4096  # of a replica in a step: each is simulated
 SAME = 1e-9  # relative: times closer than this are equal
 
 
@@ -172,7 +173,8 @@ class Search:
         """
         total, pinned = self.problem.samples, self.problem.micro_batch_size
         weights = [sum(self._speed(p) for p in pools) for pools in grouping.replicas]
-        tasks = [] if pinned is not None else [(_sizes(m), total // m) for m in divisors(total, apart=self.apart)]
+        counts = divisors(total, apart=self.apart) if pinned is None else []
+        tasks = [(_sizes(m), total // m) for m in counts if m <= MOST_MICRO_BATCHES]
         tasks += [(_counts(s), total // s) for s in self._sizes(grouping)]
         weighed = []
         for batch, parts in tasks:
@@ -188,12 +190,14 @@ class Search:
                 self._balanced(grouping, weights, fleet, parts)
 
     def _sizes(self, grouping: Grouping) -> Sequence[int]:
-        """Micro-batch sizes of a pipeline; a pinned one is each replica's, and clones share their pipeline's."""
+        """Micro-batch sizes of a pipeline; a pinned one is each replica's, and clones share their pipeline's.
+
+        None that makes for more micro-batches than the replicas may have together.
+        """
         total, pinned = self.problem.samples, self.problem.micro_batch_size
-        if pinned is None:
-            return divisors(total, apart=self.apart)
-        whole = pinned * grouping.clones
-        return [whole] if total % whole == 0 else []
+        whole = divisors(total, apart=self.apart) if pinned is None else [pinned * grouping.clones]
+        most = MOST_MICRO_BATCHES * len(grouping.replicas)
+        return [size for size in whole if total % size == 0 and total // size <= most]
 
     @property
     def _small(self) -> bool:
@@ -267,7 +271,8 @@ class Fleet:
         return int(min(limit * self.parts_per_s[replica] * (1 + SAME), 1e9))
 
     def _possible(self, wanted: Wanted) -> bool:
-        return wanted.batching.micro_batch_size % wanted.clones == 0
+        batching = wanted.batching
+        return batching.micro_batch_size % wanted.clones == 0 and batching.micro_batches <= MOST_MICRO_BATCHES
 
 
 def together(pipelines: Sequence[Pipeline]) -> float:

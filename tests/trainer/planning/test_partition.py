@@ -61,3 +61,7 @@ def test_holmes_and_uniform() -> None:
     assert holmes_layers((197, 160), 30, alpha=1.05) == (17, 13)
     assert holmes_layers((1, 1), 30) == (15, 15)
     assert uniform_layers(3, 8) == (3, 3, 2)
+
+
+def test_holmes_rule_with_an_alpha_beyond_all_numbers() -> None:
+    assert holmes_layers([1e14, 1e14], 8, alpha=1e308) == (8, 0)  # no stage may hold none: the caller refuses it
