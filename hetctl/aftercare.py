@@ -86,9 +86,13 @@ def clean_runs(word: str | None, *, sink: Sink) -> dict[str, Any]:
     return {"cleaned": told}
 
 
-def show_logs(word: str | None, *, follow: bool, ranks: list[int] | None, sink: Sink) -> None:
-    """The end of the ranks' logs of a run, and with `follow` what they print from now on, until it ends (or Ctrl-C)."""
+def show_logs(word: str | None, *, follow: bool, ranks: list[int] | None, sink: Sink) -> dict[str, Any]:
+    """The end of the ranks' logs of a run, and with `follow` what they print from now on, until it ends (or Ctrl-C).
+
+    The document holds the lines that were shown, where a script asked for it.
+    """
     folder = find_folder(word)
+    lines: list[dict[str, Any]] = []
     try:
         while not (logs := _logs(folder, ranks)) and follow and is_running(folder):
             time.sleep(FOLLOW_S)  # it has only begun
@@ -96,14 +100,18 @@ def show_logs(word: str | None, *, follow: bool, ranks: list[int] | None, sink: 
             raise ConfigError(f"{folder.path} holds no logs" + (f" of ranks {ranks}" if ranks else ""))
 
         def show(rank: int, line: str) -> None:
-            sink.people.print(f"[{rank}] {line}", highlight=False, markup=False, soft_wrap=True)
+            if sink.as_json:
+                lines.append({"rank": rank, "line": line})
+            else:
+                sink.people.print(f"[{rank}] {line}", highlight=False, markup=False, soft_wrap=True)
 
         ends = {rank: _show_end(rank, path, show) for rank, path in logs.items()}
         with Follower(logs if follow else {}, show, begin=ends):
             while follow and is_running(folder):
                 time.sleep(FOLLOW_S)
     except KeyboardInterrupt:  # the way to leave `-f`; the run goes on
-        return
+        pass
+    return {"run": folder.name, "lines": lines}
 
 
 def find_folder(word: str | None) -> RunFolder:

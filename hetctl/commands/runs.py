@@ -26,11 +26,13 @@ def logs(
     run: MaybeRun = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
     rank: Annotated[list[int] | None, typer.Option(help="Only this rank; may be repeated.")] = None,
+    as_json: options.Json = False,
 ) -> None:
     """Show what the ranks of a run print (by default of runs/latest)."""
     from hetctl import aftercare
 
-    aftercare.show_logs(run, follow=follow, ranks=rank, sink=Sink())
+    sink = Sink(as_json=as_json)
+    sink.result(aftercare.show_logs(run, follow=follow, ranks=rank, sink=sink))
 
 
 def stop(

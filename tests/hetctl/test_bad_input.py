@@ -473,6 +473,18 @@ def test_a_damaged_manifest(empty: Path, manifest: dict[str, Any], words: str) -
     assert "step-00000001" in caught.value.hint
 
 
+def test_logs_as_one_document(empty: Path) -> None:
+    (empty / "run" / "launch").mkdir(parents=True)
+    (empty / "run" / "logs").mkdir()
+    for rank in (1, 0):
+        (empty / "run" / "logs" / f"rank-{rank}.log").write_text(f"hello {rank}\nbye\n")
+    result = CliRunner().invoke(app, ["logs", "run", "--json"])
+    lines = [(line["rank"], line["line"]) for line in json.loads(result.stdout)["lines"]]
+    assert lines == [(0, "hello 0"), (0, "bye"), (1, "hello 1"), (1, "bye")]
+    only = CliRunner().invoke(app, ["logs", "run", "--rank", "1"]).stdout
+    assert only == "[1] hello 1\n[1] bye\n"
+
+
 def test_a_wrong_resume_and_a_damaged_checkpoint_path(empty: Path) -> None:
     error = outcome("train", "--resume", "elsewhere", "--set", "train.steps=1")
     assert error.exit_code == 2
