@@ -107,11 +107,17 @@ def checkpoints(folder: str) -> list[str]:
 
 
 def cache_home() -> str:
-    return os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return _base("XDG_CACHE_HOME", ".cache")
 
 
 def state_home() -> str:
-    return os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return _base("XDG_STATE_HOME", ".local", "state")
+
+
+def _base(name: str, *otherwise: str) -> str:
+    """A base folder of the XDG's, which says that relative ones are to be ignored: agents stand in `/`."""
+    told = os.environ.get(name, "")
+    return told if os.path.isabs(told) else os.path.join(os.path.expanduser("~"), *otherwise)
 
 
 def place(digest: str) -> str:

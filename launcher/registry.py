@@ -13,6 +13,7 @@ from hetctl.comm.access import Access
 from hetctl.comm.errors import ConfigError, nearest
 from hetctl.comm.files import write_json
 from hetctl.comm.values import decode, encode
+from hetctl.launcher.porter import state_home
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,7 @@ class ActiveRun:
 
 
 def home() -> Path:
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "hetctl" / "active"
+    return Path(state_home()) / "hetctl" / "active"
 
 
 def enlist(run: str, folder: Path, hosts: Mapping[str, Access], *, way: str) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hetctl.launcher import porter
 from hetctl.launcher.lines import BOOT
 
@@ -44,3 +46,15 @@ def test_a_damaged_bundle_is_not_taken_in(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert "arrived damaged" in told.decode()
     assert not list(tmp_path.rglob("*.py"))
+
+
+def test_base_folders_that_are_relative_are_ignored_as_agents_stand_in_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given in ("relative", ""):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        monkeypatch.setenv("XDG_STATE_HOME", given)
+        assert (porter.cache_home(), porter.state_home()) == (f"{tmp_path}/.cache", f"{tmp_path}/.local/state")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert porter.cache_home() == "/elsewhere"
