@@ -61,7 +61,7 @@ def _read(path: Path) -> Any:
 def _so_far(folder: RunFolder, plan: Plan, *, running: bool) -> dict[str, Any]:
     """What the metrics tell of a run without a summary; what only its end could tell is absent."""
     reached, metrics = folder.progress(), folder.read_metrics()
-    seconds = sum(m["step_time_s"] for m in metrics)
+    seconds = sum(m.get("step_time_s", 0.0) for m in metrics)
     rate = reached["tokens"] / seconds if seconds else None
     fits = bool(metrics) and not {"mfu", "efficiency"}.isdisjoint(metrics[-1])  # the plan's yardstick, said the run
     return {

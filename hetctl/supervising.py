@@ -35,6 +35,7 @@ def supervise(
 
     USR1 has the ranks save and go on, USR2 save and end. The first failure is said as soon as it is known.
     """
+    folder.cut_torn_lines()
     logs = _Logs(folder)
 
     def handle(event: Event) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 from hetctl.comm.errors import ConfigError
 from hetctl.comm.files import finite, write_atomically, write_json
 
+PIECE = 1 << 16  # bytes looked at at a time
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -108,14 +110,25 @@ class RunFolder:
         with self.events.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite({"at": time.time(), **event}), allow_nan=False) + "\n")
 
+    def cut_torn_lines(self) -> None:
+        """Cut off what a launcher that was killed had half written, so that the next line does not run into it."""
+        for path in (self.metrics, self.events):
+            if path.is_file():
+                _cut_torn_line(path)
+
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The steps' figures in order; of steps that were made anew, from an earlier checkpoint, the later ones."""
+        """The steps' figures in order; of steps that were made anew, from an earlier checkpoint, the later ones.
+
+        Lines that are of no step (disks fill up, people edit) are passed over.
+        """
         if not self.metrics.is_file():
             return []
         lines = self.metrics.read_text(encoding="utf-8", errors="replace").split("\n")
         found: list[dict[str, Any]] = []
         for line in lines[:-1]:  # what follows the last newline is being written, or was cut
-            record = json.loads(line)
+            record = _record(line)
+            if record is None:
+                continue
             while found and found[-1]["step"] >= record["step"]:
                 found.pop()
             found.append(record)
@@ -126,9 +139,9 @@ class RunFolder:
         metrics = self.read_metrics()
         return {
             "steps": metrics[-1]["step"] if metrics else 0,
-            "first_loss": metrics[0]["loss"] if metrics else None,
-            "last_loss": metrics[-1]["loss"] if metrics else None,
-            "tokens": sum(m["tokens"] for m in metrics),
+            "first_loss": metrics[0].get("loss") if metrics else None,
+            "last_loss": metrics[-1].get("loss") if metrics else None,
+            "tokens": sum(m.get("tokens", 0) for m in metrics),
         }
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -151,6 +164,30 @@ def create_run(directory: Path | None, label: str) -> RunFolder:
     except OSError as error:
         raise ConfigError(f"the run folder cannot be made: {error}", hint="choose another with --run-dir") from None
     return RunFolder(path)
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    """One step's figures; None for a line that is no object, or does not say of which step it is."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and type(found.get("step")) is int else None
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Shorten a file to its last newline."""
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            begin = max(0, end - PIECE)
+            file.seek(begin)
+            newline = file.read(end - begin).rfind(b"\n")
+            if newline >= 0:
+                end = begin + newline + 1
+                break
+            end = begin
+        file.truncate(end)
 
 
 def _fresh(base: Path, name: str) -> Path:
