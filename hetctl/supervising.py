@@ -11,7 +11,7 @@ from typing import Any
 from hetctl.comm.errors import Interrupted, WorkFailed
 from hetctl.comm.files import write_json
 from hetctl.launcher.crew import Crew
-from hetctl.launcher.failure import find_failure
+from hetctl.launcher.failure import failed_all_the_same, find_failure
 from hetctl.launcher.link import Event
 from hetctl.launcher.registry import delist
 from hetctl.launcher.runfolder import RunFolder
@@ -66,8 +66,12 @@ def supervise(
 def record_failure(
     folder: RunFolder, outcome: Outcome, hosts: Sequence[str], sites: Sequence[Any] = ()
 ) -> dict[str, Any] | None:
-    """What failed first, also written to failure.json; None (and no such file) when nothing did."""
-    failure = find_failure(outcome.exits, hosts, outcome.errors)
+    """What failed first, also written to failure.json; None (and no such file) when nothing did.
+
+    Of a run that was interrupted that is what ranks could not do at its end, which is to save.
+    """
+    exits = failed_all_the_same(outcome.exits, outcome.errors) if outcome.interrupted else outcome.exits
+    failure = find_failure(exits, hosts, outcome.errors)
     if failure is None:
         folder.failure.unlink(missing_ok=True)
         return None
@@ -97,8 +101,11 @@ def left_sentence(outcome: Outcome) -> str:
 def raise_unless_done(summary: dict[str, Any]) -> None:
     """The exit code of a run: failures 1, interruptions 130. Raises the matching HetctlError."""
     if summary["status"] == "interrupted":
-        hint = f"its folder is {summary['run_dir']}"
-        raise Interrupted("the run was interrupted", hint=hint, documented=True)
+        hint, failure = f"its folder is {summary['run_dir']}", summary.get("failure")
+        if failure:  # nobody shall think that its work was saved
+            hint = f"what it did since its newest checkpoint may be lost; see {summary['run_dir']}/failure.json"
+        what = f"the run was interrupted, and failed before it had ended: {failure}" if failure else ""
+        raise Interrupted(what or "the run was interrupted", hint=hint, documented=True)
     if summary["status"] == "failed":
         hint = "; ".join(filter(None, (summary.get("failure_hint"), f"see {summary['run_dir']}/failure.json")))
         raise WorkFailed(f"the run failed: {summary['failure']}", hint=hint, documented=True)

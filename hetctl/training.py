@@ -461,7 +461,7 @@ def _summary(
     wall_s: float,
 ) -> dict[str, Any]:
     hosts = [r.host for r in prepared.plan.ranks]
-    failure = None if outcome.interrupted else record_failure(folder, outcome, hosts, sites)
+    failure = record_failure(folder, outcome, hosts, sites)
     told = found.keys() - {BRIDGES}
     status = "interrupted" if outcome.interrupted else "failed" if failure or not told else "done"
     if status == "done" and outcome.ended_early:
@@ -488,7 +488,7 @@ def _summary(
         "processes_left": outcome.left,
         "links": outcome.links,
     }
-    if status == "failed":
+    if status == "failed" or failure:
         summary["failure"] = failure["reason"] if failure else "the ranks ended without a summary"
         summary["error_type"] = failure["error_type"] if failure else None
         summary["failure_hint"] = failure["hint"] if failure else ""
@@ -496,7 +496,7 @@ def _summary(
 
 
 def _show_end(summary: dict[str, Any], outcome: Outcome, folder: RunFolder, sink: Sink) -> None:
-    if summary["status"] == "failed" and folder.failure.is_file():
+    if summary.get("failure") and folder.failure.is_file():
         for line in failure_lines(json.loads(folder.failure.read_text())):
             sink.errors.print(line, highlight=False, markup=False, soft_wrap=True)
     sink.say(summary_table(summary))

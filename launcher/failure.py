@@ -32,6 +32,7 @@ class Exit:
     reason: str | None = None
     oom: bool | None = None  # the kernel killed it for lack of memory; None: unknown
     said: str | None = None  # the last line of its log, where it wrote no error file
+    seen: bool = True  # its process was; False: its host was lost, or cut off
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,17 @@ def find_failure(exits: Sequence[Exit], hosts: Sequence[str], errors: Mapping[in
     kind = error.message.partition(":")[0] if error else None
     said, hint = (error.traceback, error.hint) if error else (None, "")
     return Failure(first.rank, hosts[first.rank], reason, first.code, kind, said, victims, hint)
+
+
+def failed_all_the_same(exits: Sequence[Exit], errors: Mapping[int, RankError]) -> list[Exit]:
+    """Of a run that was told to end, the ranks that could not do so for a reason of their own."""
+
+    def own(end: Exit) -> bool:
+        if end.rank in errors:
+            return is_own(errors[end.rank])
+        return TOLD_BY_OTHERS.search(end.reason or end.said or "") is None
+
+    return [e for e in exits if e.seen and e.code > 0 and own(e)]
 
 
 def reason_of(end: Exit, error: RankError | None) -> str:

@@ -215,7 +215,7 @@ class Supervisor:
                 self._ended.add(rank)
 
     def _fail(self, rank: int, reason: str | None, *, asked: bool) -> None:
-        told = Exit(rank, 1, time.time(), asked, reason)
+        told = Exit(rank, 1, time.time(), asked, reason, seen=False)
         self.outcome.exits.append(told)
         self._announce(told)
         self._end_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,6 +88,21 @@ def test_a_term_or_a_closed_terminal_stops_and_saves(running: Running, number: i
     summary = running.end()
     assert (running.process.returncode, summary["status"]) == (130, "interrupted"), running.said
     assert running.checkpoints() == [f"step-{summary['steps']:08d}"]
+
+
+def test_a_last_save_that_fails_is_said_though_the_run_was_interrupted(running: Running) -> None:
+    """The checkpoints' folder is in the way of itself: it is a file."""
+    shutil.rmtree(running.run / "checkpoints", ignore_errors=True)
+    (running.run / "checkpoints").touch()
+    running.process.send_signal(signal.SIGINT)
+    summary = running.end()
+    assert (running.process.returncode, summary["status"]) == (130, "interrupted"), running.said
+    failure = json.loads((running.run / "failure.json").read_text())
+    assert "checkpoints" in failure["reason"]
+    assert summary["failure"] == failure["reason"]
+    said = " ".join(running.said.split())
+    assert f"the run was interrupted, and failed before it had ended: {failure['reason']}" in said
+    assert "may be lost" in said
 
 
 def test_a_second_ctrl_c_ends_at_once(running: Running) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from hetctl.launcher.failure import Exit, RankError, find_failure
+from hetctl.launcher.failure import Exit, RankError, failed_all_the_same, find_failure
 from hetctl.launcher.hostfiles import last_words
 
 HOSTS = ["a", "a", "b", "b"]
@@ -54,6 +54,23 @@ def test_a_rank_without_an_error_file_is_quoted() -> None:
     assert failure is not None
     assert failure.rank == 1
     assert failure.reason == "it ended with exit code 1; the last it said: ValueError: no such corpus"
+
+
+def test_of_ranks_that_were_told_to_end_only_those_with_an_error_of_their_own_failed() -> None:
+    errors = {
+        0: RankError("OSError: [Errno 28] No space left on device", "", 5.0),
+        1: RankError("BridgeError: all_reduce: rank 0 on a did not answer", "", 5.1),
+    }
+    full = Exit(3, 1, 5.2, asked=True, reason="it ended with exit code 1, and could not say why: No space left on disk")
+    lost = Exit(2, 1, 5.1, asked=True, reason="b cannot reach a at 10.0.0.1", seen=False)
+    ended = (Exit(1, 1, 5.1, asked=True), Exit(2, -signal.SIGTERM, 5.2, asked=True), lost)
+    assert failed_all_the_same([*ended, Exit(3, -signal.SIGKILL, 60.0, asked=True)], errors) == []
+    assert failed_all_the_same([*ended, Exit(0, 1, 5.0, asked=True), full], errors) == [
+        Exit(0, 1, 5.0, asked=True),
+        full,
+    ]
+    waited = Exit(3, 1, 5.2, asked=True, said="RuntimeError: Connection closed by peer")
+    assert failed_all_the_same([waited], {}) == []
 
 
 def test_an_exception_that_c_plus_plus_met_is_quoted(tmp_path: Path) -> None:
