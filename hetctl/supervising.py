@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -85,8 +85,9 @@ def record_failure(
     }
     for site in (s for s in sites if s.name == failure.host and not s.shared):
         record["log_on_host"] = str(site.folder.log(failure.rank))
-    write_json(folder.failure, record)
-    folder.failure.chmod(0o600)  # it quotes what a rank printed
+    with suppress(OSError):  # a full disk may be what failed: it is said all the same
+        write_json(folder.failure, record)
+        folder.failure.chmod(0o600)  # it quotes what a rank printed
     return record
 
 

@@ -271,9 +271,12 @@ def _attempt(
     summary = _summary(prepared, folder, outcome, found, crew.sites, wall_s=time.monotonic() - began)
     summary |= {"restarts": attempts.used, "missing_hosts": attempts.missing}
     timeline = summary.pop("timeline", [])
-    folder.write_summary(summary)
-    write_json(folder.timeline, timeline)
-    write_report(folder, prepared.plan, {**summary, "timeline": timeline})
+    try:
+        folder.write_summary(summary)
+        write_json(folder.timeline, timeline)
+        write_report(folder, prepared.plan, {**summary, "timeline": timeline})
+    except OSError as error:  # a full disk, perhaps: what the run came to is said all the same
+        sink.warn(f"the run's summary and report are not whole: {error}")
     _show_end(summary, outcome, folder, sink)
     return summary, outcome
 
