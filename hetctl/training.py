@@ -26,6 +26,7 @@ from hetctl.ingredients import check_data, check_start, say_data
 from hetctl.launcher.crew import Crew
 from hetctl.launcher.environment import PlannedPlace, Seat, device_type, placement_of
 from hetctl.launcher.link import Event
+from hetctl.launcher.registry import delist
 from hetctl.launcher.runfolder import RunFolder, create_run
 from hetctl.launcher.site import Site
 from hetctl.launcher.supervisor import HostSpec, Outcome
@@ -254,9 +255,11 @@ def _attempt(
             _check_goes_on(prepared, folder, folder.checkpoints / start, sink)
         prepared = _kept_twice(prepared, crew, attempts, sink)
         specs = _specs(prepared, folder, crew, start, sink)
-    except BaseException:
+    except BaseException:  # nothing has started
         crew.close()
+        delist(folder.identity)
         raise
+    _record(prepared, folder, anew=start is None)
     found: dict[str, Any] = {}
     with LiveRun(sink, prepared.recipe.train.steps) as live:
         boards = Boards(folder, encode(prepared.recipe), live.note)
@@ -353,12 +356,8 @@ def _check_recorded(folder: RunFolder, shape: ModelShape) -> None:
 
 
 def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path | None, sink: Sink) -> list[HostSpec]:
-    """Write what stays with the launcher, and say what each host's ranks are given."""
+    """What each host's ranks are given. Raises ConfigError, and writes nothing."""
     plan, recipe, cluster = prepared.plan, prepared.recipe, prepared.cluster
-    save_plan(folder.plan, plan)
-    write_yaml(folder.recipe, encode(recipe), header="The recipe as it was run, every key resolved.")
-    if checkpoint is None:
-        folder.metrics.unlink(missing_ok=True)
     weights = find_weights(recipe.model.name)
     hosts = [r.host for r in plan.ranks]
     _say_where_shards_live(
@@ -398,6 +397,14 @@ def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path |
         goes_on=checkpoint is not None,
         spread=crew.spread,
     )
+
+
+def _record(prepared: Prepared, folder: RunFolder, *, anew: bool) -> None:
+    """Write what stays with the launcher, once nothing refuses the attempt; a run anew has no figures yet."""
+    save_plan(folder.plan, prepared.plan)
+    write_yaml(folder.recipe, encode(prepared.recipe), header="The recipe as it was run, every key resolved.")
+    if anew:
+        folder.metrics.unlink(missing_ok=True)
 
 
 def _say_where_shards_live(

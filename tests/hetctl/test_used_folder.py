@@ -88,6 +88,16 @@ def test_another_model_is_refused_before_anything_is_replaced(used: Path) -> Non
     assert "is of another model than" in exported.stderr
 
 
+def test_a_setting_that_is_refused_late_leaves_the_run_as_it_was_and_none_on_file(used: Path) -> None:
+    names = ("plan.yaml", "recipe.yaml", "metrics.jsonl", "summary.json", "report.html")
+    before = {name: (used / name).read_bytes() for name in names}
+    done = train(used, "--resume", "never", "--set", "checkpoint.store=gather:nobody", steps=3)
+    assert done.returncode == 2, done.stderr
+    assert "nobody" in done.stderr
+    assert before == {name: (used / name).read_bytes() for name in before}
+    assert not list((used.parent / ".local").rglob("active/*.json"))
+
+
 def test_other_samples_are_announced_and_a_finished_run_saves_nothing_twice(used: Path) -> None:
     newest = used / "checkpoints" / "step-00000006"
     inode = newest.stat().st_ino
