@@ -485,8 +485,8 @@ def _summary(
         "model": prepared.plan.model,
         "parameters": prepared.shape.parameters,
         "steps_planned": prepared.recipe.train.steps,
-        **folder.progress(),
         **found,
+        **_reached(folder, found),
         "bubble_share": shares.get("bubble"),
         "bridge_share": shares.get("bridge"),
         "shares": shares,
@@ -503,6 +503,12 @@ def _summary(
         summary["error_type"] = failure["error_type"] if failure else None
         summary["failure_hint"] = failure["hint"] if failure else ""
     return summary
+
+
+def _reached(folder: RunFolder, found: dict[str, Any]) -> dict[str, Any]:
+    """Steps, losses and tokens of the whole run: its metrics know what earlier attempts did, the ranks only theirs."""
+    reached = folder.progress()
+    return reached | {"steps": found.get("steps", reached["steps"])}  # none were made past a finished run's checkpoint
 
 
 def _show_end(summary: dict[str, Any], outcome: Outcome, folder: RunFolder, sink: Sink) -> None:

@@ -19,6 +19,7 @@ from hetctl.comm.plan import load_plan
 from tests.hetctl.test_boards import events
 
 ROOT = Path(__file__).parent.parent.parent
+WHOLE = ("steps", "first_loss", "last_loss", "tokens")  # of the run, however often it was resumed
 SMALL = ("model.seq_len=32", "batch.global_batch=8", "train.validation_samples=8", "optimizer.warmup_steps=2")
 
 
@@ -209,6 +210,8 @@ def test_a_run_continues_from_its_checkpoint_as_if_never_stopped(
         losses[json.loads(line)["step"]] = json.loads(line)["loss"]
     wanted = [json.loads(line)["loss"] for line in (whole[0] / "metrics.jsonl").read_text().splitlines()]
     assert [losses[s] for s in range(1, 13)] == wanted
+    summary = json.loads((run / "summary.json").read_text())
+    assert {k: summary[k] for k in WHOLE} == {k: whole[1][k] for k in WHOLE}
 
 
 def test_ctrl_c_once_stops_cleanly(tmp_path: Path) -> None:
