@@ -300,7 +300,7 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     watch = Watch(trainer, reporter, adapt=job.recipe.train.adapt)
     skipped, validations = 0, list[dict[str, Any]]()
     often = job.recipe.train.validate_every
-    done, saved, began = start, start if goes_on else -1, time.monotonic()
+    done, saved, began, validating = start, start if goes_on else -1, time.monotonic(), 0.0
     for step in range(start, job.recipe.train.steps):
         at = time.monotonic()
         with profiled(job, step, device, trainer.timeline):
@@ -326,9 +326,11 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
                 trainer = _anew(trainer, better, done, reporter, patient)
                 watch.goes_on_with(trainer)
         if often and done % often == 0 and done < job.recipe.train.steps:
+            at = time.monotonic()
             validations.append({"step": done, "validation_loss": trainer.validate()})
+            validating += time.monotonic() - at
             reporter.emit("validated", **validations[-1])
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - began - validating
     interrupted = trainer.stopping and done < job.recipe.train.steps
     validation = None if interrupted else trainer.validate()
     if (last or interrupted) and saved != done:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def summarise(trainer: Trainer, reporter: Reporter, end: Mapping[str, Any]) -> None:
-    """Report `end` (steps, interrupted, validation_loss, train_s, ..) with what only ranks know."""
+    """Report `end` (steps, interrupted, validation_loss, train_s, ..) with what only ranks know.
+
+    `train_s` are the seconds from the first step to the last one's end, saving included and validating not.
+    """
     mine = {
         "spans": list(trainer.timeline.steps),
         "bridge_bytes": backend.bridge_bytes(),

@@ -131,6 +131,20 @@ def test_the_run_folder_holds_what_it_promises(whole: tuple[Path, dict[str, Any]
     assert "http" not in page.replace("http-equiv", "")
 
 
+def test_validation_takes_no_time_from_the_figures_of_training(tmp_path: Path) -> None:
+    """After every step it looks at far more samples than a step trains on."""
+    settings = ("train.validate_every=1", "train.validation_samples=256")
+    words = [word for key in settings for word in ("--set", key)]
+    argv = command(tmp_path / "run", "--json", *words, steps=4)
+    done = subprocess.run(argv, cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert len(document["validations"]) == 3
+    told = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert document["train_s"] < 3 * sum(m["step_time_s"] for m in told)
+    assert document["tokens_per_s"] == pytest.approx(document["tokens"] / document["train_s"])
+
+
 def test_a_run_is_held_against_the_sum_of_its_parts(whole: tuple[Path, dict[str, Any]]) -> None:
     run, document = whole
     predicted = load_plan(run / "plan.yaml").predicted
