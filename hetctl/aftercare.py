@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from hetctl.comm.cluster import Host
@@ -37,7 +38,8 @@ def list_runs(sink: Sink) -> list[dict[str, Any]]:
         state = "running" if run.supervised else "lost: its supervisor is gone (hetctl clean)"
         age, steps = time.time() - run.started, _progress(RunFolder(Path(run.folder)))
         hosts = ", ".join(list(run.hosts)[:8]) + (f" and {len(run.hosts) - 8} more" if len(run.hosts) > 8 else "")
-        table.add_row(run.name, state, "-" if steps is None else str(steps), hosts, show_seconds(age), run.folder)
+        row = (run.name, state, "-" if steps is None else str(steps), hosts, show_seconds(age), run.folder)
+        table.add_row(*map(escape, row))
         about = {"run": run.name, "state": "running" if run.supervised else "lost", "hosts": list(run.hosts)}
         rows.append({**about, "pid": run.pid, "folder": run.folder, "seconds": age, "step": steps})
     sink.say(table if rows else "no run was started from here that did not end cleanly")

@@ -29,9 +29,10 @@ class Sink:
         """Whether moving pictures (progress) make sense where people look."""
         return self.people.is_terminal and not self.people.no_color
 
-    def say(self, content: RenderableType = "") -> None:
-        """A line, table or tree for people."""
-        self.people.print(content, highlight=False, soft_wrap=isinstance(content, str))  # a line stays one when piped
+    def say(self, content: RenderableType = "", *, markup: bool = False) -> None:
+        """A line, table or tree for people. A line stands as it is (paths may hold brackets) unless it is `markup`."""
+        line = isinstance(content, str)  # it stays one when piped
+        self.people.print(content, highlight=False, markup=markup if line else None, emoji=False, soft_wrap=line)
 
     def warn(self, sentence: str) -> None:
         """Something a person should know: a fallback, a doubt. Always on stderr."""

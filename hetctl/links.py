@@ -11,8 +11,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
 from hetctl.comm.cluster import Cluster, Host, Link, Measured, Nic, Transport, load_cluster, native_way
 from hetctl.comm.errors import ConfigError, HetctlError
 from hetctl.comm.units import show_rate
@@ -83,7 +81,7 @@ def measure_links(
 def measure_aloud(cluster: Cluster, entries: Sequence[Entry], *, timeout_s: float, sink: Sink) -> Cluster:
     """`measure_links`, with a line for each pair as it is known."""
     measured = measure_links(
-        cluster, entries, connect_s=timeout_s, on_pair=lambda pair, rows: sink.say(escape(pair_line(pair, rows)))
+        cluster, entries, connect_s=timeout_s, on_pair=lambda pair, rows: sink.say(pair_line(pair, rows))
     )
     if not measured.measured:
         sink.warn("there is no pair of hosts to measure between")

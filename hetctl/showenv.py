@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from hetctl.comm.cluster import Cluster
@@ -41,7 +42,7 @@ def show_environment(plan: Plan, cluster: Cluster, name: str, sink: Sink) -> dic
     ranks = {s.rank: without_secrets(rank_settings(seats, s, shape, files=files, more=own)) for s in mine}
     table = Table("variable", "value", "because", title=f"rank {mine[0].rank} on {name}", title_justify="left")
     for setting in ranks[mine[0].rank]:
-        table.add_row(setting.name, setting.value, setting.reason)
+        table.add_row(*map(escape, (setting.name, setting.value, setting.reason)))
     sink.say(table)
     if len(mine) > 1:
         others = ", ".join(str(s.rank) for s in mine[1:])

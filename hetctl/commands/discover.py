@@ -84,7 +84,9 @@ def _asked(hosts: list[str], file: Path | None, timeout: float, sink: Sink) -> t
     count = len(meant.entries)
     sink.warn(f"discovering {count} host{'s' * (count > 1)} from {meant.origin}")
     width = max(len(entry.name) for entry in meant.entries)
-    return meant, ask(meant.entries, timeout_s=timeout, on_answer=lambda a: sink.say(host_line(a.report, width)))
+    return meant, ask(
+        meant.entries, timeout_s=timeout, on_answer=lambda a: sink.say(host_line(a.report, width), markup=True)
+    )
 
 
 def _replayed(path: Path, sink: Sink) -> tuple[Inventory, list[Answer]]:
@@ -94,7 +96,7 @@ def _replayed(path: Path, sink: Sink) -> tuple[Inventory, list[Answer]]:
 
     answers = replay(path)
     for answer in answers:
-        sink.say(host_line(answer.report, max(len(a.report.name) for a in answers)))
+        sink.say(host_line(answer.report, max(len(a.report.name) for a in answers)), markup=True)
     return Inventory((), f"the capture {path}"), answers
 
 

@@ -61,7 +61,7 @@ def validate(
             ground,
             evidence,
             on_begin=lambda claim: sink.warn(f"{claims.index(claim) + 1} of {len(claims)}: {claim.id}"),
-            on_end=lambda result: sink.say(claim_line(result)),
+            on_end=lambda result: sink.say(claim_line(result), markup=True),
         )
         sink.say()
         sink.say(results_table(results))

@@ -12,17 +12,20 @@ _MOST = 16
 
 def show_diagnosis(sink: Sink, found: Diagnosis) -> None:
     """The cause last, where the eye is."""
-    sink.say(f"run {escape(found.run)}: {escape(found.status)}")
+    sink.say(f"run {escape(found.run)}: {escape(found.status)}", markup=True)
     for one in found.waiting[:_MOST]:
         whom = ", ".join(f"rank {r}" for r in one.targets[:8]) or "somebody it cannot name"
-        sink.say(f"  rank {one.rank} waited for {whom} in {escape(one.operation)} (group {escape(one.group) or '?'})")
+        sink.say(
+            f"  rank {one.rank} waited for {whom} in {escape(one.operation)} (group {escape(one.group) or '?'})",
+            markup=True,
+        )
     if len(found.waiting) > _MOST:
-        sink.say(f"  and {len(found.waiting) - _MOST} more; all of them are in --json")
+        sink.say(f"  and {len(found.waiting) - _MOST} more; all of them are in --json", markup=True)
     for line in found.evidence:
-        sink.say(f"  [dim]{escape(line)}[/]")
+        sink.say(f"  [dim]{escape(line)}[/]", markup=True)
     for line in found.unknown:
-        sink.say(f"  [cyan]?[/] {escape(line)}")
+        sink.say(f"  [cyan]?[/] {escape(line)}", markup=True)
     who = f"rank {found.culprit}: " if found.culprit is not None else ""
-    sink.say(f"[bold]{who}{escape(found.cause)}[/]")
+    sink.say(f"[bold]{who}{escape(found.cause)}[/]", markup=True)
     if found.advice:
-        sink.say(f"  [bold]{escape(found.advice)}[/]")
+        sink.say(f"  [bold]{escape(found.advice)}[/]", markup=True)

@@ -32,7 +32,7 @@ def show_examination(sink: Sink, found: Examination, *, verbose: bool) -> None:
     for theme in THEMES:
         of_theme = [f for f in found.findings if f.check.partition(".")[0] == theme]
         if of_theme:
-            sink.say(f"[bold]{theme}[/]")
+            sink.say(f"[bold]{theme}[/]", markup=True)
             for check in dict.fromkeys(f.check for f in of_theme):
                 show_check(sink, [f for f in of_theme if f.check == check], verbose=verbose)
     table = drift_table(drift(found.ward), verbose=verbose)
@@ -44,21 +44,24 @@ def show_examination(sink: Sink, found: Examination, *, verbose: bool) -> None:
         sink.say(numbers)
     sink.say()
     for line in closing(found.findings):
-        sink.say(line)
-    sink.say(f"[dim]{len(found.checks)} checks, {len(found.ward.reports)} hosts, {show_seconds(found.seconds)}[/]")
+        sink.say(line, markup=True)
+    sink.say(
+        f"[dim]{len(found.checks)} checks, {len(found.ward.reports)} hosts, {show_seconds(found.seconds)}[/]",
+        markup=True,
+    )
 
 
 def show_check(sink: Sink, findings: Sequence[Finding], *, verbose: bool) -> None:
     """One line; under it what is not well, the same sentence about several hosts once."""
     state = state_of(findings)
-    sink.say(f"{MARKS[state]} {findings[0].check:<20} {_summary(findings)}")
+    sink.say(f"{MARKS[state]} {findings[0].check:<20} {_summary(findings)}", markup=True)
     for (how, reason, fix), hosts in _alike(findings).items():
         if how in ("fail", "warn") or (how == "unknown" and (verbose or findings[0].essential)) or verbose:
-            sink.say(f"     {_names(hosts)}: {escape(reason)}")
+            sink.say(f"     {_names(hosts)}: {escape(reason)}", markup=True)
             if fix and (how in ("fail", "warn") or verbose):
-                sink.say(f"       [bold]{escape(fix)}[/]")
+                sink.say(f"       [bold]{escape(fix)}[/]", markup=True)
     if verbose and findings[0].source:
-        sink.say(f"       [dim]after {escape(findings[0].source)}[/]")
+        sink.say(f"       [dim]after {escape(findings[0].source)}[/]", markup=True)
 
 
 def _summary(findings: Sequence[Finding]) -> str:

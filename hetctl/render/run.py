@@ -89,7 +89,7 @@ def show_efficiency(summary: dict[str, Any]) -> str:
 
 def summary_table(summary: dict[str, Any]) -> Table:
     """What a run came to; what is unknown says so."""
-    table = Table(title=f"run {summary['run']}: {summary['status']}", show_header=False, title_justify="left")
+    table = Table(title=escape(f"run {summary['run']}: {summary['status']}"), show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
     rows = (
@@ -111,7 +111,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
         ("run folder", summary["run_dir"]),
     )
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table
 
 

@@ -47,9 +47,9 @@ def claims_table(claims: Sequence[Claim]) -> Table:
 def show_contents(sink: Sink, path: Path, files: Mapping[str, bytes], masked: Mapping[str, int]) -> None:
     """What is about to be packed, and where it will lie."""
     total = sum(len(content) for content in files.values())
-    sink.say(f"packing {len(files)} files ({show_bytes(total)}) into {escape(str(path.absolute()))}:")
+    sink.say(f"packing {len(files)} files ({show_bytes(total)}) into {path.absolute()}:")
     for name in list(files)[:_MOST_FILES]:
-        sink.say(f"  {escape(name)}  {show_bytes(len(files[name]))}")
+        sink.say(f"  {name}  {show_bytes(len(files[name]))}")
     if len(files) > _MOST_FILES:
         sink.say(f"  and {len(files) - _MOST_FILES} more")
     words = ", ".join(f"{count} {kind}" for kind, count in sorted(masked.items())) or "nothing was found to mask"

@@ -68,3 +68,17 @@ def test_the_summary_says_what_efficiency_rests_on() -> None:
     known, unknown = console.file.getvalue().split("run r: done")[1:]
     assert "90.0% of what the islands would reach alone (predicted from a profile's measured times)" in known
     assert [line.split("│")[2].strip() for line in unknown.splitlines() if "MFU" in line] == ["unknown"]
+
+
+def test_names_and_paths_stand_as_they_are_whatever_brackets_they_hold() -> None:
+    sink = Sink()
+    sink.people = Console(file=io.StringIO(), width=200, color_system=None)
+    run = {"run": "x]run", "status": "done", "steps": 3, "steps_planned": 3, "wall_s": 1.0, "run_dir": "/my[/x]run"}
+    sink.say(summary_table(run))
+    sink.say("report: /my[/x]run/report.html, [bold]data[/], :warning:.txt")
+    sink.say("[bold]theme[/]", markup=True)
+    assert isinstance(sink.people.file, io.StringIO)
+    text = sink.people.file.getvalue()
+    assert text.startswith("run x]run: done")
+    assert "│ /my[/x]run " in text
+    assert text.endswith("report: /my[/x]run/report.html, [bold]data[/], :warning:.txt\ntheme\n")
