@@ -36,6 +36,7 @@ def supervise(
     USR1 has the ranks save and go on, USR2 save and end. The first failure is said as soon as it is known.
     """
     folder.cut_torn_lines()
+    folder.failure.unlink(missing_ok=True)  # of an earlier attempt; this one may be lost before it says how it ended
     logs = _Logs(folder)
 
     def handle(event: Event) -> None:

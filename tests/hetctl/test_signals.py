@@ -105,6 +105,18 @@ def test_a_last_save_that_fails_is_said_though_the_run_was_interrupted(running: 
     assert "may be lost" in said
 
 
+def test_what_failed_before_is_not_blamed_once_a_run_goes_on(running: Running) -> None:
+    running.process.send_signal(signal.SIGINT)
+    running.end()
+    failure = running.run / "failure.json"
+    failure.write_text("{}")
+    steps, again = running.steps(), Running(running.run)
+    again.await_steps(steps + 1)
+    assert not failure.exists()
+    again.process.send_signal(signal.SIGINT)
+    again.end()
+
+
 def test_a_second_ctrl_c_ends_at_once(running: Running) -> None:
     """The ranks are stopped, so that only a kill can end them: the first one waits for their step."""
     ranks = [e["pid"] for e in map(json.loads, (running.run / "events.jsonl").open()) if e["event"] == "started"]
