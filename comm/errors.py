@@ -64,7 +64,7 @@ class Infeasible(HetctlError):
 
 
 class Interrupted(HetctlError):
-    """A signal ended the work (exit 130 for INT, 143 for TERM)."""
+    """A signal ended the work: exit 128 and its number (130 for INT, the default, 143 for TERM, 129 for HUP)."""
 
     exit_code = 130
 

@@ -86,7 +86,7 @@ def run_program(
 
     with Follower({s.rank: folder.log(s.rank) for s in seats}, lambda rank, line: _show(sink, rank, line)):
         outcome = supervise(crew, specs, on_event, folder=folder, say=sink.warn)
-    summary = {
+    summary: dict[str, Any] = {
         "run": folder.name,
         "status": "interrupted" if outcome.interrupted else "done",
         "program": list(program),
@@ -97,6 +97,8 @@ def run_program(
         "links": outcome.links,
         "bridges": sorted(evidence, key=lambda one: one["rank"]),
     }
+    if outcome.interrupted:
+        summary["signal"] = outcome.signal
     failure = None if outcome.interrupted else record_failure(folder, outcome, [s.host for s in seats], crew.sites)
     if failure is not None:
         summary |= {"status": "failed", "failure": failure["reason"]}

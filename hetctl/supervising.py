@@ -101,13 +101,15 @@ def left_sentence(outcome: Outcome) -> str:
 
 
 def raise_unless_done(summary: dict[str, Any]) -> None:
-    """The exit code of a run: failures 1, interruptions 130. Raises the matching HetctlError."""
+    """The exit code of a run: failures 1, interruptions 128 and the signal. Raises the matching HetctlError."""
     if summary["status"] == "interrupted":
         hint, failure = f"its folder is {summary['run_dir']}", summary.get("failure")
         if failure:  # nobody shall think that its work was saved
             hint = f"what it did since its newest checkpoint may be lost; see {summary['run_dir']}/failure.json"
         what = f"the run was interrupted, and failed before it had ended: {failure}" if failure else ""
-        raise Interrupted(what or "the run was interrupted", hint=hint, documented=True)
+        error = Interrupted(what or "the run was interrupted", hint=hint, documented=True)
+        error.exit_code = 128 + (summary.get("signal") or signal.SIGINT)
+        raise error
     if summary["status"] == "failed":
         hint = "; ".join(filter(None, (summary.get("failure_hint"), f"see {summary['run_dir']}/failure.json")))
         raise WorkFailed(f"the run failed: {summary['failure']}", hint=hint, documented=True)
@@ -135,7 +137,8 @@ def _signals(supervisor: Supervisor, say: Callable[[str], None]) -> Iterator[Non
     Ctrl-Z does nothing: a launcher that is suspended would lose its hosts with the lease.
     """
 
-    def stop(*_: object) -> None:
+    def stop(number: int, _: object) -> None:
+        supervisor.outcome.signal = supervisor.outcome.signal or number
         again = supervisor.outcome.interrupted
         say("ending the ranks at once" if again else "stopping: the ranks finish their step and save (again: at once)")
         supervisor.stop()

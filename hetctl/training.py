@@ -498,6 +498,8 @@ def _summary(
         "processes_left": outcome.left,
         "links": outcome.links,
     }
+    if outcome.interrupted:
+        summary["signal"] = outcome.signal
     if status == "failed" or failure:
         summary["failure"] = failure["reason"] if failure else "the ranks ended without a summary"
         summary["error_type"] = failure["error_type"] if failure else None

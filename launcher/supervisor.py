@@ -55,6 +55,7 @@ class Outcome:
     unverified: list[str] = field(default_factory=list)  # hosts that could not say that nothing is left
     lost: list[str] = field(default_factory=list)  # hosts that stopped answering
     interrupted: bool = False
+    signal: int | None = None  # the first that interrupted it
     links: list[dict[str, Any]] = field(default_factory=list)  # ports that became worse, or well again, and when
     ended_early: bool = False  # asked to save and end: a success
 

@@ -117,7 +117,7 @@ def test_values_arrive_as_they_are_and_secrets_show_nowhere(rig: netns.Rig, mine
     assert [values for _, values in shown] == [{**HOSTILE, "HF_TOKEN": "hf_secret"}] * 3
     assert not any("hf_secret" in words for _, words in run.left())
     run.process.send_signal(signal.SIGTERM)
-    assert run.end()[0] == 130
+    assert run.end()[0] == 143
     assert run.left() == []
     assert not Path("/tmp/harm").exists()
     assert not list(mine.rglob("harm"))
@@ -181,7 +181,7 @@ def test_a_dropped_connection_comes_back(rig: netns.Rig, mine: Path) -> None:
         run.process.wait(4)
     assert run.pids("up.py") == ranks
     run.process.send_signal(signal.SIGTERM)
-    assert run.end()[0] == 130
+    assert run.end()[0] == 143
     assert json.loads((run.folder / "summary.json").read_text())["processes_left"] == 0
     assert run.left() == []
 
@@ -270,7 +270,7 @@ def test_one_run_has_one_launcher(rig: netns.Rig, mine: Path) -> None:
     assert f"process {run.process.pid} supervises" in errors
     assert len(run.pids("up.py")) == 3
     run.process.send_signal(signal.SIGTERM)
-    assert run.end()[0] == 130
+    assert run.end()[0] == 143
 
 
 def test_a_rail_that_goes_down_is_named_within_a_minute(mine: Path, tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ def test_usr1_saves_and_goes_on_usr2_saves_and_ends_well(running: Running) -> No
 def test_a_term_or_a_closed_terminal_stops_and_saves(running: Running, number: int) -> None:
     running.process.send_signal(number)
     summary = running.end()
-    assert (running.process.returncode, summary["status"]) == (130, "interrupted"), running.said
+    assert (running.process.returncode, summary["status"]) == (128 + number, "interrupted"), running.said
+    assert summary["signal"] == number
     assert running.checkpoints() == [f"step-{summary['steps']:08d}"]
 
 
