@@ -78,14 +78,19 @@ def find_failure(exits: Sequence[Exit], hosts: Sequence[str], errors: Mapping[in
 
 
 def failed_all_the_same(exits: Sequence[Exit], errors: Mapping[int, RankError]) -> list[Exit]:
-    """Of a run that was told to end, the ranks that could not do so for a reason of their own."""
+    """Of a run that was told to end, the ranks that could not do so for a reason of their own.
+
+    Where none gives one and none was ended by force, those that failed: a full disk takes the first one's words.
+    """
 
     def own(end: Exit) -> bool:
         if end.rank in errors:
             return is_own(errors[end.rank])
         return TOLD_BY_OTHERS.search(end.reason or end.said or "") is None
 
-    return [e for e in exits if e.seen and e.code > 0 and own(e)]
+    failed = [e for e in exits if e.seen and e.code > 0]
+    forced = any(e.code < 0 or not e.seen for e in exits)
+    return [e for e in failed if own(e)] or ([] if forced else failed)
 
 
 def reason_of(end: Exit, error: RankError | None) -> str:

@@ -70,7 +70,8 @@ def test_of_ranks_that_were_told_to_end_only_those_with_an_error_of_their_own_fa
         full,
     ]
     waited = Exit(3, 1, 5.2, asked=True, said="RuntimeError: Connection closed by peer")
-    assert failed_all_the_same([waited], {}) == []
+    assert failed_all_the_same([waited, *ended], errors) == []
+    assert failed_all_the_same([waited, Exit(0, 0, 5.0)], {}) == [waited], "nobody was ended by force"
 
 
 def test_an_exception_that_c_plus_plus_met_is_quoted(tmp_path: Path) -> None:
