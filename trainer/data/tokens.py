@@ -83,9 +83,9 @@ def open_tokens(section: DataSection, cache: Path | None = None) -> Tokens:
 
 
 def default_cache() -> Path:
-    """Where tokens are kept between runs: XDG_CACHE_HOME or ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "hetctl" / "tokens"
+    """Where tokens are kept between runs: XDG_CACHE_HOME (which the XDG wants absolute) or ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "hetctl" / "tokens"
 
 
 def _make_once(section: DataSection, folder: Path) -> None:
