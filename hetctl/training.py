@@ -15,7 +15,7 @@ from hetctl.attempts import Attempts, unreachable_hosts, without
 from hetctl.boards import Boards
 from hetctl.comm.cluster import Cluster, Member
 from hetctl.comm.errors import ConfigError, HetctlError
-from hetctl.comm.files import read_yaml, write_json, write_yaml
+from hetctl.comm.files import read_yaml, write_atomically, write_json, write_yaml
 from hetctl.comm.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.plan import Plan, load_plan, save_plan
 from hetctl.comm.units import show_bytes
@@ -255,11 +255,11 @@ def _attempt(
             _check_goes_on(prepared, folder, folder.checkpoints / start, sink)
         prepared = _kept_twice(prepared, crew, attempts, sink)
         specs = _specs(prepared, folder, crew, start, sink)
+        _record(prepared, folder, anew=start is None)
     except BaseException:  # nothing has started
         crew.close()
         delist(folder.identity)
         raise
-    _record(prepared, folder, anew=start is None)
     found: dict[str, Any] = {}
     with LiveRun(sink, prepared.recipe.train.steps) as live:
         boards = Boards(folder, encode(prepared.recipe), live.note)
@@ -439,6 +439,7 @@ def _on_event(
         if kind == "step":
             record |= against.figures(record["tokens_per_s"])
         if kind == "begin":
+            _check_text(folder, event, live.note)
             live.begin(event["step"])
             boards.begin(event["step"])
         elif kind == "step" and record.pop("late", False):  # of an attempt whose launcher was lost
@@ -459,6 +460,14 @@ def _on_event(
             found.setdefault(BRIDGES, []).append({"rank": event["rank"], **record})
 
     return on_event
+
+
+def _check_text(folder: RunFolder, event: Event, say: Callable[[str], None]) -> None:
+    """Keep the digest of the run's text; say where it changed before a checkpoint that the run goes on from."""
+    text = event.get("text", "")
+    if event["step"] and folder.text.is_file() and folder.text.read_text(encoding="utf-8") != text:
+        say("note: the text is not what it was before the checkpoint: other samples follow on it")
+    write_atomically(folder.text, text)
 
 
 def _summary(

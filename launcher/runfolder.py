@@ -85,6 +85,11 @@ class RunFolder:
         return self.launch / "timeline.json"
 
     @property
+    def text(self) -> Path:
+        """The digest of the text that the run learns from."""
+        return self.launch / "text"
+
+    @property
     def launch(self) -> Path:
         """What ranks read: the job and the placement."""
         return self.path / "launch"

@@ -290,13 +290,14 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
 def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     """Train from the first step (or the checkpoint's) to the last, or until asked to stop; then validate and save."""
     patient = patient_group()
-    trainer = build(job, device, **_datasets(job, patient))
+    text, datasets = _datasets(job, patient)
+    trainer = build(job, device, **datasets)
     start = _resume(trainer, Path(job.resume), patient) if job.resume else 0
     every, last = job.recipe.checkpoint.every, job.recipe.checkpoint.last
     goes_on = job.resume is not None and Path(job.resume).parent == Path(job.checkpoints)
     _save_with(trainer, reporter, patient, beyond=start if goes_on else 0)
     _listen(trainer.asked)
-    reporter.emit("begin", step=start, steps=job.recipe.train.steps)
+    reporter.emit("begin", step=start, steps=job.recipe.train.steps, text=text)
     watch = Watch(trainer, reporter, adapt=job.recipe.train.adapt)
     skipped, validations = 0, list[dict[str, Any]]()
     often = job.recipe.train.validate_every
@@ -413,14 +414,16 @@ def _listen(asked: Asked) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: setattr(asked, "saves", asked.saves + 1))
 
 
-def _datasets(job: Job, patient: Any) -> dict[str, Any]:
+def _datasets(job: Job, patient: Any) -> tuple[str, dict[str, Any]]:
+    """A digest of the text, equal on all ranks, and both sides of it."""
     tokens = open_tokens(job.recipe.data)
     highest, known = tokens.vocabulary - 1, job.shape.vocab - 1
     if highest > known:
         raise ConfigError(f"the data's tokens go up to {highest}, the model's vocabulary only to {known}")
     _agree_on_text(tokens.digest, patient)
     about = {"seq_len": job.plan.seq_len, "global_batch": job.plan.global_batch, "seed": job.recipe.data.seed}
-    return {"training": PackedTokens(tokens.train, **about), "validation": PackedTokens(tokens.validation, **about)}
+    sides = {"training": PackedTokens(tokens.train, **about), "validation": PackedTokens(tokens.validation, **about)}
+    return tokens.digest, sides
 
 
 def _largest_share(stage: Stage) -> int:

@@ -132,3 +132,15 @@ def test_what_an_older_recipe_says_is_compared_not_judged(used: Path) -> None:
     assert done.returncode == 2
     assert "its weights know other tokens" in done.stderr
     assert "--set data.tokenizer=/some/tokenizer.json goes on" in done.stderr
+
+
+def test_text_that_changed_under_the_same_name_is_said_on_going_on(tmp_path: Path) -> None:
+    text, run = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("".join(f"the line {n} of the text\n" for n in range(20_000)))
+    data = ("--set", f"data.source={text}")
+    assert train(run, *data, steps=2).returncode == 0
+    assert "is not what it was" not in train(run, *data, steps=3).stdout
+    text.write_text("".join(f"another line, {n}\n" for n in range(30_000)))
+    done = train(run, *data, steps=4)
+    assert done.returncode == 0, done.stderr
+    assert "note: the text is not what it was before the checkpoint" in done.stdout
