@@ -248,7 +248,7 @@ def _check_path(key: str, text: str) -> None:
     """Raise ConfigError for a text that cannot be a path. Whether one that can is there is for its reader to say."""
     try:
         os.stat(text)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # it may be there for the ranks, on their hosts
         return
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
