@@ -208,12 +208,9 @@ class Bridge:
 
     def sent(self, seconds: float) -> bool:
         """Whether nothing is under way: what has ended for the program may still be on its way out, for a while."""
-        deadline = Deadline(seconds)
         with self._lock:
-            pending, lanes = bool(self._open), list(self._lanes.values())
-        while not pending and any(lane.busy for lane in lanes) and not deadline.passed():
-            time.sleep(LOOK_SECONDS)
-        return not pending and not any(lane.busy for lane in lanes)
+            pending = bool(self._open)
+        return not pending and self._all_end(seconds)
 
     def _all_end(self, seconds: float) -> bool:
         """Whether the pending messages end, and lanes have seen them off, in this time, while anything moves."""

@@ -44,8 +44,8 @@ class HetGroup(Operations):
         self._make_natives()
         names = [self._who(r) for r in range(self._size)]
         self._owed = Owed()
-        self._runner = Runner(f"het collectives {self._name}", on_error=self._ring, owed=self._owed)
         self._alarm = Alarm(shared.talk, rank=self._rank, names=names, on_verdict=self._end_all, overdue=self._overdue)
+        self._runner = Runner(f"het collectives {self._name}", on_error=self._alarm.ring, owed=self._owed)
         self._alarm.watch()
         watch = RailWatch(self._rank, shared.talk, self._who)
         self._ways = Ways(self._rank, ranks, placement, shared.talk, timeout=self._timeout, watch=watch)
@@ -81,9 +81,6 @@ class HetGroup(Operations):
     def _who(self, rank: int) -> str:
         world, hosts = self._ranks[rank], self._placement.hosts
         return f"rank {world}" + (f" on {hosts[world]}" if world < len(hosts) else "")
-
-    def _ring(self, sentence: str) -> None:
-        self._alarm.ring(sentence)
 
     def _overdue(self) -> str | None:
         """What is late here that no transport waits for: on a device, or never begun."""

@@ -150,7 +150,7 @@ class Operations(Identity):
 
         for out, data in zip(outputs, inputs, strict=True):
             _check_size(out, data.numel() * self._size)
-            check_types([out, data])
+            _check_types([out, data])
         parted = not any(map(is_small, inputs))
         return self._submit(
             name, call, touched=[*inputs, *outputs], shown=inputs, outputs=outputs, opts=opts, parted=parted
@@ -274,16 +274,17 @@ class Operations(Identity):
             raise ValueError(f"{len(blocks)} tensors were given for the {self._size} ranks of the group")
         if like is None:
             return
-        check_types([*blocks, like])
+        _check_types([*blocks, like])
         for block in blocks if alike else ():
             _check_size(block, like.numel())
 
 
-def check_types(tensors: Sequence[torch.Tensor]) -> None:
+def _check_types(tensors: Sequence[torch.Tensor]) -> None:
     """Raises TypeError where tensors of one operation are of several types: bytes would be taken for other values."""
-    kinds = sorted({str(t.dtype).removeprefix("torch.") for t in tensors})
+    kinds = {t.dtype for t in tensors}
     if len(kinds) > 1:
-        raise TypeError(f"the tensors of one collective are of one type, not of {', '.join(kinds)}")
+        names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        raise TypeError(f"the tensors of one collective are of one type, not of {names}")
 
 
 def _check_size(out: torch.Tensor, count: int) -> None:

@@ -12,15 +12,12 @@ _MOST = 16
 
 def show_diagnosis(sink: Sink, found: Diagnosis) -> None:
     """The cause last, where the eye is."""
-    sink.say(f"run {escape(found.run)}: {escape(found.status)}", markup=True)
+    sink.say(f"run {found.run}: {found.status}")
     for one in found.waiting[:_MOST]:
         whom = ", ".join(f"rank {r}" for r in one.targets[:8]) or "somebody it cannot name"
-        sink.say(
-            f"  rank {one.rank} waited for {whom} in {escape(one.operation)} (group {escape(one.group) or '?'})",
-            markup=True,
-        )
+        sink.say(f"  rank {one.rank} waited for {whom} in {one.operation} (group {one.group or '?'})")
     if len(found.waiting) > _MOST:
-        sink.say(f"  and {len(found.waiting) - _MOST} more; all of them are in --json", markup=True)
+        sink.say(f"  and {len(found.waiting) - _MOST} more; all of them are in --json")
     for line in found.evidence:
         sink.say(f"  [dim]{escape(line)}[/]", markup=True)
     for line in found.unknown:
