@@ -95,5 +95,8 @@ class NativeMessage(HetWork):
             threading.Thread(target=self._end_native, name="het message", daemon=True).start()
 
     def get_future(self) -> torch.futures.Future[Any]:
+        if self._on_host:  # gloo's messages have none
+            self._wait_behind()
+            return super().get_future()
         future: torch.futures.Future[Any] = self._native.get_future()
         return future if self._landing is None else future.then(lambda _: self._return())

@@ -79,6 +79,19 @@ def test_a_barrier_does_not_mind_the_default_device() -> None:
     on_islands((1, 1), built_elsewhere, seconds=20)
 
 
+def awaited_by_future(rank: int) -> None:
+    """Ranks 0 and 1 are one island."""
+    if rank == 0:
+        dist.isend(torch.ones(3), 1).get_future().wait()
+    if rank == 1:
+        dist.irecv(got := torch.zeros(3, 3).t()[0], 0).get_future().wait()
+        assert got.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_messages_inside_an_island_of_host_tensors_have_futures() -> None:
+    on_islands((2, 1), awaited_by_future, seconds=20)
+
+
 def coalesced(rank: int) -> None:
     warnings.simplefilter("ignore")
     world = dist.get_world_size()
