@@ -8,7 +8,7 @@ from typing import NoReturn
 import typer
 
 from hetctl import __version__
-from hetctl.comm.errors import HetctlError, of_system
+from hetctl.comm.contract.errors import HetctlError, of_system
 from hetctl.commands import bench, hosts, runs
 from hetctl.commands.discover import discover
 from hetctl.commands.doctor import doctor

@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from hetctl.comm.errors import HetctlError
-from hetctl.comm.files import finite
+from hetctl.comm.contract.errors import HetctlError
+from hetctl.comm.contract.files import finite
 
 
 class Sink:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from hetctl.comm.plan import (
+from hetctl.comm.contract.plan import (
     Bridge,
     Group,
     Plan,

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "trainer": {"trainer", "comm"},
 }
 VENDOR_WORDS = re.compile(r"[\"'](nvidia|amd|intel)[\"']", re.IGNORECASE)
-VENDOR_FILES = ("comm/natives.py", "trainer/planning/hardware.py", "hetctl/probe/vendors/")
+VENDOR_FILES = ("comm/contract/natives.py", "trainer/planning/hardware.py", "hetctl/probe/vendors/")
 
 
 def sources(folder: str) -> list[Path]:

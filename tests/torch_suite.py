@@ -42,7 +42,7 @@ from torch.testing._internal.distributed import distributed_test  # noqa: E402
 for _list in ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"):
     getattr(distributed_test, _list).append("het")
 if os.environ.get("SUITE_BACKEND", "het") == "het":
-    from hetctl.comm.backend import register
+    from hetctl.comm.group.backend import register
 
     register()
     _init = torch.distributed.init_process_group
@@ -61,7 +61,9 @@ REASONS = {
 
 
 _SERVER = torch.multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["torch", "torch.testing._internal.distributed.distributed_test", "hetctl.comm.backend"])
+_SERVER.set_forkserver_preload(
+    ["torch", "torch.testing._internal.distributed.distributed_test", "hetctl.comm.group.backend"]
+)
 
 
 def _forked(target: Callable[..., None], args: tuple[object, ...], **more: object) -> object:
@@ -133,7 +135,7 @@ def run(backend: str, names: list[str]) -> dict[str, str]:
 
 def placement_file() -> str:
     """A file with the placement of islands SIZES."""
-    from hetctl.comm.placement import PlacedIsland, Placement
+    from hetctl.comm.contract.placement import PlacedIsland, Placement
 
     first, islands = 0, []
     for index, size in enumerate(SIZES):

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from hetctl.comm import backend
-from hetctl.comm.errors import with_hints
-from hetctl.comm.reporter import Reporter
-from hetctl.trainer.emulated_device import cap_memory, slowed
+from hetctl.comm.contract.errors import with_hints
+from hetctl.comm.contract.rank_events import Reporter
+from hetctl.comm.group import backend
 from hetctl.trainer.job import current_job
-from hetctl.trainer.loop import run
+from hetctl.trainer.loop.loop import run
+from hetctl.trainer.ranks.emulated_device import cap_memory, slowed
 
 
 @record

@@ -7,10 +7,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.comm.errors import ConfigError
-from hetctl.comm.plan import Plan
-from hetctl.comm.values import decode, encode
-from hetctl.trainer.models.shapes import ModelShape
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.plan import Plan
+from hetctl.comm.contract.values import decode, encode
+from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.recipe import Recipe
 
 VARIABLE = "HETCTL_JOB"

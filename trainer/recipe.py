@@ -10,13 +10,13 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
-from hetctl.comm.cluster import TransportKind
-from hetctl.comm.errors import ConfigError
-from hetctl.comm.files import read_yaml
-from hetctl.comm.values import decode, encode, show
-from hetctl.trainer.models.model_config import find_shape
-from hetctl.trainer.models.shapes import ModelShape
-from hetctl.trainer.models.weights import model_folder
+from hetctl.comm.contract.cluster import TransportKind
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import read_yaml
+from hetctl.comm.contract.values import decode, encode, show
+from hetctl.trainer.model.config import find_shape
+from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.model.weights import model_folder
 
 Auto = Literal["auto"]
 TOKENIZER = "tokenizer.json"

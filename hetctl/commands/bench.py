@@ -32,10 +32,10 @@ def pipeline(
     Whole training steps with random weights and random tokens, split as the planner would. The best native
     schedule is the yardstick; ratios are of the same round.
     """
-    from hetctl import benching
+    from hetctl.bench import pipeline
 
     sink = Sink(as_json=as_json)
-    result = benching.bench_pipeline(
+    result = pipeline.bench_pipeline(
         cluster_file=cluster,
         emulate=_islands(cluster, emulate),
         model=model,
@@ -46,7 +46,7 @@ def pipeline(
         rounds=rounds,
         sink=sink,
     )
-    sink.say(benching.pipeline_table(result))
+    sink.say(pipeline.pipeline_table(result))
     sink.result(result)
 
 
@@ -69,20 +69,29 @@ def bridge(
 
     Beside them, where the islands are emulated, the native library, and raw ceilings: host copies and gloo groups.
     """
-    from hetctl import bridging, opsbench
+    from hetctl.bench import ops
+    from hetctl.bench.bridge import (
+        bench_bridge,
+        bridge_table,
+        collectives_table,
+        cost_table,
+        native_sums_of,
+        profiles_of,
+        raise_unless_exact,
+    )
 
     sink = Sink(as_json=as_json)
-    found = bridging.bench_bridge(
+    found = bench_bridge(
         cluster_file=cluster, emulate=_islands(cluster, emulate), bridge=bridge, max_size=max_size, sink=sink
     )
-    sink.say(bridging.bridge_table(found))
-    sink.say(bridging.collectives_table(found))
-    sink.say(bridging.cost_table(found))
+    sink.say(bridge_table(found))
+    sink.say(collectives_table(found))
+    sink.say(cost_table(found))
     if output is not None:
-        opsbench.add_to_profile(output, *bridging.profiles_of(found), native_sums=bridging.native_sums_of(found))
+        ops.add_to_profile(output, *profiles_of(found), native_sums=native_sums_of(found))
         sink.warn(f"wrote {output}")
     sink.result(found)
-    bridging.raise_unless_exact(found)
+    raise_unless_exact(found)
 
 
 def _islands(cluster: Path | None, emulate: str | None) -> str | None:
@@ -100,9 +109,9 @@ def links(
     as_json: options.Json = False,
 ) -> None:
     """Latency and bandwidth between a cluster's hosts, rail by rail, written into its file for the planner."""
-    from hetctl.comm.cluster import save_cluster
-    from hetctl.comm.values import encode
-    from hetctl.links import measure_file
+    from hetctl.comm.contract.cluster import save_cluster
+    from hetctl.comm.contract.values import encode
+    from hetctl.discovery.links import measure_file
 
     sink = Sink(as_json=as_json)
     path = cluster or Path("cluster.yaml")
@@ -127,21 +136,22 @@ def plans(
     as_json: options.Json = False,
 ) -> None:
     """Run the chosen plan and the next best ones, and show predicted beside measured step times."""
-    from hetctl import planning, plansbench
-    from hetctl.where import find_running_cluster
+    from hetctl.bench import plans
+    from hetctl.runs import resolve
+    from hetctl.runs.where import find_running_cluster
 
     sink = Sink(as_json=as_json)
-    recipe = planning.read_recipe(
+    recipe = resolve.read_recipe(
         None, settings=settings, model=model, global_batch=global_batch, seq_len=seq_len, bridge=bridge
     )
     found = find_running_cluster(cluster, emulate, sink=sink)
-    given = planning.given_keys(settings, seq_len=seq_len, global_batch=global_batch)
-    recipe, notes = planning.with_sizes(recipe, found, given=given)
+    given = resolve.given_keys(settings, seq_len=seq_len, global_batch=global_batch)
+    recipe, notes = resolve.with_sizes(recipe, found, given=given)
     for note in notes:
         sink.warn(note)
-    cases = plansbench.candidates(found, recipe, profile=planning.read_profile(profile), alternatives=alternatives)
-    result = plansbench.bench_plans(found, cases, steps=steps, sink=sink)
-    sink.say(plansbench.table(result))
+    cases = plans.candidates(found, recipe, profile=resolve.read_profile(profile), alternatives=alternatives)
+    result = plans.bench_plans(found, cases, steps=steps, sink=sink)
+    sink.say(plans.table(result))
     sink.result(result)
 
 
@@ -164,10 +174,10 @@ def ops(
     as_json: options.Json = False,
 ) -> None:
     """Seconds of each kind of layer on this machine's device, for the planner (`--profile`)."""
-    from hetctl import opsbench
+    from hetctl.bench import ops
 
     sink = Sink(as_json=as_json)
-    entry = opsbench.bench_ops(
+    entry = ops.bench_ops(
         model=model,
         seq_len=seq_len,
         samples=samples,
@@ -176,7 +186,7 @@ def ops(
         speed=at_speed,
         tensor=tensor,
     )
-    opsbench.add_to_profile(output, entry)
-    sink.say(opsbench.table(entry))
+    ops.add_to_profile(output, entry)
+    sink.say(ops.table(entry))
     sink.warn(f"wrote {output}")
-    sink.result(opsbench.document(entry))
+    sink.result(ops.document(entry))

@@ -11,8 +11,8 @@ from hetctl.commands import options
 from hetctl.console import Sink
 
 if TYPE_CHECKING:
-    from hetctl.discover import Answer
-    from hetctl.inventory import Inventory
+    from hetctl.discovery.discover import Answer
+    from hetctl.discovery.inventory import Inventory
 
 Hosts = Annotated[
     list[str] | None,
@@ -47,15 +47,15 @@ def discover(
     Hosts come from the arguments, from -i or ./inventory.yaml, from a Slurm allocation; with none of these
     it is this machine. Nothing is installed on them. Exit code 4 when some were not reached: the file is still written.
     """
-    from hetctl.comm.cluster import save_cluster
-    from hetctl.comm.errors import ConfigError
-    from hetctl.comm.values import encode
-    from hetctl.discover import recordings
-    from hetctl.fabric import build
-    from hetctl.links import measure_aloud
+    from hetctl.comm.contract.cluster import save_cluster
+    from hetctl.comm.contract.errors import ConfigError
+    from hetctl.comm.contract.values import encode
+    from hetctl.discovery.discover import recordings
+    from hetctl.discovery.fabric import build
+    from hetctl.discovery.links import measure_aloud
+    from hetctl.discovery.tables import show_cluster
+    from hetctl.discovery.unusual import unusual
     from hetctl.probe.capture import write_capture
-    from hetctl.render.cluster import show_cluster
-    from hetctl.unusual import unusual
 
     sink = Sink(as_json=as_json)
     if from_capture and (hosts or links):
@@ -76,9 +76,9 @@ def discover(
 
 
 def _asked(hosts: list[str], file: Path | None, timeout: float, sink: Sink) -> tuple[Inventory, list[Answer]]:
-    from hetctl.discover import discover as ask
-    from hetctl.inventory import resolve
-    from hetctl.render.cluster import host_line
+    from hetctl.discovery.discover import discover as ask
+    from hetctl.discovery.inventory import resolve
+    from hetctl.discovery.tables import host_line
 
     meant = resolve(hosts, file)
     count = len(meant.entries)
@@ -90,9 +90,9 @@ def _asked(hosts: list[str], file: Path | None, timeout: float, sink: Sink) -> t
 
 
 def _replayed(path: Path, sink: Sink) -> tuple[Inventory, list[Answer]]:
-    from hetctl.discover import replay
-    from hetctl.inventory import Inventory
-    from hetctl.render.cluster import host_line
+    from hetctl.discovery.discover import replay
+    from hetctl.discovery.inventory import Inventory
+    from hetctl.discovery.tables import host_line
 
     answers = replay(path)
     for answer in answers:

@@ -65,7 +65,7 @@ def doctor(
     """
     from hetctl.doctor.judge import exit_code
     from hetctl.doctor.registry import choose
-    from hetctl.render.doctor import check_table, document, list_document, show_examination
+    from hetctl.doctor.tables import check_table, document, list_document, show_examination
 
     sink = Sink(as_json=as_json)
     if run is not None:
@@ -89,8 +89,8 @@ def doctor(
 def _examined(
     hosts: list[str], file: Path | None, checks: Sequence[Check], folders: list[str], timeout: float, sink: Sink
 ) -> Examination:
+    from hetctl.discovery.inventory import resolve
     from hetctl.doctor.runner import examine
-    from hetctl.inventory import resolve
 
     meant = resolve(hosts, file)
     count = len(meant.entries)
@@ -110,8 +110,8 @@ def _themes() -> list[str]:
 
 def _write_lists(folder: Path, found: Examination, sink: Sink) -> None:
     """Host lists that the inventory, `pdsh -w ^file` and Slurm understand: one name a line."""
-    from hetctl.comm.errors import ConfigError
-    from hetctl.comm.files import write_atomically
+    from hetctl.comm.contract.errors import ConfigError
+    from hetctl.comm.contract.files import write_atomically
 
     bad = {f.host for f in found.findings if f.state == "fail"}
     names = [r.name for r in found.ward.reports]
@@ -127,8 +127,8 @@ def _write_lists(folder: Path, found: Examination, sink: Sink) -> None:
 
 
 def _read_run(run: str, sink: Sink) -> None:
+    from hetctl.doctor.diagnosis_tables import show_diagnosis
     from hetctl.doctor.runs import diagnose, find_run
-    from hetctl.render.diagnosis import show_diagnosis
 
     found = diagnose(find_run(run))
     show_diagnosis(sink, found)

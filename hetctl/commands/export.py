@@ -29,7 +29,7 @@ def export(
 
     config.json, safetensors (with an index where there are several files), and the tokenizer that made its tokens.
     """
-    from hetctl.exporting import export_run
+    from hetctl.runs.export import export_run
 
     sink = Sink(as_json=as_json)
     document = export_run(run, to, precision=precision.value)

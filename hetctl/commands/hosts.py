@@ -11,7 +11,7 @@ from hetctl.commands.discover import Hosts, InventoryPath
 from hetctl.console import Sink
 
 if TYPE_CHECKING:
-    from hetctl.trust import Shown
+    from hetctl.discovery.trust import Shown
 
 app = typer.Typer(name="hosts", help="The hosts of the inventory, and their SSH keys.", no_args_is_help=True)
 
@@ -21,8 +21,8 @@ def list_hosts(hosts: Hosts = None, inventory: InventoryPath = None, as_json: op
     """List the hosts that `hetctl discover` would ask, and how they are reached."""
     from rich.table import Table
 
-    from hetctl.comm.values import encode
-    from hetctl.inventory import resolve
+    from hetctl.comm.contract.values import encode
+    from hetctl.discovery.inventory import resolve
 
     sink = Sink(as_json=as_json)
     meant = resolve(hosts or [], inventory)
@@ -50,9 +50,9 @@ def trust(
 
     A key that changed is never replaced: remove the old one yourself, once you know why it changed.
     """
-    from hetctl.comm.errors import Unreachable
-    from hetctl.inventory import resolve
-    from hetctl.trust import fetch_keys, pin_keys
+    from hetctl.comm.contract.errors import Unreachable
+    from hetctl.discovery.inventory import resolve
+    from hetctl.discovery.trust import fetch_keys, pin_keys
 
     sink = Sink(as_json=as_json)
     shown = fetch_keys(resolve(hosts, inventory).entries, timeout_s=timeout)

@@ -40,18 +40,18 @@ def plan(
 
     With --emulate it plans for a cluster you do not own, from published and vendors' figures.
     """
-    from hetctl import planning
-    from hetctl.comm.files import write_atomically, write_json
-    from hetctl.comm.plan import save_plan
-    from hetctl.comm.values import encode
+    from hetctl.comm.contract.files import write_atomically, write_json
+    from hetctl.comm.contract.plan import save_plan
+    from hetctl.comm.contract.values import encode
     from hetctl.render.plan import show_plan
     from hetctl.render.plan_page import plan_page
     from hetctl.render.trace import chrome_trace
+    from hetctl.runs import resolve
     from hetctl.trainer.planning.explain import explain as explanation
     from hetctl.trainer.planning.planner import weigh
 
     sink = Sink(as_json=as_json)
-    asked = planning.read_recipe(
+    asked = resolve.read_recipe(
         recipe,
         settings=settings,
         model=model,
@@ -61,13 +61,13 @@ def plan(
         alpha=alpha,
         bridge=bridge,
     )
-    there = planning.find_cluster(cluster, emulate, sink=sink)
+    there = resolve.find_cluster(cluster, emulate, sink=sink)
     if recipe is None:
-        given = planning.given_keys(settings, seq_len=seq_len, global_batch=global_batch)
-        asked, notes = planning.with_sizes(asked, there, given=given)
+        given = resolve.given_keys(settings, seq_len=seq_len, global_batch=global_batch)
+        asked, notes = resolve.with_sizes(asked, there, given=given)
         for note in notes:
             sink.warn(note)
-    weighed = weigh(there, asked, speeds=planning.read_speeds(speed), profile=planning.read_profile(profile))
+    weighed = weigh(there, asked, speeds=resolve.read_speeds(speed), profile=resolve.read_profile(profile))
     said = explanation(weighed.problem, weighed.predictions).sentences() if explain else ()
     chosen = weighed.predictions[0]
     if output:
@@ -80,7 +80,7 @@ def plan(
     for written in filter(None, (output, trace, html)):
         sink.warn(f"wrote {written}")
     if env:
-        from hetctl.showenv import show_environment
+        from hetctl.runs.show_environment import show_environment
 
         sink.result(show_environment(weighed.plan, there, env, sink))
         return

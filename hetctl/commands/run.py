@@ -37,15 +37,16 @@ def run(
     Each rank gets torchrun's environment and the back end `het`: `dist.init_process_group("het")` gives native
     groups inside an island and bridged ones across. `python` becomes the host's configured interpreter.
     """
-    from hetctl import running, supervising
+    from hetctl.runs.program import run_program
+    from hetctl.runs.supervise import raise_unless_done
 
     sink = Sink(as_json=as_json)
     if detach:
-        from hetctl.detaching import detach as in_background
+        from hetctl.runs.detach import detach as in_background
 
         sink.result(in_background(sys.argv[1:], run_dir, label=Path(program[-1]).stem, sink=sink))
         return
-    summary = running.run_program(
+    summary = run_program(
         program,
         cluster_file=cluster,
         plan_file=plan_file,
@@ -58,4 +59,4 @@ def run(
         sink=sink,
     )
     sink.result(summary)
-    supervising.raise_unless_done(summary)
+    raise_unless_done(summary)

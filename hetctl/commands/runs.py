@@ -16,10 +16,10 @@ MaybeRun = Annotated[
 
 def ps(as_json: options.Json = False) -> None:
     """List the runs started from this machine that run, or whose supervisor was lost."""
-    from hetctl import aftercare
+    from hetctl.runs import manage
 
     sink = Sink(as_json=as_json)
-    sink.result({"runs": aftercare.list_runs(sink)})
+    sink.result({"runs": manage.list_runs(sink)})
 
 
 def logs(
@@ -29,10 +29,10 @@ def logs(
     as_json: options.Json = False,
 ) -> None:
     """Show what the ranks of a run print (by default of runs/latest)."""
-    from hetctl import aftercare
+    from hetctl.runs import manage
 
     sink = Sink(as_json=as_json)
-    sink.result(aftercare.show_logs(run, follow=follow, ranks=rank, sink=sink))
+    sink.result(manage.show_logs(run, follow=follow, ranks=rank, sink=sink))
 
 
 def stop(
@@ -42,23 +42,23 @@ def stop(
     as_json: options.Json = False,
 ) -> None:
     """Stop a run: its ranks finish their step, save, and end. Without a name: the only one that runs."""
-    from hetctl import aftercare
+    from hetctl.runs import manage
 
     sink = Sink(as_json=as_json)
-    sink.result(aftercare.stop_run(run, now=now, timeout_s=timeout, sink=sink))
+    sink.result(manage.stop_run(run, now=now, timeout_s=timeout, sink=sink))
 
 
 def clean(run: MaybeRun = None, as_json: options.Json = False) -> None:
     """End what a lost run left on its hosts, found by the run's mark on its processes, and verify it."""
-    from hetctl import aftercare
+    from hetctl.runs import manage
 
     sink = Sink(as_json=as_json)
-    sink.result(aftercare.clean_runs(run, sink=sink))
+    sink.result(manage.clean_runs(run, sink=sink))
 
 
 def report(run: MaybeRun = None, as_json: options.Json = False) -> None:
     """Write a run's report.html anew and show its figures, also while it is under way (by default of runs/latest)."""
-    from hetctl import reporting
+    from hetctl.runs import report
 
     sink = Sink(as_json=as_json)
-    sink.result(reporting.report_run(run, sink))
+    sink.result(report.report_run(run, sink))

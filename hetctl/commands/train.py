@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hetctl.comm.errors import ConfigError
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.commands import options
 from hetctl.console import Sink
 
@@ -59,7 +59,7 @@ def train(
     ranks and reports. With nothing configured it trains a small Llama across an emulated NVIDIA + AMD pair on
     this machine, on the source text of Python's standard library, in about a minute.
     """
-    from hetctl import planning, submitting, supervising, training
+    from hetctl.runs import resolve, submit, supervise, train
 
     sink = Sink(as_json=as_json)
     if profile_step is not None:
@@ -67,11 +67,11 @@ def train(
     if adapt:
         settings = [*(settings or ()), "train.adapt=true"]
     if detach:
-        from hetctl.detaching import detach as in_background
+        from hetctl.runs.detach import detach as in_background
 
         sink.result(in_background(sys.argv[1:], run_dir, label=model or "run", sink=sink))
         return
-    asked = planning.read_recipe(
+    asked = resolve.read_recipe(
         recipe,
         settings=settings,
         model=model,
@@ -83,7 +83,7 @@ def train(
     )
     if plan_file is not None and emulate is not None:
         raise ConfigError("--plan already says where: leave out --emulate")
-    prepared = training.prepare(
+    prepared = train.prepare(
         asked,
         plan_file=plan_file,
         cluster_file=cluster,
@@ -93,13 +93,13 @@ def train(
         way=launcher,
         sink=sink,
     )
-    training.show(prepared, sink)
-    training.check(prepared, run_dir=run_dir, skip=skip_checks, sink=sink)
-    if submitting.outside_allocation(launcher):
+    train.show(prepared, sink)
+    train.check(prepared, run_dir=run_dir, skip=skip_checks, sink=sink)
+    if submit.outside_allocation(launcher):
         hosts = [h.name for h in prepared.launch.hosts]
-        sink.result(submitting.submit(sys.argv[1:], hosts, run_dir, label=prepared.plan.model, sink=sink))
+        sink.result(submit.submit(sys.argv[1:], hosts, run_dir, label=prepared.plan.model, sink=sink))
         return
-    summary = training.train(
+    summary = train.train(
         prepared,
         resume=resume,
         run_dir=run_dir,
@@ -108,4 +108,4 @@ def train(
         sink=sink,
     )
     sink.result(summary)
-    supervising.raise_unless_done(summary)
+    supervise.raise_unless_done(summary)

@@ -33,8 +33,7 @@ def validate(
     changed there; ranks run for some minutes. Exit code 0: all that applies holds; 1: something does not;
     3: something could not be determined.
     """
-    from hetctl.comm.errors import ConfigError
-    from hetctl.render.validation import claim_line, claims_table, results_table, show_contents
+    from hetctl.comm.contract.errors import ConfigError
     from hetctl.validate.bundle import check_target, masked_files, write_bundle
     from hetctl.validate.claims import exit_code
     from hetctl.validate.ground import find_ground
@@ -42,6 +41,7 @@ def validate(
     from hetctl.validate.registry import choose
     from hetctl.validate.report import document, inventory, markdown, versions
     from hetctl.validate.running import run_claims
+    from hetctl.validate.tables import claim_line, claims_table, results_table, show_contents
 
     sink = Sink(as_json=as_json)
     claims = choose([word.strip() for word in (only or "").split(",") if word.strip()])

@@ -11,16 +11,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.cluster import Measured
-from hetctl.comm.errors import HetctlError
-from hetctl.comm.units import show_rate
-from hetctl.discover import enter, ssh_files
+from hetctl.comm.contract.cluster import Measured
+from hetctl.comm.contract.errors import HetctlError
+from hetctl.comm.contract.units import show_rate
+from hetctl.discovery.discover import enter, ssh_files
+from hetctl.discovery.inventory import Entry
 from hetctl.doctor.check import Check, State, Tried, Verdict, Ward, listed
-from hetctl.inventory import Entry
-from hetctl.launcher.deadline import Deadline
-from hetctl.launcher.fanout import fan_out
-from hetctl.launcher.lines import Dialogue, converse
-from hetctl.launcher.shell import Shell
+from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.dialogue import Dialogue, converse
+from hetctl.launcher.hosts.fanout import fan_out
+from hetctl.launcher.hosts.shell import Shell
 from hetctl.probe.raw import printable
 
 PORTS = (29_500, 29_999)  # what a run's store and bridges may use

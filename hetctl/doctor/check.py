@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hetctl.comm.cluster import Cluster, Host
-from hetctl.comm.facts import GpuFacts, HostFacts, Interpreter, NicFacts
-from hetctl.fabric import Report
+from hetctl.comm.contract.cluster import Cluster, Host
+from hetctl.comm.contract.facts import GpuFacts, HostFacts, Interpreter, NicFacts
+from hetctl.discovery.fabric import Report
 
 State = Literal["ok", "warn", "fail", "unknown"]
 Level = Literal["quick", "perf", "pairs"]

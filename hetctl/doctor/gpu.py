@@ -6,8 +6,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from hetctl.comm.facts import GpuFacts
-from hetctl.comm.units import GiB, show_bytes
+from hetctl.comm.contract.facts import GpuFacts
+from hetctl.comm.contract.units import GiB, show_bytes
 from hetctl.doctor.check import Case, Check, Verdict, Ward, fail, listed, ok, unknown, warn, worker_python, worst
 
 _NO_GPU = "no GPU here"

@@ -6,8 +6,8 @@ import re
 import statistics
 from collections.abc import Iterator
 
-from hetctl.comm.facts import Folder
-from hetctl.comm.units import GiB, MiB, show_bytes, show_seconds
+from hetctl.comm.contract.facts import Folder
+from hetctl.comm.contract.units import GiB, MiB, show_bytes, show_seconds
 from hetctl.doctor.check import Case, Check, State, Verdict, Ward, fail, listed, ok, unknown, warn, worst
 
 _NO_GPU = "no GPU here"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hetctl.comm.facts import Bytes
-from hetctl.comm.units import GiB, show_bytes
+from hetctl.comm.contract.facts import Bytes
+from hetctl.comm.contract.units import GiB, show_bytes
 from hetctl.doctor.check import Case, Check, Verdict, fail, ok, unknown, warn
 
 

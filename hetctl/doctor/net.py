@@ -7,8 +7,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from hetctl.comm.facts import NicFacts
-from hetctl.comm.units import show_rate
+from hetctl.comm.contract.facts import NicFacts
+from hetctl.comm.contract.units import show_rate
 from hetctl.doctor.check import Case, Check, Verdict, Ward, fail, listed, ok, switched_off, unknown, warn, worst
 
 _PLUMBING = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali")

@@ -11,16 +11,16 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from hetctl.comm.facts import HostFacts
-from hetctl.comm.units import show_rate
-from hetctl.devices import device_class
-from hetctl.discover import enter, ssh_files
+from hetctl.comm.contract.facts import HostFacts
+from hetctl.comm.contract.units import show_rate
+from hetctl.discovery.devices import device_class
+from hetctl.discovery.discover import enter, ssh_files
+from hetctl.discovery.inventory import Entry
 from hetctl.doctor.check import Case, Check, State, Verdict, Ward, fail, ok, unknown, warn, worker_python, worst
-from hetctl.inventory import Entry
-from hetctl.launcher.deadline import Deadline
-from hetctl.launcher.environment import visible_devices
-from hetctl.launcher.fanout import fan_out
-from hetctl.launcher.lines import converse
+from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.dialogue import converse
+from hetctl.launcher.hosts.fanout import fan_out
+from hetctl.launcher.supervisor.environment import visible_devices
 from hetctl.probe.raw import printable
 from hetctl.trainer.planning.hardware import CLASSES, DeviceClass
 

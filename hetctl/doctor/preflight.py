@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from hetctl.comm.access import Access
-from hetctl.comm.cluster import Cluster
-from hetctl.comm.errors import WorkFailed
-from hetctl.comm.facts import HostFacts, facts_from_data
-from hetctl.comm.plan import Plan
+from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.errors import WorkFailed
+from hetctl.comm.contract.facts import HostFacts, facts_from_data
+from hetctl.comm.contract.plan import Plan
+from hetctl.discovery.fabric import Report
 from hetctl.doctor.check import Finding, Ward
 from hetctl.doctor.judge import first_of, judge, to_mend
 from hetctl.doctor.registry import CHECKS
-from hetctl.fabric import Report
 from hetctl.probe import Options, parse
 from hetctl.probe.raw import load
 from hetctl.probe.remote import Probe

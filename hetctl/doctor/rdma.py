@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from itertools import combinations
 
-from hetctl.comm.facts import HostFacts, NicFacts
-from hetctl.comm.units import show_rate
+from hetctl.comm.contract.facts import HostFacts, NicFacts
+from hetctl.comm.contract.units import show_rate
 from hetctl.doctor.check import Case, Check, Verdict, Ward, fail, listed, ok, switched_off, unknown, warn, worst
 
 _NONE = "no RDMA port here"

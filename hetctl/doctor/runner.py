@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetctl.discover import Answer, discover
+from hetctl.discovery.discover import Answer, discover
+from hetctl.discovery.fabric import Report, build
+from hetctl.discovery.inventory import Entry, Inventory
+from hetctl.discovery.links import measure_links
 from hetctl.doctor import between, perf
 from hetctl.doctor.check import Check, Finding, Ward
 from hetctl.doctor.judge import judge
-from hetctl.fabric import Report, build
-from hetctl.inventory import Entry, Inventory
-from hetctl.links import measure_links
 from hetctl.probe import Options
 
 _AGAIN_S = 2.0  # between two readings of error counters

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.errors import ConfigError
-from hetctl.comm.values import encode
-from hetctl.launcher.failure import TOLD_BY_OTHERS
-from hetctl.launcher.runfolder import RunFolder
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.values import encode
+from hetctl.launcher.run_folder.failure import TOLD_BY_OTHERS
+from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.probe.raw import printable
 
 _TAIL_BYTES = 64 * 1024

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from hetctl.comm.facts import HostFacts
-from hetctl.comm.natives import NATIVES
+from hetctl.comm.contract.facts import HostFacts
+from hetctl.comm.contract.natives import NATIVES
 from hetctl.doctor.check import Case, Check, Verdict, Ward, fail, listed, ok, unknown, worker_python
 from hetctl.doctor.ssh import ENTERED
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hetctl.comm.facts import GpuFacts, HostFacts, NicFacts, Reach
-from hetctl.comm.values import decode, encode
+from hetctl.comm.contract.facts import GpuFacts, HostFacts, NicFacts, Reach
+from hetctl.comm.contract.values import decode, encode
 from hetctl.probe.nics import nics
 from hetctl.probe.notes import Notes, compact
 from hetctl.probe.raw import Raw, printable

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.errors import ConfigError, HetctlError
-from hetctl.comm.files import write_atomically
-from hetctl.comm.units import MiB, show_bytes
-from hetctl.comm.values import decode, encode
+from hetctl.comm.contract.errors import ConfigError, HetctlError
+from hetctl.comm.contract.files import write_atomically
+from hetctl.comm.contract.units import MiB, show_bytes
+from hetctl.comm.contract.values import decode, encode
 from hetctl.probe.masking import Masker
 from hetctl.probe.raw import MAX_DOCUMENT_BYTES, Raw, load
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hetctl.comm.facts import Address, Gid, GidType, LinkLayer, NicFacts
+from hetctl.comm.contract.facts import Address, Gid, GidType, LinkLayer, NicFacts
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI, pci_of

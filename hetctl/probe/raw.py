@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetctl.comm.errors import ConfigError, HetctlError, Undetermined
-from hetctl.comm.units import MiB, show_bytes
-from hetctl.comm.values import decode
+from hetctl.comm.contract.errors import ConfigError, HetctlError, Undetermined
+from hetctl.comm.contract.units import MiB, show_bytes
+from hetctl.comm.contract.values import decode
 
 SCHEMA = 1
 MAX_DOCUMENT_BYTES = 8 * MiB

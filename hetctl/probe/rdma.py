@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hetctl.comm.facts import Bytes, Library, RdmaFacts
+from hetctl.comm.contract.facts import Bytes, Library, RdmaFacts
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.vendors import VENDORS

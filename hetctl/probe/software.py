@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hetctl.comm.facts import Container, Interpreter
+from hetctl.comm.contract.facts import Container, Interpreter
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.rdma import library_version, parse_ldconfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hetctl.comm.facts import Cpu, Folder, Limit, NumaNode, System, ToolRun
+from hetctl.comm.contract.facts import Cpu, Folder, Limit, NumaNode, System, ToolRun
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw, ToolOutput, printable
 from hetctl.probe.rdma import limit, modules

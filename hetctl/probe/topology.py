@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from hetctl.comm.facts import NEARNESS, Near, Reach
+from hetctl.comm.contract.facts import NEARNESS, Near, Reach
 
 _BRIDGE = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 PCI = "/sys/bus/pci/devices/"

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.values import encode
+from hetctl.comm.contract.values import encode
 from hetctl.probe.raw import Options
 from hetctl.probe.vendors import VENDORS
 from hetctl.probe.vendors.base import Tool

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hetctl.comm.units import GiB, KiB, MiB, TiB
+from hetctl.comm.contract.units import GiB, KiB, MiB, TiB
 
 ABSENT = frozenset(
     (

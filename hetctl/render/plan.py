@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.tree import Tree
 
-from hetctl.comm.plan import Plan
-from hetctl.comm.units import show_bytes, show_rate, show_seconds
+from hetctl.comm.contract.plan import Plan
+from hetctl.comm.contract.units import show_bytes, show_rate, show_seconds
 from hetctl.console import Sink
 
 

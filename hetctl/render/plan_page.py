@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from hetctl.comm.plan import Plan, Stage
-from hetctl.comm.units import show_bytes, show_rate, show_seconds
+from hetctl.comm.contract.plan import Plan, Stage
+from hetctl.comm.contract.units import show_bytes, show_rate, show_seconds
 from hetctl.render.plan import show_ranks
 from hetctl.render.trace import NAMES
 from hetctl.trainer.planning.simulate import Span

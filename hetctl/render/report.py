@@ -6,10 +6,10 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hetctl.comm.files import write_atomically
-from hetctl.comm.plan import Plan
-from hetctl.comm.units import show_bytes, show_seconds
-from hetctl.launcher.runfolder import RunFolder
+from hetctl.comm.contract.files import write_atomically
+from hetctl.comm.contract.plan import Plan
+from hetctl.comm.contract.units import show_bytes, show_seconds
+from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.render.run import show_efficiency
 
 WIDTH, HEIGHT, ROW = 900, 220, 22

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from hetctl.comm.units import show_bytes, show_seconds
+from hetctl.comm.contract.units import show_bytes, show_seconds
 from hetctl.console import Sink
 
 PLAIN_EVERY_S = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hetctl.comm.plan import Plan
+from hetctl.comm.contract.plan import Plan
 from hetctl.render.plan import show_ranks
 from hetctl.trainer.planning.simulate import Span
 

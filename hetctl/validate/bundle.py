@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.errors import ConfigError
-from hetctl.comm.files import finite, write_atomically
-from hetctl.comm.units import MiB
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import finite, write_atomically
+from hetctl.comm.contract.units import MiB
 from hetctl.validate.masking import Masker
 
 MAX_FILE_BYTES = 2 * MiB  # of one piece of evidence; the beginning and the end are kept

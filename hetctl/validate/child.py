@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hetctl.comm.files import write_json
-from hetctl.comm.values import encode
+from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.values import encode
 from hetctl.console import Sink
 from hetctl.validate.claims import judged
 from hetctl.validate.ground import load_ground

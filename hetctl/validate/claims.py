@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hetctl.comm.errors import HetctlError, WorkFailed
+from hetctl.comm.contract.errors import HetctlError, WorkFailed
 from hetctl.console import Sink
 from hetctl.validate.ground import Ground
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hetctl.benching import bench_pipeline
-from hetctl.comm.cluster import Cluster
-from hetctl.comm.files import write_json
+from hetctl.bench.parity import Across, compare
+from hetctl.bench.pipeline import bench_pipeline
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.files import write_json
 from hetctl.console import Sink
+from hetctl.discovery.inventory import Inventory
 from hetctl.doctor.registry import choose
 from hetctl.doctor.runner import examine
-from hetctl.inventory import Inventory
-from hetctl.parity import Across, compare
-from hetctl.render.doctor import document
+from hetctl.doctor.tables import document
 from hetctl.validate.claims import Claim, Outcome, could_not_tell, does_not_hold, holds, not_applicable
 from hetctl.validate.ground import Ground, saved
 

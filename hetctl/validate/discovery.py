@@ -7,18 +7,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.comm.facts import GpuFacts, NicFacts
-from hetctl.comm.files import write_json
+from hetctl.comm.contract.facts import GpuFacts, NicFacts
+from hetctl.comm.contract.files import write_json
 from hetctl.console import Sink
-from hetctl.discover import Answer
+from hetctl.discovery.discover import Answer
+from hetctl.discovery.inventory import Inventory
 from hetctl.doctor.registry import choose
 from hetctl.doctor.runner import examine
-from hetctl.inventory import Inventory
+from hetctl.doctor.tables import document
 from hetctl.probe.nics import parse_ibv_ports
 from hetctl.probe.raw import Raw
 from hetctl.probe.vendors import VENDORS
 from hetctl.probe.words import integer, told
-from hetctl.render.doctor import document
 from hetctl.trainer.planning.hardware import class_of_product
 from hetctl.validate.claims import Claim, Outcome, could_not_tell, does_not_hold, holds
 from hetctl.validate.ground import Ground, about

@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
-from hetctl.comm.cluster import Cluster, Link, load_cluster, save_cluster
-from hetctl.comm.facts import HostFacts
-from hetctl.comm.files import write_json
-from hetctl.comm.values import decode, encode
+from hetctl.comm.contract.cluster import Cluster, Link, load_cluster, save_cluster
+from hetctl.comm.contract.facts import HostFacts
+from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.values import decode, encode
 from hetctl.console import Sink
-from hetctl.discover import Answer, discover
-from hetctl.fabric import build
-from hetctl.inventory import Entry, entries_of, this_machine
-from hetctl.launcher.environment import device_type
+from hetctl.discovery.discover import Answer, discover
+from hetctl.discovery.fabric import build
+from hetctl.discovery.inventory import Entry, entries_of, this_machine
+from hetctl.discovery.this_machine import this_machine as devices_here
+from hetctl.launcher.supervisor.environment import device_type
 from hetctl.probe import Options
-from hetctl.thismachine import this_machine as devices_here
-from hetctl.where import find_running_cluster
+from hetctl.runs.where import find_running_cluster
 
 ON_CPU = "cpu:2,cpu:1"  # unequal islands, the smallest with a native group of more than one rank
 HERE = Path("cluster.yaml")

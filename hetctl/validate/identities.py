@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from hetctl.comm.facts import GpuFacts, HostFacts
+from hetctl.comm.contract.facts import GpuFacts, HostFacts
 from hetctl.validate.discovery import COMPARED
 from hetctl.validate.ground import Ground
 from hetctl.validate.masking import Masker, secrets_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetctl.comm.errors import ConfigError, nearest
+from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.validate import computing, discovery, talking
 from hetctl.validate.claims import Claim
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from hetctl import __version__
-from hetctl.comm.facts import HostFacts, facts_to_data
-from hetctl.comm.units import show_seconds
+from hetctl.comm.contract.facts import HostFacts, facts_to_data
+from hetctl.comm.contract.units import show_seconds
 from hetctl.validate.claims import Result, exit_code
 from hetctl.validate.ground import Ground
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hetctl.comm.errors import ConfigError, Interrupted
-from hetctl.comm.values import decode
-from hetctl.launching import code_root
+from hetctl.comm.contract.errors import ConfigError, Interrupted
+from hetctl.comm.contract.values import decode
+from hetctl.runs.launch import code_root
 from hetctl.validate.claims import Claim, Outcome, Result, could_not_tell, not_applicable, with_silent_hosts
 from hetctl.validate.ground import Ground, save_ground
 

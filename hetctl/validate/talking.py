@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hetctl.bridging import bench_bridge, prove_islands, try_engines
-from hetctl.comm.cluster import Cluster
-from hetctl.comm.errors import ConfigError, WorkFailed
-from hetctl.comm.files import write_json
-from hetctl.comm.units import show_rate
+from hetctl.bench.bridge import bench_bridge, prove_islands, try_engines
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.errors import ConfigError, WorkFailed
+from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.units import show_rate
 from hetctl.console import Sink
-from hetctl.launcher.environment import Setting
+from hetctl.launcher.supervisor.environment import Setting
 from hetctl.validate.claims import Claim, Outcome, could_not_tell, does_not_hold, holds
 from hetctl.validate.ground import Ground, saved
 

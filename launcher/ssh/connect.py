@@ -12,12 +12,12 @@ import paramiko
 from paramiko.auth_strategy import AuthSource, AuthStrategy, SourceResult
 from paramiko.ssh_exception import IncompatiblePeer
 
-from hetctl.comm.access import Access
-from hetctl.comm.errors import ConfigError
-from hetctl.launcher.deadline import Deadline
-from hetctl.launcher.hostkeys import HostKey, KnownHosts
-from hetctl.launcher.shell import ShellError, timed_out
-from hetctl.launcher.ssh.book import Route, SshBook
+from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.shell import ShellError, timed_out
+from hetctl.launcher.ssh.config import Route, SshBook
+from hetctl.launcher.ssh.known_hosts import HostKey, KnownHosts
 from hetctl.launcher.ssh.session import SshShell
 
 CONNECT_S = 15.0  # a host that takes longer to answer a first packet is not there

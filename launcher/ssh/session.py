@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import paramiko
 
-from hetctl.launcher.deadline import Deadline
-from hetctl.launcher.shell import Piece, ShellError, timed_out
+from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.shell import Piece, ShellError, timed_out
 
 _CHUNK = 256 * 1024
 _LOST = (OSError, EOFError, paramiko.SSHException)  # what paramiko raises over a transport that is gone

@@ -173,9 +173,9 @@ def rank_of_job(rank: int, settings: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from hetctl.comm import placement
-    from hetctl.comm.backend import register
-    from hetctl.comm.placement import PlacedBridge, PlacedIsland, Placement
+    from hetctl.comm.contract import placement
+    from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement
+    from hetctl.comm.group.backend import register
 
     folder, job = Path(settings["folder"]), Job(**settings["job"])
     world, kind = len(job.ranks), ("nvidia", "nccl") if job.gpus else ("cpu", "gloo")

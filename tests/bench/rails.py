@@ -82,10 +82,10 @@ def rank_of_job(rank: int, settings: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from hetctl.comm import placement
-    from hetctl.comm.backend import register
-    from hetctl.comm.placement import PlacedIsland, Placement
-    from hetctl.comm.recorder import RECORDER
+    from hetctl.comm.contract import placement
+    from hetctl.comm.contract.placement import PlacedIsland, Placement
+    from hetctl.comm.group.backend import register
+    from hetctl.comm.operation.recorder import RECORDER
 
     first, world = SIZES[0], sum(SIZES)
     islands = (

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from hetctl.comm.placement import VARIABLE, PlacedIsland, Placement
+from hetctl.comm.contract.placement import VARIABLE, PlacedIsland, Placement
 
 # torch._dynamo: the first update of an optimiser imports it, which takes each rank nearly two seconds
-PRELOADED = ["torch", "torch.distributed", "torch._dynamo", "hetctl.comm.backend", "hetctl.trainer.loop"]
+PRELOADED = ["torch", "torch.distributed", "torch._dynamo", "hetctl.comm.group.backend", "hetctl.trainer.loop.loop"]
 
 
 def placement_of(sizes: tuple[int, ...], torch_backend: str = "gloo", **more: Any) -> Placement:
@@ -109,7 +109,7 @@ def _rank(
     torch.set_num_threads(1)
     os.environ.update(variables)
     os.environ[VARIABLE] = str(Path(folder) / "placement.json")
-    from hetctl.comm.backend import register
+    from hetctl.comm.group.backend import register
 
     register()
     store = dist.FileStore(str(Path(folder) / "store"), world)

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 
-from hetctl.comm import measure
-from hetctl.comm.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
+from hetctl.comm.bench import measure
+from hetctl.comm.contract.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
 from tests.gpu.emulated import gpu_of
 
 MIB = 2**20
@@ -269,7 +269,7 @@ def one_rank(rank: int, world: int, name: str, folder: str, answers: Any) -> Non
         torch.cuda.set_device(gpu_of(rank))
         if backend == "het":
             os.environ[VARIABLE] = str(Path(folder) / "placement.json")
-            from hetctl.comm.backend import register
+            from hetctl.comm.group.backend import register
 
             register()
         store = dist.FileStore(str(Path(folder) / "store"), world)

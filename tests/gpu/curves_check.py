@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from hetctl.trainer.models.huggingface import write_model
-from hetctl.trainer.models.model import initial, shapes_of
-from hetctl.trainer.models.model_config import config_of, find_shape
+from hetctl.trainer.model.config import config_of, find_shape
+from hetctl.trainer.model.huggingface import write_model
+from hetctl.trainer.model.model import initial, shapes_of
 from tests.gpu.torchtitan_check import prepare
 from tests.rigs.cluster import losses
 

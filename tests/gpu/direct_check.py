@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 
-from hetctl.comm import measure
-from hetctl.comm.devicememory import allocate
-from hetctl.comm.meter import METER
-from hetctl.comm.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
-from hetctl.comm.reporter import VARIABLE as EVENTS_VARIABLE
+from hetctl.comm.bench import measure
+from hetctl.comm.bridge.device_memory import allocate
+from hetctl.comm.contract.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
+from hetctl.comm.contract.rank_events import VARIABLE as EVENTS_VARIABLE
+from hetctl.comm.operation.byte_counter import METER
 
 MIB = 2**20
 SECONDS = 240
@@ -46,7 +46,7 @@ def bridged(rank: int, folder: Path, engine: str, verify: bool) -> dict[str, Any
     events = os.open(folder / f"events-{rank}", os.O_RDWR | os.O_CREAT)
     os.environ.update({VARIABLE: str(folder / f"placement-{rank}.json"), EVENTS_VARIABLE: str(events)})
     os.environ["HETCTL_ENGINE"] = engine
-    from hetctl.comm.backend import register
+    from hetctl.comm.group.backend import register
 
     register()
     store = dist.FileStore(str(folder / "store"), 2)
@@ -83,8 +83,8 @@ def bridged(rank: int, folder: Path, engine: str, verify: bool) -> dict[str, Any
 
 def raw(rank: int, folder: Path, engine: str, verify: bool) -> dict[str, Any]:
     """The engine alone: writes of 64 MiB between two registered tensors, one after another and three in flight."""
-    from hetctl.comm.engines.base import Memory, Wires
-    from hetctl.comm.engines.shared import start
+    from hetctl.comm.bridge.engines.base import Memory, Wires
+    from hetctl.comm.bridge.engines.shared import start
 
     torch.cuda.set_device(rank)
     running = start(engine, Wires(local=True))  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hetctl.comm.facts import GpuFacts, HostFacts
+from hetctl.comm.contract.facts import GpuFacts, HostFacts
 from hetctl.probe import Options, Raw, extract, parse, program
 from hetctl.probe.vendors.nvidia_smi import parse_topology
 from hetctl.probe.words import number, pci_address, told

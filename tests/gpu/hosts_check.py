@@ -23,9 +23,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hetctl import planning, plansbench
-from hetctl.comm.cluster import Island, Link, Transport, load_cluster, save_cluster
-from hetctl.comm.plan import Replica, Stage, load_plan, save_plan
+from hetctl.bench import plans
+from hetctl.comm.contract.cluster import Island, Link, Transport, load_cluster, save_cluster
+from hetctl.comm.contract.plan import Replica, Stage, load_plan, save_plan
+from hetctl.runs import resolve
 from hetctl.trainer.planning.assemble import assemble
 from tests.rigs import netns
 from tests.rigs.cluster import command, environment, losses
@@ -95,8 +96,8 @@ def split_in_two(file: Path) -> None:
 def write_wide_plan(folder: Path) -> None:
     """The planner's plan, but each stage on all ranks of its island: of so small a model it leaves most to one."""
     cluster = load_cluster(folder / "cluster.yaml")
-    recipe = planning.read_recipe(None, settings=LLAMA, model=None, global_batch=None, seq_len=None, bridge=None)
-    (case,) = plansbench.candidates(cluster, recipe, profile=None, alternatives=0)
+    recipe = resolve.read_recipe(None, settings=LLAMA, model=None, global_batch=None, seq_len=None, bridge=None)
+    (case,) = plans.candidates(cluster, recipe, profile=None, alternatives=0)
     stages = []
     for stage in case.plan.replicas[0].stages:
         ranks = case.plan.island_of_rank[stage.ranks[0]].ranks

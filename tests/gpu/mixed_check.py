@@ -31,16 +31,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 
-from hetctl import planning, plansbench
-from hetctl.comm.cluster import Cluster
-from hetctl.comm.errors import HetctlError
-from hetctl.comm.plan import Plan
+from hetctl.bench import plans
+from hetctl.bench.plans import Case
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.errors import HetctlError
+from hetctl.comm.contract.plan import Plan
 from hetctl.console import Sink
-from hetctl.plansbench import Case
+from hetctl.runs import resolve
+from hetctl.runs.where import find_running_cluster
 from hetctl.trainer.planning.assemble import assemble
 from hetctl.trainer.planning.profile import load_profile
 from hetctl.trainer.recipe import Recipe
-from hetctl.where import find_running_cluster
 
 FABRIC = "hetmixed"  # the namespace whose loopback is the slow fabric
 RAW_BYTES, RAW_TURNS = 4 * 2**20, 300  # of a yardstick's message, and how many a thread moves
@@ -63,20 +64,20 @@ class Check:
     def recipe(self, *settings: str, samples: int) -> Recipe:
         o = self.options
         given = (*settings, "train.precision=auto", "checkpoint.last=false")
-        return planning.read_recipe(
+        return resolve.read_recipe(
             None, settings=given, model=o.model, global_batch=samples, seq_len=o.seq_len, bridge=None
         )
 
     def case(self, name: str, spec: str, *settings: str, samples: int) -> Case:
         cluster, recipe = self.cluster(spec), self.recipe(*settings, samples=samples)
         profile = load_profile(self.options.profile) if self.options.profile else None
-        (case,) = plansbench.candidates(cluster, recipe, profile=profile, alternatives=0)
+        (case,) = plans.candidates(cluster, recipe, profile=profile, alternatives=0)
         return replace(case, name=name, cluster=cluster)
 
     def seconds(self, cases: Sequence[Case]) -> dict[str, float]:
         """Median step seconds of every case, one launch; cases share the devices of the first one's cluster."""
         assert cases[0].cluster is not None
-        found = plansbench.bench_plans(cases[0].cluster, cases, steps=self.options.steps, sink=self.sink)
+        found = plans.bench_plans(cases[0].cluster, cases, steps=self.options.steps, sink=self.sink)
         for row in found["plans"]:
             print(json.dumps(row), flush=True)
         return {row["name"]: row["measured_s"] for row in found["plans"]}
@@ -116,7 +117,7 @@ def memory(check: Check) -> None:
     check.note("memory", f"{capped}: step seconds", [check.seconds([ours])["ours"]])
     uniform = ("parallelism.split=uniform", "parallelism.pipeline=2")
     try:
-        planned = plansbench.layout(check.case("uniform", capped, *uniform, samples=samples).plan)
+        planned = plans.layout(check.case("uniform", capped, *uniform, samples=samples).plan)
     except HetctlError as error:
         planned = f"refused: {error}"
     check.row("memory", f"{capped}: the planner on the uniform split", planned)

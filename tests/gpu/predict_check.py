@@ -19,10 +19,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hetctl import planning, plansbench
-from hetctl.comm.cluster import Cluster
-from hetctl.comm.emulate import Machine, label_machine, parse_spec
+from hetctl.bench import plans
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.emulate import Machine, label_machine, parse_spec
 from hetctl.console import Sink
+from hetctl.runs import resolve
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
 from hetctl.trainer.planning.profile import load_profile
@@ -101,8 +102,8 @@ def cluster_of(spec: str) -> Cluster:
     return label_machine(parse_spec(spec, CLASSES), machine)
 
 
-def planned(case: Case, cluster: Cluster, profile: Path) -> plansbench.Case:
-    recipe = planning.read_recipe(
+def planned(case: Case, cluster: Cluster, profile: Path) -> plans.Case:
+    recipe = resolve.read_recipe(
         None,
         settings=["parallelism.tensor=1", "optimizer.lr=1.0e-5", *case.settings],
         model=case.model,
@@ -111,7 +112,7 @@ def planned(case: Case, cluster: Cluster, profile: Path) -> plansbench.Case:
         bridge=case.bridge,
     )
     plan = make_plan(cluster, recipe, profile=load_profile(profile), abilities=EXECUTABLE)
-    return plansbench.Case(plan, recipe, case.name)
+    return plans.Case(plan, recipe, case.name)
 
 
 def predict(profile: Path, output: Path) -> int:
@@ -122,7 +123,7 @@ def predict(profile: Path, output: Path) -> int:
         rows.append(
             {
                 "case": case.name,
-                "layout": plansbench.layout(made.plan),
+                "layout": plans.layout(made.plan),
                 "basis": made.plan.predicted.basis,
                 "predicted_s": made.plan.predicted.step_time_s,
                 "predicted_memory_bytes": max(made.plan.predicted.memory_bytes),
@@ -145,7 +146,7 @@ def run(predictions: Path, profile: Path, gpus: int, *, only: str, skip: list[st
             ]
             began = time.monotonic()
             try:
-                found = plansbench.bench_plans(cluster, cases, steps=STEPS[model], sink=Sink())["plans"]
+                found = plans.bench_plans(cluster, cases, steps=STEPS[model], sink=Sink())["plans"]
             except Exception as error:
                 rows += [{"name": c.name, "failed": f"{type(error).__name__}: {error}"[:1500]} for c in cases]
                 print(f"FAILED {spec} {bridge} {model}: {error} {getattr(error, 'hint', '')}"[:1500], flush=True)

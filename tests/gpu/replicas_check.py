@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.plan import load_plan, save_plan
-from hetctl.trainer.resplit import with_layers
+from hetctl.comm.contract.plan import load_plan, save_plan
+from hetctl.trainer.adapt.resplit import with_layers
 from tests.gpu.emulated import train
 
 LLAMA_2 = {

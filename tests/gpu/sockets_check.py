@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 
-from hetctl.comm import exact, measure
-from hetctl.comm.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
+from hetctl.comm.bench import exact, measure
+from hetctl.comm.contract.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
 
 MIB = 2**20
 ISLANDS = (PlacedIsland("ib", "nvidia", "nccl", (0,)), PlacedIsland("roce", "nvidia", "nccl", (1,)))
@@ -41,7 +41,7 @@ def rank(number: int, folder: Path, results: Any) -> None:
     placement = Placement(ISLANDS, (PlacedBridge(("ib", "roce"), "native"),), hosts=("one", "two"))
     (folder / f"placement-{number}").write_text(placement.to_json())
     os.environ[VARIABLE] = str(folder / f"placement-{number}")
-    from hetctl.comm.backend import register
+    from hetctl.comm.group.backend import register
 
     register()
     device = torch.device("cuda", number)

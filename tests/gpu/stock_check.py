@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hetctl.comm.backend import bridge_bytes
-from tests.comm.test_stock import PROGRAMS, alone, device
+from hetctl.comm.group.backend import bridge_bytes
+from tests.comm.group.test_stock_programs import PROGRAMS, alone, device
 
 BLOCKS, WIDTH, ROWS, ROUNDS = 12, 4096, 2048, 7  # 805 million parameters: 3.2 GB of fp32 gradients
 

@@ -17,19 +17,19 @@ from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from hetctl.app import app, main
-from hetctl.comm.errors import ConfigError, HetctlError, WorkFailed
-from hetctl.comm.files import write_json
-from hetctl.comm.plan import Predicted, save_plan
-from hetctl.comm.values import encode
-from hetctl.reporting import NEEDED
+from hetctl.comm.contract.errors import ConfigError, HetctlError, WorkFailed
+from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.plan import Predicted, save_plan
+from hetctl.comm.contract.values import encode
+from hetctl.runs.report import NEEDED
+from hetctl.trainer.checkpoint.reader import Reader
 from hetctl.trainer.job import Job
-from hetctl.trainer.models import huggingface
-from hetctl.trainer.models.huggingface import write_model
-from hetctl.trainer.models.model import StageModel
-from hetctl.trainer.models.model_config import config_of
-from hetctl.trainer.models.shapes import SHAPES
+from hetctl.trainer.model import huggingface
+from hetctl.trainer.model.config import config_of
+from hetctl.trainer.model.huggingface import write_model
+from hetctl.trainer.model.model import StageModel
+from hetctl.trainer.model.shapes import SHAPES
 from hetctl.trainer.recipe import Recipe, load_recipe, parse_override
-from hetctl.trainer.saving.checkpoint_reader import Reader
 from tests.layouts import Cut, Layout, Pipe, plan_of
 
 TWO_EACH = Layout(((0, 1), (2, 3)), (Pipe((Cut((0, 4), (0, 1)), Cut((4, 8), (2, 3))), 4, 4),))

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from hetctl.comm.cluster import Cluster, save_cluster
-from hetctl.comm.facts import GpuFacts
-from hetctl.discover import discover
-from hetctl.fabric import build
-from hetctl.inventory import load_inventory
+from hetctl.comm.contract.cluster import Cluster, save_cluster
+from hetctl.comm.contract.facts import GpuFacts
+from hetctl.discovery.discover import discover
+from hetctl.discovery.fabric import build
+from hetctl.discovery.inventory import load_inventory
 from tests.rdma.vms import ROOT, Pair
 
 INVENTORY = """\

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.comm.cluster import Cluster
-from hetctl.comm.engines.shared import ENGINES, installed
+from hetctl.comm.bridge.engines.shared import ENGINES, installed
+from hetctl.comm.contract.cluster import Cluster
 from tests.rdma.cluster import two_islands
 from tests.rdma.vms import Pair, pair, unavailable
 

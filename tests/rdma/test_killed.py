@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hetctl.comm.cluster import Cluster
+from hetctl.comm.contract.cluster import Cluster
 from tests.rdma.cluster import run, save
 from tests.rdma.vms import Pair
 

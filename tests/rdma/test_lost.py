@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.comm.cluster import Cluster
+from hetctl.comm.contract.cluster import Cluster
 from tests.rdma.cluster import run, save
 from tests.rdma.vms import Pair
 

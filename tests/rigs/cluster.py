@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hetctl.comm.access import Access
-from hetctl.comm.cluster import Cluster, Device, Host, Island, Link, Member, Nic, Transport, save_cluster
+from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.cluster import Cluster, Device, Host, Island, Link, Member, Nic, Transport, save_cluster
 from tests.rigs.netns import Rig, RigHost
 
 ROOT = Path(__file__).resolve().parents[2]

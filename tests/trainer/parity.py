@@ -9,14 +9,17 @@ from typing import Any
 
 import torch
 
-from hetctl.trainer import activations, benchmarking, boundary, buckets, cuts, gradients, later, pipeline
-from hetctl.trainer.buckets import Slot
+from hetctl.trainer.bench import samples
+from hetctl.trainer.gradients import buckets, gradients
+from hetctl.trainer.gradients.buckets import Slot
+from hetctl.trainer.gradients.optimizer import learning_rate
 from hetctl.trainer.job import Job
-from hetctl.trainer.loop import Trainer, build
-from hetctl.trainer.models.headloss import IGNORED, summed_loss
-from hetctl.trainer.models.model import StageModel
-from hetctl.trainer.models.shapes import ModelShape
-from hetctl.trainer.optimizer import learning_rate
+from hetctl.trainer.loop.loop import Trainer, build
+from hetctl.trainer.model import activations, split_backward, tensor_cuts
+from hetctl.trainer.model.head_loss import IGNORED, summed_loss
+from hetctl.trainer.model.model import StageModel
+from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.pipeline import boundary, pipeline
 from hetctl.trainer.recipe import BatchSection, ModelSection, OptimizerSection, Recipe, TrainSection
 from tests.layouts import Layout, plan_of
 
@@ -34,7 +37,7 @@ class Trace:
     slots: dict[str, Slot] = field(default_factory=dict)  # which part of a parameter is held, where it is not whole
 
 
-class UnevenSamples(benchmarking.UnevenSamples):
+class UnevenSamples(samples.UnevenSamples):
     """Random tokens of these tests' shape."""
 
     def __init__(self, global_batch: int) -> None:
@@ -177,7 +180,7 @@ def _stale_activation() -> None:
 
 def _copies_count_twice() -> None:
     """Norms, which every rank of a tensor group holds, counted by each of them."""
-    right = cuts.cut_of
+    right = tensor_cuts.cut_of
     buckets.cut_of = lambda *a, **k: replace(right(*a, **k), counts=True)  # type: ignore[attr-defined]
 
 
@@ -187,12 +190,12 @@ def _copies_not_summed() -> None:
 
 def _lost_weight_gradient() -> None:
     """Of what a backward puts off, the first is made of nothing."""
-    right = later.Later.take
+    right = split_backward.Later.take
 
-    def wrong(self: later.Later) -> Any:
+    def wrong(self: split_backward.Later) -> Any:
         return [(p, None if x is None else x * (k > 0), g) for k, (p, x, g) in enumerate(right(self))]
 
-    later.Later.take = wrong  # type: ignore[method-assign]
+    split_backward.Later.take = wrong  # type: ignore[method-assign]
 
 
 def _small_buckets() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from hetctl.comm.files import write_json, write_yaml
-from hetctl.comm.values import encode
-from hetctl.trainer.models.model_config import config_of
-from hetctl.trainer.models.shapes import SHAPES
+from hetctl.comm.contract.files import write_json, write_yaml
+from hetctl.comm.contract.values import encode
+from hetctl.trainer.model.config import config_of
+from hetctl.trainer.model.shapes import SHAPES
 from hetctl.trainer.recipe import load_recipe
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.comm.errors import ConfigError
-from hetctl.comm.units import MiB
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.units import MiB
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of tokens, sequences, documents

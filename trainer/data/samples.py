@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.comm.errors import ConfigError
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.trainer.data.tokens import TokenArray
 
 Samples = npt.NDArray[np.int64]

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.comm.errors import ConfigError
-from hetctl.comm.files import read_text
-from hetctl.comm.units import MiB
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import read_text
+from hetctl.comm.contract.units import MiB
 from hetctl.trainer.data.megatron import files_of, is_megatron
 from hetctl.trainer.recipe import STDLIB, DataSection
 

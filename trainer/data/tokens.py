@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.comm.errors import ConfigError
-from hetctl.comm.files import read_text
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import read_text
 from hetctl.trainer.data.megatron import cut_at, digest_of, files_of, is_megatron, open_indexed
 from hetctl.trainer.data.sources import MAX_TOKENIZER_BYTES, documents, fingerprint, held_out
 from hetctl.trainer.recipe import DataSection

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from hetctl.trainer.pipeline.schedule import in_flight
 from hetctl.trainer.planning.partition import Split, best_split, fixed_split, holmes_layers, uniform_layers
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import Choice, StageBook, StageCosts, StagePlace, SyncRate, share
-from hetctl.trainer.schedule import in_flight
 
 
 @dataclass(frozen=True)

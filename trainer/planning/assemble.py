@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 
-from hetctl.comm.cluster import Cluster, Link, Transport
-from hetctl.comm.errors import ConfigError, Undetermined
-from hetctl.comm.natives import NATIVES
-from hetctl.comm.placement import NATIVE, joined_natively
-from hetctl.comm.plan import (
+from hetctl.comm.contract.cluster import Cluster, Link, Transport
+from hetctl.comm.contract.errors import ConfigError, Undetermined
+from hetctl.comm.contract.natives import NATIVES
+from hetctl.comm.contract.placement import NATIVE, joined_natively
+from hetctl.comm.contract.plan import (
     BackendName,
     Bridge,
     Group,
@@ -27,7 +27,7 @@ from hetctl.comm.plan import (
     summing_groups,
     tied_groups,
 )
-from hetctl.comm.units import show_rate
+from hetctl.comm.contract.units import show_rate
 from hetctl.trainer.planning.pools import members
 from hetctl.trainer.planning.profile import BridgeProfile
 from hetctl.trainer.recipe import Recipe

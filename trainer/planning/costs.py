@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from hetctl.trainer.models.shapes import ModelShape
+from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.partition import Floats
 from hetctl.trainer.planning.pools import Rates
 from hetctl.trainer.planning.profile import ClassProfile, SumPoint

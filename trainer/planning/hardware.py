@@ -3,7 +3,7 @@
 `peak_tflops` is the vendor's dense bf16 figure, 0 where none is known: CPUs differ. `sustained_tflops` is what training
 reached: published for the classes marked so (arXiv 2602.18007: LLaMA-8B), otherwise the fraction `DEFAULT_MFU` of the
 peak; of the CPU it is a guess.
-A further vendor is a row here, a row in `comm/natives.py`, and a probe file.
+A further vendor is a row here, a row in `comm/contract/natives.py`, and a probe file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hetctl.comm.units import GiB
+from hetctl.comm.contract.units import GiB
 
 DEFAULT_MFU = 0.45
 

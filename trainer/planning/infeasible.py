@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NoReturn
 
-from hetctl.comm.errors import Infeasible
-from hetctl.comm.units import GiB, show_bytes
+from hetctl.comm.contract.errors import Infeasible
+from hetctl.comm.contract.units import GiB, show_bytes
 from hetctl.trainer.planning.costs import USABLE_SHARE, usable_bytes
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import MOST_MICRO_BATCHES, Candidate, Search

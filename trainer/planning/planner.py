@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from hetctl.comm.cluster import Cluster
-from hetctl.comm.errors import Infeasible
-from hetctl.comm.plan import Plan, Predicted, Replica, Stage, StageCost
-from hetctl.comm.units import show_bytes
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.errors import Infeasible
+from hetctl.comm.contract.plan import Plan, Predicted, Replica, Stage, StageCost
+from hetctl.comm.contract.units import show_bytes
+from hetctl.trainer.pipeline.schedule import INTERLEAVED, SPLIT
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.assemble import assemble
 from hetctl.trainer.planning.costs import usable_bytes
@@ -29,9 +30,8 @@ from hetctl.trainer.planning.reasons import reasons
 from hetctl.trainer.planning.reschedule import rescheduled
 from hetctl.trainer.planning.search import Candidate, Found, Search
 from hetctl.trainer.planning.space import tensor_units
-from hetctl.trainer.planning.whole import SPARE_BYTES, with_whole
+from hetctl.trainer.planning.state_sharding import SPARE_BYTES, with_whole
 from hetctl.trainer.recipe import Recipe
-from hetctl.trainer.schedule import INTERLEAVED, SPLIT
 
 KEEP = 6  # candidates that are simulated: the choice and the next five
 OVER = (

@@ -8,8 +8,8 @@ from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 from itertools import groupby
 
-from hetctl.comm.cluster import Cluster, Host, Member
-from hetctl.comm.errors import ConfigError, nearest
+from hetctl.comm.contract.cluster import Cluster, Host, Member
+from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.trainer.planning.hardware import CLASSES, DeviceClass
 
 

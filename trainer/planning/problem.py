@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hetctl.comm.cluster import Cluster
-from hetctl.comm.errors import ConfigError, Infeasible, nearest
-from hetctl.trainer.cuts import cannot_cut
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.errors import ConfigError, Infeasible, nearest
+from hetctl.trainer.model.tensor_cuts import cannot_cut
+from hetctl.trainer.pipeline.schedule import SPLIT
 from hetctl.trainer.planning.costs import MODES, LayerCosts, Numbers
-from hetctl.trainer.planning.lanes import Lanes, read_lanes
+from hetctl.trainer.planning.link_rates import Lanes, read_lanes
 from hetctl.trainer.planning.pools import Pool, read_pools
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.space import TENSOR_DEGREES, Pins
 from hetctl.trainer.planning.stages import Means, Sharding
 from hetctl.trainer.recipe import Recipe
-from hetctl.trainer.schedule import SPLIT
 
 Ability = Literal["tensor", "shards", "recompute", "offload", "activations", "overlap"]
 EVERYTHING: frozenset[Ability] = frozenset({"tensor", "shards", "recompute", "offload", "activations", "overlap"})

@@ -7,11 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from hetctl.comm.cluster import SCHEMA_VERSION, TransportKind, check_schema_version
-from hetctl.comm.errors import ConfigError
-from hetctl.comm.files import read_yaml, write_yaml
-from hetctl.comm.values import decode, encode
-from hetctl.trainer.models.shapes import ModelShape
+from hetctl.comm.contract.cluster import SCHEMA_VERSION, TransportKind, check_schema_version
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import read_yaml, write_yaml
+from hetctl.comm.contract.values import decode, encode
+from hetctl.trainer.model.shapes import ModelShape
 
 LayerKind = Literal["embedding", "block", "head"]
 

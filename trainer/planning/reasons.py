@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hetctl.trainer.pipeline.schedule import SPLIT
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.pipelines import LEVELS
 from hetctl.trainer.planning.predict import Prediction
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.reschedule import faster_schedules
 from hetctl.trainer.planning.search import Found
-from hetctl.trainer.schedule import SPLIT
 
 
 def reasons(problem: Problem, chosen: Prediction, found: Found, alone: Mapping[str, float | None]) -> tuple[str, ...]:

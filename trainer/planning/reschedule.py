@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
+from hetctl.trainer.model.sample_shares import share as cut
+from hetctl.trainer.pipeline.schedule import INTERLEAVED, SPLIT, interleaved_actions, most_held
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.costs import usable_bytes
 from hetctl.trainer.planning.predict import Prediction, predict
@@ -16,8 +18,6 @@ from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Candidate
 from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import StagePlace, coefficients, share
-from hetctl.trainer.schedule import INTERLEAVED, SPLIT, interleaved_actions, most_held
-from hetctl.trainer.spans import share as cut
 
 CHUNKS = (2, 3, 4)  # stages per device that are tried
 WORTH_SAYING = 0.02  # relative gain

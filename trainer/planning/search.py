@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hetctl.trainer.planning.arrange import Batching, Pipeline
 from hetctl.trainer.planning.batching import TABULATED, balance, divisors, largest_remainder
-from hetctl.trainer.planning.lanes import Lanes
+from hetctl.trainer.planning.link_rates import Lanes
 from hetctl.trainer.planning.pipelines import Pipelines, Wanted
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.problem import Problem

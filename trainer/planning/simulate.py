@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
-from hetctl.trainer.schedule import SPLIT, Action, device_actions
+from hetctl.trainer.pipeline.schedule import SPLIT, Action, device_actions
 
 SpanKind = Literal["F", "B", "W", "send", "sync", "update"]
 

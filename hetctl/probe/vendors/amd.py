@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
-from hetctl.comm.errors import Undetermined
-from hetctl.comm.facts import GpuFacts, Health, Partition, Pcie, Process, Reach
+from hetctl.comm.contract.errors import Undetermined
+from hetctl.comm.contract.facts import GpuFacts, Health, Partition, Pcie, Process, Reach
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI

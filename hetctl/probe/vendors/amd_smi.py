@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetctl.comm.errors import Undetermined
-from hetctl.comm.facts import GpuFacts, Health, Partition, Pcie, Process
+from hetctl.comm.contract.errors import Undetermined
+from hetctl.comm.contract.facts import GpuFacts, Health, Partition, Pcie, Process
 from hetctl.probe.raw import Raw
 from hetctl.probe.words import (
     PCIE_GENERATIONS,

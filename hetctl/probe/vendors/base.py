@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hetctl.comm.facts import GpuFacts, Pcie, Reach
+from hetctl.comm.contract.facts import GpuFacts, Pcie, Reach
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI

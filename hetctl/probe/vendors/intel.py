@@ -6,8 +6,8 @@ import csv
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
-from hetctl.comm.errors import Undetermined
-from hetctl.comm.facts import GpuFacts, Pcie, Reach
+from hetctl.comm.contract.errors import Undetermined
+from hetctl.comm.contract.facts import GpuFacts, Pcie, Reach
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI

@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from hetctl.comm.errors import Undetermined
-from hetctl.comm.facts import GpuFacts, Health, Instance, Near, Partition, Pcie, Process
+from hetctl.comm.contract.errors import Undetermined
+from hetctl.comm.contract.facts import GpuFacts, Health, Instance, Near, Partition, Pcie, Process
 from hetctl.probe.words import PCIE_GENERATIONS, count, flag, node, number, pci_address, size, told
 
 NAME = "nvidia"

@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.access import Access
-from hetctl.comm.cluster import Measured
-from hetctl.comm.facts import Folder, HostFacts, Interpreter, Limit, Process, ToolRun
+from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.cluster import Measured
+from hetctl.comm.contract.facts import Folder, HostFacts, Interpreter, Limit, Process, ToolRun
+from hetctl.discovery.fabric import Report, build
 from hetctl.doctor.check import Check, Tried, Ward
-from hetctl.fabric import Report, build
 from hetctl.probe import Options, parse
 from hetctl.probe import remote as program
 from hetctl.probe.raw import load

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hetctl.comm.facts import Address, Folder, HostFacts, ToolRun
+from hetctl.comm.contract.facts import Address, Folder, HostFacts, ToolRun
+from hetctl.discovery.fabric import Report
 from hetctl.doctor.check import State, Tried, Ward
 from hetctl.doctor.judge import first_of, judge
 from hetctl.doctor.registry import BY_ID, CHECKS
-from hetctl.fabric import Report
 from tests.hetctl.doctor.patients import (
     GiB,
     all_of,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetctl.doctor.between import PORTS
-from tests.hetctl.test_discover_hosts import Run, hetctl
+from tests.hetctl.discovery.test_discover_hosts import Run, hetctl
 from tests.rigs import netns
 from tests.rigs.dress import Costume, Dress, dress_host
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from hetctl.comm.access import Access
+from hetctl.comm.contract.access import Access
+from hetctl.discovery.fabric import build
+from hetctl.discovery.inventory import Entry
 from hetctl.doctor import perf, perf_program
-from hetctl.fabric import build
-from hetctl.inventory import Entry
 from tests.hetctl.doctor import patients
 
 CPU = torch.device("cpu")

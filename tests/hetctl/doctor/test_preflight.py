@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.comm.cluster import Cluster
-from hetctl.comm.errors import WorkFailed
-from hetctl.comm.facts import facts_to_data
-from hetctl.comm.plan import Plan
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.errors import WorkFailed
+from hetctl.comm.contract.facts import facts_to_data
+from hetctl.comm.contract.plan import Plan
+from hetctl.discovery.fabric import build
 from hetctl.doctor.judge import exit_code
 from hetctl.doctor.preflight import needed, preflight, refuse_on_failures
-from hetctl.fabric import build
 from tests.hetctl.doctor import patients
 from tests.layouts import Cut, Layout, Pipe, plan_of
 

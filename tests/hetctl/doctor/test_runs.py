@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hetctl.app import app
-from hetctl.comm.errors import ConfigError
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.doctor.runs import diagnose, find_run, likely_cause, root_of, who_waited
-from hetctl.launcher.runfolder import RunFolder
+from hetctl.launcher.run_folder.folder import RunFolder
 
 
 def operation(

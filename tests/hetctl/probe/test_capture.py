@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.comm.errors import ConfigError
-from hetctl.comm.facts import HostFacts
-from hetctl.comm.values import encode
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.facts import HostFacts
+from hetctl.comm.contract.values import encode
 from hetctl.probe import parse
 from hetctl.probe import remote as program
 from hetctl.probe.capture import Recording, read_capture, write_capture

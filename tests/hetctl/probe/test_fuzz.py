@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hetctl.comm.errors import HetctlError
-from hetctl.comm.facts import HostFacts, facts_from_data, facts_to_data
+from hetctl.comm.contract.errors import HetctlError
+from hetctl.comm.contract.facts import HostFacts, facts_from_data, facts_to_data
 from hetctl.probe import extract, parse
 from hetctl.probe.nics import parse_ibv_devinfo, parse_if_inet6, parse_ip_json, parse_ip_text, parse_rate
 from hetctl.probe.raw import BEGIN, END, Raw, ToolOutput, load

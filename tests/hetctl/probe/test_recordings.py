@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hetctl.comm.values import encode
+from hetctl.comm.contract.values import encode
 from hetctl.probe.nics import nics
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw, load

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.comm.errors import HetctlError, Undetermined
-from hetctl.comm.facts import HostFacts, facts_from_data, facts_to_data
+from hetctl.comm.contract.errors import HetctlError, Undetermined
+from hetctl.comm.contract.facts import HostFacts, facts_from_data, facts_to_data
 from hetctl.probe import Options, Raw, extract, parse, program
 from hetctl.probe.raw import BEGIN, END, MAX_STDOUT_BYTES, printable
 from tests.rigs.dress import Costume, dress_host, tool

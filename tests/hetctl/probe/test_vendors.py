@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.comm.facts import Gid, HostFacts, Near
+from hetctl.comm.contract.facts import Gid, HostFacts, Near
 from hetctl.probe import Raw, parse
 from hetctl.probe import remote as program
 from hetctl.probe.notes import compact

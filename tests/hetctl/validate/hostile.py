@@ -6,10 +6,10 @@ import base64
 import json
 from pathlib import Path
 
-from hetctl.comm.access import Access
-from hetctl.comm.cluster import Cluster, Host
-from hetctl.comm.facts import GpuFacts, HostFacts, NicFacts, System
-from hetctl.inventory import Entry
+from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.cluster import Cluster, Host
+from hetctl.comm.contract.facts import GpuFacts, HostFacts, NicFacts, System
+from hetctl.discovery.inventory import Entry
 from hetctl.validate.ground import Ground
 
 HOSTS = ("atlas-gpu07.lab.acme.example", "mars")

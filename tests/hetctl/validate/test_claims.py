@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from hetctl.comm.access import Access
-from hetctl.comm.emulate import Machine, label_machine, parse_spec
-from hetctl.comm.errors import ConfigError, Unreachable, WorkFailed
-from hetctl.discover import Answer
-from hetctl.fabric import Report
+from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.emulate import Machine, label_machine, parse_spec
+from hetctl.comm.contract.errors import ConfigError, Unreachable, WorkFailed
+from hetctl.discovery.discover import Answer
+from hetctl.discovery.fabric import Report
 from hetctl.probe import Options, Raw, parse
 from hetctl.probe import remote as program
 from hetctl.probe.raw import ToolOutput, load

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.comm.errors import ConfigError
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.validate.bundle import MAX_FILE_BYTES, check_target, masked_files, write_bundle
 from hetctl.validate.identities import masker_for
 from hetctl.validate.masking import Masker

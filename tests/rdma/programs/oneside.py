@@ -17,8 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from hetctl.comm.engines.base import CannotRegister, EngineFailed, Memory, Wires
-from hetctl.comm.engines.shared import start
+from hetctl.comm.bridge.engines.base import CannotRegister, EngineFailed, Memory, Wires
+from hetctl.comm.bridge.engines.shared import start
 
 BYTES, PORT = 1 << 20, 7400
 SPARE = ("0x1005\n", "0x1044\n")  # the machine's random number device

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hetctl.comm.emulate import describe_cluster, parse_spec
-from hetctl.comm.errors import Infeasible
+from hetctl.comm.contract.emulate import describe_cluster, parse_spec
+from hetctl.comm.contract.errors import Infeasible
 from hetctl.trainer.planning.explain import explain
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import Planning, make_plan, weigh

@@ -2,10 +2,10 @@
 
 import pytest
 
-from hetctl.comm.cluster import Cluster
-from hetctl.comm.emulate import Machine, describe_cluster, label_machine, parse_spec
-from hetctl.comm.errors import ConfigError, Infeasible
-from hetctl.comm.plan import Plan
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.emulate import Machine, describe_cluster, label_machine, parse_spec
+from hetctl.comm.contract.errors import ConfigError, Infeasible
+from hetctl.comm.contract.plan import Plan
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
 from hetctl.trainer.recipe import load_recipe

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.comm.emulate import Machine, describe_cluster, label_machine, parse_spec
-from hetctl.comm.errors import ConfigError, Infeasible
-from hetctl.comm.plan import load_plan, save_plan
+from hetctl.comm.contract.emulate import Machine, describe_cluster, label_machine, parse_spec
+from hetctl.comm.contract.errors import ConfigError, Infeasible
+from hetctl.comm.contract.plan import load_plan, save_plan
 from hetctl.render.plan_page import plan_page
 from hetctl.render.trace import chrome_trace
-from hetctl.trainer.executable import check_executable
 from hetctl.trainer.planning.assemble import choose_transport
+from hetctl.trainer.planning.executable import check_executable
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import EVERYTHING, EXECUTABLE, make_plan, weigh
 from hetctl.trainer.recipe import load_recipe

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from hetctl.bridging import native_sums_of, profiles_of
-from hetctl.comm.cluster import Cluster
-from hetctl.comm.emulate import describe_cluster, parse_spec
-from hetctl.comm.errors import ConfigError
-from hetctl.comm.plan import Plan
-from hetctl.opsbench import add_to_profile
-from hetctl.trainer.models.model_config import find_shape
+from hetctl.bench.bridge import native_sums_of, profiles_of
+from hetctl.bench.ops import add_to_profile
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.emulate import describe_cluster, parse_spec
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.plan import Plan
+from hetctl.trainer.model.config import find_shape
 from hetctl.trainer.planning.costs import LayerCosts, Numbers, Seconds, seconds_of
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.comm.emulate import describe_cluster, parse_spec
-from hetctl.comm.errors import ConfigError, Infeasible
-from hetctl.comm.plan import Plan
-from hetctl.trainer.executable import check_executable
+from hetctl.comm.contract.emulate import describe_cluster, parse_spec
+from hetctl.comm.contract.errors import ConfigError, Infeasible
+from hetctl.comm.contract.plan import Plan
+from hetctl.trainer.planning.executable import check_executable
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import load_recipe

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.trainer.models.shapes import ModelShape
+from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.costs import LayerCosts, Numbers, usable_bytes
-from hetctl.trainer.planning.lanes import Lane, Lanes
+from hetctl.trainer.planning.link_rates import Lane, Lanes
 from hetctl.trainer.planning.pipelines import Pipelines, Wanted
 from hetctl.trainer.planning.pools import Pool, Rates
 from hetctl.trainer.planning.problem import Problem

@@ -1,0 +1,68 @@
+"""How a lane waits for its other end: in short turns, so that its messages' deadlines, or the group's end, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hetctl.comm.operation.c10d import Store
+from hetctl.comm.operation.work import Deadline
+
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.001, 0.25  # between looks: an eighth of the time that has passed
+TALK_SECONDS = 30.0  # for an end that has come to say what it is
+
+
+class Patience:
+    """Lasts until `over` says why not: a receive from any source may wait for ever, and must not fail its group."""
+
+    def __init__(self, over: Callable[[], str | None]) -> None:
+        self._over = over
+
+    def within(self, deadline: Deadline) -> Patience:
+        """One that ends with a deadline too."""
+        return Patience(lambda: self._over() or ("timed out" if deadline.passed() else None))
+
+    def check(self) -> None:
+        """Raises RuntimeError when there is nothing to wait for any more."""
+        why = self._over()
+        if why is not None:
+            raise RuntimeError(why)
+
+    def pauses(self) -> Iterator[float]:
+        """Seconds to wait before each next look; raises RuntimeError when there is nothing to wait for."""
+        began = time.monotonic()
+        while True:
+            self.check()
+            yield min(max((time.monotonic() - began) / 8, FIRST_PAUSE_SECONDS), LAST_PAUSE_SECONDS)
+
+    def said(self, store: Store, key: str) -> bytes:
+        """What the other end says in the store. (A store's own wait complains on stderr when it times out.)"""
+        pauses = self.pauses()
+        while not store.check([key]):
+            time.sleep(next(pauses))
+        value: bytes = store.get(key)
+        return value
+
+    def visitor(self, listener: socket.socket) -> socket.socket:
+        """Who comes next to a listening socket, given a while to talk."""
+        for pause in self.pauses():
+            listener.settimeout(pause)
+            with contextlib.suppress(TimeoutError):
+                channel, _ = listener.accept()
+                channel.settimeout(TALK_SECONDS)
+                return channel
+        raise AssertionError("pauses never end")
+
+    @contextlib.contextmanager
+    def holding(self, lock: Any) -> Iterator[None]:
+        """Hold a lock that another lane may keep while it waits for the same peer."""
+        pauses = self.pauses()
+        while not lock.acquire(timeout=next(pauses)):
+            pass
+        try:
+            yield
+        finally:
+            lock.release()

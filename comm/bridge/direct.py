@@ -1,0 +1,286 @@
+"""The direct bridge: slots of registered memory that an engine writes into the peer's, on hosts (rdma) or devices.
+
+A lane is a ring of slots at each end. The sender fills its slot, the engine moves it into the receiver's slot of the
+same number, and a byte on the control connection says so; another byte back says that the slot is free. Where the
+receiver must be the one who initiates, it reads instead. Slots take the ports in turn (`strands.py`). Nothing is staged
+elsewhere, and nothing reads a slot before its transfer is over and, on devices, made visible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+
+from hetctl.comm.bridge.bridge import P2P, Bridge, LaneKey
+from hetctl.comm.bridge.connecting import Patience
+from hetctl.comm.bridge.control import Control, accept, offer
+from hetctl.comm.bridge.device_memory import allocate
+from hetctl.comm.bridge.engines.base import PEER_COPY, Memory, Rail, Region
+from hetctl.comm.bridge.engines.shared import Use
+from hetctl.comm.bridge.failover import Position, say
+from hetctl.comm.bridge.forwarded import TRAILER_ROOM, Flow, ForwardedLane, RecvLane, SendLane
+from hetctl.comm.bridge.rdma_ports import POLL_SECONDS, Strands, connect, described
+from hetctl.comm.bridge.shm import pin
+from hetctl.comm.bridge.slot_release import Leaving
+from hetctl.comm.bridge.staging import TRAILER_BYTES, engine_for
+from hetctl.comm.bridge.window import OneWay, Posted
+from hetctl.comm.contract.units import MiB
+
+HOST_FLOW = Flow(4 * MiB, window=8)
+# A chunk costs Python time, in which a peer copy moves about as much as the chunk has (no NIC does). A copy within a
+# device is over before that: a slot that waits for a second one is a slot that is not on its way.
+DEVICE_FLOW = Flow(32 * MiB, window=4, copies_ahead=0)
+PEER_MESSAGES = Flow(64 * MiB, window=4, copies_ahead=0)
+SERVE_SECONDS = 1e-3  # between turns of an engine that has no thread of its own, while a lane waits
+
+Initiator = Literal["sender", "receiver", "lower"]  # who moves the bytes; `lower` is the lower rank, both ways
+# Who makes contact before there is anything to move: nobody, the lower rank, or both ends in turn, the lower one first.
+Introduce = Literal["none", "lower", "both"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a direct transport goes: over which engine, with which memory, called what."""
+
+    label: str  # rdma, direct or what `engines.base.PEER_COPY` says
+    on_device: bool
+    initiator: Initiator = "sender"
+    introduce: Introduce = "none"
+    flush: Callable[[], None] | None = None  # before anything reads what arrived in device memory
+
+
+class DirectTransport:
+    """Lanes over an engine, one ring at each end of each."""
+
+    def __init__(self, use: Use, way: Way) -> None:
+        self._use, self._way = use, way
+        self._ports: list[DirectPort] = []
+        self._lock = threading.Lock()  # over the ports
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._open = True
+
+    def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
+        made = SendLane if key.sending else RecvLane
+        flow = HOST_FLOW
+        if self._way.on_device:
+            flow = PEER_MESSAGES if self._way.label == PEER_COPY and key.kind == P2P else DEVICE_FLOW
+        connect = functools.partial(self._connect, bridge, key, flow)
+        return made(bridge, key, connect, flow=flow, engine=engine_for(key.device))
+
+    def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow, patience: Patience) -> DirectPort:
+        ring = Ring(self._use.rails, flow, key.device, on_device=self._way.on_device)
+
+        def lose(port: str, why: str) -> None:
+            if self._use.lose(port, why):
+                say(f"{self._way.label} {'to' if key.sending else 'from'} {bridge.who(key.peer)} without {port}: {why}")
+
+        name = f"{self._way.label}/{key.link_name(bridge.rank)}/{key.wire_tag}"
+        try:
+            meet = accept if key.sending else offer
+            about = {"ports": described(self._use.rails, ring.regions), "address": ring.memory.data_ptr()}
+            control, peer = meet(bridge.store.talk, name, about, patience)
+            pull = self._pulls(bridge.rank, key)
+            found = connect(self._use.rails, ring.regions, peer["ports"], lose)
+            strands = Strands(found, int(peer["address"]), lose, write=not pull)
+            port = DirectPort(ring, strands, control, key, self._way, pull=pull, stop=self._stop)
+            port.introduce(lower=bridge.rank < key.peer, timeout=bridge.timeout)
+        except BaseException:
+            ring.close()
+            raise
+        with self._lock:
+            if self._open:
+                self._ports.append(port)
+                return port
+        port.close()
+        raise RuntimeError("the connection was closed")
+
+    def _pulls(self, rank: int, key: LaneKey) -> bool:
+        """Whether the receiver of a lane reads, instead of its sender writing."""
+        sender, receiver = (rank, key.peer) if key.sending else (key.peer, rank)
+        return {"sender": False, "receiver": True, "lower": receiver < sender}[self._way.initiator]
+
+    def kill(self) -> None:
+        with self._lock:
+            if self._open:
+                os.eventfd_write(self._stop, 1)  # never read: it stays raised
+
+    def close(self) -> None:
+        """End the lanes' rings, and the engine if nobody else uses it."""
+        self.kill()
+        with self._lock:
+            ports, was_open = self._ports, self._open
+            self._ports, self._open = [], False
+        if not was_open:
+            return
+        for port in ports:
+            port.close()
+        sent = sum(port.sent for port in ports)
+        os.close(self._stop)
+        self._use.close(way=self._way.label, sent=sent, staged=0 if self._way.on_device else sent)
+
+
+class Ring:
+    """Slots registered with every port: host memory (pinned for the device that copies from it) or device memory."""
+
+    def __init__(self, rails: Sequence[Rail], flow: Flow, device: torch.device, *, on_device: bool) -> None:
+        self._rails, self.window = rails, flow.window
+        self.slot_bytes, size = flow.slot_bytes, flow.ring_bytes
+        self._map = None if on_device else mmap.mmap(-1, size)
+        self.memory = (
+            allocate(size, device) if self._map is None else torch.frombuffer(memoryview(self._map), dtype=torch.uint8)
+        )
+        self._slots: tuple[torch.Tensor, ...] = tuple(self.memory.split(self.slot_bytes))
+        self._pinned = False
+        number = (device.index if device.index is not None else torch.cuda.current_device()) if on_device else None
+        self.regions: list[Region] = []
+        try:
+            for rail in rails:
+                self.regions.append(rail.engine.register(Memory(self.memory.data_ptr(), size, number)))
+            self._pinned = not on_device and device.type == "cuda" and pin(self.memory)
+        except BaseException:
+            self.close()
+            raise
+
+    def slot(self, number: int) -> torch.Tensor:
+        return self._slots[number % self.window]
+
+    def offset(self, number: int) -> int:
+        return number % self.window * self.slot_bytes
+
+    def close(self) -> None:
+        for rail, region in zip(self._rails, self.regions, strict=False):  # fewer when one was refused
+            rail.engine.deregister(region)
+        self._release()
+
+    def _release(self) -> None:
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
+        self.memory, self._slots = torch.empty(0, dtype=torch.uint8), ()
+        if self._map is not None:
+            with contextlib.suppress(BufferError):  # a slot that a failed lane still holds goes with that lane
+                self._map.close()
+
+
+class DirectPort(OneWay):
+    """One end of a lane; slots are used in turn, the same number at both ends."""
+
+    def __init__(
+        self, ring: Ring, strands: Strands, control: Control, key: LaneKey, way: Way, *, pull: bool, stop: int
+    ) -> None:
+        self._ring, self._control, self._key, self._way, self._stop = ring, control, key, way, stop
+        self._moving, self._pull = strands, pull
+        self._asked = self._taken = 0  # slots begun here, and slots given out
+        self._ready = 0  # slots that came, or that are free again
+        self._leaving = Leaving(control.tell)
+        self.sent = 0
+
+    def introduce(self, *, lower: bool, timeout: timedelta) -> None:
+        """Connect the engines in one order: an end writes a slot that nothing is in yet, the other one waits.
+
+        An engine that breaks when both call each other at once wants the lower rank's call first. One without a thread
+        of its own answers calls only here, where the other end waits: it wants both. Raises RuntimeError, EngineFailed.
+        """
+        end = time.monotonic() + timeout.total_seconds()
+        turns = {"none": (), "lower": (lower,), "both": (lower, not lower)}[self._way.introduce]
+        for mine in turns:
+            if mine:
+                self._moving.introduce(TRAILER_ROOM, end, lambda: self._control.check(self._stop))
+                self._control.tell()
+                continue
+            while not self._control.heard(1):  # what comes behind it is about slots
+                if time.monotonic() > end:
+                    raise RuntimeError("timed out")
+                self._control.sleep(self._stop, self._serve(max(end - time.monotonic(), 0)))
+
+    def _serve(self, seconds: float) -> float:
+        """Do what the other end's transfers need of this one; for how many of so many seconds that will do."""
+        return min(seconds, SERVE_SECONDS) if self._moving.serve() else seconds
+
+    def rail(self, position: Position) -> str:
+        port = self._moving.port
+        return f"the {self._way.label} ring" + (f" over {port}" if port else "")
+
+    def take(self, nbytes: int, number: int) -> torch.Tensor:
+        self._taken += 1
+        return self._ring.slot(self._taken - 1)
+
+    def post(self, slot: torch.Tensor, length: int, position: Position) -> Posted:
+        if self._key.sending:
+            self.sent += length
+            if self._pull:
+                self._control.tell()
+            else:
+                self._begin(length + TRAILER_BYTES)
+        return self
+
+    def _begin(self, nbytes: int) -> None:
+        self._moving.begin(self._ring.offset(self._asked), nbytes)
+        self._asked += 1
+
+    def wait(self, timeout: timedelta) -> bool:
+        """Wait for the oldest posted slot: to come, or to be free at the other end. Raises RuntimeError."""
+        end = time.monotonic() + timeout.total_seconds()
+        while not self._ready:
+            self._advance()
+            if self._ready:
+                break
+            if not self._moving:
+                self.idle()
+            left = end - time.monotonic()
+            if left <= 0:
+                raise RuntimeError("timed out")
+            if self._moving:
+                time.sleep(POLL_SECONDS)
+            else:
+                left = self._serve(left)
+            self._control.sleep(self._stop, 0 if self._moving else left)
+        self._ready -= 1
+        return True
+
+    def _advance(self) -> None:
+        """Take in what the other end told, and end transfers that are over, in order."""
+        heard = self._control.heard()
+        if self._pull and not self._key.sending:
+            for _ in range(heard):
+                self._begin(self._ring.slot_bytes)
+        else:
+            self._arrived(heard)
+        ended = self._moving.ended()
+        if ended and self._key.sending:
+            self._control.tell(ended)
+        else:
+            self._arrived(ended)
+
+    def _arrived(self, count: int) -> None:
+        if count and not self._key.sending and self._way.flush is not None:
+            self._way.flush()
+        self._ready += count
+
+    def give(self, slot: torch.Tensor, event: Any) -> None:
+        if not self._key.sending:
+            self._leaving.give(event)
+
+    def advance(self) -> bool:
+        if self._moving:
+            self._advance()
+        return bool(self._moving)
+
+    def idle(self) -> None:
+        """Free every slot that the device still reads."""
+        self._leaving.idle()
+
+    def close(self) -> None:
+        """Forget what is under way, deregister, release."""
+        self._moving.drop()
+        self._control.close()
+        self._ring.close()

@@ -1,0 +1,164 @@
+"""The engines that a process has, one per port: started when first used, closed by the last user, who tells of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+import warnings
+from typing import Any
+
+from hetctl.comm.bridge.engines.base import Engine, EngineFailed, EngineName, Rail, Wires
+from hetctl.comm.bridge.engines.counters import port_counters
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.placement import PORTS_VARIABLE
+from hetctl.comm.contract.rank_events import Reporter
+from hetctl.comm.operation.addresses import own_address
+
+ENGINE_VARIABLE = "HETCTL_ENGINE"  # nixl or mooncake; else the first that both ends have
+ENGINES: tuple[EngineName, ...] = ("nixl", "mooncake")
+PACKAGES = {"nixl": "nixl", "mooncake": "mooncake"}  # the modules they are imported as
+
+
+def installed(engine: EngineName) -> bool:
+    return importlib.util.find_spec(PACKAGES[engine]) is not None
+
+
+def start(engine: EngineName, wires: Wires) -> Engine:
+    """A new engine. Raises EngineFailed."""
+    if engine == "nixl":
+        from hetctl.comm.bridge.engines.nixl import NixlEngine
+
+        return NixlEngine(wires)
+    from hetctl.comm.bridge.engines.mooncake import MooncakeEngine
+
+    return MooncakeEngine(wires)
+
+
+def wires_here(*, local: bool = False) -> tuple[Wires | None, str]:
+    """The wires that this process was given, and why it has none. `local`: peers are on this host."""
+    text = os.environ.get(PORTS_VARIABLE, "")
+    words = text.split(",")
+    if set(words) == {"sockets"}:
+        names = tuple(f"sockets{number}" for number in range(len(words)))
+        return Wires(names, (None,) * len(names), ("",) * len(names), own_address(), sockets=True), ""
+    if local:
+        return Wires(address=own_address(), local=True), ""
+    if not text:
+        return None, f"this host's facts name no RDMA port that reaches the other island ({PORTS_VARIABLE} is not set)"
+    ports, indices, networks = [], [], []
+    for word in words:
+        rest, _, network = word.partition("@")
+        port, _, index = rest.partition("=")
+        if not port or port in ports or (index and not index.isdecimal()):
+            raise ConfigError(f"{PORTS_VARIABLE}={text!r} is no list of RDMA ports", hint="rxe0:1=1@roce0,mlx5_0:1")
+        ports.append(port)
+        indices.append(int(index) if index else None)
+        networks.append(network)
+    return Wires(tuple(ports), tuple(indices), tuple(networks), own_address()), ""
+
+
+class Use:
+    """One user's hold on the process's engines of a name; the last one to let go closes them and tells of them."""
+
+    def __init__(self, held: _Held) -> None:
+        self.rails, self._held, self._open = held.rails, held, True
+
+    def lose(self, port: str, why: str) -> bool:
+        """A port is not used, or no more: keep it for the account; whether this is news."""
+        return self._held.lose(port, why)
+
+    def close(self, *, way: str, sent: int, staged: int | None) -> None:
+        """Let go. `way` is what it was for, `staged` how many of the `sent` bytes stopped in host memory."""
+        if self._open:
+            self._open = False
+            self._held.let_go(way, sent, staged)
+
+
+class _Held:
+    """Running engines, what they were used for, and the port counters from before."""
+
+    def __init__(self, name: EngineName, wires: Wires) -> None:
+        self.name, self.wires, self.users = name, wires, 0
+        self.before = port_counters(wires.ports)
+        self.rails = self._start()
+        self.lost: dict[str, str] = {}
+        self._ways: set[str] = set()
+        self._sent, self._staged = 0, [0]
+
+    def _start(self) -> tuple[Rail, ...]:
+        found: list[Rail] = []
+        try:
+            for one in self.wires.each():
+                found.append(Rail(one.name, next(iter(one.networks), ""), start(self.name, one)))
+        except BaseException:
+            for rail in found:
+                rail.engine.close()
+            raise
+        return tuple(found)
+
+    def lose(self, port: str, why: str) -> bool:
+        with _lock:
+            news = port not in self.lost
+            self.lost.setdefault(port, why)
+        return news
+
+    def let_go(self, way: str, sent: int, staged: int | None) -> None:
+        with _lock:
+            self.users -= 1
+            self._ways.add(way)
+            self._sent += sent
+            self._staged = self._staged if staged is None else [*self._staged, staged]
+            last = self.users == 0
+            if last:
+                del _held[self.name]
+        if last:
+            for rail in self.rails:
+                rail.engine.close()
+            account = self._account()
+            if account["buffered_by_engine"]:
+                ways, how = ", ".join(account["ways"]), ", ".join(account["transports"])
+                said = f"{self.name} carried the bridge ({ways}) through buffers in host memory: {how}"
+                warnings.warn(said, stacklevel=2)
+            Reporter(active=True).emit("bridge", **account)
+
+    def _account(self) -> dict[str, Any]:
+        found = [rail.engine.evidence() for rail in self.rails]
+        buffered = [one.staged for one in found if one.staged is not None]
+        after = port_counters(self.wires.ports)
+        counters = {
+            port: {n: [v, after.get(port, {}).get(n)] for n, v in all_.items()} for port, all_ in self.before.items()
+        }
+        return {
+            "engine": self.name,
+            "ways": sorted(self._ways),
+            "sent_bytes": self._sent,
+            "staged_bytes": self._sent if any(buffered) else sum(self._staged),
+            "buffered_by_engine": any(buffered) if buffered else None,
+            "transports": [way for one in found for way in one.transports],
+            "rails": {
+                rail.port: {"written_bytes": one.written_bytes, "read_bytes": one.read_bytes}
+                for rail, one in zip(self.rails, found, strict=True)
+            },
+            "lost": dict(self.lost),
+            "port_counters": counters,
+            "registered": sum(one.registered for one in found),
+            "written_bytes": sum(one.written_bytes for one in found),
+            "read_bytes": sum(one.read_bytes for one in found),
+        }
+
+
+_lock = threading.Lock()
+_held: dict[EngineName, _Held] = {}
+
+
+def use(name: EngineName, wires: Wires) -> Use:
+    """A hold on the process's engines. Raises EngineFailed, also where they already run over other wires."""
+    with _lock:
+        held = _held.get(name)
+        if held is None:
+            held = _held[name] = _Held(name, wires)
+        elif held.wires != wires:
+            raise EngineFailed(f"{name} runs in this process already, over {held.wires.name}")
+        held.users += 1
+    return Use(held)

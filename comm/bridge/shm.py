@@ -1,0 +1,335 @@
+"""The shm transport: for islands on one host, slots in memory that both processes map, and no socket in between.
+
+The sender makes the memory (memfd) and two counters (eventfd: slots filled, slots freed) and hands them to the receiver
+over a unix socket, which then only serves to notice that the other process is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import mmap
+import os
+import resource
+import select
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetctl.comm.bridge.bridge import P2P, Bridge, LaneKey
+from hetctl.comm.bridge.connecting import TALK_SECONDS, Patience
+from hetctl.comm.bridge.control import MOST_SECONDS
+from hetctl.comm.bridge.failover import Position
+from hetctl.comm.bridge.forwarded import Flow, ForwardedLane, RecvLane, SendLane
+from hetctl.comm.bridge.slot_release import Leaving
+from hetctl.comm.bridge.staging import engine_for
+from hetctl.comm.bridge.window import OneWay, Posted
+from hetctl.comm.contract.units import MiB
+from hetctl.comm.operation.c10d import Store
+from hetctl.comm.operation.work import Deadline
+
+MESSAGES = Flow(8 * MiB, window=8)  # larger than over rails: a chunk here costs Python time only
+MOST_RINGS = 16  # of messages to or from one peer, while their lanes are idle: one is 64 MiB and five descriptors
+UNUSED_SECONDS = 10.0  # after which those beyond it rest: making a ring anew costs milliseconds, and pinning it
+MOST_OF_ALL = 64  # beyond it they rest however lately they were used
+SUMS = Flow(16 * MiB, window=8)  # what collectives are made of comes in long rows: the first chunk's time is nothing
+_GIVEN_UP = b"."
+_NOT_YET = torch.empty(0, dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class _Handles:
+    """What both ends hold of one ring."""
+
+    memory: int
+    filled: int
+    freed: int
+    channel: socket.socket
+
+    def close(self) -> None:
+        for fd in (self.memory, self.filled, self.freed):
+            os.close(fd)
+        self.channel.close()
+
+
+class ShmTransport:
+    """Lanes over shared memory, one ring each; of idle lanes of messages, few keep theirs."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[LaneKey, ForwardedLane] = {}
+        self._ports: set[ShmPort] = set()
+        self._lock = threading.Lock()  # over the ports
+        self._open = True
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
+        made = SendLane if key.sending else RecvLane
+        flow = MESSAGES if key.kind == P2P else SUMS
+        rings = _Rings(bridge, key, flow.ring_bytes)
+        connect = functools.partial(self._connect, rings, key, flow)
+        lane = self._lanes[key] = made(bridge, key, connect, flow=flow, engine=engine_for(key.device))
+        if len(self._lanes) > MOST_RINGS:  # busy ones wait for no other: the peer may want any of them first
+            _allow_more_descriptors()
+        return lane
+
+    def _connect(self, rings: _Rings, key: LaneKey, flow: Flow, patience: Patience) -> ShmPort:
+        self._spare(key)
+        port = ShmPort(rings, key, flow, patience=patience, stop=self._stop, forget=self._forget)
+        with self._lock:
+            if self._open:
+                self._ports.add(port)
+                return port
+        port.close()
+        raise RuntimeError("the connection was closed")
+
+    def _spare(self, key: LaneKey) -> None:
+        """Have the lanes rest that were used longest ago: a program may take a new tag for each of its steps."""
+        with self._lock:
+            held = [port.key for port in self._ports]
+        alike = [k for k in held if (k.kind, k.sending, k.peer) == (P2P, key.sending, key.peer)]
+        lanes = sorted((self._lanes[k] for k in alike), key=lambda lane: lane.used)
+        late = time.monotonic() - UNUSED_SECONDS
+        for number, lane in enumerate(lanes[: max(len(lanes) + 1 - MOST_RINGS, 0)]):
+            if lane.used < late or len(lanes) - number >= MOST_OF_ALL:
+                lane.rest()
+
+    def _forget(self, port: ShmPort) -> None:
+        with self._lock:
+            self._ports.discard(port)
+
+    def kill(self) -> None:
+        with self._lock:
+            if self._open:
+                os.eventfd_write(self._stop, 1)  # never read: it stays raised
+
+    def close(self) -> None:
+        self.kill()
+        with self._lock:
+            ports, was_open = list(self._ports), self._open
+            self._ports, self._lanes, self._open = set(), {}, False
+        for port in ports:
+            port.close()
+        if was_open:
+            os.close(self._stop)
+
+
+class _Rings:
+    """The rings of one lane, one after the other: both ends count them, and meet for each under its number."""
+
+    def __init__(self, bridge: Bridge, key: LaneKey, nbytes: int) -> None:
+        self._store, self._name = bridge.store.talk, f"shm/{key.link_name(bridge.rank)}/{key.wire_tag}"
+        self._meet = functools.partial(_offer, nbytes=nbytes) if key.sending else _accept
+        self._count = 0
+
+    def next(self, patience: Patience) -> _Handles:
+        """Make or get the next ring, together with the other end."""
+        handles = self._meet(self._store, f"{self._name}/{self._count}", patience)
+        self._count += 1
+        return handles
+
+
+class ShmPort(OneWay):
+    """One end of a ring; slots are used in turn, filled by one end and freed by the other.
+
+    A sender whose slots are all free again may give the ring up, and says so; the receiver, which may wait for the next
+    slot by then, goes on with the next ring. So its slots are only known when something has come.
+    """
+
+    def __init__(
+        self,
+        rings: _Rings,
+        key: LaneKey,
+        flow: Flow,
+        *,
+        patience: Patience,
+        stop: int,
+        forget: Callable[[ShmPort], None],
+    ) -> None:
+        self._rings, self.key, self._flow, self._stop = rings, key, flow, stop
+        self._patience, self._forget = patience, forget
+        self._lock, self._held, self._closed = threading.Lock(), False, False
+        self._leaving = Leaving(self._free)
+        self._begin(patience)
+
+    def _begin(self, patience: Patience) -> None:
+        """Go on with the next ring."""
+        handles = self._rings.next(patience)
+        handles.channel.setblocking(False)
+        with self._lock:
+            if self._closed:
+                handles.close()
+                raise RuntimeError("the connection was closed")
+            self._handles, self._next, self._held = handles, 0, True
+            self._map = mmap.mmap(handles.memory, self._flow.ring_bytes)
+            self._ring = torch.frombuffer(memoryview(self._map), dtype=torch.uint8)  # the view keeps it mapped
+            self._registered = self.key.device.type == "cuda" and pin(self._ring)
+
+    def _end(self) -> None:
+        """Unpin and unmap the memory, close the counters and the socket."""
+        with self._lock:
+            held, self._held = self._held, False
+            if not held:
+                return
+            if self._registered:
+                torch.cuda.cudart().cudaHostUnregister(self._ring.data_ptr())
+            del self._ring
+            with contextlib.suppress(BufferError):  # a slot that a failed lane still holds goes with that lane
+                self._map.close()
+            self._handles.close()
+
+    def _free(self) -> None:
+        os.eventfd_write(self._handles.freed, 1)
+
+    def rail(self, position: Position) -> str:
+        return "the shared-memory ring"
+
+    def take(self, nbytes: int, number: int) -> torch.Tensor:
+        return self._slot() if self.key.sending else _NOT_YET
+
+    def landed(self, slot: torch.Tensor) -> torch.Tensor:
+        return self._slot()
+
+    def _slot(self) -> torch.Tensor:
+        """The next one in turn."""
+        each = self._flow.slot_bytes
+        first = self._next % self._flow.window * each
+        self._next += 1
+        return self._ring[first : first + each]
+
+    def post(self, slot: torch.Tensor, length: int, position: Position) -> Posted:
+        if self.key.sending:
+            os.eventfd_write(self._handles.filled, 1)
+        return self
+
+    def wait(self, timeout: timedelta) -> bool:
+        """Wait for the oldest posted slot: to be freed by the other end, or to be filled by it."""
+        if _taken(self._awaited()):
+            return True
+        self.idle()
+        deadline = Deadline(timeout.total_seconds())
+        while not self._comes(deadline):
+            self._end()
+            self._begin(self._patience.within(deadline))
+        return True
+
+    def _awaited(self) -> int:
+        return self._handles.freed if self.key.sending else self._handles.filled
+
+    def _comes(self, deadline: Deadline) -> bool:
+        """Wait for the oldest posted slot; False when the sender has given this ring up. Raises RuntimeError."""
+        fd = self._awaited()
+        ready = _first_of((fd, self._stop, self._handles.channel.fileno()), deadline.left())
+        if _taken(fd):
+            return True
+        if self._stop in ready:
+            raise RuntimeError("the connection was closed")
+        if not ready:
+            raise RuntimeError("timed out")
+        if self._given_up():
+            return False
+        raise RuntimeError("the other process is gone: its end of the shared memory was closed")
+
+    def _given_up(self) -> bool:
+        """Whether the sender has said that it gives this ring up."""
+        try:
+            return self._handles.channel.recv(len(_GIVEN_UP)) == _GIVEN_UP
+        except OSError:
+            return False
+
+    def give(self, slot: torch.Tensor, event: Any) -> None:
+        if self.key.sending:
+            return
+        self._leaving.give(event)
+
+    def idle(self) -> None:
+        """Free every slot that the device still reads, waiting for it: there is nothing else to do."""
+        self._leaving.idle()
+
+    def rest(self) -> bool:
+        if not self.key.sending and not self._given_up():
+            return False
+        if self.key.sending:
+            with contextlib.suppress(OSError):  # it is gone, which the next message will find out
+                self._handles.channel.send(_GIVEN_UP)
+        self.close()
+        self._forget(self)
+        return True
+
+    def close(self) -> None:
+        """For good."""
+        with self._lock:
+            self._closed = True
+        self._end()
+
+
+def _allow_more_descriptors() -> None:
+    """Up to what the system allows this process, which is more than what it starts with."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _first_of(fds: Sequence[int], seconds: float) -> set[int]:
+    """Which of these can be read first; none when the time is over."""
+    poll, end = select.poll(), time.monotonic() + seconds
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    while True:
+        left = end - time.monotonic()
+        ready = {fd for fd, _ in poll.poll(min(max(left, 0), MOST_SECONDS) * 1000)}
+        if ready or left <= MOST_SECONDS:
+            return ready
+
+
+def _taken(fd: int) -> bool:
+    """Take one from a counter if it is above zero."""
+    try:
+        return os.eventfd_read(fd) > 0
+    except BlockingIOError:
+        return False
+
+
+def pin(ring: torch.Tensor) -> bool:
+    """Pin the ring for the device's copy engines. Raises RuntimeError: an unpinned ring would be silently slow."""
+    code = torch.cuda.cudart().cudaHostRegister(ring.data_ptr(), ring.numel(), 0)
+    if int(code) != 0:
+        raise RuntimeError(f"the device's driver does not pin shared memory (error {int(code)})")
+    return True
+
+
+def _offer(store: Store, name: str, patience: Patience, *, nbytes: int) -> _Handles:
+    """Make a ring, say in the store where to get it, and hand it to the one who comes."""
+    # only this user may enter; a process that exits while a lane waits here removes it as well
+    folder = tempfile.TemporaryDirectory(prefix="hetctl-shm-", ignore_cleanup_errors=True)
+    with folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        path = str(Path(folder.name) / "ring")
+        listener.bind(path)
+        listener.listen(1)
+        store.set(name, path)
+        channel = patience.visitor(listener)
+    memory = os.memfd_create("hetctl-ring", os.MFD_CLOEXEC)
+    os.ftruncate(memory, nbytes)
+    flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE
+    handles = _Handles(memory, os.eventfd(0, flags), os.eventfd(0, flags), channel)
+    socket.send_fds(channel, [b"ring"], [handles.memory, handles.filled, handles.freed])
+    return handles
+
+
+def _accept(store: Store, name: str, patience: Patience) -> _Handles:
+    """Get the ring that the sender made."""
+    path = patience.said(store, name).decode()
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    channel.settimeout(TALK_SECONDS)
+    channel.connect(path)
+    word, fds, _, _ = socket.recv_fds(channel, 4, 3)
+    if word != b"ring" or len(fds) != 3:
+        raise RuntimeError("the sender's process closed the shared memory before handing it over")
+    return _Handles(fds[0], fds[1], fds[2], channel)

@@ -1,0 +1,1 @@
+"""What all floors agree on: cluster, plan, placement, facts, units, errors, files. No torch."""

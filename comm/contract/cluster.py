@@ -1,0 +1,225 @@
+"""The cluster as frozen values: hosts, devices, NICs, networks, islands and what joins the islands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import read_yaml, write_yaml
+from hetctl.comm.contract.natives import NativeName
+from hetctl.comm.contract.values import decode, encode
+
+SCHEMA_VERSION = 1
+TransportKind = Literal["direct", "rdma", "tcp", "shm", "native"]  # native: no bridge, one vendor's own sockets
+NetworkKind = Literal["infiniband", "roce", "ethernet", "host"]
+
+
+@dataclass(frozen=True)
+class Nic:
+    """One network port. `network` names the entry of Cluster.networks it reaches, None when unknown."""
+
+    name: str  # network interface, e.g. ens1f0
+    kind: NetworkKind = "ethernet"
+    rate_bytes_per_s: float | None = None
+    network: str | None = None
+    address: str | None = None
+    rdma_device: str | None = None  # e.g. mlx5_0
+    pci: str | None = None
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator (or one CPU process slot) of a host."""
+
+    index: int  # unique on its host
+    vendor: str
+    device_class: str
+    memory_bytes: int | None = None
+    nics: tuple[str, ...] = ()  # nearest first
+    uuid: str | None = None
+    pci: str | None = None
+    numa_node: int | None = None
+    speed: float = 1.0  # emulation: the share of this machine's speed, (0, 1]
+    ordinal: int | None = None  # as its vendor's runtime counts it, where that is not `index`
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine: how it is reached, what it holds, and everything its probe read (`facts`)."""
+
+    name: str
+    access: Access | None = None  # how it is entered; None: emulated or described
+    data_address: str | None = None  # where ranks talk
+    status: str = "ok"  # ok, or the outcome of the failed discovery
+    reason: str | None = None
+    devices: tuple[Device, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a set of NICs all reach: one InfiniBand subnet, one RoCE network, one Ethernet network."""
+
+    name: str
+    kind: NetworkKind
+    hosts: tuple[str, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One device of an island."""
+
+    host: str
+    device: int
+
+
+@dataclass(frozen=True)
+class Island:
+    """Devices that can share one native communicator: one vendor and a fabric all of them reach."""
+
+    name: str
+    vendor: str
+    fabric: str  # 'host' within one machine, else a Network name
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Transport:
+    """One way for two islands to talk, whether it is usable, and why (or why not)."""
+
+    kind: TransportKind
+    usable: bool
+    reason: str
+    rate_bytes_per_s: float | None = None  # of all rails together
+    latency_s: float | None = None
+    measured: bool = False
+
+
+@dataclass(frozen=True)
+class Link:
+    """Everything known about how two islands (by name) can talk, best transport first."""
+
+    islands: tuple[str, str]
+    transports: tuple[Transport, ...]
+
+
+def native_way(a: Island, b: Island, tcp: Transport) -> Transport:
+    """The way of islands of one vendor that is no bridge: their own library, over sockets where TCP reaches."""
+    if a.vendor != b.vendor:
+        return Transport("native", False, f"no library speaks {a.vendor} and {b.vendor}")
+    if not tcp.usable:
+        return Transport("native", False, tcp.reason)
+    return Transport("native", True, f"both are {a.vendor}: its own library, over sockets between hosts")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One rail between two hosts as it was measured (or why it could not be), by which tool."""
+
+    hosts: tuple[str, str]
+    nics: tuple[str, str]
+    tool: str  # tcp: our own sender; else the native tool's name
+    latency_s: float | None = None  # one way
+    rate_bytes_per_s: float | None = None  # of the slower direction
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All facts together. `source` says whether it was discovered or is an emulation."""
+
+    hosts: tuple[Host, ...]
+    islands: tuple[Island, ...]
+    networks: tuple[Network, ...] = ()
+    links: tuple[Link, ...] = ()
+    measured: tuple[Measured, ...] = ()
+    source: Literal["discovered", "emulated", "described"] = "discovered"
+    runs: NativeName | None = None  # emulation: the native library this machine really has
+    runs_class: str | None = None  # emulation: what its devices really are, whatever they are labelled
+    schema_version: int = SCHEMA_VERSION
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over what plans depend on: not raw facts (free memory, counters), nor how hosts are entered."""
+        bare = replace(self, hosts=tuple(replace(h, facts={}, access=None) for h in self.hosts))
+        text = json.dumps(encode(bare), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def shares_devices(self) -> bool:
+        """Whether several labels of an emulation stand on one device, so that no communicator spans all of them."""
+        seats = [(m.host, self.device(m)) for island in self.islands for m in island.members]
+        real = [(host, device.index if device.ordinal is None else device.ordinal) for host, device in seats]
+        return self.source == "emulated" and len(set(real)) < len(real)
+
+    @cached_property
+    def host_by_name(self) -> dict[str, Host]:
+        return {h.name: h for h in self.hosts}
+
+    def device(self, member: Member) -> Device:
+        """The device a member stands for. Raises ConfigError when there is none."""
+        host = self.host_by_name.get(member.host)
+        for device in host.devices if host else ():
+            if device.index == member.device:
+                return device
+        raise ConfigError(f"the cluster has no device {member.device} on host '{member.host}'")
+
+    def link(self, a: str, b: str) -> Link | None:
+        """What is known about the way between two islands, in either order."""
+        return self._links.get(frozenset((a, b)))
+
+    @cached_property
+    def _links(self) -> dict[frozenset[str], Link]:
+        return {frozenset(link.islands): link for link in self.links}
+
+    def validate(self, *, where: str) -> None:
+        """Raise ConfigError unless names are unique and every reference resolves."""
+        for what, names in (
+            ("host", [h.name for h in self.hosts]),
+            ("island", [i.name for i in self.islands]),
+        ):
+            twice = {n for n in names if names.count(n) > 1} if len(set(names)) != len(names) else set()
+            if twice:
+                raise ConfigError(f"{where}: the {what} '{min(twice)}' is listed twice")
+        seen: set[Member] = set()
+        for island in self.islands:
+            for member in island.members:
+                if self.device(member).vendor != island.vendor:
+                    raise ConfigError(f"{where}: island '{island.name}' mixes vendors")
+                if member in seen:
+                    raise ConfigError(f"{where}: device {member.device} of '{member.host}' is in two islands")
+                seen.add(member)
+
+
+def load_cluster(path: Path) -> Cluster:
+    """A cluster.yaml, validated. Raises ConfigError."""
+    data = read_yaml(path, what="cluster file")
+    check_schema_version(data, where=str(path))
+    cluster = decode(Cluster, data, where=path.name)
+    cluster.validate(where=path.name)
+    return cluster
+
+
+def save_cluster(path: Path, cluster: Cluster) -> None:
+    """Write cluster.yaml atomically."""
+    write_yaml(path, encode(cluster), header="Written by `hetctl discover`: what this cluster is.")
+
+
+def check_schema_version(data: Any, *, where: str) -> None:
+    """Raise ConfigError unless `data` is a mapping of the schema this hetctl reads."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where}: expected keys and values")
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        found = "has no schema_version" if version is None else f"has schema_version {version!r}"
+        raise ConfigError(f"{where} {found}; this hetctl reads {SCHEMA_VERSION}")

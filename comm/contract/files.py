@@ -1,0 +1,176 @@
+"""Files in and out: YAML and JSON read with caps and clear errors, everything written atomically."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.units import MiB, show_bytes
+
+MAX_PLAIN_KEY = 1000  # YAML readers take keys of up to 1,024 characters without a question mark
+MAX_YAML_BYTES = 64 * MiB
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+#-]*")
+_WORDS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
+
+
+def read_yaml(path: Path, *, what: str) -> Any:
+    """The plain data of one YAML document (safe loader, size-capped). Raises ConfigError."""
+    import yaml  # 30 ms that `hetctl --help` need not pay
+
+    text = read_text(path, what=what, max_bytes=MAX_YAML_BYTES)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return yaml.load(text, Loader=loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" (line {mark.line + 1})" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(
+            f"{path}{place} is not the plain YAML a {what} is made of: {problem}",
+            hint="only plain values are read: no tags, no code",
+        ) from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply to be a {what}") from None
+    except ValueError as error:  # a number of over 4,300 digits, a 13th month
+        raise ConfigError(f"{path} is not the plain YAML a {what} is made of: {error}") from None
+
+
+def read_text(path: Path, *, what: str, max_bytes: int) -> str:
+    """The text of a file people wrote. Raises ConfigError when absent, too large, or not UTF-8."""
+    try:
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise ConfigError(f"{path} is {show_bytes(size)}: too large to be a {what}")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {what} at {path}", hint="check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as a {what}: {error}") from None
+
+
+def write_yaml(path: Path, data: Any, *, header: str = "") -> None:
+    """Plain data as YAML, atomically, keys in the order given; `header` becomes comment lines.
+
+    A list of mappings has one line per entry: a plan of ten thousand ranks is written in a moment, and read by eye.
+    """
+    comment = "".join(f"# {line}\n" for line in header.splitlines())
+    write_atomically(path, comment + "".join(_block(data, "")))
+
+
+def _block(data: Any, indent: str) -> Iterator[str]:
+    if isinstance(data, dict) and data:
+        for key, value in data.items():
+            if len(_flow(key)) > MAX_PLAIN_KEY:
+                yield f"{indent}? {_flow(key)}\n{indent}: {_flow(value)}\n"
+            elif _nested(value) and len(value):
+                yield f"{indent}{_flow(key)}:\n"
+                yield from _block(value, indent + "  ")
+            else:
+                yield f"{indent}{_flow(key)}: {_flow(value)}\n"
+    elif isinstance(data, (list, tuple)) and data:
+        for item in data:
+            yield f"{indent}- {_flow(item)}\n"
+    else:
+        yield f"{indent}{_flow(data)}\n"
+
+
+def _nested(value: Any) -> bool:
+    """Whether a value reads better in lines of its own: mappings, lists that hold more than scalars, sentences."""
+    if isinstance(value, (list, tuple)):
+        return any(isinstance(v, (dict, list, tuple)) or (isinstance(v, str) and " " in v) for v in value)
+    return isinstance(value, dict)
+
+
+def _flow(data: Any) -> str:
+    """One value on one line: YAML's flow style, strings quoted as JSON does wherever they need it."""
+    if isinstance(data, str):
+        return data if _PLAIN.fullmatch(data) and data.lower() not in _WORDS else _quoted(data)
+    if data is None:
+        return "null"
+    if isinstance(data, bool):
+        return "true" if data else "false"
+    if isinstance(data, float):
+        return _number(data)
+    if isinstance(data, int):
+        return str(data)
+    if isinstance(data, dict):
+        return "{" + ", ".join(f"{_flow_key(k)}: {_flow(v)}" for k, v in data.items()) + "}"
+    whole = set(map(type, data)) == {int}  # ranks, in lists of thousands
+    return "[" + ", ".join(map(str if whole else _flow, data)) + "]"
+
+
+@functools.lru_cache(maxsize=1024, typed=True)  # 1 and True are equal, and written differently
+def _flow_key(key: Any) -> str:
+    text = _flow(key)
+    return text if len(text) <= MAX_PLAIN_KEY else f"? {text} "
+
+
+def _quoted(text: str) -> str:
+    if text.isascii():
+        return json.dumps(text) if "\x7f" not in text else json.dumps(text).replace("\x7f", "\\x7f")
+    # JSON escapes beyond the first 65,536 characters as pairs, which YAML would read as two characters
+    return "".join(json.dumps(c)[1:-1] if ord(c) < 0x10000 else f"\\U{ord(c):08x}" for c in text).join('""')
+
+
+def _number(value: float) -> str:
+    if value != value:
+        return ".nan"
+    if abs(value) == float("inf"):
+        return ".inf" if value > 0 else "-.inf"
+    text = repr(value)
+    mantissa, e, exponent = text.partition("e")
+    if not e:
+        return text
+    # YAML 1.1 wants a point and a sign: 1e16 would be read as text
+    sign = "" if exponent.startswith(("+", "-")) else "+"
+    return (mantissa if "." in mantissa else mantissa + ".0") + "e" + sign + exponent
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Plain data as indented JSON, atomically. NaN and infinity become null: JSON has no word for them."""
+    write_atomically(path, json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
+
+
+def finite(data: Any) -> Any:
+    """`data` with NaN and infinities replaced by None, so that any JSON reader can read it."""
+    if isinstance(data, float):
+        return data if data == data and abs(data) != float("inf") else None
+    if isinstance(data, dict):
+        return {k: finite(v) for k, v in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(v) for v in data]
+    return data
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write beside `path`, sync, rename: readers see the old file or the new one, never a part.
+
+    Raises OSError that names `path`.
+    """
+    try:
+        _replace(path, content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # else the temporary file's, and of a full disk none
+        raise
+
+
+def _replace(path: Path, payload: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

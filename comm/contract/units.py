@@ -1,0 +1,57 @@
+"""Sizes and rates between text and numbers: bytes (binary and decimal units) and bytes per second."""
+
+from __future__ import annotations
+
+import re
+
+from hetctl.comm.contract.errors import ConfigError
+
+KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
+_FACTORS = {"": 1, "B": 1, "KIB": KiB, "MIB": MiB, "GIB": GiB, "TIB": TiB}
+_FACTORS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of `40GiB`, `512MB`, `1024`. Raises ConfigError for anything else, and for zero."""
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text)
+    factor = _FACTORS.get(match.group(2).upper()) if match else None
+    if match is None or factor is None:
+        raise ConfigError(f"'{text}' is not a size", hint="write for example 40GiB, 512MiB or 16GB")
+    value = int(float(match.group(1)) * factor)
+    if value <= 0:
+        raise ConfigError(f"'{text}' is not a positive size", hint="write for example 40GiB")
+    return value
+
+
+def show_bytes(count: float | None) -> str:
+    """`40.0 GiB`; unknown stays the word unknown, never zero."""
+    if count is None:
+        return "unknown"
+    for factor, unit in ((TiB, "TiB"), (GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+        if abs(count) >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def show_rate(bytes_per_s: float | None) -> str:
+    """`12.5 GB/s` from bytes per second (decimal units, as links are sold)."""
+    if bytes_per_s is None:
+        return "unknown"
+    for factor, unit in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
+        if bytes_per_s >= factor:
+            return f"{bytes_per_s / factor:.1f} {unit}"
+    return f"{bytes_per_s:.0f} B/s"
+
+
+def show_seconds(seconds: float) -> str:
+    """`1h02m`, `3m05s`, `12.3s`, `4.1ms`: one readable duration."""
+    if seconds >= 3600:
+        return f"{int(seconds // 3600)}h{int(seconds % 3600 // 60):02d}m"
+    if seconds >= 60:
+        return f"{int(seconds // 60)}m{int(seconds % 60):02d}s"
+    if seconds >= 1:
+        return f"{seconds:.1f}s"
+    return f"{seconds * 1e3:.1f}ms"

@@ -1,0 +1,62 @@
+"""The word `het` for torch.distributed: groups inside one island are native, groups across islands HetGroups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetctl.comm.contract.placement import Placement, current_placement
+from hetctl.comm.group.group import HetGroup
+from hetctl.comm.group.native import make_native
+from hetctl.comm.operation.byte_counter import METER
+from hetctl.comm.operation.c10d import PrefixStore, ProcessGroup
+
+NAME = "het"
+
+
+def register() -> None:
+    """Make the word `het` known to torch.distributed; calling it again changes nothing."""
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def bridge_bytes() -> int:
+    """Bytes of tensors that this rank sent across islands since it started."""
+    return METER.sent
+
+
+def create(options: Any, backend_options: Any = None) -> Any:
+    """The process group for `options.global_ranks_in_group`: native inside one island, else a HetGroup."""
+    return create_over(options, current_placement())
+
+
+def create_over(options: Any, placement: Placement) -> Any:
+    """The same over a given placement."""
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    if len(placement.islands_of(ranks)) == 1:
+        return _native_group(options, ranks, placement)
+    return HetGroup(options, ranks, placement)
+
+
+def _native_group(options: Any, ranks: tuple[int, ...], placement: Placement) -> Any:
+    backend = placement.island_of_rank[ranks[0]].torch_backend
+    rank, size, timeout = options.group_rank, options.group_size, options.timeout
+
+    def native(name: str) -> Any:
+        store = PrefixStore(f"{name}/", options.store)
+        made = make_native(store, name, place=rank, size=size, timeout=timeout, sockets=placement.spans_islands(ranks))
+        made.options.global_ranks_in_group = list(ranks)
+        made.options.group_name = options.group_id
+        made._set_sequence_number_for_group()
+        return made
+
+    if backend == "gloo":
+        return native("gloo")
+    # host tensors (object collectives, checkpoints) need gloo beside the device's own library
+    group = ProcessGroup(options.store, rank, size)
+    group._set_default_backend(ProcessGroup.BackendType.NCCL)
+    group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, native(backend))
+    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, native("gloo"))
+    return group

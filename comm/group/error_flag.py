@@ -1,0 +1,144 @@
+"""The out-of-band error flag of a group: whoever fails first tells all others through the store, and who is silent.
+
+A rank that rings asks everybody to answer; those that do not within a moment are named in the verdict, which ends the
+pending operations of all ranks. So a dead, stopped or partitioned rank is found whichever library was waiting for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from hetctl.comm.operation.c10d import Store
+from hetctl.comm.operation.work import BridgeError
+
+POLL_SECONDS = 0.5
+PAUSE_SECONDS = 0.05
+ANSWER_SECONDS = 2.0
+VERDICT_SECONDS = 3.5
+STORE_SECONDS = 4.0  # a store that takes longer is behind a broken network: calls to it may block for minutes
+
+
+class Alarm:
+    """One group's flag: `ring` it here; when it rang anywhere, `on_verdict` is called once, in the alarm's thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        names: Sequence[str],
+        on_verdict: Callable[[BridgeError], None],
+        overdue: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._overdue = overdue  # says what is late here that nobody waits for
+        self._store, self._rank, self._names, self._on_verdict = store, rank, names, on_verdict
+        self._wake = threading.Event()
+        self._closed = False
+        self._mine: str | None = None
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._judged = threading.Event()
+        self._verdict: BridgeError | None = None
+
+    def watch(self) -> None:
+        """Start watching."""
+        if self._thread is not None:
+            return
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="het alarm", daemon=True)
+                self._thread.start()
+
+    def ring(self, sentence: str) -> None:
+        """Tell everybody that an operation failed here; returns at once."""
+        with self._lock:
+            first, self._mine = self._mine is None, self._mine or sentence
+        self.watch()
+        self._wake.set()
+        if first:
+            threading.Thread(target=self._wait_for_store, name="het alarm, waiting", daemon=True).start()
+
+    def _wait_for_store(self) -> None:
+        if not self._judged.wait(STORE_SECONDS) and not self._closed:
+            self._end(f"{self._mine}; the job's store does not answer: this rank is cut off from it")
+
+    def judged(self, sentence: str) -> BridgeError:
+        """Ring, and wait for the verdict: for errors that are met in the program's own thread."""
+        self.ring(sentence)
+        self._judged.wait(ANSWER_SECONDS + VERDICT_SECONDS)
+        return self._verdict or BridgeError(sentence)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._wake.set()
+        self._judged.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(VERDICT_SECONDS + ANSWER_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            verdict = self._watch()
+        except Exception as error:  # the store is gone: nobody can be told, but what is pending here must end
+            if self._closed or self._mine is None:
+                return
+            detail = str(error).strip().splitlines()[:1]
+            verdict = f"{self._mine}; the job's store does not answer either: {''.join(detail)[:120]}"
+        if verdict is not None:
+            self._end(verdict)
+
+    def _end(self, verdict: str) -> None:
+        """Deliver a verdict, the first one only."""
+        with self._lock:
+            if self._verdict is not None:
+                return
+            self._verdict = BridgeError(verdict)
+        self._judged.set()
+        self._on_verdict(self._verdict)
+
+    def _watch(self) -> str | None:
+        store = self._store
+        while True:
+            self._wake.wait(POLL_SECONDS)
+            if self._mine is None and (late := self._overdue()) is not None:
+                self.ring(late)
+            if self._mine is not None:
+                mine = f"{self._rank} {self._mine}"  # several may say the same, and one of them judges
+                first = store.compare_set("alarm", "", mine).decode()
+                return self._judge(store, self._mine) if first == mine else self._answer(store, _said(first))
+            if self._closed:
+                return None
+            if store.check(["alarm"]):
+                return self._answer(store, _said(store.get("alarm").decode()))
+
+    def _judge(self, store: Store, sentence: str) -> str:
+        """Ask who is there, and publish the verdict with those who are not."""
+        others = [r for r in range(len(self._names)) if r != self._rank]
+        end = time.monotonic() + ANSWER_SECONDS
+        while others and time.monotonic() < end:
+            others = [r for r in others if not store.check([f"here/{r}"])]
+            self._pause()
+        silent = ", ".join(self._names[r] for r in others[:8]) + (" and more" if len(others) > 8 else "")
+        verdict = sentence + (f"; no answer from {silent}" if others else "")
+        store.set("verdict", verdict)
+        return verdict
+
+    def _answer(self, store: Store, sentence: str) -> str:
+        """Say that this rank is there, and wait a moment for the verdict."""
+        store.set(f"here/{self._rank}", "1")
+        end = time.monotonic() + VERDICT_SECONDS
+        while time.monotonic() < end:
+            if store.check(["verdict"]):
+                return str(store.get("verdict").decode())
+            self._pause()
+        return sentence
+
+    def _pause(self) -> None:
+        threading.Event().wait(PAUSE_SECONDS)
+
+
+def _said(alarm: str) -> str:
+    """The sentence of whoever rang first."""
+    return alarm.partition(" ")[2]

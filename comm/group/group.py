@@ -1,0 +1,279 @@
+"""A process group across islands: its parts, its messages, and how it fails and ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from hetctl.comm.bridge.bridge import MOST_TAG, P2P, Bridge
+from hetctl.comm.bridge.failover import RailWatch
+from hetctl.comm.bridge.transports import Ways
+from hetctl.comm.contract.placement import Placement
+from hetctl.comm.group.any_source import AnySource, Wanted
+from hetctl.comm.group.at_exit import leave, mind
+from hetctl.comm.group.c10d_calls import Operations
+from hetctl.comm.group.collectives import Collectives
+from hetctl.comm.group.error_flag import Alarm
+from hetctl.comm.group.native import Native, break_native, make_island
+from hetctl.comm.group.native_messages import NativeMessage
+from hetctl.comm.group.pending_work import Owed
+from hetctl.comm.group.runner import Part, Runner
+from hetctl.comm.group.steps import Run
+from hetctl.comm.operation.c10d import PrefixStore
+from hetctl.comm.operation.intervals import Layout
+from hetctl.comm.operation.recorder import RECORDER, Entry
+from hetctl.comm.operation.store_connections import GroupStore
+from hetctl.comm.operation.views import Returning, is_plain, plain
+from hetctl.comm.operation.work import BridgeError, Deadline, HetWork
+
+
+class HetGroup(Operations):
+    """A process group across islands, serving host and device tensors."""
+
+    def __init__(self, options: Any, ranks: tuple[int, ...], placement: Placement) -> None:
+        super().__init__(options.group_rank, options.group_size)
+        self._rank, self._size = options.group_rank, options.group_size
+        self._ranks, self._placement = ranks, placement
+        self._timeout, self._name = options.timeout, str(options.group_id or "het")
+        self._store, shared = options.store, GroupStore(options.store, self._name)
+        self._layout = _layout(self._rank, ranks, placement)
+        self._natives = {}
+        self._make_natives()
+        names = [self._who(r) for r in range(self._size)]
+        self._owed = Owed()
+        self._alarm = Alarm(shared.talk, rank=self._rank, names=names, on_verdict=self._end_all, overdue=self._overdue)
+        self._runner = Runner(f"het collectives {self._name}", on_error=self._alarm.ring, owed=self._owed)
+        self._alarm.watch()
+        watch = RailWatch(self._rank, shared.talk, self._who)
+        self._ways = Ways(self._rank, ranks, placement, shared.talk, timeout=self._timeout, watch=watch)
+        self._ways.prepare()
+        self._bridge = Bridge(
+            self._rank,
+            shared,
+            timeout=self._timeout,
+            verify=placement.verify_bridge,
+            who=self._who,
+            transport_to=self._ways.to,
+            on_error=self._alarm.ring,
+        )
+        self._collectives = Collectives(self._layout, self._native, self._bridge)
+        mind(self)
+        self._any = AnySource(self._post_unbounded, tuple(r for r in range(self._size) if r != self._rank))
+
+    def _make_natives(self) -> None:
+        island = self._placement.island_of_rank[self._ranks[self._rank]]
+        mine = tuple(self._ranks[r] for r in self._layout.mine)
+        size, sockets = len(mine), self._placement.spans_islands(mine)
+        for name in sorted({island.torch_backend, "gloo"}):
+            store = PrefixStore(f"native/{name}/{self._layout.home}/", self._store)
+            made = make_island(store, name, place=self._layout.place, size=size, timeout=self._timeout, sockets=sockets)
+            self._natives["cpu" if name == "gloo" else "cuda"] = made
+
+    def _native(self, device: torch.device) -> Native:
+        native = self._natives.get(device.type)
+        if native is None:
+            raise BridgeError(f"tensors on '{device.type}' have no native communicator in this rank's island")
+        return native
+
+    def _who(self, rank: int) -> str:
+        world, hosts = self._ranks[rank], self._placement.hosts
+        return f"rank {world}" + (f" on {hosts[world]}" if world < len(hosts) else "")
+
+    def _overdue(self) -> str | None:
+        """What is late here that no transport waits for: on a device, or never begun."""
+        return self._owed.overdue() or self._runner.overdue()
+
+    def _end_all(self, error: BridgeError) -> None:
+        """The verdict on a failure anywhere: end what is pending, native parts too, and keep a record."""
+        self._break(error)
+        RECORDER.dump(self._ranks[self._rank], reason=str(error))
+
+    def _break(self, error: BridgeError) -> None:
+        self._runner.fail(error)
+        self._bridge.fail(error)
+        for native in list(self._natives.values()):
+            break_native(native)
+
+    def end_with_process(self, seconds: float) -> None:
+        """See off what is being sent; end what waits for others, and the threads that do. Idle ones may stay."""
+        if self._bridge.error is None and self._bridge.sent(seconds) and not self._runner.busy():
+            return
+        self._break(BridgeError("the process is ending"))
+        self._runner.close(seconds=seconds)
+        self._bridge.close(seconds=seconds)
+
+    def shutdown(self) -> None:
+        """Finish what is queued, then end threads and connections."""
+        leave(self)
+        if self._any.under_way():  # receives that nothing will answer any more
+            self._break(BridgeError(f"the process group '{self._name}' was destroyed"))
+        seconds = 1.0 if self._bridge.error is not None else self._timeout.total_seconds()
+        self._runner.close(seconds=seconds)
+        self._bridge.close(seconds=seconds)
+        self._alarm.close()
+        for native in self._natives.values():
+            for group in native.groups():
+                group.shutdown()
+        self._natives = {}
+
+    def abort(self) -> None:
+        """End everything pending with an error, here and at the peers."""
+        self._end_all(BridgeError(f"the process group '{self._name}' was aborted"))
+
+    def _deadline(self, opts: Any) -> Deadline:
+        asked = getattr(opts, "timeout", None)
+        return Deadline((asked if asked and asked.total_seconds() > 0 else self._timeout).total_seconds())
+
+    def _submit(
+        self,
+        name: str,
+        call: Callable[[Run], Iterable[Part] | None],
+        *,
+        touched: Sequence[torch.Tensor],
+        shown: Sequence[torch.Tensor] | None = None,
+        outputs: Sequence[torch.Tensor],
+        opts: Any,
+        parted: bool = False,
+    ) -> Any:
+        _check_plain_values(touched)
+        if self._runner.is_here():
+            raise BridgeError(
+                f"{name} in a callback of another collective of group '{self._name}': "
+                "ranks would disagree on its place in the order of the group's collectives",
+                hint="begin it where the program waits for the other one, or in a group of its own",
+            )
+        self._count += 1
+        run = Run(f"{name} {self._count} of group '{self._name}'", self._deadline(opts))
+        work = HetWork(run.what, outputs, deadline=run.deadline)
+        self._record(work, name, peer=None, tensors=touched if shown is None else shown)
+        waited = not getattr(opts, "asyncOp", True)
+        self._runner.put(work, lambda: call(run), touched=touched, waited=waited, parted=parted)
+        return self._noted(work)
+
+    def _record(self, work: HetWork, name: str, *, peer: int | None, tensors: Sequence[torch.Tensor]) -> Entry:
+        """Let the flight recorder and a profiler see the operation."""
+        work.show(name, tensors)
+        world = None if peer is None else self._ranks[peer]
+        entry = RECORDER.begin(
+            name, group=self._name, peer=world, nbytes=sum(t.numel() * t.element_size() for t in tensors)
+        )
+        work.on_end(lambda: entry.end(work.exception()))
+        return entry
+
+    def _noted(self, work: Any) -> Any:
+        if self._batch is not None:
+            self._batch.append(work)
+        return work
+
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
+        _check_tag(tag)
+        _check_peer(dst, self._rank)
+        _check_plain_values(tensors)
+        data, deadline, what = plain(tensors[0]), self._deadline(None), f"send to {self._who(dst)}"
+        if self._layout.local(dst):
+            place = self._layout.mine.index(dst)
+            native = self._native(data.device).messenger(self._layout.place, place).send([data], place, tag)
+            return self._local(what, tensors, native, peer=dst, deadline=deadline)
+        work = HetWork(what, tensors, deadline=deadline)
+        self._record(work, "send", peer=dst, tensors=tensors)
+        self._bridge.send(data.view(-1), dst, tag=tag, kind=P2P, work=work, deadline=deadline)
+        return self._noted(work)
+
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
+        _check_tag(tag)
+        _check_peer(src, self._rank)
+        _check_plain_values(tensors)
+        target, deadline, what = tensors[0].detach(), self._deadline(None), f"recv from {self._who(src)}"
+        if self._any.knows(tag):
+            wanted = Wanted(what, tensors, deadline=deadline, on_error=self._alarm.judged)
+            if self._any.claims(target, src, tag, wanted):
+                return self._noted(wanted)
+        work = HetWork(what, tensors, deadline=deadline)
+        if self._layout.local(src):
+            place = self._layout.mine.index(src)
+            landing = None if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
+            written = target if landing is None else landing
+            native = self._native(target.device).messenger(place, self._layout.place).recv([written], place, tag)
+            return self._local(what, tensors, native, peer=src, deadline=deadline, landing=landing)
+        data = target if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
+        if data is not target:
+            work = Returning(what, target, data, deadline)
+        work.source = src
+        self._record(work, "recv", peer=src, tensors=tensors)
+        self._bridge.recv(data.view(-1), src, tag=tag, kind=P2P, work=work, deadline=deadline)
+        return self._noted(work)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
+        """Receive from whoever sends first, as gloo can (and device libraries cannot)."""
+        _check_tag(tag)
+        if tensors[0].is_cuda:
+            raise BridgeError("a receive from any source needs a host tensor: device libraries know none")
+        deadline, failed = self._deadline(None), self._alarm.judged
+        work = Wanted("recv from any rank", tensors, deadline=deadline, on_error=failed)
+        self._record(work, "recvAnySource", peer=None, tensors=tensors)
+        self._any.recv(tensors[0].detach(), tag, work)
+        return self._noted(work)
+
+    def _post_unbounded(self, data: torch.Tensor, peer: int, tag: int) -> HetWork:
+        """A receive that may stay unanswered for as long as the group lives."""
+        forever, what = Deadline(_FOREVER), f"recv from {self._who(peer)} among others"
+        if not self._layout.local(peer):
+            work = HetWork(what, [data])
+            self._bridge.recv(data.view(-1), peer, tag=tag, kind=P2P, work=work, deadline=forever)
+            return work
+        native = self._native(data.device).group.recv([data], self._layout.mine.index(peer), tag)
+        local = NativeMessage(what, [data], native=native, deadline=forever, on_error=BridgeError)
+        threading.Thread(target=local.end, name="het any-source", daemon=True).start()
+        return local
+
+    def _local(
+        self,
+        what: str,
+        tensors: list[torch.Tensor],
+        native: Any,
+        *,
+        peer: int,
+        deadline: Deadline,
+        landing: torch.Tensor | None = None,
+    ) -> NativeMessage:
+        """A native message of this rank's own island, with this group's way of failing."""
+        failed = self._alarm.judged
+        work = NativeMessage(
+            what, tensors, native=native, deadline=deadline, on_error=failed, landing=landing, owed=self._owed
+        )
+        work.source = peer
+        entry = self._record(work, what.split()[0], peer=peer, tensors=tensors)
+        if what.startswith("send"):  # nobody learns that it has ended unless the program waits for it
+            entry.state, work.on_wait = "posted", entry.awaited
+        self._noted(work)
+        return work
+
+
+_FOREVER = 3e8  # seconds
+
+
+def _check_plain_values(tensors: Sequence[torch.Tensor]) -> None:
+    """Raises TypeError for quantized tensors: their bytes mean nothing without their scales."""
+    if any(t.is_quantized for t in tensors):
+        raise TypeError("quantized tensors cannot be exchanged: send their int_repr(), scales and zero points")
+
+
+def _check_peer(peer: int, rank: int) -> None:
+    """Raises ValueError for a message to oneself, which no transport carries."""
+    if peer == rank:
+        raise ValueError("a rank cannot exchange messages with itself over the 'het' back end: copy the tensor")
+
+
+def _check_tag(tag: int) -> None:
+    """Raises ValueError for a tag that not every transport carries, whoever the peer is."""
+    if not 0 <= tag <= MOST_TAG:
+        raise ValueError(f"the tag of a message must be from 0 to {MOST_TAG}, not {tag}")
+
+
+def _layout(rank: int, ranks: tuple[int, ...], placement: Placement) -> Layout:
+    position = {world: index for index, world in enumerate(ranks)}
+    islands = placement.islands_of(ranks)
+    return Layout(rank, tuple(tuple(position[w] for w in members) for members in islands))

@@ -1,0 +1,218 @@
+"""An island's native communicator behind one small set of calls, the same for every vendor and for an island of one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    ReduceScatterOptions,
+)
+
+from hetctl.comm.bridge.tcp import break_pair, main_device
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.operation.c10d import Gloo, PrefixStore, Store
+from hetctl.comm.operation.work import Deadline, NativeFailed, reason_of
+
+ABORT_SECONDS = 5.0  # communicators that take longer are left to themselves
+NATIVE_GRACE = timedelta(seconds=60)  # NCCL's watchdog ends the process, so a `het` group's own deadline comes first
+
+
+class Native:
+    """One island's communicator for one device type; ranks are places within the island, tensors contiguous.
+
+    Every call starts the operation and returns its handle (None where there is nothing to wait for).
+    """
+
+    def __init__(self, group: Any, *, size: int, second: Any = None, upward: Any = None, downward: Any = None) -> None:
+        self.group, self._second = group, second or group
+        self._upward, self._downward = upward or group, downward or group
+        self.size = size
+        self._on_host = isinstance(group, Gloo)
+
+    def all_reduce(self, data: torch.Tensor, op: Any) -> Started | None:
+        if self.size == 1:
+            return None
+        options = AllreduceOptions()
+        options.reduceOp = op
+        carried = _carried(data)
+        back = None if carried is data else functools.partial(data.copy_, carried)
+        return self._started(self.group.allreduce([carried], options), back)
+
+    def reduce_scatter(self, out: torch.Tensor, data: torch.Tensor, op: Any) -> Started | None:
+        if self.size == 1:
+            out.copy_(data)
+            return None
+        options = ReduceScatterOptions()
+        options.reduceOp = op
+        carried = _carried(data)
+        into = out if carried is data else out.new_empty(out.shape, dtype=carried.dtype)
+        back = None if into is out else functools.partial(out.copy_, into)
+        return self._started(self.group._reduce_scatter_base(into, carried, options), back)
+
+    def all_gather(self, out: torch.Tensor, data: torch.Tensor, *, second: bool = False) -> Started | None:
+        """`second` halves of collectives have a communicator of their own: first halves of later ones overtake them."""
+        if self.size == 1:
+            out.copy_(data)
+            return None
+        group = self._second if second else self.group
+        # as bytes: what is only moved may be of types that the library cannot reduce
+        moved = group._allgather_base(out.view(torch.uint8), data.view(torch.uint8), AllgatherOptions())
+        return self._started(moved)
+
+    def broadcast(self, data: torch.Tensor, root: int) -> Started | None:
+        if self.size == 1:
+            return None
+        options = BroadcastOptions()
+        options.rootRank = root
+        return self._started(self.group.broadcast([data], options))
+
+    def all_to_all(
+        self, out: torch.Tensor, data: torch.Tensor, *, out_counts: list[int], counts: list[int]
+    ) -> Started | None:
+        """Flat tensors cut by counts of elements per place."""
+        if self.size == 1:
+            out.copy_(data)
+            return None
+        return self._started(self.group.alltoall_base(out, data, out_counts, counts, AllToAllOptions()))
+
+    def messenger(self, source: int, target: int) -> Any:
+        """The group that carries messages between two places in one direction.
+
+        A device library runs what one pair was given in order, so that two ranks which both send first would wait for
+        each other for ever: each direction has a communicator of its own.
+        """
+        return self._upward if source < target else self._downward
+
+    def groups(self) -> list[Any]:
+        """All communicators of the island, each once."""
+        return list(
+            {id(g): g for g in (self.group, self._second, self._upward, self._downward) if g is not None}.values()
+        )
+
+    def _started(self, work: Any, back: Callable[[], object] | None = None) -> Started:
+        return Started(work, on_host=self._on_host, back=back)
+
+
+@dataclass(frozen=True)
+class Started:
+    """A native operation that was started, whether it runs on the host, and what gives its result back."""
+
+    work: Any
+    on_host: bool
+    back: Callable[[], object] | None = None
+
+
+def settle(started: Started | None, deadline: Deadline, *, what: str) -> None:
+    """Wait for a native operation: the host until the deadline, a device by ordering the current stream behind it.
+
+    Raises NativeFailed naming the operation. (Given a timeout, NCCL's `wait` would block the host.)
+    """
+    if started is None:
+        return
+    try:
+        ended = started.work.wait(deadline.delta()) if started.on_host else started.work.wait()
+    except RuntimeError as error:
+        late = deadline.verdict if deadline.passed() else reason_of(error)
+        raise NativeFailed(f"{what} failed inside its island: {late}") from None
+    if ended is False:
+        raise NativeFailed(f"{what} failed inside its island: it was aborted")
+    if started.back is not None:
+        started.back()
+
+
+def _carried(data: torch.Tensor) -> torch.Tensor:
+    """What a native library reduces in the place of `data`: none of them knows int16, whose bits int32 gets right."""
+    return data.to(torch.int32) if data.dtype == torch.int16 else data
+
+
+def make_island(
+    store: Store, backend: str, *, place: int, size: int, timeout: timedelta, sockets: bool = False
+) -> Native:
+    """An island's Native over the torch back end of that name; for device libraries one more per direction."""
+    if size == 1:
+        return Native(None, size=size)
+    collectives, messages = ("group", "second"), () if backend == "gloo" else ("upward", "downward")
+    made = {
+        name: make_native(
+            PrefixStore(f"{name}/", store),
+            backend,
+            place=place,
+            size=size,
+            timeout=timeout if backend == "gloo" else timeout + NATIVE_GRACE,
+            ahead=name in collectives,
+            sockets=sockets,
+        )
+        for name in (*collectives, *messages)
+    }
+    return Native(made.pop("group"), size=size, **made)
+
+
+def break_native(native: Native) -> None:
+    """End everything pending in an island's communicators, so that nobody waits for a rank that is gone.
+
+    A device library's go all at once: one that is ended frees memory, for which the device waits for the others'
+    kernels, which may hang.
+    """
+    aborts = []
+    for group in native.groups():
+        if isinstance(group, Gloo):
+            break_pair(group, 1 if group.rank() == 0 else 0)
+        else:
+            aborts.append(threading.Thread(target=_abort, args=(group,), name="het abort", daemon=True))
+    for abort in aborts:
+        abort.start()
+    end = time.monotonic() + ABORT_SECONDS
+    for abort in aborts:
+        abort.join(max(end - time.monotonic(), 0))
+
+
+def _abort(group: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # what it says of itself is no news in a group that failed
+        group.abort()
+
+
+def make_native(
+    store: Store,
+    backend: str,
+    *,
+    place: int,
+    size: int,
+    timeout: timedelta,
+    ahead: bool = False,
+    sockets: bool = False,
+) -> Any:
+    """The native group of an island, by its torch name; members only, all of them at once.
+
+    `ahead`: its kernels go before the program's, because other islands wait for what they give. `sockets`: its members
+    reach no common RDMA network, so between hosts it takes sockets, whatever the library would choose.
+    """
+    if backend == "gloo":
+        options = Gloo._Options()
+        options._timeout = timeout
+        options._devices = [main_device()]
+        return Gloo(store, place, size, options)
+    if sockets and (asked := os.environ.get("NCCL_NET", "Socket")) != "Socket":
+        raise ConfigError(
+            f"islands joined natively talk over sockets, but NCCL_NET={asked} overrides that",
+            hint="unset it there",
+        )
+    nccl = dist.ProcessGroupNCCL.Options(is_high_priority_stream=ahead)
+    nccl._timeout = timeout
+    if sockets:
+        config: Any = nccl.config  # torch's stubs do not list it
+        config.net_name = "Socket"
+    return dist.ProcessGroupNCCL(store, place, size, nccl)

@@ -1,0 +1,98 @@
+"""`hetctl bench ops`: measure this machine's device and keep it in a profile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from hetctl.comm.contract.errors import ConfigError, Undetermined
+from hetctl.comm.contract.units import show_seconds
+from hetctl.comm.contract.values import encode
+from hetctl.console import Sink
+from hetctl.discovery.this_machine import gpu_class
+from hetctl.runs.resolve import DEFAULT_TOKENS
+from hetctl.trainer.model.config import find_shape
+from hetctl.trainer.model.tensor_cuts import cannot_cut
+from hetctl.trainer.planning.profile import BridgeProfile, ClassProfile, Profile, SumPoint, load_profile, save_profile
+
+
+def bench_ops(
+    *,
+    model: str,
+    seq_len: int | None,
+    samples: str,
+    device_class: str | None,
+    sink: Sink,
+    speed: float = 1.0,
+    tensor: int = 1,
+) -> ClassProfile:
+    """Measure each kind of layer on this machine's first GPU, or on its CPU, said aloud. Raises ConfigError."""
+    import torch
+
+    from hetctl.trainer.bench.ops import measure_class
+
+    shape = find_shape(model)
+    length = min(DEFAULT_TOKENS, shape.max_seq_len) if seq_len is None else seq_len
+    if length > shape.max_seq_len or length < 1:
+        raise ConfigError(f"--seq-len {length} is not within the {shape.max_seq_len} positions of '{shape.name}'")
+    on_gpu = torch.cuda.is_available()
+    name = device_class or (gpu_class() if on_gpu else "cpu")
+    if name is None:
+        raise Undetermined("the hardware table does not know this GPU", hint="say what to call it with --class")
+    if not on_gpu:
+        torch.set_num_threads(1)  # as a rank that shares the machine has it
+    if why := cannot_cut(shape, tensor):
+        raise ConfigError(why, hint="leave --tensor out, or give another degree")
+    held = "" if speed == 1.0 else f" at {speed:g} of its speed"
+    part = "" if tensor == 1 else f", one of a tensor group of {tensor}"
+    sink.say(
+        f"measuring '{shape.name}' at {length} tokens on {'a GPU' if on_gpu else 'the CPU'}{held}, as {name}{part}"
+    )
+    return measure_class(
+        shape,
+        length,
+        device_class=name,
+        device=torch.device("cuda", 0) if on_gpu else torch.device("cpu"),
+        dtype=torch.bfloat16 if on_gpu else torch.float32,
+        samples=_samples(samples),
+        speed=speed,
+        tensor=tensor,
+    )
+
+
+def add_to_profile(path: Path, *entries: ClassProfile | BridgeProfile, native_sums: tuple[SumPoint, ...] = ()) -> None:
+    """Write a profile with these entries, beside those it already had."""
+    profile = load_profile(path) if path.exists() else Profile(())
+    for entry in entries:
+        profile = profile.with_class(entry) if isinstance(entry, ClassProfile) else profile.with_bridge(entry)
+    save_profile(path, replace(profile, native_sums=native_sums or profile.native_sums))
+
+
+def table(entry: ClassProfile) -> Table:
+    """Seconds by layer kind and samples, for people."""
+    shown = Table("layer", "samples", "forward", "backward")
+    for kind in ("embedding", "block", "head"):
+        for point in getattr(entry, kind):
+            shown.add_row(kind, str(point.samples), show_seconds(point.forward_s), show_seconds(point.backward_s))
+    if entry.update_s is not None:
+        shown.add_row("update, 10^9 parameters", "", show_seconds(entry.update_s * 1e9), "")
+    return shown
+
+
+def document(entry: ClassProfile) -> dict[str, Any]:
+    """The entry as plain data."""
+    plain: dict[str, Any] = encode(entry)
+    return plain
+
+
+def _samples(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        counts = (0,)
+    if counts[0] < 1:
+        raise ConfigError(f"--samples '{text}' is not a list of whole numbers", hint="for example --samples 1,2,4")
+    return counts

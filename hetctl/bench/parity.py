@@ -1,0 +1,103 @@
+"""Does training across islands come to what one process comes to? A tiny model in fp64, run both ways and compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hetctl.bench.pipeline import Program, run_ranks
+from hetctl.bench.plans import layout
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.errors import WorkFailed
+from hetctl.comm.contract.placement import VARIABLE as PLACEMENT_VARIABLE
+from hetctl.comm.contract.plan import Plan
+from hetctl.console import Sink
+from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.supervisor.agent_link import Event
+from hetctl.launcher.supervisor.environment import PlannedPlace, Seat, device_type, placement_of
+from hetctl.runs import resolve
+from hetctl.runs.launch import Launch
+from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
+from hetctl.trainer.job import Job
+from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
+from hetctl.trainer.recipe import Recipe
+
+Across = Literal["pipeline", "data"]  # what crosses the bridge: activations between stages, or sums of gradients
+SEQ_LEN, SAMPLES_PER_RANK = 16, 4
+
+
+def compare(cluster: Cluster, across: Across, *, steps: int, sink: Sink, keep: Path | None = None) -> dict[str, Any]:
+    """The largest deviation of any step's loss or norm from one process on the cluster's first device.
+
+    Raises Infeasible where no such plan exists, WorkFailed where a run fails.
+    """
+    ranks = sum(len(i.members) for i in cluster.islands)
+    recipe = _recipe(across, islands=len(cluster.islands), samples=SAMPLES_PER_RANK * ranks, steps=steps)
+    plan = make_plan(cluster, recipe, abilities=EXECUTABLE)
+    sink.say(f"across islands: {layout(plan)}")
+    spread = _run(cluster, plan, recipe, sink, keep and keep / "islands")
+    alone = _one_device(cluster)
+    lonely = _recipe(across, islands=1, samples=SAMPLES_PER_RANK * ranks, steps=steps)
+    sink.say("one process")
+    single = _run(alone, make_plan(alone, lonely, abilities=EXECUTABLE), lonely, sink, keep and keep / "one-process")
+    off = {key: _worst(spread[key], single[key]) for key in ("losses", "norms")}
+    return {
+        "layout": layout(plan),
+        "steps": steps,
+        "worst_deviation": max(off.values()),
+        "bridge_bytes": spread["bridge_bytes"],
+        "losses": {"islands": spread["losses"], "one_process": single["losses"]},
+        "norms": {"islands": spread["norms"], "one_process": single["norms"]},
+    }
+
+
+def _recipe(across: Across, *, islands: int, samples: int, steps: int) -> Recipe:
+    stages = {"pipeline": (f"parallelism.pipeline={islands}", "parallelism.order=given")}
+    settings = [
+        *(f"train.steps={steps}", "train.precision=fp64", "optimizer.clip_norm=0.5", "optimizer.warmup_steps=2"),
+        "optimizer.lr=3e-4",  # at 2e-3 AdamW lets rounding grow to 8e-11 in 20 steps: it divides by small gradients
+        *stages.get(across, ("parallelism.pipeline=1",)),
+    ]
+    return resolve.read_recipe(None, settings=settings, model="demo", seq_len=SEQ_LEN, global_batch=samples)
+
+
+def _one_device(cluster: Cluster) -> Cluster:
+    """The cluster of which only the first device is left."""
+    first = cluster.islands[0]
+    return replace(cluster, islands=(replace(first, members=first.members[:1]),), links=())
+
+
+def _run(cluster: Cluster, plan: Plan, recipe: Recipe, sink: Sink, keep: Path | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"bridge_bytes": 0}
+
+    def on_event(event: Event) -> None:
+        if event["event"] == "result":
+            found.update(losses=event["losses"], norms=event["norms"])
+        elif event["event"] == "sent":
+            found["bridge_bytes"] += event["bytes"]
+
+    places = tuple(PlannedPlace(i.name, i.vendor, i.ranks) for i in plan.islands)
+    seats = tuple(Seat(r.rank, r.host, r.device) for r in plan.ranks)
+    placement = placement_of(places, plan.bridges, seats, runs=cluster.runs)
+
+    def files(folder: RunFolder) -> dict[str, str]:
+        job = Job(plan, recipe, recipe.shape(), str(folder.checkpoints))
+        return {JOB_VARIABLE: job.to_json(), PLACEMENT_VARIABLE: placement.to_json()}
+
+    kind = device_type(cluster.runs, [i.vendor for i in plan.islands])
+    run_ranks(
+        Program("hetctl.trainer.bench.parity", files, kind), Launch(cluster, seats), on_event, sink=sink, keep=keep
+    )
+    if "losses" not in found:
+        raise WorkFailed("the parity run ended without a result")
+    return found
+
+
+def _worst(found: Sequence[float | None], wanted: Sequence[float | None]) -> float:
+    """The largest difference; infinite where a step is missing or not finite."""
+    if len(found) != len(wanted) or None in found or None in wanted:
+        return math.inf
+    return max(abs(a - b) for a, b in zip(found, wanted, strict=True) if a is not None and b is not None)

@@ -1,0 +1,193 @@
+"""From an inventory to what every host says of itself: one round trip per host, all at once, an outcome for each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.errors import HetctlError
+from hetctl.comm.contract.facts import HostFacts
+from hetctl.discovery.fabric import Report
+from hetctl.discovery.inventory import Entry
+from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.fanout import Outcome, fan_out
+from hetctl.launcher.hosts.local import LocalShell
+from hetctl.launcher.hosts.shell import Finished, Shell, ShellError, run
+from hetctl.probe import MAX_STDOUT_BYTES, Options, Raw, extract, parse, program
+from hetctl.probe.capture import Recording, read_capture
+from hetctl.probe.raw import UNSUPPORTED, printable
+
+if TYPE_CHECKING:
+    from hetctl.launcher.ssh import SshBook
+
+DEFAULT_TIMEOUT_S = 60.0
+_MARGIN = 0.8  # of the deadline is the probe's; the rest is for the way there and back
+_NO_SUCH_COMMAND = (126, 127)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A host's report, and its raw material for a capture (None when there is none)."""
+
+    report: Report
+    raw: Raw | None = None
+
+
+def discover(
+    entries: Sequence[Entry],
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    options: Callable[[Entry], Options] | None = None,
+    on_answer: Callable[[Answer], None] = lambda answer: None,
+) -> list[Answer]:
+    """Ask all hosts at once; their answers in the inventory's order. `on_answer` sees each as it comes in.
+
+    A host that fails is an answer like any other: its report has a status and a reason instead of facts.
+    """
+    answers: dict[str, Answer] = {}
+    with ssh_files(entries) as book:
+
+        def ask(entry: Entry, deadline: Deadline) -> Answer:
+            asked = options(entry) if options else Options(environment=tuple(entry.access.env))
+            return ask_host(entry, _in_time(asked, timeout_s), deadline, book=book)
+
+        for outcome in fan_out(entries, ask, deadline_s=timeout_s):
+            answer = _answer(outcome)
+            answers[outcome.item.name] = answer
+            on_answer(answer)
+    return [answers[entry.name] for entry in entries]
+
+
+def recordings(answers: Sequence[Answer]) -> list[Recording]:
+    """The answers as a capture holds them, hosts that failed among them."""
+    return [Recording(a.report.name, a.raw, a.report.status, a.report.reason, a.report.access.address) for a in answers]
+
+
+def replay(path: Path) -> list[Answer]:
+    """The answers in a capture, parsed anew. Raises ConfigError when it is none."""
+    return [
+        Answer(
+            Report(
+                name=one.name,
+                access=Access(address=one.address),
+                facts=parse(one.raw) if one.raw else None,
+                status=one.status,
+                reason=one.reason,
+            ),
+            one.raw,
+        )
+        for one in read_capture(path)
+    ]
+
+
+def ask_host(entry: Entry, options: Options, deadline: Deadline, *, book: SshBook | None = None) -> Answer:
+    """What one host says. Raises HetctlError that says why it says nothing."""
+    begin = time.monotonic()
+    shell = enter(entry.access, deadline, book=book)
+    asked_at = time.time()
+    try:
+        finished = run(
+            shell,
+            [*entry.access.prefix, entry.access.python, "-I", "-"],
+            deadline=deadline,
+            stdin=program(options),
+            max_bytes=MAX_STDOUT_BYTES,
+        )
+    finally:
+        shell.close()
+    answered_at = time.time()
+    raw = _material(finished, entry.access.python)
+    facts = parse(raw)
+    report = Report(
+        name=entry.name,
+        access=entry.access,
+        facts=facts,
+        data_address=entry.data_address,
+        slots=entry.slots,
+        seconds=time.monotonic() - begin,
+        clock_ahead_s=_clock_ahead(facts, asked_at, answered_at),
+    )
+    return Answer(report, raw)
+
+
+def _clock_ahead(facts: HostFacts, asked_at: float, answered_at: float) -> tuple[float, float] | None:
+    """Bounds on how far a host's clock is ahead of ours: it was read after the probe's work and before its answer."""
+    clock, worked = facts.system.clock_s, facts.system.probe_seconds
+    if clock is None or worked is None:
+        return None
+    return clock - answered_at, clock - min(asked_at + worked, answered_at)
+
+
+def enter(access: Access, deadline: Deadline, *, book: SshBook | None) -> Shell:
+    """A shell on a host: this machine's own, or over SSH. Raises ShellError."""
+    if access.local:
+        return LocalShell()
+    from hetctl.launcher.ssh import connect  # paramiko takes 0.2 s that a local discovery need not pay
+
+    assert book is not None, "a host that is not local needs the SSH files"
+    return connect(access, book, deadline)
+
+
+def _material(finished: Finished, python: str) -> Raw:
+    try:
+        return extract(finished.stdout)
+    except HetctlError as error:
+        said = printable(finished.stderr[-400:])
+        if UNSUPPORTED in finished.stdout or "Unknown option: -I" in said:
+            raise _Unsaid("python-unsupported", error) from None
+        if finished.exit_code in _NO_SUCH_COMMAND:
+            hint = "name a Python >= 3.8 of that host as `python` in the inventory"
+            missing = HetctlError(f"there is no '{python}' on the host ({said or 'exit code 127'})", hint=hint)
+            raise _Unsaid("no-python", missing) from None
+        why = f"{error.message} (exit code {finished.exit_code}{': ' + said if said else ''})"
+        raise _Unsaid("no-answer", HetctlError(why, hint=error.hint)) from None
+
+
+class _Unsaid(HetctlError):
+    """A host that was entered but gave no facts; `problem` is its status."""
+
+    def __init__(self, problem: str, error: HetctlError) -> None:
+        super().__init__(error.message, hint=error.hint)
+        self.problem = problem
+
+
+def _answer(outcome: Outcome[Entry, Answer]) -> Answer:
+    if outcome.value is not None:
+        return outcome.value
+    entry, error = outcome.item, outcome.error
+    assert error is not None
+    problem = error.problem if isinstance(error, (ShellError, _Unsaid)) else "failed"
+    return Answer(
+        Report(
+            name=entry.name,
+            access=entry.access,
+            data_address=entry.data_address,
+            status=problem,
+            reason=printable(error.message, limit=400),
+            hint=printable(error.hint, limit=400),
+            seconds=outcome.seconds,
+        )
+    )
+
+
+def _in_time(options: Options, timeout_s: float) -> Options:
+    """The options with deadlines that end before ours does, so that a slow tool costs one value, not the host."""
+    whole = min(options.deadline_s, timeout_s * _MARGIN)
+    return replace(options, deadline_s=whole, tool_timeout_s=min(options.tool_timeout_s, whole * _MARGIN))
+
+
+@contextmanager
+def ssh_files(entries: Sequence[Entry]) -> Iterator[SshBook | None]:
+    """The SSH files as long as they are needed, None when no host is reached by SSH."""
+    if all(entry.access.local for entry in entries):
+        yield None
+        return
+    from hetctl.launcher.ssh import SshBook
+
+    with SshBook() as book:
+        yield book

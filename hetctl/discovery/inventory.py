@@ -1,0 +1,196 @@
+"""The hosts a person names: arguments, inventory.yaml, a hostfile, a Slurm allocation, or this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.errors import ConfigError, nearest
+from hetctl.comm.contract.files import read_text
+from hetctl.comm.contract.units import MiB
+from hetctl.discovery.hostnames import Spot, expand
+from hetctl.discovery.inventory_file import InventoryFile, Settings, over, read_inventory_file
+
+DEFAULT_FILE = Path("inventory.yaml")
+LOCAL = "localhost"  # the one name that means this machine without SSH
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One host of the inventory."""
+
+    name: str
+    access: Access
+    data_address: str | None = None
+    slots: int | None = None  # a hostfile's count of devices
+    group: str | None = None
+
+
+def entries_of(cluster: Cluster) -> tuple[Entry, ...]:
+    """The hosts of a cluster that can be entered."""
+    return tuple(Entry(h.name, h.access, h.data_address) for h in cluster.hosts if h.access is not None)
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The hosts to discover; `origin` says in words where they come from."""
+
+    entries: tuple[Entry, ...]
+    origin: str
+    networks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def resolve(
+    hosts: Sequence[str] = (),
+    file: Path | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    default_file: Path = DEFAULT_FILE,
+) -> Inventory:
+    """The inventory meant by host arguments, a file, or neither. Raises ConfigError.
+
+    Without `file`, `./inventory.yaml` is taken if it is there; then a Slurm allocation; then this machine.
+    """
+    environment = os.environ if environment is None else environment
+    if file is not None:
+        inventory = load_inventory(file)
+        return select(inventory, hosts) if hosts else inventory
+    if default_file.exists():
+        inventory = load_inventory(default_file)
+        return select(inventory, hosts, others=True) if hosts else inventory
+    if hosts:
+        return _plain([spot for text in hosts for spot in expand(text)], "the command line")
+    if nodes := environment.get("SLURM_JOB_NODELIST"):
+        return _plain(expand(nodes), f"the Slurm allocation of job {environment.get('SLURM_JOB_ID', '?')}")
+    return this_machine()
+
+
+def this_machine() -> Inventory:
+    """The machine hetctl runs on, without SSH."""
+    name = socket.gethostname().split(".")[0] or LOCAL
+    return Inventory((Entry(name, Access()),), "this machine")
+
+
+def load_inventory(file: Path) -> Inventory:
+    """inventory.yaml, or a DeepSpeed/MPI hostfile (any other ending). Raises ConfigError."""
+    if file.suffix.lower() not in (".yaml", ".yml", ".json"):
+        return _from_hostfile(file)
+    parsed = read_inventory_file(file)
+    return Inventory(_checked(_layered(parsed, file.name), str(file)), str(file), parsed.networks)
+
+
+def select(inventory: Inventory, hosts: Sequence[str], *, others: bool = False) -> Inventory:
+    """Only the named hosts and groups. With `others`, hosts it does not hold are taken as they are named.
+
+    Raises ConfigError for a name the inventory does not hold.
+    """
+    groups = {e.group for e in inventory.entries if e.group}
+    by_name = {e.name: e for e in inventory.entries}
+    chosen: dict[str, Entry] = {}
+    for text in hosts:
+        if text in groups:
+            chosen |= {e.name: e for e in inventory.entries if e.group == text}
+            continue
+        for spot in expand(text):
+            if spot.host not in by_name and not others:
+                hint = nearest(spot.host, [*by_name, *groups])
+                raise ConfigError(f"'{spot.host}' is not in {inventory.origin}", hint=hint)
+            known = by_name.get(spot.host)
+            chosen[spot.host] = _pointed(known, spot) if known else _entry(spot, Settings())
+    return replace(inventory, entries=tuple(chosen.values()))
+
+
+def _pointed(entry: Entry, spot: Spot) -> Entry:
+    """The inventory's entry, with the user and port that were typed."""
+    access = replace(entry.access, user=spot.user or entry.access.user, port=spot.port or entry.access.port)
+    return replace(entry, access=access)
+
+
+def _plain(spots: Sequence[Spot], origin: str) -> Inventory:
+    return Inventory(_checked([_entry(spot, Settings()) for spot in spots], origin), origin)
+
+
+def _layered(parsed: InventoryFile, where: str) -> list[Entry]:
+    """Every host once, its own settings over its group's, those over the defaults."""
+    group_of: dict[str, str] = {}
+    spots: dict[str, Spot] = {}
+    for name, group in parsed.groups.items():
+        for spot in _spots(group.hosts):
+            if spot.host in group_of:
+                raise ConfigError(f"{where}: '{spot.host}' is in two groups, '{group_of[spot.host]}' and '{name}'")
+            group_of[spot.host], spots[spot.host] = name, spot
+    own: dict[str, Settings] = {}
+    for pattern, settings in parsed.hosts.items():
+        for spot in expand(pattern):
+            if spot.host in own:
+                raise ConfigError(f"{where}: the host '{spot.host}' is listed twice")
+            shared_spot = spots.get(spot.host, spot)
+            spots[spot.host] = Spot(spot.host, spot.user or shared_spot.user, spot.port or shared_spot.port)
+            own[spot.host] = settings or Settings()
+    entries = []
+    for host, spot in spots.items():
+        group_name = group_of.get(host)
+        shared = over(parsed.defaults, parsed.groups[group_name]) if group_name else parsed.defaults
+        entries.append(_entry(spot, over(shared, own.get(host, Settings())), group=group_name))
+    return entries
+
+
+def _spots(patterns: Iterable[str]) -> list[Spot]:
+    return [spot for pattern in patterns for spot in expand(pattern)]
+
+
+def _entry(spot: Spot, settings: Settings, *, group: str | None = None, slots: int | None = None) -> Entry:
+    bare = spot.host == LOCAL and not (spot.user or spot.port or settings.address or settings.port)
+    access = Access(
+        address=None if bare else settings.address or spot.host,
+        user=spot.user or settings.user,
+        port=spot.port or settings.port,
+        identity_file=settings.identity_file,
+        proxy_jump=settings.proxy_jump,
+        python=settings.python or "python3",
+        prefix=settings.container or (),
+        env={name: None if value is None else str(value) for name, value in (settings.env or {}).items()},
+        exclude_nics=settings.exclude_nics or (),
+        gpus=settings.gpus if settings.gpus is not None or slots is None else tuple(range(slots)),
+    )
+    return Entry(spot.host, access, settings.data_address, slots, group)
+
+
+def _checked(entries: Sequence[Entry], where: str) -> tuple[Entry, ...]:
+    if not entries:
+        raise ConfigError(f"{where} names no host", hint="write hosts: node[01-16]")
+    return tuple(entries)
+
+
+def _from_hostfile(file: Path) -> Inventory:
+    """`host slots=8` per line (DeepSpeed, OpenMPI), or `host:8` (MPICH), `#` begins a comment."""
+    entries: dict[str, Entry] = {}
+    for number, line in enumerate(read_text(file, what="hostfile", max_bytes=MiB).splitlines(), start=1):
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        spot, slots = _hostfile_line(words, f"{file}, line {number}")
+        if spot.host in entries:
+            raise ConfigError(f"{file}, line {number}: the host '{spot.host}' is listed twice")
+        entries[spot.host] = _entry(spot, Settings(), slots=slots)
+    return Inventory(_checked(list(entries.values()), str(file)), str(file))
+
+
+def _hostfile_line(words: Sequence[str], where: str) -> tuple[Spot, int | None]:
+    spots = expand(words[0])
+    slots = spots[0].port  # MPICH writes the count where SSH writes the port
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if key not in ("slots", "max_slots", "max-slots") or not equals or not value.isdigit():
+            raise ConfigError(
+                f"{where}: '{word}' is not what a hostfile holds", hint="write `host slots=8`, or an inventory.yaml"
+            )
+        slots = int(value) if key == "slots" else slots
+    if len(spots) != 1 or slots == 0:
+        raise ConfigError(f"{where}: one host with at least one slot is expected")
+    return replace(spots[0], port=None), slots

@@ -1,0 +1,291 @@
+"""`discover --links`, `bench links`: latency and bandwidth between hosts, rail by rail, measured, not believed."""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from hetctl.comm.contract.cluster import Cluster, Host, Link, Measured, Nic, Transport, load_cluster, native_way
+from hetctl.comm.contract.errors import ConfigError, HetctlError
+from hetctl.comm.contract.units import show_rate
+from hetctl.console import Sink
+from hetctl.discovery.discover import enter, ssh_files
+from hetctl.discovery.inventory import Entry, entries_of
+from hetctl.discovery.perftest import Tool, argv, parse_bandwidth, parse_latency
+from hetctl.discovery.transports import hosts_of
+from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.dialogue import converse
+from hetctl.launcher.hosts.fanout import fan_out
+from hetctl.launcher.hosts.shell import Shell, run
+from hetctl.probe.raw import printable
+
+SECONDS = 1.0  # of traffic per rail and direction
+PAIR_DEADLINE_S = 90.0
+_PORTS = range(20_000, 30_000)  # for perftest, which cannot choose one itself
+_RDMA = ("infiniband", "roce")
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One rail to measure: a NIC and an address at each end."""
+
+    nics: tuple[str, str]
+    addresses: tuple[str, str]
+    devices: tuple[str | None, str | None] = (None, None)  # RDMA devices, where both ends have one
+
+
+def measure_links(
+    cluster: Cluster,
+    entries: Sequence[Entry],
+    *,
+    connect_s: float,
+    seconds: float = SECONDS,
+    on_pair: Callable[[Pair, Sequence[Measured]], None] = lambda pair, found: None,
+) -> Cluster:
+    """The cluster with what was measured between its hosts, its links' TCP and RDMA rates replaced by it."""
+    wanted = [entry for entry in entries if cluster.host_by_name[entry.name].status == "ok"]
+    found: list[Measured] = []
+    with ssh_files(wanted) as book:
+
+        def open_one(entry: Entry, deadline: Deadline) -> Shell:
+            return enter(entry.access, deadline, book=book)
+
+        shells = {o.item.name: o.value for o in fan_out(wanted, open_one, deadline_s=connect_s) if o.value is not None}
+        pythons = {entry.name: entry.access.python for entry in wanted}
+
+        def measure(pair: Pair, deadline: Deadline) -> list[Measured]:
+            a, b = (End(cluster.host_by_name[name], shells[name], pythons[name]) for name in pair)
+            return measure_pair(a, b, seconds=seconds, deadline=deadline)
+
+        try:
+            for turn in rounds(pairs_of(cluster, shells.keys())):
+                for outcome in fan_out(turn, measure, deadline_s=PAIR_DEADLINE_S):
+                    why = printable(outcome.error.message) if outcome.error else ""
+                    rows = outcome.value or [Measured(outcome.item, ("", ""), "tcp", problem=why or "no common way")]
+                    on_pair(outcome.item, rows)
+                    found += rows
+        finally:
+            for shell in shells.values():
+                shell.close()
+    return with_measured(cluster, found)
+
+
+def measure_aloud(cluster: Cluster, entries: Sequence[Entry], *, timeout_s: float, sink: Sink) -> Cluster:
+    """`measure_links`, with a line for each pair as it is known."""
+    measured = measure_links(
+        cluster, entries, connect_s=timeout_s, on_pair=lambda pair, rows: sink.say(pair_line(pair, rows))
+    )
+    if not measured.measured:
+        sink.warn("there is no pair of hosts to measure between")
+    return measured
+
+
+def measure_file(path: Path, *, timeout_s: float, sink: Sink) -> Cluster:
+    """A cluster file with the links between its hosts measured now. Raises ConfigError where it has no hosts to ask."""
+    cluster = load_cluster(path)
+    entries = entries_of(cluster)
+    if len(entries) < 2:
+        raise ConfigError(f"{path} names fewer than two hosts that can be reached", hint="make it by hetctl discover")
+    return measure_aloud(cluster, entries, timeout_s=timeout_s, sink=sink)
+
+
+def pairs_of(cluster: Cluster, reached: Iterable[str]) -> list[Pair]:
+    """Which hosts to measure: between islands each host with a partner, inside an island each with its neighbour."""
+    there = set(reached)
+    pairs: dict[frozenset[str], Pair] = {}
+    for a, b in combinations(cluster.islands, 2):
+        left, right = ([h for h in hosts_of(i) if h in there] for i in (a, b))
+        for n in range(max(len(left), len(right)) if left and right else 0):
+            pair = (left[n % len(left)], right[n % len(right)])
+            pairs.setdefault(frozenset(pair), pair)
+    for island in cluster.islands:
+        own = [h for h in hosts_of(island) if h in there]
+        for pair in zip(own, own[1:] + own[:1], strict=True):
+            pairs.setdefault(frozenset(pair), pair)
+    return [pair for key, pair in pairs.items() if len(key) == 2]
+
+
+def rounds(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """The pairs in as few turns as come easily, no host twice in one: each measures alone."""
+    turns: list[list[Pair]] = []
+    for pair in pairs:
+        for turn in turns:
+            if not any(set(pair) & set(other) for other in turn):
+                turn.append(pair)
+                break
+        else:
+            turns.append([pair])
+    return turns
+
+
+def lanes_between(a: Host, b: Host) -> list[Lane]:
+    """The rails two hosts have in common: NICs on one network, in order; else their data addresses."""
+    lanes: list[Lane] = []
+    for network in dict.fromkeys(n.network for n in a.nics if n.network):
+        ours, theirs = ([n for n in h.nics if n.network == network and n.address] for h in (a, b))
+        lanes += [_lane(x, y) for x, y in zip(ours, theirs, strict=False)]
+    if not lanes and a.data_address and b.data_address:
+        lanes.append(Lane(("", ""), (a.data_address, b.data_address)))
+    return lanes
+
+
+@dataclass(frozen=True)
+class End:
+    """A host that takes part in a measurement."""
+
+    host: Host
+    shell: Shell
+    python: str
+
+
+def measure_pair(a: End, b: End, *, seconds: float, deadline: Deadline) -> list[Measured]:
+    """All rails between two hosts: RDMA ones by perftest where both have it, all of them over TCP by our sender."""
+    lanes = lanes_between(a.host, b.host)
+    found = [m for lane in lanes if all(lane.devices) if (m := _native(a, b, lane, deadline)) is not None]
+    return found + (_own(a, b, lanes, seconds, deadline) if lanes else [])
+
+
+def with_measured(cluster: Cluster, found: Sequence[Measured]) -> Cluster:
+    """The cluster with the measurements in it and in the links they speak for."""
+    by_pair: dict[frozenset[str], list[Measured]] = {}
+    for row in found:
+        by_pair.setdefault(frozenset(row.hosts), []).append(row)
+    links = tuple(_relinked(link, cluster, by_pair) for link in cluster.links)
+    return replace(cluster, links=links, measured=tuple(found))
+
+
+def _relinked(link: Link, cluster: Cluster, by_pair: Mapping[frozenset[str], Sequence[Measured]]) -> Link:
+    a, b = (i for name in link.islands for i in cluster.islands if i.name == name)
+    left, right = set(hosts_of(a)), set(hosts_of(b))
+    rows = {pair: rows for pair, rows in by_pair.items() if len(pair) == 2 and pair & left and pair & right}
+    ways = [_rated(way, rows, min(len(left), len(right))) for way in link.transports]
+    tcp = next((way for way in ways if way.kind == "tcp"), None)
+    if tcp is not None:  # files of older versions do not have it
+        ways = [*(way for way in ways if way.kind != "native"), native_way(a, b, tcp)]
+    return replace(link, transports=tuple(sorted(ways, key=lambda way: not way.usable)))
+
+
+def _rated(way: Transport, rows: Mapping[frozenset[str], Sequence[Measured]], lanes: int) -> Transport:
+    """A transport with measured figures: the middle pair's rails together, times the pairs that talk at once."""
+    if way.kind not in ("tcp", "rdma") or not rows:
+        return way
+    of_kind = [[m for m in pair if (m.tool == "tcp") == (way.kind == "tcp")] for pair in rows.values()]
+    problem = next((f"{m.hosts[0]} to {m.hosts[1]}: {m.problem}" for pair in of_kind for m in pair if m.problem), None)
+    if problem is not None and way.kind == "tcp":
+        return replace(way, usable=False, reason=f"tried and failed: {problem}", rate_bytes_per_s=None, measured=True)
+    rates = [rate for pair in of_kind if (rate := _together(pair)) is not None]
+    if not rates:
+        return way
+    latency = [m.latency_s for pair in of_kind for m in pair if m.latency_s is not None]
+    return replace(
+        way,
+        usable=True,
+        reason=f"{way.reason if way.usable else 'reached all the same'}; measured between {len(rates)} pairs of hosts",
+        rate_bytes_per_s=statistics.median(rates) * lanes,
+        latency_s=statistics.median(latency) if latency else None,
+        measured=True,
+    )
+
+
+def _together(rows: Sequence[Measured]) -> float | None:
+    """What all rails of a pair carry at once: measured so where there are several, else the one's rate."""
+    whole = [m.rate_bytes_per_s for m in rows if m.nics == ("*", "*")] or [m.rate_bytes_per_s for m in rows]
+    known = [rate for rate in whole if rate is not None]
+    return sum(known) if known else None
+
+
+def _lane(x: Nic, y: Nic) -> Lane:
+    assert x.address is not None
+    assert y.address is not None
+    rdma = x.kind in _RDMA and y.kind in _RDMA
+    devices = (x.rdma_device, y.rdma_device) if rdma else (None, None)
+    return Lane((x.name, y.name), (x.address, y.address), devices)
+
+
+@cache
+def _program() -> str:
+    return (Path(__file__).parent / "traffic.py").read_text(encoding="ascii")
+
+
+def _own(a: End, b: End, lanes: Sequence[Lane], seconds: float, deadline: Deadline) -> list[Measured]:
+    """Our sender: the second host listens on its data addresses, the first one calls from its own."""
+    names = (a.host.name, b.host.name)
+    common = {"secret": secrets.token_hex(32), "deadline_s": deadline.left() + 5.0}
+    deadline.phase = f"starting a listener on {names[1]}"
+    listener = converse(
+        b.shell, b.python, _program(), {**common, "listen": [lane.addresses[1] for lane in lanes]}, deadline=deadline
+    )
+    try:
+        ports = listener.receive(deadline=deadline)["ports"]
+        rails = [
+            {"address": lane.addresses[1], "port": int(port), "source": lane.addresses[0]}
+            for lane, port in zip(lanes, ports, strict=True)
+        ]
+        deadline.phase = f"measuring {names[0]} to {names[1]}"
+        caller = converse(
+            a.shell, a.python, _program(), {**common, "rails": rails, "seconds": seconds}, deadline=deadline
+        )
+        try:
+            results = caller.receive(deadline=deadline)["rails"]
+        finally:
+            caller.close()
+    finally:
+        listener.close()
+    return [_row(names, lanes, n, result) for n, result in enumerate(results)]
+
+
+def _row(names: Pair, lanes: Sequence[Lane], n: int, result: Mapping[str, Any]) -> Measured:
+    nics = lanes[n].nics if n < len(lanes) else ("*", "*")
+    if "problem" in result:
+        at = lanes[n].addresses[1] if n < len(lanes) else ""
+        return Measured(names, nics, "tcp", problem=printable(f"{at}: {result['problem']}"))
+    rate = min(float(result["send"]), float(result["receive"]))
+    latency = float(result["latency_s"]) if "latency_s" in result else None
+    return Measured(names, nics, "tcp", latency, rate)
+
+
+def _native(a: End, b: End, lane: Lane, deadline: Deadline) -> Measured | None:
+    """The rail by perftest; None where a host does not have it, or where it did not work: TCP is measured anyway."""
+    try:
+        rate = _perftest("ib_write_bw", a, b, lane, deadline)
+        latency = _perftest("ib_write_lat", a, b, lane, deadline)
+    except (HetctlError, ValueError):
+        return None
+    bandwidth = parse_bandwidth(rate)
+    if bandwidth is None:
+        return None
+    return Measured((a.host.name, b.host.name), lane.nics, "ib_write_bw", parse_latency(latency), bandwidth)
+
+
+def _perftest(tool: Tool, a: End, b: End, lane: Lane, deadline: Deadline) -> str:
+    port = secrets.choice(_PORTS)
+    ours, theirs = lane.devices
+    deadline.phase = f"running {tool} between {a.host.name} and {b.host.name}"
+    listener = b.shell.start(argv(tool, theirs or "", port), deadline=deadline)
+    try:
+        listener.read(1.0)  # its heading: it listens, or it is not there
+        done = run(a.shell, argv(tool, ours or "", port, server=lane.addresses[1]), deadline=deadline)
+        return done.stdout.decode("utf-8", "replace") if done.exit_code == 0 else ""
+    finally:
+        listener.close()
+
+
+def pair_line(pair: Pair, rows: Sequence[Measured]) -> str:
+    """One line on a pair for people."""
+    parts = []
+    for row in rows:
+        if row.problem:
+            parts.append(f"failed: {row.problem}")
+        else:
+            lane = "all rails" if row.nics == ("*", "*") else "-".join(row.nics)
+            latency = f", {row.latency_s * 1e6:.0f} us" if row.latency_s is not None else ""
+            parts.append(f"{lane} {row.tool} {show_rate(row.rate_bytes_per_s)}{latency}")
+    return f"{pair[0]} - {pair[1]}: {'; '.join(parts)}"

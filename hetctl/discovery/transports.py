@@ -1,0 +1,182 @@
+"""How two islands can talk: each transport with whether it is usable and why, or the first thing it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hetctl.comm.contract.cluster import Host, Island, Link, Transport, native_way
+from hetctl.comm.contract.facts import HostFacts
+from hetctl.comm.contract.units import MiB, show_bytes
+from hetctl.discovery.networks import Port
+
+_MEMLOCK_NEEDED = 64 * MiB  # less does not hold the pinned slots of one rail
+_RDMA_KINDS = ("infiniband", "roce")
+_ENGINES = {  # package -> what it is
+    "nixl": "nixl",
+    "mooncake_transfer_engine": "mooncake",
+    "mooncake_transfer_engine_cuda13": "mooncake",
+    "mooncake_transfer_engine_non_cuda": "mooncake",
+    "mooncake_transfer_engine_rocm": "mooncake",
+}
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What transports stand on: hosts, their facts and ports, and the networks the ports reach."""
+
+    hosts: Sequence[Host]
+    facts: Mapping[str, HostFacts]
+    ports: Mapping[str, Sequence[Port]]
+    networks: Mapping[tuple[str, str], str]  # (host, NIC) -> network
+    declared: frozenset[str] = frozenset()  # hosts whose data address a person gave
+
+
+def link_between(a: Island, b: Island, ground: Ground) -> Link:
+    """Everything known about how two islands can talk, usable ways first, in the order in which they are chosen.
+
+    Direct stands behind RDMA: files cannot prove it, ranks do when they start, and then go further than was planned.
+    The native library over sockets comes last: it is taken where a measurement shows it to be faster.
+    """
+    tcp = _tcp(a, b, ground)
+    ways = (_shm(a, b), _rdma(a, b, ground), _direct(a, b, ground), tcp, native_way(a, b, tcp))
+    return Link((a.name, b.name), tuple(sorted(ways, key=lambda way: not way.usable)))
+
+
+def hosts_of(island: Island) -> tuple[str, ...]:
+    """The hosts an island has devices on."""
+    return tuple(dict.fromkeys(m.host for m in island.members))
+
+
+def _shm(a: Island, b: Island) -> Transport:
+    shared = set(hosts_of(a)) & set(hosts_of(b))
+    everyone = set(hosts_of(a)) | set(hosts_of(b))
+    if shared == everyone and len(shared) == 1:
+        return Transport("shm", True, f"both are on {min(shared)}")
+    if shared:
+        return Transport("shm", False, f"only {len(shared)} of {len(everyone)} hosts hold both")
+    return Transport("shm", False, "they share no host")
+
+
+def _tcp(a: Island, b: Island, ground: Ground) -> Transport:
+    hosts = _both(a, b)
+    if len(hosts) == 1:
+        return Transport("tcp", True, f"both are on {hosts[0]}: loopback")
+    common = _common(hosts, ground, lambda port: port.subnet if port.address else None)
+    if common:
+        rate = _rate(a, b, ground, lambda port: port.subnet in common and port.address is not None)
+        return Transport("tcp", True, f"all have addresses in {_words(common)}", rate)
+    if ground.declared >= set(hosts):
+        return Transport("tcp", True, "all have a data address in the inventory; not measured")
+    lonely = next((h for h in hosts if not any(p.address for p in ground.ports.get(h, ()))), None)
+    if lonely:
+        return Transport("tcp", False, f"{lonely} has no address on a data NIC")
+    return Transport(
+        "tcp", False, "no IP network holds all their hosts; if a router joins them, give each its data_address"
+    )
+
+
+def _rdma(a: Island, b: Island, ground: Ground) -> Transport:
+    hosts = _both(a, b)
+    missing = rdma_missing(hosts, ground)
+    if missing:
+        return Transport("rdma", False, missing)
+    common = _common_rdma(hosts, ground)
+    rate = _rate(a, b, ground, lambda port: ground.networks.get((port.host, port.facts.name)) in common)
+    return Transport("rdma", True, f"all reach {_words(common)}, from pinned host memory", rate)
+
+
+def _direct(a: Island, b: Island, ground: Ground) -> Transport:
+    hosts = _both(a, b)
+    if len(hosts) == 1:
+        return Transport("direct", False, "on one host shared memory is the shorter way")
+    missing = rdma_missing(hosts, ground)
+    if missing:
+        return Transport("direct", False, missing)
+    for host in hosts:
+        rdma = ground.facts[host].rdma
+        if not rdma.peer_memory_modules and not rdma.dma_buf:
+            known = rdma.peer_memory_modules is not None and rdma.dma_buf is not None
+            says = "has neither a peer memory module nor dma-buf" if known else "does not show peer memory or dma-buf"
+            return Transport("direct", False, f"{host} {says}")
+    return Transport("direct", True, "not proved yet: ranks try it when they start, and take it where both ends can")
+
+
+def rdma_missing(hosts: Sequence[str], ground: Ground) -> str:
+    """The first thing RDMA between these hosts lacks, '' when nothing is known to be missing."""
+    if len(hosts) == 1:
+        return "both are on one host"
+    for host in hosts:
+        kinds = {p.kind for p in ground.ports.get(host, ())}
+        if not kinds & set(_RDMA_KINDS):
+            return f"{host} has no RDMA port in use"
+    if not _common_rdma(hosts, ground):
+        return "no InfiniBand subnet or RoCE network holds all their hosts"
+    for host in hosts:
+        lacking = _host_lacks(ground.facts[host])
+        if lacking:
+            return f"{host}: {lacking}"
+    return _engine_missing(hosts, ground)
+
+
+def _engine_missing(hosts: Sequence[str], ground: Ground) -> str:
+    """Why no engine moves the data, as far as the ranks' Pythons are known."""
+    common = set(_ENGINES.values())
+    for host in hosts:
+        pythons = [p for p in ground.facts[host].interpreters if not p.problem]
+        if not pythons:
+            continue  # nothing is known of them
+        found = {engine for package, engine in _ENGINES.items() if package in pythons[0].packages}
+        if not found:
+            return f"{host}: its Python has neither nixl nor mooncake (pip install 'hetctl[nixl]')"
+        common &= found
+    return "" if common else "the hosts' Pythons have no engine in common: nixl or mooncake on all of them"
+
+
+def _host_lacks(facts: HostFacts) -> str:
+    rdma = facts.rdma
+    if rdma.libraries is None:
+        return "unknown whether libibverbs is there"
+    if not any("libibverbs" in library.name for library in rdma.libraries):
+        return "libibverbs is not installed"
+    if rdma.device_files is not None and not any("uverbs" in name for name in rdma.device_files):
+        return "this user may not open /dev/infiniband/uverbs*"
+    if isinstance(rdma.memlock_bytes, int) and rdma.memlock_bytes < _MEMLOCK_NEEDED:
+        return f"processes may lock only {show_bytes(rdma.memlock_bytes)} of memory (ulimit -l)"
+    return ""
+
+
+def _both(a: Island, b: Island) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(hosts_of(a) + hosts_of(b)))
+
+
+def _common_rdma(hosts: Sequence[str], ground: Ground) -> set[str]:
+    return _common(
+        hosts, ground, lambda p: ground.networks.get((p.host, p.facts.name)) if p.kind in _RDMA_KINDS else None
+    )
+
+
+def _common(hosts: Sequence[str], ground: Ground, network: Callable[[Port], str | None]) -> set[str]:
+    """The networks that every host reaches."""
+    reached = [{n for p in ground.ports.get(h, ()) if (n := network(p)) is not None} for h in hosts]
+    return set.intersection(*reached) if reached else set()
+
+
+def _rate(a: Island, b: Island, ground: Ground, counts: Callable[[Port], bool]) -> float | None:
+    """What the weaker island's rails carry together, in bytes per second; None when one rate is unknown."""
+    totals: list[float] = []
+    for island in (a, b):
+        total = 0.0
+        for host in hosts_of(island):
+            rates = [p.facts.rate_bytes_per_s for p in ground.ports.get(host, ()) if counts(p)]
+            known = [r for r in rates if r is not None]
+            if not known or len(known) < len(rates):
+                return None
+            total += sum(r for r in known if r * 2 >= max(known))  # as rails are chosen
+        totals.append(total)
+    return min(totals)
+
+
+def _words(names: set[str]) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

@@ -1,0 +1,179 @@
+"""Findings for people: a line per check by theme, under what failed the reason and a line to paste, and drift."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from hetctl.comm.contract.units import show_seconds
+from hetctl.comm.contract.values import encode
+from hetctl.console import Sink
+from hetctl.doctor.check import Check, Finding
+from hetctl.doctor.judge import exit_code, first_of, state_of, to_mend
+from hetctl.doctor.registry import THEMES
+from hetctl.doctor.runner import Examination
+from hetctl.doctor.software import Drift, drift
+
+MARKS = {
+    "ok": "[green]ok[/]",
+    "warn": "[yellow] ![/]",
+    "fail": "[red] x[/]",
+    "unknown": "[cyan] ?[/]",
+}
+_MOST_HOSTS = 6
+
+
+def show_examination(sink: Sink, found: Examination, *, verbose: bool) -> None:
+    """Everything a person should see, the most urgent last, where the eye is."""
+    for theme in THEMES:
+        of_theme = [f for f in found.findings if f.check.partition(".")[0] == theme]
+        if of_theme:
+            sink.say(f"[bold]{theme}[/]", markup=True)
+            for check in dict.fromkeys(f.check for f in of_theme):
+                show_check(sink, [f for f in of_theme if f.check == check], verbose=verbose)
+    table = drift_table(drift(found.ward), verbose=verbose)
+    if table is not None:
+        sink.say()
+        sink.say(table)
+    if verbose and (numbers := numerics_table(found)) is not None:
+        sink.say()
+        sink.say(numbers)
+    sink.say()
+    for line in closing(found.findings):
+        sink.say(line, markup=True)
+    sink.say(
+        f"[dim]{len(found.checks)} checks, {len(found.ward.reports)} hosts, {show_seconds(found.seconds)}[/]",
+        markup=True,
+    )
+
+
+def show_check(sink: Sink, findings: Sequence[Finding], *, verbose: bool) -> None:
+    """One line; under it what is not well, the same sentence about several hosts once."""
+    state = state_of(findings)
+    sink.say(f"{MARKS[state]} {findings[0].check:<20} {_summary(findings)}", markup=True)
+    for (how, reason, fix), hosts in _alike(findings).items():
+        if how in ("fail", "warn") or (how == "unknown" and (verbose or findings[0].essential)) or verbose:
+            sink.say(f"     {_names(hosts)}: {escape(reason)}", markup=True)
+            if fix and (how in ("fail", "warn") or verbose):
+                sink.say(f"       [bold]{escape(fix)}[/]", markup=True)
+    if verbose and findings[0].source:
+        sink.say(f"       [dim]after {escape(findings[0].source)}[/]", markup=True)
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    counts: dict[str, int] = defaultdict(int)
+    for finding in findings:
+        counts[finding.state] += 1
+    reasons = {f.reason for f in findings}
+    if len(reasons) == 1 and state_of(findings) in ("ok", "unknown"):
+        return f"[dim]{escape(reasons.pop())}[/]"
+    words = {"fail": "failed", "warn": "to look at", "unknown": "unknown", "ok": "ok"}
+    return "[dim]" + ", ".join(f"{counts[s]} {w}" for s, w in words.items() if counts[s]) + "[/]"
+
+
+def _alike(findings: Sequence[Finding]) -> dict[tuple[str, str, str], list[str]]:
+    """(state, reason, line to paste) -> hosts; the lines of several hosts stand for all of them as the first one's."""
+    found: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in findings:
+        found[finding.state, finding.reason].append(finding)
+    return {(state, reason, group[0].fix): [f.host for f in group] for (state, reason), group in found.items()}
+
+
+def _names(hosts: Sequence[str]) -> str:
+    more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
+    return escape(", ".join(hosts[:_MOST_HOSTS])) + more
+
+
+def drift_table(rows: Sequence[Drift], *, verbose: bool) -> Table | None:
+    """What differs inside each vendor group (with `verbose` also what does not); None when there is nothing."""
+    shown = [r for r in rows if verbose or len(r.values) > 1]
+    if not shown:
+        return None
+    table = Table(box=None, pad_edge=False, title="drift inside vendor groups", title_justify="left")
+    for head in ("group", "what", "value", "hosts"):
+        table.add_column(head)
+    for row in shown:
+        for value, hosts in sorted(row.values.items(), key=lambda pair: -len(pair[1])):
+            table.add_row(escape(row.group), row.what, escape(value), _names(hosts))
+    return table
+
+
+def numerics_table(found: Examination) -> Table | None:
+    """The numerics gate's figures of each host's first device, forward / backward; None where nothing was measured."""
+    table = Table(box=None, pad_edge=False, title="against fp64, in eps of the dtype", title_justify="left")
+    for head in ("host", "operation", "dtype", "largest", "mean", "common factor", "cosine"):
+        table.add_column(head)
+    for host, measured in found.ward.performance.items():
+        for device in (measured.get("devices") or [])[:1]:
+            for row in device.get("numerics") or ():
+                ways = (row["forward"], row["backward"])
+                figures = [" / ".join(_figure(w[key]) for w in ways) for key in ("max_eps", "mean_eps", "scale_eps")]
+                cosines = " / ".join("?" if w["cosine"] is None else f"{w['cosine']:.7f}" for w in ways)
+                table.add_row(escape(host), row["operation"], row["dtype"], *figures, cosines)
+    return table if table.row_count else None
+
+
+def _figure(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.2g}"
+
+
+def closing(findings: Sequence[Finding]) -> list[str]:
+    """`2 problems, first fix this: ...`, or that there is nothing to fix."""
+    failures, first = to_mend(findings), first_of(findings)
+    if first is None:
+        return ["[green]nothing is wrong[/]"]
+    what = f"{escape(first.host)}: {first.check}: {escape(first.reason)}"
+    if failures:
+        count = len(failures)
+        lines = [f"[red]{count} problem{'s' * (count > 1)}[/], first fix this: {what}"]
+    elif first.state == "unknown":
+        lines = [f"[cyan]no problem found, but something essential is unknown[/]: {what}"]
+    else:
+        count = sum(f.state == "warn" for f in findings)
+        lines = [f"[yellow]no problem, {count} thing{'s' * (count > 1)} to look at[/], first this: {what}"]
+    return [*lines, f"  [bold]{escape(first.fix)}[/]"] if first.fix else lines
+
+
+def check_table(checks: Sequence[Check]) -> Table:
+    """What can be checked: id, level, how it is read, and what root would add."""
+    table = Table(box=None, pad_edge=False)
+    for head in ("check", "level", "reads", "with root"):
+        table.add_column(head)
+    for check in checks:
+        name = f"{check.id}{' *' if check.essential else ''}"
+        table.add_row(name, check.level, escape(check.reads), escape(check.root))
+    table.caption = "* essential: exit code 3 when it is unknown"
+    return table
+
+
+def document(found: Examination, *, level: str) -> dict[str, Any]:
+    """The JSON document of a check-up."""
+    first = first_of(found.findings)
+    return {
+        "level": level,
+        "hosts": [r.name for r in found.ward.reports],
+        "findings": [encode(f) for f in found.findings],
+        "performance": {host: _without_samples(found_) for host, found_ in found.ward.performance.items()},
+        "drift": [encode(d) for d in drift(found.ward)],
+        "problems": len(to_mend(found.findings)),
+        "first": encode(first) if first is not None else None,
+        "seconds": found.seconds,
+        "exit_code": exit_code(found.findings),
+    }
+
+
+def _without_samples(data: Any) -> Any:
+    """What a host measured, without the values that only served to compare devices."""
+    if isinstance(data, Mapping):
+        return {key: _without_samples(value) for key, value in data.items() if key != "sample"}
+    return [_without_samples(value) for value in data] if isinstance(data, list) else data
+
+
+def list_document(checks: Sequence[Check]) -> list[dict[str, Any]]:
+    """The JSON of `--list`."""
+    names = ("id", "level", "essential", "reads", "fix", "source", "root")
+    return [{name: getattr(check, name) for name in names} | {"theme": check.theme} for check in checks]

@@ -1,0 +1,86 @@
+"""From a run folder to a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.values import decode
+from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.trainer.data.megatron import is_megatron
+from hetctl.trainer.job import Job
+from hetctl.trainer.model.huggingface import SETTINGS, TOKENIZER_FILES, copy_beside, exported_config, write_model
+from hetctl.trainer.model.config import config_of
+from hetctl.trainer.recipe import TOKENIZER, DataSection
+from hetctl.trainer.checkpoint import listing
+from hetctl.trainer.checkpoint.reader import Reader
+
+NO_CHECKPOINT = (
+    "name a run's folder, for example runs/latest; where hosts share none, save with checkpoint.store=gather:HOST and "
+    "export on that host, from ~/.local/state/hetctl/runs/<run>/<host>"
+)
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+NAMES = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+def export_run(run: Path, to: Path, *, precision: str) -> dict[str, Any]:
+    """Write the newest checkpoint of a run (or the one that is named) to `to`. Raises ConfigError."""
+    path = _checkpoint(run)
+    job = _job(path.parent.parent)
+    if to.exists() and not to.is_dir():
+        raise ConfigError(f"'{to}' is not a folder", hint="a model is several files: name a new folder")
+    if to.exists() and any(to.iterdir()):
+        raise ConfigError(f"'{to}' is not empty", hint="export to a new folder: nothing is overwritten")
+    reader = Reader(path)
+    reader.check_is_of(job.shape, whole=True)
+    names = list(reader.shapes)
+    source = Path(job.weights) if job.weights else None
+    name = NAMES[precision]
+    config = exported_config(source, dtype=name) if source else config_of(job.shape, dtype=name)
+    files = write_model(to, config, names, lambda n: reader.read(n, "master"), dtype=DTYPES[precision])
+    beside = copy_beside(source, to, SETTINGS) if source else []
+    beside += copy_tokenizer(job.recipe.data, source, to)
+    return {
+        "to": str(to.resolve()),
+        "checkpoint": str(path),
+        "step": reader.step,
+        "parameters": sum(int(torch.Size(s).numel()) for s in reader.shapes.values()),
+        "precision": precision,
+        "files": [f.name for f in files] + ["config.json", *beside],
+    }
+
+
+def copy_tokenizer(data: DataSection, source: Path | None, to: Path) -> list[str]:
+    """The tokenizer that made the run's tokens, and no other: to its weights those ids would mean something else."""
+    if data.tokenizer == "bytes":  # or nobody said what made Megatron's tokens: then it was the weights' own
+        return copy_beside(source, to, TOKENIZER_FILES) if source and is_megatron(data.source) else []
+    file = Path(data.tokenizer)
+    if not file.is_file():
+        return []
+    shutil.copyfile(file, to / TOKENIZER)
+    whole = file.name == TOKENIZER and (file.parent / "config.json").is_file()  # a model's folder: all of it belongs
+    more = [name for name in TOKENIZER_FILES if name != TOKENIZER] if whole else []
+    return [TOKENIZER, *copy_beside(file.parent, to, more)]
+
+
+def _checkpoint(run: Path) -> Path:
+    path = run.resolve()
+    if listing.is_whole(path):
+        return path
+    newest = listing.newest(RunFolder(path).checkpoints)
+    if newest is None:
+        raise ConfigError(f"'{run}' has no whole checkpoint", hint=NO_CHECKPOINT)
+    return newest
+
+
+def _job(run: Path) -> Job:
+    file = RunFolder(run).launch / "job.json"
+    try:
+        return decode(Job, json.loads(file.read_text(encoding="utf-8")), where=file.name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"'{run}' is not a run's folder: {error}") from None

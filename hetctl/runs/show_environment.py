@@ -1,0 +1,45 @@
+"""`hetctl plan --env HOST`: every variable the ranks of one host will get, and why, before anything starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.errors import ConfigError, nearest
+from hetctl.comm.contract.plan import Plan
+from hetctl.console import Sink
+from hetctl.launcher.supervisor.environment import HostShape, Seat, device_type, host_settings, interface_of, rank_settings, without_secrets
+
+LATER = "(decided on the host)"
+
+
+def show_environment(plan: Plan, cluster: Cluster, name: str, sink: Sink) -> dict[str, Any]:
+    """The table for people and the document for scripts. Raises ConfigError when the host has no ranks."""
+    seats = [Seat(r.rank, r.host, r.device) for r in plan.ranks]
+    mine = [s for s in seats if s.host == name]
+    if not mine:
+        raise ConfigError(f"no rank of the plan is on '{name}'", hint=nearest(name, {s.host for s in seats}))
+    host, master = cluster.host_by_name[name], cluster.host_by_name[seats[0].host]
+    cores = host.facts.get("system", {}).get("cpu", {}).get("allowed") or len(mine)
+    kind = device_type(cluster.runs, [i.vendor for i in plan.islands])
+    shape = HostShape(name, cores, kind, master.data_address or LATER, interface_of(host), LATER)
+    environment = {n: os.environ.get(n, "") for n in (host.access.env if host.access else {})}
+    own = host_settings(cluster, host, seats, environment=environment)
+    files = {v: Path(LATER) for v in ("TORCHELASTIC_ERROR_FILE", "HETCTL_JOB", "HETCTL_PLACEMENT", "HETCTL_FLIGHT_DIR")}
+    ranks = {s.rank: without_secrets(rank_settings(seats, s, shape, files=files, more=own)) for s in mine}
+    table = Table("variable", "value", "because", title=f"rank {mine[0].rank} on {name}", title_justify="left")
+    for setting in ranks[mine[0].rank]:
+        table.add_row(*map(escape, (setting.name, setting.value, setting.reason)))
+    sink.say(table)
+    if len(mine) > 1:
+        others = ", ".join(str(s.rank) for s in mine[1:])
+        values = [{s.name: s.value for s in found} for found in ranks.values()]
+        unlike = [name for name in values[0] if any(v.get(name) != values[0][name] for v in values)]
+        sink.say(f"ranks {others} differ in {', '.join(unlike)}")
+    rows = {r: [{"name": s.name, "value": s.value, "reason": s.reason} for s in found] for r, found in ranks.items()}
+    return {"host": name, "ranks": {str(rank): found for rank, found in rows.items()}}

@@ -1,0 +1,169 @@
+"""What `train` and `run` share once ranks are specified: see them through, say what failed, and end rightly."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
+
+from hetctl.comm.contract.errors import Interrupted, WorkFailed
+from hetctl.comm.contract.files import write_json
+from hetctl.launcher.supervisor.agents import Crew
+from hetctl.launcher.run_folder.failure import failed_all_the_same, find_failure
+from hetctl.launcher.supervisor.agent_link import Event
+from hetctl.launcher.run_folder.registry import delist
+from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.supervisor.supervisor import LEASE_S, HostSpec, Outcome, Supervisor
+from hetctl.launcher.agent.sweep import sweep
+
+# kinds of events kept in events.jsonl
+TOLD = ("started", "exit", "failing", "failed", "unreachable", "lost", "gone", "done", "link")
+MAX_LOG_BYTES = 64 << 20  # of one rank's log that is kept here when it lives on another host
+
+
+def supervise(
+    crew: Crew,
+    specs: Sequence[HostSpec],
+    on_event: Callable[[Event], None],
+    *,
+    folder: RunFolder,
+    say: Callable[[str], None],
+) -> Outcome:
+    """Run the hosts' agents to their end; Ctrl-C or TERM stops the ranks, a second one at once.
+
+    USR1 has the ranks save and go on, USR2 save and end. The first failure is said as soon as it is known.
+    """
+    folder.cut_torn_lines()
+    folder.failure.unlink(missing_ok=True)  # of an earlier attempt; this one may be lost before it says how it ended
+    logs = _Logs(folder)
+
+    def handle(event: Event) -> None:
+        if event["event"] == "log":
+            logs.write(event)
+        elif event["event"] in TOLD:
+            folder.append_event({k: v for k, v in event.items() if k not in ("n", "error", "pending", "said")})
+        if event["event"] == "failed":
+            say(f"rank {event['rank']} on {event['host']}: {event['reason']}; the other ranks are ended")
+        if event["event"] == "link":
+            say(f"{event['host']}: {event['nic']} is {event['problem'] or 'as it was again'}")
+        on_event(event)
+
+    supervisor = Supervisor(crew, specs, handle)
+    try:
+        with _signals(supervisor, say):
+            outcome = supervisor.run()
+    except WorkFailed:
+        if all(link.finished for link in crew.links):
+            delist(folder.identity)
+        raise
+    if outcome.left == 0 and not outcome.unverified:
+        sweep(folder.half_made)  # where hosts keep their own files, their agents did
+        delist(folder.identity)
+    return outcome
+
+
+def record_failure(
+    folder: RunFolder, outcome: Outcome, hosts: Sequence[str], sites: Sequence[Any] = ()
+) -> dict[str, Any] | None:
+    """What failed first, also written to failure.json; None (and no such file) when nothing did.
+
+    Of a run that was interrupted that is what ranks could not do at its end, which is to save.
+    """
+    exits = failed_all_the_same(outcome.exits, outcome.errors) if outcome.interrupted else outcome.exits
+    failure = find_failure(exits, hosts, outcome.errors)
+    if failure is None:
+        folder.failure.unlink(missing_ok=True)
+        return None
+    record = {
+        **asdict(failure),
+        "log": str(folder.log(failure.rank)),
+        "waiting": {str(rank): operations for rank, operations in sorted(outcome.pending.items())[:64]},
+        "lost_hosts": outcome.lost,
+        "processes_left": outcome.left,
+        "unverified_hosts": outcome.unverified,
+    }
+    for site in (s for s in sites if s.name == failure.host and not s.shared):
+        record["log_on_host"] = str(site.folder.log(failure.rank))
+    with suppress(OSError):  # a full disk may be what failed: it is said all the same
+        write_json(folder.failure, record)
+        folder.failure.chmod(0o600)  # it quotes what a rank printed
+    return record
+
+
+def left_sentence(outcome: Outcome) -> str:
+    """The last line of a run: whether anything of it is still there."""
+    if outcome.unverified:
+        hosts = ", ".join(outcome.unverified)
+        return f"{hosts} could not say what is left; its ranks end when the lease lapses (`hetctl clean` verifies it)"
+    return "nothing of the run is left running" if outcome.left == 0 else f"{outcome.left} processes are left"
+
+
+def raise_unless_done(summary: dict[str, Any]) -> None:
+    """The exit code of a run: failures 1, interruptions 128 and the signal. Raises the matching HetctlError."""
+    if summary["status"] == "interrupted":
+        hint, failure = f"its folder is {summary['run_dir']}", summary.get("failure")
+        if failure:  # nobody shall think that its work was saved
+            hint = f"what it did since its newest checkpoint may be lost; see {summary['run_dir']}/failure.json"
+        what = f"the run was interrupted, and failed before it had ended: {failure}" if failure else ""
+        error = Interrupted(what or "the run was interrupted", hint=hint, documented=True)
+        error.exit_code = 128 + (summary.get("signal") or signal.SIGINT)
+        raise error
+    if summary["status"] == "failed":
+        hint = "; ".join(filter(None, (summary.get("failure_hint"), f"see {summary['run_dir']}/failure.json")))
+        raise WorkFailed(f"the run failed: {summary['failure']}", hint=hint, documented=True)
+
+
+class _Logs:
+    """The logs of ranks on hosts whose files are not seen here, as their agents pass them on; bounded."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    def write(self, event: Event) -> None:
+        path = self.folder.log(int(event["rank"]))
+        path.parent.mkdir(mode=0o700, exist_ok=True)  # what ranks print may hold secrets
+        skipped = f"\n[{event['skipped']} bytes are only in the log on the host]\n" if event["skipped"] else ""
+        with path.open("ab") as file:
+            if file.tell() < MAX_LOG_BYTES:
+                file.write((skipped + event["text"]).encode())
+
+
+@contextmanager
+def _signals(supervisor: Supervisor, say: Callable[[str], None]) -> Iterator[None]:
+    """Ctrl-C, TERM or a closed terminal once: stop in order. Twice: at once. USR1: save, USR2: save and end.
+
+    Ctrl-Z does nothing: a launcher that is suspended would lose its hosts with the lease.
+    """
+
+    def stop(number: int, _: object) -> None:
+        supervisor.outcome.signal = supervisor.outcome.signal or number
+        again = supervisor.outcome.interrupted
+        say("ending the ranks at once" if again else "stopping: the ranks finish their step and save (again: at once)")
+        supervisor.stop()
+
+    def save(number: int, _: object) -> None:
+        end = number == signal.SIGUSR2
+        told = supervisor.save(then_end=end)
+        say(("saving, then ending" if end else "saving") if told else "the ranks have not begun: nothing to save yet")
+
+    def stay(*_: object) -> None:
+        say(f"not suspended: the hosts would end the run after {LEASE_S:.0f} s without its launcher (see --detach)")
+
+    handlers: dict[int, Callable[[int, Any], None]] = {
+        signal.SIGINT: stop,
+        signal.SIGTERM: stop,
+        signal.SIGHUP: stop,
+        signal.SIGTSTP: stay,
+        signal.SIGUSR1: save,
+        signal.SIGUSR2: save,
+    }
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: it shall outlive its terminal
+        del handlers[signal.SIGHUP]
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

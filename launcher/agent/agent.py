@@ -1,0 +1,315 @@
+"""The agent: owns one host's workers. Started by a constant command; all variable data comes as JSON on stdin.
+
+Protocol, one JSON object a line. In: {"do": "spec"|"start"|"beat"|"stop"|"kill"|"signal"|"peers"}. Out: "hello",
+"ready", "started", whatever a worker reports, "log", "exit", and at last "done" with the number of processes left.
+End-of-file on stdin or missed heartbeats start the lease; when it lapses, every worker is ended. Within it a supervisor
+may come back at the socket that "hello" names. Standard library only: a host needs nothing else for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from hetctl.launcher.agent.log_tails import Tail
+from hetctl.launcher.agent.neighbours import Neighbours
+from hetctl.launcher.agent.oom import OomWatch
+from hetctl.launcher.agent.port_watch import LinkWatch
+from hetctl.launcher.agent.run_files import is_full, keep, kept, last_words, pending, write
+from hetctl.launcher.agent.supervisor_connection import Wire
+from hetctl.launcher.agent.sweep import FILE as SWEEP_FILE
+from hetctl.launcher.agent.sweep import sweep_for
+from hetctl.launcher.agent.workers import (
+    HELD_UP_S,
+    STOPPED_S,
+    Worker,
+    adopt_orphans,
+    die_with_parent,
+    guard,
+    kill_descendants,
+    reap_orphans,
+)
+
+PROTOCOL = 1
+TICK_S = 0.1
+HELLO_S = 60.0  # how long a supervisor may take to say what it wants
+SOCKET = "agent.sock"
+FIGURES = "step"  # the kind of a worker's events that must not get lost
+
+
+class Agent:
+    """Starts the workers of a spec, relays their events, and leaves nothing behind."""
+
+    def __init__(self, stdin: int, stdout: int, folder: str) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.wire = Wire(self.selector, stdin, stdout)
+        self.folder = folder  # short-lived: the socket and what ranks keep in TMPDIR
+        self.spec: dict[str, Any] = {}
+        self.workers: list[Worker] = []
+        self.tails: list[Tail] = []
+        self.store: subprocess.Popen[bytes] | None = None
+        self.neighbours, self.links = Neighbours(), LinkWatch()
+        self.oom = OomWatch()
+        self.started = False
+        self.deadline: float | None = None  # when TERM becomes KILL
+        self.last_beat = time.monotonic()
+
+    def run(self) -> int:
+        """Until every worker is gone. Returns 0 when all of them ended well."""
+        self.wire.listen(os.path.join(self.folder, SOCKET))
+        self.wire.tell(event="hello", protocol=PROTOCOL, pid=os.getpid(), socket=self.wire.path)
+        while not (self.started and all(w.reported for w in self.workers)):
+            self._turn()
+            self._check_lease()
+            self._look_after()
+            if not self.started and self.deadline is not None:
+                break
+        return self._finish()
+
+    def _turn(self) -> None:
+        """What came in within a moment: workers' events, commands, a supervisor that is back."""
+        for key, _ in self.selector.select(TICK_S):
+            if isinstance(key.data, Worker):
+                self._relay(key.data)
+            elif key.data == "visitor":
+                self.wire.accept()
+                self.last_beat = time.monotonic()
+            else:
+                for command in self.wire.commands():
+                    self._obey(command)
+        self.wire.flush()
+
+    def _obey(self, command: dict[str, Any]) -> None:
+        self.last_beat = time.monotonic()
+        asked = command["do"]
+        if asked == "beat":
+            self.wire.tell(event="beat")
+        elif asked == "spec":
+            self.spec = command
+            self._prepare()
+        elif asked == "start" and not self.started:
+            self._start(command)
+        elif asked in ("stop", "kill"):
+            if command.get("failed") and self.deadline is None:
+                for worker in self.workers:  # held up the others until one of them lost patience
+                    if not worker.reported and worker.stopped_for() > HELD_UP_S:
+                        self._report_stopped(worker)
+            self._end(command.get("grace_s", 0.0) if asked == "stop" else 0.0)
+        elif asked == "signal":
+            for worker in (w for w in self.workers if not w.reported):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.process.pid, getattr(signal, command["name"]))
+        elif asked == "peers":
+            self.neighbours.watch(command["peers"])
+
+    def _prepare(self) -> None:
+        """Write the run's files, open the store's port, and say that this host is ready."""
+        try:
+            if self.spec.get("private"):  # nobody else's: what ranks print may hold secrets
+                os.makedirs(self.spec["private"], exist_ok=True)
+                os.chmod(self.spec["private"], 0o700)
+            write(os.path.join(self.folder, SWEEP_FILE), json.dumps(self.spec.get("sweep", [])))
+            for path, text in self.spec.get("files", {}).items():
+                write(path, text)
+            port = self._serve_store() if self.spec.get("store_address") else None
+            probe = self.neighbours.listen(self.spec["probe_address"]) if self.spec.get("probe_address") else None
+        except OSError as error:
+            self.wire.tell(event="failed", reason=f"{error.filename or ''} {error.strerror or error}".strip())
+            self._end(0.0)
+            return
+        self.wire.tell(event="ready", pid=os.getpid(), store_port=port, probe_port=probe)
+
+    def _serve_store(self) -> int:
+        address = self.spec["store_address"]
+        listener = _listen(address, self.spec.get("store_ports") or [0])
+        port = int(listener.getsockname()[1])
+        self.store = subprocess.Popen(
+            [*self.spec["store_argv"], str(listener.fileno()), address, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **self.spec.get("store_env", {})},
+            pass_fds=(listener.fileno(),),
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        listener.close()
+        return port
+
+    def _start(self, command: dict[str, Any]) -> None:
+        self.started = True
+        extra = {"MASTER_PORT": str(command["store_port"]), "TMPDIR": self.folder}
+        for spec in self.spec["workers"]:
+            try:
+                worker = Worker(spec, extra)
+            except OSError as error:
+                reason = f"{spec['argv'][0]} cannot be started: {error.strerror or error}"
+                self.wire.tell(event="exit", rank=spec["rank"], code=127, at=time.time(), asked=False, reason=reason)
+                continue
+            self.workers.append(worker)
+            self.selector.register(worker.events_fd, selectors.EVENT_READ, worker)
+            if self.spec.get("private"):
+                self.tails.append(Tail(worker.rank, worker.log, worker.log_start))
+            self.wire.tell(event="started", rank=worker.rank, pid=worker.process.pid)
+        for event in kept(self.spec.get("unheard", "")):
+            if self.spec.get("goes_on"):
+                self.wire.tell(**{**event, "late": True})
+        self.neighbours.watch(command.get("peers", {}))
+        self.links.start(self.spec.get("ports", []))
+
+    def _check_lease(self) -> None:
+        now = time.monotonic()
+        lease = self.spec.get("lease_s", HELLO_S) if self.wire.connected or self.spec.get("reconnect") else 0.0
+        if now - self.last_beat > lease:
+            self._end(self.spec.get("grace_s", 0.0))
+        if self.deadline is not None and now >= self.deadline:
+            for worker in self.workers:
+                worker.signal_group(signal.SIGKILL)
+
+    def _end(self, grace_s: float) -> None:
+        until = time.monotonic() + grace_s
+        if self.deadline is None:
+            for worker in self.workers:
+                worker.signal_group(signal.SIGTERM)
+                worker.signal_group(signal.SIGCONT)
+        self.deadline = until if self.deadline is None else min(self.deadline, until)
+
+    def _relay(self, worker: Worker) -> None:
+        events = worker.read_events()
+        if events is None:
+            self.selector.unregister(worker.events_fd)
+            os.close(worker.events_fd)
+        for event in events or []:
+            self.wire.tell(**{**event, "rank": worker.rank})
+
+    def _look_after(self) -> None:
+        """What is due at every turn: exits, stopped ranks, logs, neighbours, orphans."""
+        for worker in (w for w in self.workers if not w.reported):
+            code = worker.process.poll()
+            if code is not None:
+                self._report(worker, code)
+            elif self.deadline is None and worker.stopped_for() > STOPPED_S:
+                self._report_stopped(worker)
+            elif not worker.failing and (error := worker.error()) is not None:
+                worker.failing = True  # its end may take long: libraries wait for peers, or hang
+                self.wire.tell(event="failing", rank=worker.rank, at=time.time(), error=error)
+        for tail in self.tails:
+            for event in tail.read():
+                self.wire.tell(**event)
+        for event in (*self.neighbours.look(), *self.links.look()):
+            self.wire.tell(**event)
+
+    def _report(self, worker: Worker, code: int, *, reason: str | None = None) -> None:
+        if worker.events_fd in self.selector.get_map():
+            self._relay(worker)  # what it said last
+        worker.reported = True
+        worker.signal_group(signal.SIGKILL)  # children it left behind
+        more: dict[str, Any] = {"reason": reason} if reason else {}
+        if code == -signal.SIGKILL and (oom := self.oom.killed(worker.process.pid)) is not None:
+            more = {"oom": oom}
+        asked = self.deadline is not None and reason is None
+        error = worker.error()
+        if worker.failing and code in (-signal.SIGTERM, -signal.SIGKILL):
+            code = 1  # it failed by itself, and was only helped to end
+        mute = error is None and (code > 0 or code == -signal.SIGABRT)
+        if mute and not reason and is_full(os.path.dirname(worker.log)):
+            how = f"ended with exit code {code}" if code > 0 else "was ended by SIGABRT"
+            more = {"reason": f"it {how}, and could not say why: No space left on its disk"}
+        self.wire.tell(
+            event="exit",
+            rank=worker.rank,
+            code=code,
+            at=time.time(),
+            asked=asked,
+            error=error,
+            said=last_words(worker.log) if mute else None,
+            pending=pending(self.spec.get("flight", ""), worker.rank) if code else None,
+            **more,
+        )
+
+    def _report_stopped(self, worker: Worker) -> None:
+        seconds = worker.stopped_for()
+        worker.signal_group(signal.SIGKILL)
+        worker.process.wait()
+        self._report(worker, -signal.SIGSTOP, reason=f"somebody stopped it (SIGSTOP) for {seconds:.0f} s")
+
+    def _finish(self) -> int:
+        """End the store and whatever ranks left behind, verify it, and say so as the last thing."""
+        store = self.store.pid if self.store else None
+        reap_orphans(spare=(store,) if store else ())
+        if self.store is not None:
+            self.store.kill()
+            self.store.wait()
+        left = kill_descendants()
+        self.neighbours.close()
+        self.links.close()
+        for tail in self.tails:
+            for event in tail.last():
+                self.wire.tell(**event)
+        sweep_for(self.folder)
+        self._part(self.wire.tell(event="done", left=left))
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return 0 if all(w.process.returncode == 0 for w in self.workers) else 1
+
+    def _part(self, last: int) -> None:
+        """Until the supervisor has heard the last word, or has been away for as long as its lease."""
+        for worker in self.workers:
+            if worker.events_fd in self.selector.get_map():
+                self.selector.unregister(worker.events_fd)
+        lease = self.spec.get("lease_s", 0.0)
+        while not self.wire.confirmed(last) and time.monotonic() - self.last_beat < lease:
+            if not (self.wire.connected or self.spec.get("reconnect")):
+                break
+            self._turn()
+        if figures := self.wire.unheard(FIGURES):
+            keep(self.spec.get("unheard", ""), figures)
+        self.wire.close()
+
+
+def _listen(address: str, ports: list[int]) -> socket.socket:
+    """A listening socket on the first free port: bound here, so that nobody else can take it meanwhile."""
+    for port in ports:
+        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address, port))
+            listener.listen(1024)
+            return listener
+        except OSError as error:
+            listener.close()
+            problem = error.strerror
+    raise OSError(None, f"no free port on {address} among {ports[0]}-{ports[-1]} ({problem})")
+
+
+def main() -> None:
+    """Be the agent of one run on this host; a guardian stays behind it."""
+    base = tempfile.gettempdir()
+    # 0700; short, because socket paths may have 107 characters only
+    folder = tempfile.mkdtemp(prefix="hetctl-", dir=base if len(base) < 64 else "/tmp")
+    stdout = sys.stdout.fileno()
+
+    def last_word(left: int) -> None:
+        sweep_for(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.write(stdout, json.dumps({"event": "lost", "left": left}).encode() + b"\n")
+
+    guard(last_word)
+    adopt_orphans()
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor decides
+    sys.exit(Agent(sys.stdin.fileno(), stdout, folder).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""The small program that is first on a host: it travels as text over stdin, takes in the code, and becomes the agent.
+
+Standard library only. Strictly question and answer, so that nothing of the agent's input is read too early.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import importlib.util
+import io
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+MIN_PYTHON = (3, 11)
+KEEP_BUNDLES = 6  # unused ones beyond these are removed, oldest first
+PATIENCE_S = 15.0  # without a byte from the launcher: it is gone, or the way to it is cut
+FRESH_S = 86400.0  # one that was used within a day is never removed
+
+
+def main(request: str) -> None:
+    """Do what the request (JSON) asks for: "enter" (become an agent), "attach" to one, "clean" up after one."""
+    asked = json.loads(request)
+    try:
+        {"enter": enter, "attach": attach, "clean": clean, "read": read}[asked["do"]](asked)
+    except OSError as error:
+        say({"event": "failed", "reason": f"{error.filename or ''} {error.strerror or error}".strip()})
+        sys.exit(1)
+
+
+def say(document: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()
+
+
+def enter(asked: dict[str, Any]) -> None:
+    """Say what this host has, take in the bundles it lacks, then become the agent from one of them."""
+    say({"event": "host", **look(asked)})
+    for step in steps():
+        if step["do"] == "bundle":
+            unpack(base64.b64decode(step["zip"]), step["digest"])
+            say({"event": "unpacked", "digest": step["digest"]})
+        elif step["do"] == "become":
+            code = place(step["digest"])
+            os.environ["HETCTL_RUN"] = asked["run"]  # by which `clean` finds an agent, too
+            boot = "import sys;sys.path.insert(0,sys.argv[1]);from hetctl.launcher.agent.agent import main;main()"
+            os.execv(sys.executable, [sys.executable, "-I", "-c", boot, code])
+    sys.exit(1)  # whoever asked went away
+
+
+def steps() -> Iterator[dict[str, Any]]:
+    """What the launcher asks for, until it goes away or falls silent (a cut network closes no connection)."""
+    pending = b""
+    while select.select([0], [], [], PATIENCE_S)[0] and (data := os.read(0, 1 << 20)):
+        *lines, pending = (pending + data).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def look(asked: dict[str, Any]) -> dict[str, Any]:
+    """What this host has of what a run needs, by metadata and files; nothing is imported, nothing is written."""
+    state = os.path.join(state_home(), "hetctl", "runs", asked["run"], asked["host"])
+    token = asked.get("token")
+    return {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "supported": sys.version_info >= MIN_PYTHON,
+        "executable": sys.executable,
+        "machine": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "packages": {name: version(name) for name in asked.get("packages", ())},
+        "have": [digest for digest in asked.get("digests", ()) if have(digest)],
+        "code": place(""),
+        "shared": token is not None and read_small(token["path"]) == token["text"],
+        "folder": state,
+        "paths": {path: os.path.exists(path) and os.access(path, os.R_OK) for path in asked.get("paths", ())},
+        "checkpoints": checkpoints(os.path.join(state, "checkpoints")),
+    }
+
+
+def version(name: str) -> str | None:
+    """The version of an installed package, '?' where it is there without metadata, None where it is not."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "?" if importlib.util.find_spec(name) else None
+
+
+def checkpoints(folder: str) -> list[str]:
+    """The names of whole checkpoints in a folder."""
+    try:
+        names = [n for n in os.listdir(folder) if n.startswith("step-") and n[len("step-") :].isdigit()]
+    except OSError:
+        return []
+    return sorted(n for n in names if os.path.isfile(os.path.join(folder, n, "manifest.json")))
+
+
+def cache_home() -> str:
+    return _base("XDG_CACHE_HOME", ".cache")
+
+
+def state_home() -> str:
+    return _base("XDG_STATE_HOME", ".local", "state")
+
+
+def _base(name: str, *otherwise: str) -> str:
+    """A base folder of the XDG's, which says that relative ones are to be ignored: agents stand in `/`."""
+    told = os.environ.get(name, "")
+    return told if os.path.isabs(told) else os.path.join(os.path.expanduser("~"), *otherwise)
+
+
+def place(digest: str) -> str:
+    """Where a bundle is or would be."""
+    return os.path.join(cache_home(), "hetctl", "code", digest)
+
+
+def have(digest: str) -> bool:
+    """Whether a bundle is here; using it keeps it young."""
+    try:
+        os.utime(place(digest))
+        return True
+    except OSError:
+        return False
+
+
+def unpack(packed: bytes, digest: str) -> None:
+    """Take in a bundle: checked against its name, unpacked beside its place, renamed into it."""
+    if hashlib.sha256(packed).hexdigest()[: len(digest)] != digest:
+        raise OSError(None, "the code arrived damaged")
+    os.makedirs(place(""), mode=0o700, exist_ok=True)
+    temporary = tempfile.mkdtemp(dir=place(""), prefix=".new-")
+    try:
+        zipfile.ZipFile(io.BytesIO(packed)).extractall(temporary)
+        try:
+            os.rename(temporary, place(digest))
+        except OSError:
+            if not have(digest):  # otherwise another launcher was faster
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    prune(digest)
+
+
+def prune(keep: str) -> None:
+    """Remove old bundles that nobody used lately, and what a broken connection left half unpacked."""
+    entries = sorted(os.scandir(place("")), key=lambda e: e.stat().st_mtime, reverse=True)
+    for number, entry in enumerate(entries):
+        old = time.time() - entry.stat().st_mtime > FRESH_S
+        if old and entry.name != keep and (number >= KEEP_BUNDLES or entry.name.startswith(".new-")):
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def attach(asked: dict[str, Any]) -> None:
+    """Join stdin and stdout with the socket of a running agent, until either side ends."""
+    agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    agent.connect(asked["socket"])
+
+    def inwards() -> None:
+        while data := sys.stdin.buffer.raw.read(65536):  # type: ignore[union-attr]
+            agent.sendall(data)
+        os._exit(0)
+
+    threading.Thread(target=inwards, daemon=True).start()
+    while data := agent.recv(65536):
+        os.write(1, data)
+    os._exit(0)
+
+
+def clean(asked: dict[str, Any]) -> None:
+    """Kill what still runs of a run whose supervisor is gone: processes of this user that carry its name. Say what."""
+    found = marked(asked["run"])
+    for number, pause in ((signal.SIGTERM, asked.get("grace_s", 2.0)), (signal.SIGKILL, 2.0)):
+        for pid in marked(asked["run"]):
+            try:
+                os.kill(pid, number)
+            except OSError:
+                continue
+        until = time.monotonic() + pause
+        while marked(asked["run"]) and time.monotonic() < until:
+            time.sleep(0.05)
+    say({"event": "cleaned", "found": len(found), "left": len(marked(asked["run"]))})
+
+
+def marked(run: str) -> list[int]:
+    """Processes whose environment names the run, never this one."""
+    mark = f"HETCTL_RUN={run}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if mark in file.read().split(b"\0"):
+                        found.append(int(name))
+            except OSError:
+                continue
+    return found
+
+
+def read(asked: dict[str, Any]) -> None:
+    """The end of a file of a run, at most `most` bytes."""
+    with open(asked["path"], "rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - asked["most"]))
+        say({"event": "file", "size": size, "data": base64.b64encode(file.read(asked["most"])).decode()})
+
+
+def read_small(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(4096)
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,1 @@
+"""How commands and code reach hosts: shells, deadlines, many hosts at once, what travels there."""

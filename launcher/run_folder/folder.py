@@ -1,0 +1,215 @@
+"""A run's folder: where its plan, recipe, metrics, logs, checkpoints and summary are, and the link to the newest."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import finite, write_atomically, write_json
+
+PIECE = 1 << 16  # bytes looked at at a time
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The names inside one run's folder."""
+
+    path: Path
+
+    @classmethod
+    def at(cls, path: str) -> RunFolder:
+        """A folder on another host, as that host names it."""
+        return cls(Path(path))
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.yaml"
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def failure(self) -> Path:
+        return self.path / "failure.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def half_made(self) -> tuple[str, ...]:
+        """Patterns of what is of no use once no rank runs any more: checkpoints without a name, files without one."""
+        folder = glob.escape(str(self.path))
+        return (f"{folder}/checkpoints/*.partial", f"{folder}/checkpoints/gathered-*", f"{folder}/launch/.new-*")
+
+    @property
+    def identity(self) -> str:
+        """The run's name on hosts: made once, kept in the folder, so that a resumed run finds its own files there."""
+        file = self.launch / "identity"
+        if not file.is_file():
+            write_atomically(file, f"{re.sub(r'[^A-Za-z0-9_-]+', '-', self.name)}-{secrets.token_hex(4)}")
+        return file.read_text(encoding="utf-8").strip()
+
+    @property
+    def timeline(self) -> Path:
+        """What each rank did when in the last step: what report.html draws."""
+        return self.launch / "timeline.json"
+
+    @property
+    def text(self) -> Path:
+        """The digest of the text that the run learns from."""
+        return self.launch / "text"
+
+    @property
+    def launch(self) -> Path:
+        """What ranks read: the job and the placement."""
+        return self.path / "launch"
+
+    @property
+    def flight(self) -> Path:
+        """What each rank was doing when it failed: its flight recorder's file."""
+        return self.path / "logs"
+
+    def log(self, rank: int) -> Path:
+        return self.path / "logs" / f"rank-{rank}.log"
+
+    def error_file(self, rank: int) -> Path:
+        return self.path / "logs" / f"rank-{rank}.error.json"
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        """One object per step, one line each."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite(record), allow_nan=False) + "\n")
+
+    def append_event(self, event: dict[str, Any]) -> None:
+        """What happened beside the steps, one object a line, with the seconds since the epoch."""
+        with self.events.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite({"at": time.time(), **event}), allow_nan=False) + "\n")
+
+    def cut_torn_lines(self) -> None:
+        """Cut off what a launcher that was killed had half written, so that the next line does not run into it."""
+        for path in (self.metrics, self.events):
+            if path.is_file():
+                _cut_torn_line(path)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The steps' figures in order; of steps that were made anew, from an earlier checkpoint, the later ones.
+
+        Lines that are of no step (disks fill up, people edit) are passed over.
+        """
+        if not self.metrics.is_file():
+            return []
+        lines = self.metrics.read_text(encoding="utf-8", errors="replace").split("\n")
+        found: list[dict[str, Any]] = []
+        for line in lines[:-1]:  # what follows the last newline is being written, or was cut
+            record = _record(line)
+            if record is None:
+                continue
+            while found and found[-1]["step"] >= record["step"]:
+                found.pop()
+            found.append(record)
+        return found
+
+    def progress(self) -> dict[str, Any]:
+        """How far its metrics say it came, and with what losses; None where there is no step yet."""
+        metrics = self.read_metrics()
+        return {
+            "steps": metrics[-1]["step"] if metrics else 0,
+            "first_loss": metrics[0].get("loss") if metrics else None,
+            "last_loss": metrics[-1].get("loss") if metrics else None,
+            "tokens": sum(m.get("tokens", 0) for m in metrics),
+        }
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write_json(self.summary, summary)
+
+
+def create_run(directory: Path | None, label: str) -> RunFolder:
+    """A new folder `runs/<time>-<label>` with `runs/latest` pointing at it, or `directory` itself.
+
+    Raises ConfigError when the folder cannot be made.
+    """
+    try:
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            return RunFolder(directory.resolve())
+        base = Path("runs").absolute()
+        base.mkdir(exist_ok=True)
+        path = _fresh(base, f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9._-]+', '-', label).strip('-.')}")
+        _point(base / "latest", path.name)
+    except OSError as error:
+        raise ConfigError(f"the run folder cannot be made: {error}", hint="choose another with --run-dir") from None
+    return RunFolder(path)
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    """One step's figures; None for a line that is no object, or does not say of which step it is."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and type(found.get("step")) is int else None
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Shorten a file to its last newline."""
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            begin = max(0, end - PIECE)
+            file.seek(begin)
+            newline = file.read(end - begin).rfind(b"\n")
+            if newline >= 0:
+                end = begin + newline + 1
+                break
+            end = begin
+        file.truncate(end)
+
+
+def _fresh(base: Path, name: str) -> Path:
+    for number in range(1000):
+        path = base / (f"{name}-{number}" if number else name)
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            continue
+    raise ConfigError(f"{base} already holds a thousand runs named {name}")
+
+
+def _point(link: Path, target: str) -> None:
+    if link.exists() and not link.is_symlink():
+        return  # a person put something there: leave it
+    temporary = link.with_name(f".latest.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, link)

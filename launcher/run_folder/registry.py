@@ -1,0 +1,93 @@
+"""The runs that were started from this machine and are not known to have ended cleanly: one small file each."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.errors import ConfigError, nearest
+from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.values import decode, encode
+from hetctl.launcher.agent.bootstrap import state_home
+
+
+@dataclass(frozen=True)
+class ActiveRun:
+    """One run: who supervises it, where its files are, and how its hosts are entered."""
+
+    run: str  # its identity on hosts
+    folder: str
+    pid: int
+    born: str  # the supervisor's start time and boot, so that another process with its number is told apart
+    started: float  # seconds since the epoch
+    hosts: Mapping[str, Access]
+    way: str = "ssh"
+
+    @property
+    def name(self) -> str:
+        return Path(self.folder).name
+
+    @property
+    def supervised(self) -> bool:
+        """Whether its supervisor still runs."""
+        return birth(self.pid) == self.born
+
+
+def home() -> Path:
+    return Path(state_home()) / "hetctl" / "active"
+
+
+def enlist(run: str, folder: Path, hosts: Mapping[str, Access], *, way: str) -> None:
+    """Note that this process supervises a run. Values of environments stay out of the file.
+
+    Raises ConfigError when another process supervises it already.
+    """
+    before = home() / f"{run}.json"
+    if before.is_file() and (other := _record(before)) and other.supervised and other.pid != os.getpid():
+        raise ConfigError(f"{folder} is of a run that process {other.pid} supervises", hint=f"hetctl stop {other.name}")
+    bare = {name: encode(access) | {"env": {}} for name, access in hosts.items()}
+    record = ActiveRun(run, str(folder), os.getpid(), birth(os.getpid()), time.time(), {}, way)
+    write_json(home() / f"{run}.json", encode(record) | {"hosts": bare})
+
+
+def delist(run: str) -> None:
+    """It ended, and nothing is left."""
+    (home() / f"{run}.json").unlink(missing_ok=True)
+
+
+def active() -> list[ActiveRun]:
+    """All runs on file, newest first; what cannot be read is no run."""
+    found = [run for path in home().glob("*.json") if (run := _record(path)) is not None]
+    return sorted(found, key=lambda r: -r.started)
+
+
+def find(word: str, runs: Sequence[ActiveRun]) -> ActiveRun:
+    """The run of that name, identity, or folder. Raises ConfigError naming the nearest."""
+    for run in runs:
+        if word in (run.run, run.name, run.folder) or Path(word).resolve() == Path(run.folder):
+            return run
+    hint = nearest(word, [r.name for r in runs]) if runs else "`hetctl ps` shows none"
+    raise ConfigError(f"no run '{word}' is on file here", hint=hint)
+
+
+def birth(pid: int) -> str:
+    """When a process was started, in ticks since which boot; '' when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        fields = stat.rpartition(") ")[2].split()
+        return "" if fields[0] == "Z" else f"{fields[19]}@{boot}"
+    except (OSError, IndexError):
+        return ""
+
+
+def _record(path: Path) -> ActiveRun | None:
+    try:
+        return decode(ActiveRun, json.loads(path.read_text(encoding="utf-8")), where=path.name)
+    except (OSError, ValueError, ConfigError):
+        return None

@@ -1,0 +1,1 @@
+"""What runs where the run was started: it starts the agents, gives them their work, and sees it through."""

@@ -1,0 +1,140 @@
+"""The supervisor's end of one agent: commands out, events in, and coming back when the line is lost."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hetctl.comm.contract.errors import HetctlError
+from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.shell import Session
+
+SILENT_S = 7.0  # agents answer every beat; this long without a word the line counts as lost
+RETRY_S = 1.0
+SEND_S = 30.0
+MAX_LINE_BYTES = 16 << 20
+
+Event = dict[str, Any]
+
+
+class AgentGone(HetctlError):
+    """Its host answers, but the agent is no longer there: coming back is no use."""
+
+
+Reopen = Callable[[Deadline], tuple[Session, bytes]]
+
+
+class AgentLink:
+    """One agent of a run. Events carry the host's name; "gone" is the last one when the agent was lost for good."""
+
+    def __init__(
+        self, host: str, session: Session, *, first: bytes = b"", reopen: Reopen | None = None, lease_s: float = 0.0
+    ) -> None:
+        self.host = host
+        self.finished = False  # it said its last word
+        self._session, self._buffer = session, first
+        self._reopen, self._lease_s = reopen, lease_s
+        self._got = 0  # number of the last event; what comes again after a reconnection is known by it
+        self._said = b""  # the end of its stderr
+        self._heard = time.monotonic()
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, events: queue.SimpleQueue[Event]) -> None:
+        """Put its events into the queue from now on."""
+        self._thread = threading.Thread(target=self._run, args=(events,), name=f"agent {self.host}", daemon=True)
+        self._thread.start()
+
+    def send(self, message: Event) -> None:
+        """One command. An agent that is gone says so by its silence, not here."""
+        data = json.dumps({**message, "got": self._got}).encode() + b"\n"
+        until = time.monotonic() + SEND_S
+        with self._lock:
+            session = self._session
+            while data and not self._closing.is_set() and session is self._session and time.monotonic() < until:
+                taken = session.write(data[:65536])
+                data = data[taken:]
+                if not taken:
+                    time.sleep(0.005)
+
+    def close(self, *, wait_s: float) -> None:
+        """Hang up, and wait until the agent has ended (it ends its ranks first)."""
+        until = time.monotonic() + wait_s
+        self._reopen = None
+        self._session.finish()
+        if self._thread is not None:
+            self._thread.join(max(0.0, until - time.monotonic()))
+        self._closing.set()
+        self._session.close()
+
+    def complaint(self) -> str:
+        """The last thing it said on stderr."""
+        lines = self._said.decode("utf-8", "replace").strip().splitlines()
+        return lines[-1][:300] if lines else ""
+
+    def _run(self, events: queue.SimpleQueue[Event]) -> None:
+        while not self._closing.is_set():
+            self._read(events)
+            if self.finished or not self._come_back():
+                break
+        events.put({"event": "gone", "host": self.host, "finished": self.finished, "reason": self.complaint()})
+
+    def _read(self, events: queue.SimpleQueue[Event]) -> None:
+        """Until the session ends or falls silent."""
+        session = self._session
+        while not (session.ended or self._closing.is_set()):
+            *lines, self._buffer = self._buffer.split(b"\n")
+            for line in lines:
+                self._take(line, events)
+            if self._reopen is not None and time.monotonic() - self._heard > SILENT_S:
+                return
+            piece = session.read(0.5)
+            if piece is not None and piece.stream == "err":
+                self._said = (self._said + piece.data)[-4096:]
+            elif piece is not None:
+                self._heard = time.monotonic()
+                self._buffer = (self._buffer + piece.data)[-MAX_LINE_BYTES:]
+
+    def _take(self, line: bytes, events: queue.SimpleQueue[Event]) -> None:
+        try:
+            event = json.loads(line)
+            number = int(event.get("n", 0))
+        except (ValueError, AttributeError, TypeError, RecursionError):
+            return  # not the agent's: a library printed something
+        if number and number <= self._got:
+            return
+        self._got = max(self._got, number)
+        if event.get("event") in ("done", "lost"):
+            self.finished = True
+            self.send({"do": "part"})  # which confirms it: the agent waits for that
+        if event.get("event") not in ("beat", "attached"):
+            events.put({**event, "host": self.host})
+
+    def _come_back(self) -> bool:
+        """A new line to the same agent, tried until its lease must have lapsed."""
+        until = self._heard + self._lease_s
+        while self._reopen is not None and time.monotonic() < until and not self._closing.is_set():
+            deadline = Deadline(max(0.5, until - time.monotonic()))
+            timer = threading.Timer(deadline.seconds, deadline.expire)
+            timer.daemon = True
+            timer.start()
+            try:
+                session, first = self._reopen(deadline)
+            except AgentGone as error:
+                self._said = self._said or error.message.encode()
+                return False
+            except (HetctlError, OSError, EOFError):
+                self._closing.wait(RETRY_S)
+                continue
+            finally:
+                timer.cancel()
+            old, self._session, self._buffer = self._session, session, first
+            self._heard = time.monotonic()
+            old.abort()
+            return True
+        return False

@@ -1,0 +1,261 @@
+"""Boarding: from hosts to agents that wait for their orders, all at once, or one error that names every bad host."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.errors import ConfigError, HetctlError, Unreachable
+from hetctl.launcher.agent import bootstrap
+from hetctl.launcher.hosts.bundle import CARRIED_FOLDER, NEEDED, Bundle, missing_packages
+from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.dialogue import Dialogue, converse
+from hetctl.launcher.hosts.fanout import fan_out
+from hetctl.launcher.hosts.local import LocalShell
+from hetctl.launcher.hosts.shell import Session, Shell
+from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.supervisor.agent_link import AgentGone, AgentLink
+from hetctl.launcher.supervisor.site import Site
+
+PROTOCOL = 1  # the agent's, see launcher.agent
+BOARDING_S = 120.0
+BOOT = "import sys;sys.path.insert(0,sys.argv[1]);from hetctl.launcher.agent.agent import main;main()"
+NO_COMMAND = (126, 127)
+
+OpenShell = Callable[[Deadline], Shell]
+
+
+@dataclass(frozen=True)
+class Berth:
+    """A host that a run wants: how its shell is opened, and where its ranks talk."""
+
+    name: str
+    access: Access
+    open: OpenShell
+    data_address: str
+    interface: str | None = None
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What every host is asked before anything starts: is it all there, what has it, what must it take in?"""
+
+    run: str
+    lease_s: float
+    code: Bundle
+    program: Bundle | None = None
+    token: tuple[str, str] | None = None  # a file of the launcher's run folder, and what stands in it
+    folder: RunFolder | None = None  # the launcher's run folder, taken where every host sees the token in it
+    paths: tuple[str, ...] = ()  # data that must be readable there
+    packages: tuple[str, ...] = NEEDED
+
+
+Boarded = tuple[Site, AgentLink, list[Shell]]
+
+
+@dataclass
+class Crew:
+    """Agents that wait, one per site."""
+
+    sites: tuple[Site, ...]
+    links: tuple[AgentLink, ...]
+    _shells: list[list[Shell]] = field(default_factory=list)
+    on_close: Callable[[], None] = lambda: None  # what else was opened for it
+
+    @property
+    def spread(self) -> bool:
+        """Whether the hosts share no run folder, so that each keeps its own files: all of them then, or none."""
+        return not all(site.shared for site in self.sites)
+
+    def site(self, host: str) -> Site:
+        return next(s for s in self.sites if s.name == host)
+
+    def close(self, *, wait_s: float = 10.0) -> None:
+        """Hang up everywhere; agents end their ranks and then themselves."""
+        for link in self.links:
+            link.close(wait_s=wait_s if link.finished else 1.0)
+        for shells in self._shells:
+            for shell in shells:
+                shell.close()
+        self.on_close()
+
+
+def board_here(site: Site, code: str) -> Crew:
+    """The agent of this machine, without SSH or shipping: `code` is the folder that holds the hetctl package."""
+    shell = LocalShell()
+    session = shell.start([sys.executable, "-I", "-c", BOOT, code], deadline=Deadline(BOARDING_S))
+    return Crew((site,), (AgentLink(site.name, session),), [[shell]])
+
+
+def board(
+    berths: Sequence[Berth],
+    orders: Orders,
+    *,
+    timeout_s: float = BOARDING_S,
+    on_refusal: Callable[[str, HetctlError], None] = lambda host, error: None,
+) -> Crew:
+    """Agents on all hosts. Raises one Unreachable or ConfigError naming every host that cannot take part.
+
+    `on_refusal` hears of each one at once; the error waits until all have answered.
+    """
+    found: dict[str, Boarded] = {}
+    errors: dict[str, HetctlError] = {}
+
+    def work(berth: Berth, deadline: Deadline) -> Boarded:
+        return _board_one(berth, orders, deadline)
+
+    try:
+        for outcome in fan_out(berths, work, deadline_s=timeout_s):
+            if outcome.value is not None:
+                found[outcome.item.name] = outcome.value
+            elif outcome.error is not None:
+                errors[outcome.item.name] = outcome.error
+                on_refusal(outcome.item.name, outcome.error)
+    except BaseException:
+        _crew(berths, found).close(wait_s=0.0)
+        raise
+    crew = _crew(berths, found)
+    if errors:
+        crew.close(wait_s=0.0)
+        raise refusal(errors, len(berths))
+    if orders.folder is not None and all(site.shared for site in crew.sites):
+        crew.sites = tuple(replace(site, folder=orders.folder) for site in crew.sites)
+    else:  # one of them keeps its files to itself: so do all, because nobody commits a checkpoint for others then
+        crew.sites = tuple(replace(site, shared=False) for site in crew.sites)
+    return crew
+
+
+def refusal(errors: Mapping[str, HetctlError], count: int) -> HetctlError:
+    """One error for all hosts that cannot take part: unreachable ones decide the exit code."""
+    lines = [
+        f"\n  {name}: {error.message}" + (f" ({error.hint})" if error.hint else "") for name, error in errors.items()
+    ]
+    kind = Unreachable if any(isinstance(e, Unreachable) for e in errors.values()) else ConfigError
+    error = kind(f"{len(errors)} of {count} hosts cannot take part, so nothing was started:{''.join(lines)}")
+    error.hosts = dict(errors)  # for --allow-missing
+    return error
+
+
+def _crew(berths: Iterable[Berth], found: Mapping[str, Boarded]) -> Crew:
+    rows = [found[b.name] for b in berths if b.name in found]
+    return Crew(tuple(r[0] for r in rows), tuple(r[1] for r in rows), [r[2] for r in rows])
+
+
+def _board_one(berth: Berth, orders: Orders, deadline: Deadline) -> Boarded:
+    shell = berth.open(deadline)
+    try:
+        dialogue = _converse(berth, shell, {"do": "enter", **_request(orders, berth.name)}, deadline)
+        about = _answer(dialogue, "host", deadline)
+        site, needs = _judge(berth, orders, about)
+        for bundle in needs:
+            deadline.phase = "shipping hetctl's code"
+            packed = base64.b64encode(bundle.packed).decode()
+            dialogue.send({"do": "bundle", "digest": bundle.digest, "zip": packed}, deadline=deadline)
+            _answer(dialogue, "unpacked", deadline)
+        deadline.phase = "starting the agent"
+        dialogue.send({"do": "become", "digest": orders.code.digest}, deadline=deadline)
+        hello = _answer(dialogue, "hello", deadline)
+        if hello.get("protocol") != PROTOCOL:
+            raise ConfigError(f"its agent speaks protocol {hello.get('protocol')}, this launcher {PROTOCOL}")
+    except BaseException:
+        shell.close()
+        raise
+    session, first = dialogue.release()
+    shells = [shell]
+
+    def reopen(deadline: Deadline) -> tuple[Session, bytes]:
+        return _reopen(berth, str(hello["socket"]), shells, deadline)
+
+    return site, AgentLink(berth.name, session, first=first, reopen=reopen, lease_s=orders.lease_s), shells
+
+
+def _reopen(berth: Berth, socket: str, shells: list[Shell], deadline: Deadline) -> tuple[Session, bytes]:
+    """A new connection to a host, joined with the agent's socket there."""
+    shell = berth.open(deadline)
+    shells.append(shell)
+    dialogue = _converse(berth, shell, {"do": "attach", "socket": socket}, deadline)
+    answer = dialogue.receive(deadline=deadline)
+    if answer.get("event") != "attached":
+        raise AgentGone(f"its agent is gone: {str(answer.get('reason'))[:200]}")
+    return dialogue.release()
+
+
+def _converse(berth: Berth, shell: Shell, request: Mapping[str, Any], deadline: Deadline) -> Dialogue:
+    source = inspect.getsource(bootstrap)
+    python = interpreter(berth.access)
+    return converse(shell, python, source, request, deadline=deadline, prefix=berth.access.prefix)
+
+
+def interpreter(access: Access) -> str:
+    """The Python of a host; on this machine, unless another is named, the one that runs hetctl."""
+    return sys.executable if access.local and access.python == Access().python else access.python
+
+
+def ask(berth: Berth, request: Mapping[str, Any], answer: str, deadline: Deadline) -> dict[str, Any]:
+    """One question to a host by the travelling program. Raises HetctlError."""
+    shell = berth.open(deadline)
+    try:
+        return _answer(_converse(berth, shell, request, deadline), answer, deadline)
+    finally:
+        with contextlib.suppress(OSError):
+            shell.close()
+
+
+def _request(orders: Orders, host: str) -> dict[str, Any]:
+    bundles = [orders.code, *([orders.program] if orders.program else [])]
+    return {
+        "run": orders.run,
+        "packages": orders.packages,
+        "digests": [b.digest for b in bundles],
+        "token": {"path": orders.token[0], "text": orders.token[1]} if orders.token else None,
+        "paths": orders.paths,
+        "host": re.sub(r"[^A-Za-z0-9._-]", "_", host).lstrip(".") or "_",
+    }
+
+
+def _answer(dialogue: Dialogue, event: str, deadline: Deadline) -> dict[str, Any]:
+    """Its next answer, of the kind that is due. Raises HetctlError with what it says instead."""
+    answer = dialogue.receive(deadline=deadline)
+    if answer.get("event") == "failed":
+        raise Unreachable(str(answer.get("reason"))[:300])
+    if answer.get("event") != event:
+        raise Unreachable(f"it answered {str(answer)[:100]} where '{event}' was due")
+    return answer
+
+
+def _judge(berth: Berth, orders: Orders, about: dict[str, Any]) -> tuple[Site, list[Bundle]]:
+    """The site that a host's answer describes and the bundles it lacks. Raises ConfigError for what is missing."""
+    python = str(about["executable"])
+    if not about["supported"]:
+        raise ConfigError(
+            f"its Python is {about['python']}; ranks need 3.11 or newer", hint="set `python` in the inventory"
+        )
+    missing, carried = missing_packages(about["packages"], orders.code, str(about["machine"]))
+    lacking = [path for path, there in about["paths"].items() if not there]
+    problems = [f"its Python ({python}) has no {', '.join(missing)}"] if missing else []
+    problems += [f"it cannot read {', '.join(lacking)}"] if lacking else []
+    if problems:
+        raise ConfigError("; ".join(problems))
+    code = about["code"] + orders.code.digest
+    site = Site(
+        name=berth.name,
+        python=python,
+        code_path=os.pathsep.join([code, *([os.path.join(code, CARRIED_FOLDER)] if carried else [])]),
+        folder=RunFolder.at(about["folder"]),
+        shared=bool(about["shared"]),
+        cores=int(about["cores"]),
+        data_address=berth.data_address,
+        interface=berth.interface,
+        program=about["code"] + orders.program.digest if orders.program else None,
+        checkpoints=tuple(about["checkpoints"]),
+    )
+    bundles = [orders.code, *([orders.program] if orders.program else [])]
+    return site, [b for b in bundles if b.digest not in about["have"]]

@@ -1,0 +1,313 @@
+"""What each rank's process is started with: its environment, with a reason for each value, and its placement. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hetctl.comm.contract.cluster import Cluster, Device, Host, Nic
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.facts import HostFacts, NicFacts, facts_from_data
+from hetctl.comm.contract.natives import NATIVES
+from hetctl.comm.contract.placement import NICS_VARIABLE, PORTS_VARIABLE, PlacedBridge, PlacedIsland, Placement
+from hetctl.comm.contract.plan import Bridge
+
+RUN_VARIABLE = "HETCTL_RUN"  # by which `hetctl clean` knows what belongs to a run
+DEVICE_INDEX = "HETCTL_DEVICE_INDEX"  # which of the devices that a process sees is its own
+_HIDDEN = "(from your environment)"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One environment variable and why it has its value."""
+
+    name: str
+    value: str
+    reason: str
+    secret: bool = False  # taken from who launches: never shown
+    device: int | None = None  # of the host: for its rank alone; None: for all of the host's ranks
+
+    @property
+    def shown(self) -> str:
+        return _HIDDEN if self.secret else self.value
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank runs: its host and its device there."""
+
+    rank: int
+    host: str
+    device: int
+
+
+@dataclass(frozen=True)
+class PlannedPlace:
+    """An island's name, the vendor it stands for, and its ranks."""
+
+    name: str
+    vendor: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HostShape:
+    """What the settings of a host's ranks depend on, beside the seats."""
+
+    name: str
+    cores: int
+    device_type: str  # cuda or cpu: what the ranks of this host really use
+    master_address: str
+    socket_interface: str | None  # that holds the data address; None: let gloo choose
+    code_path: str  # PYTHONPATH that finds hetctl and its entry point
+
+
+def device_type(runs: str | None, vendors: Iterable[str] = ()) -> str:
+    """The torch device type of a run's ranks: an emulation's by what it really runs, real islands by their vendor."""
+    if runs is not None:
+        return "cpu" if runs == "gloo" else "cuda"
+    types = {NATIVES[v].device_type for v in vendors}
+    return "cpu" if types == {"cpu"} else "cuda"
+
+
+def placement_of(
+    islands: Sequence[PlannedPlace],
+    bridges: Sequence[Bridge],
+    seats: Sequence[Seat],
+    *,
+    runs: str | None,
+    verify_bridge: bool = False,
+) -> Placement:
+    """What ranks must know. `runs` is the native library an emulation really has, None on real islands."""
+    placed = tuple(PlacedIsland(i.name, i.vendor, _torch_backend(i.vendor, runs), i.ranks) for i in islands if i.ranks)
+    ways = tuple(PlacedBridge(b.islands, b.transport, b.forced) for b in bridges)
+    return Placement(placed, ways, tuple(s.host for s in seats), verify_bridge)
+
+
+def rank_settings(
+    seats: Sequence[Seat],
+    seat: Seat,
+    host: HostShape,
+    *,
+    files: Mapping[str, Path],
+    more: Sequence[Setting] = (),
+) -> tuple[Setting, ...]:
+    """Everything a rank's process gets in its environment. `files` maps variable names to files on that host.
+
+    `more` is the host's own (see `host_settings`); what it names wins, but for the ranks' numbers.
+    """
+    local = [s.rank for s in seats if s.host == seat.host]
+    threads = max(1, host.cores // len(local))
+    mine = {
+        s.name: s
+        for s in (
+            Setting("OMP_NUM_THREADS", str(threads), f"{host.cores} cores shared by {len(local)} ranks"),
+            Setting("PYTHONUNBUFFERED", "1", "logs are read while they grow"),
+            *_sockets(host.socket_interface),
+            *(s for s in more if s.device in (None, seat.device)),
+            Setting("RANK", str(seat.rank), "from the plan"),
+            Setting("WORLD_SIZE", str(len(seats)), "ranks in the plan"),
+            Setting("LOCAL_RANK", str(local.index(seat.rank)), "order among this host's ranks"),
+            Setting("LOCAL_WORLD_SIZE", str(len(local)), "ranks on this host"),
+            Setting("MASTER_ADDR", host.master_address, "where the run's store listens"),
+            Setting("TORCHELASTIC_USE_AGENT_STORE", "True", "the store lives beside the agent, never in a rank"),
+            Setting("HETCTL_DEVICE_TYPE", host.device_type, "what this host's ranks compute on"),
+            _own_device(seats, seat, more),
+            Setting("PYTHONPATH", host.code_path, "where hetctl's code and its entry point for torch are"),
+            *(Setting(name, str(path), "a file of this run") for name, path in files.items()),
+        )
+    }
+    return tuple(mine.values())
+
+
+def host_settings(
+    cluster: Cluster, host: Host, seats: Sequence[Seat], *, environment: Mapping[str, str] | None = None
+) -> tuple[Setting, ...]:
+    """What holds for all ranks of one host, derived from its facts: devices, RDMA ports, and the person's own `env`.
+
+    `environment` is that of who launches. Raises ConfigError for a variable that is wanted from it but not set.
+    """
+    mine = [next(d for d in host.devices if d.index == s.device) for s in seats if s.host == host.name]
+    settings = _shared(mine) if cluster.runs is not None else [*visible_devices(mine), *_rdma(cluster, host)]
+    own = host.access.env if host.access else {}
+    settings += _wires(cluster, host, mine)
+    settings += [] if "GLOO_SOCKET_IFNAME" in own else _nics(cluster, host, mine)
+    for name, value in own.items():
+        settings.append(_own(name, value, environment, host.name))
+    return tuple(settings)
+
+
+def interface_of(host: Host) -> str | None:
+    """The network interface that holds a host's data address, None when its facts do not say."""
+    for nic in host.nics:
+        if nic.address is not None and nic.address == host.data_address:
+            return nic.name
+    return next((n.netdev for n in _facts(host).nics if any(a.ip == host.data_address for a in n.addresses)), None)
+
+
+def ports_of(cluster: Cluster, host: Host, seats: Sequence[Seat], *, rails: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """The network ports that a run uses on a host, for its agent to watch.
+
+    They are the one that holds the data address, those near the seats' devices, and those that the plan's `rails` name.
+    """
+    near = {n for s in seats for d in host.devices if s.host == host.name and d.index == s.device for n in d.nics}
+    wanted, known = {*near, *rails, interface_of(host)}, {n.name: n for n in _facts(host).nics}
+    if cluster.source == "emulated" and host.access is None:
+        return []  # labels on this machine's devices
+    ports = {n.name: known[n.name].rdma_port if n.name in known else None for n in host.nics}
+    return [{"name": n.name, "rdma": n.rdma_device, "rdma_port": ports[n.name]} for n in host.nics if n.name in wanted]
+
+
+def _sockets(interface: str | None) -> list[Setting]:
+    if interface is None:
+        return []
+    why = f"{interface} holds the data address"
+    gloo = Setting("GLOO_SOCKET_IFNAME", interface, why)
+    return [gloo, Setting("NCCL_SOCKET_IFNAME", f"={interface}", f"{why}; '=' because NCCL else takes it as a prefix")]
+
+
+def visible_devices(devices: Sequence[Device]) -> list[Setting]:
+    """Which devices the ranks of a host see, in the order of their local ranks; one variable per vendor."""
+    settings = []
+    for vendor in dict.fromkeys(d.vendor for d in devices):
+        native, own = NATIVES[vendor], [d for d in devices if d.vendor == vendor]
+        if not native.visible_devices:
+            continue
+        by_uuid = native.selects_by_uuid and all(d.uuid for d in own)
+        names = [str(d.uuid if by_uuid else d.index if d.ordinal is None else d.ordinal) for d in own]
+        how = "by UUID: indices change when a driver loads" if by_uuid else "by index in PCI order"
+        settings.append(Setting(native.visible_devices, ",".join(names), f"the plan's devices of this host, {how}"))
+        if native.device_order:
+            settings.append(Setting(native.device_order, "PCI_BUS_ID", "so that indices mean what discovery saw"))
+    return settings
+
+
+def _shared(devices: Sequence[Device]) -> list[Setting]:
+    """Under emulation: the real device of each label that shares one with others."""
+    why = "a GPU that several emulated devices share"
+    return [Setting(DEVICE_INDEX, str(d.ordinal), why, device=d.index) for d in devices if d.ordinal is not None]
+
+
+def _own_device(seats: Sequence[Seat], seat: Seat, more: Sequence[Setting]) -> Setting:
+    """A rank's device as its process counts: its place among the visible ones, else as told, else the plan's index."""
+    if (told := next((s for s in more if s.name == DEVICE_INDEX and s.device == seat.device), None)) is not None:
+        return told
+    place = seat.device
+    if any(s.name == n.visible_devices for s in more for n in NATIVES.values() if n.visible_devices):
+        place = [s.rank for s in seats if s.host == seat.host].index(seat.rank)
+    return Setting(DEVICE_INDEX, str(place), "the plan's device of this rank")
+
+
+def _rdma(cluster: Cluster, host: Host) -> list[Setting]:
+    """The RDMA ports that the host's islands share, and the GID that reaches their network."""
+    fabrics = {i.fabric for i in cluster.islands if any(m.host == host.name for m in i.members)}
+    kinds = {n.name: n.kind for n in cluster.networks}
+    nics = [
+        n
+        for n in host.nics
+        if n.rdma_device and n.network in fabrics and kinds.get(n.network) in ("infiniband", "roce")
+    ]
+    if not nics:
+        return []
+    ports = {n.name: p for n in _facts(host).nics for p in (n,)}
+    names = [_hca(n, ports.get(n.name)) for n in nics]
+    networks = ", ".join(sorted({str(n.network) for n in nics}))
+    settings = [Setting("NCCL_IB_HCA", "=" + ",".join(names), f"the RDMA ports in {networks}; '=' for exact names")]
+    if any(n.kind == "roce" for n in nics):
+        indices = {_gid_index(ports.get(n.name)) for n in nics if n.kind == "roce"}
+        if len(indices) == 1 and None not in indices:
+            why = "the routable RoCE v2 GID of these ports, found by its content"
+            settings.append(Setting("NCCL_IB_GID_INDEX", str(indices.pop()), why))
+    return settings
+
+
+def _wires(cluster: Cluster, host: Host, devices: Sequence[Device]) -> list[Setting]:
+    """The RDMA ports that reach hosts of other islands, with their GID indices: what each rank's bridge may use."""
+    kinds = {n.name: n.kind for n in cluster.networks}
+    reached = {n.network for other in _abroad(cluster, host) for n in other.nics if n.rdma_device}
+    ports = {n.netdev or n.name: n for n in _facts(host).nics}
+    words = {}
+    for nic in host.nics:
+        if nic.rdma_device and nic.network in reached and kinds.get(nic.network or "") in ("infiniband", "roce"):
+            port = ports.get(nic.name)
+            index = _gid_index(port) if nic.kind == "roce" else None
+            words[nic.name] = _hca(nic, port) + ("" if index is None else f"={index}") + f"@{nic.network}"
+    why = "the RDMA ports that reach other islands, and their GIDs there"
+    if len({n.network for n in host.nics if n.name in words}) > 1:
+        # a network for each rail: any two ranks may have to talk, and those of different rails would share none
+        return [Setting(PORTS_VARIABLE, ",".join(words.values()), why)]
+    return _shared_out(PORTS_VARIABLE, words, devices, why)
+
+
+def _nics(cluster: Cluster, host: Host, devices: Sequence[Device]) -> list[Setting]:
+    """The interfaces that reach hosts of other islands, where there is more than the one of the data address."""
+    reached = {n.network for other in _abroad(cluster, host) for n in other.nics if n.address and n.network}
+    nics = [n for n in host.nics if n.address and n.network in reached]
+    fastest = max((n.rate_bytes_per_s or 0.0 for n in nics), default=0.0)
+    nics = [n for n in nics if n.rate_bytes_per_s is None or n.rate_bytes_per_s * 2 >= fastest]
+    if {n.name for n in nics} <= {interface_of(host)}:
+        return []
+    words = {n.name: f"{n.name}@{n.network}" for n in nics}
+    return _shared_out(NICS_VARIABLE, words, devices, "the interfaces that reach other islands")
+
+
+def _abroad(cluster: Cluster, host: Host) -> list[Host]:
+    """The other hosts that have a rank of another island than this one's."""
+    mine = {i.name for i in cluster.islands if any(m.host == host.name for m in i.members)}
+    names = {m.host for i in cluster.islands if i.name not in mine or len(mine) > 1 for m in i.members} - {host.name}
+    return [cluster.host_by_name[name] for name in sorted(names)]
+
+
+def _shared_out(variable: str, words: Mapping[str, str], devices: Sequence[Device], why: str) -> list[Setting]:
+    """One setting a device: the NICs near it (`words`: by interface), and its part of those that are near no other.
+
+    A device that is near none takes them all in turn.
+    """
+    if not words:
+        return []
+    near = {d.index: [n for n in d.nics if n in words] for d in devices}
+    claimed = {name for names in near.values() for name in names}
+    for name in (n for n in words if n not in claimed):
+        if any(near.values()):
+            near[min(near, key=lambda index: len(near[index]))].append(name)
+    settings = []
+    for index, names in near.items():
+        reason = f"{why}; {'near' if names else 'none is near'} its device"
+        settings.append(Setting(variable, ",".join(words[n] for n in names or words), reason, device=index))
+    return settings
+
+
+def _hca(nic: Nic, port: NicFacts | None) -> str:
+    return f"{nic.rdma_device}:{port.rdma_port}" if port and port.rdma_port else str(nic.rdma_device)
+
+
+def _gid_index(port: NicFacts | None) -> int | None:
+    return next((g.index for g in port.gids if g.routable), None) if port else None
+
+
+def _own(name: str, value: str | None, environment: Mapping[str, str] | None, host: str) -> Setting:
+    if not name or "=" in name or "\0" in name + (value or ""):
+        raise ConfigError(f"{host}: {name!r} cannot be the name of an environment variable, or its value holds a NUL")
+    if value is not None:
+        return Setting(name, value, "from the inventory")
+    found = (environment or {}).get(name)
+    if found is None:
+        raise ConfigError(f"{host} wants {name} from your environment, where it is not set", hint=f"export {name}=...")
+    return Setting(name, found, "from the environment of who launches", secret=True)
+
+
+def without_secrets(settings: Sequence[Setting]) -> list[Setting]:
+    """The settings as they may be shown."""
+    return [replace(s, value=s.shown) for s in settings]
+
+
+def _facts(host: Host) -> HostFacts:
+    return facts_from_data(dict(host.facts), where=f"facts of {host.name}")
+
+
+def _torch_backend(vendor: str, runs: str | None) -> str:
+    if runs is not None:
+        return "gloo" if runs == "gloo" else "nccl"
+    return NATIVES[vendor].torch_backend

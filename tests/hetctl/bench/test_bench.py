@@ -1,0 +1,94 @@
+"""`hetctl bench`: one document with every way between two emulated islands, layers, and refusals before ranks start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetctl.bench import pipeline
+from hetctl.console import Sink
+from hetctl.trainer.planning.profile import load_profile
+
+ROOT = Path(__file__).parents[3]
+
+
+def bench(*argv: str, what: str = "bridge") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hetctl", "bench", what, *argv]
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=120, check=False)
+
+
+def test_a_bridge_is_measured_beside_native_and_raw_ways() -> None:
+    done = bench("--max-size", "8KiB", "--bridge", "shm", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert list(found["ways"]) == ["native", "shm"]
+    assert found["ways"]["shm"]["message_bytes_per_s"]["8192"] > 0
+    assert all(way["exact"] == {"sums": 8, "messages": 8, "wrong": []} for way in found["ways"].values())
+    assert found["ways"]["native"]["host_bytes_per_gb"] is None  # nobody counts them there
+    assert "8 gloo groups" in found["raw_bytes_per_s"]
+    assert "1 KiB p99" in done.stderr
+
+
+def test_the_native_way_between_islands_of_one_vendor_is_a_transport(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.yaml"
+    done = bench("--emulate", "h200:1,h100:1", "--max-size", "8KiB", "--bridge", "native", "--json", "-o", str(profile))
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout)["ways"]) == ["native"]
+    assert [b.transport for b in load_profile(profile).bridges] == ["native"]
+
+
+def test_a_pipeline_leaves_ranks_idle_that_have_no_sample() -> None:
+    argv = ["--emulate", "cpu:2,cpu:1", "--rounds", "1", "--seq-len", "16", "--micro-batches", "2", "--json"]
+    done = bench(*argv, what="pipeline")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tokens_per_s"]["bridged"][0] > 0
+
+
+def test_a_pipeline_where_no_native_library_spans_the_islands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "speak_alike", lambda cluster: False)
+    found = pipeline.bench_pipeline(
+        cluster_file=None,
+        emulate="cpu:1,cpu:1",
+        bridge=None,
+        model="demo",
+        seq_len=16,
+        micro_batches=2,
+        settings=(),
+        rounds=1,
+        sink=Sink(),
+    )
+    assert set(found["tokens_per_s"]) == {"bridged", "naive"}
+    assert found["best_native"] == "bridged"
+
+
+def test_a_bridge_that_cannot_be_is_refused() -> None:
+    done = bench("--bridge", "direct")
+    assert done.returncode == 2
+    assert "no bridge can be direct here" in done.stderr
+    assert bench("--emulate", "h200:2").returncode == 2
+
+
+def test_layers_are_measured_as_a_tensor_groups_part_beside_whole_ones(tmp_path: Path) -> None:
+    for degree in ("1", "2"):
+        out = str(tmp_path / "p.yaml")
+        done = bench("--tensor", degree, "--samples", "1", "--seq-len", "64", "-o", out, "--json", what="ops")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["tensor"], found["speed"]) == (int(degree), 1.0)
+        assert min(found["block"][0]["forward_s"], found["head"][0]["backward_s"]) > 0
+    assert [c.tensor for c in load_profile(tmp_path / "p.yaml").classes] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [(("--tensor", "3"), "do not divide by 3"), (("--at-speed", "0.5"), "can be held to a share of their speed")],
+)
+def test_layers_that_cannot_be_measured_are_refused(argv: tuple[str, str], said: str, tmp_path: Path) -> None:
+    done = bench(*argv, "--samples", "1", "-o", str(tmp_path / "p.yaml"), what="ops")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "p.yaml").exists()

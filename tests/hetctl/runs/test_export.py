@@ -1,0 +1,143 @@
+"""Fine-tuning from a Hugging Face folder and back into one: `hetctl train --model DIR`, `hetctl export`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from hetctl.runs.export import copy_tokenizer
+from hetctl.trainer.data.samples import PackedTokens
+from hetctl.trainer.data.tokens import open_tokens
+from hetctl.trainer.recipe import DataSection
+
+tokenizers = pytest.importorskip("tokenizers")
+transformers = pytest.importorskip("transformers")
+ROOT = Path(__file__).parents[3]
+SETTINGS = (
+    "model.seq_len=32",
+    "batch.global_batch=4",
+    "train.steps=3",
+    "train.validation_samples=4",
+    "train.precision=fp32",
+    "optimizer.warmup_steps=1",
+)
+
+
+def hetctl(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "hetctl", *words, "--json"]
+    return subprocess.run(argv, cwd=ROOT, text=True, capture_output=True, check=False)
+
+
+def train(folder: Path, run: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    settings = [word for s in (*SETTINGS, *more) for word in ("--set", s)]
+    return hetctl("train", "--emulate", "h200:1,mi325x:1", "--model", str(folder), "--run-dir", str(run), *settings)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=300,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    transformers.Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer_config.json").write_text("{}")
+    return tmp_path / "model"
+
+
+def test_fine_tune_and_export(folder: Path, tmp_path: Path) -> None:
+    done = train(folder, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    summary: dict[str, Any] = json.loads(done.stdout)
+    tokens = open_tokens(DataSection())
+    inputs, targets = PackedTokens(tokens.train, seq_len=32, global_batch=4, seed=0).batch(0, 0, 4)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        logits = model(torch.as_tensor(inputs)).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.as_tensor(targets).flatten()).item()
+    assert summary["first_loss"] == pytest.approx(expected, abs=1e-4)
+
+    out = hetctl("export", str(tmp_path / "run"), "--to", str(tmp_path / "out"), "--precision", "fp32")
+    assert out.returncode == 0, out.stderr
+    document = json.loads(out.stdout)
+    assert document["step"] == 3
+    assert "generation_config.json" in document["files"]
+    assert "tokenizer_config.json" not in document["files"], "it was trained on bytes"
+    tuned = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        after = torch.nn.functional.cross_entropy(
+            tuned(torch.as_tensor(inputs)).logits.flatten(0, 1), torch.as_tensor(targets).flatten()
+        ).item()
+    assert after < expected - 0.05
+    again = hetctl("export", str(tmp_path / "run"), "--to", str(tmp_path / "out"))
+    assert again.returncode == 2
+    assert "not empty" in again.stderr
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Single letters and an end, in an order of their own."""
+    letters = "<|endoftext|> etaoinshrdlu"
+    words = {"<|endoftext|>": 0, "[UNK]": 1} | {letter: n for n, letter in enumerate(letters[13:], start=2)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    made.save(str(folder / "tokenizer.json"))
+
+
+def test_the_model_s_own_tokenizer_is_taken_and_exported(folder: Path, tmp_path: Path) -> None:
+    write_tokenizer(folder)
+    text = tmp_path / "a.txt"
+    text.write_text("the rain and the tide " * 200)
+    done = train(folder, tmp_path / "run", f"data.source={text}")
+    assert done.returncode == 0, done.stderr
+    assert f"data: {text}, tokenizer {folder}/tokenizer.json" in done.stderr.replace("\n", "")
+    recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
+    assert recipe["data"]["tokenizer"] == f"{folder}/tokenizer.json"
+    tokens = open_tokens(DataSection(source=str(text), tokenizer=f"{folder}/tokenizer.json"))
+    assert tokens.vocabulary < 30
+    inputs, targets = PackedTokens(tokens.train, seq_len=32, global_batch=4, seed=0).batch(0, 0, 4)
+    with torch.no_grad():
+        logits = transformers.AutoModelForCausalLM.from_pretrained(folder)(torch.as_tensor(inputs)).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.as_tensor(targets).flatten()).item()
+    assert json.loads(done.stdout)["first_loss"] == pytest.approx(expected, abs=1e-4)
+    out = hetctl("export", str(tmp_path / "run"), "--to", str(tmp_path / "out"))
+    assert out.returncode == 0, out.stderr
+    assert {"tokenizer.json", "tokenizer_config.json"} <= set(json.loads(out.stdout)["files"])
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+
+
+def test_only_the_tokenizer_that_made_the_tokens_is_exported(folder: Path, tmp_path: Path) -> None:
+    write_tokenizer(folder)
+    (tmp_path / "other").mkdir()
+    other, out = tmp_path / "other" / "mine.json", tmp_path / "out"
+    other.write_text("{}")
+    out.mkdir()
+    corpus = tmp_path / "corpus.bin"
+    assert copy_tokenizer(DataSection(), folder, out) == []
+    assert copy_tokenizer(DataSection(tokenizer=str(other)), folder, out) == ["tokenizer.json"]
+    assert (out / "tokenizer.json").read_text() == "{}"
+    both = ["tokenizer.json", "tokenizer_config.json"]
+    assert copy_tokenizer(DataSection(tokenizer=f"{folder}/tokenizer.json"), folder, out) == both
+    assert copy_tokenizer(DataSection(source=str(corpus)), folder, out) == both
+    assert copy_tokenizer(DataSection(source=str(corpus)), None, out) == []
+
+
+def test_weights_cut_short_stop_it_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    done = train(folder, tmp_path / "run")
+    assert done.returncode == 2
+    assert "damaged or cut short" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,98 @@
+"""`hetctl run`: an unmodified torch.distributed program on emulated islands, by its own word or by nccl's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SPEC = "a100:1,mi300x:2"
+PROGRAM = """
+import sys, torch, torch.distributed as dist, torch.nn as nn
+dist.init_process_group(sys.argv[1])
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4, bias=False))
+model(torch.full((2, 4), float(rank))).sum().backward()
+print("gradient", model.module.weight.grad.sum().item(), "over", dist.get_backend(), flush=True)
+inside = dist.new_group([1, 2])
+if rank:
+    value = torch.ones(1)
+    dist.all_reduce(value, group=inside)
+    print("inside", value.item(), type(inside).__name__, flush=True)
+if len(sys.argv) > 2 and rank == 1:
+    raise ValueError("planted \\033[31mred")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+STOPPED = """
+import os, signal, sys, datetime, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+dist.all_reduce(torch.ones(1), async_op=True).wait(datetime.timedelta(seconds=4))
+"""
+
+
+def run(
+    tmp_path: Path, *argv: str, options: tuple[str, ...] = (), program: str = PROGRAM
+) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "program.py").write_text(program)
+    command = [
+        sys.executable,
+        "-m",
+        "hetctl",
+        "run",
+        "--emulate",
+        "a100:1,mi300x:2",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
+    command += [*options, "--", "python", str(tmp_path / "program.py"), *argv]
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(("word", "options"), [("het", ()), ("nccl", ("--as-nccl",))])
+def test_a_stock_program_runs_across_islands(tmp_path: Path, word: str, options: tuple[str, ...]) -> None:
+    done = run(tmp_path, word, options=options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(3):
+        # the mean over ranks of 4 outputs x 2 samples x 4 inputs of the value `rank`
+        assert f"[{rank}] gradient 32.0 over het" in done.stdout
+    assert "[1] inside 2.0 ProcessGroup" in done.stdout
+
+
+def test_a_program_that_fails_is_explained(tmp_path: Path) -> None:
+    done = run(tmp_path, "het", "fail", options=("--json",))
+    assert done.returncode == 1
+    document = json.loads(done.stdout)
+    assert document["status"] == "failed"
+    failure = json.loads((tmp_path / "run" / "failure.json").read_text())
+    assert failure["rank"] == 1
+    assert "rank 1" in done.stderr
+    assert "\033" not in done.stderr
+
+
+def test_a_stopped_rank_is_named_though_its_peers_lost_patience_first(tmp_path: Path) -> None:
+    done = run(tmp_path, program=STOPPED)
+    assert done.returncode == 1
+    failure = json.loads((tmp_path / "run" / "failure.json").read_text())
+    assert failure["rank"] == 1, failure
+    assert "stopped it (SIGSTOP)" in failure["reason"]
+    assert 0 in failure["victims"]
+
+
+def test_what_is_no_program_is_said(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hetctl", "run", "--emulate", SPEC, "--bridge", "rdma", "--", "true"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 2
+    assert "rdma" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,189 @@
+"""Signals to a run on this machine: stop and save, end at once, save and go on, save and end; and the kernel's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SMALL = ("model.seq_len=16", "batch.global_batch=4", "train.validation_samples=4", "checkpoint.every=0")
+MEMORY = Path("/sys/fs/cgroup/memory")
+HOG = """
+import os, time
+if os.environ["RANK"] == "1":
+    hoard = [b"x" * (1 << 20) for _ in range(100_000)]
+time.sleep(600)
+"""
+
+
+class Running:
+    """A training in the background that would take for ever."""
+
+    def __init__(self, run: Path, *more: str) -> None:
+        settings = [word for key in (*SMALL, "train.steps=100000") for word in ("--set", key)]
+        argv = [sys.executable, "-m", "hetctl", "train", "--emulate", "h200:1,mi325x:1", "--run-dir", str(run)]
+        self.run, pipe = run, subprocess.PIPE
+        heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # nohup, which tests may run under, is inherited
+        self.process = subprocess.Popen(
+            [*argv, *settings, *more], cwd=ROOT, text=True, stdout=pipe, stderr=pipe, preexec_fn=heard
+        )
+
+    def await_steps(self, count: int) -> None:
+        wait_for(lambda: self.steps() >= count)
+
+    def steps(self) -> int:
+        metrics = self.run / "metrics.jsonl"
+        return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+    def checkpoints(self) -> list[str]:
+        return sorted(p.name for p in (self.run / "checkpoints").glob("step-*") if (p / "manifest.json").exists())
+
+    def end(self) -> dict[str, Any]:
+        self.said = "".join(self.process.communicate(timeout=120))
+        summary: dict[str, Any] = json.loads((self.run / "summary.json").read_text())
+        assert summary["processes_left"] == 0
+        return summary
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 120) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    started = Running(tmp_path / "run")
+    started.await_steps(2)
+    yield started
+    started.process.kill()
+
+
+def test_usr1_saves_and_goes_on_usr2_saves_and_ends_well(running: Running) -> None:
+    running.process.send_signal(signal.SIGUSR1)
+    wait_for(running.checkpoints)
+    saved = running.checkpoints()
+    running.await_steps(running.steps() + 2)
+    running.process.send_signal(signal.SIGUSR2)
+    summary = running.end()
+    assert (running.process.returncode, summary["status"]) == (0, "saved"), running.said
+    assert running.checkpoints() == [*saved, f"step-{summary['steps']:08d}"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_term_or_a_closed_terminal_stops_and_saves(running: Running, number: int) -> None:
+    running.process.send_signal(number)
+    summary = running.end()
+    assert (running.process.returncode, summary["status"]) == (128 + number, "interrupted"), running.said
+    assert summary["signal"] == number
+    assert running.checkpoints() == [f"step-{summary['steps']:08d}"]
+
+
+def test_a_last_save_that_fails_is_said_though_the_run_was_interrupted(running: Running) -> None:
+    """The checkpoints' folder is in the way of itself: it is a file."""
+    shutil.rmtree(running.run / "checkpoints", ignore_errors=True)
+    (running.run / "checkpoints").touch()
+    running.process.send_signal(signal.SIGINT)
+    summary = running.end()
+    assert (running.process.returncode, summary["status"]) == (130, "interrupted"), running.said
+    failure = json.loads((running.run / "failure.json").read_text())
+    assert "checkpoints" in failure["reason"]
+    assert summary["failure"] == failure["reason"]
+    said = " ".join(running.said.split())
+    assert f"the run was interrupted, and failed before it had ended: {failure['reason']}" in said
+    assert "may be lost" in said
+
+
+def test_what_failed_before_is_not_blamed_once_a_run_goes_on(running: Running) -> None:
+    running.process.send_signal(signal.SIGINT)
+    running.end()
+    failure = running.run / "failure.json"
+    failure.write_text("{}")
+    steps, again = running.steps(), Running(running.run)
+    again.await_steps(steps + 1)
+    assert not failure.exists()
+    again.process.send_signal(signal.SIGINT)
+    again.end()
+
+
+def test_a_second_ctrl_c_ends_at_once(running: Running) -> None:
+    """The ranks are stopped, so that only a kill can end them: the first one waits for their step."""
+    ranks = [e["pid"] for e in map(json.loads, (running.run / "events.jsonl").open()) if e["event"] == "started"]
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.stdout is not None
+    assert any("again: at once" in line for line in running.process.stdout)
+    began = time.monotonic()
+    for pid in ranks:  # the first Ctrl-C lets them go on, to finish their step
+        os.kill(pid, signal.SIGSTOP)
+    running.process.send_signal(signal.SIGINT)
+    summary = running.end()
+    assert (running.process.returncode, summary["status"]) == (130, "interrupted"), running.said
+    assert time.monotonic() - began < 8
+    assert not running.checkpoints()
+
+
+def test_figures_that_a_lost_launcher_never_heard_reach_the_next_one(running: Running) -> None:
+    """The launcher is frozen while ranks go on, then killed: what they did meanwhile is told when the run goes on."""
+    os.kill(running.process.pid, signal.SIGUSR1)
+    wait_for(running.checkpoints)
+    os.kill(running.process.pid, signal.SIGSTOP)
+    heard = running.steps()
+    wait_for(lambda: (running.run / "launch" / "unheard.json").exists(), 60)  # the lease has lapsed
+    running.process.kill()
+    running.process.wait()
+    again = Running(running.run)
+    wait_for(lambda: running.steps() > heard + 1)
+    again.process.send_signal(signal.SIGTERM)
+    again.end()
+    steps = [json.loads(line)["step"] for line in (running.run / "metrics.jsonl").open()]
+    assert set(steps) == set(range(1, max(steps) + 1)), again.said
+    assert not (running.run / "launch" / "unheard.json").exists()
+
+
+def test_ctrl_z_does_not_suspend_the_launcher(running: Running) -> None:
+    running.process.send_signal(signal.SIGTSTP)
+    running.await_steps(running.steps() + 2)
+    running.process.send_signal(signal.SIGTERM)
+    running.end()
+    assert "not suspended" in running.said
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A memory cgroup (version 1) of 700 MiB."""
+    made = MEMORY / f"hetctl-{os.getpid()}"
+    try:
+        made.mkdir()
+        (made / "memory.limit_in_bytes").write_text(str(700 << 20))
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    yield made
+    wait_for(lambda: not (made / "cgroup.procs").read_text().split(), 30)
+    made.rmdir()
+
+
+def test_a_rank_that_eats_all_memory_is_named_so(group: Path, tmp_path: Path) -> None:
+    (tmp_path / "hog.py").write_text(HOG)
+    argv = [sys.executable, "-m", "hetctl", "run", "--emulate", "h200:1,mi325x:1", "--run-dir", "run", "--", "python"]
+    enter = f'echo $$ > {group}/cgroup.procs; exec "$@"'
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = ["sh", "-c", enter, "sh", *argv, "hog.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stderr
+    failure = json.loads((tmp_path / "run" / "failure.json").read_text())
+    assert failure["rank"] == 1
+    assert "ran out of memory" in failure["reason"]

@@ -1,0 +1,100 @@
+"""This machine's shell: output, stdin, caps, deadlines, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import pytest
+
+from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.local import LocalShell
+from hetctl.launcher.hosts.shell import MAX_STDERR_BYTES, Finished, ShellError, run
+
+PYTHON = [sys.executable, "-I", "-"]
+
+
+def python(source: str, *, seconds: float = 20.0, max_bytes: int = 1 << 20) -> Finished:
+    return run(LocalShell(), PYTHON, deadline=Deadline(seconds), stdin=source.encode(), max_bytes=max_bytes)
+
+
+def test_output_exit_code_and_both_streams() -> None:
+    done = python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)")
+    assert (done.exit_code, done.stdout, done.stderr) == (7, b"out\n", b"err\n")
+
+
+def test_a_signal_is_a_negative_exit_code() -> None:
+    assert python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)").exit_code == -9
+
+
+def test_stdin_larger_than_any_pipe_while_output_flows_the_other_way() -> None:
+    echo = "import sys\nwhile chunk := sys.stdin.buffer.read(4096): sys.stdout.buffer.write(chunk)"
+    payload = os.urandom(1 << 20)
+    done = run(LocalShell(), [sys.executable, "-c", echo], deadline=Deadline(20), stdin=payload, max_bytes=1 << 21)
+    assert done.stdout == payload
+
+
+def test_a_command_that_reads_nothing_does_no_harm() -> None:
+    done = run(LocalShell(), ["true"], deadline=Deadline(20), stdin=b"x" * (1 << 20))
+    assert done.exit_code == 0
+
+
+def test_too_much_output_ends_it_at_once() -> None:
+    begin = time.monotonic()
+    with pytest.raises(ShellError) as caught:
+        python("while True: print('x' * 100000)", max_bytes=1 << 20)
+    assert caught.value.problem == "too-much-output"
+    assert time.monotonic() - begin < 10
+
+
+def test_stderr_is_cut_and_never_fatal() -> None:
+    done = python("import sys; sys.stderr.write('x' * 1000000)")
+    assert len(done.stderr) == MAX_STDERR_BYTES
+
+
+def test_the_deadline_kills_the_whole_group() -> None:
+    source = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)"
+    )
+    pids: list[int] = []
+    deadline = Deadline(2.0)
+    with pytest.raises(ShellError) as caught:
+        run(
+            LocalShell(), PYTHON, deadline=deadline, stdin=source.encode(), on_output=lambda p: pids.append(int(p.data))
+        )
+    assert caught.value.problem == "timeout"
+    assert _gone(pids[0])
+
+
+def test_a_grandchild_that_holds_the_pipe_does_not_hold_us() -> None:
+    source = (
+        "import subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print('done')"
+    )
+    begin = time.monotonic()
+    assert python(source).stdout == b"done\n"
+    assert time.monotonic() - begin < 10
+
+
+def test_no_such_command() -> None:
+    with pytest.raises(ShellError) as caught:
+        run(LocalShell(), ["no-such-program-here"], deadline=Deadline(5))
+    assert caught.value.problem == "no-such-command"
+
+
+def _gone(pid: int) -> bool:
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                if file.read().rsplit(")", 1)[1].split()[0] == "Z":
+                    return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False

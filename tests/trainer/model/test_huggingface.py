@@ -1,0 +1,264 @@
+"""Our models against transformers: the same weights give the same logits, and files travel both ways."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.trainer.model.config import config_of, find_shape, shape_from_config
+from hetctl.trainer.model.head_loss import IGNORED, head_loss, summed_loss
+from hetctl.trainer.model.huggingface import WeightFiles, check_weights, load_weights, write_model
+from hetctl.trainer.model.model import StageModel
+from hetctl.trainer.model.random_weights import CHUNK, fill_normal
+from hetctl.trainer.model.shapes import ModelShape
+
+transformers = pytest.importorskip("transformers")
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
+CONFIGS = {
+    "llama 2": ("Llama", {"num_key_value_heads": 4}),
+    "llama 3, grouped": ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "llama 3.1": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama, tied, wide heads": ("Llama", {"tie_word_embeddings": True, "head_dim": 32}),
+    "llama, biases": ("Llama", {"attention_bias": True}),
+    "llama, linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "qwen2": ("Qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen2, tied, yarn": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+}
+
+
+def theirs(name: str) -> Any:
+    family, more = CONFIGS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **more})
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)  # biases and norms too
+    return model
+
+
+def logits_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(tokens).logits
+    return found
+
+
+def ours_from(folder: Path) -> tuple[ModelShape, StageModel]:
+    shape = find_shape(str(folder))
+    model = StageModel(shape, (0, shape.layers))
+    load_weights(folder, model.named())
+    return shape, model
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_equal_those_of_transformers_and_travel_back(name: str, tmp_path: Path) -> None:
+    model = theirs(name)
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="100KB" if "tied" in name else "1GB")
+    assert (tmp_path / "theirs/model.safetensors.index.json").exists() == ("tied" in name)
+    shape, ours = ours_from(tmp_path / "theirs")
+    tokens = torch.randint(0, 128, (2, 100))
+    with torch.no_grad():
+        assert torch.allclose(ours(tokens), logits_of(model, tokens), atol=2e-5, rtol=1e-4)
+    named = {n: p.detach() for n, p in ours.named().items()}
+    config = config_of(shape, dtype="float32")
+    write_model(tmp_path / "back", config, named, named.__getitem__, dtype=torch.float32, max_file_bytes=100_000)
+    assert json.loads((tmp_path / "back/model.safetensors.index.json").read_text())["weight_map"]
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
+    assert type(back) is type(model)
+    assert torch.equal(logits_of(back, tokens), logits_of(model, tokens))
+
+
+def test_stages_together_are_the_whole_model() -> None:
+    shape = shape_from_config({"model_type": "qwen2", **SIZES}, where="x")
+    whole, first, last = (StageModel(shape, span) for span in ((0, 3), (0, 1), (1, 3)))
+    for model in (whole, first, last):
+        model.initialise(7)
+    tokens = torch.randint(0, 128, (1, 16))
+    with torch.no_grad():
+        assert torch.equal(whole(tokens), last(first(tokens)))
+
+
+def test_head_loss_is_cross_entropy_with_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    hidden, weight = torch.randn(2, 9, 8, dtype=torch.float64), torch.randn(21, 8, dtype=torch.float64)
+    targets = torch.randint(0, 21, (2, 9))
+    targets[0, 4:] = IGNORED
+    found = []
+    for chunk in (1, 1 << 30):
+        monkeypatch.setattr("hetctl.trainer.model.head_loss.CHUNK_BYTES", chunk * 21 * 4)
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        scaled, total = head_loss(h, w, targets, scale=0.25)
+        scaled.backward()
+        found.append((total, h.grad, w.grad))
+        with torch.no_grad():
+            assert torch.allclose(head_loss(h, w, targets, scale=1.0)[1], total)
+    h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    total = summed_loss(h @ w.t(), targets)
+    (total * 0.25).backward()
+    for one in found:
+        for a, b in zip(one, (total, h.grad, w.grad), strict=True):
+            assert a is not None
+            assert b is not None
+            assert torch.allclose(a, b, atol=1e-12)
+
+
+def test_random_weights_depend_on_their_place_alone() -> None:
+    whole, part = torch.empty(CHUNK + 77), torch.empty(50)
+    fill_normal(whole, seed=3, name="a", std=0.02)
+    fill_normal(part, seed=3, name="a", std=0.02, first=CHUNK - 20)
+    assert torch.equal(part, whole[CHUNK - 20 : CHUNK + 30])
+    assert whole.mean().abs() < 1e-4
+    assert whole.std() == pytest.approx(0.02, rel=1e-2)
+    other = torch.empty(50)
+    fill_normal(other, seed=3, name="b", std=0.02)
+    assert not torch.equal(other, whole[:50])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "mixtral"}, "model_type 'mixtral'"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"hidden_size": "64"}, "hidden_size"),
+        ({"num_key_value_heads": 3}, "do not divide"),
+        ({"model_type": ["llama"]}, r"model_type \['llama'\]"),
+        ({"tie_word_embeddings": "false"}, "'tie_word_embeddings' must be true or false, found 'false'"),
+        ({"attention_bias": 0}, "'attention_bias' must be true or false"),
+        ({"use_sliding_window": True, "sliding_window": "64"}, "'sliding_window' must be a whole number"),
+        ({"num_hidden_layers": 10**9}, "layers must be at most 2000, found 1000000000"),
+        ({"hidden_size": 10**400}, "hidden must be at most 2147483647"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps must be finite and at least 0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be finite and at least 0"),
+        ({"rope_theta": 0}, "rope_theta must be finite and positive, found 0.0"),
+        ({"rope_theta": -1e4}, "rope_theta must be finite and positive"),
+        ({"rope_theta": 10**400}, "'rope_theta' is too large a number"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be finite and positive"),
+        ({"rope_scaling": {"type": "linear"}}, "'factor' must be a number, found None"),
+        *(({"rope_parameters": {**LLAMA3, key: None}}, f"'{key}' must be") for key in list(LLAMA3)[2:5]),
+        ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1}}, "high_freq_factor must be larger"),
+        ({"rope_parameters": {**YARN, "factor": None}}, "'factor' must be a number"),
+        ({"rope_parameters": {**YARN, "original_max_position_embeddings": 0}}, "original_max_seq_len must be"),
+        ({"rope_parameters": {**YARN, "beta_slow": 0}}, "beta_slow must be finite and positive"),
+        ({"rope_parameters": {**YARN, "rope_theta": 1}}, "rope_theta must be larger than 1 for yarn"),
+    ],
+)
+def test_configs_that_are_not_followed_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        shape_from_config({"model_type": "llama", **SIZES, **change}, where="config.json")
+
+
+def test_broken_weights_are_named(tmp_path: Path) -> None:
+    theirs("llama 2").save_pretrained(tmp_path)
+    shape = find_shape(str(tmp_path))
+    file = tmp_path / "model.safetensors"
+    with pytest.raises(ConfigError, match="has no 'model"):
+        WeightFiles(tmp_path).read("model.layers.9.mlp.up_proj.weight", (1, 1))
+    with pytest.raises(ConfigError, match="has shape"):
+        WeightFiles(tmp_path).read("model.norm.weight", (shape.hidden + 1,))
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(ConfigError, match="damaged or cut short"):
+        check_weights(tmp_path, shape)
+
+
+def rewritten(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> ModelShape:
+    """The folder's single file with its tensors edited; the shape of its config."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return find_shape(str(folder))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weights_are_checked_by_what_the_model_needs(name: str, tmp_path: Path) -> None:
+    theirs(name).save_pretrained(tmp_path)
+    shape = find_shape(str(tmp_path))
+    check_weights(tmp_path, shape)
+    rewritten(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(128, 64)}))
+    check_weights(tmp_path, shape)  # a tied head may be there as well
+    rewritten(tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
+    if shape.tied_embeddings:
+        check_weights(tmp_path, shape)
+    else:
+        with pytest.raises(ConfigError, match=r"model\.safetensors has no 'lm_head\.weight'$"):
+            check_weights(tmp_path, shape)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda t: t.pop("model.layers.1.self_attn.q_proj.bias"), "has no 'model.layers.1.self_attn.q_proj.bias'$"),
+        (
+            lambda t: [t.pop(name) for name in list(t) if ".mlp." in name],
+            r"has no 'model.layers.0.mlp.gate_proj.weight' \(8 more are missing or of another shape or type\)$",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": torch.zeros(65)}),
+            r"'model.norm.weight' has shape \[65\] in .*model.safetensors, config.json says \[64\]$",
+        ),
+    ],
+)
+def test_weights_of_another_model_are_named(
+    edit: Callable[[dict[str, torch.Tensor]], object], words: str, tmp_path: Path
+) -> None:
+    theirs("qwen2").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        check_weights(tmp_path, rewritten(tmp_path, edit))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int64", "bool", "float8_e4m3fn", "complex64"])
+def test_weights_that_are_no_floats_are_named(kind: str, tmp_path: Path) -> None:
+    theirs("qwen2").save_pretrained(tmp_path)
+    edit = lambda t: t.update({"model.norm.weight": torch.ones(64).to(getattr(torch, kind))})  # noqa: E731
+    shape = rewritten(tmp_path, edit)
+    for look in (
+        lambda: check_weights(tmp_path, shape),
+        lambda: WeightFiles(tmp_path).read("model.norm.weight", (64,)),
+    ):
+        with pytest.raises(ConfigError, match=r"'model\.norm\.weight' is stored as \w+ in .*model\.safetensors"):
+            look()
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_weights_of_any_plain_float_are_read(kind: torch.dtype, tmp_path: Path) -> None:
+    theirs("qwen2").save_pretrained(tmp_path)
+    shape = rewritten(tmp_path, lambda t: t.update({name: tensor.to(kind) for name, tensor in t.items()}))
+    check_weights(tmp_path, shape)
+    load_weights(tmp_path, StageModel(shape, (0, shape.layers)).named())
+
+
+def test_an_index_that_names_the_wrong_file(tmp_path: Path) -> None:
+    theirs("qwen2").save_pretrained(tmp_path, max_shard_size="100KB")
+    index = tmp_path / "model.safetensors.index.json"
+    found = json.loads(index.read_text())
+    where = found["weight_map"]
+    others = [file for file in where.values() if file != where["model.norm.weight"]]
+    where["model.norm.weight"] = others[0]
+    index.write_text(json.dumps(found))
+    with pytest.raises(ConfigError, match=rf"{others[0]} has no 'model.norm.weight', which .* says it holds$"):
+        check_weights(tmp_path, find_shape(str(tmp_path)))

@@ -1,0 +1,213 @@
+"""What a device really takes for each kind of layer: the trainer's own modules, timed forward and backward."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.trainer.gradients.buckets import Piece
+from hetctl.trainer.gradients.optimizer import build_optimizer
+from hetctl.trainer.model.head_loss import head_loss
+from hetctl.trainer.model.model import RMSNorm, StageModel
+from hetctl.trainer.model.sample_shares import share
+from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.model.tensor_parallel import ALONE, SharedVocabulary, TensorShare
+from hetctl.trainer.planning.profile import ClassProfile, Point
+from hetctl.trainer.ranks.emulated_device import slowed
+from hetctl.trainer.recipe import OptimizerSection
+
+BLOCKS = 4  # timed in a row, so that launches overlap as they do in training
+ROUNDS = 7
+WARM_UP = 2
+WARM_S = 1.5  # of work before a GPU is timed: its clock falls under load
+UPDATED = 1 << 28  # parameters of a timed update, fewer on a CPU
+
+Timed = Callable[[], tuple[float, float]]  # seconds of one forward and one backward
+
+
+def measure_class(
+    shape: ModelShape,
+    seq_len: int,
+    *,
+    device_class: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    samples: Sequence[int] = (1, 2, 4, 8),
+    speed: float = 1.0,
+    tensor: int = 1,
+) -> ClassProfile:
+    """Seconds per layer kind for each number of samples that fits, on a device held to a share of its speed, of one
+    rank's part in a tensor group (whose sums are over this process alone).
+
+    Raises torch.OutOfMemoryError when not even the first fits, ConfigError where no device can be held back.
+    """
+    where = Where(shape, seq_len, device, dtype)
+    with slowed(device, speed) as held, _part(device, tensor) as part:
+        if speed < 1.0 and held is None:
+            raise ConfigError("only NVIDIA GPUs can be held to a share of their speed", hint="leave --at-speed out")
+        block = _points(partial(_block, where, part=part), device, samples)
+        embedding = _points(partial(_embedding, where), device, samples)
+        head = _points(partial(_head, where, part=part), device, samples)
+        update = _update(device, dtype)
+    return ClassProfile(device_class, shape.name, seq_len, block, embedding, head, update, speed, tensor)
+
+
+@dataclass(frozen=True)
+class Where:
+    """What is timed, and on what."""
+
+    shape: ModelShape
+    seq_len: int
+    device: torch.device
+    dtype: torch.dtype
+
+
+@contextlib.contextmanager
+def _part(device: torch.device, tensor: int) -> Iterator[TensorShare]:
+    """The first rank's part in a tensor group; the group is this process alone, so sums cost their launch."""
+    if tensor == 1:
+        yield ALONE
+        return
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield TensorShare(tensor, 0, dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+
+
+def _points(make: Callable[[int], Timed], device: torch.device, samples: Sequence[int]) -> tuple[Point, ...]:
+    points: list[Point] = []
+    for count in sorted(samples):
+        try:
+            forward, backward = _typical(make(count), device)
+        except torch.OutOfMemoryError:
+            if not points:
+                raise
+            break
+        points.append(Point(count, forward, backward))
+    return tuple(points)
+
+
+def _block(where: Where, samples: int, *, part: TensorShare) -> Timed:
+    shape, device, dtype = where.shape, where.device, where.dtype
+    count = min(BLOCKS, max(1, shape.layers - 2))
+    layers = (1, 1 + count) if shape.layers > count + 1 else (0, shape.layers)
+    with device:
+        model = StageModel(shape, layers, tensor=part).to(dtype)
+    blocks = list(model.layers.values())
+    _accumulate([p for block in blocks for p in block.parameters()])
+    x = torch.randn(samples, where.seq_len, shape.hidden, dtype=dtype, device=device, requires_grad=True)
+    cos, sin = model.rotary(x)
+    gradient = torch.randn_like(x)
+
+    def once() -> tuple[float, float]:
+        start = _now(device)
+        y = x
+        for block in blocks:
+            y = block(y, cos, sin)
+        middle = _now(device)
+        y.backward(gradient)
+        return (middle - start) / len(blocks), (_now(device) - middle) / len(blocks)
+
+    return once
+
+
+def _embedding(where: Where, samples: int) -> Timed:
+    shape, seq_len, device, dtype = where.shape, where.seq_len, where.device, where.dtype
+    table = nn.Embedding(shape.vocab, shape.hidden, device=device, dtype=dtype)
+    tokens = torch.randint(0, shape.vocab, (samples, seq_len), device=device)
+    _accumulate(list(table.parameters()))
+    gradient = torch.randn(samples, seq_len, shape.hidden, dtype=dtype, device=device)
+
+    def once() -> tuple[float, float]:
+        start = _now(device)
+        y = table(tokens)
+        middle = _now(device)
+        y.backward(gradient)
+        return middle - start, _now(device) - middle
+
+    return once
+
+
+def _head(where: Where, samples: int, *, part: TensorShare) -> Timed:
+    shape, seq_len, device, dtype = where.shape, where.seq_len, where.device, where.dtype
+    norm = RMSNorm(shape.hidden, shape.rms_eps).to(device, dtype)
+    low, high = share(shape.vocab, part.degree, part.index)
+    weight = nn.Parameter(torch.randn(high - low, shape.hidden, dtype=dtype, device=device) * 0.02)
+    shared: dict[str, Any] = {}
+    if part.degree > 1:
+        shared = {"kernel": SharedVocabulary(shape.vocab, part), "total": part.sum, "words": high - low}
+    _accumulate([*norm.parameters(), weight])
+    x = torch.randn(samples, seq_len, shape.hidden, dtype=dtype, device=device, requires_grad=True)
+    targets = torch.randint(0, shape.vocab, (samples, seq_len), device=device)
+
+    def once() -> tuple[float, float]:
+        start = _now(device)
+        loss, _ = head_loss(norm(x), weight, targets, scale=1.0 / targets.numel(), **shared)
+        middle = _now(device)
+        loss.backward()
+        return middle - start, _now(device) - middle
+
+    return once
+
+
+def _accumulate(parameters: Sequence[nn.Parameter]) -> None:
+    """Let backward add gradients up in full precision and drop them, as a step of several micro-batches does."""
+
+    def add(parameter: nn.Parameter, total: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        total.add_(parameter.grad)
+        parameter.grad = None
+
+    for parameter in parameters:
+        wide = torch.zeros_like(parameter, dtype=torch.float64 if parameter.dtype == torch.float64 else torch.float32)
+        parameter.register_post_accumulate_grad_hook(partial(add, total=wide.detach()))
+
+
+def _update(device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds per parameter of an update as the loop makes it: norm of the gradient, optimiser, copy for computing."""
+    count = UPDATED if device.type == "cuda" else UPDATED // 16
+    master = torch.zeros(count, device=device)
+    weights, master.grad = torch.zeros(count, dtype=dtype, device=device), torch.zeros(count, device=device)
+    optimizer = build_optimizer([Piece(master, decays=True)], OptimizerSection())
+
+    def once() -> tuple[float, float]:
+        start = _now(device)
+        assert master.grad is not None
+        torch.linalg.vector_norm(master.grad)
+        optimizer.step()
+        weights.copy_(master)
+        return (_now(device) - start) / count, 0.0
+
+    return _typical(once, device)[0]
+
+
+def _typical(once: Timed, device: torch.device) -> tuple[float, float]:
+    """Medians of several rounds on a device as warm, hence as slow, as training makes it; on CPUs, which others use
+    too, lower quartiles. Gradients accumulate, as in training."""
+    warm, began = 0, time.perf_counter()
+    while warm < WARM_UP or (device.type == "cuda" and time.perf_counter() - began < WARM_S):
+        once()
+        warm += 1
+    rounds = [once() for _ in range(ROUNDS)]
+    which = 1 if device.type == "cuda" else 0
+    forward, backward = ([r[i] for r in rounds] for i in (0, 1))
+    return statistics.quantiles(forward, n=4)[which], statistics.quantiles(backward, n=4)[which]
+
+
+def _now(device: torch.device) -> float:
+    """Seconds on a clock that has waited for all that was launched."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,107 @@
+"""One rank of `hetctl bench plans`: whole training steps of several plans, one plan after the other."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from hetctl.comm.contract.placement import VARIABLE as PLACEMENT_VARIABLE
+from hetctl.comm.contract.placement import current_placement
+from hetctl.comm.contract.rank_events import Reporter
+from hetctl.comm.contract.values import decode
+from hetctl.comm.group import backend
+from hetctl.comm.operation.c10d import PrefixStore
+from hetctl.trainer.bench.samples import RandomSamples, rank_device, settle
+from hetctl.trainer.job import Job
+from hetctl.trainer.loop.loop import build
+from hetctl.trainer.ranks.emulated_device import cap_memory, slowed
+
+JOBS_VARIABLE = "HETCTL_BENCH_JOBS"  # names a JSON list of jobs
+PLACEMENTS_VARIABLE = "HETCTL_BENCH_PLACEMENTS"  # names a JSON list of placements, one a job: islands may be relabelled
+STEPS_VARIABLE = "HETCTL_BENCH_STEPS"
+WARM_UP = 2
+
+
+def measure(job: Job, device: torch.device, steps: int) -> dict[str, Any]:
+    """Seconds of each of `steps` steps after two that do not count, and the most memory any rank held.
+
+    They follow each other as in a run: what a step leaves on its way, such as weights for the next forward, is the next
+    one's. Each step's host waits for its device where the loss is agreed on, so the time of its return is the device's.
+    """
+    with device:
+        trainer = build(job, device, training=RandomSamples(job.shape.vocab, job.plan.seq_len))
+    returned = []
+    for number in range(WARM_UP + steps):
+        trainer.train_step(number)
+        returned.append(time.perf_counter())
+        trainer.timeline.end_step()
+    settle(device)
+    seconds = [after - before for before, after in pairwise(returned[WARM_UP - 1 :])]
+    trainer.batches.close()
+    trainer.gradients.close()
+    peak = torch.tensor(torch.cuda.max_memory_allocated() if device.type == "cuda" else 0)
+    dist.all_reduce(peak, dist.ReduceOp.MAX)
+    return {"seconds": seconds, "peak_memory_bytes": int(peak) or None}
+
+
+@contextmanager
+def placed(text: str) -> Iterator[None]:
+    """Process groups made inside see the islands of this placement."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(text)
+        file.flush()
+        os.environ[PLACEMENT_VARIABLE] = file.name
+        current_placement.cache_clear()
+        yield
+
+
+def one_plan(
+    job: Job, number: int, device: torch.device, store: Callable[[], tuple[Any, int, int]], steps: int
+) -> dict[str, Any]:
+    """A plan in process groups of its own, so that nothing of it stays behind."""
+    base, rank, world = store()
+    timeout = timedelta(seconds=job.timeout_s)
+    dist.init_process_group(
+        "het", store=PrefixStore(f"plan{number}/", base), rank=rank, world_size=world, timeout=timeout
+    )
+    cap_memory(device, job.plan.ranks[rank].memory_bytes)
+    with slowed(device, job.plan.ranks[rank].speed) as slower:
+        found = measure(job, device, steps)
+    dist.destroy_process_group()  # not after an error: peers may be gone, and leaving politely would wait for them
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    return found | {"slower": str(slower) if slower else None}
+
+
+@record
+def main() -> None:
+    """Run every plan, report each from rank 0."""
+    jobs = [decode(Job, j, where="job") for j in json.loads(Path(os.environ[JOBS_VARIABLE]).read_text("utf-8"))]
+    placements = json.loads(Path(os.environ[PLACEMENTS_VARIABLE]).read_text("utf-8"))
+    device = rank_device()
+    backend.register()
+    found = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=jobs[0].timeout_s))))
+    reporter = Reporter(active=found[1] == 0)
+    for number, job in enumerate(jobs):
+        with placed(placements[number]):
+            outcome = one_plan(job, number, device, lambda: found, int(os.environ[STEPS_VARIABLE]))
+        reporter.emit("plan", number=number, **outcome)
+
+
+if __name__ == "__main__":
+    main()

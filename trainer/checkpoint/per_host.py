@@ -1,0 +1,132 @@
+"""Checkpoints of hosts that share no folder: each keeps the shards its ranks wrote, and lends them for loading."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.units import MiB
+from hetctl.trainer.checkpoint.file_wait import meet
+from hetctl.trainer.checkpoint.listing import MANIFEST
+
+VARIABLE = "HETCTL_SPREAD"  # set by the launcher where the hosts of a run share no folder
+CHUNK_BYTES = 64 * MiB
+
+
+def spread() -> bool:
+    """Whether every host keeps its own part of a checkpoint."""
+    return os.environ.get(VARIABLE) == "1"
+
+
+def leads() -> bool:
+    """Whether this rank commits checkpoints: one rank of the run, or one on each host where they share no folder."""
+    return os.environ.get("LOCAL_RANK") == "0" if spread() else dist.get_rank() == 0
+
+
+def gather(path: Path, names: Iterable[str], *, group: Any = None) -> Path:
+    """A folder here that holds what this host's ranks need of a checkpoint (parameters `names`); all ranks call it.
+
+    Files that only other hosts hold are sent by them. `group` is of all ranks, with time for that. Raises ConfigError
+    when nobody has one.
+    """
+    if not spread():
+        return path
+    target = path.with_name(f"gathered-{path.name}")
+    manifest = _merged(path, group)
+    about: dict[str, Any] = {
+        "host": os.environ.get("HETCTL_HOST", str(dist.get_rank())),
+        "leads": leads(),
+        "has": [f for f in manifest["files"] if (path / f).is_file()],
+        "needs": _needed(manifest, set(names)),
+    }
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, about, group=group)
+    if leads():
+        target.mkdir(parents=True, exist_ok=True)
+        for name in about["has"]:
+            if not (target / name).exists():
+                os.link(path / name, target / name)
+        write_json(target / MANIFEST, manifest)
+    for name in sorted(manifest["files"]):
+        _lend(name, path, target, everybody, group)
+    meet(group)
+    return target
+
+
+def release(path: Path, *, group: Any = None) -> None:
+    """Remove what `gather` made, once all ranks have read it; all ranks call it."""
+    meet(group)
+    if spread() and leads() and path.name.startswith("gathered-"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _merged(path: Path, group: Any) -> dict[str, Any]:
+    """What all hosts' manifests say together."""
+    try:
+        mine = json.loads((path / MANIFEST).read_text())
+    except (OSError, ValueError):
+        mine = None
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, mine, group=group)
+    found = [m for m in everybody if m is not None]
+    if not found:
+        raise ConfigError(f"no host has a checkpoint at {path}")
+    merged = dict(found[0])
+    for key, value in merged.items():
+        if isinstance(value, dict):
+            merged[key] = {k: v for m in found for k, v in m[key].items()}
+    return merged
+
+
+def _needed(manifest: dict[str, Any], names: set[str]) -> list[str]:
+    """The files with parts of these parameters; a tensor's key begins with its parameter's name."""
+    return [f for f, about in manifest["files"].items() if any(t.partition(":")[0] in names for t in about["tensors"])]
+
+
+def _lend(name: str, path: Path, target: Path, everybody: list[Any], group: Any) -> None:
+    """Send one file from the first rank that has it to the leader of each host that needs and lacks it."""
+    rank = dist.get_rank()
+    holders = [r for r, about in enumerate(everybody) if name in about["has"]]
+    here = {about["host"] for about in everybody if name in about["has"]}
+    hosts = {about["host"] for about in everybody if name in about["needs"]} - here
+    if not hosts:
+        return
+    if not holders:
+        raise ConfigError(f"{path.name} is incomplete: no host of this run has {name}", hint="its host is gone")
+    for receiver in (r for r, about in enumerate(everybody) if about["leads"] and about["host"] in hosts):
+        if rank == holders[0]:
+            send_file(path / name, receiver, group=group)
+        elif rank == receiver:
+            receive_file(target / name, holders[0], group=group)
+
+
+def send_file(file: Path, to: int, *, group: Any = None) -> None:
+    """Send a file's bytes to a rank that calls `receive_file`."""
+    size = file.stat().st_size
+    dist.send(torch.tensor([size]), to, group=group)
+    with file.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            dist.send(torch.frombuffer(bytearray(chunk), dtype=torch.uint8), to, group=group)
+
+
+def receive_file(file: Path, sender: int, *, group: Any = None) -> None:
+    """Write what a rank sends by `send_file`; it is on disk when this returns."""
+    size = torch.zeros(1, dtype=torch.int64)
+    dist.recv(size, sender, group=group)
+    left = int(size)
+    with file.open("wb") as stream:
+        while left:
+            chunk = torch.empty(min(left, CHUNK_BYTES), dtype=torch.uint8)
+            dist.recv(chunk, sender, group=group)
+            stream.write(chunk.numpy().tobytes())
+            left -= chunk.numel()
+        os.fsync(stream.fileno())

@@ -1,0 +1,257 @@
+"""Checkpoints: safetensors parts and a JSON manifest with hashes, written in the background, committed by one rename.
+
+Every element of masters and optimiser state is written once, by a rank that keeps it, under its parameter's Hugging
+Face name and place, so that a checkpoint loads under any other plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.units import GiB
+from hetctl.trainer.checkpoint.file_wait import meet
+from hetctl.trainer.checkpoint.listing import MANIFEST, set_aside, whole_ones
+from hetctl.trainer.checkpoint.per_host import leads
+from hetctl.trainer.checkpoint.reader import FORMAT, Reader
+from hetctl.trainer.checkpoint.shard_copies import Copier
+from hetctl.trainer.gradients.gradients import Gradients
+from hetctl.trainer.model.tensor_cuts import Cut
+
+MASTER = "master"
+MAX_FILE_BYTES = GiB
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements [first, past) of one parameter's masters or optimiser state (of its `cut`, flat), on the host."""
+
+    name: str
+    kind: str
+    first: int
+    values: torch.Tensor
+    cut: Cut
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}:{self.kind}:{self.first}"
+
+    @property
+    def entry(self) -> list[Any]:
+        """What the manifest says of it: [name, kind, first, past], and which part of the parameter that counts in."""
+        cut = [] if self.cut.is_whole else [self.cut.dim, self.cut.low, self.cut.high]
+        return [self.name, self.kind, self.first, self.first + self.values.numel(), *cut]
+
+
+class Checkpoints:
+    """Saves what this rank keeps; every rank calls the same methods after the same steps.
+
+    `beyond` is the step of this folder's checkpoint that the run goes on from; those of later steps are `superseded`.
+    `patient` is a group whose operations may wait as long as files take.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        gradients: Gradients,
+        optimizer: torch.optim.Optimizer,
+        *,
+        keep: int,
+        beyond: int,
+        patient: Any = None,
+        copier: Copier | None = None,
+    ) -> None:
+        self.folder, self.gradients, self.optimizer, self.keep = folder, gradients, optimizer, keep
+        self.copier, self._patient = copier, patient
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: tuple[int, int, Future[None]] | None = None
+        self._retiring: Future[None] | None = None
+        self.superseded: Path | None = None
+        self.on_commit: Callable[[int], object] = lambda step: None
+        if leads():
+            for left in folder.glob("step-*.partial"):
+                shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
+            self.superseded = set_aside(folder, beyond=beyond)
+        meet(patient)
+
+    @property
+    def written(self) -> bool:
+        """Whether this rank's part of a pending save is on disk. What went wrong in writing is raised here."""
+        if self._pending is None or not self._pending[2].done():
+            return False
+        self._pending[2].result()
+        return True
+
+    def begin(self, step: int, *, updates: int) -> None:
+        """Copy the state after `step` steps, and start writing it; a save still pending is finished first."""
+        self._settle()
+        parts = list(_snapshot(self.gradients, self.optimizer))
+        shapes = {name: list(shape) for name, shape in self.gradients.whole_shapes().items()}
+        self._pending = (step, updates, self._thread.submit(self._keep, self._partial(step), parts, shapes))
+
+    def _keep(self, partial: Path, parts: list[Part], shapes: dict[str, list[int]]) -> None:
+        names = _write(partial, parts, shapes)
+        if self.copier is not None:
+            self.copier.exchange(partial, names)
+
+    def commit(self) -> None:
+        """All ranks have written: give the checkpoint its name (one rank does, or one on each host)."""
+        assert self._pending is not None
+        step, updates, _ = self._pending
+        self._pending = None
+        if leads():
+            commit(self._partial(step), step=step, updates=updates)
+            self._retiring = self._thread.submit(retire, self.folder, keep=self.keep)
+        self.on_commit(step)
+
+    def finish(self) -> None:
+        """Wait for a pending save on all ranks, commit it, and see the old ones off."""
+        self._settle()
+        if self._retiring is not None:
+            self._retiring.result()
+        meet(self._patient)
+
+    def _settle(self) -> None:
+        if self._pending is not None:
+            self._pending[2].result()
+            meet(self._patient)
+            self.commit()
+            meet(self._patient)
+
+    def _partial(self, step: int) -> Path:
+        return path_of(self.folder, step).with_suffix(".partial")
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Where a run's checkpoint of a step is."""
+    return folder / f"step-{step:08d}"
+
+
+def load(path: Path, gradients: Gradients, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
+    """Restore weights, masters and optimiser state; returns (steps, updates) done. Raises ConfigError.
+
+    Every file that is read is checked against its hash first.
+    """
+    reader = Reader(path)
+    with torch.no_grad():
+        for bucket in gradients.buckets:
+            for slot in bucket.layout.slots:
+                gradients.assign(slot.name, reader.read(slot.name, MASTER, shape=slot.cut.whole))
+        if isinstance(optimizer, torch.optim.AdamW) and reader.updates:
+            _load_moments(reader, gradients, optimizer)
+    return reader.step, reader.updates
+
+
+def commit(partial: Path, *, step: int, updates: int) -> None:
+    """The manifest, then the name: a crash before the rename leaves the checkpoints before this one as they were."""
+    entries = sorted(partial.glob("part-*.json"))
+    parts = [json.loads(entry.read_text()) for entry in entries]
+    merged = {name: entry for part in parts for name, entry in part["files"].items()}
+    shapes = {name: shape for part in parts for name, shape in part["shapes"].items()}
+    for entry in entries:
+        entry.unlink()
+    write_json(
+        partial / MANIFEST, {"format": FORMAT, "step": step, "updates": updates, "shapes": shapes, "files": merged}
+    )
+    _sync(partial)
+    os.replace(partial, partial.with_suffix(""))
+    _sync(partial.parent)
+
+
+def retire(folder: Path, *, keep: int) -> None:
+    """Remove all checkpoints but the newest: each loses its name first, so that none is whole in name only."""
+    for old in whole_ones(folder)[:-keep]:
+        gone = old.with_suffix(".retired.partial")
+        try:
+            os.replace(old, gone)
+        except OSError as error:  # it costs room, and the run goes on
+            print(f"{old} could not be removed: {error}", flush=True)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _snapshot(gradients: Gradients, optimizer: torch.optim.Optimizer) -> Iterator[Part]:
+    for bucket, slot, (first, _) in gradients.shards():
+        if bucket.counts and slot.cut.counts:
+            yield Part(slot.name, MASTER, first, _on_host(bucket.held_in(slot, lambda master: master)), slot.cut)
+            for kind in ("exp_avg", "exp_avg_sq"):
+                if kind in optimizer.state[bucket.pieces[0].master]:
+                    state = bucket.held_in(slot, _state(optimizer, kind))
+                    yield Part(slot.name, kind, first, _on_host(state), slot.cut)
+
+
+def _state(optimizer: torch.optim.Optimizer, kind: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda master: optimizer.state[master][kind]
+
+
+def _on_host(values: torch.Tensor) -> torch.Tensor:
+    return values.detach().to("cpu", copy=True)
+
+
+def _load_moments(reader: Reader, gradients: Gradients, optimizer: torch.optim.Optimizer) -> None:
+    for bucket in gradients.buckets:
+        for piece in bucket.pieces:
+            on = piece.master.device if optimizer.defaults["fused"] else torch.device("cpu")
+            state = optimizer.state[piece.master]
+            state["step"] = torch.tensor(float(reader.updates), dtype=torch.float32, device=on)
+            for kind in ("exp_avg", "exp_avg_sq"):
+                state[kind] = torch.zeros_like(piece.master)
+    for bucket, slot, part in gradients.shards():
+        for kind in ("exp_avg", "exp_avg_sq"):
+            held = slot.held_of(reader.read(slot.name, kind, shape=slot.cut.whole))
+            bucket.held_in(slot, _state(optimizer, kind)).copy_(held.reshape(-1)[slice(*part)])
+
+
+def _write(partial: Path, parts: list[Part], shapes: dict[str, list[int]]) -> list[str]:
+    """Write this rank's parts in files of about MAX_FILE_BYTES, and last the entry that says they are whole.
+
+    Returns the files' names in that order.
+    """
+    partial.mkdir(parents=True, exist_ok=True)
+    rank = dist.get_rank()
+    files: dict[str, Any] = {}
+    for number, group in enumerate(_by_size(parts)):
+        path = partial / f"shard-{rank:05d}-{number:04d}.safetensors"
+        save_file({p.key: p.values for p in group}, str(path))
+        _sync(path)
+        tensors = {p.key: p.entry for p in group}
+        files[path.name] = {"sha256": sha256(path), "tensors": tensors}
+    entry = partial / f"part-{rank:05d}.json"
+    write_json(entry, {"files": files, "shapes": shapes})
+    return [*files, entry.name]
+
+
+def _by_size(parts: list[Part]) -> Iterator[list[Part]]:
+    group: list[Part] = []
+    for part in parts:
+        if group and sum(p.values.nbytes for p in group) + part.values.nbytes > MAX_FILE_BYTES:
+            yield group
+            group = []
+        group.append(part)
+    if group:
+        yield group
+
+
+def sha256(path: Path) -> str:
+    """The hash of a whole file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,1 @@
+"""From gradients to the update: buckets, sums over all holders, shards of weights, the optimizer."""

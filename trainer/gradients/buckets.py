@@ -1,0 +1,406 @@
+"""Buckets: a stage's parameters as a few flat buffers, the unit in which gradients are summed and state is sharded.
+
+Every holder of a layer lays its buckets out alike, whatever else its stage holds: only the padding at the end,
+which makes equal shards, is a stage's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hetctl.comm.contract.plan import Plan
+from hetctl.trainer.model.model import EMBEDDING, StageModel
+from hetctl.trainer.model.tensor_cuts import Cut, cut_of
+from hetctl.trainer.model.tensor_parallel import TensorShare
+
+ALIGN = 128  # elements: every parameter begins where vector loads and compiled kernels like it
+BUCKET_ELEMENTS = 8 << 20  # smaller neighbours of a segment share a bucket
+ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # new name from torch 2.12
+REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+Interval = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one parameter (or this rank's part of it) lies in its bucket's flat buffers."""
+
+    name: str  # Hugging Face's
+    cut: Cut
+    first: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what is held here."""
+        return self.cut.shape
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.cut.shape)
+
+    @property
+    def past_room(self) -> int:
+        """Where the next parameter may begin, on all ranks of a tensor group."""
+        return self.first + _aligned(self.cut.room)
+
+    @property
+    def decays(self) -> bool:
+        """Matrices do, vectors (norms, biases) do not; they come first in a bucket."""
+        return len(self.cut.whole) >= 2
+
+    def held_of(self, whole: Tensor) -> Tensor:
+        """The part of a whole parameter that is held here: a view."""
+        return whole.narrow(self.cut.dim, self.cut.low, self.cut.high - self.cut.low)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The slots of one bucket, the same on all holders (but for the parts that tensor groups cut)."""
+
+    key: int  # the first unit in it: 0 embedding, i + 1 block i, layers + 1 norm and head, layers + 2 tied
+    units: tuple[int, ...]
+    slots: tuple[Slot, ...]
+    holders: tuple[int, ...]  # all ranks whose gradients are summed
+    mixed: bool = False  # the holders cut parameters in unlike ways
+
+    @property
+    def used(self) -> int:
+        return self.slots[-1].past_room
+
+    @property
+    def edge(self) -> int:
+        """Where matrices end and vectors begin."""
+        return next((s.first for s in self.slots if not s.decays), self.used)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Which part of every bucket's state this rank keeps, and with whom it forms the whole."""
+
+    index: int
+    ranks: tuple[int, ...]
+    group: dist.ProcessGroup | None  # None: alone
+    copy: tuple[int, ...] = ()  # all ranks that together hold this copy of the stage: the tensor groups of `ranks`
+
+    @property
+    def count(self) -> int:
+        return len(self.ranks)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the master shard that is updated in one way: master and gradient, flat, in full precision."""
+
+    master: Tensor
+    decays: bool
+
+
+class Bucket:
+    """One bucket's buffers on this rank: whole weights and gradient, this rank's shard of the masters."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        shards: Shards,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: Any,
+        bridged: bool,
+        offload: bool = False,
+    ) -> None:
+        self.layout, self.shards, self.group, self.bridged = layout, shards, group, bridged
+        each = _aligned(-(-layout.used // shards.count))
+        self.interval: Interval = (shards.index * each, (shards.index + 1) * each)
+        self.wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self.weights = torch.zeros(each * shards.count, dtype=dtype, device=device)  # what the model computes with
+        self.kept, self.gradient, self.gradient_shard = self._buffers(each)
+        self.masters, self.update_gradient = self.kept, self.gradient_shard  # what the optimiser updates, and by what
+        if offload:
+            self.masters, self.update_gradient = _hosted(self.masters, self.wide), _hosted(self.masters, self.wide)
+        elif dtype != self.wide:
+            self.masters = self.kept.to(self.wide)
+        self.pieces = tuple(self._pieces())
+        self.arriving: Any = None  # the gathering of the weights
+        self.summing: Any = None  # the sum of the gradients over all holders
+        self.missing = 0  # gradients still to be accumulated in this step
+        self._wholes: Tensor | None = None  # the gradient in whole parameters, while it is summed so
+        self._fresh: set[str] = set()  # parameters whose first gradient of this step is still to come
+
+    def _buffers(self, each: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(this rank's shard of the weights, the gradient, this rank's shard of it)."""
+        gradient = torch.zeros_like(self.weights, dtype=self.wide)
+        mine = slice(*self.interval)
+        return self.weights[mine], gradient, gradient[mine]
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's shard counts in norms and checkpoints: each element on exactly one rank."""
+        return self.layout.holders[0] in (self.shards.copy or self.shards.ranks)
+
+    @property
+    def scattered(self) -> bool:
+        """Whether the holders are exactly those who share the state: then each needs only its shard of the sum."""
+        return self.shards.count > 1 and self.shards.count == len(self.layout.holders) and not self.layout.mixed
+
+    def assign(self, name: str, value: Tensor) -> None:
+        """Set one parameter, given whole, in the model's precision and in this rank's masters."""
+        slot = next(s for s in self.layout.slots if s.name == name)
+        flat = slot.held_of(value.detach()).reshape(-1)
+        with torch.no_grad():
+            self._assign_weights(slot, flat)
+            if part := self.part_of(slot):
+                self.held_in(slot, lambda master: master).copy_(flat[slice(*part)])
+
+    def _assign_weights(self, slot: Slot, flat: Tensor) -> None:
+        self.weights[slot.first : slot.first + slot.numel].copy_(flat)
+
+    def add(self, slot: Slot, gradient: Tensor) -> bool:
+        """Accumulate one parameter's gradient of one micro-batch; whether a whole gradient begins to be scattered."""
+        place = self.gradient[slot.first : slot.first + slot.numel]
+        if slot.name in self._fresh:
+            self._fresh.discard(slot.name)
+            place.copy_(gradient.reshape(-1))  # what the last step left there need not be read, nor zeroed before
+        else:
+            place.add_(gradient.reshape(-1))
+        self.missing -= 1
+        return False
+
+    def start_sum(self) -> None:
+        """Begin summing the gradient over the holders; where they share the state, each gets its shard only."""
+        if self.group is None:
+            return
+        if self.scattered and (self.gradient.is_cuda or self.bridged):
+            self.summing = REDUCE_SCATTER(self.gradient_shard, self.gradient, group=self.group, async_op=True)
+        else:
+            self.sum_up(self.gradient)
+
+    def sum_up(self, gradient: Tensor) -> None:
+        """Begin the sum of a whole bucket's gradient; where holders cut it unlike, in whole parameters."""
+        self._wholes = wholes_of(self.layout, gradient) if self.layout.mixed else None
+        summed = gradient[: self.layout.used] if self._wholes is None else self._wholes
+        self.summing = dist.all_reduce(summed, group=self.group, async_op=True)
+
+    def finish_sum(self) -> None:
+        """Wait until `gradient_shard` is summed."""
+        if self.summing is not None:
+            self.summing.wait()
+            self.summing = None
+            if self._wholes is not None:
+                take_parts(self.layout, self._wholes, self._summed_into())
+                self._wholes = None
+
+    def _summed_into(self) -> Tensor:
+        return self.gradient
+
+    def counted(self) -> Iterator[Tensor]:
+        """The parts of this rank's gradient shard that norms count here: over all ranks, each element once."""
+        if self.counts:
+            low, high = self.interval
+            for first, past in _joined((s.first, s.past_room) for s in self.layout.slots if s.cut.counts):
+                if max(low, first) < min(high, past):
+                    yield self.gradient_shard[max(low, first) - low : min(high, past) - low]
+
+    def sum_copies(self, tensor: TensorShare) -> None:
+        """Add up the gradients of what several ranks of a tensor group hold, each having a share of its gradient."""
+        for slot in self.layout.slots if not self.layout.mixed else ():
+            if slot.cut.partial and (part := self.part_of(slot)):
+                begin = slot.first + part[0] - self.interval[0]
+                mine = self.gradient_shard[begin : begin + part[1] - part[0]]
+                parts = slot.cut.whole[0] // slot.shape[0]
+                every = mine.new_zeros(parts, len(mine))
+                number = slot.cut.low // slot.shape[0]
+                every[number] = mine
+                dist.all_reduce(every, group=tensor.group)
+                mine.copy_(every[number])
+
+    def prepare_update(self) -> None:
+        """Hand the optimiser its gradient where that is on the host."""
+        if self.update_gradient is not self.gradient_shard:
+            self.update_gradient.copy_(self.gradient_shard)
+
+    def publish(self) -> None:
+        """Give the model the updated masters: this rank's shard at once, the others' by the time they arrive."""
+        if self.kept.data_ptr() != self.masters.data_ptr():
+            self.kept.copy_(self.masters, non_blocking=True)
+        if self.shards.group is not None:
+            self.gather()
+
+    def gather(self) -> None:
+        """Begin making the weights whole. `.data`: what backward kept of them counts as unchanged."""
+        self.arriving = ALL_GATHER(self.weights.data, self.kept, group=self.shards.group, async_op=True)
+
+    def prefetch(self) -> None:
+        """The model will soon need the weights; here they are there, or on their way."""
+
+    def arrive(self) -> None:
+        """Wait until the weights are whole."""
+        if self.arriving is not None:
+            self.arriving.wait()
+            self.arriving = None
+
+    def release(self) -> None:
+        """The model has done with the weights for now; here they stay."""
+
+    def begin_step(self, micro_batches: int) -> None:
+        """Forget the gradient, and expect those of so many micro-batches."""
+        self.missing = micro_batches * len(self.layout.slots)
+        self._fresh = {slot.name for slot in self.layout.slots}
+
+    def part_of(self, slot: Slot) -> Interval | None:
+        """Which elements of a parameter lie in this rank's shard."""
+        low, high = self.interval
+        first, past = max(low, slot.first), min(high, slot.first + slot.numel)
+        return (first - slot.first, past - slot.first) if first < past else None
+
+    def held_in(self, slot: Slot, state: Callable[[Tensor], Tensor]) -> Tensor:
+        """The elements of `part_of(slot)` in what `state` gives for the piece's master that holds them."""
+        first, past = self.part_of(slot) or (0, 0)
+        begin = slot.first + first - self.interval[0]
+        for piece in self.pieces:
+            if begin < piece.master.numel():
+                return state(piece.master)[begin : begin + past - first]
+            begin -= piece.master.numel()
+        raise AssertionError(f"no piece holds '{slot.name}'")
+
+    def split(self, flat: Tensor) -> Iterator[tuple[Tensor, bool]]:
+        """A flat tensor of this rank's shard in the parts that are updated alike, and whether they decay."""
+        edge = min(max(self.layout.edge, self.interval[0]), self.interval[1]) - self.interval[0]
+        yield from ((part, decays) for part, decays in ((flat[:edge], True), (flat[edge:], False)) if part.numel())
+
+    def _pieces(self) -> Iterator[Piece]:
+        for (master, decays), (gradient, _) in zip(
+            self.split(self.masters), self.split(self.update_gradient), strict=True
+        ):
+            master.grad = gradient
+            yield Piece(master, decays)
+
+
+def install(models: Sequence[StageModel], buckets: list[Bucket]) -> dict[str, nn.Parameter]:
+    """Give the models parameters that are views of the buckets' weights; returns them by Hugging Face name."""
+    views: dict[str, nn.Parameter] = {}
+    for bucket in buckets:
+        for slot in bucket.layout.slots:
+            flat = bucket.weights[slot.first : slot.first + slot.numel]
+            views[slot.name] = nn.Parameter(flat.view(slot.shape))
+    for model in models:
+        for path, _ in list(model.named_parameters(remove_duplicate=False)):
+            owner, _, attribute = path.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, views[model.full_name(path)])
+    return views
+
+
+def layouts_of(models: Sequence[StageModel], plan: Plan, *, rank: int) -> list[Layout]:
+    """The buckets of a rank's stages in layer order; a tied embedding is a bucket of its own, last."""
+    model = models[0]
+    degree, index = model.tensor.degree, model.tensor.index
+    names = dict.fromkeys(name for m in models for name in m.named())
+    cuts = {name: cut_of(name, model.shape, degree=degree, index=index) for name in names}
+    units = _units(model, cuts)
+    found = []
+    for segment in plan.segments:
+        if any(m.first <= segment.layers[0] and segment.layers[1] <= m.past_last for m in models):
+            first = segment.layers[0] + 1 if segment.layers[0] else 0
+            past = segment.layers[1] + 1 + (segment.layers[1] == model.shape.layers)
+            holders = next(g for g in segment.groups if rank in g)
+            mixed = plan.cuts_unlike(holders)
+            found += [
+                _layout(group, {u: units[u] for u in group}, cuts, holders, mixed)
+                for group in _grouped([u for u in range(first, past) if u in units], units, cuts)
+            ]
+    if model.shape.tied_embeddings and EMBEDDING in cuts:
+        holders = next(g for g in plan.tied_groups() if rank in g)
+        tied = model.shape.layers + 2
+        found.append(_layout((tied,), {tied: [EMBEDDING]}, cuts, holders, plan.cuts_unlike(holders)))
+    return found
+
+
+def _units(model: StageModel, names: Iterable[str]) -> dict[int, list[str]]:
+    """Unit -> names of its parameters; a tied embedding is in none."""
+    units: dict[int, list[str]] = {}
+    for name in names:
+        if name == EMBEDDING:
+            if not model.shape.tied_embeddings:
+                units.setdefault(0, []).append(name)
+        elif name.startswith("model.layers."):
+            units.setdefault(int(name.split(".")[2]) + 1, []).append(name)
+        else:
+            units.setdefault(model.shape.layers + 1, []).append(name)
+    return units
+
+
+def _grouped(order: list[int], units: Mapping[int, list[str]], cuts: Mapping[str, Cut]) -> Iterator[tuple[int, ...]]:
+    """Consecutive units in groups of about BUCKET_ELEMENTS (counted whole): all holders of a segment agree."""
+    group: list[int] = []
+    total = 0
+    for unit in order:
+        size = sum(math.prod(cuts[name].whole) for name in units[unit])
+        if group and total + size > BUCKET_ELEMENTS:
+            yield tuple(group)
+            group, total = [], 0
+        group.append(unit)
+        total += size
+    if group:
+        yield tuple(group)
+
+
+def _layout(
+    group: tuple[int, ...],
+    units: Mapping[int, list[str]],
+    cuts: Mapping[str, Cut],
+    holders: tuple[int, ...],
+    mixed: bool,
+) -> Layout:
+    names = [name for unit in group for name in units[unit]]
+    slots: list[Slot] = []
+    for name in sorted(names, key=lambda n: len(cuts[n].whole) < 2):  # stable: matrices first, each in model order
+        slots.append(Slot(name, cuts[name], slots[-1].past_room if slots else 0))
+    return Layout(group[0], group, tuple(slots), holders, mixed)
+
+
+def wholes_of(layout: Layout, gradient: Tensor) -> Tensor:
+    """A bucket's gradient in whole parameters: what this rank holds at its place, zeros elsewhere."""
+    wholes = gradient.new_zeros(sum(math.prod(s.cut.whole) for s in layout.slots))
+    for slot, whole in _whole_views(layout, wholes):
+        if slot.cut.contributes:
+            slot.held_of(whole).copy_(gradient[slot.first : slot.first + slot.numel].view(slot.shape))
+    return wholes
+
+
+def take_parts(layout: Layout, wholes: Tensor, gradient: Tensor) -> None:
+    """The way back: this rank's parts out of whole parameters."""
+    for slot, whole in _whole_views(layout, wholes):
+        gradient[slot.first : slot.first + slot.numel].view(slot.shape).copy_(slot.held_of(whole))
+
+
+def _whole_views(layout: Layout, wholes: Tensor) -> Iterator[tuple[Slot, Tensor]]:
+    sizes = [math.prod(s.cut.whole) for s in layout.slots]
+    for slot, flat in zip(layout.slots, wholes.split(sizes), strict=True):
+        yield slot, flat.view(slot.cut.whole)
+
+
+def _joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
+    """Neighbouring intervals as one."""
+    held: Interval | None = None
+    for first, past in intervals:
+        if held is not None and held[1] != first:
+            yield held
+            held = None
+        held = (first if held is None else held[0], past)
+    if held is not None:
+        yield held
+
+
+def _hosted(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros of this size on the host, pinned where a device copies to and from them."""
+    return torch.zeros(like.numel(), dtype=dtype, device="cpu", pin_memory=like.is_cuda)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGN) * ALIGN

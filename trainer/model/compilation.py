@@ -1,0 +1,50 @@
+"""torch.compile of blocks and loss: one compilation serves all blocks; where it fails, all runs eagerly, aloud."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from hetctl.trainer.model.head_loss import IGNORED, fusible_loss_and_gradient
+from hetctl.trainer.model.model import StageModel
+
+
+def compile_model(model: StageModel, *, samples: int, seq_len: int) -> bool:
+    """Compile every block, and try them forward and backward before anyone waits for this rank's first step.
+
+    Returns whether the model is compiled now. The next step forgets the gradients that the trial leaves behind.
+    """
+    blocks = list(model.layers.values())
+    for block in blocks:
+        block.compile(dynamic=False)
+    eager = model.loss_kernel
+    if model.tensor.degree == 1:  # shared-out words take sums in the midst of the loss
+        model.loss_kernel = torch.compile(fusible_loss_and_gradient, dynamic=False)
+    try:
+        _try(model, samples=samples, seq_len=seq_len)
+    except Exception as error:  # whatever a compiler may raise
+        for block in blocks:
+            block._compiled_call_impl = None
+        model.loss_kernel = eager
+        why = (str(error).splitlines() or [""])[0]
+        warnings.warn(f"torch.compile failed, blocks run eagerly: {type(error).__name__}: {why}", stacklevel=2)
+        return False
+    return True
+
+
+def _try(model: StageModel, *, samples: int, seq_len: int) -> None:
+    """The first two blocks, so that the second shows whether the first one's compilation serves it, and the loss."""
+    like = next(model.parameters())
+    x = torch.zeros((samples, seq_len, model.shape.hidden), dtype=like.dtype, device=like.device, requires_grad=True)
+    for number, block in list(enumerate(model.layers.values(), start=model.first))[:2]:
+        model.before_unit(number + 1)
+        y = block(x, *model.rotary(x))
+        model.before_backward(number + 1)
+        y.backward(torch.zeros_like(y))
+    if model.lm_head is not None:
+        model.before_unit(model.shape.layers + 1)
+        targets = torch.full((samples, seq_len), IGNORED, device=like.device)
+        with torch.no_grad():
+            logits = model.lm_head(x.detach()).flatten(0, 1)
+            model.loss_kernel(logits, targets.flatten())

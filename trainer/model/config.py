@@ -1,0 +1,181 @@
+"""Models by name or by Hugging Face `config.json`: reading the shape a config describes, and writing one back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetctl.comm.contract.errors import ConfigError, nearest
+from hetctl.comm.contract.files import read_text
+from hetctl.comm.contract.units import MiB
+from hetctl.trainer.model.shapes import SHAPES, ModelShape, RopeScaling
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+ACTIVATIONS = ("silu", "swish")
+
+
+def find_shape(name: str) -> ModelShape:
+    """A shape by its name or from a Hugging Face `config.json` (the file or its folder). Raises ConfigError."""
+    if name in SHAPES:
+        return SHAPES[name]
+    path = Path(name)
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"'{name}' is neither a model hetctl knows nor a config.json", hint=nearest(name, SHAPES))
+    return shape_from_config(read_config(path), where=str(path))
+
+
+def read_config(path: Path) -> Any:
+    """The JSON of a `config.json`. Raises ConfigError."""
+    try:
+        return json.loads(read_text(path, what="model config", max_bytes=MiB))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+
+
+def shape_from_config(config: object, *, where: str) -> ModelShape:
+    """The shape a Hugging Face config describes. Raises ConfigError for what hetctl's model does not compute."""
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where}: a model config is a JSON object")
+    family = config.get("model_type")
+    if family not in tuple(ARCHITECTURES):  # a list, say, has no hash
+        raise ConfigError(f"{where}: model_type {family!r} is not supported", hint="known: llama, qwen2")
+    get = _Reader(config, where)
+    _refuse_variants(config, get)
+    biased = get.flag("attention_bias")
+    longest = get.whole("max_position_embeddings", 2048)
+    theta, scaling = _rope(config, where, longest)
+    shape = ModelShape(
+        name=str(config.get("_name_or_path") or Path(where).parent.name or family),
+        family=family,
+        layers=get.whole("num_hidden_layers"),
+        hidden=get.whole("hidden_size"),
+        heads=get.whole("num_attention_heads"),
+        kv_heads=get.whole("num_key_value_heads", get.whole("num_attention_heads")),
+        intermediate=get.whole("intermediate_size"),
+        vocab=get.whole("vocab_size"),
+        head_dim=get.whole("head_dim", 0),
+        max_seq_len=longest,
+        rope_theta=theta,
+        rms_eps=get.number("rms_norm_eps", 1e-6),
+        tied_embeddings=get.flag("tie_word_embeddings"),
+        qkv_bias=family == "qwen2" or biased,
+        out_bias=family == "llama" and biased,
+        rope_scaling=scaling,
+    )
+    shape.validate()
+    return shape
+
+
+def config_of(shape: ModelShape, *, dtype: str) -> dict[str, Any]:
+    """A `config.json` that Hugging Face's transformers (4 and 5) reads as this shape."""
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[shape.family]],
+        "model_type": shape.family,
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "intermediate_size": shape.intermediate,
+        "vocab_size": shape.vocab,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.max_seq_len,
+        "rope_theta": shape.rope_theta,
+        "rms_norm_eps": shape.rms_eps,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "hidden_act": "silu",
+        "torch_dtype": dtype,
+    }
+    if shape.family == "llama":
+        config["attention_bias"] = shape.qkv_bias
+    if shape.rope_scaling is not None:
+        config["rope_scaling"] = _scaling_config(shape.rope_scaling)
+    return config
+
+
+def _refuse_variants(config: Mapping[str, Any], get: _Reader) -> None:
+    """Keys that change what is computed in ways hetctl's model does not follow."""
+    odd = None
+    if config.get("hidden_act", "silu") not in ACTIVATIONS:
+        odd = f"hidden_act '{config['hidden_act']}'"
+    elif config.get("mlp_bias"):
+        odd = "mlp_bias"
+    elif config.get("use_sliding_window") and get.whole("sliding_window", 0) < get.whole("max_position_embeddings", 0):
+        odd = "sliding windows"
+    elif config.get("quantization_config"):
+        odd = "quantised weights"
+    if odd:
+        raise ConfigError(f"{get.where}: {odd} is not supported", hint="hetctl trains plain Llama and Qwen2 models")
+
+
+def _rope(config: Mapping[str, Any], where: str, longest: int) -> tuple[float, RopeScaling | None]:
+    """(theta, scaling) from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}: the rotary parameters must be an object, found {given!r}")
+    both = _Reader({**{k: config.get(k) for k in ("rope_theta", "partial_rotary_factor")}, **given}, where)
+    theta = both.number("rope_theta", 10000.0)
+    if both.number("partial_rotary_factor", 1.0) != 1.0:
+        raise ConfigError(f"{where}: a partial_rotary_factor is not supported")
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind in ("default", None):
+        return theta, None
+    original = both.whole("original_max_position_embeddings", longest)
+    factor = both.number("factor")
+    if kind == "linear":
+        return theta, RopeScaling("linear", factor, original)
+    if kind == "llama3":
+        low, high = both.number("low_freq_factor"), both.number("high_freq_factor")
+        return theta, RopeScaling("llama3", factor, original, low, high)
+    if kind == "yarn" and given.get("truncate", True) and not given.get("mscale"):
+        attention = both.number("attention_factor", 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
+        fast, slow = both.number("beta_fast", 32.0), both.number("beta_slow", 1.0)
+        return theta, RopeScaling("yarn", factor, original, beta_fast=fast, beta_slow=slow, attention_factor=attention)
+    raise ConfigError(f"{where}: rotary scaling '{kind}' is not supported", hint="known: linear, llama3, yarn")
+
+
+def _scaling_config(scaling: RopeScaling) -> dict[str, Any]:
+    found: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind != "linear":
+        found["original_max_position_embeddings"] = scaling.original_max_seq_len
+    if scaling.kind == "llama3":
+        found |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
+    if scaling.kind == "yarn":
+        found |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+        found["attention_factor"] = scaling.attention_factor
+    return found
+
+
+@dataclass(frozen=True)
+class _Reader:
+    config: Mapping[str, Any]
+    where: str
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        value = self.config.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"{self.where}: '{key}' must be a whole number, found {value!r}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.config.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"{self.where}: '{key}' must be a number, found {value!r}")
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{self.where}: '{key}' is too large a number") from None
+
+    def flag(self, key: str) -> bool:
+        """False where the key is absent. Raises ConfigError for words that look like one: "false" is not false."""
+        value = self.config.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise ConfigError(f"{self.where}: '{key}' must be true or false, found {value!r}")
+        return bool(value)

@@ -1,0 +1,198 @@
+"""Hugging Face folders: which file holds which tensor, reading them into a stage, writing a whole model back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from hetctl.comm.contract.errors import ConfigError, WorkFailed
+from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.units import MiB
+from hetctl.trainer.model.config import read_config
+from hetctl.trainer.model.model import shapes_of
+from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.model.weights import INDEX, SINGLE, find_weights
+
+MAX_FILE_BYTES = 4096 * MiB
+OTHER_MODEL = "the weights belong to another model than config.json: fetch the folder anew"
+OTHER_TYPE = "fetch the model in one of these: hetctl reads no quantised weights"
+FLOATS = ("BF16", "F16", "F32", "F64")  # as safetensors names them
+SETTINGS = ("generation_config.json",)
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+
+
+class WeightFiles:
+    """The tensors of a folder by name, each read on demand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._opened: dict[str, Any] = {}
+        indexed = (folder / INDEX).is_file()
+        self._list = folder / (INDEX if indexed else SINGLE)  # where a tensor that is missing should have been named
+        self._where = _index(folder) if indexed else dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
+
+    def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raise ConfigError unless every file is whole and these tensors are floats in these shapes (headers only).
+
+        What else the files hold is not read: a copy of a tied head, rotary tables.
+        """
+        for name in sorted(set(self._where.values())):
+            self._open(name)
+        wrong = [error for name, shape in shapes.items() if (error := self._wrong(name, shape))]
+        if wrong:
+            more = f" ({len(wrong) - 1} more are missing or of another shape or type)" if len(wrong) > 1 else ""
+            raise ConfigError(wrong[0].message + more, hint=wrong[0].hint)
+
+    def read(self, name: str, shape: Iterable[int]) -> torch.Tensor:
+        """One tensor. Raises ConfigError when it is missing, damaged or of another shape or type."""
+        if wrong := self._wrong(name, shape):
+            raise wrong
+        try:
+            tensor: torch.Tensor = self._open(self._where[name]).get_tensor(name)
+        except SafetensorError as error:
+            raise _damaged(self.folder / self._where[name], error) from None
+        return tensor
+
+    def _wrong(self, name: str, shape: Iterable[int]) -> ConfigError | None:
+        """Why a tensor cannot be read; None when it can."""
+        if name not in self._where:
+            return ConfigError(f"{self._list} has no '{name}'", hint=OTHER_MODEL)
+        path, file = self.folder / self._where[name], self._open(self._where[name])
+        try:
+            part = file.get_slice(name)
+            found, wanted, kind = part.get_shape(), list(shape), part.get_dtype()
+        except SafetensorError:
+            return ConfigError(f"{path} has no '{name}', which {INDEX} says it holds", hint=OTHER_MODEL)
+        if found != wanted:
+            message = f"'{name}' has shape {found} in {path}, config.json says {wanted}"
+            return ConfigError(message, hint=OTHER_MODEL)
+        if kind not in FLOATS:
+            return ConfigError(f"'{name}' is stored as {kind} in {path}, not as {', '.join(FLOATS)}", hint=OTHER_TYPE)
+        return None
+
+    def _open(self, name: str) -> Any:
+        if name not in self._opened:
+            path = self.folder / name
+            if not path.is_file():
+                raise ConfigError(f"{path} is missing", hint="the index names it: fetch the folder anew")
+            try:
+                self._opened[name] = safe_open(str(path), framework="pt")
+            except SafetensorError as error:
+                raise _damaged(path, error) from None
+        return self._opened[name]
+
+
+def check_weights(folder: Path, shape: ModelShape) -> None:
+    """Raise ConfigError unless the files are whole and hold all the model needs (headers only: quick for any size)."""
+    WeightFiles(folder).check(shapes_of(shape))
+
+
+def load_weights(folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Fill parameters by their Hugging Face names, in their own precision. Raises ConfigError."""
+    files = WeightFiles(folder)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(files.read(name, parameter.shape))
+
+
+def write_model(
+    folder: Path,
+    config: Mapping[str, Any],
+    names: Iterable[str],
+    tensor_of: Callable[[str], torch.Tensor],
+    *,
+    dtype: torch.dtype,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> list[Path]:
+    """Write config.json and safetensors (with an index where there are several); the index comes last.
+
+    Raises WorkFailed where the disk takes no more, and then leaves no part there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    parts: list[Path] = []
+    where: dict[str, int] = {}
+    held: dict[str, torch.Tensor] = {}
+    total = 0
+
+    def flush() -> None:
+        path = folder / f".part-{len(parts):05d}.safetensors"
+        parts.append(path)
+        try:
+            save_file(held, str(path), metadata={"format": "pt"})
+        except (SafetensorError, OSError) as error:
+            for part in parts:
+                part.unlink(missing_ok=True)
+            raise WorkFailed(f"the model cannot be written to {folder}: {error}", hint="is its disk full?") from None
+        held.clear()
+
+    for name in names:
+        tensor = tensor_of(name).to(dtype).contiguous()
+        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > max_file_bytes:
+            flush()
+        held[name], where[name] = tensor, len(parts)
+        total += tensor.nbytes
+    flush()
+    files = _named(parts, folder)
+    if len(files) > 1:
+        weight_map = {name: files[number].name for name, number in where.items()}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    write_json(folder / "config.json", dict(config))
+    return files
+
+
+def copy_beside(source: Path, folder: Path, names: Iterable[str]) -> list[str]:
+    """Copy those files that are there (`SETTINGS`, `TOKENIZER_FILES`); returns their names."""
+    found = [name for name in names if (source / name).is_file()]
+    for name in found:
+        shutil.copyfile(source / name, folder / name)
+    return found
+
+
+def exported_config(source: Path, *, dtype: str) -> dict[str, Any]:
+    """The config of the folder a run was fine-tuned from, in the precision that is exported."""
+    config: dict[str, Any] = dict(read_config(source / "config.json"))
+    for key in ("torch_dtype", "dtype"):
+        if key in config:
+            config[key] = dtype
+    return config
+
+
+def _named(parts: list[Path], folder: Path) -> list[Path]:
+    """Give the parts their final names, which say how many there are."""
+    if len(parts) == 1:
+        return [parts[0].replace(folder / SINGLE)]
+    names = [folder / f"model-{k + 1:05d}-of-{len(parts):05d}.safetensors" for k in range(len(parts))]
+    return [part.replace(name) for part, name in zip(parts, names, strict=True)]
+
+
+def _index(folder: Path) -> dict[str, str]:
+    try:
+        found = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        where = {str(k): str(v) for k, v in found.items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{folder / INDEX} is no index of weights: {error}") from None
+    for name in where.values():
+        if Path(name).name != name:
+            raise ConfigError(f"{folder / INDEX} names a file outside its folder: '{name}'")
+    return where
+
+
+def _damaged(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path} is damaged or cut short: {error}", hint="fetch the file anew")
+
+
+__all__ = ["WeightFiles", "check_weights", "copy_beside", "exported_config", "find_weights", "load_weights"]

@@ -1,0 +1,276 @@
+"""The decoder-only transformers that hetctl trains (Llama and Qwen2), cut into stages.
+
+Parameters carry their Hugging Face names, whatever stage they live on, and are initialised from (seed, name):
+every layout starts from the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hetctl.comm.contract.plan import Span
+from hetctl.trainer.model.activations import HostActivations
+from hetctl.trainer.model.head_loss import LossKernel, head_loss, loss_and_gradient
+from hetctl.trainer.model.random_weights import fill_normal
+from hetctl.trainer.model.recompute import Recompute, recomputing
+from hetctl.trainer.model.rotary import rotary_tables, rotate
+from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.model.split_backward import Later, Projection
+from hetctl.trainer.model.tensor_cuts import cut_of, whole_shape
+from hetctl.trainer.model.tensor_parallel import ALONE, SharedVocabulary, TensorShare, embed, enter, leave
+
+EMBEDDING = "model.embed_tokens.weight"
+KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with a learned scale; the mean is taken in at least fp32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention with rotary positions; of the heads, this rank's share."""
+
+    def __init__(self, shape: ModelShape, tensor: TensorShare = ALONE) -> None:
+        super().__init__()
+        self.head_dim, self.tensor = shape.head_dim, tensor
+        q, kv = shape.heads // tensor.degree * shape.head_dim, max(1, shape.kv_heads // tensor.degree) * shape.head_dim
+        self.q_proj = Projection(shape.hidden, q, bias=shape.qkv_bias)
+        self.k_proj = Projection(shape.hidden, kv, bias=shape.qkv_bias)
+        self.v_proj = Projection(shape.hidden, kv, bias=shape.qkv_bias)
+        self.o_proj = Projection(q, shape.hidden, bias=shape.out_bias)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[batch, seq, hidden] -> the same; cos and sin are [seq, head_dim]."""
+        batch, seq, _ = x.shape
+        x = enter(x, self.tensor)
+        q, k, v = (p(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for p in self._inner)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        y = causal_attention(q, k, v).transpose(1, 2).reshape(batch, seq, -1)
+        return summed_linear(self.o_proj, y, self.tensor)
+
+    @property
+    def _inner(self) -> tuple[Projection, Projection, Projection]:
+        return self.q_proj, self.k_proj, self.v_proj
+
+
+def summed_linear(layer: Projection, x: Tensor, tensor: TensorShare) -> Tensor:
+    """A projection whose columns are shared out: parts are summed over the tensor group, then the bias is added."""
+    if tensor.degree == 1:
+        whole: Tensor = layer(x)
+        return whole
+    out = leave(layer.product(x), tensor)
+    return out if layer.bias is None else out + layer.bias
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[batch, heads, seq, head_dim] each, fewer heads in k and v where they are grouped; on a device its own kernels.
+
+    The order of kernels is set here, not around the model, so that recomputation takes the same one.
+    """
+    grouped = q.shape[1] != k.shape[1]
+    if not q.is_cuda:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    with sdpa_kernel(KERNELS, set_priority=True):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+
+
+class MLP(nn.Module):
+    """SwiGLU; of the intermediate values, this rank's share."""
+
+    def __init__(self, shape: ModelShape, tensor: TensorShare = ALONE) -> None:
+        super().__init__()
+        self.tensor = tensor
+        inner = shape.intermediate // tensor.degree
+        self.gate_proj = Projection(shape.hidden, inner, bias=False)
+        self.up_proj = Projection(shape.hidden, inner, bias=False)
+        self.down_proj = Projection(inner, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = enter(x, self.tensor)
+        return summed_linear(self.down_proj, F.silu(self.gate_proj(x)) * self.up_proj(x), self.tensor)
+
+
+class Block(nn.Module):
+    """One transformer layer: attention and MLP, each behind a norm and beside a residual."""
+
+    def __init__(self, shape: ModelShape, *, recompute: Recompute = "none", tensor: TensorShare = ALONE) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.self_attn = Attention(shape, tensor)
+        self.mlp = MLP(shape, tensor)
+        self.input_layernorm = RMSNorm(shape.hidden, shape.rms_eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.rms_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return recomputing(self._forward, x, cos, sin, recompute=self.recompute)
+
+    def _forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class StageModel(nn.Module):
+    """The layers [first, past_last) of a model, with the embedding before and norm + LM head after where due.
+
+    Of each layer it is this rank's share, where a tensor group computes it.
+    """
+
+    def __init__(
+        self, shape: ModelShape, layers: Span, *, recompute: Recompute = "none", tensor: TensorShare = ALONE
+    ) -> None:
+        super().__init__()
+        self.shape, self.tensor = shape, tensor
+        self.first, self.past_last = layers
+        self.layers = nn.ModuleDict({str(i): Block(shape, recompute=recompute, tensor=tensor) for i in range(*layers)})
+        words = cut_of(EMBEDDING, shape, degree=tensor.degree, index=tensor.index)
+        self.embed_tokens = nn.Embedding(words.shape[0], shape.hidden) if self.is_first else None
+        self.norm = RMSNorm(shape.hidden, shape.rms_eps) if self.is_last else None
+        self.lm_head = nn.Linear(shape.hidden, words.shape[0], bias=False) if self.is_last else None
+        if shape.tied_embeddings and self.embed_tokens is not None and self.lm_head is not None:
+            self.lm_head.weight = self.embed_tokens.weight
+        self.loss_kernel: LossKernel = loss_and_gradient
+        self._words: dict[str, Any] = {}  # what the loss must know of words that are shared out
+        if tensor.degree > 1:
+            self.loss_kernel = SharedVocabulary(shape.vocab, tensor)
+            self._words = {"total": tensor.sum, "words": words.most}
+        self._rotary: tuple[Tensor, Tensor] | None = None
+        self.before_unit: Callable[[int], None] = _nothing  # 0 embedding, i + 1 block i, layers + 1 norm and head
+        self.before_backward: Callable[[int], None] = _nothing
+        self.host_activations: HostActivations | None = None  # None: they stay on the device
+
+    @property
+    def is_first(self) -> bool:
+        return self.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.past_last == self.shape.layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Token ids [batch, seq] (first stage) or hidden states -> hidden states, or its words' logits (last stage)."""
+        hidden = self.body(x)
+        if self.lm_head is None:
+            return hidden
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+    def body(self, x: Tensor) -> Tensor:
+        """The same without the LM head: hidden states, normed on the last stage."""
+        hidden = x
+        if self.embed_tokens is not None:
+            self.before_unit(0)
+            hidden = embed(x, self.embed_tokens.weight, vocabulary=self.shape.vocab, tensor=self.tensor)
+        cos, sin = self.rotary(hidden)
+        saving = self._saving(cos, sin)
+        for number, block in zip(range(self.first, self.past_last), self.layers.values(), strict=True):
+            self.before_unit(number + 1)
+            with saving():
+                hidden = block(hidden, cos, sin)
+            hidden = self._announced(hidden, number + 1)
+        if self.norm is not None:
+            self.before_unit(self.shape.layers + 1)
+            hidden = self._announced(self.norm(hidden), self.shape.layers + 1)
+        return hidden
+
+    def _saving(self, *tables: Tensor) -> Callable[[], AbstractContextManager[None]]:
+        """Around each block of a forward pass: where it saves its activations."""
+        if self.host_activations is None or not torch.is_grad_enabled():
+            return nullcontext
+        self.host_activations.keep(*tables)
+        self.host_activations.begin()
+        return self.host_activations.unit
+
+    def _announced(self, out: Tensor, unit: int) -> Tensor:
+        """The unit's output, which says so when backward comes to it."""
+        if out.requires_grad and self.before_backward is not _nothing:
+            out.register_hook(lambda _: self.before_backward(unit))
+        return out
+
+    def loss(self, x: Tensor, targets: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+        """(loss times `scale`, to call backward on; sum of the token losses): what the last stage makes."""
+        assert self.lm_head is not None
+        weight = self.lm_head.weight
+        return head_loss(self.body(x), weight, targets, scale=scale, kernel=self.loss_kernel, **self._words)
+
+    def put_off(self, later: Later) -> None:
+        """Let `later` make the weight gradients of all projections from now on."""
+        for module in self.modules():
+            if isinstance(module, Projection):
+                module.later = later
+
+    def named(self) -> dict[str, nn.Parameter]:
+        """Hugging Face name -> parameter, in layer order; a tied head goes by the embedding's name."""
+        found: dict[str, nn.Parameter] = {}
+        seen: set[int] = set()
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                found[self.full_name(name)] = parameter
+        return found
+
+    def full_name(self, name: str) -> str:
+        """The Hugging Face name. A tied head is the embedding's own weight, wherever it lives."""
+        if name == "lm_head.weight":
+            return EMBEDDING if self.shape.tied_embeddings else name
+        return "model." + name
+
+    def initialise(self, seed: int) -> None:
+        """Start weights, each from (seed, name) alone."""
+        with torch.no_grad():
+            for name, parameter in self.named().items():
+                dtype, device = parameter.dtype, parameter.device
+                size = whole_shape(name, self.shape)
+                parameter.copy_(initial(name, size, self.shape, seed=seed, dtype=dtype, device=device))
+
+    def rotary(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        seq, held = like.shape[1], self._rotary
+        if held is None or held[0].shape[0] != seq or held[0].device != like.device or held[0].dtype != like.dtype:
+            held = self._rotary = rotary_tables(seq, self.shape, dtype=like.dtype, device=like.device)
+        return held
+
+
+def shapes_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name -> shape of all parameters of a model, a tied head by the embedding's name."""
+    with torch.device("meta"):
+        model = StageModel(shape, (0, shape.layers))
+    return {name: tuple(parameter.shape) for name, parameter in model.named().items()}
+
+
+def parameters_of(model: StageModel) -> int:
+    """How many parameters a stage holds, a tied one once."""
+    return sum(p.numel() for p in model.named().values())
+
+
+def _nothing(unit: int) -> None:
+    """Whole weights on this rank need no preparation."""
+
+
+def initial(
+    name: str, size: Sequence[int], shape: ModelShape, *, seed: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """One parameter, whole, as training starts: norms 1, biases 0, matrices normal(0, 0.02), residual outputs less."""
+    value = torch.empty(tuple(size), dtype=dtype, device=device)
+    if name.endswith("norm.weight"):
+        return value.fill_(1.0)
+    if value.dim() < 2:
+        return value.zero_()
+    deep = name.endswith(("o_proj.weight", "down_proj.weight"))
+    fill_normal(value, seed=seed, name=name, std=0.02 / (math.sqrt(2 * shape.layers) if deep else 1.0))
+    return value

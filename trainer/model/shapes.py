@@ -1,0 +1,172 @@
+"""Model shapes: how large the parts of a transformer are, and what they cost in FLOPs and parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal
+
+from hetctl.comm.contract.errors import ConfigError
+
+MAX_LAYERS = 2_000  # twice those of DeepNet (arXiv 2203.00555); plans of far more take minutes
+MAX_SIZE = 2**31 - 1  # of anything else: libraries count in 32 bits
+Family = Literal["llama", "qwen2", "gpt"]
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the length a model was first trained on."""
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original_max_seq_len: int = 8192
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    attention_factor: float = 1.0  # yarn: cos and sin are multiplied by it
+
+    def validate(self, where: str, *, theta: float) -> None:
+        """Raise ConfigError for numbers with which positions cannot be computed."""
+        for key in ("factor", *_USED.get(self.kind, ())):
+            if not 0 < getattr(self, key) < inf:
+                raise ConfigError(f"{where}: {key} must be finite and positive, found {getattr(self, key)}")
+        if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
+            raise ConfigError(f"{where}: high_freq_factor must be larger than low_freq_factor ({self.low_freq_factor})")
+        if self.kind == "yarn" and theta <= 1:
+            raise ConfigError(f"{where}: rope_theta must be larger than 1 for yarn, found {theta}")
+
+
+# What else a kind of scaling computes with.
+_USED = {
+    "llama3": ("original_max_seq_len", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("original_max_seq_len", "beta_fast", "beta_slow", "attention_factor"),
+}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder-only transformer. Counts are exact; FLOPs count a multiply-add as two."""
+
+    name: str
+    family: Family
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocab: int
+    head_dim: int = 0  # 0: hidden / heads
+    max_seq_len: int = 8192
+    rope_theta: float = 10000.0
+    rms_eps: float = 1e-5
+    tied_embeddings: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False  # of the attention's output projection
+    rope_scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        if self.head_dim == 0:
+            object.__setattr__(self, "head_dim", self.hidden // max(1, self.heads))
+
+    def validate(self) -> None:
+        """Raise ConfigError unless the sizes can form a model, and its positions and norms can be computed."""
+        where = f"model '{self.name}'"
+        for key in ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "max_seq_len", "head_dim"):
+            size, most = getattr(self, key), MAX_LAYERS if key == "layers" else MAX_SIZE
+            if size < 1:
+                raise ConfigError(f"{where}: {key} must be at least 1, found {size}")
+            if size > most:
+                raise ConfigError(f"{where}: {key} must be at most {most}, found {size}")
+        if not 0 < self.rope_theta < inf:
+            raise ConfigError(f"{where}: rope_theta must be finite and positive, found {self.rope_theta}")
+        if not 0 <= self.rms_eps < inf:
+            raise ConfigError(f"{where}: rms_norm_eps must be finite and at least 0, found {self.rms_eps}")
+        if self.rope_scaling is not None:
+            self.rope_scaling.validate(where, theta=self.rope_theta)
+        if self.heads % self.kv_heads:
+            raise ConfigError(
+                f"model '{self.name}': {self.heads} heads do not divide by {self.kv_heads} key-value heads"
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"model '{self.name}': rotary embeddings need an even head size, found {self.head_dim}")
+
+    @property
+    def attention_parameters(self) -> int:
+        """Q, K, V and output projections of one block (with biases where the family has them)."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return self.hidden * (q + 2 * kv) + q * self.hidden + self._attention_biases
+
+    @property
+    def _attention_biases(self) -> int:
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return (q + 2 * kv if self.qkv_bias else 0) + (self.hidden if self.out_bias else 0)
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Gate, up and down projections of one block; GPT has no gate."""
+        return (2 if self.family == "gpt" else 3) * self.hidden * self.intermediate
+
+    @property
+    def block_parameters(self) -> int:
+        return self.attention_parameters + self.mlp_parameters + 2 * self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        return self.vocab * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Final norm and LM head; the head's matrix counts even when it is tied (it is computed with)."""
+        return self.vocab * self.hidden + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All distinct parameters; a tied head is counted once, with the embedding."""
+        head = self.hidden if self.tied_embeddings else self.head_parameters
+        return self.layers * self.block_parameters + self.embedding_parameters + head
+
+    def block_flops(self, seq_len: int) -> float:
+        """Forward FLOPs of one block per token: 2 per weight, plus causal attention (half the square)."""
+        weights = self.attention_parameters + self.mlp_parameters
+        return 2.0 * weights + 2.0 * self.heads * self.head_dim * seq_len
+
+    def head_flops(self) -> float:
+        """Forward FLOPs of norm + LM head per token (the matrix product dominates)."""
+        return 2.0 * self.vocab * self.hidden
+
+    def token_flops(self, seq_len: int) -> float:
+        """Forward + backward FLOPs per token, without recomputation: three times the forward's."""
+        return 3.0 * (self.layers * self.block_flops(seq_len) + self.head_flops())
+
+
+def _llama(name: str, layers: int, hidden: int, heads: int, kv: int, inter: int, vocab: int, **more: Any) -> ModelShape:
+    return ModelShape(name, "llama", layers, hidden, heads, kv, inter, vocab, **more)
+
+
+def _qwen2(name: str, layers: int, hidden: int, heads: int, kv: int, inter: int, vocab: int) -> ModelShape:
+    extra: dict[str, Any] = {"qkv_bias": True, "rope_theta": 1e6, "rms_eps": 1e-6, "max_seq_len": 32768}
+    return ModelShape(name, "qwen2", layers, hidden, heads, kv, inter, vocab, **extra)
+
+
+def _gpt(name: str, layers: int, hidden: int, heads: int) -> ModelShape:
+    return ModelShape(name, "gpt", layers, hidden, heads, heads, 4 * hidden, 51200, max_seq_len=2048)
+
+
+_ROWS = (
+    _llama("demo", 8, 128, 4, 2, 352, 257, max_seq_len=1024),
+    _llama("llama-160m", 12, 768, 12, 12, 3072, 32000, max_seq_len=2048),
+    _llama("llama-1b", 16, 2048, 32, 8, 8192, 128256, rope_theta=5e5, tied_embeddings=True),
+    _llama("llama-1b-untied", 16, 2048, 32, 8, 8192, 32000),
+    _llama("llama-3b", 28, 3072, 24, 8, 8192, 128256, rope_theta=5e5, tied_embeddings=True),
+    _llama("llama-8b", 32, 4096, 32, 8, 14336, 128256, rope_theta=5e5),
+    _llama("llama-70b", 80, 8192, 64, 8, 28672, 128256, rope_theta=5e5),
+    _llama("llama2-7b", 32, 4096, 32, 32, 11008, 32000, max_seq_len=4096),
+    _llama("llama2-13b", 40, 5120, 40, 40, 13824, 32000, max_seq_len=4096),
+    _qwen2("qwen2-7b", 28, 3584, 28, 4, 18944, 152064),
+    _qwen2("qwen2-72b", 80, 8192, 64, 8, 29568, 152064),
+    _gpt("gpt-3.6b", 30, 3072, 32),
+    _gpt("gpt-7.5b", 36, 4096, 32),
+    _gpt("gpt-39b", 48, 8192, 64),
+)
+SHAPES: dict[str, ModelShape] = {row.name: row for row in _ROWS}

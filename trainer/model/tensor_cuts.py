@@ -1,0 +1,102 @@
+"""Which part of each parameter a rank of a tensor-parallel group holds. No torch: the planner asks too.
+
+Megatron's way (arXiv 1909.08053): projections into heads and into the MLP are cut by rows, those out of them by
+columns, embedding and LM head by words; everything else is held whole by every rank of the group.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from hetctl.trainer.model.sample_shares import share
+from hetctl.trainer.model.shapes import ModelShape
+
+BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+BY_COLUMNS = ("o_proj.weight", "down_proj.weight")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Elements [low, high) of dimension `dim` of a parameter whose whole shape is `whole`."""
+
+    whole: tuple[int, ...]
+    dim: int
+    low: int
+    high: int
+    most: int  # the largest part's extent on any rank of the group: all lay their buffers out for that
+    counts: bool = True  # of the ranks that hold this part, the first: norms and checkpoints count it there
+    partial: bool = False  # several ranks hold this part, and each has a share of its gradient
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """What this rank holds."""
+        return (*self.whole[: self.dim], self.high - self.low, *self.whole[self.dim + 1 :])
+
+    @cached_property
+    def room(self) -> int:
+        """Elements of the largest part."""
+        return math.prod(self.whole) // max(1, self.whole[self.dim]) * self.most
+
+    @property
+    def is_whole(self) -> bool:
+        return self.high - self.low == self.whole[self.dim]
+
+    @property
+    def contributes(self) -> bool:
+        """Whether this rank's gradient belongs into the sum over the group (equal copies are counted once)."""
+        return self.counts or self.partial
+
+
+def cannot_cut(shape: ModelShape, degree: int) -> str:
+    """Why a model cannot be cut into so many parts; empty when it can."""
+    for what, count in (
+        ("heads", shape.heads),
+        ("intermediate values", shape.intermediate),
+        ("hidden values", shape.hidden),
+    ):
+        if count % degree:
+            return f"{count} {what} of '{shape.name}' do not divide by {degree}"
+    if shape.kv_heads % degree and degree % shape.kv_heads:
+        return f"{shape.kv_heads} key-value heads of '{shape.name}' can be neither shared out nor copied over {degree}"
+    return ""
+
+
+def whole_shape(name: str, shape: ModelShape) -> tuple[int, ...]:
+    """The whole shape of the parameter with this Hugging Face name."""
+    rows = {
+        "q_proj": shape.heads * shape.head_dim,
+        "k_proj": shape.kv_heads * shape.head_dim,
+        "v_proj": shape.kv_heads * shape.head_dim,
+        "o_proj": shape.hidden,
+        "gate_proj": shape.intermediate,
+        "up_proj": shape.intermediate,
+        "down_proj": shape.hidden,
+        "embed_tokens": shape.vocab,
+        "lm_head": shape.vocab,
+    }
+    columns = {"o_proj": shape.heads * shape.head_dim, "down_proj": shape.intermediate}
+    *_, module, what = name.split(".")
+    if module not in rows:
+        return (shape.hidden,)  # norms
+    return (rows[module],) if what == "bias" else (rows[module], columns.get(module, shape.hidden))
+
+
+def cut_of(name: str, shape: ModelShape, *, degree: int = 1, index: int = 0) -> Cut:
+    """What rank `index` of a tensor group of `degree` ranks holds of a parameter."""
+    whole = whole_shape(name, shape)
+    module = name.split(".")[-2]
+    if degree == 1:
+        return Cut(whole, 0, 0, whole[0], whole[0])
+    if name.endswith(BY_COLUMNS):
+        low, high = share(whole[1], degree, index)
+        return Cut(whole, 1, low, high, high - low)
+    if module in ("k_proj", "v_proj") and shape.kv_heads < degree:
+        copies = degree // shape.kv_heads
+        head = index // copies * shape.head_dim
+        return Cut(whole, 0, head, head + shape.head_dim, shape.head_dim, index % copies == 0, partial=True)
+    if module in BY_ROWS or module in ("embed_tokens", "lm_head"):
+        low, high = share(whole[0], degree, index)
+        return Cut(whole, 0, low, high, -(-whole[0] // degree))
+    return Cut(whole, 0, 0, whole[0], whole[0], counts=index == 0)

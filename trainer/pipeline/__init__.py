@@ -1,0 +1,1 @@
+"""The pipeline: schedules as data, what runs them, and what crosses between stages."""

@@ -1,0 +1,114 @@
+"""What holders of a layer share out: weights and gradients too where memory is short, else optimiser state only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from hetctl.comm.contract.plan import Replica, Stage
+from hetctl.comm.contract.units import GiB
+from hetctl.trainer.planning.costs import LayerCosts
+
+SPARE_BYTES = 4 * GiB  # beyond what the plan predicts, before whole weights are kept: context, fragments
+
+Asked = Literal["auto", "optimizer", "all", "replicas"]
+
+
+def more_bytes(parameters: float, shards: int, each: int) -> int:
+    """Bytes that a rank holds more of so many parameters when weights and gradients (`each` bytes) stay whole."""
+    return int(parameters * each * (1 - 1 / shards))
+
+
+def has_room(predicted: int, more: int, limit: int | None) -> bool:
+    """Whether a device that is predicted to hold so much can hold more; unknown limits bind nobody."""
+    return limit is None or predicted + more + SPARE_BYTES <= limit
+
+
+def with_whole(
+    replicas: Sequence[Replica],
+    memory: Sequence[int],
+    limits: Sequence[int | None],
+    *,
+    costs: LayerCosts,
+    asked: Asked,
+) -> tuple[tuple[Replica, ...], tuple[int, ...], bool]:
+    """The replicas with what each sharded stage keeps whole decided, and every rank's memory with that in it.
+
+    Last, whether optimiser state is shared out over all replicas: asked for, or where all of it fits so.
+    """
+    stages, more = _stages(replicas), _more(replicas, costs)
+    over = asked in ("auto", "replicas") and len(replicas) > 1 and _cut_alike_somewhere(stages)
+    if over:
+        held = over_replicas(replicas, _with(memory, more), costs)
+        fits = all(held[r] <= memory[r] or has_room(held[r], 0, limits[r]) for stage in stages for r in stage.ranks)
+        over = asked == "replicas" or fits
+    if not over:
+        more = {
+            ranks: extra
+            for ranks, extra in more.items()
+            if asked in ("optimizer", "replicas")
+            or (asked == "auto" and all(has_room(memory[r], extra, limits[r]) for r in ranks))
+        }
+        held = _with(memory, more)
+    decided = (
+        replace(r, stages=tuple(replace(s, whole=s.ranks in more if s.shards > 1 else None) for s in r.stages))
+        for r in replicas
+    )
+    return tuple(decided), held, over
+
+
+def _cut_alike_somewhere(stages: Sequence[Stage]) -> bool:
+    """Whether the holders of any layer cut it alike: they can share out its state."""
+    layers = {layer for stage in stages for layer in range(*stage.layers)}
+    holders = ([s for s in stages if s.layers[0] <= layer < s.layers[1]] for layer in layers)
+    return any(len({s.tensor_parallel for s in of}) == 1 for of in holders)
+
+
+def _stages(replicas: Sequence[Replica]) -> list[Stage]:
+    return [stage for replica in replicas for stage in replica.stages]
+
+
+def _more(replicas: Sequence[Replica], costs: LayerCosts) -> dict[tuple[int, ...], int]:
+    """By the ranks of sharded stages: what each holds more when all stages that the same ranks hold stay whole."""
+    more, each = dict[tuple[int, ...], int](), costs.numbers.compute + costs.numbers.gradients
+    for stage in _stages(replicas):
+        if stage.shards > 1:
+            more[stage.ranks] = more.get(stage.ranks, 0) + more_bytes(_parameters(costs, stage), stage.shards, each)
+    return more
+
+
+def _with(memory: Sequence[int], more: Mapping[tuple[int, ...], int]) -> tuple[int, ...]:
+    held = list(memory)
+    for ranks, extra in more.items():
+        for rank in ranks:
+            held[rank] += extra
+    return tuple(held)
+
+
+def over_replicas(replicas: Sequence[Replica], memory: Sequence[int], costs: LayerCosts) -> tuple[int, ...]:
+    """Every rank's memory when all holders of a layer share out its masters and moments, not only those of a stage.
+
+    Layers that some holders cut into tensor shards and others do not, or otherwise, stay as they are. Embedding and
+    head are counted as if they had as many holders as the stage's blocks on average.
+    """
+    held, numbers = list(memory), costs.numbers
+    state = numbers.optimizer + (numbers.weights if numbers.copy else 0)
+    every = _stages(replicas)
+    for stage in every:
+        first, past = stage.layers
+        spared = 0.0  # of this stage's state, counted in layers
+        for layer in range(first, past):
+            holders = [s for s in every if s.layers[0] <= layer < s.layers[1]]
+            if len({s.tensor_parallel for s in holders}) == 1:
+                spared += 1 / stage.shards - 1 / sum(s.width for s in holders)
+        for rank in stage.ranks if past > first and not stage.offload else ():
+            held[rank] -= int(_parameters(costs, stage) * state * spared / (past - first))
+    return tuple(held)
+
+
+def _parameters(costs: LayerCosts, stage: Stage) -> float:
+    """Parameters of a stage on one of its ranks, before they are shared out."""
+    first, past = stage.layers
+    ends = costs.stage_parameters(0, first=first == 0, last=past == costs.shape.layers)
+    return (past - first) * costs.block_parameters_on(stage.tensor_parallel) + ends / stage.tensor_parallel
