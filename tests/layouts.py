@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from hetctl.comm.contract.plan import (
-    Bridge,
-    Group,
     Plan,
+    PlannedBridge,
+    PlannedGroup,
     PlannedIsland,
     PlannedRank,
     Replica,
@@ -82,7 +82,7 @@ def plan_of(layout: Layout, *, seq_len: int, transport: str = "tcp") -> Plan:
         replicas=replicas,
         segments=segments,
         groups=tuple(_groups(layout, replicas, segments, home)),
-        bridges=tuple(Bridge((a.name, b.name), transport, (), "test") for a, b in combinations(islands, 2)),  # type: ignore[arg-type]
+        bridges=tuple(PlannedBridge((a.name, b.name), transport, (), "test") for a, b in combinations(islands, 2)),  # type: ignore[arg-type]
         predicted=None,
         reasons=("spelled out by a test",),
     )
@@ -113,12 +113,12 @@ def _holders(replicas: Sequence[Replica], span: tuple[int, int]) -> tuple[tuple[
 
 def _groups(
     layout: Layout, replicas: tuple[Replica, ...], segments: Sequence[Segment], home: dict[int, str]
-) -> list[Group]:
+) -> list[PlannedGroup]:
     groups = []
 
     def add(name: str, kind: str, ranks: tuple[int, ...]) -> None:
         backend = "het" if len({home[r] for r in ranks}) > 1 else "gloo"
-        groups.append(Group(name, kind, ranks, backend))  # type: ignore[arg-type]
+        groups.append(PlannedGroup(name, kind, ranks, backend))  # type: ignore[arg-type]
 
     for segment in segments:
         for k, members in enumerate(segment.groups):

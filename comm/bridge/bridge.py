@@ -14,7 +14,7 @@ import torch
 
 from hetctl.comm.bridge.staging import Combine, flat_bytes
 from hetctl.comm.operation.store_connections import GroupStore
-from hetctl.comm.operation.work import BridgeError, Deadline, HetWork, ended_by
+from hetctl.comm.operation.work import BridgeError, HetWork, OperationDeadline, ended_by
 
 P2P, COLLECTIVE = 0, 1  # the program's own messages, and those that collectives are made of, never meet
 MOST_TAG = 2**29 - 1  # of a program's message: gloo's tags are 32-bit with a sign, and two bits are taken
@@ -59,7 +59,7 @@ class Message:
 
     data: torch.Tensor
     work: HetWork
-    deadline: Deadline
+    deadline: OperationDeadline
     ready: Any = None
     combine: Combine | None = None
     after: Message | None = None  # a send of the same memory: what lands here must be copied out there before
@@ -138,7 +138,9 @@ class Bridge:
         self._open: dict[int, Message] = {}
         self.error: BaseException | None = None
 
-    def send(self, data: torch.Tensor, peer: int, *, tag: int, kind: int, work: HetWork, deadline: Deadline) -> Message:
+    def send(
+        self, data: torch.Tensor, peer: int, *, tag: int, kind: int, work: HetWork, deadline: OperationDeadline
+    ) -> Message:
         """Queue the sending of a flat contiguous tensor; its work ends when the memory may be written again."""
         outgoing = Outgoing() if kind == COLLECTIVE else None  # what else is sent, nothing lands in before it has left
         message = Message(data, work, deadline, ready=_event(data), outgoing=outgoing)
@@ -152,7 +154,7 @@ class Bridge:
         tag: int,
         kind: int,
         work: HetWork,
-        deadline: Deadline,
+        deadline: OperationDeadline,
         combine: Combine | None = None,
         after: Message | None = None,
     ) -> Message:
@@ -215,7 +217,7 @@ class Bridge:
     def _all_end(self, seconds: float) -> bool:
         """Whether the pending messages end, and lanes have seen them off, in this time, while anything moves."""
         with self._lock:
-            pending, lanes, deadline = list(self._open.values()), list(self._lanes.values()), Deadline(seconds)
+            pending, lanes, deadline = list(self._open.values()), list(self._lanes.values()), OperationDeadline(seconds)
         began = time.monotonic()
         for message in pending:
             ended = threading.Event()

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from hetctl.comm.bridge.connecting import Patience
+from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.engines.base import PEER_COPY, EngineName
 from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.operation.c10d import Store
-from hetctl.comm.operation.work import Deadline
+from hetctl.comm.operation.work import OperationDeadline
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Ability:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TransportChoice:
     """The way between two ranks for one kind of memory, and why it is taken."""
 
     kind: TransportKind
@@ -44,7 +44,7 @@ def choose(
     on_device: bool,
     engines: tuple[EngineName, ...],
     pair: str,
-) -> Choice:
+) -> TransportChoice:
     """Direct where both ends registered device memory, else RDMA from host memory, else TCP; the same at both ends.
 
     A forced way that is impossible raises ConfigError. Host tensors of a direct bridge take host memory. Two ranks of
@@ -54,7 +54,7 @@ def choose(
     if same_host and not (forced and planned == "direct" and on_device):
         if forced and planned == "rdma":
             raise ConfigError(f"the bridge {pair} cannot be rdma: both ranks are on {mine.name}", hint="--bridge shm")
-        return Choice("shm", None, f"both ranks are on {mine.name}", "shm")
+        return TransportChoice("shm", None, f"both ranks are on {mine.name}", "shm")
     wanted: list[TransportKind] = ["direct", "rdma"] if not forced or planned == "direct" else ["rdma"]
     refused = []
     for kind in wanted:
@@ -66,12 +66,12 @@ def choose(
             missing = _missing(mine, theirs, kind, engine)
             if not missing:
                 label = PEER_COPY if kind == "direct" and same_host else kind
-                return Choice(kind, engine, f"both ends registered memory with {engine} and tried it", label)
+                return TransportChoice(kind, engine, f"both ends registered memory with {engine} and tried it", label)
             refused.append(f"{kind} with {engine}: {missing}")
     why = "; ".join(refused) or "no engine is asked for"
     if forced:
         raise ConfigError(f"the bridge {pair} cannot be {planned}: {why}", hint="--bridge auto, or tcp")
-    return Choice("tcp", None, why, "tcp")
+    return TransportChoice("tcp", None, why, "tcp")
 
 
 def _missing(mine: Ability, theirs: Ability, kind: TransportKind, engine: EngineName) -> str:
@@ -90,6 +90,6 @@ def publish(store: Store, rank: int, ability: Ability) -> None:
 
 def ability_of(store: Store, rank: int, timeout: timedelta) -> Ability:
     """What another rank published; waits for it. Raises RuntimeError."""
-    patience = Patience(lambda: None).within(Deadline(timeout.total_seconds()))
+    patience = ConnectWait(lambda: None).within(OperationDeadline(timeout.total_seconds()))
     found: dict[str, Any] = json.loads(patience.said(store, f"ability/{rank}"))
     return Ability(found["host"], found["device"], found["name"])

@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hetctl.comm.operation.c10d import Store
-from hetctl.comm.operation.work import Deadline
+from hetctl.comm.operation.work import OperationDeadline
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.001, 0.25  # between looks: an eighth of the time that has passed
 TALK_SECONDS = 30.0  # for an end that has come to say what it is
 
 
-class Patience:
+class ConnectWait:
     """Lasts until `over` says why not: a receive from any source may wait for ever, and must not fail its group."""
 
     def __init__(self, over: Callable[[], str | None]) -> None:
         self._over = over
 
-    def within(self, deadline: Deadline) -> Patience:
+    def within(self, deadline: OperationDeadline) -> ConnectWait:
         """One that ends with a deadline too."""
-        return Patience(lambda: self._over() or ("timed out" if deadline.passed() else None))
+        return ConnectWait(lambda: self._over() or ("timed out" if deadline.passed() else None))
 
     def check(self) -> None:
         """Raises RuntimeError when there is nothing to wait for any more."""

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from hetctl.comm.bridge.connecting import TALK_SECONDS, Patience
+from hetctl.comm.bridge.connecting import TALK_SECONDS, ConnectWait
 from hetctl.comm.operation.addresses import own_address
 from hetctl.comm.operation.c10d import Store
 
@@ -24,7 +24,7 @@ MOST_SECONDS = 3600.0  # at once: poll takes no more than 24 days
 _GREETING = struct.Struct("<I")
 
 
-def offer(store: Store, name: str, about: Mapping[str, Any], patience: Patience) -> tuple[Control, dict[str, Any]]:
+def offer(store: Store, name: str, about: Mapping[str, Any], patience: ConnectWait) -> tuple[Control, dict[str, Any]]:
     """Wait for the other end to come; what it says of itself. Only who read the token in the store gets in."""
     token = secrets.token_hex(16)
     address = own_address()
@@ -40,7 +40,7 @@ def offer(store: Store, name: str, about: Mapping[str, Any], patience: Patience)
     return Control(channel), said
 
 
-def accept(store: Store, name: str, about: Mapping[str, Any], patience: Patience) -> tuple[Control, dict[str, Any]]:
+def accept(store: Store, name: str, about: Mapping[str, Any], patience: ConnectWait) -> tuple[Control, dict[str, Any]]:
     """Call the end that offers; what it says of itself."""
     address, port, token = json.loads(patience.said(store, name))
     channel = socket.create_connection((address, port), 2 * TALK_SECONDS)  # it may be talking to somebody else

@@ -2,8 +2,8 @@
 
 A lane is a ring of slots at each end. The sender fills its slot, the engine moves it into the receiver's slot of the
 same number, and a byte on the control connection says so; another byte back says that the slot is free. Where the
-receiver must be the one who initiates, it reads instead. Slots take the ports in turn (`strands.py`). Nothing is staged
-elsewhere, and nothing reads a slot before its transfer is over and, on devices, made visible.
+receiver must be the one who initiates, it reads instead. Slots take the ports in turn (`rdma_ports.py`). Nothing is
+staged elsewhere, and nothing reads a slot before its transfer is over and, on devices, made visible.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any, Literal
 import torch
 
 from hetctl.comm.bridge.bridge import P2P, Bridge, LaneKey
-from hetctl.comm.bridge.connecting import Patience
+from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.control import Control, accept, offer
 from hetctl.comm.bridge.device_memory import allocate
-from hetctl.comm.bridge.engines.base import PEER_COPY, Memory, Rail, Region
+from hetctl.comm.bridge.engines.base import PEER_COPY, EnginePort, Memory, Region
 from hetctl.comm.bridge.engines.shared import Use
 from hetctl.comm.bridge.failover import Position, say
 from hetctl.comm.bridge.forwarded import TRAILER_ROOM, Flow, ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.rdma_ports import POLL_SECONDS, Strands, connect, described
+from hetctl.comm.bridge.rdma_ports import POLL_SECONDS, LaneTransfers, connect, described
 from hetctl.comm.bridge.shm import pin
-from hetctl.comm.bridge.slot_release import Leaving
+from hetctl.comm.bridge.slot_release import SlotReleases
 from hetctl.comm.bridge.staging import TRAILER_BYTES, engine_for
 from hetctl.comm.bridge.window import OneWay, Posted
 from hetctl.comm.contract.units import MiB
@@ -49,7 +49,7 @@ Introduce = Literal["none", "lower", "both"]
 
 
 @dataclass(frozen=True)
-class Way:
+class DirectMode:
     """How a direct transport goes: over which engine, with which memory, called what."""
 
     label: str  # rdma, direct or what `engines.base.PEER_COPY` says
@@ -62,9 +62,9 @@ class Way:
 class DirectTransport:
     """Lanes over an engine, one ring at each end of each."""
 
-    def __init__(self, use: Use, way: Way) -> None:
+    def __init__(self, use: Use, way: DirectMode) -> None:
         self._use, self._way = use, way
-        self._ports: list[DirectPort] = []
+        self._ports: list[DirectLaneEnd] = []
         self._lock = threading.Lock()  # over the ports
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._open = True
@@ -77,7 +77,7 @@ class DirectTransport:
         connect = functools.partial(self._connect, bridge, key, flow)
         return made(bridge, key, connect, flow=flow, engine=engine_for(key.device))
 
-    def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow, patience: Patience) -> DirectPort:
+    def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow, patience: ConnectWait) -> DirectLaneEnd:
         ring = Ring(self._use.rails, flow, key.device, on_device=self._way.on_device)
 
         def lose(port: str, why: str) -> None:
@@ -91,8 +91,8 @@ class DirectTransport:
             control, peer = meet(bridge.store.talk, name, about, patience)
             pull = self._pulls(bridge.rank, key)
             found = connect(self._use.rails, ring.regions, peer["ports"], lose)
-            strands = Strands(found, int(peer["address"]), lose, write=not pull)
-            port = DirectPort(ring, strands, control, key, self._way, pull=pull, stop=self._stop)
+            lane_transfers = LaneTransfers(found, int(peer["address"]), lose, write=not pull)
+            port = DirectLaneEnd(ring, lane_transfers, control, key, self._way, pull=pull, stop=self._stop)
             port.introduce(lower=bridge.rank < key.peer, timeout=bridge.timeout)
         except BaseException:
             ring.close()
@@ -132,7 +132,7 @@ class DirectTransport:
 class Ring:
     """Slots registered with every port: host memory (pinned for the device that copies from it) or device memory."""
 
-    def __init__(self, rails: Sequence[Rail], flow: Flow, device: torch.device, *, on_device: bool) -> None:
+    def __init__(self, rails: Sequence[EnginePort], flow: Flow, device: torch.device, *, on_device: bool) -> None:
         self._rails, self.window = rails, flow.window
         self.slot_bytes, size = flow.slot_bytes, flow.ring_bytes
         self._map = None if on_device else mmap.mmap(-1, size)
@@ -171,17 +171,25 @@ class Ring:
                 self._map.close()
 
 
-class DirectPort(OneWay):
+class DirectLaneEnd(OneWay):
     """One end of a lane; slots are used in turn, the same number at both ends."""
 
     def __init__(
-        self, ring: Ring, strands: Strands, control: Control, key: LaneKey, way: Way, *, pull: bool, stop: int
+        self,
+        ring: Ring,
+        lane_transfers: LaneTransfers,
+        control: Control,
+        key: LaneKey,
+        way: DirectMode,
+        *,
+        pull: bool,
+        stop: int,
     ) -> None:
         self._ring, self._control, self._key, self._way, self._stop = ring, control, key, way, stop
-        self._moving, self._pull = strands, pull
+        self._moving, self._pull = lane_transfers, pull
         self._asked = self._taken = 0  # slots begun here, and slots given out
         self._ready = 0  # slots that came, or that are free again
-        self._leaving = Leaving(control.tell)
+        self._releases = SlotReleases(control.tell)
         self.sent = 0
 
     def introduce(self, *, lower: bool, timeout: timedelta) -> None:
@@ -268,7 +276,7 @@ class DirectPort(OneWay):
 
     def give(self, slot: torch.Tensor, event: Any) -> None:
         if not self._key.sending:
-            self._leaving.give(event)
+            self._releases.give(event)
 
     def advance(self) -> bool:
         if self._moving:
@@ -277,7 +285,7 @@ class DirectPort(OneWay):
 
     def idle(self) -> None:
         """Free every slot that the device still reads."""
-        self._leaving.idle()
+        self._releases.idle()
 
     def close(self) -> None:
         """Forget what is under way, deregister, release."""

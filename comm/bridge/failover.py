@@ -33,14 +33,14 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Route:
+class RailRoute:
     """The rail that a chunk takes, and the loss that moved it there (1, 2, ..; 0: its own rail)."""
 
     rail: int
     moved: int
 
 
-def route(position: Position, rails: int, losses: Sequence[Loss]) -> Route:
+def route(position: Position, rails: int, losses: Sequence[Loss]) -> RailRoute:
     """Where a chunk goes: in turn over the rails, and what a lost rail would carry in turn over those left.
 
     Each message begins one rail further than the one before it, so that many of one chunk use all rails too.
@@ -51,7 +51,7 @@ def route(position: Position, rails: int, losses: Sequence[Loss]) -> Route:
         if rail == loss.rail and position >= loss.since:
             left = remaining(rails, losses[:number])
             rail, moved = left[turn // rails % len(left)], number
-    return Route(rail, moved)
+    return RailRoute(rail, moved)
 
 
 def remaining(rails: int, losses: Sequence[Loss]) -> list[int]:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetctl.comm.bridge.bridge import Bridge, LaneKey, Message
-from hetctl.comm.bridge.connecting import Patience
+from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.staging import CopyEngine, TrailerMismatch, seal, trailer_of, unseal
-from hetctl.comm.bridge.window import Chunk, Left, Port, Window
+from hetctl.comm.bridge.window import Chunk, LaneEnd, ThreadReplaced, Window
 from hetctl.comm.contract.units import KiB
 from hetctl.comm.operation.byte_counter import METER
 from hetctl.comm.operation.intervals import spread
@@ -68,7 +68,7 @@ class ForwardedLane:
     verb = ""
 
     def __init__(
-        self, bridge: Bridge, key: LaneKey, connect: Callable[[Patience], Port], *, flow: Flow, engine: CopyEngine
+        self, bridge: Bridge, key: LaneKey, connect: Callable[[ConnectWait], LaneEnd], *, flow: Flow, engine: CopyEngine
     ) -> None:
         self._bridge, self._key, self._connect, self._flow, self._engine = bridge, key, connect, flow, engine
         self._queue: queue.SimpleQueue[Message | _Rest | None] = queue.SimpleQueue()
@@ -138,7 +138,7 @@ class ForwardedLane:
             self._engine.enter()
             while self._step():
                 pass
-        except Left:
+        except ThreadReplaced:
             return
         except Exception as error:  # the thread's boundary: any failure ends the group's operations
             self._broken(error)
@@ -150,7 +150,7 @@ class ForwardedLane:
     def window(self) -> Window:
         """This end of the lane, connected when the first message is there."""
         if self._window is None:
-            port = self._connect(Patience(self._over_waiting))
+            port = self._connect(ConnectWait(self._over_waiting))
             window = Window(self._bridge, self._key, port, length=self._flow.window, renew=self._renew)
             with self._lock:
                 self._window, self._due = window, None

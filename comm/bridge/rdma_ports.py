@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetctl.comm.bridge.engines.base import EngineFailed, Rail, Region
+from hetctl.comm.bridge.engines.base import EngineFailed, EnginePort, Region
 from hetctl.comm.bridge.engines.pairing import pairs
 from hetctl.comm.contract.errors import reason_of
 
@@ -25,11 +25,11 @@ Lose = Callable[[str, str], None]  # port, why
 
 
 @dataclass(frozen=True)
-class Strand:
+class PortTransfers:
     """One port of this end, connected to one of the other end."""
 
     port: str
-    rail: Rail
+    rail: EnginePort
     region: Region
     peer: Any
 
@@ -38,11 +38,11 @@ class Strand:
 class _Move:
     offset: int
     nbytes: int
-    strand: Strand
+    transfers: PortTransfers
     handle: Any
 
 
-def described(rails: Sequence[Rail], regions: Sequence[Region]) -> list[dict[str, Any]]:
+def described(rails: Sequence[EnginePort], regions: Sequence[Region]) -> list[dict[str, Any]]:
     """What the other end has to know of this one's ports."""
     return [
         {"network": rail.network, "descriptor": dict(region.descriptor)}
@@ -51,10 +51,10 @@ def described(rails: Sequence[Rail], regions: Sequence[Region]) -> list[dict[str
 
 
 def connect(
-    rails: Sequence[Rail], regions: Sequence[Region], theirs: Sequence[Mapping[str, Any]], lose: Lose
-) -> list[Strand]:
-    """The strands to the other end, by what it said of its ports. Raises EngineFailed when none can be."""
-    found: list[Strand] = []
+    rails: Sequence[EnginePort], regions: Sequence[Region], theirs: Sequence[Mapping[str, Any]], lose: Lose
+) -> list[PortTransfers]:
+    """The ports to the other end, by what it said of its ports. Raises EngineFailed when none can be."""
+    found: list[PortTransfers] = []
     together = pairs([rail.network for rail in rails], [str(one["network"]) for one in theirs])
     why = "the other end has no port in its network"
     for number in sorted(set(range(len(rails))) - {mine for mine, _ in together}):
@@ -67,17 +67,17 @@ def connect(
             why = reason_of(error)
             lose(rail.port, why)
             continue
-        found.append(Strand(rail.port, rail, regions[mine], peer))
+        found.append(PortTransfers(rail.port, rail, regions[mine], peer))
     if not found:
         raise EngineFailed(f"no port reaches the other end: {why}")
     return found
 
 
-class Strands:
+class LaneTransfers:
     """The transfers of one end of a lane; all slots keep their offset at both ends."""
 
-    def __init__(self, strands: list[Strand], address: int, lose: Lose, *, write: bool) -> None:
-        self._left, self._address, self._lose, self._write = list(strands), address, lose, write
+    def __init__(self, lane_transfers: list[PortTransfers], address: int, lose: Lose, *, write: bool) -> None:
+        self._left, self._address, self._lose, self._write = list(lane_transfers), address, lose, write
         self._moves: deque[_Move] = deque()  # oldest first
         self._begun = 0
         self._failed = ""
@@ -89,7 +89,7 @@ class Strands:
     @property
     def port(self) -> str:
         """The port that the oldest transfer, or the one that failed last, takes; '' where nothing is known of any."""
-        return self._failed or (self._moves[0].strand.port if self._moves else "")
+        return self._failed or (self._moves[0].transfers.port if self._moves else "")
 
     def begin(self, offset: int, nbytes: int) -> None:
         """Raises EngineFailed."""
@@ -100,7 +100,7 @@ class Strands:
         count = 0
         while self._moves and self._over(self._moves[0]):
             move = self._moves.popleft()
-            move.strand.rail.engine.drop([move.handle])
+            move.transfers.rail.engine.drop([move.handle])
             count += 1
         if self._moves:
             self._check_stall(self._moves[0])
@@ -118,61 +118,61 @@ class Strands:
 
         `check` raises RuntimeError where that is wanted no more.
         """
-        for strand in list(self._left):
+        for transfers in list(self._left):
             try:
-                handle = self._call(strand, 0, nbytes, write=True)
-                while not strand.rail.engine.poll(handle):
+                handle = self._call(transfers, 0, nbytes, write=True)
+                while not transfers.rail.engine.poll(handle):
                     if time.monotonic() > end:
-                        self._failed = strand.port
+                        self._failed = transfers.port
                         raise RuntimeError("timed out")
                     check()
                     time.sleep(POLL_SECONDS)
-                strand.rail.engine.drop([handle])
+                transfers.rail.engine.drop([handle])
             except EngineFailed as error:
-                self._without(strand, error)
+                self._without(transfers, error)
 
     def serve(self) -> bool:
         """Do what the other end's transfers need of this one; whether that has to be done again and again."""
-        again = [strand.rail.engine.serve() for strand in self._left]  # all of them
+        again = [transfers.rail.engine.serve() for transfers in self._left]  # all of them
         return any(again)
 
     def drop(self) -> None:
         """Forget what is under way."""
         for move in self._moves:
-            move.strand.rail.engine.drop([move.handle])
+            move.transfers.rail.engine.drop([move.handle])
         self._moves.clear()
 
     def _start(self, offset: int, nbytes: int) -> _Move:
         while True:
-            strand = self._left[self._begun % len(self._left)]
+            transfers = self._left[self._begun % len(self._left)]
             self._begun += 1
             try:
-                return _Move(offset, nbytes, strand, self._call(strand, offset, nbytes, write=self._write))
+                return _Move(offset, nbytes, transfers, self._call(transfers, offset, nbytes, write=self._write))
             except EngineFailed as error:
-                self._without(strand, error)
+                self._without(transfers, error)
 
-    def _call(self, strand: Strand, offset: int, nbytes: int, *, write: bool) -> Any:
-        engine, there = strand.rail.engine, self._address + offset
+    def _call(self, transfers: PortTransfers, offset: int, nbytes: int, *, write: bool) -> Any:
+        engine, there = transfers.rail.engine, self._address + offset
         if write:
-            return engine.post_write(strand.peer, strand.region, offset, to=there, nbytes=nbytes)
-        return engine.post_read(strand.peer, strand.region, offset, origin=there, nbytes=nbytes)
+            return engine.post_write(transfers.peer, transfers.region, offset, to=there, nbytes=nbytes)
+        return engine.post_read(transfers.peer, transfers.region, offset, origin=there, nbytes=nbytes)
 
     def _over(self, move: _Move) -> bool:
         try:
-            return move.strand.rail.engine.poll(move.handle)
+            return move.transfers.rail.engine.poll(move.handle)
         except EngineFailed as error:
-            move.strand.rail.engine.drop([move.handle])
-            self._without(move.strand, error)
+            move.transfers.rail.engine.drop([move.handle])
+            self._without(move.transfers, error)
         again = self._start(move.offset, move.nbytes)
-        move.strand, move.handle = again.strand, again.handle
+        move.transfers, move.handle = again.transfers, again.handle
         return False
 
-    def _without(self, strand: Strand, error: EngineFailed) -> None:
-        """Use a strand no more. Raises EngineFailed when it is the last."""
-        if strand not in self._left:
+    def _without(self, transfers: PortTransfers, error: EngineFailed) -> None:
+        """Use a port no more. Raises EngineFailed when it is the last."""
+        if transfers not in self._left:
             return
         if len(self._left) == 1:
-            self._failed = strand.port
+            self._failed = transfers.port
             raise error
-        self._left.remove(strand)
-        self._lose(strand.port, reason_of(error))
+        self._left.remove(transfers)
+        self._lose(transfers.port, reason_of(error))

@@ -25,16 +25,16 @@ from typing import Any
 import torch
 
 from hetctl.comm.bridge.bridge import P2P, Bridge, LaneKey
-from hetctl.comm.bridge.connecting import TALK_SECONDS, Patience
+from hetctl.comm.bridge.connecting import TALK_SECONDS, ConnectWait
 from hetctl.comm.bridge.control import MOST_SECONDS
 from hetctl.comm.bridge.failover import Position
 from hetctl.comm.bridge.forwarded import Flow, ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.slot_release import Leaving
+from hetctl.comm.bridge.slot_release import SlotReleases
 from hetctl.comm.bridge.staging import engine_for
 from hetctl.comm.bridge.window import OneWay, Posted
 from hetctl.comm.contract.units import MiB
 from hetctl.comm.operation.c10d import Store
-from hetctl.comm.operation.work import Deadline
+from hetctl.comm.operation.work import OperationDeadline
 
 MESSAGES = Flow(8 * MiB, window=8)  # larger than over rails: a chunk here costs Python time only
 MOST_RINGS = 16  # of messages to or from one peer, while their lanes are idle: one is 64 MiB and five descriptors
@@ -65,7 +65,7 @@ class ShmTransport:
 
     def __init__(self) -> None:
         self._lanes: dict[LaneKey, ForwardedLane] = {}
-        self._ports: set[ShmPort] = set()
+        self._ports: set[ShmLaneEnd] = set()
         self._lock = threading.Lock()  # over the ports
         self._open = True
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
@@ -80,9 +80,9 @@ class ShmTransport:
             _allow_more_descriptors()
         return lane
 
-    def _connect(self, rings: _Rings, key: LaneKey, flow: Flow, patience: Patience) -> ShmPort:
+    def _connect(self, rings: _Rings, key: LaneKey, flow: Flow, patience: ConnectWait) -> ShmLaneEnd:
         self._spare(key)
-        port = ShmPort(rings, key, flow, patience=patience, stop=self._stop, forget=self._forget)
+        port = ShmLaneEnd(rings, key, flow, patience=patience, stop=self._stop, forget=self._forget)
         with self._lock:
             if self._open:
                 self._ports.add(port)
@@ -101,7 +101,7 @@ class ShmTransport:
             if lane.used < late or len(lanes) - number >= MOST_OF_ALL:
                 lane.rest()
 
-    def _forget(self, port: ShmPort) -> None:
+    def _forget(self, port: ShmLaneEnd) -> None:
         with self._lock:
             self._ports.discard(port)
 
@@ -129,14 +129,14 @@ class _Rings:
         self._meet = functools.partial(_offer, nbytes=nbytes) if key.sending else _accept
         self._count = 0
 
-    def next(self, patience: Patience) -> _Handles:
+    def next(self, patience: ConnectWait) -> _Handles:
         """Make or get the next ring, together with the other end."""
         handles = self._meet(self._store, f"{self._name}/{self._count}", patience)
         self._count += 1
         return handles
 
 
-class ShmPort(OneWay):
+class ShmLaneEnd(OneWay):
     """One end of a ring; slots are used in turn, filled by one end and freed by the other.
 
     A sender whose slots are all free again may give the ring up, and says so; the receiver, which may wait for the next
@@ -149,17 +149,17 @@ class ShmPort(OneWay):
         key: LaneKey,
         flow: Flow,
         *,
-        patience: Patience,
+        patience: ConnectWait,
         stop: int,
-        forget: Callable[[ShmPort], None],
+        forget: Callable[[ShmLaneEnd], None],
     ) -> None:
         self._rings, self.key, self._flow, self._stop = rings, key, flow, stop
         self._patience, self._forget = patience, forget
         self._lock, self._held, self._closed = threading.Lock(), False, False
-        self._leaving = Leaving(self._free)
+        self._releases = SlotReleases(self._free)
         self._begin(patience)
 
-    def _begin(self, patience: Patience) -> None:
+    def _begin(self, patience: ConnectWait) -> None:
         """Go on with the next ring."""
         handles = self._rings.next(patience)
         handles.channel.setblocking(False)
@@ -214,7 +214,7 @@ class ShmPort(OneWay):
         if _taken(self._awaited()):
             return True
         self.idle()
-        deadline = Deadline(timeout.total_seconds())
+        deadline = OperationDeadline(timeout.total_seconds())
         while not self._comes(deadline):
             self._end()
             self._begin(self._patience.within(deadline))
@@ -223,7 +223,7 @@ class ShmPort(OneWay):
     def _awaited(self) -> int:
         return self._handles.freed if self.key.sending else self._handles.filled
 
-    def _comes(self, deadline: Deadline) -> bool:
+    def _comes(self, deadline: OperationDeadline) -> bool:
         """Wait for the oldest posted slot; False when the sender has given this ring up. Raises RuntimeError."""
         fd = self._awaited()
         ready = _first_of((fd, self._stop, self._handles.channel.fileno()), deadline.left())
@@ -247,11 +247,11 @@ class ShmPort(OneWay):
     def give(self, slot: torch.Tensor, event: Any) -> None:
         if self.key.sending:
             return
-        self._leaving.give(event)
+        self._releases.give(event)
 
     def idle(self) -> None:
         """Free every slot that the device still reads, waiting for it: there is nothing else to do."""
-        self._leaving.idle()
+        self._releases.idle()
 
     def rest(self) -> bool:
         if not self.key.sending and not self._given_up():
@@ -305,7 +305,7 @@ def pin(ring: torch.Tensor) -> bool:
     return True
 
 
-def _offer(store: Store, name: str, patience: Patience, *, nbytes: int) -> _Handles:
+def _offer(store: Store, name: str, patience: ConnectWait, *, nbytes: int) -> _Handles:
     """Make a ring, say in the store where to get it, and hand it to the one who comes."""
     # only this user may enter; a process that exits while a lane waits here removes it as well
     folder = tempfile.TemporaryDirectory(prefix="hetctl-shm-", ignore_cleanup_errors=True)
@@ -323,7 +323,7 @@ def _offer(store: Store, name: str, patience: Patience, *, nbytes: int) -> _Hand
     return handles
 
 
-def _accept(store: Store, name: str, patience: Patience) -> _Handles:
+def _accept(store: Store, name: str, patience: ConnectWait) -> _Handles:
     """Get the ring that the sender made."""
     path = patience.said(store, name).decode()
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -9,7 +9,7 @@ from typing import Any
 LAG = 2  # slots that may wait for the device before the receiver waits for it
 
 
-class Leaving:
+class SlotReleases:
     """Calls `free` once for each slot given back, oldest first."""
 
     def __init__(self, free: Callable[[], None]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from hetctl.comm.bridge.bridge import Bridge, LaneKey
-from hetctl.comm.bridge.connecting import Patience
+from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.failover import Loss, Position, RailWatch, remaining, route, say
 from hetctl.comm.bridge.forwarded import Flow, ForwardedLane, RecvLane, SendLane
 from hetctl.comm.bridge.staging import CHUNK_BYTES, TRAILER_BYTES, CopyEngine, engine_for
@@ -44,7 +44,7 @@ MOST_LOSSES = 8  # one bit each below the largest tag
 
 
 @dataclass(frozen=True)
-class Rail:
+class TcpRail:
     """One gloo pair over one device; rank 0 of the pair sends, rank 1 receives.
 
     gloo writes to the socket in the thread that posts, until the socket takes no more: with fast devices that thread
@@ -71,7 +71,7 @@ class _Poster:
         with self._lock:
             now = nbytes <= SMALL_BYTES and not self._queued
             self._queued += not now
-        return call() if now else _Later(self._executor.submit(self._call, call))
+        return call() if now else _PostedLater(self._executor.submit(self._call, call))
 
     def _call(self, call: Callable[[], Posted]) -> Posted:
         try:
@@ -85,7 +85,7 @@ class _Poster:
 
 
 @dataclass(frozen=True)
-class _Later:
+class _PostedLater:
     """What a rail's thread will have posted."""
 
     future: Future[Posted]
@@ -99,13 +99,13 @@ class _Later:
         return posted.wait(timedelta(seconds=max(until - time.monotonic(), 0.001)))
 
 
-class Link:
+class TcpRails:
     """All rails from one rank to another, one direction. Both ends connect when they first use it."""
 
     def __init__(self, store: GroupStore, name: str, *, sending: bool, timeout: timedelta) -> None:
         self._store, self._name, self._sending, self._timeout = store, name, sending, timeout
         self._lock = threading.Lock()
-        self._rails: list[Rail] = []
+        self._rails: list[TcpRail] = []
         self._devices: list[tuple[str, Any]] = []
         self._nics = 1  # at the end that has more of them
         self._killed = False
@@ -115,7 +115,7 @@ class Link:
         """How many rails in turn should carry the same: several over one NIC share what it carries as they come."""
         return self._nics if len(self._rails) % self._nics == 0 else 1
 
-    def rails(self, patience: Patience) -> list[Rail]:
+    def rails(self, patience: ConnectWait) -> list[TcpRail]:
         """The rails, connected; blocks until the other end connects too, for as long as there is patience."""
         with patience.holding(self._lock):
             if not self._rails and not self._killed:
@@ -127,7 +127,7 @@ class Link:
                 raise RuntimeError("the connection was closed")
             return self._rails
 
-    def _agreed(self, store: Store, patience: Patience) -> list[tuple[int, int]]:
+    def _agreed(self, store: Store, patience: ConnectWait) -> list[tuple[int, int]]:
         """(number, which of this end's) of the rails to connect: all of both ends' within the networks that they share,
         less those that are down at either end."""
         here, there = ("to", "from") if self._sending else ("from", "to")
@@ -146,14 +146,14 @@ class Link:
                 say(f"rail {number} ({names[mine]}) is down at one end: link {self._name} goes without it")
         return [(number, mine) for number, (mine, _) in enumerate(pairs) if carry[number] or not any(carry)]
 
-    def _connect(self, store: Store, index: int, mine: int) -> Rail:
+    def _connect(self, store: Store, index: int, mine: int) -> TcpRail:
         interface, device = self._devices[mine] if mine != MAIN else ("the data address", main_device())
         options = Gloo._Options()
         options._timeout, options._threads, options._devices = self._timeout, 1, [device]
         group = Gloo(PrefixStore(f"link/{self._name}/{index}", store), 0 if self._sending else 1, 2, options)
         name = f"rail {index} ({interface})"
         poster = _Poster(f"het {name}") if torch.cuda.is_available() else None
-        return Rail(name, group, poster)
+        return TcpRail(name, group, poster)
 
     def kill(self) -> None:
         """End everything pending on these rails, here and at the other end, with an error."""
@@ -168,17 +168,17 @@ class Link:
         self._killed, self._rails, self._devices = True, [], []
 
 
-class RailTransport:
+class TcpTransport:
     """Lanes over links of gloo rails."""
 
     def __init__(self, watch: RailWatch) -> None:
-        self._links: dict[tuple[bool, int], Link] = {}
+        self._links: dict[tuple[bool, int], TcpRails] = {}
         self._watch = watch
 
     def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
         link = self._links.get((key.sending, key.peer))
         if link is None:
-            link = Link(bridge.store, key.link_name(bridge.rank), sending=key.sending, timeout=bridge.timeout)
+            link = TcpRails(bridge.store, key.link_name(bridge.rank), sending=key.sending, timeout=bridge.timeout)
             self._links[key.sending, key.peer] = link
         made, engine = (SendLane if key.sending else RecvLane), engine_for(key.device)
         flow = HOST_FLOW if key.device.type == "cpu" else DEVICE_FLOW
@@ -191,7 +191,7 @@ class RailTransport:
         return made(
             bridge,
             key,
-            lambda patience: RailPort(link.rails(patience), link.ways, engine, key, watch),
+            lambda patience: TcpLaneEnd(link.rails(patience), link.ways, engine, key, watch),
             flow=flow,
             engine=engine,
         )
@@ -208,11 +208,11 @@ class RailTransport:
         self._links = {}
 
 
-class RailPort:
+class TcpLaneEnd:
     """One end of a lane over rails: chunks take the rails in turn, around those that are lost."""
 
     def __init__(
-        self, rails: list[Rail], ways: int, engine: CopyEngine, key: LaneKey, watch: Callable[[Window], None]
+        self, rails: list[TcpRail], ways: int, engine: CopyEngine, key: LaneKey, watch: Callable[[Window], None]
     ) -> None:
         self._rails, self._engine, self._key, self._watch = rails, engine, key, watch
         self.ways = ways

@@ -13,14 +13,14 @@ from typing import Any, get_args
 import torch
 
 from hetctl.comm.bridge.bridge import LaneKey, Transport
-from hetctl.comm.bridge.choice import Ability, Choice, ability_of, choose, publish
-from hetctl.comm.bridge.direct import DirectTransport, Initiator, Introduce, Way
+from hetctl.comm.bridge.choice import Ability, TransportChoice, ability_of, choose, publish
+from hetctl.comm.bridge.direct import DirectMode, DirectTransport, Initiator, Introduce
 from hetctl.comm.bridge.engines.base import PEER_COPY, EngineName
-from hetctl.comm.bridge.engines.probe import Tried, ability
+from hetctl.comm.bridge.engines.probe import EngineTrial, ability
 from hetctl.comm.bridge.engines.shared import ENGINE_VARIABLE, ENGINES, use, wires_here
 from hetctl.comm.bridge.failover import RailWatch, say
 from hetctl.comm.bridge.shm import ShmTransport
-from hetctl.comm.bridge.tcp import RailTransport
+from hetctl.comm.bridge.tcp import TcpTransport
 from hetctl.comm.bridge.visibility import flush_for
 from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.errors import ConfigError
@@ -31,7 +31,7 @@ from hetctl.comm.operation.work import BridgeError
 INITIATOR_VARIABLE = "HETCTL_INITIATOR"  # sender, receiver or lower (the lower rank), the same on all ranks
 
 
-class Ways:
+class TransportSelector:
     """Chooses and keeps the transports; one object of each kind, shared by peers."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Ways:
         self._rank, self._ranks, self._placement = rank, ranks, placement
         self._store, self._timeout, self._watch = store, timeout, watch
         self._made: dict[Any, Transport] = {}
-        self._chosen: dict[tuple[int, bool], Choice] = {}
+        self._chosen: dict[tuple[int, bool], TransportChoice] = {}
         self._lock = threading.Lock()
         self._mine: Ability | None = None
         self._tried = threading.Event()
@@ -61,7 +61,7 @@ class Ways:
     def to(self, key: LaneKey) -> Transport:
         """What carries a lane. Raises ConfigError where a forced way is impossible."""
         kind = self._planned(key.peer)
-        choice = self._choice(key) if kind in NEED_ENGINE else Choice(kind, None, "planned", kind)
+        choice = self._choice(key) if kind in NEED_ENGINE else TransportChoice(kind, None, "planned", kind)
         with self._lock:
             name = (choice.kind, choice.engine)
             if name not in self._made:
@@ -95,7 +95,7 @@ class Ways:
         try:
             wires, lacking = wires_here(local=self._local and number is not None)
             for engine in self._engines():
-                found = ability(engine, wires, number) if wires is not None else Tried(lacking, lacking)
+                found = ability(engine, wires, number) if wires is not None else EngineTrial(lacking, lacking)
                 host[engine], device[engine], self._lost[engine] = found.host, found.device, found.lost
                 if number is not None and not self._local and not device[engine]:
                     device[engine] = flush_for(number)[1]
@@ -113,7 +113,7 @@ class Ways:
             raise ConfigError(f"{ENGINE_VARIABLE}={asked} is no engine", hint=" or ".join(ENGINES))
         return (asked,) if asked else ENGINES
 
-    def _choice(self, key: LaneKey) -> Choice:
+    def _choice(self, key: LaneKey) -> TransportChoice:
         on_device = key.device.type != "cpu"
         found = self._chosen.get((key.peer, on_device))
         if found is not None:
@@ -137,11 +137,11 @@ class Ways:
         self._chosen[key.peer, on_device] = found
         return found
 
-    def _new(self, choice: Choice, device: torch.device) -> Transport:
+    def _new(self, choice: TransportChoice, device: torch.device) -> Transport:
         if choice.kind == "shm":
             return ShmTransport()
         if choice.engine is None:
-            return RailTransport(self._watch)
+            return TcpTransport(self._watch)
         wires, lacking = wires_here(local=self._local and torch.cuda.is_available())
         if wires is None:
             raise BridgeError(lacking)
@@ -159,4 +159,4 @@ class Ways:
         for port, why in lost.items():
             if held.lose(port, why):
                 say(f"{choice.label} goes without {port}: {why}")
-        return DirectTransport(held, Way(choice.label, on_device, initiator, introduce, flush))
+        return DirectTransport(held, DirectMode(choice.label, on_device, initiator, introduce, flush))

@@ -21,7 +21,7 @@ MOVE_SECONDS = 4.0  # for both ends to agree that a broken rail's chunks take ot
 WAKE_SECONDS = 0.5  # for a cut rail to let go of the thread that waits on it
 
 
-class Left(Exception):
+class ThreadReplaced(Exception):
     """This thread was held by a lost rail for so long that another one does its lane's work now."""
 
 
@@ -31,7 +31,7 @@ class Posted(Protocol):
     def wait(self, timeout: timedelta) -> bool | None: ...
 
 
-class Port(Protocol):
+class LaneEnd(Protocol):
     """One end of a lane: gives slots, sends or receives them in order, takes them back."""
 
     ways: int  # that chunks take in turn: the same number at both ends
@@ -144,7 +144,7 @@ class _Kept:
 class Window:
     """One lane's posted chunks. Its thread posts and awaits them; the watch over rails may move them meanwhile."""
 
-    def __init__(self, bridge: Bridge, key: LaneKey, port: Port, *, length: int, renew: Callable[[], None]) -> None:
+    def __init__(self, bridge: Bridge, key: LaneKey, port: LaneEnd, *, length: int, renew: Callable[[], None]) -> None:
         self.port, self.posted = port, deque[Chunk]()
         self._renew = renew  # has another thread go on
         self._owner: threading.Thread | None = None  # who waits,
@@ -191,7 +191,7 @@ class Window:
         finally:
             with self._changed:
                 if self._owner is not threading.current_thread():
-                    raise Left
+                    raise ThreadReplaced
                 self._awaited = None
                 self._changed.notify_all()
 
@@ -261,12 +261,12 @@ class Window:
             torch.cuda.set_device(self._key.device)
         with self._changed:
             late = [c for c in self._all() if c.position >= loss.since]
-            owed = [c for c in late if self.port.route(c.position) == loss.rail]
+            pending_device_work = [c for c in late if self.port.route(c.position) == loss.rail]
             name = self.port.lose(loss)
             if not name:
                 return ""
-            moved = [chunk.posted for chunk in owed if isinstance(chunk, Chunk)]
-            for chunk in owed:
+            moved = [chunk.posted for chunk in pending_device_work if isinstance(chunk, Chunk)]
+            for chunk in pending_device_work:
                 self._again(chunk)
             self._changed.notify_all()
         self.port.cut(loss.rail)

@@ -94,7 +94,7 @@ class Island:
 
 
 @dataclass(frozen=True)
-class Transport:
+class TransportOption:
     """One way for two islands to talk, whether it is usable, and why (or why not)."""
 
     kind: TransportKind
@@ -106,20 +106,20 @@ class Transport:
 
 
 @dataclass(frozen=True)
-class Link:
+class IslandLink:
     """Everything known about how two islands (by name) can talk, best transport first."""
 
     islands: tuple[str, str]
-    transports: tuple[Transport, ...]
+    transports: tuple[TransportOption, ...]
 
 
-def native_way(a: Island, b: Island, tcp: Transport) -> Transport:
+def native_way(a: Island, b: Island, tcp: TransportOption) -> TransportOption:
     """The way of islands of one vendor that is no bridge: their own library, over sockets where TCP reaches."""
     if a.vendor != b.vendor:
-        return Transport("native", False, f"no library speaks {a.vendor} and {b.vendor}")
+        return TransportOption("native", False, f"no library speaks {a.vendor} and {b.vendor}")
     if not tcp.usable:
-        return Transport("native", False, tcp.reason)
-    return Transport("native", True, f"both are {a.vendor}: its own library, over sockets between hosts")
+        return TransportOption("native", False, tcp.reason)
+    return TransportOption("native", True, f"both are {a.vendor}: its own library, over sockets between hosts")
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Cluster:
     hosts: tuple[Host, ...]
     islands: tuple[Island, ...]
     networks: tuple[Network, ...] = ()
-    links: tuple[Link, ...] = ()
+    links: tuple[IslandLink, ...] = ()
     measured: tuple[Measured, ...] = ()
     source: Literal["discovered", "emulated", "described"] = "discovered"
     runs: NativeName | None = None  # emulation: the native library this machine really has
@@ -174,12 +174,12 @@ class Cluster:
                 return device
         raise ConfigError(f"the cluster has no device {member.device} on host '{member.host}'")
 
-    def link(self, a: str, b: str) -> Link | None:
+    def link(self, a: str, b: str) -> IslandLink | None:
         """What is known about the way between two islands, in either order."""
         return self._links.get(frozenset((a, b)))
 
     @cached_property
-    def _links(self) -> dict[frozenset[str], Link]:
+    def _links(self) -> dict[frozenset[str], IslandLink]:
         return {frozenset(link.islands): link for link in self.links}
 
     def validate(self, *, where: str) -> None:

@@ -16,11 +16,11 @@ from hetctl.comm.contract.cluster import (
     Device,
     Host,
     Island,
-    Link,
+    IslandLink,
     Member,
     Network,
     Nic,
-    Transport,
+    TransportOption,
     native_way,
 )
 from hetctl.comm.contract.errors import ConfigError, nearest
@@ -119,16 +119,16 @@ def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
         members = tuple(Member(machine.host, i) for i in range(first, len(devices)))
         islands.append(Island(name, island.vendor, "host", members))
     host = Host(machine.host, data_address="127.0.0.1", devices=tuple(devices), nics=(nic,))
-    tcp = Transport("tcp", True, "loopback TCP on this machine: what a network would see")
+    tcp = TransportOption("tcp", True, "loopback TCP on this machine: what a network would see")
     ways = (
-        Transport("shm", True, "both islands are on this machine: memory that both processes map"),
+        TransportOption("shm", True, "both islands are on this machine: memory that both processes map"),
         tcp,
-        Transport("rdma", False, "emulated islands have no RDMA NIC between them"),
-        Transport("direct", *_peer_copy(machine.native)),
+        TransportOption("rdma", False, "emulated islands have no RDMA NIC between them"),
+        TransportOption("direct", *_peer_copy(machine.native)),
     )
-    shared = Transport("native", False, "islands share GPUs here, of which a communicator takes each once")
+    shared = TransportOption("native", False, "islands share GPUs here, of which a communicator takes each once")
     links = tuple(
-        Link((a.name, b.name), (*ways, shared if machine.gpus else native_way(a, b, tcp)))
+        IslandLink((a.name, b.name), (*ways, shared if machine.gpus else native_way(a, b, tcp)))
         for a, b in combinations(islands, 2)
     )
     network = Network("host", "host", (host.name,), "one machine")
@@ -161,15 +161,15 @@ def describe_cluster(spec: Sequence[SpecIsland], classes: Mapping[str, ClassRow]
     links = []
     for a, b in combinations(islands, 2):
         rate = min(rates[a.name], rates[b.name])
-        tcp = Transport("tcp", True, "assumed: TCP over the default NICs", rate)
+        tcp = TransportOption("tcp", True, "assumed: TCP over the default NICs", rate)
         ways = (
-            Transport("rdma", True, "assumed: RDMA from pinned host memory over the default NICs", rate),
+            TransportOption("rdma", True, "assumed: RDMA from pinned host memory over the default NICs", rate),
             tcp,
-            Transport("direct", False, "not proved: direct needs both ends to have registered device memory"),
-            Transport("shm", False, "described islands share no host"),
+            TransportOption("direct", False, "not proved: direct needs both ends to have registered device memory"),
+            TransportOption("shm", False, "described islands share no host"),
             native_way(a, b, tcp),
         )
-        links.append(Link((a.name, b.name), ways))
+        links.append(IslandLink((a.name, b.name), ways))
     return Cluster(tuple(hosts), tuple(islands), (network,), tuple(links), source="described")
 
 

@@ -12,7 +12,7 @@ NativeName = Literal["nccl", "rccl", "xccl", "gloo"]
 
 
 @dataclass(frozen=True)
-class Native:
+class NativeLibrary:
     """One vendor's native communication library as torch knows it."""
 
     library: NativeName  # what a person calls it
@@ -23,9 +23,9 @@ class Native:
     device_order: str = ""  # the variable that makes its indices follow the PCI bus
 
 
-NATIVES: dict[str, Native] = {
-    "nvidia": Native("nccl", "nccl", "cuda", "CUDA_VISIBLE_DEVICES", True, "CUDA_DEVICE_ORDER"),
-    "amd": Native("rccl", "nccl", "cuda", "HIP_VISIBLE_DEVICES"),
-    "intel": Native("xccl", "xccl", "xpu", "ZE_AFFINITY_MASK"),
-    "cpu": Native("gloo", "gloo", "cpu", ""),
+NATIVES: dict[str, NativeLibrary] = {
+    "nvidia": NativeLibrary("nccl", "nccl", "cuda", "CUDA_VISIBLE_DEVICES", True, "CUDA_DEVICE_ORDER"),
+    "amd": NativeLibrary("rccl", "nccl", "cuda", "HIP_VISIBLE_DEVICES"),
+    "intel": NativeLibrary("xccl", "xccl", "xpu", "ZE_AFFINITY_MASK"),
+    "cpu": NativeLibrary("gloo", "gloo", "cpu", ""),
 }

@@ -96,7 +96,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Group:
+class PlannedGroup:
     """One process group: who is in it, what really runs it, over which network."""
 
     name: str
@@ -107,7 +107,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Rail:
+class PlannedRail:
     """One NIC-bound lane of a bridge."""
 
     from_rank: int
@@ -118,12 +118,12 @@ class Rail:
 
 
 @dataclass(frozen=True)
-class Bridge:
+class PlannedBridge:
     """How two islands talk in this plan, and why so."""
 
     islands: tuple[str, str]
     transport: TransportKind
-    rails: tuple[Rail, ...]
+    rails: tuple[PlannedRail, ...]
     reason: str
     forced: bool = False  # a person asked for this transport: no other may take its place
 
@@ -187,8 +187,8 @@ class Plan:
     ranks: tuple[PlannedRank, ...]
     replicas: tuple[Replica, ...]
     segments: tuple[Segment, ...]
-    groups: tuple[Group, ...]
-    bridges: tuple[Bridge, ...]
+    groups: tuple[PlannedGroup, ...]
+    bridges: tuple[PlannedBridge, ...]
     predicted: Predicted | None
     reasons: tuple[str, ...]
     over_replicas: bool = False  # optimiser state is shared out over all replicas, not inside stages only
@@ -298,7 +298,11 @@ def segment_of(replicas: Sequence[Replica], span: Span) -> Segment:
 
 
 def summing_groups(
-    replicas: Sequence[Replica], segments: Iterable[Segment], *, tied: Iterable[tuple[int, ...]], held: Iterable[Group]
+    replicas: Sequence[Replica],
+    segments: Iterable[Segment],
+    *,
+    tied: Iterable[tuple[int, ...]],
+    held: Iterable[PlannedGroup],
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Name and ranks of each group that sums gradients: of segments, and of a tied embedding's holders.
 

@@ -15,12 +15,12 @@ from datetime import timedelta
 import torch
 
 from hetctl.comm.operation.views import may_write
-from hetctl.comm.operation.work import BridgeError, Deadline, HetWork
+from hetctl.comm.operation.work import BridgeError, HetWork, OperationDeadline
 
 Post = Callable[[torch.Tensor, int, int], HetWork]  # (buffer, peer, tag): a receive without a deadline of its own
 
 
-class Wanted(HetWork):
+class PendingReceive(HetWork):
     """A receive that one without a deadline serves: whoever waits for it sees to its own, and rings the alarm."""
 
     def __init__(
@@ -28,7 +28,7 @@ class Wanted(HetWork):
         what: str,
         tensors: list[torch.Tensor],
         *,
-        deadline: Deadline,
+        deadline: OperationDeadline,
         on_error: Callable[[str], BridgeError],
     ) -> None:
         super().__init__(what, tensors, deadline=deadline)

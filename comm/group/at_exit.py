@@ -15,17 +15,17 @@ from typing import Protocol
 SECONDS = 2.0  # for a group's threads to end, and before that for what is being sent
 
 
-class Ending(Protocol):
+class ExitHook(Protocol):
     """What a process group does before its process ends."""
 
     def end_with_process(self, seconds: float) -> None: ...
 
 
-_live: weakref.WeakSet[Ending] = weakref.WeakSet()
+_live: weakref.WeakSet[ExitHook] = weakref.WeakSet()
 _minded_by = 0  # the process whose end is minded: forked ones have the groups, but not their threads
 
 
-def mind(group: Ending) -> None:
+def mind(group: ExitHook) -> None:
     """Have a group end with this process, as long as anybody holds it."""
     global _minded_by
     if _minded_by != os.getpid():
@@ -36,7 +36,7 @@ def mind(group: Ending) -> None:
     _live.add(group)
 
 
-def leave(group: Ending) -> None:
+def leave(group: ExitHook) -> None:
     """It has been destroyed."""
     _live.discard(group)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from hetctl.comm.group.native import Native
+from hetctl.comm.group.native import NativeCommunicator
 from hetctl.comm.operation.c10d import ProcessGroup, Store
-from hetctl.comm.operation.work import Together
+from hetctl.comm.operation.work import CombinedWork
 
 
 class Identity(ProcessGroup):  # type: ignore[misc]
@@ -25,7 +25,7 @@ class Identity(ProcessGroup):  # type: ignore[misc]
     _name: str
     _desc = "het"
     _count = 0
-    _natives: dict[str, Native]
+    _natives: dict[str, NativeCommunicator]
     _store: Store
     _timeout: timedelta
     _batch: list[Any] | None = None
@@ -91,4 +91,4 @@ class Identity(ProcessGroup):  # type: ignore[misc]
 
     def _end_coalescing(self, device: torch.device) -> Any:
         works, self._batch = self._batch or [], None
-        return Together(works)
+        return CombinedWork(works)

@@ -19,7 +19,7 @@ from hetctl.comm.group.pipelined_blocks import BroadcastPiece, GatheredPiece, Sc
 from hetctl.comm.group.pipelined_sums import ReducedSpan
 from hetctl.comm.group.reductions import Reduction
 from hetctl.comm.group.runner import Part, extent
-from hetctl.comm.group.steps import Lines, Run, arrive, in_turn, padded
+from hetctl.comm.group.steps import CollectiveSteps, Run, arrive, in_turn, padded
 from hetctl.comm.operation.intervals import Interval, edges, even, meet, pieces
 
 SPANS = 6  # of a middling collective on the host: as many as are on their way at once
@@ -32,7 +32,7 @@ PIECE_BYTES = 512 * MiB  # of all ranks' blocks that are on their way together, 
 FLAT_BYTES = 64 * KiB  # up to here one whole vector per peer costs less than two more native steps
 
 
-class Collectives(Lines):
+class Collectives(CollectiveSteps):
     """The collectives of one process group; tensors are flat, contiguous and detached."""
 
     def all_reduce(self, data: torch.Tensor, how: Reduction, run: Run) -> Iterator[Part]:

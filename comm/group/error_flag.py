@@ -20,7 +20,7 @@ VERDICT_SECONDS = 3.5
 STORE_SECONDS = 4.0  # a store that takes longer is behind a broken network: calls to it may block for minutes
 
 
-class Alarm:
+class ErrorFlag:
     """One group's flag: `ring` it here; when it rang anywhere, `on_verdict` is called once, in the alarm's thread."""
 
     def __init__(
@@ -139,6 +139,6 @@ class Alarm:
         threading.Event().wait(PAUSE_SECONDS)
 
 
-def _said(alarm: str) -> str:
+def _said(error_flag: str) -> str:
     """The sentence of whoever rang first."""
-    return alarm.partition(" ")[2]
+    return error_flag.partition(" ")[2]

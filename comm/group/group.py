@@ -10,24 +10,24 @@ import torch
 
 from hetctl.comm.bridge.bridge import MOST_TAG, P2P, Bridge
 from hetctl.comm.bridge.failover import RailWatch
-from hetctl.comm.bridge.transports import Ways
+from hetctl.comm.bridge.transports import TransportSelector
 from hetctl.comm.contract.placement import Placement
-from hetctl.comm.group.any_source import AnySource, Wanted
+from hetctl.comm.group.any_source import AnySource, PendingReceive
 from hetctl.comm.group.at_exit import leave, mind
 from hetctl.comm.group.c10d_calls import Operations
 from hetctl.comm.group.collectives import Collectives
-from hetctl.comm.group.error_flag import Alarm
-from hetctl.comm.group.native import Native, break_native, make_island
+from hetctl.comm.group.error_flag import ErrorFlag
+from hetctl.comm.group.native import NativeCommunicator, break_native, make_island
 from hetctl.comm.group.native_messages import NativeMessage
-from hetctl.comm.group.pending_work import Owed
+from hetctl.comm.group.pending_work import PendingDeviceWork
 from hetctl.comm.group.runner import Part, Runner
 from hetctl.comm.group.steps import Run
 from hetctl.comm.operation.c10d import PrefixStore
-from hetctl.comm.operation.intervals import Layout
-from hetctl.comm.operation.recorder import RECORDER, Entry
+from hetctl.comm.operation.intervals import IslandLayout
+from hetctl.comm.operation.recorder import RECORDER, RecordedOperation
 from hetctl.comm.operation.store_connections import GroupStore
 from hetctl.comm.operation.views import Returning, is_plain, plain
-from hetctl.comm.operation.work import BridgeError, Deadline, HetWork
+from hetctl.comm.operation.work import BridgeError, HetWork, OperationDeadline
 
 
 class HetGroup(Operations):
@@ -43,21 +43,29 @@ class HetGroup(Operations):
         self._natives = {}
         self._make_natives()
         names = [self._who(r) for r in range(self._size)]
-        self._owed = Owed()
-        self._alarm = Alarm(shared.talk, rank=self._rank, names=names, on_verdict=self._end_all, overdue=self._overdue)
-        self._runner = Runner(f"het collectives {self._name}", on_error=self._alarm.ring, owed=self._owed)
-        self._alarm.watch()
+        self._pending_device_work = PendingDeviceWork()
+        self._error_flag = ErrorFlag(
+            shared.talk, rank=self._rank, names=names, on_verdict=self._end_all, overdue=self._overdue
+        )
+        self._runner = Runner(
+            f"het collectives {self._name}",
+            on_error=self._error_flag.ring,
+            pending_device_work=self._pending_device_work,
+        )
+        self._error_flag.watch()
         watch = RailWatch(self._rank, shared.talk, self._who)
-        self._ways = Ways(self._rank, ranks, placement, shared.talk, timeout=self._timeout, watch=watch)
-        self._ways.prepare()
+        self._transports_of = TransportSelector(
+            self._rank, ranks, placement, shared.talk, timeout=self._timeout, watch=watch
+        )
+        self._transports_of.prepare()
         self._bridge = Bridge(
             self._rank,
             shared,
             timeout=self._timeout,
             verify=placement.verify_bridge,
             who=self._who,
-            transport_to=self._ways.to,
-            on_error=self._alarm.ring,
+            transport_to=self._transports_of.to,
+            on_error=self._error_flag.ring,
         )
         self._collectives = Collectives(self._layout, self._native, self._bridge)
         mind(self)
@@ -72,7 +80,7 @@ class HetGroup(Operations):
             made = make_island(store, name, place=self._layout.place, size=size, timeout=self._timeout, sockets=sockets)
             self._natives["cpu" if name == "gloo" else "cuda"] = made
 
-    def _native(self, device: torch.device) -> Native:
+    def _native(self, device: torch.device) -> NativeCommunicator:
         native = self._natives.get(device.type)
         if native is None:
             raise BridgeError(f"tensors on '{device.type}' have no native communicator in this rank's island")
@@ -84,7 +92,7 @@ class HetGroup(Operations):
 
     def _overdue(self) -> str | None:
         """What is late here that no transport waits for: on a device, or never begun."""
-        return self._owed.overdue() or self._runner.overdue()
+        return self._pending_device_work.overdue() or self._runner.overdue()
 
     def _end_all(self, error: BridgeError) -> None:
         """The verdict on a failure anywhere: end what is pending, native parts too, and keep a record."""
@@ -113,7 +121,7 @@ class HetGroup(Operations):
         seconds = 1.0 if self._bridge.error is not None else self._timeout.total_seconds()
         self._runner.close(seconds=seconds)
         self._bridge.close(seconds=seconds)
-        self._alarm.close()
+        self._error_flag.close()
         for native in self._natives.values():
             for group in native.groups():
                 group.shutdown()
@@ -123,9 +131,9 @@ class HetGroup(Operations):
         """End everything pending with an error, here and at the peers."""
         self._end_all(BridgeError(f"the process group '{self._name}' was aborted"))
 
-    def _deadline(self, opts: Any) -> Deadline:
+    def _deadline(self, opts: Any) -> OperationDeadline:
         asked = getattr(opts, "timeout", None)
-        return Deadline((asked if asked and asked.total_seconds() > 0 else self._timeout).total_seconds())
+        return OperationDeadline((asked if asked and asked.total_seconds() > 0 else self._timeout).total_seconds())
 
     def _submit(
         self,
@@ -153,7 +161,9 @@ class HetGroup(Operations):
         self._runner.put(work, lambda: call(run), touched=touched, waited=waited, parted=parted)
         return self._noted(work)
 
-    def _record(self, work: HetWork, name: str, *, peer: int | None, tensors: Sequence[torch.Tensor]) -> Entry:
+    def _record(
+        self, work: HetWork, name: str, *, peer: int | None, tensors: Sequence[torch.Tensor]
+    ) -> RecordedOperation:
         """Let the flight recorder and a profiler see the operation."""
         work.show(name, tensors)
         world = None if peer is None else self._ranks[peer]
@@ -188,7 +198,7 @@ class HetGroup(Operations):
         _check_plain_values(tensors)
         target, deadline, what = tensors[0].detach(), self._deadline(None), f"recv from {self._who(src)}"
         if self._any.knows(tag):
-            wanted = Wanted(what, tensors, deadline=deadline, on_error=self._alarm.judged)
+            wanted = PendingReceive(what, tensors, deadline=deadline, on_error=self._error_flag.judged)
             if self._any.claims(target, src, tag, wanted):
                 return self._noted(wanted)
         work = HetWork(what, tensors, deadline=deadline)
@@ -211,15 +221,15 @@ class HetGroup(Operations):
         _check_tag(tag)
         if tensors[0].is_cuda:
             raise BridgeError("a receive from any source needs a host tensor: device libraries know none")
-        deadline, failed = self._deadline(None), self._alarm.judged
-        work = Wanted("recv from any rank", tensors, deadline=deadline, on_error=failed)
+        deadline, failed = self._deadline(None), self._error_flag.judged
+        work = PendingReceive("recv from any rank", tensors, deadline=deadline, on_error=failed)
         self._record(work, "recvAnySource", peer=None, tensors=tensors)
         self._any.recv(tensors[0].detach(), tag, work)
         return self._noted(work)
 
     def _post_unbounded(self, data: torch.Tensor, peer: int, tag: int) -> HetWork:
         """A receive that may stay unanswered for as long as the group lives."""
-        forever, what = Deadline(_FOREVER), f"recv from {self._who(peer)} among others"
+        forever, what = OperationDeadline(_FOREVER), f"recv from {self._who(peer)} among others"
         if not self._layout.local(peer):
             work = HetWork(what, [data])
             self._bridge.recv(data.view(-1), peer, tag=tag, kind=P2P, work=work, deadline=forever)
@@ -236,13 +246,19 @@ class HetGroup(Operations):
         native: Any,
         *,
         peer: int,
-        deadline: Deadline,
+        deadline: OperationDeadline,
         landing: torch.Tensor | None = None,
     ) -> NativeMessage:
         """A native message of this rank's own island, with this group's way of failing."""
-        failed = self._alarm.judged
+        failed = self._error_flag.judged
         work = NativeMessage(
-            what, tensors, native=native, deadline=deadline, on_error=failed, landing=landing, owed=self._owed
+            what,
+            tensors,
+            native=native,
+            deadline=deadline,
+            on_error=failed,
+            landing=landing,
+            pending_device_work=self._pending_device_work,
         )
         work.source = peer
         entry = self._record(work, what.split()[0], peer=peer, tensors=tensors)
@@ -273,7 +289,7 @@ def _check_tag(tag: int) -> None:
         raise ValueError(f"the tag of a message must be from 0 to {MOST_TAG}, not {tag}")
 
 
-def _layout(rank: int, ranks: tuple[int, ...], placement: Placement) -> Layout:
+def _layout(rank: int, ranks: tuple[int, ...], placement: Placement) -> IslandLayout:
     position = {world: index for index, world in enumerate(ranks)}
     islands = placement.islands_of(ranks)
-    return Layout(rank, tuple(tuple(position[w] for w in members) for members in islands))
+    return IslandLayout(rank, tuple(tuple(position[w] for w in members) for members in islands))

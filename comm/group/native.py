@@ -25,13 +25,13 @@ from torch._C._distributed_c10d import (
 from hetctl.comm.bridge.tcp import break_pair, main_device
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.operation.c10d import Gloo, PrefixStore, Store
-from hetctl.comm.operation.work import Deadline, NativeFailed, reason_of
+from hetctl.comm.operation.work import NativeFailed, OperationDeadline, reason_of
 
 ABORT_SECONDS = 5.0  # communicators that take longer are left to themselves
 NATIVE_GRACE = timedelta(seconds=60)  # NCCL's watchdog ends the process, so a `het` group's own deadline comes first
 
 
-class Native:
+class NativeCommunicator:
     """One island's communicator for one device type; ranks are places within the island, tensors contiguous.
 
     Every call starts the operation and returns its handle (None where there is nothing to wait for).
@@ -116,7 +116,7 @@ class Started:
     back: Callable[[], object] | None = None
 
 
-def settle(started: Started | None, deadline: Deadline, *, what: str) -> None:
+def settle(started: Started | None, deadline: OperationDeadline, *, what: str) -> None:
     """Wait for a native operation: the host until the deadline, a device by ordering the current stream behind it.
 
     Raises NativeFailed naming the operation. (Given a timeout, NCCL's `wait` would block the host.)
@@ -141,10 +141,10 @@ def _carried(data: torch.Tensor) -> torch.Tensor:
 
 def make_island(
     store: Store, backend: str, *, place: int, size: int, timeout: timedelta, sockets: bool = False
-) -> Native:
+) -> NativeCommunicator:
     """An island's Native over the torch back end of that name; for device libraries one more per direction."""
     if size == 1:
-        return Native(None, size=size)
+        return NativeCommunicator(None, size=size)
     collectives, messages = ("group", "second"), () if backend == "gloo" else ("upward", "downward")
     made = {
         name: make_native(
@@ -158,10 +158,10 @@ def make_island(
         )
         for name in (*collectives, *messages)
     }
-    return Native(made.pop("group"), size=size, **made)
+    return NativeCommunicator(made.pop("group"), size=size, **made)
 
 
-def break_native(native: Native) -> None:
+def break_native(native: NativeCommunicator) -> None:
     """End everything pending in an island's communicators, so that nobody waits for a rank that is gone.
 
     A device library's go all at once: one that is ended frees memory, for which the device waits for the others'

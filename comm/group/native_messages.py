@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from hetctl.comm.group.pending_work import Debt, Owed
+from hetctl.comm.group.pending_work import PendingDeviceWork, PendingItem
 from hetctl.comm.operation.views import may_write
-from hetctl.comm.operation.work import BridgeError, Deadline, HetWork, reason_of
+from hetctl.comm.operation.work import BridgeError, HetWork, OperationDeadline, reason_of
 
 
 class NativeMessage(HetWork):
@@ -24,10 +24,10 @@ class NativeMessage(HetWork):
         tensors: Sequence[torch.Tensor],
         *,
         native: Any,
-        deadline: Deadline,
+        deadline: OperationDeadline,
         on_error: Callable[[str], BridgeError],
         landing: torch.Tensor | None = None,
-        owed: Owed | None = None,
+        pending_device_work: PendingDeviceWork | None = None,
     ) -> None:
         super().__init__(what, tensors, deadline=deadline)
         self._native, self._until, self._on_error = native, deadline, on_error
@@ -35,7 +35,7 @@ class NativeMessage(HetWork):
         self._claimed = False
         self.on_wait: Callable[[], object] = lambda: None  # told when the program begins to wait
         self._landing = landing  # what native libraries wrote, where they cannot write the program's own tensor
-        self._owed = owed
+        self._pending_device_work = pending_device_work
 
     def end(self) -> None:
         """Wait, keeping the outcome: for a thread of its own."""
@@ -75,10 +75,10 @@ class NativeMessage(HetWork):
 
     def _owe(self) -> None:
         """On devices the current stream is behind the message now, which may hang there: somebody has to notice."""
-        if self._owed is not None and not self._on_host and not torch.cuda.is_current_stream_capturing():
+        if self._pending_device_work is not None and not self._on_host and not torch.cuda.is_current_stream_capturing():
             device = self._outputs[0].device
             event = torch.cuda.current_stream(device).record_event()
-            self._owed.add(Debt(self.what, self._until, event, device))
+            self._pending_device_work.add(PendingItem(self.what, self._until, event, device))
 
     def is_completed(self) -> bool:
         if not self._done.is_set():

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from hetctl.comm.operation.intervals import meet
-from hetctl.comm.operation.work import Deadline, reason_of
+from hetctl.comm.operation.work import OperationDeadline, reason_of
 
 Extents = list[tuple[int, int]]  # addresses, from the first byte to behind the last
 
 
 @dataclass(frozen=True, eq=False)
-class Debt:
+class PendingItem:
     """One of them: what it is, the event behind its kernels, and the memory that later ones have to mind."""
 
     what: str
-    deadline: Deadline | None
+    deadline: OperationDeadline | None
     event: Any  # torch.cuda.Event
     device: torch.device
     extents: Extents | None = None
@@ -32,24 +32,24 @@ class Debt:
             return bool(self.event.query())
 
 
-class Owed:
+class PendingDeviceWork:
     """The open ones of a group; any thread may ask."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: deque[Debt] = deque()  # they end in about this order
+        self._open: deque[PendingItem] = deque()  # they end in about this order
 
-    def add(self, debt: Debt) -> None:
+    def add(self, item: PendingItem) -> None:
         """Remember one, and forget those that are over."""
         with self._lock:
             self._forget()
-            self._open.append(debt)
+            self._open.append(item)
 
     def on(self, extents: Extents) -> list[Any]:
         """The events behind which this memory may be touched again."""
         with self._lock:
             self._forget()
-            return [debt.event for debt in self._open if debt.extents is not None and meet(debt.extents, extents)]
+            return [item.event for item in self._open if item.extents is not None and meet(item.extents, extents)]
 
     def _forget(self) -> None:
         """Those that are over, up to the first that is not: however far ahead the host is, few are asked about."""
@@ -63,15 +63,15 @@ class Owed:
         """
         with self._lock:
             late = [(d, d.deadline) for d in self._open if d.deadline is not None and d.deadline.passed()]
-        for debt, deadline in late:
+        for item, deadline in late:
             try:
-                if not debt.over():
-                    return f"{debt.what} has not ended on its device: {deadline.verdict}"
+                if not item.over():
+                    return f"{item.what} has not ended on its device: {deadline.verdict}"
             except RuntimeError as error:
                 if "captur" in str(error):  # a graph is being made: asked again later
                     continue
-                return f"{debt.what} failed on its device: {reason_of(error)}"
+                return f"{item.what} failed on its device: {reason_of(error)}"
             with self._lock:
-                if debt in self._open:
-                    self._open.remove(debt)
+                if item in self._open:
+                    self._open.remove(item)
         return None

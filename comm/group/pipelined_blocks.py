@@ -1,6 +1,6 @@
 """Large reduce-scatters, all-gathers and broadcasts, piece by piece: native and bridge stages work at once.
 
-A piece is the same part of every rank's block (of the root's). As with `spans.py` several are on their way, begun in
+A piece is the same part of every rank's block (of the root's). As with `pipelined_sums.py` several are on their way, begun in
 one thread and ended in another, and every communicator and lane belongs to one of them. Each byte crosses the bridge
 once for each island that needs it.
 """
@@ -15,7 +15,7 @@ from hetctl.comm.bridge.bridge import Message
 from hetctl.comm.group.native import Started, settle
 from hetctl.comm.group.reductions import Reduction
 from hetctl.comm.group.runner import Part
-from hetctl.comm.group.steps import Lines, Run, arrive, padded
+from hetctl.comm.group.steps import CollectiveSteps, Run, arrive, padded
 from hetctl.comm.operation.intervals import edges, even
 from hetctl.comm.operation.views import used_here
 
@@ -27,7 +27,7 @@ class _Piece:
     large as the pieces of a whole island. `_scratch` is what both halves' streams use.
     """
 
-    def __init__(self, lines: Lines, run: Run, device: torch.device) -> None:
+    def __init__(self, lines: CollectiveSteps, run: Run, device: torch.device) -> None:
         self._lines, self._run, self._layout, self._native = lines, run, lines.layout, lines.native(device)
         self._moves: list[Message] = []
         self._inside: list[torch.Tensor] = []
@@ -51,7 +51,7 @@ class ScatteredPiece(_Piece):
     """A piece of every block of a reduce-scatter, on the way to the block's rank."""
 
     def __init__(
-        self, lines: Lines, out: torch.Tensor, blocks: Sequence[torch.Tensor], how: Reduction, run: Run
+        self, lines: CollectiveSteps, out: torch.Tensor, blocks: Sequence[torch.Tensor], how: Reduction, run: Run
     ) -> None:
         super().__init__(lines, run, out.device)
         self._out, self._blocks, self._how = out, blocks, how
@@ -111,7 +111,7 @@ class ScatteredPiece(_Piece):
 class GatheredPiece(_Piece):
     """A piece of every block of an all-gather, on the way to all ranks; tensors are bytes."""
 
-    def __init__(self, lines: Lines, out: Sequence[torch.Tensor], data: torch.Tensor, run: Run) -> None:
+    def __init__(self, lines: CollectiveSteps, out: Sequence[torch.Tensor], data: torch.Tensor, run: Run) -> None:
         super().__init__(lines, run, data.device)
         self._out, self._data = out, data
         self._blocks: list[tuple[int, torch.Tensor]] = []  # of other islands: this rank's share of each
@@ -161,7 +161,7 @@ class GatheredPiece(_Piece):
 class BroadcastPiece(_Piece):
     """A piece of what one rank holds, on the way to all; tensors are bytes. Each rank of its island sends a share."""
 
-    def __init__(self, lines: Lines, data: torch.Tensor, root: int, run: Run) -> None:
+    def __init__(self, lines: CollectiveSteps, data: torch.Tensor, root: int, run: Run) -> None:
         super().__init__(lines, run, data.device)
         self._data, self._root, self._origin = data, root, lines.layout.island_of[root]
         self._share: torch.Tensor | None = None  # of who gathers it from shares

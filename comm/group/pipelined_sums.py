@@ -16,7 +16,7 @@ from hetctl.comm.bridge.bridge import Message
 from hetctl.comm.group.native import settle
 from hetctl.comm.group.reductions import Reduction
 from hetctl.comm.group.runner import Part
-from hetctl.comm.group.steps import Lines, Run, arrive, padded
+from hetctl.comm.group.steps import CollectiveSteps, Run, arrive, padded
 from hetctl.comm.operation.intervals import overlaps, shares
 from hetctl.comm.operation.views import used_here
 
@@ -24,7 +24,9 @@ from hetctl.comm.operation.views import used_here
 class ReducedSpan:
     """One span of an all-reduce (or, with `to`, of a reduce into that island) on its way through the stages."""
 
-    def __init__(self, lines: Lines, data: torch.Tensor, how: Reduction, run: Run, *, to: int | None = None) -> None:
+    def __init__(
+        self, lines: CollectiveSteps, data: torch.Tensor, how: Reduction, run: Run, *, to: int | None = None
+    ) -> None:
         self._lines, self._data, self._how, self._run, self._to = lines, data, how, run, to
         self._native = lines.native(data.device)
         self._pending: Any = None

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from hetctl.comm.bridge.staging import side_stream
-from hetctl.comm.group.pending_work import Debt, Extents, Owed
+from hetctl.comm.group.pending_work import Extents, PendingDeviceWork, PendingItem
 from hetctl.comm.operation.intervals import meet
-from hetctl.comm.operation.task_queue import Queued
+from hetctl.comm.operation.task_queue import TaskQueue
 from hetctl.comm.operation.views import may_write
 from hetctl.comm.operation.work import HetWork, NativeFailed, ended_by
 
@@ -33,7 +33,7 @@ Call = Callable[[], Iterable[Part] | None]
 
 
 @dataclass(eq=False)
-class Job:
+class QueuedCollective:
     """One collective: its call begins it, and yields parts where others may begin before it has ended."""
 
     work: HetWork
@@ -52,7 +52,7 @@ class Job:
         """The memory it touches: every job behind it asks, so it is worked out once."""
         return [extent(tensor) for tensor in self.touched]
 
-    def meets(self, other: Job) -> bool:
+    def meets(self, other: QueuedCollective) -> bool:
         """Whether the two touch common memory."""
         return meet(self.extents, other.extents)
 
@@ -60,15 +60,19 @@ class Job:
 class Runner:
     """One ordered queue of collectives and the two threads that run them."""
 
-    def __init__(self, name: str, *, on_error: Callable[[str], None], owed: Owed | None = None) -> None:
-        self._first = Queued(name, self._begin)
-        self._second = Queued(f"{name}, second halves", self._continue)
+    def __init__(
+        self, name: str, *, on_error: Callable[[str], None], pending_device_work: PendingDeviceWork | None = None
+    ) -> None:
+        self._first = TaskQueue(name, self._begin)
+        self._second = TaskQueue(f"{name}, second halves", self._continue)
         self._state = threading.Condition()
         self._turn = threading.Lock()  # one collective begins at a time, whosever thread it is in
-        self._open: dict[int, Job] = {}
+        self._open: dict[int, QueuedCollective] = {}
         self._parts = 0  # handed over and not yet ended
-        self._owed = owed or Owed()
-        self._begun: deque[tuple[Job, Step, Any]] = deque()  # the second thread's: parts whose end is still to do
+        self._pending_device_work = pending_device_work or PendingDeviceWork()
+        self._begun: deque[tuple[QueuedCollective, Step, Any]] = (
+            deque()
+        )  # the second thread's: parts whose end is still to do
         self._error: BaseException | None = None
         self._on_error = on_error
         self._streams: dict[tuple[torch.device, bool], Any] = {}
@@ -84,7 +88,7 @@ class Runner:
         parted: bool = False,
     ) -> None:
         """Run `call` after everything put before it, then finish `work`; on side streams if the device has any."""
-        job = Job(work, call, touched, parted)
+        job = QueuedCollective(work, call, touched, parted)
         if job.device.type == "cuda":
             job.start = torch.cuda.Event()
             job.start.record(torch.cuda.current_stream(job.device))
@@ -102,11 +106,11 @@ class Runner:
             finally:
                 self._turn.release()
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: QueuedCollective) -> None:
         with self._turn:
             self._run(job, lambda: self._start(job))
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: QueuedCollective) -> None:
         with self._stream(job, second=False) as stream:
             parted = job.parted and self._is_warm(job)
             waits = not parted or self._meets_open(job)  # what ends in this thread must not overtake the other one's
@@ -116,7 +120,7 @@ class Runner:
                 stream.wait_event(job.start)
                 if waits:
                     stream.wait_stream(self._side(job.device, second=True))
-                for event in self._owed.on(job.extents):
+                for event in self._pending_device_work.on(job.extents):
                     stream.wait_event(event)
             if parted:
                 for part in job.call() or ():
@@ -128,7 +132,7 @@ class Runner:
                 stream.synchronize()
             self._finish(job)
 
-    def _is_warm(self, job: Job) -> bool:
+    def _is_warm(self, job: QueuedCollective) -> bool:
         """False for the first of its size and type on a device, which then runs alone.
 
         A kernel's first launch may load a module, which can wait for all that runs there: also for a communicator's
@@ -141,7 +145,7 @@ class Runner:
         self._warm |= kinds
         return warm
 
-    def _meets_open(self, job: Job) -> bool:
+    def _meets_open(self, job: QueuedCollective) -> bool:
         """Whether it touches memory of one before it that has not ended."""
         with self._state:
             before = list(itertools.takewhile(lambda other: other is not job, self._open.values()))
@@ -154,13 +158,13 @@ class Runner:
             if self._error is not None:
                 raise self._error
 
-    def _hand_over(self, job: Job, part: Part, stream: Any) -> None:
+    def _hand_over(self, job: QueuedCollective, part: Part, stream: Any) -> None:
         self._await_parts(PARTS_AHEAD - 1)
         with self._state:
             self._parts += 1
         self._second.put((job, part, None if stream is None else stream.record_event()))
 
-    def _continue(self, handed: tuple[Job, Part, Any]) -> None:
+    def _continue(self, handed: tuple[QueuedCollective, Part, Any]) -> None:
         """Begin a part's second half; end the one before it, and this one too where no other has come."""
         job, (begin, end), ready = handed
         self._half(job, begin, ready)
@@ -171,7 +175,7 @@ class Runner:
                 self._parts -= 1
                 self._state.notify_all()
 
-    def _half(self, job: Job, step: Step | None, ready: Any) -> None:
+    def _half(self, job: QueuedCollective, step: Step | None, ready: Any) -> None:
         if step is None or job.broken or id(job) not in self._open:
             return
         with self._stream(job, second=True) as stream:
@@ -179,7 +183,7 @@ class Runner:
                 stream.wait_event(ready)
             self._run(job, step)
 
-    def _run(self, job: Job, call: Step) -> None:
+    def _run(self, job: QueuedCollective, call: Step) -> None:
         """The threads' boundary: what goes wrong becomes the job's outcome, or the group's."""
         try:
             if self._error is not None:
@@ -195,19 +199,19 @@ class Runner:
         except Exception as wrong:
             self._finish(job, error=wrong)
 
-    def _finish(self, job: Job, *, error: BaseException | None = None) -> None:
+    def _finish(self, job: QueuedCollective, *, error: BaseException | None = None) -> None:
         ready = None
         if error is None and job.device.type == "cuda":
             ready = torch.cuda.current_stream(job.device).record_event()
         if ready is not None:  # before it is no longer open: whoever touches its memory next finds one or the other
             minded = job.extents if job.parted else None
-            self._owed.add(Debt(job.work.what, job.work.deadline, ready, job.device, minded))
+            self._pending_device_work.add(PendingItem(job.work.what, job.work.deadline, ready, job.device, minded))
         with self._state:
             self._open.pop(id(job), None)
         job.work.finish(ready=ready, error=error)
 
     @contextlib.contextmanager
-    def _stream(self, job: Job, *, second: bool) -> Iterator[Any]:
+    def _stream(self, job: QueuedCollective, *, second: bool) -> Iterator[Any]:
         """The side stream of a half, current; None where devices have none."""
         if job.device.type != "cuda":
             yield None

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 
 from hetctl.comm.bridge.bridge import COLLECTIVE, Bridge, Message
-from hetctl.comm.group.native import Native
+from hetctl.comm.group.native import NativeCommunicator
 from hetctl.comm.group.reductions import Reduction
 from hetctl.comm.group.runner import Part
-from hetctl.comm.operation.intervals import Interval, Layout, overlaps
-from hetctl.comm.operation.work import Deadline, HetWork
+from hetctl.comm.operation.intervals import Interval, IslandLayout, overlaps
+from hetctl.comm.operation.work import HetWork, OperationDeadline
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,15 @@ class Run:
     """One operation as it runs: its name for errors, and when it must have ended."""
 
     what: str
-    deadline: Deadline
+    deadline: OperationDeadline
 
 
-class Lines:
+class CollectiveSteps:
     """What every collective needs: the layout, natives by device, and messages over the bridge."""
 
-    def __init__(self, layout: Layout, native: Callable[[torch.device], Native], bridge: Bridge) -> None:
+    def __init__(
+        self, layout: IslandLayout, native: Callable[[torch.device], NativeCommunicator], bridge: Bridge
+    ) -> None:
         self.layout, self.native, self._bridge = layout, native, bridge
 
     def send(self, data: torch.Tensor, peer: int, run: Run, *, second: bool = False) -> Message:
@@ -80,7 +82,7 @@ class Lines:
         ]
 
 
-class Piece(Protocol):
+class CollectivePiece(Protocol):
     """A part of a large collective, on its way through native and bridge stages."""
 
     def begin(self) -> None:
@@ -90,9 +92,9 @@ class Piece(Protocol):
         """Start the exchange with other islands. Returns what is left to do."""
 
 
-def in_turn(pieces: Iterable[Piece]) -> Iterator[Part]:
+def in_turn(pieces: Iterable[CollectivePiece]) -> Iterator[Part]:
     """Begin each piece while the one before it is reduced or gathered inside; yields what is left once it is sent."""
-    last: Piece | None = None
+    last: CollectivePiece | None = None
     for piece in pieces:
         piece.begin()
         if last is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 
-class Meter:
+class ByteCounter:
     """Bytes of payload sent, and bytes of host memory touched by copies and by sockets (not inside the kernel)."""
 
     def __init__(self) -> None:
@@ -22,4 +22,4 @@ class Meter:
             self.touched += count
 
 
-METER = Meter()
+METER = ByteCounter()

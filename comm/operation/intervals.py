@@ -12,7 +12,7 @@ UNEVEN = 1.02  # what the most loaded of several ways may carry beside its share
 
 
 @dataclass(frozen=True)
-class Layout:
+class IslandLayout:
     """The islands of one process group as this rank sees them; all ranks are ranks within the group."""
 
     rank: int

@@ -18,7 +18,7 @@ LENGTH = 2000
 
 
 @dataclass
-class Entry:
+class RecordedOperation:
     """One operation: times are seconds since the epoch; `ended` is None where no end was seen.
 
     "posted" is what the native library was given and nobody has waited for: it may have ended unseen.
@@ -49,19 +49,19 @@ class Recorder:
     """A ring of the last operations; entries are changed in place as they end."""
 
     def __init__(self, length: int = LENGTH) -> None:
-        self._ring: deque[Entry] = deque(maxlen=length)
+        self._ring: deque[RecordedOperation] = deque(maxlen=length)
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
-    def begin(self, operation: str, *, group: str, peer: int | None, nbytes: int) -> Entry:
-        entry = Entry(next(self._numbers), operation, group, peer, nbytes, time.time())
+    def begin(self, operation: str, *, group: str, peer: int | None, nbytes: int) -> RecordedOperation:
+        entry = RecordedOperation(next(self._numbers), operation, group, peer, nbytes, time.time())
         self._ring.append(entry)
         return entry
 
     def note(self, sentence: str) -> None:
         """Something that happened to no operation in particular, such as the loss of a rail."""
         now = time.time()
-        self._ring.append(Entry(next(self._numbers), sentence, "", None, 0, now, now, "done"))
+        self._ring.append(RecordedOperation(next(self._numbers), sentence, "", None, 0, now, now, "done"))
 
     def entries(self) -> list[dict[str, Any]]:
         """The operations in the ring as plain data, oldest first."""

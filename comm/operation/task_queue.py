@@ -10,7 +10,7 @@ from typing import Any
 IDLE_SECONDS = 5.0
 
 
-class Queued:
+class TaskQueue:
     """Entries given to `do` one by one, in one thread at a time; `do` raises nothing."""
 
     def __init__(self, name: str, do: Callable[[Any], None]) -> None:

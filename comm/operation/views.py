@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hetctl.comm.operation.work import Deadline, HetWork
+from hetctl.comm.operation.work import HetWork, OperationDeadline
 
 
 def may_write(tensors: Iterable[torch.Tensor]) -> contextlib.AbstractContextManager[object]:
@@ -92,7 +92,7 @@ def rows(tensor: torch.Tensor, splits: Sequence[int], parts: int) -> list[torch.
 class Returning(HetWork):
     """A receive into scratch memory whose values go to the program's own tensor at the end."""
 
-    def __init__(self, what: str, target: torch.Tensor, scratch: torch.Tensor, deadline: Deadline) -> None:
+    def __init__(self, what: str, target: torch.Tensor, scratch: torch.Tensor, deadline: OperationDeadline) -> None:
         super().__init__(what, [target], deadline=deadline)
         self._target, self._scratch = target.detach(), scratch
 

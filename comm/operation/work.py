@@ -32,7 +32,7 @@ class NativeFailed(BridgeError):
     """The native part of an operation failed while it ran."""
 
 
-class Deadline:
+class OperationDeadline:
     """A point in time by which an operation must have ended."""
 
     def __init__(self, seconds: float) -> None:
@@ -68,7 +68,7 @@ class HetWork(Work):  # type: ignore[misc]
         what: str,
         outputs: Sequence[torch.Tensor] = (),
         *,
-        deadline: Deadline | None = None,
+        deadline: OperationDeadline | None = None,
     ) -> None:
         super().__init__()
         self.what, self.deadline = what, deadline
@@ -181,7 +181,7 @@ class HetWork(Work):  # type: ignore[misc]
                 future.set_result(self._outputs)
 
 
-class Together(HetWork):
+class CombinedWork(HetWork):
     """Several operations waited for as one, whosever handles they are."""
 
     def __init__(self, works: Sequence[Any]) -> None:

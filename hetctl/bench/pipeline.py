@@ -22,7 +22,7 @@ from hetctl.launcher.supervisor.agent_link import Event
 from hetctl.launcher.supervisor.environment import PlannedPlace, Seat, Setting, device_type, placement_of
 from hetctl.launcher.supervisor.host_specs import host_specs
 from hetctl.runs import resolve
-from hetctl.runs.launch import Launch, board_hosts
+from hetctl.runs.launch import Launch, start_agents_on
 from hetctl.runs.supervise import record_failure, supervise
 from hetctl.runs.where import find_running_cluster
 from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
@@ -118,9 +118,9 @@ def run_ranks(
         folder = RunFolder(Path(temporary))
         texts = {v: (f"file-{n}.json", text) for n, (v, text) in enumerate(program.files(folder).items())}
         own = [Setting(name, value, "of the measurement") for name, value in program.extra.items()]
-        crew = board_hosts(launch, folder, sink=sink)
+        agents = start_agents_on(launch, folder, sink=sink)
         specs = host_specs(
-            crew.sites,
+            agents.sites,
             launch.seats,
             ("python", "-m", program.module),
             run=folder.identity,
@@ -128,7 +128,7 @@ def run_ranks(
             device_type=program.device_type,
             settings={name: (*settings, *own) for name, settings in launch.settings().items()},
         )
-        outcome = supervise(crew, specs, on_event, folder=folder, say=sink.warn)
+        outcome = supervise(agents, specs, on_event, folder=folder, say=sink.warn)
         failure = record_failure(folder, outcome, [s.host for s in launch.seats])
         if failure:
             tail = folder.log(failure["rank"]).read_text(errors="replace")[-1500:]

@@ -34,7 +34,7 @@ PLACEMENTS_VARIABLE = "HETCTL_BENCH_PLACEMENTS"
 
 
 @dataclass(frozen=True)
-class Case:
+class PlanCase:
     """A plan to be run, and what it was made from."""
 
     plan: Plan
@@ -43,15 +43,15 @@ class Case:
     cluster: Cluster | None = None  # other labels of the same devices; None: the bench's own
 
 
-def candidates(cluster: Cluster, recipe: Recipe, *, profile: Profile | None, alternatives: int) -> list[Case]:
+def candidates(cluster: Cluster, recipe: Recipe, *, profile: Profile | None, alternatives: int) -> list[PlanCase]:
     """The chosen plan and the next best ones that the planner kept. Raises Infeasible or ConfigError."""
     planning = weigh(cluster, recipe, profile=profile, abilities=EXECUTABLE)
     count = min(alternatives + 1, len(planning.predictions))
     plans = [planning.alternative(cluster, recipe, number) for number in range(count)]
-    return [Case(plan, recipe, "chosen" if not n else f"next {n}") for n, plan in enumerate(plans)]
+    return [PlanCase(plan, recipe, "chosen" if not n else f"next {n}") for n, plan in enumerate(plans)]
 
 
-def bench_plans(cluster: Cluster, cases: Sequence[Case], *, steps: int, sink: Sink) -> dict[str, Any]:
+def bench_plans(cluster: Cluster, cases: Sequence[PlanCase], *, steps: int, sink: Sink) -> dict[str, Any]:
     """Every case's step time, predicted and measured, in one launch. Raises WorkFailed."""
     _, seats = seats_of(cluster)
     placements = [_placement(case.cluster or cluster, case.plan) for case in cases]
@@ -87,7 +87,7 @@ def _placement(cluster: Cluster, plan: Plan) -> Placement:
     return placement_of(places, plan.bridges, seats, runs=cluster.runs)
 
 
-def _row(case: Case, event: Event) -> dict[str, Any]:
+def _row(case: PlanCase, event: Event) -> dict[str, Any]:
     predicted, measured = case.plan.predicted, statistics.median(event["seconds"])
     assert predicted is not None
     return {

@@ -11,7 +11,7 @@ from hetctl.commands import options
 from hetctl.console import Sink
 
 if TYPE_CHECKING:
-    from hetctl.discovery.discover import Answer
+    from hetctl.discovery.discover import HostAnswer
     from hetctl.discovery.inventory import Inventory
 
 Hosts = Annotated[
@@ -75,7 +75,7 @@ def discover(
     _end(answers, sink)
 
 
-def _asked(hosts: list[str], file: Path | None, timeout: float, sink: Sink) -> tuple[Inventory, list[Answer]]:
+def _asked(hosts: list[str], file: Path | None, timeout: float, sink: Sink) -> tuple[Inventory, list[HostAnswer]]:
     from hetctl.discovery.discover import discover as ask
     from hetctl.discovery.inventory import resolve
     from hetctl.discovery.tables import host_line
@@ -89,7 +89,7 @@ def _asked(hosts: list[str], file: Path | None, timeout: float, sink: Sink) -> t
     )
 
 
-def _replayed(path: Path, sink: Sink) -> tuple[Inventory, list[Answer]]:
+def _replayed(path: Path, sink: Sink) -> tuple[Inventory, list[HostAnswer]]:
     from hetctl.discovery.discover import replay
     from hetctl.discovery.inventory import Inventory
     from hetctl.discovery.tables import host_line
@@ -100,7 +100,7 @@ def _replayed(path: Path, sink: Sink) -> tuple[Inventory, list[Answer]]:
     return Inventory((), f"the capture {path}"), answers
 
 
-def _end(answers: list[Answer], sink: Sink) -> None:
+def _end(answers: list[HostAnswer], sink: Sink) -> None:
     """Exit 4 when a host is missing, saying which and what to do about the first of each kind."""
     missing = [answer.report for answer in answers if not answer.report.ok]
     if not missing:

@@ -114,7 +114,7 @@ def _write_lists(folder: Path, found: Examination, sink: Sink) -> None:
     from hetctl.comm.contract.files import write_atomically
 
     bad = {f.host for f in found.findings if f.state == "fail"}
-    names = [r.name for r in found.ward.reports]
+    names = [r.name for r in found.checked.reports]
     # a finding on a pair or a group blames nobody in particular: its hosts pass unless a finding of their own fails
     lists = {"passing.txt": [n for n in names if n not in bad], "failing.txt": [n for n in names if n in bad]}
     try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from hetctl.comm.contract.cluster import Device
 from hetctl.comm.contract.facts import NEARNESS, GpuFacts, HostFacts, Instance
 from hetctl.comm.contract.natives import NATIVES
-from hetctl.discovery.networks import Port
+from hetctl.discovery.networks import NetworkPort
 from hetctl.trainer.planning.hardware import class_of_product
 
 _WHOLE = (None, "none", "disabled", "spx")  # partition modes that leave a GPU in one piece
@@ -15,7 +15,7 @@ _UNKNOWN_DISTANCE = len(NEARNESS)
 
 
 def devices_of(
-    facts: HostFacts, ports: Sequence[Port], *, only: Sequence[int] | None = None
+    facts: HostFacts, ports: Sequence[NetworkPort], *, only: Sequence[int] | None = None
 ) -> tuple[tuple[Device, ...], list[str]]:
     """A host's devices with their rails, and what could not be taken, in words. `only` keeps these device numbers."""
     notes: list[str] = []
@@ -53,7 +53,7 @@ def device_class(gpu: GpuFacts) -> tuple[str | None, str]:
     return row.name if whole else f"{row.name}/{mode}", ""
 
 
-def assign_rails(gpus: Sequence[GpuFacts], ports: Sequence[Port]) -> list[tuple[str, ...]]:
+def assign_rails(gpus: Sequence[GpuFacts], ports: Sequence[NetworkPort]) -> list[tuple[str, ...]]:
     """Per GPU the NICs it drives, nearest first: none used twice where there are enough, leftovers shared out."""
     usable = rail_ports(ports)
     if not gpus or not usable:
@@ -75,7 +75,7 @@ def assign_rails(gpus: Sequence[GpuFacts], ports: Sequence[Port]) -> list[tuple[
     return [tuple(nics) for nics in chosen]
 
 
-def rail_ports(ports: Sequence[Port]) -> list[Port]:
+def rail_ports(ports: Sequence[NetworkPort]) -> list[NetworkPort]:
     """The ports worth being rails: RDMA before plain Ethernet, none slower than half the fastest."""
     reaching = [p for p in ports if p.key is not None]
     pool = [p for p in reaching if p.kind in ("infiniband", "roce")] or reaching
@@ -83,7 +83,7 @@ def rail_ports(ports: Sequence[Port]) -> list[Port]:
     return [p for p in pool if p.facts.rate_bytes_per_s is None or p.facts.rate_bytes_per_s * 2 >= fastest]
 
 
-def _distances(gpus: Sequence[GpuFacts], ports: Sequence[Port]) -> list[tuple[int, int, str]]:
+def _distances(gpus: Sequence[GpuFacts], ports: Sequence[NetworkPort]) -> list[tuple[int, int, str]]:
     """(distance, GPU position, NIC name) of every pair, nearest first; equals in the order both are listed."""
     rows = []
     for g, gpu in enumerate(gpus):

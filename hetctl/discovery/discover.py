@@ -13,9 +13,9 @@ from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.facts import HostFacts
 from hetctl.discovery.fabric import Report
-from hetctl.discovery.inventory import Entry
+from hetctl.discovery.inventory import InventoryHost
 from hetctl.launcher.hosts.deadline import Deadline
-from hetctl.launcher.hosts.fanout import Outcome, fan_out
+from hetctl.launcher.hosts.fanout import HostOutcome, fan_out
 from hetctl.launcher.hosts.local import LocalShell
 from hetctl.launcher.hosts.shell import Finished, Shell, ShellError, run
 from hetctl.probe import MAX_STDOUT_BYTES, Options, Raw, extract, parse, program
@@ -23,7 +23,7 @@ from hetctl.probe.capture import Recording, read_capture
 from hetctl.probe.raw import UNSUPPORTED, printable
 
 if TYPE_CHECKING:
-    from hetctl.launcher.ssh import SshBook
+    from hetctl.launcher.ssh import SshConfig
 
 DEFAULT_TIMEOUT_S = 60.0
 _MARGIN = 0.8  # of the deadline is the probe's; the rest is for the way there and back
@@ -31,7 +31,7 @@ _NO_SUCH_COMMAND = (126, 127)
 
 
 @dataclass(frozen=True)
-class Answer:
+class HostAnswer:
     """A host's report, and its raw material for a capture (None when there is none)."""
 
     report: Report
@@ -39,20 +39,20 @@ class Answer:
 
 
 def discover(
-    entries: Sequence[Entry],
+    entries: Sequence[InventoryHost],
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    options: Callable[[Entry], Options] | None = None,
-    on_answer: Callable[[Answer], None] = lambda answer: None,
-) -> list[Answer]:
+    options: Callable[[InventoryHost], Options] | None = None,
+    on_answer: Callable[[HostAnswer], None] = lambda answer: None,
+) -> list[HostAnswer]:
     """Ask all hosts at once; their answers in the inventory's order. `on_answer` sees each as it comes in.
 
     A host that fails is an answer like any other: its report has a status and a reason instead of facts.
     """
-    answers: dict[str, Answer] = {}
+    answers: dict[str, HostAnswer] = {}
     with ssh_files(entries) as book:
 
-        def ask(entry: Entry, deadline: Deadline) -> Answer:
+        def ask(entry: InventoryHost, deadline: Deadline) -> HostAnswer:
             asked = options(entry) if options else Options(environment=tuple(entry.access.env))
             return ask_host(entry, _in_time(asked, timeout_s), deadline, book=book)
 
@@ -63,15 +63,15 @@ def discover(
     return [answers[entry.name] for entry in entries]
 
 
-def recordings(answers: Sequence[Answer]) -> list[Recording]:
+def recordings(answers: Sequence[HostAnswer]) -> list[Recording]:
     """The answers as a capture holds them, hosts that failed among them."""
     return [Recording(a.report.name, a.raw, a.report.status, a.report.reason, a.report.access.address) for a in answers]
 
 
-def replay(path: Path) -> list[Answer]:
+def replay(path: Path) -> list[HostAnswer]:
     """The answers in a capture, parsed anew. Raises ConfigError when it is none."""
     return [
-        Answer(
+        HostAnswer(
             Report(
                 name=one.name,
                 access=Access(address=one.address),
@@ -85,7 +85,9 @@ def replay(path: Path) -> list[Answer]:
     ]
 
 
-def ask_host(entry: Entry, options: Options, deadline: Deadline, *, book: SshBook | None = None) -> Answer:
+def ask_host(
+    entry: InventoryHost, options: Options, deadline: Deadline, *, book: SshConfig | None = None
+) -> HostAnswer:
     """What one host says. Raises HetctlError that says why it says nothing."""
     begin = time.monotonic()
     shell = enter(entry.access, deadline, book=book)
@@ -112,7 +114,7 @@ def ask_host(entry: Entry, options: Options, deadline: Deadline, *, book: SshBoo
         seconds=time.monotonic() - begin,
         clock_ahead_s=_clock_ahead(facts, asked_at, answered_at),
     )
-    return Answer(report, raw)
+    return HostAnswer(report, raw)
 
 
 def _clock_ahead(facts: HostFacts, asked_at: float, answered_at: float) -> tuple[float, float] | None:
@@ -123,7 +125,7 @@ def _clock_ahead(facts: HostFacts, asked_at: float, answered_at: float) -> tuple
     return clock - answered_at, clock - min(asked_at + worked, answered_at)
 
 
-def enter(access: Access, deadline: Deadline, *, book: SshBook | None) -> Shell:
+def enter(access: Access, deadline: Deadline, *, book: SshConfig | None) -> Shell:
     """A shell on a host: this machine's own, or over SSH. Raises ShellError."""
     if access.local:
         return LocalShell()
@@ -156,13 +158,13 @@ class _Unsaid(HetctlError):
         self.problem = problem
 
 
-def _answer(outcome: Outcome[Entry, Answer]) -> Answer:
+def _answer(outcome: HostOutcome[InventoryHost, HostAnswer]) -> HostAnswer:
     if outcome.value is not None:
         return outcome.value
     entry, error = outcome.item, outcome.error
     assert error is not None
     problem = error.problem if isinstance(error, (ShellError, _Unsaid)) else "failed"
-    return Answer(
+    return HostAnswer(
         Report(
             name=entry.name,
             access=entry.access,
@@ -182,12 +184,12 @@ def _in_time(options: Options, timeout_s: float) -> Options:
 
 
 @contextmanager
-def ssh_files(entries: Sequence[Entry]) -> Iterator[SshBook | None]:
+def ssh_files(entries: Sequence[InventoryHost]) -> Iterator[SshConfig | None]:
     """The SSH files as long as they are needed, None when no host is reached by SSH."""
     if all(entry.access.local for entry in entries):
         yield None
         return
-    from hetctl.launcher.ssh import SshBook
+    from hetctl.launcher.ssh import SshConfig
 
-    with SshBook() as book:
+    with SshConfig() as book:
         yield book

@@ -11,8 +11,8 @@ from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.cluster import Cluster, Device, Host, Island, Member, Network
 from hetctl.comm.contract.facts import HostFacts, facts_to_data
 from hetctl.discovery.devices import devices_of
-from hetctl.discovery.networks import Ignored, Port, Subnets, name_networks, ports_of, twins_apart
-from hetctl.discovery.transports import Ground, link_between
+from hetctl.discovery.networks import Ignored, NetworkPort, Subnets, name_networks, ports_of, twins_apart
+from hetctl.discovery.transports import TransportFacts, link_between
 
 _FABRIC_ORDER = {"infiniband": 0, "roce": 1, "ethernet": 2, "host": 3}
 
@@ -63,7 +63,7 @@ def build(reports: Sequence[Report], *, named: Subnets | None = None) -> Fabric:
     addresses = data_addresses(reports, ports)
     hosts = tuple(_host(r, devices[r.name], ports.get(r.name, []), names, addresses.get(r.name)) for r in reports)
     islands = find_islands(hosts, networks)
-    ground = Ground(hosts, {r.name: r.facts for r in reports if r.facts}, ports, names, _declared(reports))
+    ground = TransportFacts(hosts, {r.name: r.facts for r in reports if r.facts}, ports, names, _declared(reports))
     links = tuple(link_between(a, b, ground) for a, b in combinations(islands, 2))
     return Fabric(Cluster(hosts, islands, networks, links), tuple(notes))
 
@@ -90,7 +90,7 @@ def find_islands(hosts: Sequence[Host], networks: Sequence[Network]) -> tuple[Is
     return _named(islands, {h.name: h for h in hosts})
 
 
-def data_addresses(reports: Sequence[Report], ports: Mapping[str, Sequence[Port]]) -> dict[str, str]:
+def data_addresses(reports: Sequence[Report], ports: Mapping[str, Sequence[NetworkPort]]) -> dict[str, str]:
     """Where each host's ranks talk: as declared, else its address in the IP network most hosts share, fastest first."""
     members: dict[str, set[str]] = defaultdict(set)
     rates: dict[str, float] = defaultdict(float)
@@ -109,8 +109,8 @@ def data_addresses(reports: Sequence[Report], ports: Mapping[str, Sequence[Port]
     return chosen
 
 
-def _all_ports(reports: Sequence[Report], named: Subnets, notes: list[Note]) -> dict[str, list[Port]]:
-    ports: list[Port] = []
+def _all_ports(reports: Sequence[Report], named: Subnets, notes: list[Note]) -> dict[str, list[NetworkPort]]:
+    ports: list[NetworkPort] = []
     ignored: list[Ignored] = []
     for report in reports:
         if report.facts is not None:
@@ -121,13 +121,13 @@ def _all_ports(reports: Sequence[Report], named: Subnets, notes: list[Note]) -> 
     notes += [Note(None, sentence) for sentence in twins]
     notes += [Note(i.host, f"{i.nic} is left out: {i.reason}") for i in ignored if not i.plain]
     notes += [Note(p.host, f"{p.facts.name} reaches no known network: {p.why}") for p in ports if p.key is None]
-    by_host: dict[str, list[Port]] = defaultdict(list)
+    by_host: dict[str, list[NetworkPort]] = defaultdict(list)
     for port in ports:
         by_host[port.host].append(port)
     return by_host
 
 
-def _devices(report: Report, ports: Sequence[Port], with_gpus: bool, notes: list[Note]) -> tuple[Device, ...]:
+def _devices(report: Report, ports: Sequence[NetworkPort], with_gpus: bool, notes: list[Note]) -> tuple[Device, ...]:
     if report.facts is None:
         return ()
     devices, problems = devices_of(report.facts, ports, only=report.access.gpus if with_gpus else None)
@@ -142,7 +142,7 @@ def _devices(report: Report, ports: Sequence[Port], with_gpus: bool, notes: list
     return devices
 
 
-def _cpu_devices(report: Report, ports: Sequence[Port], notes: list[Note]) -> tuple[Device, ...]:
+def _cpu_devices(report: Report, ports: Sequence[NetworkPort], notes: list[Note]) -> tuple[Device, ...]:
     """Nobody has a GPU: each host stands as CPU process slots, as many as a hostfile gives it, else one."""
     count = report.slots or (len(report.access.gpus) if report.access.gpus else 1)
     notes.append(Note(report.name, f"no host has a GPU: it stands as {count} CPU process{'es' * (count > 1)}"))
@@ -154,7 +154,7 @@ def _cpu_devices(report: Report, ports: Sequence[Port], notes: list[Note]) -> tu
 def _host(
     report: Report,
     devices: tuple[Device, ...],
-    ports: Sequence[Port],
+    ports: Sequence[NetworkPort],
     names: Mapping[tuple[str, str], str],
     address: str | None,
 ) -> Host:
@@ -194,5 +194,5 @@ def _declared(reports: Iterable[Report]) -> frozenset[str]:
     return frozenset(r.name for r in reports if r.data_address is not None)
 
 
-def _flat(ports: Mapping[str, Sequence[Port]]) -> list[Port]:
+def _flat(ports: Mapping[str, Sequence[NetworkPort]]) -> list[NetworkPort]:
     return [p for host in ports.values() for p in host]

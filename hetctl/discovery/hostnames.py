@@ -18,7 +18,7 @@ _SHAPE = "write host, user@host:port, or node[01-16]"
 
 
 @dataclass(frozen=True)
-class Spot:
+class HostName:
     """One host as written: a name or an address, and what was said of user and port."""
 
     host: str
@@ -26,17 +26,17 @@ class Spot:
     port: int | None = None
 
 
-def expand(text: str) -> list[Spot]:
+def expand(text: str) -> list[HostName]:
     """Every host of `text`, in order, each once. Raises ConfigError for anything that cannot be a host name."""
-    spots: dict[str, Spot] = {}
+    spots: dict[str, HostName] = {}
     for part in _COMMA.split(text):
         user, host, port = _take_apart(part.strip(), text)
         for name in _names(host):
-            spots[name] = Spot(check_host(name), user, port)
+            spots[name] = HostName(check_host(name), user, port)
     return list(spots.values())
 
 
-def parse_spot(text: str) -> Spot:
+def parse_spot(text: str) -> HostName:
     """Exactly one host. Raises ConfigError."""
     spots = expand(text)
     if len(spots) != 1:

@@ -13,7 +13,7 @@ from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import read_text
 from hetctl.comm.contract.units import MiB
-from hetctl.discovery.hostnames import Spot, expand
+from hetctl.discovery.hostnames import HostName, expand
 from hetctl.discovery.inventory_file import InventoryFile, Settings, over, read_inventory_file
 
 DEFAULT_FILE = Path("inventory.yaml")
@@ -21,7 +21,7 @@ LOCAL = "localhost"  # the one name that means this machine without SSH
 
 
 @dataclass(frozen=True)
-class Entry:
+class InventoryHost:
     """One host of the inventory."""
 
     name: str
@@ -31,16 +31,16 @@ class Entry:
     group: str | None = None
 
 
-def entries_of(cluster: Cluster) -> tuple[Entry, ...]:
+def entries_of(cluster: Cluster) -> tuple[InventoryHost, ...]:
     """The hosts of a cluster that can be entered."""
-    return tuple(Entry(h.name, h.access, h.data_address) for h in cluster.hosts if h.access is not None)
+    return tuple(InventoryHost(h.name, h.access, h.data_address) for h in cluster.hosts if h.access is not None)
 
 
 @dataclass(frozen=True)
 class Inventory:
     """The hosts to discover; `origin` says in words where they come from."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[InventoryHost, ...]
     origin: str
     networks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ def resolve(
 def this_machine() -> Inventory:
     """The machine hetctl runs on, without SSH."""
     name = socket.gethostname().split(".")[0] or LOCAL
-    return Inventory((Entry(name, Access()),), "this machine")
+    return Inventory((InventoryHost(name, Access()),), "this machine")
 
 
 def load_inventory(file: Path) -> Inventory:
@@ -91,7 +91,7 @@ def select(inventory: Inventory, hosts: Sequence[str], *, others: bool = False) 
     """
     groups = {e.group for e in inventory.entries if e.group}
     by_name = {e.name: e for e in inventory.entries}
-    chosen: dict[str, Entry] = {}
+    chosen: dict[str, InventoryHost] = {}
     for text in hosts:
         if text in groups:
             chosen |= {e.name: e for e in inventory.entries if e.group == text}
@@ -105,20 +105,20 @@ def select(inventory: Inventory, hosts: Sequence[str], *, others: bool = False) 
     return replace(inventory, entries=tuple(chosen.values()))
 
 
-def _pointed(entry: Entry, spot: Spot) -> Entry:
+def _pointed(entry: InventoryHost, spot: HostName) -> InventoryHost:
     """The inventory's entry, with the user and port that were typed."""
     access = replace(entry.access, user=spot.user or entry.access.user, port=spot.port or entry.access.port)
     return replace(entry, access=access)
 
 
-def _plain(spots: Sequence[Spot], origin: str) -> Inventory:
+def _plain(spots: Sequence[HostName], origin: str) -> Inventory:
     return Inventory(_checked([_entry(spot, Settings()) for spot in spots], origin), origin)
 
 
-def _layered(parsed: InventoryFile, where: str) -> list[Entry]:
+def _layered(parsed: InventoryFile, where: str) -> list[InventoryHost]:
     """Every host once, its own settings over its group's, those over the defaults."""
     group_of: dict[str, str] = {}
-    spots: dict[str, Spot] = {}
+    spots: dict[str, HostName] = {}
     for name, group in parsed.groups.items():
         for spot in _spots(group.hosts):
             if spot.host in group_of:
@@ -130,7 +130,7 @@ def _layered(parsed: InventoryFile, where: str) -> list[Entry]:
             if spot.host in own:
                 raise ConfigError(f"{where}: the host '{spot.host}' is listed twice")
             shared_spot = spots.get(spot.host, spot)
-            spots[spot.host] = Spot(spot.host, spot.user or shared_spot.user, spot.port or shared_spot.port)
+            spots[spot.host] = HostName(spot.host, spot.user or shared_spot.user, spot.port or shared_spot.port)
             own[spot.host] = settings or Settings()
     entries = []
     for host, spot in spots.items():
@@ -140,11 +140,11 @@ def _layered(parsed: InventoryFile, where: str) -> list[Entry]:
     return entries
 
 
-def _spots(patterns: Iterable[str]) -> list[Spot]:
+def _spots(patterns: Iterable[str]) -> list[HostName]:
     return [spot for pattern in patterns for spot in expand(pattern)]
 
 
-def _entry(spot: Spot, settings: Settings, *, group: str | None = None, slots: int | None = None) -> Entry:
+def _entry(spot: HostName, settings: Settings, *, group: str | None = None, slots: int | None = None) -> InventoryHost:
     bare = spot.host == LOCAL and not (spot.user or spot.port or settings.address or settings.port)
     access = Access(
         address=None if bare else settings.address or spot.host,
@@ -158,10 +158,10 @@ def _entry(spot: Spot, settings: Settings, *, group: str | None = None, slots: i
         exclude_nics=settings.exclude_nics or (),
         gpus=settings.gpus if settings.gpus is not None or slots is None else tuple(range(slots)),
     )
-    return Entry(spot.host, access, settings.data_address, slots, group)
+    return InventoryHost(spot.host, access, settings.data_address, slots, group)
 
 
-def _checked(entries: Sequence[Entry], where: str) -> tuple[Entry, ...]:
+def _checked(entries: Sequence[InventoryHost], where: str) -> tuple[InventoryHost, ...]:
     if not entries:
         raise ConfigError(f"{where} names no host", hint="write hosts: node[01-16]")
     return tuple(entries)
@@ -169,7 +169,7 @@ def _checked(entries: Sequence[Entry], where: str) -> tuple[Entry, ...]:
 
 def _from_hostfile(file: Path) -> Inventory:
     """`host slots=8` per line (DeepSpeed, OpenMPI), or `host:8` (MPICH), `#` begins a comment."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, InventoryHost] = {}
     for number, line in enumerate(read_text(file, what="hostfile", max_bytes=MiB).splitlines(), start=1):
         words = line.split("#")[0].split()
         if not words:
@@ -181,7 +181,7 @@ def _from_hostfile(file: Path) -> Inventory:
     return Inventory(_checked(list(entries.values()), str(file)), str(file))
 
 
-def _hostfile_line(words: Sequence[str], where: str) -> tuple[Spot, int | None]:
+def _hostfile_line(words: Sequence[str], where: str) -> tuple[HostName, int | None]:
     spots = expand(words[0])
     slots = spots[0].port  # MPICH writes the count where SSH writes the port
     for word in words[1:]:

@@ -39,7 +39,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Group(Settings):
+class HostGroup(Settings):
     """Hosts that share settings."""
 
     hosts: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class InventoryFile:
     """The whole file. `networks` joins subnets that one fabric routes between: name -> list of CIDR blocks."""
 
     defaults: Settings = Settings()
-    groups: Mapping[str, Group] = field(default_factory=dict)
+    groups: Mapping[str, HostGroup] = field(default_factory=dict)
     hosts: Mapping[str, Settings | None] = field(default_factory=dict)
     networks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION

@@ -11,12 +11,21 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.contract.cluster import Cluster, Host, Link, Measured, Nic, Transport, load_cluster, native_way
+from hetctl.comm.contract.cluster import (
+    Cluster,
+    Host,
+    IslandLink,
+    Measured,
+    Nic,
+    TransportOption,
+    load_cluster,
+    native_way,
+)
 from hetctl.comm.contract.errors import ConfigError, HetctlError
 from hetctl.comm.contract.units import show_rate
 from hetctl.console import Sink
 from hetctl.discovery.discover import enter, ssh_files
-from hetctl.discovery.inventory import Entry, entries_of
+from hetctl.discovery.inventory import InventoryHost, entries_of
 from hetctl.discovery.perftest import Tool, argv, parse_bandwidth, parse_latency
 from hetctl.discovery.transports import hosts_of
 from hetctl.launcher.hosts.deadline import Deadline
@@ -34,7 +43,7 @@ Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Lane:
+class RailToMeasure:
     """One rail to measure: a NIC and an address at each end."""
 
     nics: tuple[str, str]
@@ -44,7 +53,7 @@ class Lane:
 
 def measure_links(
     cluster: Cluster,
-    entries: Sequence[Entry],
+    entries: Sequence[InventoryHost],
     *,
     connect_s: float,
     seconds: float = SECONDS,
@@ -55,14 +64,14 @@ def measure_links(
     found: list[Measured] = []
     with ssh_files(wanted) as book:
 
-        def open_one(entry: Entry, deadline: Deadline) -> Shell:
+        def open_one(entry: InventoryHost, deadline: Deadline) -> Shell:
             return enter(entry.access, deadline, book=book)
 
         shells = {o.item.name: o.value for o in fan_out(wanted, open_one, deadline_s=connect_s) if o.value is not None}
         pythons = {entry.name: entry.access.python for entry in wanted}
 
         def measure(pair: Pair, deadline: Deadline) -> list[Measured]:
-            a, b = (End(cluster.host_by_name[name], shells[name], pythons[name]) for name in pair)
+            a, b = (RailEnd(cluster.host_by_name[name], shells[name], pythons[name]) for name in pair)
             return measure_pair(a, b, seconds=seconds, deadline=deadline)
 
         try:
@@ -78,7 +87,7 @@ def measure_links(
     return with_measured(cluster, found)
 
 
-def measure_aloud(cluster: Cluster, entries: Sequence[Entry], *, timeout_s: float, sink: Sink) -> Cluster:
+def measure_aloud(cluster: Cluster, entries: Sequence[InventoryHost], *, timeout_s: float, sink: Sink) -> Cluster:
     """`measure_links`, with a line for each pair as it is known."""
     measured = measure_links(
         cluster, entries, connect_s=timeout_s, on_pair=lambda pair, rows: sink.say(pair_line(pair, rows))
@@ -126,19 +135,19 @@ def rounds(pairs: Sequence[Pair]) -> list[list[Pair]]:
     return turns
 
 
-def lanes_between(a: Host, b: Host) -> list[Lane]:
+def lanes_between(a: Host, b: Host) -> list[RailToMeasure]:
     """The rails two hosts have in common: NICs on one network, in order; else their data addresses."""
-    lanes: list[Lane] = []
+    lanes: list[RailToMeasure] = []
     for network in dict.fromkeys(n.network for n in a.nics if n.network):
         ours, theirs = ([n for n in h.nics if n.network == network and n.address] for h in (a, b))
         lanes += [_lane(x, y) for x, y in zip(ours, theirs, strict=False)]
     if not lanes and a.data_address and b.data_address:
-        lanes.append(Lane(("", ""), (a.data_address, b.data_address)))
+        lanes.append(RailToMeasure(("", ""), (a.data_address, b.data_address)))
     return lanes
 
 
 @dataclass(frozen=True)
-class End:
+class RailEnd:
     """A host that takes part in a measurement."""
 
     host: Host
@@ -146,7 +155,7 @@ class End:
     python: str
 
 
-def measure_pair(a: End, b: End, *, seconds: float, deadline: Deadline) -> list[Measured]:
+def measure_pair(a: RailEnd, b: RailEnd, *, seconds: float, deadline: Deadline) -> list[Measured]:
     """All rails between two hosts: RDMA ones by perftest where both have it, all of them over TCP by our sender."""
     lanes = lanes_between(a.host, b.host)
     found = [m for lane in lanes if all(lane.devices) if (m := _native(a, b, lane, deadline)) is not None]
@@ -162,7 +171,7 @@ def with_measured(cluster: Cluster, found: Sequence[Measured]) -> Cluster:
     return replace(cluster, links=links, measured=tuple(found))
 
 
-def _relinked(link: Link, cluster: Cluster, by_pair: Mapping[frozenset[str], Sequence[Measured]]) -> Link:
+def _relinked(link: IslandLink, cluster: Cluster, by_pair: Mapping[frozenset[str], Sequence[Measured]]) -> IslandLink:
     a, b = (i for name in link.islands for i in cluster.islands if i.name == name)
     left, right = set(hosts_of(a)), set(hosts_of(b))
     rows = {pair: rows for pair, rows in by_pair.items() if len(pair) == 2 and pair & left and pair & right}
@@ -173,7 +182,7 @@ def _relinked(link: Link, cluster: Cluster, by_pair: Mapping[frozenset[str], Seq
     return replace(link, transports=tuple(sorted(ways, key=lambda way: not way.usable)))
 
 
-def _rated(way: Transport, rows: Mapping[frozenset[str], Sequence[Measured]], lanes: int) -> Transport:
+def _rated(way: TransportOption, rows: Mapping[frozenset[str], Sequence[Measured]], lanes: int) -> TransportOption:
     """A transport with measured figures: the middle pair's rails together, times the pairs that talk at once."""
     if way.kind not in ("tcp", "rdma") or not rows:
         return way
@@ -202,12 +211,12 @@ def _together(rows: Sequence[Measured]) -> float | None:
     return sum(known) if known else None
 
 
-def _lane(x: Nic, y: Nic) -> Lane:
+def _lane(x: Nic, y: Nic) -> RailToMeasure:
     assert x.address is not None
     assert y.address is not None
     rdma = x.kind in _RDMA and y.kind in _RDMA
     devices = (x.rdma_device, y.rdma_device) if rdma else (None, None)
-    return Lane((x.name, y.name), (x.address, y.address), devices)
+    return RailToMeasure((x.name, y.name), (x.address, y.address), devices)
 
 
 @cache
@@ -215,7 +224,7 @@ def _program() -> str:
     return (Path(__file__).parent / "traffic.py").read_text(encoding="ascii")
 
 
-def _own(a: End, b: End, lanes: Sequence[Lane], seconds: float, deadline: Deadline) -> list[Measured]:
+def _own(a: RailEnd, b: RailEnd, lanes: Sequence[RailToMeasure], seconds: float, deadline: Deadline) -> list[Measured]:
     """Our sender: the second host listens on its data addresses, the first one calls from its own."""
     names = (a.host.name, b.host.name)
     common = {"secret": secrets.token_hex(32), "deadline_s": deadline.left() + 5.0}
@@ -242,7 +251,7 @@ def _own(a: End, b: End, lanes: Sequence[Lane], seconds: float, deadline: Deadli
     return [_row(names, lanes, n, result) for n, result in enumerate(results)]
 
 
-def _row(names: Pair, lanes: Sequence[Lane], n: int, result: Mapping[str, Any]) -> Measured:
+def _row(names: Pair, lanes: Sequence[RailToMeasure], n: int, result: Mapping[str, Any]) -> Measured:
     nics = lanes[n].nics if n < len(lanes) else ("*", "*")
     if "problem" in result:
         at = lanes[n].addresses[1] if n < len(lanes) else ""
@@ -252,7 +261,7 @@ def _row(names: Pair, lanes: Sequence[Lane], n: int, result: Mapping[str, Any]) 
     return Measured(names, nics, "tcp", latency, rate)
 
 
-def _native(a: End, b: End, lane: Lane, deadline: Deadline) -> Measured | None:
+def _native(a: RailEnd, b: RailEnd, lane: RailToMeasure, deadline: Deadline) -> Measured | None:
     """The rail by perftest; None where a host does not have it, or where it did not work: TCP is measured anyway."""
     try:
         rate = _perftest("ib_write_bw", a, b, lane, deadline)
@@ -265,7 +274,7 @@ def _native(a: End, b: End, lane: Lane, deadline: Deadline) -> Measured | None:
     return Measured((a.host.name, b.host.name), lane.nics, "ib_write_bw", parse_latency(latency), bandwidth)
 
 
-def _perftest(tool: Tool, a: End, b: End, lane: Lane, deadline: Deadline) -> str:
+def _perftest(tool: Tool, a: RailEnd, b: RailEnd, lane: RailToMeasure, deadline: Deadline) -> str:
     port = secrets.choice(_PORTS)
     ours, theirs = lane.devices
     deadline.phase = f"running {tool} between {a.host.name} and {b.host.name}"

@@ -22,7 +22,7 @@ _SHORT: Mapping[NetworkKind, str] = {"infiniband": "ib", "roce": "roce", "ethern
 
 
 @dataclass(frozen=True)
-class Port:
+class NetworkPort:
     """A NIC that can carry training traffic, the key of the network it reaches, and its IP network."""
 
     host: str
@@ -60,9 +60,9 @@ class Ignored:
 
 def ports_of(
     host: str, facts: HostFacts, *, exclude: Sequence[str] = (), named: Subnets | None = None
-) -> tuple[list[Port], list[Ignored]]:
+) -> tuple[list[NetworkPort], list[Ignored]]:
     """The NICs of a host that can carry data, and those left out with the reason."""
-    ports: list[Port] = []
+    ports: list[NetworkPort] = []
     ignored: list[Ignored] = []
     spare: list[NicFacts] = []
     for nic in facts.nics:
@@ -82,9 +82,9 @@ def ports_of(
     return [p for p in ports if p not in dead], ignored
 
 
-def name_networks(ports: Sequence[Port]) -> tuple[tuple[Network, ...], dict[tuple[str, str], str]]:
+def name_networks(ports: Sequence[NetworkPort]) -> tuple[tuple[Network, ...], dict[tuple[str, str], str]]:
     """The networks, and (host, NIC) -> network name. Numbered by kind in the order of their keys."""
-    members: dict[tuple[NetworkKind, str], list[Port]] = defaultdict(list)
+    members: dict[tuple[NetworkKind, str], list[NetworkPort]] = defaultdict(list)
     for port in ports:
         if port.key is not None:
             members[port.kind, port.key].append(port)
@@ -100,9 +100,9 @@ def name_networks(ports: Sequence[Port]) -> tuple[tuple[Network, ...], dict[tupl
     return tuple(networks), names
 
 
-def twins_apart(ports: Sequence[Port]) -> tuple[list[Port], list[str]]:
+def twins_apart(ports: Sequence[NetworkPort]) -> tuple[list[NetworkPort], list[str]]:
     """Ports of InfiniBand subnets that only look like one (two ports with one LID) lose their key, said in words."""
-    seen: dict[tuple[str, int], Port] = {}
+    seen: dict[tuple[str, int], NetworkPort] = {}
     twins: dict[str, str] = {}
     for port in ports:
         lid = port.facts.lid
@@ -139,16 +139,16 @@ def _left_out(nic: NicFacts, exclude: Sequence[str]) -> tuple[str, bool]:
     return "", False
 
 
-def _port(host: str, nic: NicFacts, named: Subnets) -> Port:
+def _port(host: str, nic: NicFacts, named: Subnets) -> NetworkPort:
     address, subnet = _ip_network(nic, named)
     if nic.link_layer == "infiniband":
         key, why = _infiniband(nic)
-        return Port(host, nic, "infiniband", key, why, address, subnet)
+        return NetworkPort(host, nic, "infiniband", key, why, address, subnet)
     if nic.rdma_device and subnet and any(g.routable for g in nic.gids):
-        return Port(host, nic, "roce", subnet, f"RoCE v2, IP network {subnet}", address, subnet)
+        return NetworkPort(host, nic, "roce", subnet, f"RoCE v2, IP network {subnet}", address, subnet)
     if subnet is None:
-        return Port(host, nic, "ethernet", None, "no address that a network can be told by", address)
-    return Port(host, nic, "ethernet", subnet, f"IP network {subnet}", address, subnet)
+        return NetworkPort(host, nic, "ethernet", None, "no address that a network can be told by", address)
+    return NetworkPort(host, nic, "ethernet", subnet, f"IP network {subnet}", address, subnet)
 
 
 def _infiniband(nic: NicFacts) -> tuple[str | None, str]:

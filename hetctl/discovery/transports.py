@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetctl.comm.contract.cluster import Host, Island, Link, Transport, native_way
+from hetctl.comm.contract.cluster import Host, Island, IslandLink, TransportOption, native_way
 from hetctl.comm.contract.facts import HostFacts
 from hetctl.comm.contract.units import MiB, show_bytes
-from hetctl.discovery.networks import Port
+from hetctl.discovery.networks import NetworkPort
 
 _MEMLOCK_NEEDED = 64 * MiB  # less does not hold the pinned slots of one rail
 _RDMA_KINDS = ("infiniband", "roce")
@@ -22,17 +22,17 @@ _ENGINES = {  # package -> what it is
 
 
 @dataclass(frozen=True)
-class Ground:
+class TransportFacts:
     """What transports stand on: hosts, their facts and ports, and the networks the ports reach."""
 
     hosts: Sequence[Host]
     facts: Mapping[str, HostFacts]
-    ports: Mapping[str, Sequence[Port]]
+    ports: Mapping[str, Sequence[NetworkPort]]
     networks: Mapping[tuple[str, str], str]  # (host, NIC) -> network
     declared: frozenset[str] = frozenset()  # hosts whose data address a person gave
 
 
-def link_between(a: Island, b: Island, ground: Ground) -> Link:
+def link_between(a: Island, b: Island, ground: TransportFacts) -> IslandLink:
     """Everything known about how two islands can talk, usable ways first, in the order in which they are chosen.
 
     Direct stands behind RDMA: files cannot prove it, ranks do when they start, and then go further than was planned.
@@ -40,7 +40,7 @@ def link_between(a: Island, b: Island, ground: Ground) -> Link:
     """
     tcp = _tcp(a, b, ground)
     ways = (_shm(a, b), _rdma(a, b, ground), _direct(a, b, ground), tcp, native_way(a, b, tcp))
-    return Link((a.name, b.name), tuple(sorted(ways, key=lambda way: not way.usable)))
+    return IslandLink((a.name, b.name), tuple(sorted(ways, key=lambda way: not way.usable)))
 
 
 def hosts_of(island: Island) -> tuple[str, ...]:
@@ -48,61 +48,63 @@ def hosts_of(island: Island) -> tuple[str, ...]:
     return tuple(dict.fromkeys(m.host for m in island.members))
 
 
-def _shm(a: Island, b: Island) -> Transport:
+def _shm(a: Island, b: Island) -> TransportOption:
     shared = set(hosts_of(a)) & set(hosts_of(b))
     everyone = set(hosts_of(a)) | set(hosts_of(b))
     if shared == everyone and len(shared) == 1:
-        return Transport("shm", True, f"both are on {min(shared)}")
+        return TransportOption("shm", True, f"both are on {min(shared)}")
     if shared:
-        return Transport("shm", False, f"only {len(shared)} of {len(everyone)} hosts hold both")
-    return Transport("shm", False, "they share no host")
+        return TransportOption("shm", False, f"only {len(shared)} of {len(everyone)} hosts hold both")
+    return TransportOption("shm", False, "they share no host")
 
 
-def _tcp(a: Island, b: Island, ground: Ground) -> Transport:
+def _tcp(a: Island, b: Island, ground: TransportFacts) -> TransportOption:
     hosts = _both(a, b)
     if len(hosts) == 1:
-        return Transport("tcp", True, f"both are on {hosts[0]}: loopback")
+        return TransportOption("tcp", True, f"both are on {hosts[0]}: loopback")
     common = _common(hosts, ground, lambda port: port.subnet if port.address else None)
     if common:
         rate = _rate(a, b, ground, lambda port: port.subnet in common and port.address is not None)
-        return Transport("tcp", True, f"all have addresses in {_words(common)}", rate)
+        return TransportOption("tcp", True, f"all have addresses in {_words(common)}", rate)
     if ground.declared >= set(hosts):
-        return Transport("tcp", True, "all have a data address in the inventory; not measured")
+        return TransportOption("tcp", True, "all have a data address in the inventory; not measured")
     lonely = next((h for h in hosts if not any(p.address for p in ground.ports.get(h, ()))), None)
     if lonely:
-        return Transport("tcp", False, f"{lonely} has no address on a data NIC")
-    return Transport(
+        return TransportOption("tcp", False, f"{lonely} has no address on a data NIC")
+    return TransportOption(
         "tcp", False, "no IP network holds all their hosts; if a router joins them, give each its data_address"
     )
 
 
-def _rdma(a: Island, b: Island, ground: Ground) -> Transport:
+def _rdma(a: Island, b: Island, ground: TransportFacts) -> TransportOption:
     hosts = _both(a, b)
     missing = rdma_missing(hosts, ground)
     if missing:
-        return Transport("rdma", False, missing)
+        return TransportOption("rdma", False, missing)
     common = _common_rdma(hosts, ground)
     rate = _rate(a, b, ground, lambda port: ground.networks.get((port.host, port.facts.name)) in common)
-    return Transport("rdma", True, f"all reach {_words(common)}, from pinned host memory", rate)
+    return TransportOption("rdma", True, f"all reach {_words(common)}, from pinned host memory", rate)
 
 
-def _direct(a: Island, b: Island, ground: Ground) -> Transport:
+def _direct(a: Island, b: Island, ground: TransportFacts) -> TransportOption:
     hosts = _both(a, b)
     if len(hosts) == 1:
-        return Transport("direct", False, "on one host shared memory is the shorter way")
+        return TransportOption("direct", False, "on one host shared memory is the shorter way")
     missing = rdma_missing(hosts, ground)
     if missing:
-        return Transport("direct", False, missing)
+        return TransportOption("direct", False, missing)
     for host in hosts:
         rdma = ground.facts[host].rdma
         if not rdma.peer_memory_modules and not rdma.dma_buf:
             known = rdma.peer_memory_modules is not None and rdma.dma_buf is not None
             says = "has neither a peer memory module nor dma-buf" if known else "does not show peer memory or dma-buf"
-            return Transport("direct", False, f"{host} {says}")
-    return Transport("direct", True, "not proved yet: ranks try it when they start, and take it where both ends can")
+            return TransportOption("direct", False, f"{host} {says}")
+    return TransportOption(
+        "direct", True, "not proved yet: ranks try it when they start, and take it where both ends can"
+    )
 
 
-def rdma_missing(hosts: Sequence[str], ground: Ground) -> str:
+def rdma_missing(hosts: Sequence[str], ground: TransportFacts) -> str:
     """The first thing RDMA between these hosts lacks, '' when nothing is known to be missing."""
     if len(hosts) == 1:
         return "both are on one host"
@@ -119,7 +121,7 @@ def rdma_missing(hosts: Sequence[str], ground: Ground) -> str:
     return _engine_missing(hosts, ground)
 
 
-def _engine_missing(hosts: Sequence[str], ground: Ground) -> str:
+def _engine_missing(hosts: Sequence[str], ground: TransportFacts) -> str:
     """Why no engine moves the data, as far as the ranks' Pythons are known."""
     common = set(_ENGINES.values())
     for host in hosts:
@@ -150,19 +152,19 @@ def _both(a: Island, b: Island) -> tuple[str, ...]:
     return tuple(dict.fromkeys(hosts_of(a) + hosts_of(b)))
 
 
-def _common_rdma(hosts: Sequence[str], ground: Ground) -> set[str]:
+def _common_rdma(hosts: Sequence[str], ground: TransportFacts) -> set[str]:
     return _common(
         hosts, ground, lambda p: ground.networks.get((p.host, p.facts.name)) if p.kind in _RDMA_KINDS else None
     )
 
 
-def _common(hosts: Sequence[str], ground: Ground, network: Callable[[Port], str | None]) -> set[str]:
+def _common(hosts: Sequence[str], ground: TransportFacts, network: Callable[[NetworkPort], str | None]) -> set[str]:
     """The networks that every host reaches."""
     reached = [{n for p in ground.ports.get(h, ()) if (n := network(p)) is not None} for h in hosts]
     return set.intersection(*reached) if reached else set()
 
 
-def _rate(a: Island, b: Island, ground: Ground, counts: Callable[[Port], bool]) -> float | None:
+def _rate(a: Island, b: Island, ground: TransportFacts, counts: Callable[[NetworkPort], bool]) -> float | None:
     """What the weaker island's rails carry together, in bytes per second; None when one rate is unknown."""
     totals: list[float] = []
     for island in (a, b):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetctl.discovery.inventory import Entry
+from hetctl.discovery.inventory import InventoryHost
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.fanout import fan_out
-from hetctl.launcher.ssh import SshBook, show_host_keys
+from hetctl.launcher.ssh import SshConfig, show_host_keys
 from hetctl.launcher.ssh.known_hosts import HostKey, pin
 from hetctl.probe.raw import printable
 
@@ -33,11 +33,11 @@ class Shown:
         return {"name": self.name, "keys": keys, "pinned": pinned, "problem": self.problem or None}
 
 
-def fetch_keys(entries: Sequence[Entry], *, timeout_s: float) -> list[Shown]:
+def fetch_keys(entries: Sequence[InventoryHost], *, timeout_s: float) -> list[Shown]:
     """The keys of all hosts, in their order. This machine needs none."""
-    with SshBook() as book:
+    with SshConfig() as book:
 
-        def look(entry: Entry, deadline: Deadline) -> Shown:
+        def look(entry: InventoryHost, deadline: Deadline) -> Shown:
             return _look(entry, book, deadline)
 
         remote = [entry for entry in entries if not entry.access.local]
@@ -54,7 +54,7 @@ def pin_keys(shown: Shown) -> None:
     pin(shown.file, shown.known_as, shown.fresh, port=shown.port)
 
 
-def _look(entry: Entry, book: SshBook, deadline: Deadline) -> Shown:
+def _look(entry: InventoryHost, book: SshConfig, deadline: Deadline) -> Shown:
     route, keys = show_host_keys(entry.access, book, deadline)
     pinned = book.known(route).keys_of(route.known_as, route.port)
     known = tuple(key for key in keys if key in pinned)

@@ -15,8 +15,8 @@ from hetctl.comm.contract.cluster import Measured
 from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.units import show_rate
 from hetctl.discovery.discover import enter, ssh_files
-from hetctl.discovery.inventory import Entry
-from hetctl.doctor.check import Check, State, Tried, Verdict, Ward, listed
+from hetctl.discovery.inventory import InventoryHost
+from hetctl.doctor.check import Check, CheckedCluster, ReachAttempt, State, Verdict, listed
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import Dialogue, converse
 from hetctl.launcher.hosts.fanout import fan_out
@@ -28,7 +28,7 @@ _GOOD_SHARE, _BAD_SHARE = 0.8, 0.5  # of what rails of the same NICs reach
 NEED_TRAFFIC = {"ssh.peer", "net.firewall", "net.path_mtu", "host.sharedfs"}
 
 
-class Post:
+class RemoteProgram:
     """Our program on one host, and what it said of the port it listens on."""
 
     def __init__(self, shell: Shell, dialogue: Dialogue, said: Mapping[str, Any]) -> None:
@@ -45,14 +45,16 @@ class Post:
         self.shell.close()
 
 
-def tried(entries: Sequence[Entry], ward: Ward, *, timeout_s: float, folders: Sequence[str]) -> Ward:
-    """The ward with every directed pair of hosts tried at its data address, and folders looked at from all hosts."""
-    hosts = {e.name: ward.cluster.host_by_name[e.name] for e in entries}
+def tried(
+    entries: Sequence[InventoryHost], checked: CheckedCluster, *, timeout_s: float, folders: Sequence[str]
+) -> CheckedCluster:
+    """The cluster with every directed pair of hosts tried at its data address, and folders looked at from all hosts."""
+    hosts = {e.name: checked.cluster.host_by_name[e.name] for e in entries}
     addressed = [e for e in entries if hosts[e.name].data_address]
     secret = secrets.token_hex(32)
     with ssh_files(addressed) as book:
 
-        def station(entry: Entry, deadline: Deadline) -> Post:
+        def station(entry: InventoryHost, deadline: Deadline) -> RemoteProgram:
             shell = enter(entry.access, deadline, book=book)
             request = {
                 "secret": secret,
@@ -61,33 +63,33 @@ def tried(entries: Sequence[Entry], ward: Ward, *, timeout_s: float, folders: Se
                 "ports": list(PORTS),
             }
             dialogue = converse(shell, entry.access.python, _program(), request, deadline=deadline)
-            return Post(shell, dialogue, dialogue.receive(deadline=deadline))
+            return RemoteProgram(shell, dialogue, dialogue.receive(deadline=deadline))
 
         posts = {o.item.name: o.value for o in fan_out(addressed, station, deadline_s=timeout_s) if o.value is not None}
         try:
-            found = _calls(posts, ward, timeout_s)
+            found = _calls(posts, checked, timeout_s)
             shared = {folder: _shared(folder, posts, timeout_s) for folder in folders}
         finally:
             for post in posts.values():
                 post.close()
     listening = {name: post.problem for name, post in posts.items() if post.port is None}
-    return replace(ward, tried=tuple(found), listening=listening, shared=shared)
+    return replace(checked, tried=tuple(found), listening=listening, shared=shared)
 
 
-def _calls(posts: Mapping[str, Post], ward: Ward, timeout_s: float) -> list[Tried]:
+def _calls(posts: Mapping[str, RemoteProgram], checked: CheckedCluster, timeout_s: float) -> list[ReachAttempt]:
     """Each host calls all others at once; a whole packet is sent to its next neighbour only."""
     names = [name for name, post in posts.items() if post.port is not None]
-    hosts = ward.cluster.host_by_name
-    found: list[Tried] = []
+    hosts = checked.cluster.host_by_name
+    found: list[ReachAttempt] = []
 
-    def work(name: str, deadline: Deadline) -> list[Tried]:
+    def work(name: str, deadline: Deadline) -> list[ReachAttempt]:
         others = [other for other in names if other != name]
         following = names[(names.index(name) + 1) % len(names)] if name in names else ""
         targets = [
             {
                 "address": hosts[other].data_address,
                 "port": posts[other].port,
-                "mtu": _mtu(ward, name) if other == following else None,
+                "mtu": _mtu(checked, name) if other == following else None,
             }
             for other in others
         ]
@@ -99,9 +101,9 @@ def _calls(posts: Mapping[str, Post], ward: Ward, timeout_s: float) -> list[Trie
     return found
 
 
-def _tried(source: str, target: str, asked: Mapping[str, Any], said: Mapping[str, Any]) -> Tried:
+def _tried(source: str, target: str, asked: Mapping[str, Any], said: Mapping[str, Any]) -> ReachAttempt:
     largest = said.get("largest_packet")
-    return Tried(
+    return ReachAttempt(
         source,
         target,
         str(asked["address"]),
@@ -112,13 +114,13 @@ def _tried(source: str, target: str, asked: Mapping[str, Any], said: Mapping[str
     )
 
 
-def _mtu(ward: Ward, host: str) -> int | None:
+def _mtu(checked: CheckedCluster, host: str) -> int | None:
     """The MTU of the interface that carries a host's data address."""
-    address, facts = ward.cluster.host_by_name[host].data_address, ward.facts[host]
+    address, facts = checked.cluster.host_by_name[host].data_address, checked.facts[host]
     return next((n.mtu for n in facts.nics if any(a.ip == address for a in n.addresses)), None)
 
 
-def _shared(folder: str, posts: Mapping[str, Post], timeout_s: float) -> dict[str, str]:
+def _shared(folder: str, posts: Mapping[str, RemoteProgram], timeout_s: float) -> dict[str, str]:
     """A token written on the first host; what each of the others sees of it. The token is taken away again."""
     token = secrets.token_hex(32)
     names = list(posts)
@@ -147,21 +149,21 @@ def _program() -> str:
 # --- rules ---------------------------------------------------------------------------------------------------------
 
 
-def peer(ward: Ward) -> Iterator[Verdict]:
+def peer(checked: CheckedCluster) -> Iterator[Verdict]:
     """Whether anything of a host answers at its data address; a single closed port is the firewall's affair."""
-    if not ward.tried:
-        yield _not_tried(ward)
+    if not checked.tried:
+        yield _not_tried(checked)
         return
-    lost = {(r.source, r.target) for r in ward.tried if r.problem and not r.alive}
+    lost = {(r.source, r.target) for r in checked.tried if r.problem and not r.alive}
     sources, targets = (
-        [*dict.fromkeys(names)] for names in zip(*((r.source, r.target) for r in ward.tried), strict=True)
+        [*dict.fromkeys(names)] for names in zip(*((r.source, r.target) for r in checked.tried), strict=True)
     )
-    mute = {s for s in sources if len(ward.tried) > 2 and all((s, t) in lost for t in targets if t != s)}
+    mute = {s for s in sources if len(checked.tried) > 2 and all((s, t) in lost for t in targets if t != s)}
     for source in mute:
-        why = next(r.problem for r in ward.tried if r.source == source)
+        why = next(r.problem for r in checked.tried if r.source == source)
         yield Verdict("fail", f"it reaches none of the other data addresses: {why}", about=source)
     for target in targets:
-        rows = [r for r in ward.tried if r.target == target and r.source not in mute]
+        rows = [r for r in checked.tried if r.target == target and r.source not in mute]
         missing = [r for r in rows if (r.source, target) in lost]
         if missing:
             says = f"{rows[0].address} is not reached by {listed([r.source for r in missing])}: {missing[0].problem}"
@@ -170,15 +172,15 @@ def peer(ward: Ward) -> Iterator[Verdict]:
             yield Verdict("ok", f"reached by all {len(rows)} others", about=target)
 
 
-def firewall(ward: Ward) -> Iterator[Verdict]:
+def firewall(checked: CheckedCluster) -> Iterator[Verdict]:
     """Whether the ports of runs can be listened on and called: a host that answers, but not there, has a firewall."""
-    if ward.tried is None:
-        yield _not_tried(ward)
+    if checked.tried is None:
+        yield _not_tried(checked)
         return
-    for host, problem in ward.listening.items():
+    for host, problem in checked.listening.items():
         yield Verdict("fail", f"cannot listen on a port of {PORTS[0]}-{PORTS[1]}: {problem}", about=host)
-    for target in dict.fromkeys(r.target for r in ward.tried):
-        closed = [r for r in ward.tried if r.target == target and r.problem and r.alive]
+    for target in dict.fromkeys(r.target for r in checked.tried):
+        closed = [r for r in checked.tried if r.target == target and r.problem and r.alive]
         if closed:
             says = f"port {closed[0].port} is closed to {listed([r.source for r in closed])}: {closed[0].problem}"
             yield Verdict("fail", says, about=target)
@@ -186,31 +188,31 @@ def firewall(ward: Ward) -> Iterator[Verdict]:
             yield Verdict("ok", "open", about=target)
 
 
-def _not_tried(ward: Ward) -> Verdict:
-    return Verdict("unknown", "it was not tried") if ward.several else Verdict("ok", "one host")
+def _not_tried(checked: CheckedCluster) -> Verdict:
+    return Verdict("unknown", "it was not tried") if checked.several else Verdict("ok", "one host")
 
 
-def path_mtu(ward: Ward) -> Iterator[Verdict]:
+def path_mtu(checked: CheckedCluster) -> Iterator[Verdict]:
     """A packet as large as the interface allows, to the next host, unfragmented."""
-    rows = [r for r in ward.tried or () if not r.problem]
+    rows = [r for r in checked.tried or () if not r.problem]
     known = [r for r in rows if r.largest_packet is not None]
     for row in known:
         if row.largest_packet is False:
-            says = f"packets of {_mtu(ward, row.source)} bytes from {row.source} to {row.target} are lost on the way"
+            says = f"packets of {_mtu(checked, row.source)} bytes from {row.source} to {row.target} are lost on the way"
             yield Verdict("fail", says, about=f"{row.source} - {row.target}", values={"address": row.address})
         else:
             yield Verdict("ok", "whole packets pass", about=f"{row.source} - {row.target}")
-    if not known and ward.several:
+    if not known and checked.several:
         yield Verdict("unknown", "no ping on these hosts, or nobody answers it")
-    elif not ward.several:
+    elif not checked.several:
         yield Verdict("ok", "one host")
 
 
-def ways(ward: Ward) -> Iterator[Verdict]:
+def ways(checked: CheckedCluster) -> Iterator[Verdict]:
     """For each pair of islands the ways that would work, and of each other the first thing it lacks."""
-    if not ward.cluster.links:
+    if not checked.cluster.links:
         yield Verdict("ok", "one island: nothing to bridge")
-    for link in ward.cluster.links:
+    for link in checked.cluster.links:
         usable = [w for w in link.transports if w.usable]
         lacking = "; ".join(f"{w.kind}: {w.reason}" for w in link.transports if not w.usable)
         rates = ", ".join(f"{w.kind}{_rate(w.rate_bytes_per_s, w.measured)}" for w in usable)
@@ -225,12 +227,12 @@ def _rate(rate: float | None, measured: bool) -> str:
     return "" if rate is None else f" at {show_rate(rate)}{' measured' * measured}"
 
 
-def pair(ward: Ward) -> Iterator[Verdict]:
+def pair(checked: CheckedCluster) -> Iterator[Verdict]:
     """Measured rails against what rails of the same NICs reach; a host that all slow ones have in common is named."""
-    rows = [m for m in ward.cluster.measured if m.nics != ("*", "*")]
+    rows = [m for m in checked.cluster.measured if m.nics != ("*", "*")]
     if not rows:
         yield Verdict(
-            "ok" if not ward.several else "unknown", "one host" if not ward.several else "nothing was measured"
+            "ok" if not checked.several else "unknown", "one host" if not checked.several else "nothing was measured"
         )
     alike: dict[tuple[str, tuple[str, str]], list[Measured]] = defaultdict(list)
     for row in rows:

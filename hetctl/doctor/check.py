@@ -17,7 +17,7 @@ _MOST_REASONS = 3
 
 
 @dataclass(frozen=True)
-class Tried:
+class ReachAttempt:
     """One attempt to reach a host's data address from another; `problem` '' when it worked."""
 
     source: str
@@ -30,12 +30,12 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Ward:
+class CheckedCluster:
     """Everything known when rules are asked: what every host said, the cluster, and what was tried on it."""
 
     reports: tuple[Report, ...]
     cluster: Cluster
-    tried: tuple[Tried, ...] | None = None  # None: not at this level
+    tried: tuple[ReachAttempt, ...] | None = None  # None: not at this level
     listening: Mapping[str, str] = field(default_factory=dict)  # host -> why it could not listen on a chosen port
     performance: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # host -> what its devices did
     shared: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # folder -> host -> '' or what is wrong
@@ -60,11 +60,11 @@ class Ward:
 
 
 @dataclass(frozen=True)
-class Case:
+class HostCase:
     """One host as a rule sees it."""
 
     report: Report
-    ward: Ward
+    checked: CheckedCluster
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ class Case:
 
     @property
     def host(self) -> Host | None:
-        return self.ward.cluster.host_by_name.get(self.name)
+        return self.checked.cluster.host_by_name.get(self.name)
 
     @property
     def rdma_ports(self) -> list[NicFacts]:
@@ -110,8 +110,8 @@ class Check:
     fix: str = ""  # a line to paste; {host} and what the verdict brings are filled in
     level: Level = "quick"
     essential: bool = False  # unknown is then worth an exit code of its own
-    rule: Callable[[Case], Verdict] | None = None
-    survey: Callable[[Ward], Iterable[Verdict]] | None = None
+    rule: Callable[[HostCase], Verdict] | None = None
+    survey: Callable[[CheckedCluster], Iterable[Verdict]] | None = None
     of_silent: bool = False  # also asked about hosts that gave no facts
     root: str = ""  # what root would add
 

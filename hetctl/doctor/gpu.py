@@ -8,7 +8,19 @@ from collections.abc import Callable, Iterator
 
 from hetctl.comm.contract.facts import GpuFacts
 from hetctl.comm.contract.units import GiB, show_bytes
-from hetctl.doctor.check import Case, Check, Verdict, Ward, fail, listed, ok, unknown, warn, worker_python, worst
+from hetctl.doctor.check import (
+    Check,
+    CheckedCluster,
+    HostCase,
+    Verdict,
+    fail,
+    listed,
+    ok,
+    unknown,
+    warn,
+    worker_python,
+    worst,
+)
 
 _NO_GPU = "no GPU here"
 _FOREIGN_BYTES = 2 * GiB
@@ -17,7 +29,7 @@ _XID = re.compile(r"Xid \([^)]*\): (\d+)")
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 
-def count(case: Case) -> Verdict:
+def count(case: HostCase) -> Verdict:
     facts = case.facts
     broken = {v: s for v, s in facts.vendors.items() if s not in ("present", "absent")}
     if broken:
@@ -28,7 +40,7 @@ def count(case: Case) -> Verdict:
     narrowed = [f"{name}={facts.system.environment[name]}" for name in _VISIBLE if name in facts.system.environment]
     if hidden or narrowed:
         return warn("; ".join(hidden) or f"{narrowed[0]}: torch sees those only", "unset " + " ".join(_VISIBLE[:3]))
-    tried = case.ward.performance.get(case.name, {})
+    tried = case.checked.performance.get(case.name, {})
     seen = tried.get("devices")
     if (
         "chosen" not in tried
@@ -40,14 +52,14 @@ def count(case: Case) -> Verdict:
     return ok(f"{len(facts.gpus)}")
 
 
-def liveness(case: Case) -> Verdict:
+def liveness(case: HostCase) -> Verdict:
     """A small product on every GPU in a process of its own, with a deadline."""
     if not case.gpus:
         return ok(_NO_GPU)
     python = worker_python(case.facts)
     if python is None or python.torch is None:
         return unknown("torch is not installed there")
-    found = case.ward.performance.get(case.name)
+    found = case.checked.performance.get(case.name)
     if found is None:
         return unknown("it was not tried")
     if "problem" in found:
@@ -64,7 +76,7 @@ def liveness(case: Case) -> Verdict:
     return worst(verdicts, otherwise=f"{len(found.get('devices', []))} compute")
 
 
-def smi_latency(case: Case) -> Verdict:
+def smi_latency(case: HostCase) -> Verdict:
     tools = case.facts.system.tools
     if not case.gpus or not tools:
         return ok(_NO_GPU) if not case.gpus else unknown("no tool of the GPUs' vendor was found")
@@ -77,10 +89,10 @@ def smi_latency(case: Case) -> Verdict:
     return ok(f"{min(took):.1f} s") if min(took) < 1 else warn(f"the quickest answer took {min(took):.1f} s")
 
 
-def _each(judge: Callable[[GpuFacts], Verdict], otherwise: str) -> Callable[[Case], Verdict]:
+def _each(judge: Callable[[GpuFacts], Verdict], otherwise: str) -> Callable[[HostCase], Verdict]:
     """A rule that asks about every GPU and keeps the worst."""
 
-    def rule(case: Case) -> Verdict:
+    def rule(case: HostCase) -> Verdict:
         return worst(map(judge, case.gpus), otherwise=otherwise) if case.gpus else ok(_NO_GPU)
 
     return rule
@@ -122,7 +134,7 @@ def recovery_action(gpu: GpuFacts) -> Verdict:
     return warn(says) if "p2p" in action.lower() else fail(says)
 
 
-def xid(case: Case) -> Verdict:
+def xid(case: HostCase) -> Verdict:
     return _log(case, lambda lines: [_xid(line, int(m[1])) for line in lines if (m := _XID.search(line))])
 
 
@@ -130,7 +142,7 @@ def _xid(line: str, number: int) -> Verdict:
     return fail(f"Xid {number}: {line}") if number in _FATAL_XIDS else warn(f"Xid {number}: {line}")
 
 
-def ras_log(case: Case) -> Verdict:
+def ras_log(case: HostCase) -> Verdict:
     return _log(case, lambda lines: [_ras(line) for line in lines if not _XID.search(line)])
 
 
@@ -138,7 +150,7 @@ def _ras(line: str) -> Verdict:
     return warn(line) if "page fault" in line else fail(line)
 
 
-def _log(case: Case, judge: Callable[[tuple[str, ...]], list[Verdict]]) -> Verdict:
+def _log(case: HostCase, judge: Callable[[tuple[str, ...]], list[Verdict]]) -> Verdict:
     if not case.gpus:
         return ok(_NO_GPU)
     lines = case.facts.system.kernel_log
@@ -168,12 +180,12 @@ def throttle(gpu: GpuFacts) -> Verdict:
     return warn(f"{gpu.id} is slowed down by {listed(list(reasons))}") if reasons else ok("at full clocks")
 
 
-def power(case: Case) -> Verdict:
+def power(case: HostCase) -> Verdict:
     """A power limit below that of the same product elsewhere."""
     if not case.gpus:
         return ok(_NO_GPU)
     best: dict[str | None, float] = defaultdict(float)
-    for facts in case.ward.facts.values():
+    for facts in case.checked.facts.values():
         for gpu in facts.gpus:
             best[gpu.name] = max(best[gpu.name], gpu.health.power_limit_w or 0.0)
     verdicts = []
@@ -196,8 +208,8 @@ def fabric(gpu: GpuFacts) -> Verdict:
     return ok(f"{health.links_up} links") if known else unknown(f"{gpu.id} does not tell its links")
 
 
-def partition(ward: Ward) -> Iterator[Verdict]:
-    for vendor, group in ward.groups.items():
+def partition(checked: CheckedCluster) -> Iterator[Verdict]:
+    for vendor, group in checked.groups.items():
         modes: dict[str, list[str]] = defaultdict(list)
         for host, facts in group.items():
             for gpu in facts.gpus:

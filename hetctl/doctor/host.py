@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 from hetctl.comm.contract.facts import Folder
 from hetctl.comm.contract.units import GiB, MiB, show_bytes, show_seconds
-from hetctl.doctor.check import Case, Check, State, Verdict, Ward, fail, listed, ok, unknown, warn, worst
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, State, Verdict, fail, listed, ok, unknown, warn, worst
 
 _NO_GPU = "no GPU here"
 _GUESTS = re.compile(r"QEMU|KVM|VMware|Xen|Microsoft Corporation|Google|innotek|OpenStack|Parallels|Amazon EC2", re.I)
 
 
-def name(case: Case) -> Verdict:
+def name(case: HostCase) -> Verdict:
     """What the host's own name resolves to is what gloo binds to when nobody tells it otherwise."""
-    if not case.ward.several:
+    if not case.checked.several:
         return ok("one host: loopback reaches everybody")
     addresses = case.facts.system.addresses
     if addresses is None:
@@ -32,13 +32,13 @@ def name(case: Case) -> Verdict:
     return ok(listed(outside))
 
 
-def _named(state: State, case: Case, reason: str) -> Verdict:
+def _named(state: State, case: HostCase, reason: str) -> Verdict:
     address = case.host.data_address if case.host else None
     values = {"address": address or "ADDRESS", "hostname": case.facts.system.hostname or case.name}
     return Verdict(state, reason, values=values)
 
 
-def shm(case: Case) -> Verdict:
+def shm(case: HostCase) -> Verdict:
     if not case.gpus:
         return ok(f"{_NO_GPU}: gloo does not use it")
     free = case.facts.system.shm_total_bytes
@@ -51,7 +51,7 @@ def shm(case: Case) -> Verdict:
     )
 
 
-def numa_balancing(case: Case) -> Verdict:
+def numa_balancing(case: HostCase) -> Verdict:
     value = case.facts.system.settings.get("numa_balancing")
     if not case.gpus:
         return ok(_NO_GPU)
@@ -60,7 +60,7 @@ def numa_balancing(case: Case) -> Verdict:
     return ok("off") if value == "0" else warn("the kernel moves pages between NUMA nodes while GPUs read them")
 
 
-def iommu(case: Case) -> Verdict:
+def iommu(case: HostCase) -> Verdict:
     settings = case.facts.system.settings
     if not case.gpus:
         return ok(_NO_GPU)
@@ -73,7 +73,7 @@ def iommu(case: Case) -> Verdict:
     return unknown("neither the kernel's command line nor the IOMMU groups tell")
 
 
-def acs(case: Case) -> Verdict:
+def acs(case: HostCase) -> Verdict:
     if not case.gpus:
         return ok(_NO_GPU)
     found = case.facts.system.settings.get("acs")
@@ -87,11 +87,11 @@ def acs(case: Case) -> Verdict:
     return fail(says)
 
 
-def _guest(case: Case) -> bool:
+def _guest(case: HostCase) -> bool:
     return bool(_GUESTS.search(case.facts.system.settings.get("sys_vendor", "")))
 
 
-def pci_realloc(case: Case) -> Verdict:
+def pci_realloc(case: HostCase) -> Verdict:
     cmdline = case.facts.system.settings.get("cmdline")
     if cmdline is None:
         return unknown("/proc/cmdline is not readable")
@@ -99,32 +99,32 @@ def pci_realloc(case: Case) -> Verdict:
     return ok(listed(set_) or "nothing special")
 
 
-def governor(case: Case) -> Verdict:
+def governor(case: HostCase) -> Verdict:
     value = case.facts.system.settings.get("scaling_governor")
     if value is None:
         return unknown("the kernel does not show a frequency governor")
     return ok(value) if value == "performance" else warn(f"CPUs are governed by '{value}'")
 
 
-def thp(case: Case) -> Verdict:
+def thp(case: HostCase) -> Verdict:
     value = case.facts.system.settings.get("transparent_hugepage")
     chosen = re.search(r"\[(\w+)\]", value or "")
     return ok(chosen[1]) if chosen else unknown("transparent_hugepage is not readable")
 
 
-def swap(case: Case) -> Verdict:
+def swap(case: HostCase) -> Verdict:
     value = case.facts.system.settings.get("swaps")
     if value is None:
         return unknown("/proc/swaps is not readable")
     return ok("none") if value == "none" else warn(f"swap is on: {value}")
 
 
-def clock(case: Case) -> Verdict:
+def clock(case: HostCase) -> Verdict:
     """How far it is at least from what most hosts believe; the way there and back blurs the rest."""
     bounds = case.report.clock_ahead_s
     if bounds is None:
         return unknown("the host did not tell its time")
-    others = [sum(r.clock_ahead_s) / 2 for r in case.ward.reports if r.clock_ahead_s is not None]
+    others = [sum(r.clock_ahead_s) / 2 for r in case.checked.reports if r.clock_ahead_s is not None]
     usual = statistics.median(others) if len(others) > 2 else 0.0
     least = max(0.0, bounds[0] - usual, usual - bounds[1])
     way = "ahead" if bounds[0] > usual else "behind"
@@ -138,14 +138,16 @@ def clock(case: Case) -> Verdict:
     return ok(f"within {show_seconds(bounds[1] - bounds[0])}") if kept else _unkept(case)
 
 
-def _unkept(case: Case) -> Verdict:
+def _unkept(case: HostCase) -> Verdict:
     """Nothing keeps it in time: worth a word where several clocks must agree."""
     return (
-        warn("nothing keeps its clock in time") if case.ward.several else ok("one host: no other clock to agree with")
+        warn("nothing keeps its clock in time")
+        if case.checked.several
+        else ok("one host: no other clock to agree with")
     )
 
 
-def disk(case: Case) -> Verdict:
+def disk(case: HostCase) -> Verdict:
     folders = case.facts.system.folders
     if not folders:
         return unknown("no folder was tried")
@@ -168,9 +170,9 @@ def _folder(folder: Folder) -> Verdict:
     return worst(verdicts, otherwise=folder.path)
 
 
-def sharedfs(ward: Ward) -> Iterator[Verdict]:
+def sharedfs(checked: CheckedCluster) -> Iterator[Verdict]:
     """A file written on one host, looked for on the others."""
-    for folder, seen in ward.shared.items():
+    for folder, seen in checked.shared.items():
         for host, problem in seen.items():
             if problem.startswith("absent"):
                 yield Verdict("fail", f"{folder} is not the folder the others see", about=host, values={"path": folder})

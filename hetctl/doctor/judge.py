@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from hetctl.doctor.check import WORST_FIRST, Case, Check, Finding, Verdict, Ward
+from hetctl.doctor.check import WORST_FIRST, Check, CheckedCluster, Finding, HostCase, Verdict
 from hetctl.doctor.registry import rank
 from hetctl.probe.raw import printable
 
 
-def judge(ward: Ward, checks: Sequence[Check]) -> list[Finding]:
+def judge(checked: CheckedCluster, checks: Sequence[Check]) -> list[Finding]:
     """The findings of these checks, in the checks' order."""
-    return [finding for check in checks for finding in _findings(ward, check)]
+    return [finding for check in checks for finding in _findings(checked, check)]
 
 
 def to_mend(findings: Iterable[Finding]) -> list[Finding]:
@@ -42,18 +42,18 @@ def state_of(findings: Iterable[Finding]) -> str:
     return next((s for s in WORST_FIRST if s in states), "ok")
 
 
-def _findings(ward: Ward, check: Check) -> list[Finding]:
+def _findings(checked: CheckedCluster, check: Check) -> list[Finding]:
     if check.rule is not None:
         rule = check.rule
-        asked = [r for r in ward.reports if r.ok or check.of_silent]
+        asked = [r for r in checked.reports if r.ok or check.of_silent]
         return [
             _finding(check, report.name, verdict)
             for report in asked
-            for verdict in _guarded(lambda report=report: [rule(Case(report, ward))])  # type: ignore[misc]
+            for verdict in _guarded(lambda report=report: [rule(HostCase(report, checked))])  # type: ignore[misc]
         ]
     survey = check.survey
     assert survey is not None
-    return [_finding(check, v.about or "all", v) for v in _guarded(lambda: survey(ward))]
+    return [_finding(check, v.about or "all", v) for v in _guarded(lambda: survey(checked))]
 
 
 def _guarded(ask: Callable[[], Iterable[Verdict]]) -> list[Verdict]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hetctl.comm.contract.facts import Bytes
 from hetctl.comm.contract.units import GiB, show_bytes
-from hetctl.doctor.check import Case, Check, Verdict, fail, ok, unknown, warn
+from hetctl.doctor.check import Check, HostCase, Verdict, fail, ok, unknown, warn
 
 
-def memlock(case: Case) -> Verdict:
+def memlock(case: HostCase) -> Verdict:
     if not case.rdma_ports:
         return ok("no RDMA port here that would pin memory")
     limit = case.facts.rdma.memlock_bytes
@@ -20,7 +20,7 @@ def memlock(case: Case) -> Verdict:
     return fail(f"a process started as ranks are may pin {show_bytes(limit)}")
 
 
-def _count(case: Case, name: str, *, good: int, least: int) -> Verdict:
+def _count(case: HostCase, name: str, *, good: int, least: int) -> Verdict:
     limit = case.facts.limits.get(name)
     soft: Bytes | None = limit.soft if limit else None
     if soft is None:
@@ -30,13 +30,13 @@ def _count(case: Case, name: str, *, good: int, least: int) -> Verdict:
     return warn(f"{soft}, {good} are better") if soft >= least else fail(f"{soft}, at least {least} are needed")
 
 
-def nofile(case: Case) -> Verdict:
-    if not case.ward.several and not case.gpus:
+def nofile(case: HostCase) -> Verdict:
+    if not case.checked.several and not case.gpus:
         return ok("no GPU and one host: the usual limit will do")
     return _count(case, "nofile", good=65_536, least=4096)
 
 
-def nproc(case: Case) -> Verdict:
+def nproc(case: HostCase) -> Verdict:
     return _count(case, "nproc", good=65_536, least=4096)
 
 

@@ -9,7 +9,19 @@ from collections.abc import Iterator, Sequence
 
 from hetctl.comm.contract.facts import NicFacts
 from hetctl.comm.contract.units import show_rate
-from hetctl.doctor.check import Case, Check, Verdict, Ward, fail, listed, ok, switched_off, unknown, warn, worst
+from hetctl.doctor.check import (
+    Check,
+    CheckedCluster,
+    HostCase,
+    Verdict,
+    fail,
+    listed,
+    ok,
+    switched_off,
+    unknown,
+    warn,
+    worst,
+)
 
 _PLUMBING = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali")
 _ROCE_MTU = 4200
@@ -17,12 +29,12 @@ _EPHEMERAL = 16_000
 _VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
-def ifname(case: Case) -> Verdict:
+def ifname(case: HostCase) -> Verdict:
     """The interface of the data address, and whether variables point elsewhere."""
     nic = data_nic(case)
     environment = case.facts.system.environment
     verdicts = [_variable(case, name, environment[name], nic) for name in _VARIABLES if name in environment]
-    if not case.ward.several:
+    if not case.checked.several:
         return worst(verdicts, otherwise="one host: loopback will do")
     address = case.host.data_address if case.host else None
     if address is None:
@@ -35,7 +47,7 @@ def ifname(case: Case) -> Verdict:
     return worst(verdicts, otherwise=f"{address} on {nic.netdev if nic else '?'}")
 
 
-def _variable(case: Case, name: str, value: str, nic: NicFacts | None) -> Verdict:
+def _variable(case: HostCase, name: str, value: str, nic: NicFacts | None) -> Verdict:
     names = [n.netdev for n in case.facts.nics if n.netdev] + ["lo"]
     better = nic.netdev if nic else "the data interface"
     right = f"export {name}={'=' if name.startswith('NCCL') else ''}{better}  # or unset it: hetctl sets it per host"
@@ -44,9 +56,9 @@ def _variable(case: Case, name: str, value: str, nic: NicFacts | None) -> Verdic
     chosen = matching(value, names)
     if not chosen:
         return fail(f"{name}={value} names no interface of this host", right)
-    if all(n.startswith(_PLUMBING) for n in chosen) and case.ward.several:
+    if all(n.startswith(_PLUMBING) for n in chosen) and case.checked.several:
         return fail(f"{name}={value} means {listed(chosen)}, which leads nowhere", right)
-    if nic is not None and nic.netdev not in chosen and case.ward.several:
+    if nic is not None and nic.netdev not in chosen and case.checked.several:
         return warn(f"{name}={value} is not the interface of the data address ({better})", right)
     return ok(f"{name}={value}")
 
@@ -60,19 +72,19 @@ def matching(value: str, names: Sequence[str]) -> list[str]:
     return [n for n in names if n not in hits] if exclude else hits
 
 
-def data_nic(case: Case) -> NicFacts | None:
+def data_nic(case: HostCase) -> NicFacts | None:
     """The port that carries the host's data address."""
     address = case.host.data_address if case.host else None
     return next((n for n in case.facts.nics if address and any(a.ip == address for a in n.addresses)), None)
 
 
-def mtu(ward: Ward) -> Iterator[Verdict]:
+def mtu(checked: CheckedCluster) -> Iterator[Verdict]:
     """Per network: every port the same MTU; the odd ones are named, of two the smaller."""
-    for network in (n for n in ward.cluster.networks if n.kind in ("roce", "ethernet")):
+    for network in (n for n in checked.cluster.networks if n.kind in ("roce", "ethernet")):
         sizes: dict[tuple[str, str], int] = {}
         silent: list[str] = []
         for host in network.hosts:
-            for nic in _ports_in(ward, host, network.name):
+            for nic in _ports_in(checked, host, network.name):
                 if nic.mtu is None:
                     silent.append(f"{host} {nic.name}")
                 else:
@@ -100,17 +112,17 @@ def _judge_mtu(network: str, kind: str, sizes: dict[tuple[str, str], int]) -> It
             yield Verdict("ok", f"{usual} all over {network}", about=host)
 
 
-def _ports_in(ward: Ward, host: str, network: str) -> list[NicFacts]:
-    known = ward.cluster.host_by_name.get(host)
+def _ports_in(checked: CheckedCluster, host: str, network: str) -> list[NicFacts]:
+    known = checked.cluster.host_by_name.get(host)
     names = {n.name for n in known.nics if n.network == network} if known else set()
-    facts = ward.facts.get(host)
+    facts = checked.facts.get(host)
     return [n for n in (facts.nics if facts else ()) if (n.netdev or n.name) in names]
 
 
-def speed(case: Case) -> Verdict:
+def speed(case: HostCase) -> Verdict:
     """No carrier under an address is broken; slower than the same kind elsewhere is worth a look."""
     best: dict[str, float] = defaultdict(float)
-    for facts in case.ward.facts.values():
+    for facts in case.checked.facts.values():
         for nic in facts.nics:
             if _is_wire(nic) and nic.rate_bytes_per_s and nic.pci_id:
                 best[nic.pci_id] = max(best[nic.pci_id], nic.rate_bytes_per_s)
@@ -127,7 +139,7 @@ def speed(case: Case) -> Verdict:
     return worst(verdicts, otherwise="as fast as their kind" if best else "nothing to compare")
 
 
-def flaps(case: Case) -> Verdict:
+def flaps(case: HostCase) -> Verdict:
     days = max((case.facts.system.uptime_s or 0.0) / 86400, 1.0)
     counted = [n for n in filter(_is_wire, case.facts.nics) if n.carrier_changes is not None]
     if not counted:
@@ -151,7 +163,7 @@ def _is_wire(nic: NicFacts) -> bool:
     )
 
 
-def subnet(case: Case) -> Verdict:
+def subnet(case: HostCase) -> Verdict:
     """Two interfaces in one IP network: TCP leaves by one of them, whatever address it was bound to."""
     found: dict[str, list[NicFacts]] = defaultdict(list)
     for nic in case.facts.nics:
@@ -161,7 +173,7 @@ def subnet(case: Case) -> Verdict:
                 if address.prefix is not None and address.scope in (None, "global") and ":" not in address.ip:
                     found[str(ipaddress.ip_network(f"{address.ip}/{address.prefix}", strict=False))].append(nic)
     shared = {net: nics for net, nics in found.items() if len({n.netdev for n in nics}) > 1}
-    if not case.ward.several or not shared:
+    if not case.checked.several or not shared:
         return ok("each interface in a network of its own" if not shared else "one host: nothing leaves it")
     rules = case.facts.system.policy_rules
     net, nics = next(iter(shared.items()))
@@ -180,7 +192,7 @@ def subnet(case: Case) -> Verdict:
     return fail(says, line) if rules == 0 else warn(f"{says}; its routing rules are unknown", line)
 
 
-def ports(case: Case) -> Verdict:
+def ports(case: HostCase) -> Verdict:
     text = case.facts.system.settings.get("ip_local_port_range")
     match = re.fullmatch(r"(\d+)\s+(\d+)", text or "")
     if match is None:

@@ -15,8 +15,20 @@ from hetctl.comm.contract.facts import HostFacts
 from hetctl.comm.contract.units import show_rate
 from hetctl.discovery.devices import device_class
 from hetctl.discovery.discover import enter, ssh_files
-from hetctl.discovery.inventory import Entry
-from hetctl.doctor.check import Case, Check, State, Verdict, Ward, fail, ok, unknown, warn, worker_python, worst
+from hetctl.discovery.inventory import InventoryHost
+from hetctl.doctor.check import (
+    Check,
+    CheckedCluster,
+    HostCase,
+    State,
+    Verdict,
+    fail,
+    ok,
+    unknown,
+    warn,
+    worker_python,
+    worst,
+)
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import converse
 from hetctl.launcher.hosts.fanout import fan_out
@@ -53,23 +65,23 @@ def worth_asking(facts: HostFacts, program: Program) -> bool:
 
 
 def measure(
-    entries: Sequence[Entry], ward: Ward, program: Program, *, timeout_s: float
+    entries: Sequence[InventoryHost], checked: CheckedCluster, program: Program, *, timeout_s: float
 ) -> dict[str, Mapping[str, Any]]:
     """Host -> what its devices did, or the problem that kept it from telling."""
     found: dict[str, Mapping[str, Any]] = {}
     seconds = max(timeout_s, _SECONDS[program])
     with ssh_files(entries) as book:
 
-        def ask(entry: Entry, deadline: Deadline) -> dict[str, Any]:
-            python = worker_python(ward.facts[entry.name])
+        def ask(entry: InventoryHost, deadline: Deadline) -> dict[str, Any]:
+            python = worker_python(checked.facts[entry.name])
             path = python.executable if python and python.executable else entry.access.python
             shell = enter(entry.access, deadline, book=book)
             try:
-                visible = _only_its_own(entry, ward)
+                visible = _only_its_own(entry, checked)
                 request = {"program": program, "deadline_s": seconds, "environment": {**_inventorys(entry), **visible}}
                 dialogue = converse(shell, path, _program(), request, deadline=deadline)
                 try:
-                    return _numbered(dialogue.receive(deadline=deadline), ward, entry, chosen=bool(visible))
+                    return _numbered(dialogue.receive(deadline=deadline), checked, entry, chosen=bool(visible))
                 finally:
                     dialogue.close()
             finally:
@@ -81,25 +93,25 @@ def measure(
     return found
 
 
-def _inventorys(entry: Entry) -> dict[str, str]:
+def _inventorys(entry: InventoryHost) -> dict[str, str]:
     """The host's `env`, as its ranks get it: a name alone stands for this process's value, if it has one."""
     known = {name: os.environ.get(name) if value is None else value for name, value in entry.access.env.items()}
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _only_its_own(entry: Entry, ward: Ward) -> dict[str, str]:
+def _only_its_own(entry: InventoryHost, checked: CheckedCluster) -> dict[str, str]:
     """What hides the devices that the inventory does not give this host: others may be computing on them."""
-    if entry.access.gpus is None or not ward.facts[entry.name].gpus:
+    if entry.access.gpus is None or not checked.facts[entry.name].gpus:
         return {}
-    devices = ward.cluster.host_by_name[entry.name].devices
+    devices = checked.cluster.host_by_name[entry.name].devices
     return {setting.name: setting.value for setting in visible_devices(devices)}
 
 
-def _numbered(found: dict[str, Any], ward: Ward, entry: Entry, *, chosen: bool) -> dict[str, Any]:
+def _numbered(found: dict[str, Any], checked: CheckedCluster, entry: InventoryHost, *, chosen: bool) -> dict[str, Any]:
     """The answer with its devices numbered as the host counts them all."""
     if not chosen:
         return found
-    indices = [d.index for d in ward.cluster.host_by_name[entry.name].devices]
+    indices = [d.index for d in checked.cluster.host_by_name[entry.name].devices]
     devices = [{**d, "index": i} for d, i in zip(found.get("devices", []), indices, strict=False)]
     return {**found, "devices": devices, "chosen": True}
 
@@ -114,11 +126,11 @@ def _program() -> str:
 
 def _speed(
     key: str, expected: Callable[[DeviceClass], float], unit: Callable[[float], str]
-) -> Callable[[Case], Verdict]:
+) -> Callable[[HostCase], Verdict]:
     """A rule on one figure of every device of a host: against the median of its class, else the class's row."""
 
-    def rule(case: Case) -> Verdict:
-        mine = [(name, d) for name, d in _devices(case.ward, case.name)]
+    def rule(case: HostCase) -> Verdict:
+        mine = [(name, d) for name, d in _devices(case.checked, case.name)]
         if not mine:
             return _why_not(case)
         verdicts = []
@@ -127,7 +139,7 @@ def _speed(
             if not isinstance(value, (int, float)):
                 verdicts.append(unknown(f"device {device.get('index')}: {device.get('problem') or 'no figure'}"))
                 continue
-            reference, of = _reference(case.ward, name, key, expected)
+            reference, of = _reference(case.checked, name, key, expected)
             verdicts.append(_against(float(value), reference, of, f"device {device.get('index')}", unit))
         figures = [float(d[key]) for _, d in mine if isinstance(d.get(key), (int, float))]
         return worst(verdicts, otherwise=unit(statistics.median(figures)) if figures else "")
@@ -142,9 +154,11 @@ def _against(value: float, reference: float | None, of: str, who: str, unit: Cal
     return ok(says) if value >= GOOD * reference else warn(says) if value >= BEARABLE * reference else fail(says)
 
 
-def _reference(ward: Ward, name: str, key: str, expected: Callable[[DeviceClass], float]) -> tuple[float | None, str]:
+def _reference(
+    checked: CheckedCluster, name: str, key: str, expected: Callable[[DeviceClass], float]
+) -> tuple[float | None, str]:
     """What a device of this class should reach, and what says so; None where nothing does."""
-    like = [d.get(key) for host in ward.performance for n, d in _devices(ward, host) if n == name]
+    like = [d.get(key) for host in checked.performance for n, d in _devices(checked, host) if n == name]
     known = [float(v) for v in like if isinstance(v, (int, float))]
     if len(known) >= _PEERS:
         return statistics.median(known), "the median of its kind"
@@ -152,24 +166,24 @@ def _reference(ward: Ward, name: str, key: str, expected: Callable[[DeviceClass]
     return (expected(row), "what its model reaches") if row and row.name != "cpu" else (None, "")
 
 
-def _devices(ward: Ward, host: str) -> list[tuple[str, Mapping[str, Any]]]:
+def _devices(checked: CheckedCluster, host: str) -> list[tuple[str, Mapping[str, Any]]]:
     """(device class, what was measured) of a host's devices."""
-    found = ward.performance.get(host, {}).get("devices")
-    gpus = ward.facts[host].gpus if host in ward.facts else ()
+    found = checked.performance.get(host, {}).get("devices")
+    gpus = checked.facts[host].gpus if host in checked.facts else ()
     named = {i: device_class(gpu)[0] or "?" for i, gpu in enumerate(gpus)} or {0: "cpu"}
     listed = found if isinstance(found, list) else []
     return [(named.get(d.get("index", i), "?"), d) for i, d in enumerate(listed) if isinstance(d, Mapping)]
 
 
-def _why_not(case: Case) -> Verdict:
+def _why_not(case: HostCase) -> Verdict:
     python = worker_python(case.facts)
     if python is None or python.torch is None:
         return unknown("torch is not installed there")
-    return unknown(str(case.ward.performance.get(case.name, {}).get("problem", "it was not tried")))
+    return unknown(str(case.checked.performance.get(case.name, {}).get("problem", "it was not tried")))
 
 
-def allreduce(case: Case) -> Verdict:
-    found = case.ward.performance.get(case.name, {})
+def allreduce(case: HostCase) -> Verdict:
+    found = case.checked.performance.get(case.name, {})
     if len(case.gpus) < 2:
         return ok("fewer than two GPUs here")
     value = found.get("allreduce_bytes_per_s")
@@ -178,9 +192,9 @@ def allreduce(case: Case) -> Verdict:
     name = device_class(case.gpus[0])[0] or ""
     others = [
         float(v)
-        for host, p in case.ward.performance.items()
-        if host in case.ward.facts
-        and [device_class(g)[0] for g in case.ward.facts[host].gpus] == [device_class(g)[0] for g in case.gpus]
+        for host, p in case.checked.performance.items()
+        if host in case.checked.facts
+        and [device_class(g)[0] for g in case.checked.facts[host].gpus] == [device_class(g)[0] for g in case.gpus]
         and isinstance(v := p.get("allreduce_bytes_per_s"), (int, float))
     ]
     row = CLASSES.get(name.partition("/")[0])
@@ -193,12 +207,12 @@ def allreduce(case: Case) -> Verdict:
 # --- numerics ------------------------------------------------------------------------------------------------------
 
 
-def numerics(ward: Ward) -> Iterator[Verdict]:
+def numerics(checked: CheckedCluster) -> Iterator[Verdict]:
     """Every device against fp64, then every two kinds of device against each other."""
     samples: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(dict)
-    for host in ward.performance:
+    for host in checked.performance:
         verdicts = []
-        for name, device in _devices(ward, host):
+        for name, device in _devices(checked, host):
             rows = device.get("numerics")
             if not isinstance(rows, list):
                 verdicts.append(unknown(f"device {device.get('index')}: {device.get('problem') or 'not measured'}"))
@@ -207,7 +221,7 @@ def numerics(ward: Ward) -> Iterator[Verdict]:
             for row in rows:
                 samples[row["operation"], row["dtype"]].setdefault(name, row.get("sample", []))
         if not verdicts:
-            verdicts = [unknown(str(ward.performance[host].get("problem", "it was not measured")))]
+            verdicts = [unknown(str(checked.performance[host].get("problem", "it was not measured")))]
         one = worst(verdicts, otherwise="every operation within its dtype's rounding")
         yield Verdict(one.state, one.reason, one.fix, about=host)
     yield from _between(samples)

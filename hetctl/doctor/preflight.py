@@ -13,7 +13,7 @@ from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.facts import HostFacts, facts_from_data
 from hetctl.comm.contract.plan import Plan
 from hetctl.discovery.fabric import Report
-from hetctl.doctor.check import Finding, Ward
+from hetctl.doctor.check import CheckedCluster, Finding
 from hetctl.doctor.judge import first_of, judge, to_mend
 from hetctl.doctor.registry import CHECKS
 from hetctl.probe import Options, parse
@@ -55,7 +55,7 @@ def preflight(plan: Plan, cluster: Cluster, *, folder: Path) -> list[Finding]:
     facts = facts_of(plan, cluster, folder=folder)
     reports = tuple(Report(name=name, access=Access(), facts=found) for name, found in facts.items())
     checks = [check for check in CHECKS if check.id in ids]
-    return judge(Ward(reports, cluster), checks)
+    return judge(CheckedCluster(reports, cluster), checks)
 
 
 def facts_of(plan: Plan, cluster: Cluster, *, folder: Path) -> Mapping[str, HostFacts]:

@@ -8,7 +8,19 @@ from itertools import combinations
 
 from hetctl.comm.contract.facts import HostFacts, NicFacts
 from hetctl.comm.contract.units import show_rate
-from hetctl.doctor.check import Case, Check, Verdict, Ward, fail, listed, ok, switched_off, unknown, warn, worst
+from hetctl.doctor.check import (
+    Check,
+    CheckedCluster,
+    HostCase,
+    Verdict,
+    fail,
+    listed,
+    ok,
+    switched_off,
+    unknown,
+    warn,
+    worst,
+)
 
 _NONE = "no RDMA port here"
 _ERRORS = ("symbol_error", "link_downed", "port_rcv_errors")
@@ -17,11 +29,11 @@ _CONGESTION = ("np_cnp_sent", "rp_cnp_handled")
 _SLOW_WIDTHS = ("1X", "SDR", "DDR", "QDR")
 
 
-def port_state(case: Case) -> Verdict:
+def port_state(case: HostCase) -> Verdict:
     return worst((_state(case, port) for port in case.rdma_ports), otherwise=_all_of(case, "up"))
 
 
-def _state(case: Case, port: NicFacts) -> Verdict:
+def _state(case: HostCase, port: NicFacts) -> Verdict:
     if port.state is None:
         return unknown(f"the state of {port.name} is not readable")
     if port.state == "active" or (port.state == "init" and port.link_layer == "infiniband"):
@@ -31,14 +43,18 @@ def _state(case: Case, port: NicFacts) -> Verdict:
     )
     says = f"{port.name} is {port.state}" + (f": {why}" if why else "")
     same = [
-        n for f in case.ward.facts.values() if f is not case.facts for n in f.nics if n.rdma_device == port.rdma_device
+        n
+        for f in case.checked.facts.values()
+        if f is not case.facts
+        for n in f.nics
+        if n.rdma_device == port.rdma_device
     ]
     if same and all(n.state != "active" for n in same):
         return warn(f"{says}, on every host: not in use?", device=port.rdma_device)
     return fail(says, device=port.rdma_device)
 
 
-def subnet_manager(case: Case) -> Verdict:
+def subnet_manager(case: HostCase) -> Verdict:
     ports = [p for p in case.rdma_ports if p.link_layer == "infiniband" and p.state in ("active", "init", "armed")]
     verdicts = []
     for port in ports:
@@ -49,10 +65,10 @@ def subnet_manager(case: Case) -> Verdict:
     return worst(verdicts, otherwise="found" if ports else "no InfiniBand port in use")
 
 
-def rate(case: Case) -> Verdict:
+def rate(case: HostCase) -> Verdict:
     """Against the fastest active port of the same model anywhere."""
     best: dict[str | None, float] = defaultdict(float)
-    for facts in case.ward.facts.values():
+    for facts in case.checked.facts.values():
         for port in facts.nics:
             if port.rdma_device and port.rate_bytes_per_s and port.pci_id:
                 best[port.pci_id] = max(best[port.pci_id], port.rate_bytes_per_s)
@@ -69,10 +85,10 @@ def rate(case: Case) -> Verdict:
     return worst(verdicts, otherwise=_all_of(case, "at the rate of their model"))
 
 
-def gid(case: Case) -> Verdict:
+def gid(case: HostCase) -> Verdict:
     """Routable RoCE v2 GIDs. Link-local ones reach each other on one wire, never a port with a routable one."""
     ports = _roce(case.facts)
-    others = [h for h, f in case.ward.facts.items() if f is not case.facts and any(map(_has_routable, _roce(f)))]
+    others = [h for h, f in case.checked.facts.items() if f is not case.facts and any(map(_has_routable, _roce(f)))]
     verdicts = []
     for port in ports:
         if _has_routable(port):
@@ -98,10 +114,10 @@ def _has_routable(port: NicFacts) -> bool:
     return any(g.routable for g in port.gids)
 
 
-def gid_env(ward: Ward) -> Iterator[Verdict]:
+def gid_env(checked: CheckedCluster) -> Iterator[Verdict]:
     """A GID index set by hand means different entries on different hosts."""
     kinds: dict[str, set[str]] = {}
-    for host, facts in ward.facts.items():
+    for host, facts in checked.facts.items():
         text = facts.system.environment.get("NCCL_IB_GID_INDEX")
         roce = _roce(facts)
         if text is None or not roce:
@@ -121,17 +137,19 @@ def gid_env(ward: Ward) -> Iterator[Verdict]:
         yield Verdict("ok" if same else "warn", says, "" if same else line, about=host)
 
 
-def linklayer_mix(ward: Ward) -> Iterator[Verdict]:
+def linklayer_mix(checked: CheckedCluster) -> Iterator[Verdict]:
     """InfiniBand against RoCE: across vendors the bridge takes TCP and says so; inside one it splits the island."""
-    layers = {h: {n.link_layer for n in f.nics if n.rdma_device and not switched_off(n)} for h, f in ward.facts.items()}
-    for host, facts in ward.facts.items():
+    layers = {
+        h: {n.link_layer for n in f.nics if n.rdma_device and not switched_off(n)} for h, f in checked.facts.items()
+    }
+    for host, facts in checked.facts.items():
         wants = [k for k in ("NCCL_NET", "RCCL_NET") if facts.system.environment.get(k, "").upper() == "IB"]
         if wants and not layers[host]:
             yield Verdict(
                 "fail", f"{wants[0]}=IB, but it has no RDMA port", f"unset {wants[0]}  # on {host}", about=host
             )
     mixed = False
-    for vendor, group in ward.groups.items():
+    for vendor, group in checked.groups.items():
         for a, b in combinations(group, 2):
             if vendor and layers[a] and layers[b] and not layers[a] & layers[b]:
                 mixed = True
@@ -142,8 +160,8 @@ def linklayer_mix(ward: Ward) -> Iterator[Verdict]:
         yield Verdict("ok", "each vendor's hosts share a link layer", about="all")
 
 
-def hca_vendor_mix(ward: Ward) -> Iterator[Verdict]:
-    for vendor, group in ward.groups.items():
+def hca_vendor_mix(checked: CheckedCluster) -> Iterator[Verdict]:
+    for vendor, group in checked.groups.items():
         makers: dict[str, set[str]] = defaultdict(set)
         for host, facts in group.items():
             for nic in facts.nics:
@@ -159,15 +177,15 @@ def hca_vendor_mix(ward: Ward) -> Iterator[Verdict]:
             yield Verdict("ok", "one maker" if makers else _NONE, about=vendor or "all")
 
 
-def bond(case: Case) -> Verdict:
+def bond(case: HostCase) -> Verdict:
     return _bonds(case, broken=True)
 
 
-def slaves(case: Case) -> Verdict:
+def slaves(case: HostCase) -> Verdict:
     return _bonds(case, broken=False)
 
 
-def _bonds(case: Case, *, broken: bool) -> Verdict:
+def _bonds(case: HostCase, *, broken: bool) -> Verdict:
     by_name = {n.netdev: n for n in case.facts.nics if n.netdev}
     bonds = [n for n in case.facts.nics if n.bond_members and n.admin_up is not False]
     verdicts = []
@@ -184,7 +202,7 @@ def _bonds(case: Case, *, broken: bool) -> Verdict:
     return worst(verdicts, otherwise="up" if bonds else "no bond")
 
 
-def counters(case: Case) -> Verdict:
+def counters(case: HostCase) -> Verdict:
     verdicts = []
     for port in (p for p in case.rdma_ports if p.state == "active"):
         growing = {k: v for k, v in port.growing.items() if k not in _DISCARDS}
@@ -200,7 +218,7 @@ def counters(case: Case) -> Verdict:
     return worst(verdicts, otherwise=_all_of(case, "without errors"))
 
 
-def pfc_ecn(case: Case) -> Verdict:
+def pfc_ecn(case: HostCase) -> Verdict:
     ports = [p for p in case.rdma_ports if p.link_layer == "ethernet" and p.state == "active" and not p.rdma_software]
     verdicts = []
     for port in ports:
@@ -213,7 +231,7 @@ def pfc_ecn(case: Case) -> Verdict:
     return worst(verdicts, otherwise="congestion is signalled" if ports else "no RoCE port in use")
 
 
-def peer_mem(case: Case) -> Verdict:
+def peer_mem(case: HostCase) -> Verdict:
     if not case.gpus or not case.rdma_ports:
         return ok("no GPU here" if not case.gpus else _NONE)
     modules, dma_buf = case.facts.rdma.peer_memory_modules, case.facts.rdma.dma_buf
@@ -228,7 +246,7 @@ def peer_mem(case: Case) -> Verdict:
     )
 
 
-def libraries(case: Case) -> Verdict:
+def libraries(case: HostCase) -> Verdict:
     if not case.rdma_ports:
         return ok(_NONE)
     found = case.facts.rdma.libraries
@@ -262,7 +280,7 @@ def _providers(port: NicFacts) -> tuple[str, ...]:
     return ("rxe", "siw") if port.rdma_software else ()
 
 
-def _all_of(case: Case, words: str) -> str:
+def _all_of(case: HostCase, words: str) -> str:
     count = len(case.rdma_ports)
     return f"{count} port{'s' * (count > 1)} {words}" if count else _NONE
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hetctl.comm.contract.facts import HostFacts
 from hetctl.comm.contract.natives import NATIVES
-from hetctl.doctor.check import Case, Check, Verdict, Ward, fail, listed, ok, unknown, worker_python
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, Verdict, fail, listed, ok, unknown, worker_python
 from hetctl.doctor.ssh import ENTERED
 
 LEAST_TORCH, LEAST_PYTHON = (2, 11), (3, 11)
@@ -24,7 +24,7 @@ class Drift:
     values: Mapping[str, tuple[str, ...]]
 
 
-def interpreter(case: Case) -> Verdict:
+def interpreter(case: HostCase) -> Verdict:
     report = case.report
     name_it = f"hosts: {{{report.name}: {{python: /path/to/python3}}}}  # in inventory.yaml"
     if report.status in ENTERED:
@@ -46,7 +46,7 @@ def interpreter(case: Case) -> Verdict:
     )
 
 
-def build(case: Case) -> Verdict:
+def build(case: HostCase) -> Verdict:
     """Is torch there, built for the GPUs that are there, and new enough?"""
     python = worker_python(case.facts)
     if python is None or python.problem:
@@ -65,17 +65,17 @@ def build(case: Case) -> Verdict:
     return ok(f"torch {python.torch}")
 
 
-def install_line(case: Case, python: str) -> str:
+def install_line(case: HostCase, python: str) -> str:
     libraries = [NATIVES[g.vendor].library for g in case.gpus if g.vendor in NATIVES]
     indices = {"nccl": "cu128", "rccl": "rocm6.4", "xccl": "xpu"}
     index = indices.get(libraries[0] if libraries else "", "cpu")
     return f"{python} -m pip install 'torch>=2.11' --index-url https://download.pytorch.org/whl/{index}  # on {{host}}"
 
 
-def match(ward: Ward) -> Iterator[Verdict]:
+def match(checked: CheckedCluster) -> Iterator[Verdict]:
     """Inside a vendor group torch must agree; across the bridge another minor works and is worth a word."""
     minors: dict[str, str] = {}
-    for group, hosts in ward.groups.items():
+    for group, hosts in checked.groups.items():
         found = _by_value(hosts, lambda facts: _torch(facts, minor=True))
         label = group or "hosts without GPUs"
         if len(found) > 1:
@@ -88,7 +88,7 @@ def match(ward: Ward) -> Iterator[Verdict]:
             yield Verdict("unknown", "no version of torch is known", about=label)
         else:
             minors[label] = next(iter(found))
-            drifting = [d.what for d in drift(ward) if d.group == label and len(d.values) > 1]
+            drifting = [d.what for d in drift(checked) if d.group == label and len(d.values) > 1]
             says = f"differs inside the group: {listed(drifting)}" if drifting else f"torch {minors[label]} everywhere"
             yield Verdict("warn" if drifting else "ok", says, "hetctl doctor -v  # shows who has what", about=label)
     if len(set(minors.values())) > 1:
@@ -96,10 +96,10 @@ def match(ward: Ward) -> Iterator[Verdict]:
         yield Verdict("warn", f"torch differs across the bridge ({each}): works, but pin one", about=" - ".join(minors))
 
 
-def drift(ward: Ward) -> list[Drift]:
+def drift(checked: CheckedCluster) -> list[Drift]:
     """What hosts of each vendor group have, feature by feature; unknown values are left out."""
     found = []
-    for group, hosts in ward.groups.items():
+    for group, hosts in checked.groups.items():
         for what, feature in _FEATURES.items():
             values = _by_value(hosts, feature)
             if values:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 
-from hetctl.doctor.check import Case, Check, Verdict, fail, ok, unknown, warn
+from hetctl.doctor.check import Check, HostCase, Verdict, fail, ok, unknown, warn
 
 KEYS = ("unknown-host-key", "host-key-changed")
 ENTERED = ("no-python", "python-unsupported", "no-answer", "too-much-output", "command-refused")
 _SLOW_S = 1.0
 
 
-def reach(case: Case) -> Verdict:
+def reach(case: HostCase) -> Verdict:
     report = case.report
     if report.access.local:
         return ok("this machine, without SSH")
@@ -20,13 +20,15 @@ def reach(case: Case) -> Verdict:
     if not report.ok:
         return fail(f"{report.status}: {report.reason}", ssh_line(case))
     way = way_s(case)
-    usual = statistics.median([way_s(Case(r, case.ward)) for r in case.ward.reports if r.ok and not r.access.local])
+    usual = statistics.median(
+        [way_s(HostCase(r, case.checked)) for r in case.checked.reports if r.ok and not r.access.local]
+    )
     if way > max(_SLOW_S, 3 * usual):
         return warn(f"entering it takes {way:.1f} s, the others {usual:.1f} s", ssh_line(case))
     return ok(f"{way:.1f} s")
 
 
-def hostkey(case: Case) -> Verdict:
+def hostkey(case: HostCase) -> Verdict:
     report = case.report
     if report.access.local:
         return ok("this machine, without SSH")
@@ -42,13 +44,13 @@ def hostkey(case: Case) -> Verdict:
     return unknown("it was not reached")
 
 
-def way_s(case: Case) -> float:
+def way_s(case: HostCase) -> float:
     """Seconds spent on the way there and back, the probe's own work taken out."""
     worked = case.facts.system.probe_seconds or 0.0
     return max(0.0, case.report.seconds - worked)
 
 
-def ssh_line(case: Case) -> str:
+def ssh_line(case: HostCase) -> str:
     access = case.report.access
     words = ["ssh -v -o BatchMode=yes"]
     words += [f"-p {access.port}"] if access.port else []

@@ -35,7 +35,7 @@ def show_examination(sink: Sink, found: Examination, *, verbose: bool) -> None:
             sink.say(f"[bold]{theme}[/]", markup=True)
             for check in dict.fromkeys(f.check for f in of_theme):
                 show_check(sink, [f for f in of_theme if f.check == check], verbose=verbose)
-    table = drift_table(drift(found.ward), verbose=verbose)
+    table = drift_table(drift(found.checked), verbose=verbose)
     if table is not None:
         sink.say()
         sink.say(table)
@@ -46,7 +46,7 @@ def show_examination(sink: Sink, found: Examination, *, verbose: bool) -> None:
     for line in closing(found.findings):
         sink.say(line, markup=True)
     sink.say(
-        f"[dim]{len(found.checks)} checks, {len(found.ward.reports)} hosts, {show_seconds(found.seconds)}[/]",
+        f"[dim]{len(found.checks)} checks, {len(found.checked.reports)} hosts, {show_seconds(found.seconds)}[/]",
         markup=True,
     )
 
@@ -107,7 +107,7 @@ def numerics_table(found: Examination) -> Table | None:
     table = Table(box=None, pad_edge=False, title="against fp64, in eps of the dtype", title_justify="left")
     for head in ("host", "operation", "dtype", "largest", "mean", "common factor", "cosine"):
         table.add_column(head)
-    for host, measured in found.ward.performance.items():
+    for host, measured in found.checked.performance.items():
         for device in (measured.get("devices") or [])[:1]:
             for row in device.get("numerics") or ():
                 ways = (row["forward"], row["backward"])
@@ -155,10 +155,10 @@ def document(found: Examination, *, level: str) -> dict[str, Any]:
     first = first_of(found.findings)
     return {
         "level": level,
-        "hosts": [r.name for r in found.ward.reports],
+        "hosts": [r.name for r in found.checked.reports],
         "findings": [encode(f) for f in found.findings],
-        "performance": {host: _without_samples(found_) for host, found_ in found.ward.performance.items()},
-        "drift": [encode(d) for d in drift(found.ward)],
+        "performance": {host: _without_samples(found_) for host, found_ in found.checked.performance.items()},
+        "drift": [encode(d) for d in drift(found.checked)],
         "problems": len(to_mend(found.findings)),
         "first": encode(first) if first is not None else None,
         "seconds": found.seconds,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetctl.doctor.check import Case, Check, Verdict, fail, listed, ok, warn
+from hetctl.doctor.check import Check, HostCase, Verdict, fail, listed, ok, warn
 
 _SLOW = (
     "NCCL_P2P_DISABLE",
@@ -16,7 +16,7 @@ _WRONG = ("HSA_OVERRIDE_GFX_VERSION",)
 _NO_RDMA = ("NCCL_IB_DISABLE", "RCCL_IB_DISABLE")
 
 
-def debug_leftovers(case: Case) -> Verdict:
+def debug_leftovers(case: HostCase) -> Verdict:
     environment, settings = case.facts.system.environment, case.facts.system.settings
     wrong = [name for name in _WRONG if name in environment]
     wrong += [name for name in _NO_RDMA if environment.get(name, "0") not in ("0", "") and case.rdma_ports]

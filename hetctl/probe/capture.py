@@ -18,7 +18,7 @@ from hetctl.comm.contract.errors import ConfigError, HetctlError
 from hetctl.comm.contract.files import write_atomically
 from hetctl.comm.contract.units import MiB, show_bytes
 from hetctl.comm.contract.values import decode, encode
-from hetctl.probe.masking import Masker
+from hetctl.probe.masking import CaptureMasker
 from hetctl.probe.raw import MAX_DOCUMENT_BYTES, Raw, load
 
 SCHEMA_VERSION = 1
@@ -88,7 +88,7 @@ def read_capture(path: Path) -> tuple[Recording, ...]:
     return tuple(_recording(path, entry, members) for entry in manifest.hosts)
 
 
-def mask(recording: Recording, masker: Masker) -> Recording:
+def mask(recording: Recording, masker: CaptureMasker) -> Recording:
     """One recording with all that identifies replaced."""
     return Recording(
         name=masker.host(recording.name),
@@ -165,19 +165,19 @@ def _add(archive: tarfile.TarFile, name: str, data: Any) -> None:
 # --- masking of documents ------------------------------------------------------------------------------------------
 
 
-def _masker(recordings: Sequence[Recording], salt: bytes) -> Masker:
+def _masker(recordings: Sequence[Recording], salt: bytes) -> CaptureMasker:
     """A masker that has seen every name, serial number and user of all hosts."""
     names = {r.name for r in recordings}
     raws = [r.raw for r in recordings if r.raw]
     names.update(name for raw in raws if (name := raw.text("/proc/sys/kernel/hostname")))
-    masker = Masker(names, salt)
+    masker = CaptureMasker(names, salt)
     texts = [pair for raw in raws for pair in raw.files.items()]
     texts += [(name, tool.stdout) for raw in raws for name, tool in raw.tools.items()]
     masker.learn(texts, [user for raw in raws if isinstance(user := raw.values.get("user"), str)])
     return masker
 
 
-def _masked_raw(raw: Raw, masker: Masker) -> Raw:
+def _masked_raw(raw: Raw, masker: CaptureMasker) -> Raw:
     files = {masker.text(path): _masked_file(path, text, masker) for path, text in raw.files.items()}
     values = {k: _masked(v, masker) for k, v in raw.values.items() if k != "environment"}
     environment = raw.values.get("environment")
@@ -190,18 +190,18 @@ def _masked_raw(raw: Raw, masker: Masker) -> Raw:
     return replace(rest, files=files, values=values, interpreters=pythons, python=raw.python)
 
 
-def _masked_file(path: str, text: str, masker: Masker) -> str:
+def _masked_file(path: str, text: str, masker: CaptureMasker) -> str:
     if path == "/proc/sys/kernel/hostname":
         return masker.host(text.strip()) + "\n"
     return masker.if_inet6(text) if path == "/proc/net/if_inet6" else masker.text(text)
 
 
-def _masked_interpreter(entry: Mapping[str, Any], masker: Masker) -> dict[str, Any]:
+def _masked_interpreter(entry: Mapping[str, Any], masker: CaptureMasker) -> dict[str, Any]:
     """Everything but the packages' versions, of which some look like addresses."""
     return {k: v if k == "packages" else _masked(v, masker) for k, v in entry.items()}
 
 
-def _masked(data: Any, masker: Masker) -> Any:
+def _masked(data: Any, masker: CaptureMasker) -> Any:
     if isinstance(data, str):
         return masker.text(data)
     if isinstance(data, Mapping):

@@ -30,7 +30,7 @@ _SERIAL_FILES = ("/serial_number", "/unique_id")
 NOT_SERIAL = re.compile(r"(?i)\W*(n/?a|none|not supported|unknown|0x0+|0+)\W*")
 
 
-class Masker:
+class CaptureMasker:
     """One capture's masks. `names`: host names to hide; `salt` decides the masks and must be kept by nobody."""
 
     def __init__(self, names: Iterable[str], salt: bytes) -> None:

@@ -28,7 +28,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ProbeRequest:
     """The whole request, as plain values that travel as JSON."""
 
     files: tuple[str, ...]
@@ -82,9 +82,9 @@ scope["main"]({request!r})
 """
 
 
-def wanted(*, thorough: bool = False) -> Wanted:
+def wanted(*, thorough: bool = False) -> ProbeRequest:
     """The request for a host of any vendor; `thorough` adds what only a check-up needs."""
-    return Wanted(
+    return ProbeRequest(
         files=_FILES + tuple(file for vendor in VENDORS for file in vendor.files),
         filtered={
             "/proc/cpuinfo": "processor|model name|physical id|core id|cpu cores|CPU implementer|CPU part",

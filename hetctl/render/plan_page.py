@@ -12,7 +12,7 @@ from hetctl.comm.contract.plan import Plan, Stage
 from hetctl.comm.contract.units import show_bytes, show_rate, show_seconds
 from hetctl.render.plan import show_ranks
 from hetctl.render.trace import NAMES
-from hetctl.trainer.planning.simulate import Span
+from hetctl.trainer.planning.simulate import SimulatedSpan
 
 WIDTH = 1080  # pixels of every drawing
 MOST_BARS = 8000  # spans drawn; a longer step shows its beginning
@@ -40,7 +40,7 @@ th { color: var(--soft); font-weight: 500; font-size: .85rem; }
 """
 
 
-def plan_page(plan: Plan, spans: Sequence[Span], *, explanation: Sequence[str] = (), clones: int = 1) -> str:
+def plan_page(plan: Plan, spans: Sequence[SimulatedSpan], *, explanation: Sequence[str] = (), clones: int = 1) -> str:
     """The page's HTML. `spans` are of the simulated step; each simulated replica stands for `clones` of the plan."""
     title = f"{plan.model} on {plan.world_size} devices"
     lead = f"{plan.global_batch} samples of {plan.seq_len} tokens a step, {plan.schedule}"
@@ -119,7 +119,7 @@ def _islands(plan: Plan) -> str:
     return f"<svg viewBox='0 0 {WIDTH} {height:.0f}' role='img'>{''.join(drawn)}</svg>"
 
 
-def _timeline(plan: Plan, spans: Sequence[Span], clones: int) -> str:
+def _timeline(plan: Plan, spans: Sequence[SimulatedSpan], clones: int) -> str:
     """A row per stage; transfers are thin bars under the stage that sends them."""
     if not spans:
         return "<p>Nothing was simulated.</p>"

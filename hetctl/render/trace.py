@@ -7,7 +7,7 @@ from typing import Any
 
 from hetctl.comm.contract.plan import Plan
 from hetctl.render.plan import show_ranks
-from hetctl.trainer.planning.simulate import Span
+from hetctl.trainer.planning.simulate import SimulatedSpan
 
 MICROSECONDS = 1e6
 NAMES = {
@@ -20,7 +20,7 @@ NAMES = {
 }
 
 
-def chrome_trace(plan: Plan, spans: Sequence[Span], *, clones: int = 1) -> dict[str, Any]:
+def chrome_trace(plan: Plan, spans: Sequence[SimulatedSpan], *, clones: int = 1) -> dict[str, Any]:
     """The JSON object format of the Trace Event specification; times in microseconds.
 
     A simulated replica stands for `clones` equal ones of the plan; transfers have threads of their own.
@@ -37,7 +37,7 @@ def chrome_trace(plan: Plan, spans: Sequence[Span], *, clones: int = 1) -> dict[
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"model": plan.model, "source": "simulated"}}
 
 
-def _event(span: Span) -> dict[str, Any]:
+def _event(span: SimulatedSpan) -> dict[str, Any]:
     label = span.kind if span.micro_batch is None else f"{span.kind}{span.micro_batch}"
     about: dict[str, Any] = {"kind": NAMES[span.kind]}
     if span.micro_batch is not None:

@@ -13,10 +13,10 @@ from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.cluster import Cluster, Host
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.placement import NATIVE
-from hetctl.comm.contract.plan import Bridge, Rail
+from hetctl.comm.contract.plan import PlannedBridge, PlannedRail
 from hetctl.console import Sink
 from hetctl.launcher.hosts.bundle import code_bundle, folder_bundle
-from hetctl.launcher.supervisor.agents import Berth, Crew, Orders, board, board_here
+from hetctl.launcher.supervisor.agents import TargetHost, Agents, AgentRequest, start_agents, start_agent_here
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.supervisor.environment import Seat, Setting, host_settings, interface_of, ports_of
 from hetctl.launcher.hosts.local import LocalShell
@@ -47,7 +47,7 @@ class Launch:
         here = all(h.access is None or h.access.local for h in self.hosts) and len(self.hosts) == 1
         return here and (self.way != "slurm" or self.cluster.source == "emulated")
 
-    def ports(self, bridges: Sequence[Bridge] = ()) -> Mapping[str, Sequence[dict[str, Any]]]:
+    def ports(self, bridges: Sequence[PlannedBridge] = ()) -> Mapping[str, Sequence[dict[str, Any]]]:
         """Per host the network ports to watch."""
         where = {s.rank: s.host for s in self.seats}
         ends = [(where.get(r), n) for b in bridges for x in b.rails for r, n in _ends(x)]
@@ -59,20 +59,20 @@ class Launch:
         return {h.name: host_settings(self.cluster, h, self.seats, environment=os.environ) for h in self.hosts}
 
 
-def _ends(rail: Rail) -> tuple[tuple[int, str], tuple[int, str]]:
+def _ends(rail: PlannedRail) -> tuple[tuple[int, str], tuple[int, str]]:
     return (rail.from_rank, rail.from_nic), (rail.to_rank, rail.to_nic)
 
 
-def say_unverified(bridges: Sequence[Bridge], *, verify: bool, sink: Sink) -> None:
+def say_unverified(bridges: Sequence[PlannedBridge], *, verify: bool, sink: Sink) -> None:
     """Where --verify-bridge has nothing to verify: the native library checks what it carries in its own way."""
     joined = [" and ".join(b.islands) for b in bridges if b.transport == NATIVE]
     if verify and joined:
         sink.warn(f"--verify-bridge checks nothing between {', '.join(joined)}: their own library joins them")
 
 
-def board_hosts(
+def start_agents_on(
     launch: Launch, folder: RunFolder, *, paths: Sequence[str] = (), program: Path | None = None, sink: Sink
-) -> Crew:
+) -> Agents:
     """Agents on all hosts of the launch. `paths` must be readable there; `program` is a folder to take along.
 
     Raises one HetctlError that names every host that cannot take part.
@@ -80,13 +80,13 @@ def board_hosts(
     if launch.here:  # no SSH, nothing shipped
         site = this_site(launch.hosts[0].name, folder, code_root())
         enlist(folder.identity, folder.path, {site.name: Access()}, way=launch.way)
-        return board_here(site, str(code_root()))
+        return start_agent_here(site, str(code_root()))
     if launch.way == "local":
         raise ConfigError(f"--launcher local starts ranks here only, the cluster has {launch.hosts[0].name} and others")
     if launch.way == "slurm":
         check_allocation([h.name for h in launch.hosts], os.environ.get("SLURM_JOB_NODELIST", ""))
     token = folder.launch / "identity"
-    orders = Orders(
+    orders = AgentRequest(
         run=folder.identity,
         lease_s=LEASE_S,
         code=code_bundle(code_root() / "hetctl"),
@@ -95,18 +95,18 @@ def board_hosts(
         folder=folder,
         paths=tuple(paths),
     )
-    open_shell, close = ways(launch.way)
+    open_shell, close = shell_opener(launch.way)
     try:
-        berths = [berth_of(host, open_shell) for host in launch.hosts]
-        sink.say(f"entering {len(berths)} hosts")
-        enlist(folder.identity, folder.path, {b.name: b.access for b in berths}, way=launch.way)
-        crew = board(berths, orders, on_refusal=lambda name, error: sink.warn(f"{name} cannot take part: {error}"))
+        targets = [target_of(host, open_shell) for host in launch.hosts]
+        sink.say(f"entering {len(targets)} hosts")
+        enlist(folder.identity, folder.path, {b.name: b.access for b in targets}, way=launch.way)
+        agents = start_agents(targets, orders, on_refusal=lambda name, error: sink.warn(f"{name} cannot take part: {error}"))
     except BaseException:
         delist(folder.identity)
         close()
         raise
-    crew.on_close = close
-    return crew
+    agents.on_close = close
+    return agents
 
 
 def choose_way(asked: str) -> str:
@@ -137,7 +137,7 @@ def code_root() -> Path:
     return Path(hetctl.__file__).parent.parent
 
 
-def berth_of(host: Host, open_shell: Callable[[Host, Deadline], Shell]) -> Berth:
+def target_of(host: Host, open_shell: Callable[[Host, Deadline], Shell]) -> TargetHost:
     if host.access is None:
         raise ConfigError(
             f"the cluster file does not say how '{host.name}' is entered", hint="make it with `hetctl discover`"
@@ -148,18 +148,18 @@ def berth_of(host: Host, open_shell: Callable[[Host, Deadline], Shell]) -> Berth
             hint="name one in the inventory, then run `hetctl discover` again",
         )
     opener = lambda deadline: open_shell(host, deadline)  # noqa: E731
-    return Berth(host.name, host.access, opener, host.data_address, interface_of(host))
+    return TargetHost(host.name, host.access, opener, host.data_address, interface_of(host))
 
 
-def ways(way: str) -> tuple[Callable[[Host, Deadline], Shell], Callable[[], None]]:
+def shell_opener(way: str) -> tuple[Callable[[Host, Deadline], Shell], Callable[[], None]]:
     """How a shell on a host is opened, and what to close in the end."""
     if way == "slurm":
         from hetctl.launcher.hosts.srun import SrunShell
 
         return (lambda host, deadline: SrunShell(host.name)), (lambda: None)
-    from hetctl.launcher.ssh import SshBook, connect  # paramiko takes 0.2 s that a local run need not pay
+    from hetctl.launcher.ssh import SshConfig, connect  # paramiko takes 0.2 s that a local run need not pay
 
-    book = SshBook()
+    book = SshConfig()
 
     def enter(host: Host, deadline: Deadline) -> Shell:
         assert host.access is not None

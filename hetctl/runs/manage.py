@@ -22,7 +22,7 @@ from hetctl.launcher.hosts.fanout import fan_out
 from hetctl.launcher.run_folder.logs import Follower, clean
 from hetctl.launcher.run_folder.registry import ActiveRun, active, delist, find
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.runs.launch import berth_of, ways
+from hetctl.runs.launch import target_of, shell_opener
 
 CLEAN_S = 30.0
 TAIL_LINES = 200
@@ -128,11 +128,11 @@ def find_folder(word: str | None) -> RunFolder:
 
 def _clean_hosts(run: ActiveRun, sink: Sink) -> dict[str, dict[str, Any]]:
     hosts = [Host(name, access=access, data_address="unused") for name, access in run.hosts.items()]
-    open_shell, close = ways(run.way)
+    open_shell, close = shell_opener(run.way)
     found: dict[str, dict[str, Any]] = {}
 
     def work(host: Host, deadline: Deadline) -> dict[str, Any]:
-        return ask(berth_of(host, open_shell), {"do": "clean", "run": run.run}, "cleaned", deadline)
+        return ask(target_of(host, open_shell), {"do": "clean", "run": run.run}, "cleaned", deadline)
 
     try:
         for outcome in fan_out(hosts, work, deadline_s=CLEAN_S):

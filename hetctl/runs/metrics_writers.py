@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from hetctl.comm.operation.task_queue import Queued
+from hetctl.comm.operation.task_queue import TaskQueue
 from hetctl.launcher.run_folder.folder import RunFolder
 
 CLOSE_S = 60.0  # for what is still to be written, or to be sent somewhere
 _FIGURES = ("loss", "tokens_per_s", "step_time_s", "grad_norm", "lr", "mfu", "efficiency")
 
 
-class Board(Protocol):
+class MetricsWriter(Protocol):
     """Where figures go."""
 
     def write(self, step: int, figures: Mapping[str, float]) -> None: ...
@@ -28,13 +28,13 @@ class Board(Protocol):
     def close(self) -> None: ...
 
 
-class Boards:
+class MetricsWriters:
     """All boards of one attempt of a run. One that fails is said and left; the run goes on."""
 
     def __init__(self, folder: RunFolder, config: Mapping[str, Any], say: Callable[[str], None]) -> None:
         self._folder, self._config, self._say = folder, config, say
-        self._boards: dict[str, Board] = {}
-        self._thread = Queued("boards", lambda call: call())
+        self._boards: dict[str, MetricsWriter] = {}
+        self._thread = TaskQueue("boards", lambda call: call())
 
     def begin(self, step: int) -> None:
         """The run goes on behind `step`: later figures of an earlier attempt no longer hold."""
@@ -45,7 +45,7 @@ class Boards:
         for name, make in (("TensorBoard", _tensorboard), ("Weights & Biases", _wandb)):
             self._try(name, partial(self._open, name, make, step))
 
-    def _open(self, name: str, make: Callable[..., Board | str | None], step: int) -> None:
+    def _open(self, name: str, make: Callable[..., MetricsWriter | str | None], step: int) -> None:
         board = make(self._folder, self._config, step)
         if isinstance(board, str):
             self._say(board)
@@ -86,7 +86,7 @@ class Boards:
             self._say(f"{name} gets no more figures: {type(error).__name__}: {str(error)[:200]}")
 
 
-def _tensorboard(folder: RunFolder, config: Mapping[str, Any], step: int) -> Board | str:
+def _tensorboard(folder: RunFolder, config: Mapping[str, Any], step: int) -> MetricsWriter | str:
     if importlib.util.find_spec("tensorboardX") is None:
         return "no figures for TensorBoard: pip install tensorboardX"
     return _TensorBoard(folder, step)
@@ -108,7 +108,7 @@ class _TensorBoard:
         self._writer.close()
 
 
-def _wandb(folder: RunFolder, config: Mapping[str, Any], step: int) -> Board | str | None:
+def _wandb(folder: RunFolder, config: Mapping[str, Any], step: int) -> MetricsWriter | str | None:
     if importlib.util.find_spec("wandb") is None or os.environ.get("WANDB_MODE") == "disabled":
         return None
     if not _may_log_in():

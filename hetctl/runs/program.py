@@ -12,7 +12,7 @@ from typing import Any
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.placement import VARIABLE as PLACEMENT_VARIABLE
-from hetctl.comm.contract.plan import Bridge, load_plan
+from hetctl.comm.contract.plan import PlannedBridge, load_plan
 from hetctl.console import Sink
 from hetctl.launcher.supervisor.environment import PlannedPlace, Seat, Setting, device_type, placement_of
 from hetctl.launcher.supervisor.agent_link import Event
@@ -20,7 +20,7 @@ from hetctl.launcher.run_folder.logs import Follower
 from hetctl.launcher.run_folder.folder import create_run
 from hetctl.launcher.supervisor.site import Site
 from hetctl.launcher.supervisor.host_specs import host_specs
-from hetctl.runs.launch import Launch, board_hosts, choose_way, say_unverified, store_ports
+from hetctl.runs.launch import Launch, start_agents_on, choose_way, say_unverified, store_ports
 from hetctl.render.run import failure_lines
 from hetctl.runs.submit import outside_allocation, submit
 from hetctl.runs.supervise import left_sentence, record_failure, supervise
@@ -61,13 +61,13 @@ def run_program(
     launch = Launch(cluster, tuple(seats), way=choose_way(way))
     own = (Setting(AS_NCCL, "1", "--as-nccl"),) if as_nccl else ()
     script = None if launch.here else _script(program)
-    crew = board_hosts(launch, folder, program=script.parent if script else None, sink=sink)
+    agents = start_agents_on(launch, folder, program=script.parent if script else None, sink=sink)
 
     def files(site: Site) -> dict[str, tuple[Path, str]]:
         return {PLACEMENT_VARIABLE: (site.folder.launch / "placement.json", placement.to_json())}
 
     specs = host_specs(
-        crew.sites,
+        agents.sites,
         seats,
         [w if script is None or w != str(script) else script.name for w in map(str, program)],
         run=folder.identity,
@@ -85,7 +85,7 @@ def run_program(
             evidence.append({k: v for k, v in event.items() if k not in ("event", "host", "n")})
 
     with Follower({s.rank: folder.log(s.rank) for s in seats}, lambda rank, line: _show(sink, rank, line)):
-        outcome = supervise(crew, specs, on_event, folder=folder, say=sink.warn)
+        outcome = supervise(agents, specs, on_event, folder=folder, say=sink.warn)
     summary: dict[str, Any] = {
         "run": folder.name,
         "status": "interrupted" if outcome.interrupted else "done",
@@ -99,7 +99,7 @@ def run_program(
     }
     if outcome.interrupted:
         summary["signal"] = outcome.signal
-    failure = None if outcome.interrupted else record_failure(folder, outcome, [s.host for s in seats], crew.sites)
+    failure = None if outcome.interrupted else record_failure(folder, outcome, [s.host for s in seats], agents.sites)
     if failure is not None:
         summary |= {"status": "failed", "failure": failure["reason"]}
         for line in failure_lines(failure):
@@ -130,11 +130,11 @@ def seats_of(cluster: Cluster) -> tuple[list[PlannedPlace], list[Seat]]:
     return places, seats
 
 
-def _bridges(cluster: Cluster, wanted: str) -> tuple[Bridge, ...]:
+def _bridges(cluster: Cluster, wanted: str) -> tuple[PlannedBridge, ...]:
     bridges = []
     for a, b in combinations(cluster.islands, 2):
         chosen = choose_transport(cluster.link(a.name, b.name), a.name, b.name, forced=wanted)
-        bridges.append(Bridge((a.name, b.name), chosen.kind, (), chosen.reason, wanted != "auto"))
+        bridges.append(PlannedBridge((a.name, b.name), chosen.kind, (), chosen.reason, wanted != "auto"))
     return tuple(bridges)
 
 

@@ -12,7 +12,7 @@ NO_PROGRESS = 3  # starts from the same checkpoint in a row after which going on
 
 
 @dataclass
-class Attempts:
+class Restarts:
     """What is left to try. `starts` are the checkpoints that attempts began from (None: the beginning)."""
 
     max_restarts: int

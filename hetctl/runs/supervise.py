@@ -10,12 +10,12 @@ from typing import Any
 
 from hetctl.comm.contract.errors import Interrupted, WorkFailed
 from hetctl.comm.contract.files import write_json
-from hetctl.launcher.supervisor.agents import Crew
+from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.run_folder.failure import failed_all_the_same, find_failure
 from hetctl.launcher.supervisor.agent_link import Event
 from hetctl.launcher.run_folder.registry import delist
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.supervisor.supervisor import LEASE_S, HostSpec, Outcome, Supervisor
+from hetctl.launcher.supervisor.supervisor import LEASE_S, HostSpec, RunOutcome, Supervisor
 from hetctl.launcher.agent.sweep import sweep
 
 # kinds of events kept in events.jsonl
@@ -24,13 +24,13 @@ MAX_LOG_BYTES = 64 << 20  # of one rank's log that is kept here when it lives on
 
 
 def supervise(
-    crew: Crew,
+    agents: Agents,
     specs: Sequence[HostSpec],
     on_event: Callable[[Event], None],
     *,
     folder: RunFolder,
     say: Callable[[str], None],
-) -> Outcome:
+) -> RunOutcome:
     """Run the hosts' agents to their end; Ctrl-C or TERM stops the ranks, a second one at once.
 
     USR1 has the ranks save and go on, USR2 save and end. The first failure is said as soon as it is known.
@@ -50,12 +50,12 @@ def supervise(
             say(f"{event['host']}: {event['nic']} is {event['problem'] or 'as it was again'}")
         on_event(event)
 
-    supervisor = Supervisor(crew, specs, handle)
+    supervisor = Supervisor(agents, specs, handle)
     try:
         with _signals(supervisor, say):
             outcome = supervisor.run()
     except WorkFailed:
-        if all(link.finished for link in crew.links):
+        if all(link.finished for link in agents.links):
             delist(folder.identity)
         raise
     if outcome.left == 0 and not outcome.unverified:
@@ -65,7 +65,7 @@ def supervise(
 
 
 def record_failure(
-    folder: RunFolder, outcome: Outcome, hosts: Sequence[str], sites: Sequence[Any] = ()
+    folder: RunFolder, outcome: RunOutcome, hosts: Sequence[str], sites: Sequence[Any] = ()
 ) -> dict[str, Any] | None:
     """What failed first, also written to failure.json; None (and no such file) when nothing did.
 
@@ -92,7 +92,7 @@ def record_failure(
     return record
 
 
-def left_sentence(outcome: Outcome) -> str:
+def left_sentence(outcome: RunOutcome) -> str:
     """The last line of a run: whether anything of it is still there."""
     if outcome.unverified:
         hosts = ", ".join(outcome.unverified)

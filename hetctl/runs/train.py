@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.runs import resolve
-from hetctl.runs.restarts import Attempts, unreachable_hosts, without
-from hetctl.runs.metrics_writers import Boards
+from hetctl.runs.restarts import Restarts, unreachable_hosts, without
+from hetctl.runs.metrics_writers import MetricsWriters
 from hetctl.comm.contract.cluster import Cluster, Member
 from hetctl.comm.contract.errors import ConfigError, HetctlError
 from hetctl.comm.contract.files import read_yaml, write_atomically, write_json, write_yaml
@@ -23,15 +23,15 @@ from hetctl.comm.contract.values import encode
 from hetctl.console import Sink
 from hetctl.doctor.preflight import preflight, refuse_on_failures
 from hetctl.runs.inputs import check_data, check_start, say_data
-from hetctl.launcher.supervisor.agents import Crew
+from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.environment import PlannedPlace, Seat, device_type, placement_of
 from hetctl.launcher.supervisor.agent_link import Event
 from hetctl.launcher.run_folder.registry import delist
 from hetctl.launcher.run_folder.folder import RunFolder, create_run
 from hetctl.launcher.supervisor.site import Site
-from hetctl.launcher.supervisor.supervisor import HostSpec, Outcome
+from hetctl.launcher.supervisor.supervisor import HostSpec, RunOutcome
 from hetctl.launcher.supervisor.host_specs import host_specs
-from hetctl.runs.launch import Launch, board_hosts, choose_way, say_unverified, store_ports
+from hetctl.runs.launch import Launch, start_agents_on, choose_way, say_unverified, store_ports
 from hetctl.render.plan import show_plan
 from hetctl.render.report import describe_islands, write_report
 from hetctl.render.run import LiveRun, failure_lines, show_number, summary_table
@@ -182,10 +182,10 @@ def train(
     began = time.monotonic()
     _check_resume(resume)
     folder = create_run(run_dir, prepared.plan.model)
-    attempts = Attempts(max_restarts, allow_missing)
+    attempts = Restarts(max_restarts, allow_missing)
     while True:
-        prepared, crew = _board(prepared, folder, attempts, resume, sink)
-        summary, outcome = _attempt(prepared, folder, crew, attempts, resume, sink, began)
+        prepared, agents = _board(prepared, folder, attempts, resume, sink)
+        summary, outcome = _attempt(prepared, folder, agents, attempts, resume, sink, began)
         why_not = attempts.why_not_again(summary.get("error_type")) if summary["status"] == "failed" else ""
         if why_not is None:
             attempts.used += 1
@@ -198,11 +198,11 @@ def train(
         return summary
 
 
-def _board(prepared: Prepared, folder: RunFolder, attempts: Attempts, resume: str, sink: Sink) -> tuple[Prepared, Crew]:
+def _board(prepared: Prepared, folder: RunFolder, attempts: Restarts, resume: str, sink: Sink) -> tuple[Prepared, Agents]:
     """Agents on all hosts; where it is allowed, on those that can be reached, under a plan for them."""
     while True:
         try:
-            return prepared, board_hosts(prepared.launch, folder, paths=_paths(prepared, resume), sink=sink)
+            return prepared, start_agents_on(prepared.launch, folder, paths=_paths(prepared, resume), sink=sink)
         except HetctlError as error:
             gone = unreachable_hosts(error, [h.name for h in prepared.launch.hosts]) if attempts.allow_missing else {}
             if not gone:
@@ -210,7 +210,7 @@ def _board(prepared: Prepared, folder: RunFolder, attempts: Attempts, resume: st
             prepared = _remaining(prepared, gone, attempts, sink)
 
 
-def _remaining(prepared: Prepared, gone: dict[str, str], attempts: Attempts, sink: Sink) -> Prepared:
+def _remaining(prepared: Prepared, gone: dict[str, str], attempts: Restarts, sink: Sink) -> Prepared:
     """The run on the hosts that remain, planned anew; as it was when nothing is gone or that is not allowed."""
     if not gone or not attempts.allow_missing:
         return prepared
@@ -229,10 +229,10 @@ def _remaining(prepared: Prepared, gone: dict[str, str], attempts: Attempts, sin
     return left
 
 
-def _kept_twice(prepared: Prepared, crew: Crew, attempts: Attempts, sink: Sink) -> Prepared:
+def _kept_twice(prepared: Prepared, agents: Agents, attempts: Restarts, sink: Sink) -> Prepared:
     """Where any host may go missing, `checkpoint.store=auto` keeps the shards of each on another one too."""
     keep = prepared.recipe.checkpoint
-    if keep.store != "auto" or not crew.spread or not attempts.allow_missing or len(crew.sites) < 2:
+    if keep.store != "auto" or not agents.spread or not attempts.allow_missing or len(agents.sites) < 2:
         return prepared
     sink.say("--allow-missing: checkpoint.store=auto is replicate:2 on hosts that share no folder")
     return replace(prepared, recipe=replace(prepared.recipe, checkpoint=replace(keep, store="replicate:2")))
@@ -241,37 +241,37 @@ def _kept_twice(prepared: Prepared, crew: Crew, attempts: Attempts, sink: Sink) 
 def _attempt(
     prepared: Prepared,
     folder: RunFolder,
-    crew: Crew,
-    attempts: Attempts,
+    agents: Agents,
+    attempts: Restarts,
     resume: str,
     sink: Sink,
     began: float,
-) -> tuple[dict[str, Any], Outcome]:
+) -> tuple[dict[str, Any], RunOutcome]:
     """One attempt from orders to verified end, with its summary written."""
     try:
-        start = _checkpoint(resume, crew)
+        start = _checkpoint(resume, agents)
         attempts.began(start.name if start else None)
         if start is not None:
             _check_goes_on(prepared, folder, folder.checkpoints / start, sink)
-        prepared = _kept_twice(prepared, crew, attempts, sink)
-        specs = _specs(prepared, folder, crew, start, sink)
+        prepared = _kept_twice(prepared, agents, attempts, sink)
+        specs = _specs(prepared, folder, agents, start, sink)
         _record(prepared, folder, anew=start is None)
     except BaseException:  # nothing has started
-        crew.close()
+        agents.close()
         delist(folder.identity)
         raise
     found: dict[str, Any] = {}
     with LiveRun(sink, prepared.recipe.train.steps) as live:
-        boards = Boards(folder, encode(prepared.recipe), live.note)
-        tell = _on_event(folder, live, boards, found, prepared.yardstick)
+        writers = MetricsWriters(folder, encode(prepared.recipe), live.note)
+        tell = _on_event(folder, live, writers, found, prepared.yardstick)
 
         def on_event(event: Event) -> None:
             attempts.saved |= event["event"] == "saved"
             tell(event)
 
-        outcome = supervise(crew, specs, on_event, folder=folder, say=live.note)
-        boards.end(found)
-    summary = _summary(prepared, folder, outcome, found, crew.sites, wall_s=time.monotonic() - began)
+        outcome = supervise(agents, specs, on_event, folder=folder, say=live.note)
+        writers.end(found)
+    summary = _summary(prepared, folder, outcome, found, agents.sites, wall_s=time.monotonic() - began)
     summary |= {"restarts": attempts.used, "missing_hosts": attempts.missing}
     timeline = summary.pop("timeline", [])
     try:
@@ -297,16 +297,16 @@ def _paths(prepared: Prepared, resume: str) -> list[str]:
     return paths + ([] if resume in ("auto", "never") else [str(Path(resume).resolve())])
 
 
-def _checkpoint(resume: str, crew: Crew) -> Path | None:
+def _checkpoint(resume: str, agents: Agents) -> Path | None:
     """The checkpoint to continue from: a whole path, or the name that all hosts know it by."""
     if resume == "never":
         return None
     if resume != "auto":
         return Path(resume).resolve()
-    if not crew.spread:
-        newest = listing.newest(crew.sites[0].folder.checkpoints)
+    if not agents.spread:
+        newest = listing.newest(agents.sites[0].folder.checkpoints)
         return Path(newest.name) if newest else None
-    held = [set(s.checkpoints) for s in crew.sites if s.checkpoints]  # one without any may get them from the others
+    held = [set(s.checkpoints) for s in agents.sites if s.checkpoints]  # one without any may get them from the others
     common = set.intersection(*held) if held else set()
     if held and not common:
         raise ConfigError(
@@ -355,13 +355,13 @@ def _check_recorded(folder: RunFolder, shape: ModelShape) -> None:
         )
 
 
-def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path | None, sink: Sink) -> list[HostSpec]:
+def _specs(prepared: Prepared, folder: RunFolder, agents: Agents, checkpoint: Path | None, sink: Sink) -> list[HostSpec]:
     """What each host's ranks are given. Raises ConfigError, and writes nothing."""
     plan, recipe, cluster = prepared.plan, prepared.recipe, prepared.cluster
     weights = find_weights(recipe.model.name)
     hosts = [r.host for r in plan.ranks]
     _say_where_shards_live(
-        recipe.checkpoint.store, folder, hosts, spread=crew.spread, over=plan.over_replicas, sink=sink
+        recipe.checkpoint.store, folder, hosts, spread=agents.spread, over=plan.over_replicas, sink=sink
     )
     islands = tuple(PlannedPlace(i.name, i.vendor, i.ranks) for i in plan.islands)
     seats = prepared.launch.seats
@@ -385,7 +385,7 @@ def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path |
         }
 
     return host_specs(
-        crew.sites,
+        agents.sites,
         seats,
         ("python", "-m", "hetctl.trainer"),
         run=folder.identity,
@@ -395,7 +395,7 @@ def _specs(prepared: Prepared, folder: RunFolder, crew: Crew, checkpoint: Path |
         settings=prepared.launch.settings(),
         ports=prepared.launch.ports(plan.bridges),
         goes_on=checkpoint is not None,
-        spread=crew.spread,
+        spread=agents.spread,
     )
 
 
@@ -431,7 +431,7 @@ def _say_where_shards_live(
 
 
 def _on_event(
-    folder: RunFolder, live: LiveRun, boards: Boards, found: dict[str, Any], against: Yardstick
+    folder: RunFolder, live: LiveRun, writers: MetricsWriters, found: dict[str, Any], against: Yardstick
 ) -> Callable[[Event], None]:
     def on_event(event: Event) -> None:
         kind = event["event"]
@@ -441,16 +441,16 @@ def _on_event(
         if kind == "begin":
             _check_text(folder, event, live.note)
             live.begin(event["step"])
-            boards.begin(event["step"])
+            writers.begin(event["step"])
         elif kind == "step" and record.pop("late", False):  # of an attempt whose launcher was lost
             if record["step"] not in {m["step"] for m in folder.read_metrics()}:
                 folder.append_metrics(record)
         elif kind == "step":
             folder.append_metrics(record)
             live.step(record)
-            boards.step(record)
+            writers.step(record)
         elif kind == "validated":
-            boards.validated(event["step"], event["validation_loss"])
+            writers.validated(event["step"], event["validation_loss"])
             live.note(f"validation loss after step {event['step']}: {show_number(event['validation_loss'])}")
         elif kind == "summary":
             found.update(record)
@@ -473,7 +473,7 @@ def _check_text(folder: RunFolder, event: Event, say: Callable[[str], None]) -> 
 def _summary(
     prepared: Prepared,
     folder: RunFolder,
-    outcome: Outcome,
+    outcome: RunOutcome,
     found: dict[str, Any],
     sites: Sequence[Site],
     *,
@@ -522,7 +522,7 @@ def _reached(folder: RunFolder, found: dict[str, Any]) -> dict[str, Any]:
     return reached | {"steps": found.get("steps", reached["steps"])}  # none were made past a finished run's checkpoint
 
 
-def _show_end(summary: dict[str, Any], outcome: Outcome, folder: RunFolder, sink: Sink) -> None:
+def _show_end(summary: dict[str, Any], outcome: RunOutcome, folder: RunFolder, sink: Sink) -> None:
     if summary.get("failure") and folder.failure.is_file():
         for line in failure_lines(json.loads(folder.failure.read_text())):
             sink.errors.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from hetctl.comm.contract.errors import HetctlError, WorkFailed
 from hetctl.console import Sink
-from hetctl.validate.ground import Ground
+from hetctl.validate.ground import Testbed
 
 Verdict = Literal["holds", "does not hold", "not applicable", "could not tell"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Judgement:
     """What judging a claim came to: the verdict, why in a sentence, and the figures behind it."""
 
     verdict: Verdict
@@ -35,8 +35,8 @@ class Claim:
     made: tuple[str, str]
     needs: str
     how: str
-    lacking: Callable[[Ground], str]
-    check: Callable[[Ground, Path, Sink], Outcome]
+    lacking: Callable[[Testbed], str]
+    check: Callable[[Testbed, Path, Sink], Judgement]
     every_host: bool = False  # it speaks of every host: one that did not answer leaves it open
 
 
@@ -45,28 +45,28 @@ class Result:
     """A claim as it was judged; `evidence` are file names below the evidence folder."""
 
     claim: Claim
-    outcome: Outcome
+    outcome: Judgement
     seconds: float = 0.0
     evidence: tuple[str, ...] = ()
 
 
-def holds(says: str, **figures: Any) -> Outcome:
-    return Outcome("holds", says, figures)
+def holds(says: str, **figures: Any) -> Judgement:
+    return Judgement("holds", says, figures)
 
 
-def does_not_hold(says: str, **figures: Any) -> Outcome:
-    return Outcome("does not hold", says, figures)
+def does_not_hold(says: str, **figures: Any) -> Judgement:
+    return Judgement("does not hold", says, figures)
 
 
-def not_applicable(says: str, **figures: Any) -> Outcome:
-    return Outcome("not applicable", says, figures)
+def not_applicable(says: str, **figures: Any) -> Judgement:
+    return Judgement("not applicable", says, figures)
 
 
-def could_not_tell(says: str, **figures: Any) -> Outcome:
-    return Outcome("could not tell", says, figures)
+def could_not_tell(says: str, **figures: Any) -> Judgement:
+    return Judgement("could not tell", says, figures)
 
 
-def judged(check: Callable[[], Outcome]) -> Outcome:
+def judged(check: Callable[[], Judgement]) -> Judgement:
     """The outcome of a check that may raise: work that failed speaks against its claim, all else against knowing."""
     try:
         return check()
@@ -78,7 +78,7 @@ def judged(check: Callable[[], Outcome]) -> Outcome:
         return could_not_tell(f"the check itself broke: {type(error).__name__}: {error}")
 
 
-def with_silent_hosts(claim: Claim, outcome: Outcome, ground: Ground) -> Outcome:
+def with_silent_hosts(claim: Claim, outcome: Judgement, ground: Testbed) -> Judgement:
     """The outcome as it stands where hosts did not answer: what is known of the others says nothing of them."""
     if not ground.silent or not claim.every_host or outcome.verdict == "does not hold":
         return outcome

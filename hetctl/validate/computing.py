@@ -17,15 +17,15 @@ from hetctl.discovery.inventory import Inventory
 from hetctl.doctor.registry import choose
 from hetctl.doctor.runner import examine
 from hetctl.doctor.tables import document
-from hetctl.validate.claims import Claim, Outcome, could_not_tell, does_not_hold, holds, not_applicable
-from hetctl.validate.ground import Ground, saved
+from hetctl.validate.claims import Claim, Judgement, could_not_tell, does_not_hold, holds, not_applicable
+from hetctl.validate.ground import Testbed, saved
 
 LEAST_RATIO = 0.95  # of the best native schedule in the same run; the H200s' worst round was 0.985
 MOST_DEVIATION = 1e-10  # of a loss or norm, in fp64
 STEPS, QUICK_STEPS = 20, 3
 
 
-def check_numerics(ground: Ground, folder: Path, sink: Sink) -> Outcome:
+def check_numerics(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
     """The doctor's numerics gate on every device."""
     checks = choose(level="perf", only=["perf.numerics"])
     found = examine(Inventory(ground.entries, "validation"), checks, timeout_s=min(300.0, ground.timeout_s))
@@ -39,14 +39,14 @@ def check_numerics(ground: Ground, folder: Path, sink: Sink) -> Outcome:
     return holds("; ".join(by_state["ok"]), findings=by_state)
 
 
-def lacks_islands(ground: Ground) -> str:
+def lacks_islands(ground: Testbed) -> str:
     return "" if len(ground.cluster.islands) > 1 else "there is only one island"
 
 
-def parity_check(across: Across) -> Callable[[Ground, Path, Sink], Outcome]:
+def parity_check(across: Across) -> Callable[[Testbed, Path, Sink], Judgement]:
     """The check of training across islands, by stages or by replicas."""
 
-    def check(ground: Ground, folder: Path, sink: Sink) -> Outcome:
+    def check(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
         steps = QUICK_STEPS if ground.quick else STEPS
         found = compare(ground.cluster, across, steps=steps, sink=sink, keep=folder / "ranks")
         write_json(folder / "parity.json", found)
@@ -55,7 +55,7 @@ def parity_check(across: Across) -> Callable[[Ground, Path, Sink], Outcome]:
     return check
 
 
-def judge_parity(found: dict[str, Any]) -> Outcome:
+def judge_parity(found: dict[str, Any]) -> Judgement:
     """Within the limit at every step, and something really crossed a bridge."""
     figures = {key: found[key] for key in ("layout", "steps", "worst_deviation", "bridge_bytes")}
     says = f"worst deviation {found['worst_deviation']:.1e} over {found['steps']} steps ({found['layout']})"
@@ -66,7 +66,7 @@ def judge_parity(found: dict[str, Any]) -> Outcome:
     return holds(says, **figures)
 
 
-def check_pipeline(ground: Ground, folder: Path, sink: Sink) -> Outcome:
+def check_pipeline(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
     """One stage per island on one device each, bridged beside native (naive copies where nothing is native)."""
     big = ground.kind != "cpu" and not ground.quick
     found = bench_pipeline(
@@ -90,7 +90,7 @@ def _one_device_each(cluster: Cluster) -> Cluster:
     return replace(cluster, islands=tuple(replace(i, members=i.members[:1]) for i in cluster.islands))
 
 
-def judge_pipeline(found: dict[str, Any], *, on_cpu: bool, quick: bool) -> Outcome:
+def judge_pipeline(found: dict[str, Any], *, on_cpu: bool, quick: bool) -> Judgement:
     """The median of the rounds' ratios against the limit, on GPUs with a model large enough to say something."""
     tokens = {name: statistics.median(rates) for name, rates in found["tokens_per_s"].items()}
     figures = {key: found.get(key) for key in ("model", "layers", "transports", "best_native", "ratios")}

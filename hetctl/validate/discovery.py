@@ -10,7 +10,7 @@ from pathlib import Path
 from hetctl.comm.contract.facts import GpuFacts, NicFacts
 from hetctl.comm.contract.files import write_json
 from hetctl.console import Sink
-from hetctl.discovery.discover import Answer
+from hetctl.discovery.discover import HostAnswer
 from hetctl.discovery.inventory import Inventory
 from hetctl.doctor.registry import choose
 from hetctl.doctor.runner import examine
@@ -20,8 +20,8 @@ from hetctl.probe.raw import Raw
 from hetctl.probe.vendors import VENDORS
 from hetctl.probe.words import integer, told
 from hetctl.trainer.planning.hardware import class_of_product
-from hetctl.validate.claims import Claim, Outcome, could_not_tell, does_not_hold, holds
-from hetctl.validate.ground import Ground, about
+from hetctl.validate.claims import Claim, Judgement, could_not_tell, does_not_hold, holds
+from hetctl.validate.ground import Testbed, about
 
 IBV = "ibv_devinfo"
 COMPARED = "compared.json"
@@ -53,28 +53,28 @@ class Row:
         return f"{self.where}: {self.what}: discover {self.ours}, the tool {self.theirs}"
 
 
-def lacks_gpus(ground: Ground) -> str:
+def lacks_gpus(ground: Testbed) -> str:
     if any(f.gpus for f in ground.facts.values()):
         return ""
     strange = [s for f in ground.facts.values() for s in f.vendors.values() if s not in ("present", "absent")]
     return strange[0] if strange else "no GPU here"
 
 
-def lacks_rdma(ground: Ground) -> str:
+def lacks_rdma(ground: Testbed) -> str:
     return "" if any(n.rdma_device for f in ground.facts.values() for n in f.nics) else "no RDMA port here"
 
 
-def check_gpus(ground: Ground, folder: Path, sink: Sink) -> Outcome:
+def check_gpus(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
     """Every GPU against a tool of its vendor that discovery does not need."""
     return _verdict(_rows(ground, folder, gpu_rows), "GPUs", "the vendor's second tool gave no answer")
 
 
-def check_nics(ground: Ground, folder: Path, sink: Sink) -> Outcome:
+def check_nics(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
     """Every RDMA port, which discovery reads from sysfs, against ibv_devinfo."""
     return _verdict(_rows(ground, folder, nic_rows), "RDMA ports", f"{IBV} gave no answer (package ibverbs-utils)")
 
 
-def check_doctor(ground: Ground, folder: Path, sink: Sink) -> Outcome:
+def check_doctor(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
     """The doctor's RDMA checks on these ports; what it says of them is for a person to compare with the truth."""
     checks = choose(level="quick", only=["rdma", "roce"])
     found = examine(Inventory(ground.entries, "validation"), checks, timeout_s=min(60.0, ground.timeout_s))
@@ -89,7 +89,7 @@ def check_doctor(ground: Ground, folder: Path, sink: Sink) -> Outcome:
     return holds(f"{len(found.findings)} findings, none unknown; compare them with what you know", states=states)
 
 
-def gpu_rows(host: str, answer: Answer, raw: Raw) -> list[Row]:
+def gpu_rows(host: str, answer: HostAnswer, raw: Raw) -> list[Row]:
     """The values of a host's GPUs that both know; partitions of a GPU, functions of one PCI device, count once."""
     assert answer.report.facts is not None
     rows: list[Row] = []
@@ -129,7 +129,7 @@ def _gpu_values(where: str, ours: GpuFacts, theirs: GpuFacts) -> Iterable[Row]:
     return [Row(where, what, *pair) for what, pair in pairs.items()]
 
 
-def nic_rows(host: str, answer: Answer, raw: Raw) -> list[Row]:
+def nic_rows(host: str, answer: HostAnswer, raw: Raw) -> list[Row]:
     """The values of a host's RDMA ports that both know."""
     assert answer.report.facts is not None
     mine = {(n.rdma_device, n.rdma_port): n for n in answer.report.facts.nics if n.rdma_device}
@@ -158,7 +158,7 @@ def _nic_values(where: str, ours: NicFacts, theirs: Mapping[str, str]) -> Iterab
     return [Row(where, what, *pair) for what, pair in pairs.items()]
 
 
-def _rows(ground: Ground, folder: Path, compare: object) -> list[Row]:
+def _rows(ground: Testbed, folder: Path, compare: object) -> list[Row]:
     rows: list[Row] = []
     for answer in ground.ask(lambda entry: about(entry, ground.timeout_s)):
         if answer.raw is not None and answer.report.facts is not None:
@@ -177,7 +177,7 @@ def _keep_tools(folder: Path, raw: Raw) -> None:
             (folder / (re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-") + ".txt")).write_text(text, encoding="utf-8")
 
 
-def _verdict(rows: list[Row], what: str, silence: str) -> Outcome:
+def _verdict(rows: list[Row], what: str, silence: str) -> Judgement:
     compared = [r for r in rows if r.told]
     wrong = [r for r in compared if not r.agrees]
     figures = {"compared": len(compared), "disagree": len(wrong), "not_told": len(rows) - len(compared)}

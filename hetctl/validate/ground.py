@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
-from hetctl.comm.contract.cluster import Cluster, Link, load_cluster, save_cluster
+from hetctl.comm.contract.cluster import Cluster, IslandLink, load_cluster, save_cluster
 from hetctl.comm.contract.facts import HostFacts
 from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.values import decode, encode
 from hetctl.console import Sink
-from hetctl.discovery.discover import Answer, discover
+from hetctl.discovery.discover import HostAnswer, discover
 from hetctl.discovery.fabric import build
-from hetctl.discovery.inventory import Entry, entries_of, this_machine
+from hetctl.discovery.inventory import InventoryHost, entries_of, this_machine
 from hetctl.discovery.this_machine import this_machine as devices_here
 from hetctl.launcher.supervisor.environment import device_type
 from hetctl.probe import Options
@@ -27,11 +27,11 @@ HERE = Path("cluster.yaml")
 
 
 @dataclass(frozen=True)
-class Ground:
+class Testbed:
     """Everything a claim may ask; travels to the claim's own process as JSON."""
 
     cluster: Cluster
-    entries: tuple[Entry, ...]
+    entries: tuple[InventoryHost, ...]
     facts: Mapping[str, HostFacts]  # of the hosts that answered
     silent: Mapping[str, str]  # host -> why it did not
     quick: bool
@@ -42,7 +42,7 @@ class Ground:
         """The torch device type of its ranks."""
         return device_type(self.cluster.runs, [i.vendor for i in self.cluster.islands])
 
-    def ask(self, options: Callable[[Entry], Options]) -> list[Answer]:
+    def ask(self, options: Callable[[InventoryHost], Options]) -> list[HostAnswer]:
         """Ask the hosts anew."""
         return discover(self.entries, timeout_s=min(60.0, self.timeout_s), options=options)
 
@@ -67,11 +67,13 @@ class Ground:
         return reasons[0] if reasons else "nothing is known of how the islands can talk"
 
 
-def _usable(link: Link, transport: str) -> bool:
+def _usable(link: IslandLink, transport: str) -> bool:
     return any(t.usable for t in link.transports if t.kind == transport)
 
 
-def find_ground(cluster_file: Path | None, emulate: str | None, *, quick: bool, timeout_s: float, sink: Sink) -> Ground:
+def find_ground(
+    cluster_file: Path | None, emulate: str | None, *, quick: bool, timeout_s: float, sink: Sink
+) -> Testbed:
     """The cluster of a file or an emulation, else this machine; its hosts are asked what they are."""
     if cluster_file is None and emulate is None and HERE.is_file():
         sink.warn("using ./cluster.yaml")
@@ -85,22 +87,22 @@ def find_ground(cluster_file: Path | None, emulate: str | None, *, quick: bool, 
     silent = {a.report.name: a.report.reason or a.report.status for a in answers if a.report.facts is None}
     for name, why in silent.items():
         sink.warn(f"{name} did not answer: {why}")
-    return Ground(cluster, entries, facts, silent, quick, timeout_s)
+    return Testbed(cluster, entries, facts, silent, quick, timeout_s)
 
 
-def about(entry: Entry, timeout_s: float) -> Options:
+def about(entry: InventoryHost, timeout_s: float) -> Options:
     """What the probe is asked, the vendors' second tools included."""
     pythons = (sys.executable,) if entry.access.local else ()
     return Options(interpreters=pythons, environment=tuple(entry.access.env), thorough=True, opinions=True)
 
 
-def save_ground(path: Path, ground: Ground) -> None:
+def save_ground(path: Path, ground: Testbed) -> None:
     write_json(path, encode(ground))
 
 
-def load_ground(path: Path) -> Ground:
+def load_ground(path: Path) -> Testbed:
     """A ground from its file. Raises ConfigError."""
-    return decode(Ground, json.loads(path.read_text(encoding="utf-8")), where=path.name)
+    return decode(Testbed, json.loads(path.read_text(encoding="utf-8")), where=path.name)
 
 
 def saved(cluster: Cluster, folder: Path) -> Path:
@@ -110,7 +112,7 @@ def saved(cluster: Cluster, folder: Path) -> Path:
     return path
 
 
-def _this_cluster(answers: list[Answer], sink: Sink) -> Cluster:
+def _this_cluster(answers: list[HostAnswer], sink: Sink) -> Cluster:
     """This machine: its own islands where it has several, else its GPUs as two islands, else CPU processes."""
     found = build([a.report for a in answers]).cluster
     if len(found.islands) > 1:

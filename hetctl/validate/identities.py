@@ -11,13 +11,15 @@ from pathlib import Path
 
 from hetctl.comm.contract.facts import GpuFacts, HostFacts
 from hetctl.validate.discovery import COMPARED
-from hetctl.validate.ground import Ground
+from hetctl.validate.ground import Testbed
 from hetctl.validate.masking import Masker, secrets_of
 
 _IDENTIFYING = ("serial", "uuid", "node GUID")  # of what discovery is compared by
 
 
-def masker_for(ground: Ground, *, evidence: Path | None = None, environment: Mapping[str, str] | None = None) -> Masker:
+def masker_for(
+    ground: Testbed, *, evidence: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Masker:
     """A masker that knows the hosts, their people and devices, this machine, and what its environment keeps secret.
 
     `evidence` is the claims' folder: second tools may have named devices otherwise than discovery does.
@@ -38,7 +40,7 @@ def masker_for(ground: Ground, *, evidence: Path | None = None, environment: Map
     return masker
 
 
-def _learn_hosts(masker: Masker, ground: Ground) -> None:
+def _learn_hosts(masker: Masker, ground: Testbed) -> None:
     names = [socket.gethostname(), socket.getfqdn(), *(h.name for h in ground.cluster.hosts)]
     names += [e.name for e in ground.entries] + [f.system.hostname or "" for f in ground.facts.values()]
     for entry in ground.entries:
@@ -50,7 +52,7 @@ def _learn_hosts(masker: Masker, ground: Ground) -> None:
             masker.learn("domain", (domain,))
 
 
-def _learn_people(masker: Masker, ground: Ground) -> None:
+def _learn_people(masker: Masker, ground: Testbed) -> None:
     homes = [Path.home(), os.environ.get("HOME", "")]
     people = [_this_user(), *(e.access.user or "" for e in ground.entries)]
     people += [f.system.user or "" for f in ground.facts.values()]

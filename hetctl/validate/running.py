@@ -15,8 +15,8 @@ from pathlib import Path
 from hetctl.comm.contract.errors import ConfigError, Interrupted
 from hetctl.comm.contract.values import decode
 from hetctl.runs.launch import code_root
-from hetctl.validate.claims import Claim, Outcome, Result, could_not_tell, not_applicable, with_silent_hosts
-from hetctl.validate.ground import Ground, save_ground
+from hetctl.validate.claims import Claim, Judgement, Result, could_not_tell, not_applicable, with_silent_hosts
+from hetctl.validate.ground import Testbed, save_ground
 
 _GRACE_S = 10.0  # between asking a claim's process to end, asking again, and ending it: its ranks end within this
 _MOST_SAID = 400  # characters of the last line of a process that crashed
@@ -24,7 +24,7 @@ _MOST_SAID = 400  # characters of the last line of a process that crashed
 
 def run_claims(
     claims: Sequence[Claim],
-    ground: Ground,
+    ground: Testbed,
     folder: Path,
     *,
     on_begin: Callable[[Claim], None],
@@ -47,7 +47,7 @@ def run_claims(
     return results
 
 
-def _in_own_process(claim: Claim, ground: Path, folder: Path, seconds: float) -> Outcome:
+def _in_own_process(claim: Claim, ground: Path, folder: Path, seconds: float) -> Judgement:
     below, answer = folder / claim.id, folder / f".{claim.id}.json"
     below.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-m", "hetctl.validate.child", claim.id, str(ground), str(below), str(answer)]
@@ -72,9 +72,9 @@ def _in_own_process(claim: Claim, ground: Path, folder: Path, seconds: float) ->
     return _outcome(answer, child.returncode, below / "log.txt")
 
 
-def _outcome(answer: Path, code: int, log: Path) -> Outcome:
+def _outcome(answer: Path, code: int, log: Path) -> Judgement:
     try:
-        found = decode(Outcome, json.loads(answer.read_text(encoding="utf-8")), where="outcome")
+        found = decode(Judgement, json.loads(answer.read_text(encoding="utf-8")), where="outcome")
         answer.unlink()
         return found
     except (OSError, ValueError, ConfigError):

@@ -14,20 +14,20 @@ from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.units import show_rate
 from hetctl.console import Sink
 from hetctl.launcher.supervisor.environment import Setting
-from hetctl.validate.claims import Claim, Outcome, could_not_tell, does_not_hold, holds
-from hetctl.validate.ground import Ground, saved
+from hetctl.validate.claims import Claim, Judgement, could_not_tell, does_not_hold, holds
+from hetctl.validate.ground import Testbed, saved
 
 QUICK_SIZE = "256KiB"  # the largest message under --quick
 _LOGGING = Setting("NCCL_DEBUG", "INFO", "evidence of what the library chose; RCCL reads it too")
 _REFUSED = "cannot be"  # what a forced bridge that is impossible is answered with
 
 
-def lacks_group(ground: Ground) -> str:
+def lacks_group(ground: Testbed) -> str:
     most = max((len(i.members) for i in ground.cluster.islands), default=0)
     return "" if most > 1 else "no island has two devices: there is nobody to talk to natively"
 
 
-def check_islands(ground: Ground, folder: Path, sink: Sink) -> Outcome:
+def check_islands(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
     """Every island's own library, on all of its ranks."""
     found = prove_islands(ground.cluster, sink=sink, settings=(_LOGGING,), keep=folder / "ranks")
     write_json(folder / "islands.json", found)
@@ -44,18 +44,18 @@ def _libraries(found: list[dict[str, str]]) -> str:
     return ", ".join(f"{one['library']} {one['version']}" for one in found)
 
 
-def lacks_engine_ground(ground: Ground) -> str:
+def lacks_engine_ground(ground: Testbed) -> str:
     return ground.lacking("rdma")
 
 
-def lacks_device_ground(ground: Ground) -> str:
+def lacks_device_ground(ground: Testbed) -> str:
     """Emulated islands may ask for `direct`, but it is a peer copy there and shows nothing of NICs."""
     if ground.kind == "cpu":
         return "CPUs have no device memory"
     return lacks_engine_ground(ground) or ground.lacking("direct")
 
 
-def check_engines(ground: Ground, folder: Path, sink: Sink) -> Outcome:
+def check_engines(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
     """An engine of the direct bridge on every host: memory registers, and a transfer to itself arrives."""
     found = try_engines(ground.cluster, sink=sink, keep=folder / "ranks")
     write_json(folder / "engines.json", found)
@@ -75,23 +75,23 @@ def _why_no_engine(one: dict[str, Any]) -> str:
     return one["lacking"] or "; ".join(f"{name}: {said['host']}" for name, said in one["engines"].items())
 
 
-def bridge_check(transport: str) -> Callable[[Ground, Path, Sink], Outcome]:
+def bridge_check(transport: str) -> Callable[[Testbed, Path, Sink], Judgement]:
     """The check of one transport, over one pair of islands for each two vendors."""
 
-    def check(ground: Ground, folder: Path, sink: Sink) -> Outcome:
+    def check(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
         outcomes = [_over(transport, pair, ground, folder, sink) for pair in ground.pairs(transport)]
         figures = {name: o.figures for name, o in outcomes}
         for verdict in ("does not hold", "could not tell", "holds"):
             of_it = [(name, o) for name, o in outcomes if o.verdict == verdict]
             if of_it:
                 says = "; ".join(f"{name}: {o.says}" for name, o in of_it)
-                return Outcome(of_it[0][1].verdict, says, figures)
+                return Judgement(of_it[0][1].verdict, says, figures)
         return could_not_tell("no pair of islands can talk so", **figures)
 
     return check
 
 
-def _over(transport: str, pair: Cluster, ground: Ground, folder: Path, sink: Sink) -> tuple[str, Outcome]:
+def _over(transport: str, pair: Cluster, ground: Testbed, folder: Path, sink: Sink) -> tuple[str, Judgement]:
     a, b = (i.name for i in pair.islands)
     below = folder / re.sub(r"[^A-Za-z0-9.-]+", "-", f"{a}-{b}")
     below.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _over(transport: str, pair: Cluster, ground: Ground, folder: Path, sink: Sin
     return f"{a} - {b}", judge_bridge(transport, found)
 
 
-def judge_bridge(transport: str, found: dict[str, Any]) -> Outcome:
+def judge_bridge(transport: str, found: dict[str, Any]) -> Judgement:
     """A measurement's verdict: nothing wrong in it, and for device memory nothing staged."""
     way = found["ways"][transport]
     largest = max(way["message_bytes_per_s"], key=int)

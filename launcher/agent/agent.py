@@ -21,12 +21,12 @@ import tempfile
 import time
 from typing import Any
 
-from hetctl.launcher.agent.log_tails import Tail
+from hetctl.launcher.agent.log_tails import LogTail
 from hetctl.launcher.agent.neighbours import Neighbours
 from hetctl.launcher.agent.oom import OomWatch
-from hetctl.launcher.agent.port_watch import LinkWatch
+from hetctl.launcher.agent.port_watch import PortWatch
 from hetctl.launcher.agent.run_files import is_full, keep, kept, last_words, pending, write
-from hetctl.launcher.agent.supervisor_connection import Wire
+from hetctl.launcher.agent.supervisor_connection import SupervisorConnection
 from hetctl.launcher.agent.sweep import FILE as SWEEP_FILE
 from hetctl.launcher.agent.sweep import sweep_for
 from hetctl.launcher.agent.workers import (
@@ -52,13 +52,13 @@ class Agent:
 
     def __init__(self, stdin: int, stdout: int, folder: str) -> None:
         self.selector = selectors.DefaultSelector()
-        self.wire = Wire(self.selector, stdin, stdout)
+        self.wire = SupervisorConnection(self.selector, stdin, stdout)
         self.folder = folder  # short-lived: the socket and what ranks keep in TMPDIR
         self.spec: dict[str, Any] = {}
         self.workers: list[Worker] = []
-        self.tails: list[Tail] = []
+        self.tails: list[LogTail] = []
         self.store: subprocess.Popen[bytes] | None = None
-        self.neighbours, self.links = Neighbours(), LinkWatch()
+        self.neighbours, self.links = Neighbours(), PortWatch()
         self.oom = OomWatch()
         self.started = False
         self.deadline: float | None = None  # when TERM becomes KILL
@@ -159,7 +159,7 @@ class Agent:
             self.workers.append(worker)
             self.selector.register(worker.events_fd, selectors.EVENT_READ, worker)
             if self.spec.get("private"):
-                self.tails.append(Tail(worker.rank, worker.log, worker.log_start))
+                self.tails.append(LogTail(worker.rank, worker.log, worker.log_start))
             self.wire.tell(event="started", rank=worker.rank, pid=worker.process.pid)
         for event in kept(self.spec.get("unheard", "")):
             if self.spec.get("goes_on"):

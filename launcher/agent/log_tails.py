@@ -10,7 +10,7 @@ PER_SECOND = 64 << 10  # bytes of one rank's log that travel
 LAST = 32 << 10  # of its end, where a crash says why
 
 
-class Tail:
+class LogTail:
     """Follows one log from `start`; what exceeds the rate is skipped, and said."""
 
     def __init__(self, rank: int, path: str, start: int) -> None:

@@ -23,7 +23,7 @@ _GRAVE = ("link_downed", "link_error_recovery")  # one of these is enough
 
 
 @dataclass(frozen=True)
-class Port:
+class PortState:
     """One port now: None is unknown."""
 
     up: bool | None
@@ -32,7 +32,7 @@ class Port:
     counters: dict[str, int] = field(default_factory=dict)  # errors and losses of link, ever rising
 
 
-def read_port(name: str, rdma: str | None = None, rdma_port: int = 1, *, root: str = "/") -> Port:
+def read_port(name: str, rdma: str | None = None, rdma_port: int = 1, *, root: str = "/") -> PortState:
     """A port as /sys has it now: the RDMA device's where there is one, with the counters of both."""
     net = os.path.join(root, "sys/class/net", name)
     counters = {key: _number(os.path.join(net, "statistics", key)) for key in _NET_ERRORS}
@@ -42,10 +42,12 @@ def read_port(name: str, rdma: str | None = None, rdma_port: int = 1, *, root: s
         folder = os.path.join(root, "sys/class/infiniband", rdma, "ports", str(rdma_port))
         port = _rdma(folder) or port
         counters |= {key: _number(os.path.join(folder, "counters", key)) for key in _RDMA_ERRORS}
-    return Port(port.up, port.state, port.bits_per_s, {k: v for k, v in counters.items() if v is not None})
+    return PortState(port.up, port.state, port.bits_per_s, {k: v for k, v in counters.items() if v is not None})
 
 
-def worse(start: Port, before: Port, now: Port, *, rising: frozenset[str] = frozenset()) -> dict[str, str]:
+def worse(
+    start: PortState, before: PortState, now: PortState, *, rising: frozenset[str] = frozenset()
+) -> dict[str, str]:
     """What is worse than when the run started: `down`, `rate` or a counter's name, and what to say of it.
 
     Errors count when they rise by RISE since `before`, the last look, or rose (`rising`) up to it already.
@@ -64,28 +66,28 @@ def worse(start: Port, before: Port, now: Port, *, rising: frozenset[str] = froz
     return found
 
 
-def rose(before: Port, now: Port) -> frozenset[str]:
+def rose(before: PortState, now: PortState) -> frozenset[str]:
     """The counters that rose between two looks."""
     return frozenset(k for k, v in now.counters.items() if v > before.counters.get(k, v))
 
 
-def _net(folder: str) -> Port:
+def _net(folder: str) -> PortState:
     state = _text(os.path.join(folder, "operstate"))
     if state is None and not os.path.isdir(folder):
-        return Port(False, "gone")
+        return PortState(False, "gone")
     if state in (None, "unknown"):  # drivers that do not say: the carrier does
         carrier = _number(os.path.join(folder, "carrier"))
-        return Port(None if carrier is None else carrier == 1, state)
+        return PortState(None if carrier is None else carrier == 1, state)
     megabits = _number(os.path.join(folder, "speed"))  # unreadable, or -1, while it is down
-    return Port(state == "up", state, megabits * 1e6 if megabits and megabits > 0 else None)
+    return PortState(state == "up", state, megabits * 1e6 if megabits and megabits > 0 else None)
 
 
-def _rdma(folder: str) -> Port | None:
+def _rdma(folder: str) -> PortState | None:
     state, rate = _text(os.path.join(folder, "state")), _text(os.path.join(folder, "rate"))
     if state is None:
         return None
     found = re.match(r"([\d.]+)\s*Gb", rate or "")
-    return Port("ACTIVE" in state, state.partition(": ")[2] or state, float(found[1]) * 1e9 if found else None)
+    return PortState("ACTIVE" in state, state.partition(": ")[2] or state, float(found[1]) * 1e9 if found else None)
 
 
 def _text(path: str) -> str | None:

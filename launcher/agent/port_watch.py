@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetctl.launcher.agent.port_state import Port, read_port, rose, worse
+from hetctl.launcher.agent.port_state import PortState, read_port, rose, worse
 
 STATES = ("down", "rate")  # which end when they are not seen any more; errors and flaps after QUIET_S
 EVERY_S = 10.0
 HANGS_S = 30.0  # a look that takes longer: the driver does not answer
 QUIET_S = 60.0
 
-Look = Callable[[dict[str, Any]], Port]
+Look = Callable[[dict[str, Any]], PortState]
 
 
-class LinkWatch:
+class PortWatch:
     """Watches `ports` ({"name", "rdma", "rdma_port"}) from `start` on; `look` is asked at every turn of the agent."""
 
     def __init__(self, *, every_s: float = EVERY_S, read: Look | None = None) -> None:
@@ -50,14 +50,14 @@ class LinkWatch:
         self._ended.set()
 
     def _run(self, ports: list[dict[str, Any]]) -> None:
-        history = [History(port["name"], self._timed(port)) for port in ports]
+        history = [PortHistory(port["name"], self._timed(port)) for port in ports]
         while not self._ended.wait(self._every_s):
             for port, past in zip(ports, history, strict=True):
                 event = past.judge(self._timed(port), time.monotonic())
                 if event is not None:
                     self._events.put(event)
 
-    def _timed(self, port: dict[str, Any]) -> Port:
+    def _timed(self, port: dict[str, Any]) -> PortState:
         self._looking = (port["name"], time.monotonic())
         found = self._read(port)
         self._looking = None
@@ -67,15 +67,15 @@ class LinkWatch:
         return found
 
 
-class History:
+class PortHistory:
     """One port since the run began: what is the matter with it now."""
 
-    def __init__(self, name: str, start: Port) -> None:
+    def __init__(self, name: str, start: PortState) -> None:
         self.name, self.start, self.before = name, start, start
         self.rising: frozenset[str] = frozenset()
         self.matters: dict[str, float] = {}  # kind -> when it was last seen
 
-    def judge(self, now: Port, at: float) -> dict[str, Any] | None:
+    def judge(self, now: PortState, at: float) -> dict[str, Any] | None:
         """An event when something else is the matter than before, or nothing any more; `at` in seconds."""
         found = worse(self.start, self.before, now, rising=self.rising)
         self.rising, self.before = rose(self.before, now), now
@@ -93,5 +93,5 @@ def _event(nic: str, problem: str | None) -> dict[str, Any]:
     return {"event": "link", "nic": nic, "problem": problem}
 
 
-def _read(port: dict[str, Any]) -> Port:
+def _read(port: dict[str, Any]) -> PortState:
     return read_port(port["name"], port.get("rdma"), int(port.get("rdma_port") or 1))

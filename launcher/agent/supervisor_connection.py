@@ -18,7 +18,7 @@ MAX_UNSENT = 1 << 20  # bytes that wait for a slow line; the rest waits in the k
 ESSENTIAL = ("ready", "exit", "done", "unreachable")
 
 
-class Wire:
+class SupervisorConnection:
     """Commands from stdin and events to stdout, or both over a connection made to `path` later."""
 
     def __init__(self, selector: selectors.BaseSelector, stdin: int, stdout: int) -> None:

@@ -19,7 +19,7 @@ MAX_AT_ONCE = 128
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[Item, Value]):
+class HostOutcome(Generic[Item, Value]):
     """What became of one item: a value, or the error that stands for it."""
 
     item: Item
@@ -45,7 +45,7 @@ def fan_out(
     *,
     deadline_s: float,
     at_once: int = MAX_AT_ONCE,
-) -> Iterator[Outcome[Item, Value]]:
+) -> Iterator[HostOutcome[Item, Value]]:
     """Outcomes as they come in, one per item. `work` runs in a thread; at its deadline it is expired and left behind.
 
     At most `at_once` run at a time; each one's deadline begins when it starts.
@@ -62,7 +62,7 @@ def fan_out(
             finished = _next(done, running)
             if finished is not None and finished[0] in running:
                 one = running.pop(finished[0])
-                yield Outcome(one.item, finished[1], finished[2], time.monotonic() - one.begin)
+                yield HostOutcome(one.item, finished[1], finished[2], time.monotonic() - one.begin)
     finally:
         for one in running.values():  # the caller left early (Ctrl-C): let nothing run on
             one.deadline.expire()
@@ -91,13 +91,13 @@ def _start(
     return running
 
 
-def _late(running: dict[int, _Running[Item]]) -> Iterator[Outcome[Item, Value]]:
+def _late(running: dict[int, _Running[Item]]) -> Iterator[HostOutcome[Item, Value]]:
     for index, one in list(running.items()):
         if one.deadline.passed:
             error = timed_out(one.deadline)
             one.deadline.expire()
             del running[index]
-            yield Outcome(one.item, None, error, time.monotonic() - one.begin)
+            yield HostOutcome(one.item, None, error, time.monotonic() - one.begin)
 
 
 def _next(

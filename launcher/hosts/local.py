@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from hetctl.launcher.hosts.deadline import Deadline
-from hetctl.launcher.hosts.shell import Piece, ShellError, Stream
+from hetctl.launcher.hosts.shell import OutputPiece, ShellError, Stream
 
 _CHUNK = 256 * 1024
 _LINGER_S = 0.3  # how long output is awaited after the command itself has ended
@@ -65,7 +65,7 @@ class LocalSession:
                 self._process.stdin.close()
             self._in = None
 
-    def read(self, timeout_s: float) -> Piece | None:
+    def read(self, timeout_s: float) -> OutputPiece | None:
         end = time.monotonic() + timeout_s
         while self._open:
             wait = max(0.0, min(_LINGER_S, end - time.monotonic()))
@@ -112,14 +112,14 @@ class LocalSession:
         with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it beyond any signal
             self._process.wait(1.0)
 
-    def _take(self, fd: int) -> Piece | None:
+    def _take(self, fd: int) -> OutputPiece | None:
         stream = self._open.get(fd)
         try:
             data = os.read(fd, _CHUNK)
         except (BlockingIOError, OSError):
             return None
         if data and stream:
-            return Piece(stream, data)
+            return OutputPiece(stream, data)
         self._drop(fd)
         return None
 

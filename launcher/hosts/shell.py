@@ -43,7 +43,7 @@ class ShellError(Unreachable):
 
 
 @dataclass(frozen=True)
-class Piece:
+class OutputPiece:
     """Some output of a command."""
 
     stream: Stream
@@ -59,7 +59,7 @@ class Session(Protocol):
     def finish(self) -> None:
         """End of file on its stdin."""
 
-    def read(self, timeout_s: float) -> Piece | None:
+    def read(self, timeout_s: float) -> OutputPiece | None:
         """The next output, None when there was none within `timeout_s`."""
 
     @property
@@ -104,7 +104,7 @@ def run(
     deadline: Deadline,
     stdin: bytes = b"",
     max_bytes: int = MAX_OUTPUT_BYTES,
-    on_output: Callable[[Piece], None] | None = None,
+    on_output: Callable[[OutputPiece], None] | None = None,
 ) -> Finished:
     """Run a command to its end, feeding `stdin` and collecting at most `max_bytes` of its output.
 
@@ -132,7 +132,7 @@ def timed_out(deadline: Deadline) -> ShellError:
 
 
 def _see_through(
-    session: Session, stdin: bytes, deadline: Deadline, max_bytes: int, on_output: Callable[[Piece], None] | None
+    session: Session, stdin: bytes, deadline: Deadline, max_bytes: int, on_output: Callable[[OutputPiece], None] | None
 ) -> dict[Stream, bytes]:
     kept: dict[Stream, bytearray] = {"out": bytearray(), "err": bytearray()}
     unsent = memoryview(stdin)
@@ -154,7 +154,7 @@ def _see_through(
     return {stream: bytes(data) for stream, data in kept.items()}
 
 
-def _keep(kept: dict[Stream, bytearray], piece: Piece, max_bytes: int) -> None:
+def _keep(kept: dict[Stream, bytearray], piece: OutputPiece, max_bytes: int) -> None:
     if piece.stream == "err":
         kept["err"] += piece.data[: max(0, MAX_STDERR_BYTES - len(kept["err"]))]
         return

@@ -23,7 +23,7 @@ _MAX_INCLUDES = 8  # levels
 
 
 @dataclass(frozen=True)
-class Route:
+class SshRoute:
     """How a host is reached, everything decided: inventory over ~/.ssh/config over defaults."""
 
     name: str  # as the person names it
@@ -46,7 +46,7 @@ class Route:
         return where if self.hostname == self.name else f"{self.name} ({where})"
 
 
-class SshBook:
+class SshConfig:
     """~/.ssh/config, known_hosts and private keys, each read once, and the jump hosts that connections share."""
 
     def __init__(self, home: Path | None = None) -> None:
@@ -58,13 +58,13 @@ class SshBook:
         self._jumps: dict[object, _Jump] = {}
         self._lock = threading.Lock()
 
-    def __enter__(self) -> SshBook:
+    def __enter__(self) -> SshConfig:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def route(self, access: Access) -> Route:
+    def route(self, access: Access) -> SshRoute:
         """The way to a host. Raises ShellError for what cannot be followed (ProxyCommand, a missing key file)."""
         assert access.address is not None, "this machine needs no route"
         if access.address.startswith("-"):
@@ -78,7 +78,7 @@ class SshBook:
             )
         port = access.port or _whole(config.get("port"), 22)
         hostname = config.get("hostname", access.address)
-        return Route(
+        return SshRoute(
             name=access.address,
             hostname=hostname,
             port=port,
@@ -90,7 +90,7 @@ class SshBook:
             known_hosts=self._known_files(config),
         )
 
-    def known(self, route: Route) -> KnownHosts:
+    def known(self, route: SshRoute) -> KnownHosts:
         """The entries of the known_hosts files that speak for a route."""
         with self._lock:
             if route.known_hosts not in self._known:

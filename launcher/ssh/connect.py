@@ -16,7 +16,7 @@ from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.shell import ShellError, timed_out
-from hetctl.launcher.ssh.config import Route, SshBook
+from hetctl.launcher.ssh.config import SshConfig, SshRoute
 from hetctl.launcher.ssh.known_hosts import HostKey, KnownHosts
 from hetctl.launcher.ssh.session import SshShell
 
@@ -26,12 +26,12 @@ ALIVE_S = 3  # seconds between the packets that ask for one
 _KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
 
 
-def connect(access: Access, book: SshBook, deadline: Deadline) -> SshShell:
+def connect(access: Access, book: SshConfig, deadline: Deadline) -> SshShell:
     """A shell on a host. Raises ShellError: unknown-host-key, authentication-failed, timeout, ... (see Problem)."""
     return SshShell(_client(book.route(access), access, book, deadline), access.address or "")
 
 
-def show_host_keys(access: Access, book: SshBook, deadline: Deadline) -> tuple[Route, tuple[HostKey, ...]]:
+def show_host_keys(access: Access, book: SshConfig, deadline: Deadline) -> tuple[SshRoute, tuple[HostKey, ...]]:
     """The route to a host and the keys it shows, of every type it has; nothing is trusted and nobody logs in."""
     route = book.route(access)
     found: dict[str, HostKey] = {}
@@ -53,7 +53,7 @@ def show_host_keys(access: Access, book: SshBook, deadline: Deadline) -> tuple[R
 class VerifyHostKey(paramiko.MissingHostKeyPolicy):
     """Rejects every host key that known_hosts does not hold. paramiko asks it because it is given no keys itself."""
 
-    def __init__(self, route: Route, known: KnownHosts) -> None:
+    def __init__(self, route: SshRoute, known: KnownHosts) -> None:
         self.route = route
         self.known = known
 
@@ -81,7 +81,7 @@ class VerifyHostKey(paramiko.MissingHostKeyPolicy):
 class _Keys(AuthStrategy):
     """Identity files, then the agent's keys. No passwords, and no questions a host could make us ask."""
 
-    def __init__(self, route: Route, book: SshBook) -> None:
+    def __init__(self, route: SshRoute, book: SshConfig) -> None:
         self.route = route
         self.book = book
 
@@ -128,7 +128,7 @@ class _Keys(AuthStrategy):
         )
 
 
-def _client(route: Route, access: Access, book: SshBook, deadline: Deadline) -> paramiko.SSHClient:
+def _client(route: SshRoute, access: Access, book: SshConfig, deadline: Deadline) -> paramiko.SSHClient:
     sock = _socket(route, access, book, deadline)
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(VerifyHostKey(route, book.known(route)))
@@ -178,7 +178,7 @@ def _algorithms(kind: str) -> tuple[str, ...]:
     return ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa") if kind == "ssh-rsa" else (kind,)
 
 
-def _socket(route: Route, access: Access, book: SshBook, deadline: Deadline) -> socket.socket | paramiko.Channel:
+def _socket(route: SshRoute, access: Access, book: SshConfig, deadline: Deadline) -> socket.socket | paramiko.Channel:
     """A connection to the host's SSH port, straight or through its jump hosts. Raises ShellError."""
     if route.jumps:
         return _through(route, access, book, deadline)
@@ -219,7 +219,7 @@ def _shut(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def _through(route: Route, access: Access, book: SshBook, deadline: Deadline) -> paramiko.Channel:
+def _through(route: SshRoute, access: Access, book: SshConfig, deadline: Deadline) -> paramiko.Channel:
     """A channel to the host from the last of its jump hosts, whose connection is shared."""
     *before, last = route.jumps
     jump = book.jump(route.jumps)
@@ -255,7 +255,7 @@ def _alive(client: paramiko.SSHClient | None) -> bool:
     return transport is not None and transport.is_active()
 
 
-def _open_jump(hop: str, before: str, access: Access, book: SshBook, deadline: Deadline) -> paramiko.SSHClient:
+def _open_jump(hop: str, before: str, access: Access, book: SshConfig, deadline: Deadline) -> paramiko.SSHClient:
     user, _, place = hop.rpartition("@")
     host, colon, port = place.rpartition(":")
     host, port = (host, port) if colon and port.isdigit() and not host.count(":") else (place, "")
@@ -270,7 +270,7 @@ def _open_jump(hop: str, before: str, access: Access, book: SshBook, deadline: D
     return _client(book.route(jump), jump, book, Deadline(max(0.1, deadline.left())))
 
 
-def _named(error: Exception, route: Route, deadline: Deadline) -> Exception:
+def _named(error: Exception, route: SshRoute, deadline: Deadline) -> Exception:
     """A library's exception as the outcome it stands for."""
     if isinstance(error, (ShellError, ConfigError)):
         return error

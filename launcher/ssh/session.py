@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import paramiko
 
 from hetctl.launcher.hosts.deadline import Deadline
-from hetctl.launcher.hosts.shell import Piece, ShellError, timed_out
+from hetctl.launcher.hosts.shell import OutputPiece, ShellError, timed_out
 
 _CHUNK = 256 * 1024
 _LOST = (OSError, EOFError, paramiko.SSHException)  # what paramiko raises over a transport that is gone
@@ -72,7 +72,7 @@ class SshSession:
         with contextlib.suppress(*_LOST):
             self._channel.shutdown_write()
 
-    def read(self, timeout_s: float) -> Piece | None:
+    def read(self, timeout_s: float) -> OutputPiece | None:
         end = time.monotonic() + timeout_s
         while True:
             piece = self._take()
@@ -105,12 +105,12 @@ class SshSession:
         with contextlib.suppress(*_LOST):
             self._channel.close()
 
-    def _take(self) -> Piece | None:
+    def _take(self) -> OutputPiece | None:
         with contextlib.suppress(*_LOST):
             if self._channel.recv_ready():
-                return Piece("out", self._channel.recv(_CHUNK))
+                return OutputPiece("out", self._channel.recv(_CHUNK))
             if self._channel.recv_stderr_ready():
-                return Piece("err", self._channel.recv_stderr(_CHUNK))
+                return OutputPiece("err", self._channel.recv_stderr(_CHUNK))
         return None
 
     def _await(self, seconds: float) -> None:

@@ -26,7 +26,7 @@ from hetctl.launcher.supervisor.agent_link import AgentGone, AgentLink
 from hetctl.launcher.supervisor.site import Site
 
 PROTOCOL = 1  # the agent's, see launcher.agent
-BOARDING_S = 120.0
+STARTING_S = 120.0
 BOOT = "import sys;sys.path.insert(0,sys.argv[1]);from hetctl.launcher.agent.agent import main;main()"
 NO_COMMAND = (126, 127)
 
@@ -34,7 +34,7 @@ OpenShell = Callable[[Deadline], Shell]
 
 
 @dataclass(frozen=True)
-class Berth:
+class TargetHost:
     """A host that a run wants: how its shell is opened, and where its ranks talk."""
 
     name: str
@@ -45,7 +45,7 @@ class Berth:
 
 
 @dataclass(frozen=True)
-class Orders:
+class AgentRequest:
     """What every host is asked before anything starts: is it all there, what has it, what must it take in?"""
 
     run: str
@@ -58,11 +58,11 @@ class Orders:
     packages: tuple[str, ...] = NEEDED
 
 
-Boarded = tuple[Site, AgentLink, list[Shell]]
+StartedAgent = tuple[Site, AgentLink, list[Shell]]
 
 
 @dataclass
-class Crew:
+class Agents:
     """Agents that wait, one per site."""
 
     sites: tuple[Site, ...]
@@ -88,49 +88,49 @@ class Crew:
         self.on_close()
 
 
-def board_here(site: Site, code: str) -> Crew:
+def start_agent_here(site: Site, code: str) -> Agents:
     """The agent of this machine, without SSH or shipping: `code` is the folder that holds the hetctl package."""
     shell = LocalShell()
-    session = shell.start([sys.executable, "-I", "-c", BOOT, code], deadline=Deadline(BOARDING_S))
-    return Crew((site,), (AgentLink(site.name, session),), [[shell]])
+    session = shell.start([sys.executable, "-I", "-c", BOOT, code], deadline=Deadline(STARTING_S))
+    return Agents((site,), (AgentLink(site.name, session),), [[shell]])
 
 
-def board(
-    berths: Sequence[Berth],
-    orders: Orders,
+def start_agents(
+    targets: Sequence[TargetHost],
+    orders: AgentRequest,
     *,
-    timeout_s: float = BOARDING_S,
+    timeout_s: float = STARTING_S,
     on_refusal: Callable[[str, HetctlError], None] = lambda host, error: None,
-) -> Crew:
+) -> Agents:
     """Agents on all hosts. Raises one Unreachable or ConfigError naming every host that cannot take part.
 
     `on_refusal` hears of each one at once; the error waits until all have answered.
     """
-    found: dict[str, Boarded] = {}
+    found: dict[str, StartedAgent] = {}
     errors: dict[str, HetctlError] = {}
 
-    def work(berth: Berth, deadline: Deadline) -> Boarded:
-        return _board_one(berth, orders, deadline)
+    def work(target: TargetHost, deadline: Deadline) -> StartedAgent:
+        return _start_one(target, orders, deadline)
 
     try:
-        for outcome in fan_out(berths, work, deadline_s=timeout_s):
+        for outcome in fan_out(targets, work, deadline_s=timeout_s):
             if outcome.value is not None:
                 found[outcome.item.name] = outcome.value
             elif outcome.error is not None:
                 errors[outcome.item.name] = outcome.error
                 on_refusal(outcome.item.name, outcome.error)
     except BaseException:
-        _crew(berths, found).close(wait_s=0.0)
+        _agents(targets, found).close(wait_s=0.0)
         raise
-    crew = _crew(berths, found)
+    agents = _agents(targets, found)
     if errors:
-        crew.close(wait_s=0.0)
-        raise refusal(errors, len(berths))
-    if orders.folder is not None and all(site.shared for site in crew.sites):
-        crew.sites = tuple(replace(site, folder=orders.folder) for site in crew.sites)
+        agents.close(wait_s=0.0)
+        raise refusal(errors, len(targets))
+    if orders.folder is not None and all(site.shared for site in agents.sites):
+        agents.sites = tuple(replace(site, folder=orders.folder) for site in agents.sites)
     else:  # one of them keeps its files to itself: so do all, because nobody commits a checkpoint for others then
-        crew.sites = tuple(replace(site, shared=False) for site in crew.sites)
-    return crew
+        agents.sites = tuple(replace(site, shared=False) for site in agents.sites)
+    return agents
 
 
 def refusal(errors: Mapping[str, HetctlError], count: int) -> HetctlError:
@@ -144,17 +144,17 @@ def refusal(errors: Mapping[str, HetctlError], count: int) -> HetctlError:
     return error
 
 
-def _crew(berths: Iterable[Berth], found: Mapping[str, Boarded]) -> Crew:
-    rows = [found[b.name] for b in berths if b.name in found]
-    return Crew(tuple(r[0] for r in rows), tuple(r[1] for r in rows), [r[2] for r in rows])
+def _agents(targets: Iterable[TargetHost], found: Mapping[str, StartedAgent]) -> Agents:
+    rows = [found[b.name] for b in targets if b.name in found]
+    return Agents(tuple(r[0] for r in rows), tuple(r[1] for r in rows), [r[2] for r in rows])
 
 
-def _board_one(berth: Berth, orders: Orders, deadline: Deadline) -> Boarded:
-    shell = berth.open(deadline)
+def _start_one(target: TargetHost, orders: AgentRequest, deadline: Deadline) -> StartedAgent:
+    shell = target.open(deadline)
     try:
-        dialogue = _converse(berth, shell, {"do": "enter", **_request(orders, berth.name)}, deadline)
+        dialogue = _converse(target, shell, {"do": "enter", **_request(orders, target.name)}, deadline)
         about = _answer(dialogue, "host", deadline)
-        site, needs = _judge(berth, orders, about)
+        site, needs = _judge(target, orders, about)
         for bundle in needs:
             deadline.phase = "shipping hetctl's code"
             packed = base64.b64encode(bundle.packed).decode()
@@ -172,26 +172,26 @@ def _board_one(berth: Berth, orders: Orders, deadline: Deadline) -> Boarded:
     shells = [shell]
 
     def reopen(deadline: Deadline) -> tuple[Session, bytes]:
-        return _reopen(berth, str(hello["socket"]), shells, deadline)
+        return _reopen(target, str(hello["socket"]), shells, deadline)
 
-    return site, AgentLink(berth.name, session, first=first, reopen=reopen, lease_s=orders.lease_s), shells
+    return site, AgentLink(target.name, session, first=first, reopen=reopen, lease_s=orders.lease_s), shells
 
 
-def _reopen(berth: Berth, socket: str, shells: list[Shell], deadline: Deadline) -> tuple[Session, bytes]:
+def _reopen(target: TargetHost, socket: str, shells: list[Shell], deadline: Deadline) -> tuple[Session, bytes]:
     """A new connection to a host, joined with the agent's socket there."""
-    shell = berth.open(deadline)
+    shell = target.open(deadline)
     shells.append(shell)
-    dialogue = _converse(berth, shell, {"do": "attach", "socket": socket}, deadline)
+    dialogue = _converse(target, shell, {"do": "attach", "socket": socket}, deadline)
     answer = dialogue.receive(deadline=deadline)
     if answer.get("event") != "attached":
         raise AgentGone(f"its agent is gone: {str(answer.get('reason'))[:200]}")
     return dialogue.release()
 
 
-def _converse(berth: Berth, shell: Shell, request: Mapping[str, Any], deadline: Deadline) -> Dialogue:
+def _converse(target: TargetHost, shell: Shell, request: Mapping[str, Any], deadline: Deadline) -> Dialogue:
     source = inspect.getsource(bootstrap)
-    python = interpreter(berth.access)
-    return converse(shell, python, source, request, deadline=deadline, prefix=berth.access.prefix)
+    python = interpreter(target.access)
+    return converse(shell, python, source, request, deadline=deadline, prefix=target.access.prefix)
 
 
 def interpreter(access: Access) -> str:
@@ -199,17 +199,17 @@ def interpreter(access: Access) -> str:
     return sys.executable if access.local and access.python == Access().python else access.python
 
 
-def ask(berth: Berth, request: Mapping[str, Any], answer: str, deadline: Deadline) -> dict[str, Any]:
+def ask(target: TargetHost, request: Mapping[str, Any], answer: str, deadline: Deadline) -> dict[str, Any]:
     """One question to a host by the travelling program. Raises HetctlError."""
-    shell = berth.open(deadline)
+    shell = target.open(deadline)
     try:
-        return _answer(_converse(berth, shell, request, deadline), answer, deadline)
+        return _answer(_converse(target, shell, request, deadline), answer, deadline)
     finally:
         with contextlib.suppress(OSError):
             shell.close()
 
 
-def _request(orders: Orders, host: str) -> dict[str, Any]:
+def _request(orders: AgentRequest, host: str) -> dict[str, Any]:
     bundles = [orders.code, *([orders.program] if orders.program else [])]
     return {
         "run": orders.run,
@@ -231,7 +231,7 @@ def _answer(dialogue: Dialogue, event: str, deadline: Deadline) -> dict[str, Any
     return answer
 
 
-def _judge(berth: Berth, orders: Orders, about: dict[str, Any]) -> tuple[Site, list[Bundle]]:
+def _judge(target: TargetHost, orders: AgentRequest, about: dict[str, Any]) -> tuple[Site, list[Bundle]]:
     """The site that a host's answer describes and the bundles it lacks. Raises ConfigError for what is missing."""
     python = str(about["executable"])
     if not about["supported"]:
@@ -246,14 +246,14 @@ def _judge(berth: Berth, orders: Orders, about: dict[str, Any]) -> tuple[Site, l
         raise ConfigError("; ".join(problems))
     code = about["code"] + orders.code.digest
     site = Site(
-        name=berth.name,
+        name=target.name,
         python=python,
         code_path=os.pathsep.join([code, *([os.path.join(code, CARRIED_FOLDER)] if carried else [])]),
         folder=RunFolder.at(about["folder"]),
         shared=bool(about["shared"]),
         cores=int(about["cores"]),
-        data_address=berth.data_address,
-        interface=berth.interface,
+        data_address=target.data_address,
+        interface=target.interface,
         program=about["code"] + orders.program.digest if orders.program else None,
         checkpoints=tuple(about["checkpoints"]),
     )

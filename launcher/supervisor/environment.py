@@ -12,7 +12,7 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.facts import HostFacts, NicFacts, facts_from_data
 from hetctl.comm.contract.natives import NATIVES
 from hetctl.comm.contract.placement import NICS_VARIABLE, PORTS_VARIABLE, PlacedBridge, PlacedIsland, Placement
-from hetctl.comm.contract.plan import Bridge
+from hetctl.comm.contract.plan import PlannedBridge
 
 RUN_VARIABLE = "HETCTL_RUN"  # by which `hetctl clean` knows what belongs to a run
 DEVICE_INDEX = "HETCTL_DEVICE_INDEX"  # which of the devices that a process sees is its own
@@ -74,7 +74,7 @@ def device_type(runs: str | None, vendors: Iterable[str] = ()) -> str:
 
 def placement_of(
     islands: Sequence[PlannedPlace],
-    bridges: Sequence[Bridge],
+    bridges: Sequence[PlannedBridge],
     seats: Sequence[Seat],
     *,
     runs: str | None,

@@ -11,7 +11,7 @@ from typing import Any
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.launcher.run_folder.failure import Exit, RankError, is_own, parse_rank_error, reason_of
 from hetctl.launcher.supervisor.agent_link import Event
-from hetctl.launcher.supervisor.agents import Crew
+from hetctl.launcher.supervisor.agents import Agents
 
 BEAT_S = 2.0
 LEASE_S = 15.0
@@ -45,7 +45,7 @@ class HostSpec:
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """How a run ended: every rank's exit, processes left behind (0 when verified), and whether it was stopped."""
 
     exits: list[Exit] = field(default_factory=list)
@@ -63,19 +63,19 @@ class Outcome:
 class Supervisor:
     """One run from orders to verified end."""
 
-    def __init__(self, crew: Crew, specs: Sequence[HostSpec], on_event: Callable[[Event], None]) -> None:
-        self.crew, self.specs, self.on_event = crew, specs, on_event
-        self.outcome = Outcome()
+    def __init__(self, agents: Agents, specs: Sequence[HostSpec], on_event: Callable[[Event], None]) -> None:
+        self.agents, self.specs, self.on_event = agents, specs, on_event
+        self.outcome = RunOutcome()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # signal handlers may put
         self._done: set[str] = set()
         self._ended: set[int] = set()
         self._begun = False  # a rank reported work: stopping it can be polite
         self._ending = False
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         """Give the orders and see the run through. Raises WorkFailed when a host does not get ready."""
         try:
-            for link in self.crew.links:
+            for link in self.agents.links:
                 link.watch(self._events)
             for spec in self.specs:
                 self._link(spec.host).send(_orders(spec))
@@ -83,7 +83,7 @@ class Supervisor:
             self._loop()
         finally:
             self._wind_up()
-            self.crew.close()
+            self.agents.close()
         return self.outcome
 
     def stop(self) -> None:
@@ -238,7 +238,7 @@ class Supervisor:
         return next(s for s in self.specs if s.host == host)
 
     def _link(self, host: str) -> Any:
-        return next(link for link in self.crew.links if link.host == host)
+        return next(link for link in self.agents.links if link.host == host)
 
     def _broadcast(self, message: Event) -> None:
         for number, spec in enumerate(self.specs):

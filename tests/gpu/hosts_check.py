@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hetctl.bench import plans
-from hetctl.comm.contract.cluster import Island, Link, Transport, load_cluster, save_cluster
+from hetctl.comm.contract.cluster import Island, IslandLink, TransportOption, load_cluster, save_cluster
 from hetctl.comm.contract.plan import Replica, Stage, load_plan, save_plan
 from hetctl.runs import resolve
 from hetctl.trainer.planning.assemble import assemble
@@ -89,7 +89,7 @@ def split_in_two(file: Path) -> None:
         Island(f"{whole.name}-{n}", whole.vendor, whole.fabric, members) for n, members in enumerate((first, second))
     )
     names = (islands[0].name, islands[1].name)
-    link = Link(names, (Transport("tcp", True, "the veth pairs"),))
+    link = IslandLink(names, (TransportOption("tcp", True, "the veth pairs"),))
     save_cluster(file, replace(cluster, islands=islands, links=(link,)))
 
 

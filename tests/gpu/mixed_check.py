@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from hetctl.bench import plans
-from hetctl.bench.plans import Case
+from hetctl.bench.plans import PlanCase
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.plan import Plan
@@ -68,13 +68,13 @@ class Check:
             None, settings=given, model=o.model, global_batch=samples, seq_len=o.seq_len, bridge=None
         )
 
-    def case(self, name: str, spec: str, *settings: str, samples: int) -> Case:
+    def case(self, name: str, spec: str, *settings: str, samples: int) -> PlanCase:
         cluster, recipe = self.cluster(spec), self.recipe(*settings, samples=samples)
         profile = load_profile(self.options.profile) if self.options.profile else None
         (case,) = plans.candidates(cluster, recipe, profile=profile, alternatives=0)
         return replace(case, name=name, cluster=cluster)
 
-    def seconds(self, cases: Sequence[Case]) -> dict[str, float]:
+    def seconds(self, cases: Sequence[PlanCase]) -> dict[str, float]:
         """Median step seconds of every case, one launch; cases share the devices of the first one's cluster."""
         assert cases[0].cluster is not None
         found = plans.bench_plans(cases[0].cluster, cases, steps=self.options.steps, sink=self.sink)
@@ -82,7 +82,7 @@ class Check:
             print(json.dumps(row), flush=True)
         return {row["name"]: row["measured_s"] for row in found["plans"]}
 
-    def rounds(self, cases: Sequence[Case]) -> list[dict[str, float]]:
+    def rounds(self, cases: Sequence[PlanCase]) -> list[dict[str, float]]:
         return [self.seconds(cases) for _ in range(self.options.rounds)]
 
     def row(self, part: str, what: str, words: str) -> None:

@@ -102,7 +102,7 @@ def cluster_of(spec: str) -> Cluster:
     return label_machine(parse_spec(spec, CLASSES), machine)
 
 
-def planned(case: Case, cluster: Cluster, profile: Path) -> plans.Case:
+def planned(case: Case, cluster: Cluster, profile: Path) -> plans.PlanCase:
     recipe = resolve.read_recipe(
         None,
         settings=["parallelism.tensor=1", "optimizer.lr=1.0e-5", *case.settings],
@@ -112,7 +112,7 @@ def planned(case: Case, cluster: Cluster, profile: Path) -> plans.Case:
         bridge=case.bridge,
     )
     plan = make_plan(cluster, recipe, profile=load_profile(profile), abilities=EXECUTABLE)
-    return plans.Case(plan, recipe, case.name)
+    return plans.PlanCase(plan, recipe, case.name)
 
 
 def predict(profile: Path, output: Path) -> int:

@@ -10,7 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hetctl.comm.contract.access import Access
-from hetctl.comm.contract.cluster import Cluster, Device, Host, Island, Link, Member, Nic, Transport, save_cluster
+from hetctl.comm.contract.cluster import (
+    Cluster,
+    Device,
+    Host,
+    Island,
+    IslandLink,
+    Member,
+    Nic,
+    TransportOption,
+    save_cluster,
+)
 from tests.rigs.netns import Rig, RigHost
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,8 +39,8 @@ def write_cluster(
             members += [Member(rig.hosts[number].name, i) for i in range(count)]
         made.append(Island(name, VENDORS[name], "test network", tuple(members)))
     names = list(islands)
-    ways = (Transport("tcp", True, "the test network"),)
-    links = tuple(Link((a, b), ways) for i, a in enumerate(names) for b in names[i + 1 :])
+    ways = (TransportOption("tcp", True, "the test network"),)
+    links = tuple(IslandLink((a, b), ways) for i, a in enumerate(names) for b in names[i + 1 :])
     cluster = Cluster(tuple(hosts), tuple(made), links=links, source="emulated", runs="gloo")
     save_cluster(file, cluster)
     return cluster

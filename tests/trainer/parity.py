@@ -190,12 +190,12 @@ def _copies_not_summed() -> None:
 
 def _lost_weight_gradient() -> None:
     """Of what a backward puts off, the first is made of nothing."""
-    right = split_backward.Later.take
+    right = split_backward.WeightGradients.take
 
-    def wrong(self: split_backward.Later) -> Any:
+    def wrong(self: split_backward.WeightGradients) -> Any:
         return [(p, None if x is None else x * (k > 0), g) for k, (p, x, g) in enumerate(right(self))]
 
-    split_backward.Later.take = wrong  # type: ignore[method-assign]
+    split_backward.WeightGradients.take = wrong  # type: ignore[method-assign]
 
 
 def _small_buckets() -> None:

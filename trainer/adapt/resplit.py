@@ -11,7 +11,7 @@ from itertools import accumulate, combinations, pairwise
 
 import numpy as np
 
-from hetctl.comm.contract.plan import Group, Plan, Replica, segment_of, segments_of, summing_groups
+from hetctl.comm.contract.plan import Plan, PlannedGroup, Replica, segment_of, segments_of, summing_groups
 from hetctl.trainer.adapt.pace import Paces
 from hetctl.trainer.planning.partition import StageTable, best_split, fixed_split
 from hetctl.trainer.recipe import Recipe
@@ -86,13 +86,17 @@ def _joined(plan: Plan, *, tied: bool) -> Plan | None:
     return replace(plan, groups=groups)
 
 
-def _group(plan: Plan, name: str, ranks: tuple[int, ...]) -> Group:
+def _group(plan: Plan, name: str, ranks: tuple[int, ...]) -> PlannedGroup:
     """A group that sums: the bridge's across islands, otherwise what runs such groups of that island already."""
     if plan.crosses_islands(ranks):
-        return Group(name, "segment", ranks, "het")
+        return PlannedGroup(name, "segment", ranks, "het")
     island = plan.island_of_rank[ranks[0]]
     like = [g for g in plan.groups if set(g.ranks) <= set(island.ranks) and g.backend != "het"]
-    return replace(like[0], name=name, kind="segment", ranks=ranks) if like else Group(name, "segment", ranks, "het")
+    return (
+        replace(like[0], name=name, kind="segment", ranks=ranks)
+        if like
+        else PlannedGroup(name, "segment", ranks, "het")
+    )
 
 
 def _cut(replica: Replica, layers: Sequence[int]) -> Replica:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.trainer.gradients.buckets import Piece
+from hetctl.trainer.gradients.buckets import ShardPiece
 from hetctl.trainer.gradients.optimizer import build_optimizer
 from hetctl.trainer.model.head_loss import head_loss
 from hetctl.trainer.model.model import RMSNorm, StageModel
@@ -180,7 +180,7 @@ def _update(device: torch.device, dtype: torch.dtype) -> float:
     count = UPDATED if device.type == "cuda" else UPDATED // 16
     master = torch.zeros(count, device=device)
     weights, master.grad = torch.zeros(count, dtype=dtype, device=device), torch.zeros(count, device=device)
-    optimizer = build_optimizer([Piece(master, decays=True)], OptimizerSection())
+    optimizer = build_optimizer([ShardPiece(master, decays=True)], OptimizerSection())
 
     def once() -> tuple[float, float]:
         start = _now(device)

@@ -60,7 +60,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BucketLayout:
     """The slots of one bucket, the same on all holders (but for the parts that tensor groups cut)."""
 
     key: int  # the first unit in it: 0 embedding, i + 1 block i, layers + 1 norm and head, layers + 2 tied
@@ -94,7 +94,7 @@ class Shards:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardPiece:
     """A part of the master shard that is updated in one way: master and gradient, flat, in full precision."""
 
     master: Tensor
@@ -106,7 +106,7 @@ class Bucket:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: BucketLayout,
         shards: Shards,
         *,
         dtype: torch.dtype,
@@ -274,12 +274,12 @@ class Bucket:
         edge = min(max(self.layout.edge, self.interval[0]), self.interval[1]) - self.interval[0]
         yield from ((part, decays) for part, decays in ((flat[:edge], True), (flat[edge:], False)) if part.numel())
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Iterator[ShardPiece]:
         for (master, decays), (gradient, _) in zip(
             self.split(self.masters), self.split(self.update_gradient), strict=True
         ):
             master.grad = gradient
-            yield Piece(master, decays)
+            yield ShardPiece(master, decays)
 
 
 def install(models: Sequence[StageModel], buckets: list[Bucket]) -> dict[str, nn.Parameter]:
@@ -296,7 +296,7 @@ def install(models: Sequence[StageModel], buckets: list[Bucket]) -> dict[str, nn
     return views
 
 
-def layouts_of(models: Sequence[StageModel], plan: Plan, *, rank: int) -> list[Layout]:
+def layouts_of(models: Sequence[StageModel], plan: Plan, *, rank: int) -> list[BucketLayout]:
     """The buckets of a rank's stages in layer order; a tied embedding is a bucket of its own, last."""
     model = models[0]
     degree, index = model.tensor.degree, model.tensor.index
@@ -356,15 +356,15 @@ def _layout(
     cuts: Mapping[str, Cut],
     holders: tuple[int, ...],
     mixed: bool,
-) -> Layout:
+) -> BucketLayout:
     names = [name for unit in group for name in units[unit]]
     slots: list[Slot] = []
     for name in sorted(names, key=lambda n: len(cuts[n].whole) < 2):  # stable: matrices first, each in model order
         slots.append(Slot(name, cuts[name], slots[-1].past_room if slots else 0))
-    return Layout(group[0], group, tuple(slots), holders, mixed)
+    return BucketLayout(group[0], group, tuple(slots), holders, mixed)
 
 
-def wholes_of(layout: Layout, gradient: Tensor) -> Tensor:
+def wholes_of(layout: BucketLayout, gradient: Tensor) -> Tensor:
     """A bucket's gradient in whole parameters: what this rank holds at its place, zeros elsewhere."""
     wholes = gradient.new_zeros(sum(math.prod(s.cut.whole) for s in layout.slots))
     for slot, whole in _whole_views(layout, wholes):
@@ -373,13 +373,13 @@ def wholes_of(layout: Layout, gradient: Tensor) -> Tensor:
     return wholes
 
 
-def take_parts(layout: Layout, wholes: Tensor, gradient: Tensor) -> None:
+def take_parts(layout: BucketLayout, wholes: Tensor, gradient: Tensor) -> None:
     """The way back: this rank's parts out of whole parameters."""
     for slot, whole in _whole_views(layout, wholes):
         gradient[slot.first : slot.first + slot.numel].view(slot.shape).copy_(slot.held_of(whole))
 
 
-def _whole_views(layout: Layout, wholes: Tensor) -> Iterator[tuple[Slot, Tensor]]:
+def _whole_views(layout: BucketLayout, wholes: Tensor) -> Iterator[tuple[Slot, Tensor]]:
     sizes = [math.prod(s.cut.whole) for s in layout.slots]
     for slot, flat in zip(layout.slots, wholes.split(sizes), strict=True):
         yield slot, flat.view(slot.cut.whole)

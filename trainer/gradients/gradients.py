@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hetctl.comm.contract.plan import Plan
-from hetctl.trainer.gradients.buckets import Bucket, Interval, Layout, Shards, Slot, install, layouts_of
-from hetctl.trainer.gradients.launch_limit import Leash
+from hetctl.trainer.gradients.buckets import Bucket, BucketLayout, Interval, Shards, Slot, install, layouts_of
+from hetctl.trainer.gradients.launch_limit import LaunchLimit
 from hetctl.trainer.gradients.sharded_bucket import ShardedBucket
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.tensor_parallel import ALONE, TensorShare
@@ -66,7 +66,9 @@ class Gradients:
         self._tied = [b for b in self.buckets if b.layout.key == model.shape.layers + 2]
         self.parameters = install(models, self.buckets)
         self._in_use: list[Bucket] = []
-        self._leash = Leash() if device.type == "cuda" and plan.crosses_islands(range(plan.world_size)) else None
+        self._launch_limit = (
+            LaunchLimit() if device.type == "cuda" and plan.crosses_islands(range(plan.world_size)) else None
+        )
         for one in models:
             one.before_unit, one.before_backward = self.before_unit, self.before_backward
         self._where: dict[int, tuple[Bucket, Slot]] = {}
@@ -155,8 +157,8 @@ class Gradients:
         self._use(unit, unit - 1)
 
     def _use(self, unit: int, following: int) -> None:
-        if self._leash is not None:
-            self._leash()
+        if self._launch_limit is not None:
+            self._launch_limit()
         due = self._buckets_of(unit)
         for bucket in self._in_use:
             if bucket not in due:
@@ -231,13 +233,13 @@ def shards_of(plan: Plan, place: Place, groups: ProcessGroups) -> Shards:
     return Shards(place.part - first, ranks, groups.reduce_group(ranks) if len(ranks) > 1 else None, copy)
 
 
-def shards_over(layout: Layout, rank: int, groups: ProcessGroups) -> Shards:
+def shards_over(layout: BucketLayout, rank: int, groups: ProcessGroups) -> Shards:
     """The same with all holders of a bucket, in the order of their group: each keeps the state of an equal part."""
     ranks = tuple(sorted(layout.holders))
     return Shards(ranks.index(rank), ranks, groups.reduce_group(ranks) if len(ranks) > 1 else None)
 
 
-def may_share(plan: Plan, layout: Layout) -> bool:
+def may_share(plan: Plan, layout: BucketLayout) -> bool:
     """Whether all holders of a bucket can share out its state: the same answer on each of them.
 
     They cut parameters alike, and the ranks of a tensor group, who add up what several of them hold, keep like parts.

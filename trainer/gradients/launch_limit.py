@@ -13,10 +13,10 @@ import torch
 UNITS_AHEAD = 4  # of a model, each some 50 to 150 launches; the queue holds about a thousand
 
 
-class Leash:
+class LaunchLimit:
     """Called before each unit of work: waits until the device has begun the one so many before it.
 
-    Weight gradients that a schedule puts off (`later.py`) are no units: they are launched without it.
+    Weight gradients that a schedule puts off (`split_backward.py`) are no units: they are launched without it.
     """
 
     def __init__(self) -> None:

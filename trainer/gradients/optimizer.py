@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import torch
 
-from hetctl.trainer.gradients.buckets import Piece
+from hetctl.trainer.gradients.buckets import ShardPiece
 from hetctl.trainer.recipe import OptimizerSection
 
 
-def build_optimizer(pieces: Iterable[Piece], section: OptimizerSection) -> torch.optim.Optimizer:
+def build_optimizer(pieces: Iterable[ShardPiece], section: OptimizerSection) -> torch.optim.Optimizer:
     """The recipe's optimiser; matrices decay, vectors (norms, biases) do not. On devices one fused kernel,
     also where their state is on the host."""
     held = list(pieces)

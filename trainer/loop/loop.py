@@ -44,7 +44,7 @@ from hetctl.trainer.model.compilation import compile_model
 from hetctl.trainer.model.huggingface import WeightFiles
 from hetctl.trainer.model.model import StageModel, initial, parameters_of
 from hetctl.trainer.model.sample_shares import share
-from hetctl.trainer.model.split_backward import Later
+from hetctl.trainer.model.split_backward import WeightGradients
 from hetctl.trainer.pipeline.pipeline import MicroBatch, StagePipeline
 from hetctl.trainer.pipeline.schedule import SPLIT
 from hetctl.trainer.planning.executable import check_executable, check_trainable
@@ -72,7 +72,7 @@ class StepFigures:
 
 
 @dataclass
-class Asked:
+class StopRequests:
     """What signals have asked this rank for."""
 
     stop: bool = False
@@ -96,7 +96,7 @@ class Trainer:
     groups: ProcessGroups = field(default_factory=ProcessGroups)
     saving: Checkpoints | None = None
     updates: int = 0  # of the optimiser; fewer than steps where some were skipped
-    asked: Asked = field(default_factory=Asked)
+    asked: StopRequests = field(default_factory=StopRequests)
     saves_agreed: int = 0  # by all ranks: one that hears a signal a step late asks for no second one
     stopping: bool = False  # agreed by all ranks
     save_now: bool = False  # agreed by all ranks
@@ -260,7 +260,7 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
         compile_model(model, samples=_largest_share(stage), seq_len=plan.seq_len)
     later = None
     if plan.schedule == SPLIT:
-        later = Later(gradients.accumulate)
+        later = WeightGradients(gradients.accumulate)
         for model in models:
             model.put_off(later)
     pipeline = StagePipeline(plan, place, models, groups, timeline=timeline, later=later)
@@ -413,7 +413,7 @@ def _resume(trainer: Trainer, path: Path, patient: Any) -> int:
     return start
 
 
-def _listen(asked: Asked) -> None:
+def _listen(asked: StopRequests) -> None:
     """TERM and USR2: finish the step, save, end. USR1: save and go on. All ranks agree on it at the step's end."""
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, lambda *_: setattr(asked, "stop", True))

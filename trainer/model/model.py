@@ -23,7 +23,7 @@ from hetctl.trainer.model.random_weights import fill_normal
 from hetctl.trainer.model.recompute import Recompute, recomputing
 from hetctl.trainer.model.rotary import rotary_tables, rotate
 from hetctl.trainer.model.shapes import ModelShape
-from hetctl.trainer.model.split_backward import Later, Projection
+from hetctl.trainer.model.split_backward import Projection, WeightGradients
 from hetctl.trainer.model.tensor_cuts import cut_of, whole_shape
 from hetctl.trainer.model.tensor_parallel import ALONE, SharedVocabulary, TensorShare, embed, enter, leave
 
@@ -209,7 +209,7 @@ class StageModel(nn.Module):
         weight = self.lm_head.weight
         return head_loss(self.body(x), weight, targets, scale=scale, kernel=self.loss_kernel, **self._words)
 
-    def put_off(self, later: Later) -> None:
+    def put_off(self, later: WeightGradients) -> None:
         """Let `later` make the weight gradients of all projections from now on."""
         for module in self.modules():
             if isinstance(module, Projection):

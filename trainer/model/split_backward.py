@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Later:
+class WeightGradients:
     """Weight gradients put off: what each needs is kept from its backward until `run`."""
 
     def __init__(self, done: Callable[[nn.Parameter], None]) -> None:
@@ -40,7 +40,7 @@ class Later:
 class Projection(nn.Linear):
     """A linear layer whose weight gradient can be put off."""
 
-    later: Later | None = None
+    later: WeightGradients | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x, self.bias)

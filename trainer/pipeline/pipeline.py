@@ -14,7 +14,7 @@ from hetctl.comm.contract.plan import Plan, Replica
 from hetctl.trainer.model.head_loss import IGNORED
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.sample_shares import share
-from hetctl.trainer.model.split_backward import Later
+from hetctl.trainer.model.split_backward import WeightGradients
 from hetctl.trainer.pipeline.boundary import Boundary, Inbox
 from hetctl.trainer.pipeline.schedule import Action, device_actions
 from hetctl.trainer.ranks.groups import ProcessGroups
@@ -30,7 +30,7 @@ class MicroBatch:
     targets: Tensor
 
 
-class Chunk:
+class LocalStage:
     """One stage of this rank: its module, its boundaries, and the micro-batches that are on their way through it."""
 
     def __init__(
@@ -87,7 +87,7 @@ class StagePipeline:
         *,
         timeline: Timeline,
         boundary: type[Boundary] = Boundary,
-        later: Later | None = None,
+        later: WeightGradients | None = None,
     ) -> None:
         self.plan, self.place, self.models, self.timeline, self.later = plan, place, tuple(models), timeline, later
         self.replica: Replica = plan.replicas[place.replica]
@@ -95,7 +95,7 @@ class StagePipeline:
         low, high = share(self.stage.micro_batch_size, self.stage.width, place.part)
         self.samples = high - low
         self.chunks = [
-            Chunk(plan, place.at(stage), model, groups, boundary)
+            LocalStage(plan, place.at(stage), model, groups, boundary)
             for stage, model in zip(place.stages, models, strict=True)
         ]
         self._connect()
@@ -156,7 +156,7 @@ class StagePipeline:
             element = torch.zeros(1, device=meeting.carries(device))
             (dist.send if sends else dist.recv)(element, peer, group=meeting.group, tag=meeting.tag)
 
-    def _forward(self, chunk: Chunk, k: int, data: MicroBatch, totals: Tensor, scale: float) -> None:
+    def _forward(self, chunk: LocalStage, k: int, data: MicroBatch, totals: Tensor, scale: float) -> None:
         received = self._take(chunk, "F", k)
         x = data.inputs if received is None else received
         if x.is_floating_point():
@@ -175,7 +175,7 @@ class StagePipeline:
         if torch.is_grad_enabled():
             chunk.alive[k] = (x, y)
 
-    def _backward(self, chunk: Chunk, k: int) -> None:
+    def _backward(self, chunk: LocalStage, k: int) -> None:
         x, y = chunk.alive.pop(k)
         gradient = self._take(chunk, "B", k)
         with self.timeline.span("B", micro_batch=k, stage=chunk.stage):
@@ -186,12 +186,12 @@ class StagePipeline:
             assert x.grad is not None
             chunk.backward_out.send(x.grad)
 
-    def _make_weight_gradients(self, chunk: Chunk, k: int) -> None:
+    def _make_weight_gradients(self, chunk: LocalStage, k: int) -> None:
         assert self.later is not None
         with self.timeline.span("W", micro_batch=k, stage=chunk.stage):
             self.later.run(chunk.put_off.pop(k))
 
-    def _take(self, chunk: Chunk, kind: str, k: int) -> Tensor | None:
+    def _take(self, chunk: LocalStage, kind: str, k: int) -> Tensor | None:
         """What the neighbouring stage sends for a forward or backward; None where there is no neighbour."""
         inbox = chunk.inboxes[kind]
         if inbox is None:

@@ -10,7 +10,7 @@ from hetctl.trainer.pipeline.schedule import in_flight
 from hetctl.trainer.planning.partition import Split, best_split, fixed_split, holmes_layers, uniform_layers
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.space import PoolUse
-from hetctl.trainer.planning.stages import Choice, StageBook, StageCosts, StagePlace, SyncRate, share
+from hetctl.trainer.planning.stages import MemoryChoice, StageBook, StageCosts, StagePlace, SyncRate, share
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Pipeline:
     schedule: str
     forwards_ahead: tuple[int, ...]
     layers: tuple[int, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[MemoryChoice, ...]
     memory_bytes: tuple[int, ...]  # per stage, on each of its ranks
     hops: tuple[float, ...]
     seconds: float  # of a step, by the closed form

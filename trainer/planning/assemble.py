@@ -6,20 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 
-from hetctl.comm.contract.cluster import Cluster, Link, Transport
+from hetctl.comm.contract.cluster import Cluster, IslandLink, TransportOption
 from hetctl.comm.contract.errors import ConfigError, Undetermined
 from hetctl.comm.contract.natives import NATIVES
 from hetctl.comm.contract.placement import NATIVE, joined_natively
 from hetctl.comm.contract.plan import (
     BackendName,
-    Bridge,
-    Group,
     GroupKind,
     Plan,
+    PlannedBridge,
+    PlannedGroup,
     PlannedIsland,
+    PlannedRail,
     PlannedRank,
     Predicted,
-    Rail,
     Replica,
     Segment,
     segment_of,
@@ -74,8 +74,8 @@ def assemble(
 
 
 def choose_transport(
-    link: Link | None, a: str, b: str, *, forced: str = "auto", measured: Sequence[BridgeProfile] = ()
-) -> Transport:
+    link: IslandLink | None, a: str, b: str, *, forced: str = "auto", measured: Sequence[BridgeProfile] = ()
+) -> TransportOption:
     """The first usable transport of a link, or the forced one. Raises ConfigError with the transport's reason.
 
     Islands of one vendor take its own library over sockets where both that and the first bridge were measured and its
@@ -104,7 +104,7 @@ def choose_transport(
     )
 
 
-def _faster(first: Transport, last: Transport, sums: Mapping[str, float]) -> Transport:
+def _faster(first: TransportOption, last: TransportOption, sums: Mapping[str, float]) -> TransportOption:
     """The first way, or the native one, which is the last, where sums were measured over both."""
     if last is first or last.kind != NATIVE or not {first.kind, NATIVE} <= sums.keys():
         return first
@@ -164,7 +164,7 @@ def _islands(cluster: Cluster, ranks: Sequence[PlannedRank]) -> tuple[PlannedIsl
 class _Groups:
     """Names every process group of a plan and says what runs it."""
 
-    def __init__(self, cluster: Cluster, ranks: Sequence[PlannedRank], bridges: Sequence[Bridge]) -> None:
+    def __init__(self, cluster: Cluster, ranks: Sequence[PlannedRank], bridges: Sequence[PlannedBridge]) -> None:
         self.cluster = cluster
         self.ranks = ranks
         self.bridges = bridges
@@ -173,8 +173,8 @@ class _Groups:
 
     def all(
         self, replicas: Sequence[Replica], segments: Sequence[Segment], tied: tuple[tuple[int, ...], ...]
-    ) -> tuple[Group, ...]:
-        groups: list[Group] = []
+    ) -> tuple[PlannedGroup, ...]:
+        groups: list[PlannedGroup] = []
         for number, replica in enumerate(replicas):
             first_of = {stage.ranks: index for index, stage in reversed(list(enumerate(replica.stages)))}
             for ranks, index in sorted(first_of.items(), key=lambda found: found[1]):  # a device's stages share groups
@@ -196,23 +196,23 @@ class _Groups:
         ]
         return tuple(groups)
 
-    def shards(self, name: str, ranks: tuple[int, ...], count: int) -> list[Group]:
+    def shards(self, name: str, ranks: tuple[int, ...], count: int) -> list[PlannedGroup]:
         """Neighbours that share optimiser state, where they are fewer than the whole stage."""
         if count in (1, len(ranks)):
             return []
         return [self.one(f"{name}.{j}", "data", ranks[j : j + count]) for j in range(0, len(ranks), count)]
 
-    def one(self, name: str, kind: GroupKind, ranks: tuple[int, ...]) -> Group:
+    def one(self, name: str, kind: GroupKind, ranks: tuple[int, ...]) -> PlannedGroup:
         islands = list(dict.fromkeys(self.ranks[r].island for r in ranks))
         if len(joined_natively(islands, self.bridges)) > 1:
-            return Group(name, kind, ranks, "het")
+            return PlannedGroup(name, kind, ranks, "het")
         island = self.islands[islands[0]]
         backend: BackendName = self.cluster.runs or NATIVES[island.vendor].library
         hosts = {self.ranks[r].host for r in ranks}
         if len(hosts) == 1 or backend == "gloo":
-            return Group(name, kind, ranks, backend)
+            return PlannedGroup(name, kind, ranks, backend)
         rdma = len(islands) == 1 and self.networks.get(island.fabric) in ("infiniband", "roce")
-        return Group(name, kind, ranks, backend, "ib" if rdma else "socket")
+        return PlannedGroup(name, kind, ranks, backend, "ib" if rdma else "socket")
 
 
 def _crossings(
@@ -246,7 +246,7 @@ def _bridge(
     ranks: Sequence[PlannedRank],
     pair: tuple[str, str],
     measured: Sequence[BridgeProfile],
-) -> Bridge:
+) -> PlannedBridge:
     a, b = pair
     transport = choose_transport(cluster.link(a, b), a, b, forced=recipe.bridge.transport, measured=measured)
     chosen = "forced by the recipe" if recipe.bridge.transport != "auto" else "the best usable one"
@@ -259,9 +259,11 @@ def _bridge(
     for lane, from_rate, to_rate in zip(lanes, *rates, strict=True):
         known = [r for r in (from_rate, to_rate) if r is not None]
         rails.append(
-            Rail(lane[0].rank, _nic(lane[0]), lane[1].rank, _nic(lane[1]), min(known) if len(known) == 2 else None)
+            PlannedRail(
+                lane[0].rank, _nic(lane[0]), lane[1].rank, _nic(lane[1]), min(known) if len(known) == 2 else None
+            )
         )
-    return Bridge(pair, transport.kind, tuple(rails), reason, recipe.bridge.transport != "auto")
+    return PlannedBridge(pair, transport.kind, tuple(rails), reason, recipe.bridge.transport != "auto")
 
 
 def _nic(rank: PlannedRank) -> str:

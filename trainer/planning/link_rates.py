@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from hetctl.comm.contract.cluster import Cluster, Transport
+from hetctl.comm.contract.cluster import Cluster, TransportOption
 from hetctl.comm.contract.errors import HetctlError
 from hetctl.trainer.planning.assemble import choose_transport
 from hetctl.trainer.planning.pools import Pool
@@ -22,7 +22,7 @@ NATIVE_LATENCY_S = 10e-6
 
 
 @dataclass(frozen=True)
-class Lane:
+class LinkRate:
     """A bridge as a stage boundary sees it: bytes per second of one rank's lane and of all together."""
 
     per_rank: float
@@ -33,10 +33,10 @@ class Lane:
 
 
 @dataclass(frozen=True, eq=False)
-class Lanes:
+class LinkRates:
     """What joins each pair of islands; a pair that cannot talk is missing, with the reason in `refused`."""
 
-    bridges: Mapping[frozenset[str], Lane]
+    bridges: Mapping[frozenset[str], LinkRate]
     refused: Mapping[frozenset[str], HetctlError]
     measured: tuple[BridgeProfile, ...] = ()
 
@@ -74,12 +74,12 @@ class Lanes:
 
 def read_lanes(
     cluster: Cluster, pools: tuple[Pool, ...], *, forced: str = "auto", measured: Sequence[BridgeProfile] = ()
-) -> Lanes:
+) -> LinkRates:
     """The bridges of a cluster as the recipe's transport leaves them; a profile's rates where links have none."""
     nic: dict[str, float] = {}
     for pool in pools:
         nic[pool.island] = min(nic.get(pool.island, float("inf")), pool.rates.nic_bytes_per_s)
-    bridges: dict[frozenset[str], Lane] = {}
+    bridges: dict[frozenset[str], LinkRate] = {}
     refused: dict[frozenset[str], HetctlError] = {}
     names = list(nic)
     for i, a in enumerate(names):
@@ -90,7 +90,7 @@ def read_lanes(
                 refused[frozenset((a, b))] = error
             else:
                 bridges[frozenset((a, b))] = _lane(transport, min(nic[a], nic[b]), measured)
-    return Lanes(bridges, refused, tuple(measured))
+    return LinkRates(bridges, refused, tuple(measured))
 
 
 def _joining(use: PoolUse, payload: float) -> float:
@@ -100,16 +100,16 @@ def _joining(use: PoolUse, payload: float) -> float:
     return (use.tensor - 1) / use.tensor * payload / use.width / use.pool.rates.native_bytes_per_s
 
 
-def _lane(transport: Transport, nic: float, measured: Sequence[BridgeProfile]) -> Lane:
+def _lane(transport: TransportOption, nic: float, measured: Sequence[BridgeProfile]) -> LinkRate:
     known = next((b for b in measured if b.transport == transport.kind), None)
     if known is not None and not transport.measured:
         each = known.message_bytes_per_s
-        return Lane(each, float("inf"), known.latency_s, transport.kind, sums=known.all_reduce_bytes_per_s)
+        return LinkRate(each, float("inf"), known.latency_s, transport.kind, sums=known.all_reduce_bytes_per_s)
     latency = LATENCY_S[transport.kind] if transport.latency_s is None else transport.latency_s
     if transport.rate_bytes_per_s is None:
         each = UNKNOWN_RATE[transport.kind]
-        return Lane(each, float("inf"), latency, transport.kind)
+        return LinkRate(each, float("inf"), latency, transport.kind)
     reached = 1.0 if transport.measured else REACHED[transport.kind]
     total = transport.rate_bytes_per_s * reached
     each = min(nic * reached, total) if not transport.measured else total
-    return Lane(each, total, latency, transport.kind)
+    return LinkRate(each, total, latency, transport.kind)

@@ -28,7 +28,7 @@ POWERS = frozenset((1, 2, 4, 8, 16, 32, 64))
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedPipeline:
     """A replica to be found: pools (order free), micro-batches, and how many equal replicas it stands for."""
 
     pools: tuple[Pool, ...]
@@ -51,20 +51,20 @@ class Pipelines:
         self.book = StageBook(problem.costs, problem.means)
         self.use_bounds = UseBounds(problem)
         self.bounded, self.tried, self.level = 0, 0, 0
-        self._known: dict[Wanted, _Known] = {}
+        self._known: dict[WantedPipeline, _Known] = {}
         self._uses_of: dict[tuple[Pool, int, int], list[PoolUse]] = {}
         self._blocks: dict[tuple[Rates, int, int], float] = {}
         self._looks: dict[tuple[tuple[Pool, ...], int, int, int], Look] = {}
         self._order: dict[tuple[Pool, ...], list[tuple[int, ...]]] = {}
 
-    def bound(self, wanted: Wanted, limit: float) -> float:
+    def bound(self, wanted: WantedPipeline, limit: float) -> float:
         """A lower bound on the time, at most `limit` where that is all that matters."""
         known = self._known.setdefault(wanted, _Known())
         if known.lower < limit:
             known.lower = max(known.lower, min(self.look(wanted, limit).bound, limit))
         return known.lower
 
-    def faster(self, wanted: Wanted, limit: float) -> bool:
+    def faster(self, wanted: WantedPipeline, limit: float) -> bool:
         """Whether some pipeline takes less than `limit`."""
         known = self._known.setdefault(wanted, _Known())
         if known.best is not None and known.best.seconds < limit:
@@ -77,7 +77,7 @@ class Pipelines:
         known.lower = limit
         return False
 
-    def fastest(self, wanted: Wanted, limit: float) -> Pipeline | None:
+    def fastest(self, wanted: WantedPipeline, limit: float) -> Pipeline | None:
         """The fastest pipeline, if it takes less than `limit`."""
         known = self._known.setdefault(wanted, _Known())
         if not known.exact and known.lower < limit:
@@ -91,7 +91,7 @@ class Pipelines:
             known.lower = limit if not known.exact else known.lower
         return known.best if known.best is not None and known.best.seconds < limit else None
 
-    def look(self, wanted: Wanted, limit: float) -> Look:
+    def look(self, wanted: WantedPipeline, limit: float) -> Look:
         """Every combination of uses that might fit and beat the limit, with its bound.
 
         Bounds leave out what replicas exchange, so one look serves every grouping.
@@ -103,7 +103,7 @@ class Pipelines:
         look = self._looks[key] = self._look(wanted, limit)
         return look
 
-    def _look(self, wanted: Wanted, limit: float) -> Look:
+    def _look(self, wanted: WantedPipeline, limit: float) -> Look:
         pins, layers = self.problem.pins, self.problem.costs.shape.layers
         look, count = Look(limit), wanted.batching.micro_batches
         for options in self._options(wanted, limit):
@@ -115,7 +115,7 @@ class Pipelines:
                 look.parts.append((options, combos, bounds))
         return look
 
-    def _options(self, wanted: Wanted, limit: float) -> Iterator[list[list[UseBound]]]:
+    def _options(self, wanted: WantedPipeline, limit: float) -> Iterator[list[list[UseBound]]]:
         """Options per pool, in sets whose product is to be searched; the grid is thinned until that is possible."""
         every = [self._uses(pool, wanted) for pool in wanted.pools]
         for level in range(len(LEVELS)):
@@ -129,7 +129,7 @@ class Pipelines:
                         yield [self.use_bounds.of(uses, wanted.batching, waits=waits) for uses in near]
                 return
 
-    def _near(self, options: list[list[PoolUse]], wanted: Wanted, limit: float) -> list[list[PoolUse]]:
+    def _near(self, options: list[list[PoolUse]], wanted: WantedPipeline, limit: float) -> list[list[PoolUse]]:
         """Uses that could be part of something below the limit, were all others at their best and memory no matter.
 
         A pipeline takes at least the fill of its stages, and (m - 1) times all layers over the layers per second
@@ -163,7 +163,7 @@ class Pipelines:
             found = self._blocks[key] = self.problem.costs.block(use.pool.rates, samples, tensor=use.tensor).both
         return found
 
-    def _uses(self, pool: Pool, wanted: Wanted) -> list[PoolUse]:
+    def _uses(self, pool: Pool, wanted: WantedPipeline) -> list[PoolUse]:
         problem, size, clones = self.problem, wanted.batching.micro_batch_size, wanted.clones
         known = self._uses_of.get((pool, size, clones))
         if known is not None:
@@ -175,7 +175,7 @@ class Pipelines:
         self._uses_of[pool, size, clones] = uses
         return uses
 
-    def _waits(self, wanted: Wanted) -> bool:
+    def _waits(self, wanted: WantedPipeline) -> bool:
         """Whether plain 1F1B is the only schedule that will be tried."""
         waits = self.problem.schedule == "1f1b"
         if self.problem.schedule == "auto":
@@ -184,7 +184,7 @@ class Pipelines:
         waits &= self.problem.forwards_ahead is None
         return waits and wanted.batching.micro_batches > self.problem.costs.shape.layers
 
-    def exact(self, wanted: Wanted, look: Look, limit: Callable[[], float]) -> Iterator[Pipeline]:
+    def exact(self, wanted: WantedPipeline, look: Look, limit: Callable[[], float]) -> Iterator[Pipeline]:
         """Pipelines faster than the limit as it stands, until no bound is below it."""
         for bound, uses in look:
             if bound >= limit():

@@ -12,7 +12,7 @@ from hetctl.comm.contract.errors import ConfigError, Infeasible, nearest
 from hetctl.trainer.model.tensor_cuts import cannot_cut
 from hetctl.trainer.pipeline.schedule import SPLIT
 from hetctl.trainer.planning.costs import MODES, LayerCosts, Numbers
-from hetctl.trainer.planning.link_rates import Lanes, read_lanes
+from hetctl.trainer.planning.link_rates import LinkRates, read_lanes
 from hetctl.trainer.planning.pools import Pool, read_pools
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.space import TENSOR_DEGREES, Pins
@@ -36,7 +36,7 @@ class Problem:
 
     costs: LayerCosts
     pools: tuple[Pool, ...]
-    lanes: Lanes
+    lanes: LinkRates
     means: Means
     tensors: tuple[int, ...]
     pins: Pins

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from hetctl.trainer.planning.arrange import Batching, Pipeline
 from hetctl.trainer.planning.batching import TABULATED, balance, divisors, largest_remainder
-from hetctl.trainer.planning.link_rates import Lanes
-from hetctl.trainer.planning.pipelines import Pipelines, Wanted
+from hetctl.trainer.planning.link_rates import LinkRates
+from hetctl.trainer.planning.pipelines import Pipelines, WantedPipeline
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.space import partitions, views
@@ -159,7 +159,7 @@ class Search:
         """One replica: every micro-batch size, most promising first."""
         total, sizes = self.problem.samples, self._sizes(grouping)
         batchings = [Batching(s, total // s) for s in sizes if s % grouping.clones == 0]
-        every = [Wanted(grouping.replicas[0], b, grouping.clones) for b in batchings]
+        every = [WantedPipeline(grouping.replicas[0], b, grouping.clones) for b in batchings]
         looks = [(self.pipelines.look(wanted, self.limit), wanted) for wanted in every]
         for look, wanted in sorted(looks, key=lambda pair: pair[0].bound):
             for pipeline in self.pipelines.exact(wanted, look, lambda: self.limit):
@@ -244,11 +244,11 @@ class Fleet:
     parts_per_s: tuple[float, ...]  # of each replica at most
     limit: Callable[[], float]
 
-    def wanted(self, replica: int, part: int) -> Wanted:
+    def wanted(self, replica: int, part: int) -> WantedPipeline:
         size, count = self.batch(part)
         replicas = self.grouping.replicas
         batching = Batching(size, count, len(replicas), self.sync[replica])
-        return Wanted(replicas[replica], batching, self.grouping.clones)
+        return WantedPipeline(replicas[replica], batching, self.grouping.clones)
 
     def bound(self, replica: int, part: int, limit: float) -> float:
         """A lower bound on the time of a share."""
@@ -270,7 +270,7 @@ class Fleet:
         """What the replica's devices could at most compute in so many seconds."""
         return int(min(limit * self.parts_per_s[replica] * (1 + SAME), 1e9))
 
-    def _possible(self, wanted: Wanted) -> bool:
+    def _possible(self, wanted: WantedPipeline) -> bool:
         batching = wanted.batching
         return batching.micro_batch_size % wanted.clones == 0 and batching.micro_batches <= MOST_MICRO_BATCHES
 
@@ -280,7 +280,7 @@ def together(pipelines: Sequence[Pipeline]) -> float:
     return max(p.seconds - p.end_s for p in pipelines) + max(p.end_s for p in pipelines)
 
 
-def slowest_sync(lanes: Lanes, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
+def slowest_sync(lanes: LinkRates, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
     """How fast the ranks of a replica can exchange with the others, by the slowest of what joins them."""
     others = [p for i, pools in enumerate(replicas) for p in pools if i != index]
     rates = [lanes.sync_rate(a, b) for a in replicas[index] for b in others]

@@ -64,7 +64,7 @@ class PipelineTimes:
 
 
 @dataclass(frozen=True)
-class Span:
+class SimulatedSpan:
     """Something that took a while. `stage` is where it ran; a send runs from `stage` to `peer`."""
 
     kind: SpanKind
@@ -81,7 +81,7 @@ class Simulated:
     """A whole step of all replicas."""
 
     step_time_s: float
-    spans: tuple[Span, ...]
+    spans: tuple[SimulatedSpan, ...]
 
     def busy_seconds(self, replica: int, stage: int) -> float:
         """Seconds of the step that a stage computes."""
@@ -98,7 +98,7 @@ def simulate(replicas: Sequence[PipelineTimes]) -> Simulated:
     A stage's gradients are summed when all stages that share layers with it have finished their backward passes;
     the optimiser waits for the exact global norm, hence for everybody.
     """
-    spans: list[Span] = []
+    spans: list[SimulatedSpan] = []
     ends: list[list[float]] = []
     for number, times in enumerate(replicas):
         made, finished = _pipeline(number, times)
@@ -110,13 +110,13 @@ def simulate(replicas: Sequence[PipelineTimes]) -> Simulated:
         for index, stage in enumerate(times.stages):
             start = ready[number][index]
             if stage.sync_s > 0:
-                spans.append(Span("sync", number, index, start, start + stage.sync_s))
+                spans.append(SimulatedSpan("sync", number, index, start, start + stage.sync_s))
             synced = max(synced, start + stage.sync_s)
     step = synced
     for number, times in enumerate(replicas):
         for index, stage in enumerate(times.stages):
             if stage.update_s > 0:
-                spans.append(Span("update", number, index, synced, synced + stage.update_s))
+                spans.append(SimulatedSpan("update", number, index, synced, synced + stage.update_s))
             step = max(step, synced + stage.update_s)
     return Simulated(step, tuple(spans))
 
@@ -149,14 +149,14 @@ class _Device:
         self.free = 0.0
 
 
-def _pipeline(number: int, times: PipelineTimes) -> tuple[list[Span], list[float]]:
+def _pipeline(number: int, times: PipelineTimes) -> tuple[list[SimulatedSpan], list[float]]:
     """(spans, end of each stage's last backward) of one replica, transfers first come, first served."""
     count, split = len(times.stages), times.schedule == SPLIT
     devices = [_Device(held, times.actions(d)) for d, held in enumerate(times.devices)]
     arrived: dict[tuple[str, int, int], float] = {}  # (kind, stage, micro-batch) -> when its input is there
     links = {(kind, i): 0.0 for kind in "FB" for i in range(count - 1)}
     ends = [0.0] * count
-    spans: list[Span] = []
+    spans: list[SimulatedSpan] = []
     progress = True
     while progress:
         progress = False
@@ -169,7 +169,7 @@ def _pipeline(number: int, times: PipelineTimes) -> tuple[list[Span], list[float
                     break
                 start = max(ready, device.free)
                 device.free = ends[index] = start + times.stages[index].seconds(action, split=split)
-                spans.append(Span(action.kind, number, index, start, device.free, action.micro_batch))
+                spans.append(SimulatedSpan(action.kind, number, index, start, device.free, action.micro_batch))
                 spans += _send(number, action, index, count, times.hops, links, arrived, device.free)
                 device.next += 1
                 progress = True
@@ -192,7 +192,7 @@ def _send(
     links: dict[tuple[str, int], float],
     arrived: dict[tuple[str, int, int], float],
     now: float,
-) -> list[Span]:
+) -> list[SimulatedSpan]:
     """Pass an action's result on, over a link that carries one micro-batch at a time in each direction."""
     peer = index + 1 if action.kind == "F" else index - 1
     if not 0 <= peer < count or action.kind == "W":
@@ -202,4 +202,4 @@ def _send(
     end = start + hops[boundary]
     links[action.kind, boundary] = end
     arrived[action.kind, peer, action.micro_batch] = end
-    return [Span("send", number, index, start, end, action.micro_batch, peer)] if end > start else []
+    return [SimulatedSpan("send", number, index, start, end, action.micro_batch, peer)] if end > start else []

@@ -63,7 +63,7 @@ class StagePlace:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MemoryChoice:
     """One way to run a stage within memory: what is computed again, offloaded, sharded."""
 
     mode: Mode
@@ -76,7 +76,7 @@ class StageCosts:
 
     table: StageTable
     memory: Floats  # [choices, layers + 1]
-    choices: tuple[Choice, ...]
+    choices: tuple[MemoryChoice, ...]
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,9 @@ class Coefficients(NamedTuple):
         return max(sums / max(layers, 1), sums - layers * self.hidden)
 
 
-def coefficients(costs: LayerCosts, site: StageSite, place: StagePlace, choice: Choice, means: Means) -> Coefficients:
+def coefficients(
+    costs: LayerCosts, site: StageSite, place: StagePlace, choice: MemoryChoice, means: Means
+) -> Coefficients:
     """What a stage costs: compute, the collectives that compute cannot hide, state, activations, buffers."""
     numbers = lines(costs, [site], place, [place.samples], (choice.mode,), [[choice.shards]])[:, 0, 0, 0].tolist()
     forward, backward, sums, update, memory = (Linear(*p) for p in zip(numbers[::2], numbers[1::2], strict=True))
@@ -239,7 +241,9 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, means: Me
     layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
     if not len(chosen):
         nothing = np.full((1, len(layers)), np.inf)
-        return StageCosts(StageTable(nothing, nothing, place.ratio, place.wait_s), nothing, (Choice(MODES[0], 1),))
+        return StageCosts(
+            StageTable(nothing, nothing, place.ratio, place.wait_s), nothing, (MemoryChoice(MODES[0], 1),)
+        )
     numbers = every[:, wanted]
     forward, backward, sums, update, memory = numbers[::2, :, None] + numbers[1::2, :, None] * layers
     fits = memory <= usable
@@ -249,7 +253,7 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, means: Me
     end = np.where(fits, sums + update, np.inf)
     kept = _undominated(beat, end)
     table = StageTable(beat[kept], end[kept], place.ratio, place.wait_s)
-    choices = [Choice(means.modes[m], shards[s]) for s, m in chosen[kept].tolist()]
+    choices = [MemoryChoice(means.modes[m], shards[s]) for s, m in chosen[kept].tolist()]
     return StageCosts(table, memory[kept], tuple(choices))
 
 

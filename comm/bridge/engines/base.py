@@ -127,7 +127,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class Rail:
+class EnginePort:
     """One port with an engine of its own."""
 
     port: str

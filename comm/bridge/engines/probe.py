@@ -30,7 +30,7 @@ _trying = threading.Lock()  # groups are made side by side
 
 
 @dataclass(frozen=True)
-class Tried:
+class EngineTrial:
     """Why host and why device memory cannot be used with an engine here, '' where they can; ports that failed."""
 
     host: str
@@ -38,17 +38,17 @@ class Tried:
     lost: Mapping[str, str] = field(default_factory=dict)
 
 
-def ability(engine: EngineName, wires: Wires, device: int | None) -> Tried:
+def ability(engine: EngineName, wires: Wires, device: int | None) -> EngineTrial:
     """What an engine can do over these wires. Tried once in a process."""
     with _trying:
         return _ability(engine, wires, device)
 
 
 @cache
-def _ability(engine: EngineName, wires: Wires, device: int | None) -> Tried:
+def _ability(engine: EngineName, wires: Wires, device: int | None) -> EngineTrial:
     if not installed(engine):
         why = f"no {engine} here (pip install 'hetctl[{engine}]')"
-        return Tried(why, why)
+        return EngineTrial(why, why)
     asked = json.dumps({"engine": engine, "wires": encode(wires), "device": device})
     child = subprocess.Popen(
         [sys.executable, "-m", "hetctl.comm.bridge.engines.probe"],
@@ -63,19 +63,19 @@ def _ability(engine: EngineName, wires: Wires, device: int | None) -> Tried:
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-        return Tried(*(f"{engine} did not start within {SECONDS:g} s",) * 2)
+        return EngineTrial(*(f"{engine} did not start within {SECONDS:g} s",) * 2)
     return _read(engine, said, child.returncode)
 
 
-def _read(engine: EngineName, said: str, code: int) -> Tried:
+def _read(engine: EngineName, said: str, code: int) -> EngineTrial:
     lines = said.strip().splitlines() or [""]
     try:
         found = json.loads(lines[-1])
-        return Tried(str(found["host"]), str(found["device"]), dict(found["lost"]))
+        return EngineTrial(str(found["host"]), str(found["device"]), dict(found["lost"]))
     except (ValueError, KeyError, TypeError):
         ended = f"signal {-code}" if code < 0 else f"code {code}"
         why = f"{PACKAGES[engine]} ended with {ended} when it was tried: {lines[-1][:160]}"
-        return Tried(why, why)
+        return EngineTrial(why, why)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import threading
 import warnings
 from typing import Any
 
-from hetctl.comm.bridge.engines.base import Engine, EngineFailed, EngineName, Rail, Wires
+from hetctl.comm.bridge.engines.base import Engine, EngineFailed, EngineName, EnginePort, Wires
 from hetctl.comm.bridge.engines.counters import port_counters
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.placement import PORTS_VARIABLE
@@ -83,14 +83,14 @@ class _Held:
         self.before = port_counters(wires.ports)
         self.rails = self._start()
         self.lost: dict[str, str] = {}
-        self._ways: set[str] = set()
+        self._transports_of: set[str] = set()
         self._sent, self._staged = 0, [0]
 
-    def _start(self) -> tuple[Rail, ...]:
-        found: list[Rail] = []
+    def _start(self) -> tuple[EnginePort, ...]:
+        found: list[EnginePort] = []
         try:
             for one in self.wires.each():
-                found.append(Rail(one.name, next(iter(one.networks), ""), start(self.name, one)))
+                found.append(EnginePort(one.name, next(iter(one.networks), ""), start(self.name, one)))
         except BaseException:
             for rail in found:
                 rail.engine.close()
@@ -106,7 +106,7 @@ class _Held:
     def let_go(self, way: str, sent: int, staged: int | None) -> None:
         with _lock:
             self.users -= 1
-            self._ways.add(way)
+            self._transports_of.add(way)
             self._sent += sent
             self._staged = self._staged if staged is None else [*self._staged, staged]
             last = self.users == 0
@@ -131,7 +131,7 @@ class _Held:
         }
         return {
             "engine": self.name,
-            "ways": sorted(self._ways),
+            "ways": sorted(self._transports_of),
             "sent_bytes": self._sent,
             "staged_bytes": self._sent if any(buffered) else sum(self._staged),
             "buffered_by_engine": any(buffered) if buffered else None,

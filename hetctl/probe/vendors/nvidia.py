@@ -14,7 +14,7 @@ from hetctl.probe.topology import PCI
 from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, sysfs_pcie
 from hetctl.probe.vendors.nvidia_smi import (
     QUERY_FIELDS,
-    Answer,
+    SmiAnswer,
     parse_compute_capabilities,
     parse_instances,
     parse_nvlink,
@@ -89,21 +89,21 @@ def opinion(raw: Raw) -> tuple[GpuFacts, ...]:
     return parse_query(raw.tool(OPINION).stdout)
 
 
-def _answer(raw: Raw, notes: Notes, *, expected: bool) -> Answer:
+def _answer(raw: Raw, notes: Notes, *, expected: bool) -> SmiAnswer:
     output = raw.tool(XML)
     if not output.ok or not output.stdout.strip():
         if expected:
             said = told(output.stderr.strip()[-200:] or output.stdout.strip()[-200:])
             notes.warn(f"nvidia-smi gave no answer: {output.problem or said or f'exit code {output.exit_code}'}")
-        return Answer()
+        return SmiAnswer()
     try:
         return parse_xml(output.stdout)
     except Undetermined as error:
         notes.warn(error.message)
-        return Answer()
+        return SmiAnswer()
 
 
-def _merge(raw: Raw, notes: Notes, gpu: GpuFacts, answer: Answer) -> GpuFacts:
+def _merge(raw: Raw, notes: Notes, gpu: GpuFacts, answer: SmiAnswer) -> GpuFacts:
     """One GPU from sysfs and procfs where they tell, from the XML where they do not."""
     base = PCI + (gpu.pci or "")
     proc = key_values(_information(raw, gpu.pci))

@@ -15,7 +15,7 @@ NAME = "nvidia"
 
 
 @dataclass(frozen=True)
-class Answer:
+class SmiAnswer:
     """What one `nvidia-smi -q -x` said."""
 
     gpus: tuple[GpuFacts, ...] = ()
@@ -23,7 +23,7 @@ class Answer:
     cuda: str | None = None
 
 
-def parse_xml(text: str) -> Answer:
+def parse_xml(text: str) -> SmiAnswer:
     """`nvidia-smi -q -x` of any driver: tags moved over the years, so each value has its list of places.
 
     Raises Undetermined when it is no such document.
@@ -37,7 +37,7 @@ def parse_xml(text: str) -> Answer:
     if root.tag != "nvidia_smi_log":
         raise Undetermined("nvidia-smi's XML is not a log")
     found = [_gpu(element, index) for index, element in enumerate(root.findall("gpu"))]
-    return Answer(tuple(found), _text(root, "driver_version"), _text(root, "cuda_version"))
+    return SmiAnswer(tuple(found), _text(root, "driver_version"), _text(root, "cuda_version"))
 
 
 def _gpu(gpu: ElementTree.Element, index: int) -> GpuFacts:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from hetctl.comm.bridge.choice import PEER_COPY, Ability, Choice, choose
+from hetctl.comm.bridge.choice import PEER_COPY, Ability, TransportChoice, choose
 from hetctl.comm.bridge.engines.base import EngineName
 from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.errors import ConfigError
@@ -22,7 +22,7 @@ def able(name: str, *, host: str = "", device: str = "", only: EngineName | None
 
 def pick(
     a: Ability, b: Ability, planned: TransportKind = "rdma", *, forced: bool = False, on_device: bool = True
-) -> Choice:
+) -> TransportChoice:
     return choose(a, b, planned=planned, forced=forced, on_device=on_device, engines=BOTH, pair="a - b")
 
 

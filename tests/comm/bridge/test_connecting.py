@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.bridge import bridge, staging
-from hetctl.comm.bridge.connecting import Patience
+from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.control import accept, offer
 from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.placement import PlacedBridge
-from hetctl.comm.operation.work import Deadline, HetWork
+from hetctl.comm.operation.work import HetWork, OperationDeadline
 from tests.comm.spawn import on_islands
 
 TIMEOUT = 2.0
@@ -33,7 +33,7 @@ def bridges(transport: TransportKind) -> tuple[PlacedBridge, ...]:
 
 def test_a_lock_that_another_lane_keeps_is_waited_for_only_while_there_is_patience() -> None:
     lock, why = threading.Lock(), list[str]()
-    patience = Patience(lambda: why[0] if why else None)
+    patience = ConnectWait(lambda: why[0] if why else None)
     with patience.holding(lock):
         threading.Timer(0.05, why.append, ["timed out"]).start()
         with pytest.raises(RuntimeError, match="timed out"), patience.holding(lock):
@@ -44,14 +44,14 @@ def test_a_lock_that_another_lane_keeps_is_waited_for_only_while_there_is_patien
 def test_what_is_in_the_store_is_taken_when_it_comes() -> None:
     store = dist.HashStore()
     threading.Timer(0.05, store.set, ["key", "value"]).start()
-    assert Patience(lambda: None).said(store, "key") == b"value"
+    assert ConnectWait(lambda: None).said(store, "key") == b"value"
 
 
 def test_control_connections_meet_and_end_with_patience() -> None:
     store, there = dist.HashStore(), list[Any]()
-    end = threading.Thread(target=lambda: there.append(offer(store, "ring", {"I": "offer"}, Patience(lambda: None))))
+    end = threading.Thread(target=lambda: there.append(offer(store, "ring", {"I": "offer"}, ConnectWait(lambda: None))))
     end.start()
-    here, said = accept(store, "ring", {"I": "accept"}, Patience(lambda: None))
+    here, said = accept(store, "ring", {"I": "accept"}, ConnectWait(lambda: None))
     end.join(10)
     ((other, heard),) = there
     assert said["I"] == "offer"
@@ -64,9 +64,9 @@ def test_control_connections_meet_and_end_with_patience() -> None:
     assert other.heard() == 2
     other.check(stop)
     with pytest.raises(RuntimeError, match="timed out"):
-        offer(store, "nobody comes", {}, Patience(lambda: None).within(Deadline(0.05)))
+        offer(store, "nobody comes", {}, ConnectWait(lambda: None).within(OperationDeadline(0.05)))
     with pytest.raises(RuntimeError, match="timed out"):
-        accept(store, "nobody offers", {}, Patience(lambda: None).within(Deadline(0.05)))
+        accept(store, "nobody offers", {}, ConnectWait(lambda: None).within(OperationDeadline(0.05)))
     here.close()
     with pytest.raises(RuntimeError, match="the other process is gone"):
         other.check(stop)

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from hetctl.comm.bridge import failover, tcp, window
 from hetctl.comm.bridge.bridge import LaneKey
-from hetctl.comm.bridge.failover import Loss, Route, remaining, route
+from hetctl.comm.bridge.failover import Loss, RailRoute, remaining, route
 from hetctl.comm.operation.recorder import RECORDER
-from hetctl.comm.operation.work import Deadline
+from hetctl.comm.operation.work import OperationDeadline
 from tests.comm.spawn import on_islands
 
 COUNT = 20_000_000  # 80 MB of fp32: twenty chunks
@@ -31,7 +31,7 @@ def test_lost_rails_carry_nothing_and_the_others_share_it(count: int, data: st.D
     losses = [Loss(rail, (1, 4 * number)) for number, rail in enumerate(lost)]
     before = [(0, chunk) for chunk in range(4 * count)]
     assert [route(p, count, losses) for p in before] == [
-        Route(p[1] % count, 0) for p in before
+        RailRoute(p[1] % count, 0) for p in before
     ]  # message 0 begins with rail 0
     after = [(2, chunk) for chunk in range(4 * count * count)]
     taken = [route(p, count, losses) for p in after]
@@ -68,7 +68,7 @@ def test_a_sender_keeps_a_chunk_until_another_rail_proves_that_it_has_come() -> 
     port: Any = Rails()
     key = LaneKey(True, 1, 0, 0, torch.device("cpu"))
     lane = window.Window(bridge, key, port, length=5, renew=lambda: None)
-    message: Any = SimpleNamespace(deadline=Deadline(60))
+    message: Any = SimpleNamespace(deadline=OperationDeadline(60))
     positions = [(operation, chunk) for operation in range(4) for chunk in range(6)]  # rails 012012 120120 201201 ..
     for number, position in enumerate(positions):
         slot = torch.full((1,), number, dtype=torch.uint8)
@@ -98,17 +98,17 @@ class Held:
 
 def hold_rail(lost: int) -> None:
     """From now on this process's chunks on rail `lost` neither come nor go, nor end when it is cut."""
-    true_post = tcp.RailPort.post
+    true_post = tcp.TcpLaneEnd.post
 
     def post(self: Any, slot: torch.Tensor, length: int, position: tuple[int, int]) -> Any:
         return Held() if self.route(position) == lost else true_post(self, slot, length, position)
 
-    tcp.RailPort.post = post  # type: ignore[method-assign]
+    tcp.TcpLaneEnd.post = post  # type: ignore[method-assign]
 
 
 def swallow_rail(lost: int, *, after: int) -> list[int]:
     """From now on this process's sends on rail `lost` go nowhere, after some more; the list counts them."""
-    true_post, sent = tcp.RailPort.post, [0]
+    true_post, sent = tcp.TcpLaneEnd.post, [0]
 
     def post(self: Any, slot: torch.Tensor, length: int, position: tuple[int, int]) -> Any:
         sent[0] += 1
@@ -116,7 +116,7 @@ def swallow_rail(lost: int, *, after: int) -> list[int]:
             return Swallowed()
         return true_post(self, slot, length, position)
 
-    tcp.RailPort.post = post  # type: ignore[method-assign]
+    tcp.TcpLaneEnd.post = post  # type: ignore[method-assign]
     return sent
 
 
@@ -153,7 +153,7 @@ def loses_a_rail(rank: int, kind: str) -> tuple[list[str], int]:
 def break_rail(index: int) -> None:
     """End one rail's connection from this process to the other, as a reset on the way would."""
     group: Any = dist.group.WORLD
-    for link in group._ways._made["tcp", None]._links.values():
+    for link in group._transports_of._made["tcp", None]._links.values():
         tcp.break_pair(link._rails[index].group, 1 if link._sending else 0)
 
 
@@ -190,13 +190,13 @@ class Late:
 def slow_rails(rank: int) -> list[str]:
     os.environ[tcp.RAILS_VARIABLE] = "2"
     failover.STALL_SECONDS = window.STALL_SECONDS = 1.0
-    true_post = tcp.RailPort.post
+    true_post = tcp.TcpLaneEnd.post
 
     def post(self: Any, slot: torch.Tensor, length: int, position: tuple[int, int]) -> Any:
         posted = true_post(self, slot, length, position)
         return posted if self._key.sending else Late(posted)
 
-    tcp.RailPort.post = post  # type: ignore[method-assign]
+    tcp.TcpLaneEnd.post = post  # type: ignore[method-assign]
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         data = torch.arange(16 * tcp.HOST_FLOW.chunk_bytes // 4, dtype=torch.float32)

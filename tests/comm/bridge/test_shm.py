@@ -93,7 +93,7 @@ def awaits_on_a_ring_given_up(rank: int) -> float:
 
 def _lanes() -> dict[shm.LaneKey, shm.ForwardedLane]:
     group = dist.group.WORLD
-    lanes: dict[shm.LaneKey, shm.ForwardedLane] = group._ways._made["shm", None]._lanes  # type: ignore[union-attr]
+    lanes: dict[shm.LaneKey, shm.ForwardedLane] = group._transports_of._made["shm", None]._lanes  # type: ignore[union-attr]
     return lanes
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hetctl.comm.bridge.transports import Ways
+from hetctl.comm.bridge.transports import TransportSelector
 from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement
 
 ISLANDS = (PlacedIsland("a", "nvidia", "nccl", (0,)), PlacedIsland("b", "amd", "rccl", (1, 2)))
@@ -26,5 +26,5 @@ DIRECT = (PlacedBridge(("a", "b"), "direct"),)
 def test_all_ranks_say_the_same(hosts: tuple[str, ...], bridges: tuple[PlacedBridge, ...], local: bool) -> None:
     placement, unused = Placement(ISLANDS, bridges, hosts=hosts), Any
     for rank in range(3):
-        ways = Ways(rank, (0, 1, 2), placement, unused, timeout=timedelta(seconds=1), watch=unused)  # type: ignore[arg-type]
+        ways = TransportSelector(rank, (0, 1, 2), placement, unused, timeout=timedelta(seconds=1), watch=unused)  # type: ignore[arg-type]
         assert ways._local is local

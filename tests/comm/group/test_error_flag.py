@@ -14,11 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetctl.comm.group.error_flag import Alarm
-from hetctl.comm.group.native import Native, Started, break_native, settle
-from hetctl.comm.group.pending_work import Debt, Owed
+from hetctl.comm.group.error_flag import ErrorFlag
+from hetctl.comm.group.native import NativeCommunicator, Started, break_native, settle
+from hetctl.comm.group.pending_work import PendingDeviceWork, PendingItem
 from hetctl.comm.operation.recorder import VARIABLE
-from hetctl.comm.operation.work import Deadline, NativeFailed
+from hetctl.comm.operation.work import NativeFailed, OperationDeadline
 from tests.bench import kill
 from tests.comm.spawn import on_islands
 from tests.rigs import netns
@@ -110,21 +110,23 @@ class _EndsEarly:
 
 def test_a_native_wait_that_ends_within_its_last_millisecond_timed_out() -> None:
     with pytest.raises(NativeFailed, match=r"barrier 1 failed inside its island: Timed out after 0\.05 s"):
-        settle(Started(_EndsEarly(), on_host=True), Deadline(0.05), what="barrier 1")
+        settle(Started(_EndsEarly(), on_host=True), OperationDeadline(0.05), what="barrier 1")
 
 
 def test_ranks_that_ring_with_one_sentence_do_not_blame_each_other() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     heard: dict[int, str] = {}
     alarms = [
-        Alarm(store, rank=r, names=[f"rank {i}" for i in range(4)], on_verdict=lambda e, r=r: heard.update({r: str(e)}))
+        ErrorFlag(
+            store, rank=r, names=[f"rank {i}" for i in range(4)], on_verdict=lambda e, r=r: heard.update({r: str(e)})
+        )
         for r in (0, 2, 3)
     ]
-    for alarm in alarms:
-        alarm.ring("all_reduce 4 failed inside its island: Timed out after 3 s")
-    verdicts = {str(alarm.judged("")) for alarm in alarms}
-    for alarm in alarms:
-        alarm.close()
+    for error_flag in alarms:
+        error_flag.ring("all_reduce 4 failed inside its island: Timed out after 3 s")
+    verdicts = {str(error_flag.judged("")) for error_flag in alarms}
+    for error_flag in alarms:
+        error_flag.close()
     assert verdicts == {"all_reduce 4 failed inside its island: Timed out after 3 s; no answer from rank 1"}
     assert set(heard) == {0, 2, 3}
 
@@ -145,36 +147,36 @@ HERE = torch.device("cpu")
 
 def test_what_a_device_owes_for_too_long_rings() -> None:
     """Nobody waits for it: the host went on when its kernels were queued."""
-    owed, event, heard = Owed(), _Event(), list[str]()
-    owed.add(Debt("all_reduce 3", Deadline(0.1), event, HERE, extents=[(0, 8)]))
-    owed.add(Debt("all_reduce 4", Deadline(60), event, HERE))
-    assert owed.overdue() is None
-    assert owed.on([(4, 6)]) == [event]  # later ones on its memory are ordered behind it
-    assert owed.on([(8, 9)]) == []
+    pending_device_work, event, heard = PendingDeviceWork(), _Event(), list[str]()
+    pending_device_work.add(PendingItem("all_reduce 3", OperationDeadline(0.1), event, HERE, extents=[(0, 8)]))
+    pending_device_work.add(PendingItem("all_reduce 4", OperationDeadline(60), event, HERE))
+    assert pending_device_work.overdue() is None
+    assert pending_device_work.on([(4, 6)]) == [event]  # later ones on its memory are ordered behind it
+    assert pending_device_work.on([(8, 9)]) == []
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    alarm = Alarm(
+    error_flag = ErrorFlag(
         store,
         rank=0,
         names=["rank 0", "rank 1 on b"],
         on_verdict=lambda e: heard.append(str(e)),
-        overdue=owed.overdue,
+        overdue=pending_device_work.overdue,
     )
-    alarm.watch()
+    error_flag.watch()
     end = time.monotonic() + 20
     while not heard and time.monotonic() < end:
         time.sleep(0.05)
-    alarm.close()
+    error_flag.close()
     assert heard == ["all_reduce 3 has not ended on its device: Timed out after 0.1 s; no answer from rank 1 on b"]
 
 
 def test_a_device_is_asked_after_the_deadline_and_once() -> None:
-    owed, early, late = Owed(), _Event(), _Event()
+    pending_device_work, early, late = PendingDeviceWork(), _Event(), _Event()
     early.reached = late.reached = True
-    owed.add(Debt("send to rank 1", Deadline(60), early, HERE))
-    owed.add(Debt("send to rank 2", Deadline(0.001), late, HERE))
+    pending_device_work.add(PendingItem("send to rank 1", OperationDeadline(60), early, HERE))
+    pending_device_work.add(PendingItem("send to rank 2", OperationDeadline(0.001), late, HERE))
     time.sleep(0.01)
     before = early.asked
-    assert [owed.overdue(), owed.overdue()] == [None, None]
+    assert [pending_device_work.overdue(), pending_device_work.overdue()] == [None, None]
     assert (early.asked - before, late.asked) == (0, 1)
 
 
@@ -190,10 +192,10 @@ def test_a_device_that_fails_rings_with_its_reason(says: str, rings: str | None)
         def query(self) -> bool:
             raise RuntimeError(says)
 
-    owed = Owed()
-    owed.add(Debt("broadcast 1", Deadline(0.001), Failing(), HERE))
+    pending_device_work = PendingDeviceWork()
+    pending_device_work.add(PendingItem("broadcast 1", OperationDeadline(0.001), Failing(), HERE))
     time.sleep(0.01)
-    assert owed.overdue() == rings
+    assert pending_device_work.overdue() == rings
 
 
 class _Communicator:
@@ -210,5 +212,5 @@ class _Communicator:
 def test_the_communicators_of_an_island_are_ended_at_once() -> None:
     together = threading.Barrier(4)
     groups = [_Communicator(together) for _ in range(4)]
-    break_native(Native(groups[0], size=2, second=groups[1], upward=groups[2], downward=groups[3]))
+    break_native(NativeCommunicator(groups[0], size=2, second=groups[1], upward=groups[2], downward=groups[3]))
     assert all(group.ended for group in groups)

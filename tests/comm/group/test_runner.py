@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from hetctl.comm.group.pending_work import Debt
-from hetctl.comm.group.runner import PARTS_AHEAD, Job, Part, Runner
+from hetctl.comm.group.pending_work import PendingItem
+from hetctl.comm.group.runner import PARTS_AHEAD, Part, QueuedCollective, Runner
 from hetctl.comm.operation.work import BridgeError, HetWork, NativeFailed
 
 SECONDS = 20
@@ -87,16 +87,16 @@ def test_one_that_ends_in_the_first_thread_overtakes_nobody(runner: Runner, monk
 
 def test_what_the_device_still_owes_is_waited_for_where_memory_is_common(runner: Runner) -> None:
     def extents(data: torch.Tensor) -> list[tuple[int, int]]:
-        return Job(HetWork("a collective"), lambda: None, [data], parted=True).extents
+        return QueuedCollective(HetWork("a collective"), lambda: None, [data], parted=True).extents
 
-    data, event, owed = torch.ones(4), Event(), runner._owed
-    owed.add(Debt("a collective", None, event, data.device, extents(data[:3])))
-    assert owed.on(extents(torch.ones(4))) == []
-    assert owed.on(extents(data[3:])) == []
-    assert owed.on(extents(data[2:])) == [event]
+    data, event, pending_device_work = torch.ones(4), Event(), runner._pending_device_work
+    pending_device_work.add(PendingItem("a collective", None, event, data.device, extents(data[:3])))
+    assert pending_device_work.on(extents(torch.ones(4))) == []
+    assert pending_device_work.on(extents(data[3:])) == []
+    assert pending_device_work.on(extents(data[2:])) == [event]
     event.reached = True
-    assert owed.on(extents(data)) == []
-    assert not owed._open
+    assert pending_device_work.on(extents(data)) == []
+    assert not pending_device_work._open
 
 
 def test_parts_on_their_way_are_bounded(runner: Runner) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hetctl.comm.bridge import shm, tcp
 from hetctl.comm.group.collectives import SLOT_BYTES, span_bytes
-from hetctl.comm.operation.intervals import UNEVEN, Layout, overlaps, pieces, shares, spread
+from hetctl.comm.operation.intervals import UNEVEN, IslandLayout, overlaps, pieces, shares, spread
 
 
 @given(st.integers(0, 1000), st.integers(1, 17))
@@ -65,7 +65,7 @@ def test_middling_messages_are_cut_for_several_rails_and_large_ones_into_the_lar
 
 
 def test_a_layout_knows_home_place_and_strangers() -> None:
-    layout = Layout(3, ((0, 1, 2), (3, 4)))
+    layout = IslandLayout(3, ((0, 1, 2), (3, 4)))
     assert (layout.size, layout.home, layout.place, layout.foreign) == (5, 1, 0, (0,))
     assert layout.local(4)
     assert not layout.local(2)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.comm.contract.access import Access
-from hetctl.comm.contract.cluster import Cluster, Transport
+from hetctl.comm.contract.cluster import Cluster, TransportOption
 from hetctl.comm.contract.facts import (
     Address,
     Gid,
@@ -97,7 +97,7 @@ def shape(cluster: Cluster) -> dict[str, tuple[str, str, list[str]]]:
     return {i.name: (i.vendor, kinds[i.fabric], sorted({m.host for m in i.members})) for i in cluster.islands}
 
 
-def way(fabric: Fabric, a: str, b: str, kind: str) -> Transport:
+def way(fabric: Fabric, a: str, b: str, kind: str) -> TransportOption:
     link = fabric.cluster.link(a, b)
     assert link is not None
     return next(t for t in link.transports if t.kind == kind)

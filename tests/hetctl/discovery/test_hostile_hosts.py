@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hetctl.comm.contract.access import Access
-from hetctl.discovery.discover import Answer, discover
-from hetctl.discovery.inventory import Entry
+from hetctl.discovery.discover import HostAnswer, discover
+from hetctl.discovery.inventory import InventoryHost
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.shell import ShellError
-from hetctl.launcher.ssh import SshBook, connect
+from hetctl.launcher.ssh import SshConfig, connect
 from hetctl.probe.raw import BEGIN, END
 from tests.rigs import netns
 
@@ -51,7 +51,7 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Answer]]:
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, HostAnswer]]:
     folder = tmp_path_factory.mktemp("hostile")
     with netns.hosts(list(SPECS.values()), folder) as rig, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(rig.home))
@@ -59,7 +59,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Answ
         listener = "import socket; s = socket.create_server(('', 22)); held = [s.accept() for _ in range(9)]"
         mute = at["silent"].start(netns.PYTHON, "-c", listener)
         netns.await_port(at["silent"].address)
-        entries = [Entry(kind, Access(host.name)) for kind, host in at.items()]
+        entries = [InventoryHost(kind, Access(host.name)) for kind, host in at.items()]
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         begin = time.monotonic()
         found = {a.report.name: a for a in discover(entries, timeout_s=TIMEOUT_S)}
@@ -71,26 +71,26 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Answ
 
 
 @pytest.mark.parametrize("kind", SPECS)
-def test_each_has_its_outcome(answers: dict[str, Answer], kind: str) -> None:
+def test_each_has_its_outcome(answers: dict[str, HostAnswer], kind: str) -> None:
     report = answers[kind].report
     assert report.status == EXPECTED[kind], report.reason
 
 
-def test_nothing_a_host_says_reaches_a_terminal_raw(answers: dict[str, Answer]) -> None:
+def test_nothing_a_host_says_reaches_a_terminal_raw(answers: dict[str, HostAnswer]) -> None:
     for answer in answers.values():
         assert (answer.report.reason or "").isprintable()
         assert len(answer.report.reason or "") < 500
     assert "red" in (answers["escapes"].report.reason or "")
 
 
-def test_what_a_host_said_is_in_the_reason(answers: dict[str, Answer]) -> None:
+def test_what_a_host_said_is_in_the_reason(answers: dict[str, HostAnswer]) -> None:
     assert "not available" in (answers["nologin"].report.reason or "")
     assert "unknown command" in (answers["odd-shell"].report.reason or "")
 
 
 def test_a_name_with_a_leading_dash_never_reaches_a_program(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
-    with SshBook(tmp_path) as book, pytest.raises(ShellError) as caught:
+    with SshConfig(tmp_path) as book, pytest.raises(ShellError) as caught:
         connect(Access(f"-oProxyCommand=touch {marker}"), book, Deadline(5))
     assert caught.value.problem == "invalid-name"
     assert not marker.exists()
@@ -100,7 +100,7 @@ def test_a_proxy_command_is_refused_not_run(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text(f"Host x\n  ProxyCommand touch {marker}\n")
-    with SshBook(tmp_path) as book, pytest.raises(ShellError) as caught:
+    with SshConfig(tmp_path) as book, pytest.raises(ShellError) as caught:
         connect(Access("x"), book, Deadline(5))
     assert caught.value.problem == "unsupported"
     assert not marker.exists()
@@ -111,6 +111,6 @@ def test_a_proxy_command_is_refused_not_run(tmp_path: Path) -> None:
     [("no-such-host.invalid", None, "name-not-found"), ("127.0.0.1", 1, "connection-refused")],
 )
 def test_other_ways_not_to_arrive(tmp_path: Path, address: str, port: int | None, problem: str) -> None:
-    with SshBook(tmp_path) as book, pytest.raises(ShellError) as caught:
+    with SshConfig(tmp_path) as book, pytest.raises(ShellError) as caught:
         connect(Access(address, port=port), book, Deadline(10))
     assert caught.value.problem == problem

@@ -15,15 +15,15 @@ from hetctl.comm.contract.cluster import (
     Device,
     Host,
     Island,
-    Link,
+    IslandLink,
     Measured,
     Member,
     Nic,
-    Transport,
+    TransportOption,
     native_way,
 )
 from hetctl.discovery import traffic
-from hetctl.discovery.links import End, lanes_between, measure_pair, pairs_of, rounds, with_measured
+from hetctl.discovery.links import RailEnd, lanes_between, measure_pair, pairs_of, rounds, with_measured
 from hetctl.discovery.perftest import argv, parse_bandwidth, parse_latency
 from hetctl.discovery.unusual import unusual
 from hetctl.launcher.hosts.deadline import Deadline
@@ -49,9 +49,9 @@ def cluster(left: int = 2, right: int = 3) -> Cluster:
         Island("a", "cpu", "net0", tuple(Member(n, 0) for n in names[:left])),
         Island("b", "cpu", "net0", tuple(Member(n, 0) for n in names[left:])),
     )
-    tcp = Transport("tcp", True, "believed", 5e9)
-    ways = (tcp, Transport("shm", False, "no"), native_way(*islands, tcp))
-    return Cluster(hosts, islands, links=(Link(("a", "b"), ways),))
+    tcp = TransportOption("tcp", True, "believed", 5e9)
+    ways = (tcp, TransportOption("shm", False, "no"), native_way(*islands, tcp))
+    return Cluster(hosts, islands, links=(IslandLink(("a", "b"), ways),))
 
 
 def test_every_host_is_measured_with_a_partner_and_a_neighbour() -> None:
@@ -123,7 +123,7 @@ def test_perftest_commands_and_tables() -> None:
 
 
 def test_two_ends_measure_over_loopback() -> None:
-    ends = [End(Host(n, data_address="127.0.0.1"), LocalShell(), sys.executable) for n in "ab"]
+    ends = [RailEnd(Host(n, data_address="127.0.0.1"), LocalShell(), sys.executable) for n in "ab"]
     [row] = measure_pair(ends[0], ends[1], seconds=0.1, deadline=Deadline(60))
     assert row.problem is None
     assert row.rate_bytes_per_s is not None

@@ -13,7 +13,7 @@ from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.cluster import Measured
 from hetctl.comm.contract.facts import Folder, HostFacts, Interpreter, Limit, Process, ToolRun
 from hetctl.discovery.fabric import Report, build
-from hetctl.doctor.check import Check, Tried, Ward
+from hetctl.doctor.check import Check, CheckedCluster, ReachAttempt
 from hetctl.probe import Options, parse
 from hetctl.probe import remote as program
 from hetctl.probe.raw import load
@@ -117,16 +117,19 @@ def reports(count: int = 4, **ill: Edit) -> list[Report]:
     return found
 
 
-def ward(found: list[Report], **more: Any) -> Ward:
+def checked(found: list[Report], **more: Any) -> CheckedCluster:
     """Everything a rule can ask about, tried and measured without a fault."""
     cluster = replace(build(found).cluster, measured=tuple(measured(1e9 for _ in range(3))))
     names = [r.name for r in found if r.ok]
     tried = tuple(
-        Tried(a, b, f"192.168.0.{b[-1]}", 29_500, largest_packet=True) for a in names for b in names if a != b
+        ReachAttempt(a, b, f"192.168.0.{b[-1]}", 29_500, largest_packet=True) for a in names for b in names if a != b
     )
     performance = {name: computed(found[i].facts) for i, name in enumerate(names)}
     return replace(
-        Ward(tuple(found), cluster, tried, performance=performance, shared={"/data": dict.fromkeys(names, "")}), **more
+        CheckedCluster(
+            tuple(found), cluster, tried, performance=performance, shared={"/data": dict.fromkeys(names, "")}
+        ),
+        **more,
     )
 
 

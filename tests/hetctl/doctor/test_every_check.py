@@ -10,12 +10,13 @@ import pytest
 
 from hetctl.comm.contract.facts import Address, Folder, HostFacts, ToolRun
 from hetctl.discovery.fabric import Report
-from hetctl.doctor.check import State, Tried, Ward
+from hetctl.doctor.check import CheckedCluster, ReachAttempt, State
 from hetctl.doctor.judge import first_of, judge
 from hetctl.doctor.registry import BY_ID, CHECKS
 from tests.hetctl.doctor.patients import (
     GiB,
     all_of,
+    checked,
     computed,
     every_nic,
     gpu,
@@ -31,11 +32,10 @@ from tests.hetctl.doctor.patients import (
     silent,
     system,
     variable,
-    ward,
 )
 
 Edit = Callable[[HostFacts], HostFacts]
-Change = Callable[[Ward], Ward]
+Change = Callable[[CheckedCluster], CheckedCluster]
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ def after(check: str, state: State, change: Change, **more: Any) -> Row:
 
 
 def of_report(name: str, **values: Any) -> Change:
-    def change(found: Ward) -> Ward:
+    def change(found: CheckedCluster) -> CheckedCluster:
         return replace(found, reports=tuple(replace(r, **values) if r.name == name else r for r in found.reports))
 
     return change
 
 
 def lost(*, alive: bool, target: str | None = None, source: str | None = None, problem: str = "no answer") -> Change:
-    def change(found: Ward) -> Ward:
+    def change(found: CheckedCluster) -> CheckedCluster:
         tried = tuple(
             replace(t, problem=problem, alive=alive)
             if (target is None or t.target == target) and (source is None or t.source == source)
@@ -86,7 +86,7 @@ def lost(*, alive: bool, target: str | None = None, source: str | None = None, p
 def device(host: str, **values: Any) -> Change:
     """Change what the first device of a host measured."""
 
-    def change(found: Ward) -> Ward:
+    def change(found: CheckedCluster) -> CheckedCluster:
         mine = computed(found.facts[host])
         devices = [{**mine["devices"][0], **values}, *mine["devices"][1:]]
         return replace(found, performance={**found.performance, host: {**mine, "devices": devices}})
@@ -105,11 +105,11 @@ def rates(*values: float) -> Change:
     return lambda found: replace(found, cluster=replace(found.cluster, measured=tuple(measured(values))))
 
 
-def unmeasured(found: Ward) -> Ward:
+def unmeasured(found: CheckedCluster) -> CheckedCluster:
     return replace(found, cluster=replace(found.cluster, measured=()))
 
 
-def no_way(found: Ward) -> Ward:
+def no_way(found: CheckedCluster) -> CheckedCluster:
     links = tuple(
         replace(k, transports=tuple(replace(w, usable=False) for w in k.transports)) for k in found.cluster.links
     )
@@ -199,7 +199,7 @@ CASES: tuple[Row, ...] = (
         "net.path_mtu",
         "fail",
         lambda found: replace(
-            found, tried=(*(found.tried or ()), Tried("node0", "node1", "x", 1, largest_packet=False))
+            found, tried=(*(found.tried or ()), ReachAttempt("node0", "node1", "x", 1, largest_packet=False))
         ),
     ),
     after(
@@ -389,11 +389,11 @@ CASES: tuple[Row, ...] = (
 )
 
 
-def examined(row: Row) -> Ward:
+def examined(row: Row) -> CheckedCluster:
     found: list[Report] = reports(row.hosts, **row.ill)
     if row.silent[0]:
         found = silent(*row.silent, found)
-    return row.change(ward(found))
+    return row.change(checked(found))
 
 
 @pytest.mark.parametrize("row", CASES, ids=str)
@@ -431,12 +431,12 @@ def test_what_can_fail_says_what_to_type() -> None:
 
 def test_a_check_that_breaks_is_unknown_and_says_why() -> None:
     broken = replace(BY_ID["host.thp"], rule=lambda case: 1 / 0)  # type: ignore[arg-type, return-value]
-    [finding, *_] = judge(ward(reports()), [broken])
+    [finding, *_] = judge(checked(reports()), [broken])
     assert finding.state == "unknown"
     assert "ZeroDivisionError" in finding.reason
 
 
 def test_hosts_that_did_not_answer_are_judged_once() -> None:
-    findings = judge(ward(silent("node1", "timeout", reports())), CHECKS)
+    findings = judge(checked(silent("node1", "timeout", reports())), CHECKS)
     about = [f for f in findings if f.host == "node1"]
     assert {f.check for f in about} == {"ssh.reach", "ssh.hostkey", "sw.interpreter"}

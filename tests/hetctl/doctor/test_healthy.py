@@ -8,7 +8,7 @@ from tests.hetctl.doctor import patients
 
 
 def test_a_healthy_mixed_cluster_has_no_finding_but_ok() -> None:
-    findings = judge(patients.ward(patients.reports()), CHECKS)
+    findings = judge(patients.checked(patients.reports()), CHECKS)
     assert [(f.check, f.host, f.state, f.reason) for f in findings if f.state != "ok"] == []
     assert exit_code(findings) == 0
     assert first_of(findings) is None

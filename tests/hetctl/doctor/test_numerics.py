@@ -14,7 +14,7 @@ import torch
 
 from hetctl.comm.contract.access import Access
 from hetctl.discovery.fabric import build
-from hetctl.discovery.inventory import Entry
+from hetctl.discovery.inventory import InventoryHost
 from hetctl.doctor import perf, perf_program
 from tests.hetctl.doctor import patients
 
@@ -75,7 +75,7 @@ def test_values_that_are_not_finite_are_caught() -> None:
 
 def test_device_classes_are_compared_with_each_other(right: list[dict[str, Any]]) -> None:
     far = [{**row, "sample": [v * 3 for v in row["sample"]]} for row in right]
-    found = patients.ward(patients.reports())
+    found = patients.checked(patients.reports())
     of = {name: {"devices": [{"index": 0, "numerics": right}]} for name in ("node0", "node1")}
     of |= {name: {"devices": [{"index": 0, "numerics": far}]} for name in ("node2", "node3")}
     verdicts = list(perf.numerics(patients.replace(found, performance=of)))
@@ -96,15 +96,15 @@ def test_the_program_answers_from_its_text_alone() -> None:
 
 
 def test_only_the_devices_a_host_was_given_compute_and_keep_their_numbers() -> None:
-    found = patients.ward(reports := patients.reports(2))
+    found = patients.checked(reports := patients.reports(2))
     some = [replace(r, access=replace(r.access, gpus=(1,))) for r in reports]
-    entry = Entry("node0", some[0].access)
-    ward = replace(found, cluster=build(some).cluster)
-    hidden = perf._only_its_own(entry, ward)
+    entry = InventoryHost("node0", some[0].access)
+    checked = replace(found, cluster=build(some).cluster)
+    hidden = perf._only_its_own(entry, checked)
     assert "1" in hidden.values() or any("GPU-" in v for v in hidden.values())
-    answer = perf._numbered({"devices": [{"index": 0}]}, ward, entry, chosen=True)
+    answer = perf._numbered({"devices": [{"index": 0}]}, checked, entry, chosen=True)
     assert answer == {"devices": [{"index": 1}], "chosen": True}
-    assert perf._only_its_own(Entry("node0", reports[0].access), found) == {}
+    assert perf._only_its_own(InventoryHost("node0", reports[0].access), found) == {}
 
 
 def test_hosts_compute_with_the_environment_that_their_ranks_get(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,5 +126,5 @@ def test_hosts_compute_with_the_environment_that_their_ranks_get(monkeypatch: py
     monkeypatch.delenv("NOWHERE", raising=False)
     env = {"NCCL_NVLS_ENABLE": "0", "FROM_HERE": None, "NOWHERE": None}
     found = patients.reports(1)
-    perf.measure([Entry(found[0].name, Access(env=env))], patients.ward(found), "perf", timeout_s=5)
+    perf.measure([InventoryHost(found[0].name, Access(env=env))], patients.checked(found), "perf", timeout_s=5)
     assert asked[0]["environment"] == {"NCCL_NVLS_ENABLE": "0", "FROM_HERE": "1"}

@@ -20,7 +20,7 @@ from hetctl.comm.contract.values import encode
 from hetctl.probe import parse
 from hetctl.probe import remote as program
 from hetctl.probe.capture import Recording, read_capture, write_capture
-from hetctl.probe.masking import Masker
+from hetctl.probe.masking import CaptureMasker
 from hetctl.probe.raw import Options, Raw, load
 from hetctl.probe.wanted import request
 from tests.rigs.dress import Costume, dress_host
@@ -95,7 +95,7 @@ def test_one_value_has_one_mask_on_all_hosts(tmp_path: Path, recordings: list[Re
 
 @given(a=V4, b=V4)
 def test_masks_keep_exactly_the_shared_prefix(a: ipaddress.IPv4Address, b: ipaddress.IPv4Address) -> None:
-    masker = Masker([], SALT)
+    masker = CaptureMasker([], SALT)
     if not any(x.is_loopback or x.is_unspecified or x.is_link_local or int(x) == 2**32 - 1 for x in (a, b)):
         assert shared(a, b) == shared(masker.ipv4(a), masker.ipv4(b))
 
@@ -106,7 +106,7 @@ def shared(a: ipaddress.IPv4Address, b: ipaddress.IPv4Address) -> int:
 
 @given(a=V4)
 def test_masks_keep_the_kind_of_address(a: ipaddress.IPv4Address) -> None:
-    masked = Masker([], SALT).ipv4(a)
+    masked = CaptureMasker([], SALT).ipv4(a)
     assert (a.is_loopback, a.is_link_local, a.is_multicast) == (
         masked.is_loopback,
         masked.is_link_local,
@@ -118,14 +118,14 @@ def test_masks_keep_the_kind_of_address(a: ipaddress.IPv4Address) -> None:
 
 @given(text=st.text())
 def test_masking_never_fails(text: str) -> None:
-    masker = Masker(["node01"], SALT)
+    masker = CaptureMasker(["node01"], SALT)
     masker.learn([("/serial_number", text), ("tool", text)], [text])
     masker.text(text)
 
 
 def test_versions_and_pci_addresses_stay() -> None:
     text = "driver 570.124.06 vbios 96.00.99.00.01 at 0000:18:00.0, kernel 5.15.0-105-generic, std::map 12:30:45 ::1"
-    assert Masker(["node"], SALT).text(text) == text
+    assert CaptureMasker(["node"], SALT).text(text) == text
 
 
 def test_a_host_named_like_a_format_does_not_break_it(tmp_path: Path) -> None:

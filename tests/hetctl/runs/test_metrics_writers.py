@@ -12,7 +12,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from hetctl.runs.metrics_writers import Boards
+from hetctl.runs.metrics_writers import MetricsWriters
 from hetctl.launcher.run_folder.folder import RunFolder
 
 
@@ -42,11 +42,11 @@ def without_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_wandb")
 def test_tensorboard_gets_every_figure(tmp_path: Path) -> None:
     said: list[str] = []
-    boards = Boards(RunFolder(tmp_path), {}, said.append)
-    boards.begin(0)
-    boards.step(record(1, grad_norm=None))
-    boards.step(record(2, grad_norm=3.0, mfu=0.25, efficiency=0.5, islands={"a": {"step_s": 1.0}}))
-    boards.end({"steps": 2, "validation_loss": 1.5})
+    writers = MetricsWriters(RunFolder(tmp_path), {}, said.append)
+    writers.begin(0)
+    writers.step(record(1, grad_norm=None))
+    writers.step(record(2, grad_norm=3.0, mfu=0.25, efficiency=0.5, islands={"a": {"step_s": 1.0}}))
+    writers.end({"steps": 2, "validation_loss": 1.5})
     assert set(events(tmp_path / "tensorboard")) == {
         (1, "loss", 2.0),
         (1, "lr", 0.5),
@@ -83,16 +83,16 @@ def test_wandb_gets_them_where_it_is_set_up(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     said: list[str] = []
-    boards = Boards(RunFolder(tmp_path), {}, said.append)
-    boards.begin(0)
-    boards.end({})
+    writers = MetricsWriters(RunFolder(tmp_path), {}, said.append)
+    writers.begin(0)
+    writers.end({})
     assert told == []
     assert said == ["no figures for Weights & Biases: `wandb login`, or WANDB_MODE=offline"]
     monkeypatch.setenv("WANDB_MODE", "offline")
-    boards = Boards(RunFolder(tmp_path), {}, said.append)
-    boards.begin(0)
-    boards.step(record(1))
-    boards.end({})
+    writers = MetricsWriters(RunFolder(tmp_path), {}, said.append)
+    writers.begin(0)
+    writers.step(record(1))
+    writers.end({})
     assert told == [tmp_path.name, {"loss": 2.0, "lr": 0.5, "step": 1}, "finished"]
 
 
@@ -100,11 +100,11 @@ def test_a_board_that_fails_is_said_once_and_left(tmp_path: Path, monkeypatch: p
     said: list[str] = []
     monkeypatch.setitem(sys.modules, "wandb", fake_wandb([], fails=True))
     monkeypatch.setenv("WANDB_MODE", "offline")
-    boards = Boards(RunFolder(tmp_path), {}, said.append)
-    boards.begin(0)
-    boards.step(record(1))
-    boards.step(record(2))
-    boards.end({})
+    writers = MetricsWriters(RunFolder(tmp_path), {}, said.append)
+    writers.begin(0)
+    writers.step(record(1))
+    writers.step(record(2))
+    writers.end({})
     assert said == ["Weights & Biases gets no more figures: OSError: no route to host"]
     assert [step for step, name, _ in events(tmp_path / "tensorboard") if name == "loss"] == [1, 2]
 
@@ -113,9 +113,9 @@ def test_a_board_that_fails_is_said_once_and_left(tmp_path: Path, monkeypatch: p
 def test_a_slow_board_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = threading.Event()
     monkeypatch.setattr("hetctl.runs.metrics_writers._tensorboard", lambda *_: opened.wait(20) and None)
-    boards = Boards(RunFolder(tmp_path), {}, pytest.fail)
-    boards.begin(0)
-    boards.step(record(1))
+    writers = MetricsWriters(RunFolder(tmp_path), {}, pytest.fail)
+    writers.begin(0)
+    writers.step(record(1))
     assert not opened.is_set()
     opened.set()
-    boards.end({})
+    writers.end({})

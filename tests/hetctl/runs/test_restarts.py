@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.runs.restarts import Attempts, unreachable_hosts, without
-from hetctl.comm.contract.cluster import Cluster, Device, Host, Island, Link, Member
+from hetctl.runs.restarts import Restarts, unreachable_hosts, without
+from hetctl.comm.contract.cluster import Cluster, Device, Host, Island, IslandLink, Member
 from hetctl.comm.contract.errors import ConfigError, Infeasible, Unreachable
 from hetctl.launcher.supervisor.agents import refusal
 from tests.rigs import netns
@@ -28,7 +28,7 @@ def cluster() -> Cluster:
         Island("green", "nvidia", "f", (Member("a", 0), Member("b", 0))),
         Island("red", "amd", "f", (Member("c", 0),)),
     )
-    return Cluster(hosts, islands, links=(Link(("green", "red"), ()),))
+    return Cluster(hosts, islands, links=(IslandLink(("green", "red"), ()),))
 
 
 def test_what_remains_of_a_cluster() -> None:
@@ -44,15 +44,15 @@ def test_what_remains_of_a_cluster() -> None:
 
 
 def test_attempts_end_when_used_up_or_without_progress() -> None:
-    attempts = Attempts(5, False)
+    attempts = Restarts(5, False)
     for start in (None, "step-2", "step-2"):
         attempts.began(start)
         assert attempts.why_not_again() is None
     attempts.began("step-2")
     assert "did not get to the next" in str(attempts.why_not_again())
-    assert Attempts(0, False).why_not_again() == ""
-    assert "put right first" in str(Attempts(5, False).why_not_again("ConfigError"))
-    assert "used up" in str(Attempts(2, False, used=2).why_not_again())
+    assert Restarts(0, False).why_not_again() == ""
+    assert "put right first" in str(Restarts(5, False).why_not_again("ConfigError"))
+    assert "used up" in str(Restarts(2, False, used=2).why_not_again())
 
 
 def test_only_unreachable_hosts_may_be_missing() -> None:

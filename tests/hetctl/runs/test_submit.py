@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hetctl.comm.contract.access import Access
-from hetctl.comm.contract.cluster import Cluster, Device, Host, Island, Link, Member, Nic, Transport, save_cluster
+from hetctl.comm.contract.cluster import Cluster, Device, Host, Island, IslandLink, Member, Nic, TransportOption, save_cluster
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.runs.submit import batch_script, check_allocation
 from tests.rigs.cluster import ROOT, command
@@ -49,7 +49,7 @@ def site(tmp_path: Path) -> Path:
         for n, vendor, name in ((1, "nvidia", "h200"), (2, "amd", "mi325x"))
     )
     islands = tuple(Island(h.devices[0].device_class, h.devices[0].vendor, "net", (Member(h.name, 0),)) for h in hosts)
-    links = (Link(("h200", "mi325x"), (Transport("tcp", True, "test"),)),)
+    links = (IslandLink(("h200", "mi325x"), (TransportOption("tcp", True, "test"),)),)
     save_cluster(tmp_path / "cluster.yaml", Cluster(hosts, islands, links=links, source="emulated", runs="gloo"))
     return tmp_path
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.cluster import Cluster, Host
 from hetctl.comm.contract.facts import GpuFacts, HostFacts, NicFacts, System
-from hetctl.discovery.inventory import Entry
-from hetctl.validate.ground import Ground
+from hetctl.discovery.inventory import InventoryHost
+from hetctl.validate.ground import Testbed
 
 HOSTS = ("atlas-gpu07.lab.acme.example", "mars")
 USERS = ("alice.smith", "svcbot")
@@ -50,7 +50,7 @@ LINE = (
 )
 
 
-def ground() -> Ground:
+def ground() -> Testbed:
     """Two hosts as discovery knows them: some of what stands in the files, not all of it."""
     facts = {
         HOSTS[0]: HostFacts(
@@ -63,8 +63,8 @@ def ground() -> Ground:
         HOSTS[1]: HostFacts(system=System(hostname="mars", user=USERS[1])),
     }
     access = Access(HOSTS[0], user=USERS[0], proxy_jump=f"{USERS[1]}@mars:2222")
-    entries = (Entry(HOSTS[0], access), Entry(HOSTS[1], Access()))
-    return Ground(Cluster(tuple(Host(name) for name in HOSTS), ()), entries, facts, {}, quick=True, timeout_s=60)
+    entries = (InventoryHost(HOSTS[0], access), InventoryHost(HOSTS[1], Access()))
+    return Testbed(Cluster(tuple(Host(name) for name in HOSTS), ()), entries, facts, {}, quick=True, timeout_s=60)
 
 
 def evidence(folder: Path) -> None:

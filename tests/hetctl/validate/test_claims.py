@@ -14,7 +14,7 @@ import pytest
 from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.emulate import Machine, label_machine, parse_spec
 from hetctl.comm.contract.errors import ConfigError, Unreachable, WorkFailed
-from hetctl.discovery.discover import Answer
+from hetctl.discovery.discover import HostAnswer
 from hetctl.discovery.fabric import Report
 from hetctl.probe import Options, Raw, parse
 from hetctl.probe import remote as program
@@ -23,10 +23,10 @@ from hetctl.probe.vendors import amd, nvidia
 from hetctl.probe.vendors.nvidia_smi import QUERY_FIELDS
 from hetctl.probe.wanted import request
 from hetctl.trainer.planning.hardware import CLASSES
-from hetctl.validate.claims import Outcome, Result, could_not_tell, exit_code, holds, judged
+from hetctl.validate.claims import Judgement, Result, could_not_tell, exit_code, holds, judged
 from hetctl.validate.computing import judge_parity, judge_pipeline
 from hetctl.validate.discovery import IBV, gpu_rows, nic_rows
-from hetctl.validate.ground import Ground
+from hetctl.validate.ground import Testbed
 from hetctl.validate.registry import BY_ID, CLAIMS, choose
 from hetctl.validate.talking import judge_bridge
 from tests.rigs import recordings
@@ -59,13 +59,13 @@ def test_choosing() -> None:
 def test_a_peer_copy_between_emulated_islands_says_nothing_of_nics() -> None:
     spec = parse_spec("h200:1,mi325x:1", CLASSES)
     cluster = label_machine(spec, Machine("here", "nccl", (1 << 30,) * 2))
-    ground = Ground(cluster, (), {}, {}, quick=True, timeout_s=60)
+    ground = Testbed(cluster, (), {}, {}, quick=True, timeout_s=60)
     assert ground.lacking("direct") == ""  # it may be asked for
     assert "no RDMA NIC" in BY_ID["bridge.direct"].lacking(ground)
 
 
-def raised(error: Exception) -> Callable[[], Outcome]:
-    def check() -> Outcome:
+def raised(error: Exception) -> Callable[[], Judgement]:
+    def check() -> Judgement:
         raise error
 
     return check
@@ -78,11 +78,11 @@ def test_work_that_failed_speaks_against_a_claim_and_everything_else_against_kno
 
 
 def test_exit_codes() -> None:
-    def results(*outcomes: Outcome) -> list[Result]:
+    def results(*outcomes: Judgement) -> list[Result]:
         return [Result(CLAIMS[0], outcome) for outcome in outcomes]
 
-    wrong = Outcome("does not hold", "")
-    assert exit_code(results(holds(""), Outcome("not applicable", ""))) == 0
+    wrong = Judgement("does not hold", "")
+    assert exit_code(results(holds(""), Judgement("not applicable", ""))) == 0
     assert exit_code(results(holds(""), could_not_tell(""))) == 3
     assert exit_code(results(could_not_tell(""), wrong)) == 1
 
@@ -90,12 +90,12 @@ def test_exit_codes() -> None:
 # --- discovery against further tools -------------------------------------------------------------------------------
 
 
-def dressed(folder: Path, vendor: str, **tools: str) -> tuple[Answer, Raw]:
+def dressed(folder: Path, vendor: str, **tools: str) -> tuple[HostAnswer, Raw]:
     costume = Costume("here", 1, vendor, gpus=2, nics=2, tool_delay_s=0)  # type: ignore[arg-type]
     dress = dress_host(folder, costume)
     raw = load(program.collect(request(Options(root=str(dress.root), path=str(dress.tools), opinions=True))))
     raw = replace(raw, tools={**raw.tools, **{n: ToolOutput((n,), 0, stdout=text) for n, text in tools.items()}})
-    return Answer(Report("here", Access(), facts=parse(raw)), raw), raw
+    return HostAnswer(Report("here", Access(), facts=parse(raw)), raw), raw
 
 
 def query(**changed: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hetctl.launcher.agent.supervisor_connection import Wire
+from hetctl.launcher.agent.supervisor_connection import SupervisorConnection
 
 
 class Line:
@@ -21,7 +21,7 @@ class Line:
     def __init__(self) -> None:
         stdin, self.to_agent = os.pipe()
         self.from_agent, stdout = os.pipe()
-        self.wire = Wire(selectors.DefaultSelector(), stdin, stdout)
+        self.wire = SupervisorConnection(selectors.DefaultSelector(), stdin, stdout)
         self.ours = (stdin, stdout)
 
     def heard(self) -> list[dict[str, Any]]:

@@ -8,13 +8,13 @@ import pytest
 
 from hetctl.comm.contract.access import Access
 from hetctl.launcher.hosts.shell import ShellError
-from hetctl.launcher.ssh import Route, SshBook
+from hetctl.launcher.ssh import Route, SshConfig
 
 
 def route(home: Path, access: Access, config: str = "") -> Route:
     (home / ".ssh").mkdir(exist_ok=True)
     (home / ".ssh" / "config").write_text(config)
-    return SshBook(home).route(access)
+    return SshConfig(home).route(access)
 
 
 def test_aliases_and_what_the_inventory_says_over_them(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_keys_are_those_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_key_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text("no key")
-    said = SshBook(tmp_path).private_key(broken)
+    said = SshConfig(tmp_path).private_key(broken)
     assert isinstance(said, str)
     assert "cannot be read" in said
 

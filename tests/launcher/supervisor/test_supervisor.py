@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hetctl.launcher.run_folder.failure import Failure, find_failure
-from hetctl.launcher.supervisor.agents import Crew
+from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.supervisor import HostSpec, Supervisor
 
 HOSTS = ("alpha", "beta")
@@ -47,7 +47,7 @@ def failure(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> Failur
     """What is named when alpha (rank 0) says the second lines after beta (rank 1) has said the first ones."""
     links: Any = (Script("beta", first), Script("alpha", second))
     specs = [HostSpec(host, ({"rank": HOSTS.index(host)},), "127.0.0.1") for host in ("beta", "alpha")]
-    outcome = Supervisor(Crew((), links), specs, lambda event: None).run()
+    outcome = Supervisor(Agents((), links), specs, lambda event: None).run()
     return find_failure(outcome.exits, HOSTS, outcome.errors)
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.costs import LayerCosts, Numbers, usable_bytes
-from hetctl.trainer.planning.link_rates import Lane, Lanes
-from hetctl.trainer.planning.pipelines import Pipelines, Wanted
+from hetctl.trainer.planning.link_rates import LinkRate, LinkRates
+from hetctl.trainer.planning.pipelines import Pipelines, WantedPipeline
 from hetctl.trainer.planning.pools import Pool, Rates
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Search, together
@@ -39,8 +39,8 @@ def problem(
     shape = ModelShape("tiny", "llama", layers, 64, 4, 2, 160, 500)
     costs = LayerCosts(shape, 64, Numbers(2, 4, 4, 8))
     names = sorted({p.island for p in pools})
-    bridges = {frozenset(pair): Lane(lane, 2 * lane, 1e-5, "tcp") for pair in combinations(names, 2)}
-    return Problem(costs, pools, Lanes(bridges, {}), Means(), tensors, Pins(), samples)
+    bridges = {frozenset(pair): LinkRate(lane, 2 * lane, 1e-5, "tcp") for pair in combinations(names, 2)}
+    return Problem(costs, pools, LinkRates(bridges, {}), Means(), tensors, Pins(), samples)
 
 
 @st.composite
@@ -91,7 +91,7 @@ def grown(instance: Problem, index: int, how: str) -> Problem:
             k: dataclasses.replace(v, per_rank=2 * v.per_rank, total=2 * v.total)
             for k, v in instance.lanes.bridges.items()
         }
-        return dataclasses.replace(instance, lanes=Lanes(faster, {}))
+        return dataclasses.replace(instance, lanes=LinkRates(faster, {}))
     if how == "memory":
         rates = dataclasses.replace(chosen.rates, memory_bytes=2 * chosen.rates.memory_bytes)
         richer = dataclasses.replace(chosen, rates=rates)
@@ -126,5 +126,5 @@ def test_bounds_are_below_what_they_bound(instance: Problem) -> None:
     search = Search(instance, keep=1)
     for candidate in search.run().candidates:
         for pipeline in candidate.pipelines:
-            wanted = Wanted(tuple(dict.fromkeys(u.pool for u in pipeline.uses)), pipeline.batching)
+            wanted = WantedPipeline(tuple(dict.fromkeys(u.pool for u in pipeline.uses)), pipeline.batching)
             assert Pipelines(instance).bound(wanted, math.inf) <= pipeline.seconds * (1 + 1e-9)
