@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hetctl.comm.contract.errors import HetctlError, WorkFailed
 from hetctl.console import Sink
-from hetctl.validate.ground import Testbed
+from hetctl.validate.ground import ClaimHosts
 
 Verdict = Literal["holds", "does not hold", "not applicable", "could not tell"]
 
@@ -35,8 +35,8 @@ class Claim:
     made: tuple[str, str]
     needs: str
     how: str
-    lacking: Callable[[Testbed], str]
-    check: Callable[[Testbed, Path, Sink], Judgement]
+    lacking: Callable[[ClaimHosts], str]
+    check: Callable[[ClaimHosts, Path, Sink], Judgement]
     every_host: bool = False  # it speaks of every host: one that did not answer leaves it open
 
 
@@ -78,7 +78,7 @@ def judged(check: Callable[[], Judgement]) -> Judgement:
         return could_not_tell(f"the check itself broke: {type(error).__name__}: {error}")
 
 
-def with_silent_hosts(claim: Claim, outcome: Judgement, ground: Testbed) -> Judgement:
+def with_silent_hosts(claim: Claim, outcome: Judgement, ground: ClaimHosts) -> Judgement:
     """The outcome as it stands where hosts did not answer: what is known of the others says nothing of them."""
     if not ground.silent or not claim.every_host or outcome.verdict == "does not hold":
         return outcome

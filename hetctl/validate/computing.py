@@ -18,14 +18,14 @@ from hetctl.doctor.registry import choose
 from hetctl.doctor.runner import examine
 from hetctl.doctor.tables import document
 from hetctl.validate.claims import Claim, Judgement, could_not_tell, does_not_hold, holds, not_applicable
-from hetctl.validate.ground import Testbed, saved
+from hetctl.validate.ground import ClaimHosts, saved
 
 LEAST_RATIO = 0.95  # of the best native schedule in the same run; the H200s' worst round was 0.985
 MOST_DEVIATION = 1e-10  # of a loss or norm, in fp64
 STEPS, QUICK_STEPS = 20, 3
 
 
-def check_numerics(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
+def check_numerics(ground: ClaimHosts, folder: Path, sink: Sink) -> Judgement:
     """The doctor's numerics gate on every device."""
     checks = choose(level="perf", only=["perf.numerics"])
     found = examine(Inventory(ground.entries, "validation"), checks, timeout_s=min(300.0, ground.timeout_s))
@@ -39,14 +39,14 @@ def check_numerics(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
     return holds("; ".join(by_state["ok"]), findings=by_state)
 
 
-def lacks_islands(ground: Testbed) -> str:
+def lacks_islands(ground: ClaimHosts) -> str:
     return "" if len(ground.cluster.islands) > 1 else "there is only one island"
 
 
-def parity_check(across: Across) -> Callable[[Testbed, Path, Sink], Judgement]:
+def parity_check(across: Across) -> Callable[[ClaimHosts, Path, Sink], Judgement]:
     """The check of training across islands, by stages or by replicas."""
 
-    def check(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
+    def check(ground: ClaimHosts, folder: Path, sink: Sink) -> Judgement:
         steps = QUICK_STEPS if ground.quick else STEPS
         found = compare(ground.cluster, across, steps=steps, sink=sink, keep=folder / "ranks")
         write_json(folder / "parity.json", found)
@@ -66,7 +66,7 @@ def judge_parity(found: dict[str, Any]) -> Judgement:
     return holds(says, **figures)
 
 
-def check_pipeline(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
+def check_pipeline(ground: ClaimHosts, folder: Path, sink: Sink) -> Judgement:
     """One stage per island on one device each, bridged beside native (naive copies where nothing is native)."""
     big = ground.kind != "cpu" and not ground.quick
     found = bench_pipeline(

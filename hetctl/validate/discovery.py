@@ -21,7 +21,7 @@ from hetctl.probe.vendors import VENDORS
 from hetctl.probe.words import integer, told
 from hetctl.trainer.planning.hardware import class_of_product
 from hetctl.validate.claims import Claim, Judgement, could_not_tell, does_not_hold, holds
-from hetctl.validate.ground import Testbed, about
+from hetctl.validate.ground import ClaimHosts, about
 
 IBV = "ibv_devinfo"
 COMPARED = "compared.json"
@@ -53,28 +53,28 @@ class Row:
         return f"{self.where}: {self.what}: discover {self.ours}, the tool {self.theirs}"
 
 
-def lacks_gpus(ground: Testbed) -> str:
+def lacks_gpus(ground: ClaimHosts) -> str:
     if any(f.gpus for f in ground.facts.values()):
         return ""
     strange = [s for f in ground.facts.values() for s in f.vendors.values() if s not in ("present", "absent")]
     return strange[0] if strange else "no GPU here"
 
 
-def lacks_rdma(ground: Testbed) -> str:
+def lacks_rdma(ground: ClaimHosts) -> str:
     return "" if any(n.rdma_device for f in ground.facts.values() for n in f.nics) else "no RDMA port here"
 
 
-def check_gpus(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
+def check_gpus(ground: ClaimHosts, folder: Path, sink: Sink) -> Judgement:
     """Every GPU against a tool of its vendor that discovery does not need."""
     return _verdict(_rows(ground, folder, gpu_rows), "GPUs", "the vendor's second tool gave no answer")
 
 
-def check_nics(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
+def check_nics(ground: ClaimHosts, folder: Path, sink: Sink) -> Judgement:
     """Every RDMA port, which discovery reads from sysfs, against ibv_devinfo."""
     return _verdict(_rows(ground, folder, nic_rows), "RDMA ports", f"{IBV} gave no answer (package ibverbs-utils)")
 
 
-def check_doctor(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
+def check_doctor(ground: ClaimHosts, folder: Path, sink: Sink) -> Judgement:
     """The doctor's RDMA checks on these ports; what it says of them is for a person to compare with the truth."""
     checks = choose(level="quick", only=["rdma", "roce"])
     found = examine(Inventory(ground.entries, "validation"), checks, timeout_s=min(60.0, ground.timeout_s))
@@ -158,7 +158,7 @@ def _nic_values(where: str, ours: NicFacts, theirs: Mapping[str, str]) -> Iterab
     return [Row(where, what, *pair) for what, pair in pairs.items()]
 
 
-def _rows(ground: Testbed, folder: Path, compare: object) -> list[Row]:
+def _rows(ground: ClaimHosts, folder: Path, compare: object) -> list[Row]:
     rows: list[Row] = []
     for answer in ground.ask(lambda entry: about(entry, ground.timeout_s)):
         if answer.raw is not None and answer.report.facts is not None:

@@ -27,7 +27,7 @@ HERE = Path("cluster.yaml")
 
 
 @dataclass(frozen=True)
-class Testbed:
+class ClaimHosts:
     """Everything a claim may ask; travels to the claim's own process as JSON."""
 
     cluster: Cluster
@@ -73,7 +73,7 @@ def _usable(link: IslandLink, transport: str) -> bool:
 
 def find_ground(
     cluster_file: Path | None, emulate: str | None, *, quick: bool, timeout_s: float, sink: Sink
-) -> Testbed:
+) -> ClaimHosts:
     """The cluster of a file or an emulation, else this machine; its hosts are asked what they are."""
     if cluster_file is None and emulate is None and HERE.is_file():
         sink.warn("using ./cluster.yaml")
@@ -87,7 +87,7 @@ def find_ground(
     silent = {a.report.name: a.report.reason or a.report.status for a in answers if a.report.facts is None}
     for name, why in silent.items():
         sink.warn(f"{name} did not answer: {why}")
-    return Testbed(cluster, entries, facts, silent, quick, timeout_s)
+    return ClaimHosts(cluster, entries, facts, silent, quick, timeout_s)
 
 
 def about(entry: InventoryHost, timeout_s: float) -> Options:
@@ -96,13 +96,13 @@ def about(entry: InventoryHost, timeout_s: float) -> Options:
     return Options(interpreters=pythons, environment=tuple(entry.access.env), thorough=True, opinions=True)
 
 
-def save_ground(path: Path, ground: Testbed) -> None:
+def save_ground(path: Path, ground: ClaimHosts) -> None:
     write_json(path, encode(ground))
 
 
-def load_ground(path: Path) -> Testbed:
+def load_ground(path: Path) -> ClaimHosts:
     """A ground from its file. Raises ConfigError."""
-    return decode(Testbed, json.loads(path.read_text(encoding="utf-8")), where=path.name)
+    return decode(ClaimHosts, json.loads(path.read_text(encoding="utf-8")), where=path.name)
 
 
 def saved(cluster: Cluster, folder: Path) -> Path:

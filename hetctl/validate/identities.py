@@ -11,14 +11,14 @@ from pathlib import Path
 
 from hetctl.comm.contract.facts import GpuFacts, HostFacts
 from hetctl.validate.discovery import COMPARED
-from hetctl.validate.ground import Testbed
+from hetctl.validate.ground import ClaimHosts
 from hetctl.validate.masking import Masker, secrets_of
 
 _IDENTIFYING = ("serial", "uuid", "node GUID")  # of what discovery is compared by
 
 
 def masker_for(
-    ground: Testbed, *, evidence: Path | None = None, environment: Mapping[str, str] | None = None
+    ground: ClaimHosts, *, evidence: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> Masker:
     """A masker that knows the hosts, their people and devices, this machine, and what its environment keeps secret.
 
@@ -40,7 +40,7 @@ def masker_for(
     return masker
 
 
-def _learn_hosts(masker: Masker, ground: Testbed) -> None:
+def _learn_hosts(masker: Masker, ground: ClaimHosts) -> None:
     names = [socket.gethostname(), socket.getfqdn(), *(h.name for h in ground.cluster.hosts)]
     names += [e.name for e in ground.entries] + [f.system.hostname or "" for f in ground.facts.values()]
     for entry in ground.entries:
@@ -52,7 +52,7 @@ def _learn_hosts(masker: Masker, ground: Testbed) -> None:
             masker.learn("domain", (domain,))
 
 
-def _learn_people(masker: Masker, ground: Testbed) -> None:
+def _learn_people(masker: Masker, ground: ClaimHosts) -> None:
     homes = [Path.home(), os.environ.get("HOME", "")]
     people = [_this_user(), *(e.access.user or "" for e in ground.entries)]
     people += [f.system.user or "" for f in ground.facts.values()]

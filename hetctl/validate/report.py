@@ -12,13 +12,13 @@ from hetctl import __version__
 from hetctl.comm.contract.facts import HostFacts, facts_to_data
 from hetctl.comm.contract.units import show_seconds
 from hetctl.validate.claims import Result, exit_code
-from hetctl.validate.ground import Testbed
+from hetctl.validate.ground import ClaimHosts
 
 SCHEMA_VERSION = 1
 MARKS = {"holds": "✓", "does not hold": "x", "not applicable": "-", "could not tell": "?"}
 
 
-def document(results: list[Result], ground: Testbed) -> dict[str, Any]:
+def document(results: list[Result], ground: ClaimHosts) -> dict[str, Any]:
     """report.json: every claim with its verdict, and what it was judged on."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -54,7 +54,7 @@ def _entry(result: Result) -> dict[str, Any]:
     }
 
 
-def versions(ground: Testbed) -> dict[str, Any]:
+def versions(ground: ClaimHosts) -> dict[str, Any]:
     """Host -> what runs there: Python, torch, libraries, drivers, kernel, firmware."""
     return {name: _versions(facts) for name, facts in ground.facts.items()}
 
@@ -84,7 +84,7 @@ _GPU = ("vendor", "name", "architecture", "driver", "firmware")
 _PORT = ("device", "driver", "firmware", "rate")
 
 
-def inventory(ground: Testbed) -> dict[str, Any]:
+def inventory(ground: ClaimHosts) -> dict[str, Any]:
     """Host -> everything discovery says of it, without what other people run there."""
     return {name: facts_to_data(_without_strangers(facts)) for name, facts in ground.facts.items()}
 
@@ -97,7 +97,7 @@ def _without_strangers(facts: HostFacts) -> HostFacts:
     return replace(facts, gpus=gpus, system=replace(facts.system, settings=settings))
 
 
-def markdown(results: Sequence[Result], ground: Testbed) -> str:
+def markdown(results: Sequence[Result], ground: ClaimHosts) -> str:
     """report.md: for people."""
     islands = ", ".join(f"{i.name} ({i.vendor}, {len(i.members)} ranks, {i.fabric})" for i in ground.cluster.islands)
     lines = [

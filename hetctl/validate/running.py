@@ -16,7 +16,7 @@ from hetctl.comm.contract.errors import ConfigError, Interrupted
 from hetctl.comm.contract.values import decode
 from hetctl.runs.launch import code_root
 from hetctl.validate.claims import Claim, Judgement, Result, could_not_tell, not_applicable, with_silent_hosts
-from hetctl.validate.ground import Testbed, save_ground
+from hetctl.validate.ground import ClaimHosts, save_ground
 
 _GRACE_S = 10.0  # between asking a claim's process to end, asking again, and ending it: its ranks end within this
 _MOST_SAID = 400  # characters of the last line of a process that crashed
@@ -24,7 +24,7 @@ _MOST_SAID = 400  # characters of the last line of a process that crashed
 
 def run_claims(
     claims: Sequence[Claim],
-    ground: Testbed,
+    ground: ClaimHosts,
     folder: Path,
     *,
     on_begin: Callable[[Claim], None],

@@ -15,19 +15,19 @@ from hetctl.comm.contract.units import show_rate
 from hetctl.console import Sink
 from hetctl.launcher.supervisor.environment import Setting
 from hetctl.validate.claims import Claim, Judgement, could_not_tell, does_not_hold, holds
-from hetctl.validate.ground import Testbed, saved
+from hetctl.validate.ground import ClaimHosts, saved
 
 QUICK_SIZE = "256KiB"  # the largest message under --quick
 _LOGGING = Setting("NCCL_DEBUG", "INFO", "evidence of what the library chose; RCCL reads it too")
 _REFUSED = "cannot be"  # what a forced bridge that is impossible is answered with
 
 
-def lacks_group(ground: Testbed) -> str:
+def lacks_group(ground: ClaimHosts) -> str:
     most = max((len(i.members) for i in ground.cluster.islands), default=0)
     return "" if most > 1 else "no island has two devices: there is nobody to talk to natively"
 
 
-def check_islands(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
+def check_islands(ground: ClaimHosts, folder: Path, sink: Sink) -> Judgement:
     """Every island's own library, on all of its ranks."""
     found = prove_islands(ground.cluster, sink=sink, settings=(_LOGGING,), keep=folder / "ranks")
     write_json(folder / "islands.json", found)
@@ -44,18 +44,18 @@ def _libraries(found: list[dict[str, str]]) -> str:
     return ", ".join(f"{one['library']} {one['version']}" for one in found)
 
 
-def lacks_engine_ground(ground: Testbed) -> str:
+def lacks_engine_ground(ground: ClaimHosts) -> str:
     return ground.lacking("rdma")
 
 
-def lacks_device_ground(ground: Testbed) -> str:
+def lacks_device_ground(ground: ClaimHosts) -> str:
     """Emulated islands may ask for `direct`, but it is a peer copy there and shows nothing of NICs."""
     if ground.kind == "cpu":
         return "CPUs have no device memory"
     return lacks_engine_ground(ground) or ground.lacking("direct")
 
 
-def check_engines(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
+def check_engines(ground: ClaimHosts, folder: Path, sink: Sink) -> Judgement:
     """An engine of the direct bridge on every host: memory registers, and a transfer to itself arrives."""
     found = try_engines(ground.cluster, sink=sink, keep=folder / "ranks")
     write_json(folder / "engines.json", found)
@@ -75,10 +75,10 @@ def _why_no_engine(one: dict[str, Any]) -> str:
     return one["lacking"] or "; ".join(f"{name}: {said['host']}" for name, said in one["engines"].items())
 
 
-def bridge_check(transport: str) -> Callable[[Testbed, Path, Sink], Judgement]:
+def bridge_check(transport: str) -> Callable[[ClaimHosts, Path, Sink], Judgement]:
     """The check of one transport, over one pair of islands for each two vendors."""
 
-    def check(ground: Testbed, folder: Path, sink: Sink) -> Judgement:
+    def check(ground: ClaimHosts, folder: Path, sink: Sink) -> Judgement:
         outcomes = [_over(transport, pair, ground, folder, sink) for pair in ground.pairs(transport)]
         figures = {name: o.figures for name, o in outcomes}
         for verdict in ("does not hold", "could not tell", "holds"):
@@ -91,7 +91,7 @@ def bridge_check(transport: str) -> Callable[[Testbed, Path, Sink], Judgement]:
     return check
 
 
-def _over(transport: str, pair: Cluster, ground: Testbed, folder: Path, sink: Sink) -> tuple[str, Judgement]:
+def _over(transport: str, pair: Cluster, ground: ClaimHosts, folder: Path, sink: Sink) -> tuple[str, Judgement]:
     a, b = (i.name for i in pair.islands)
     below = folder / re.sub(r"[^A-Za-z0-9.-]+", "-", f"{a}-{b}")
     below.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Tensor parallelism: how the ranks of one host compute every layer together, and the sums that takes.
 
-Each rank of a group has the same hidden states and its own part of every large matrix (`tensor_cuts.py`). What a block adds
-to the hidden states is summed over the group forward, the gradient of what it reads is summed backward.
+Each rank of a group has the same hidden states and its own part of every large matrix (`tensor_cuts.py`). What a
+block adds to them is summed over the group forward, the gradient of what it reads backward.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.cluster import Cluster, Host
 from hetctl.comm.contract.facts import GpuFacts, HostFacts, NicFacts, System
 from hetctl.discovery.inventory import InventoryHost
-from hetctl.validate.ground import Testbed
+from hetctl.validate.ground import ClaimHosts
 
 HOSTS = ("atlas-gpu07.lab.acme.example", "mars")
 USERS = ("alice.smith", "svcbot")
@@ -50,7 +50,7 @@ LINE = (
 )
 
 
-def ground() -> Testbed:
+def ground() -> ClaimHosts:
     """Two hosts as discovery knows them: some of what stands in the files, not all of it."""
     facts = {
         HOSTS[0]: HostFacts(
@@ -64,7 +64,7 @@ def ground() -> Testbed:
     }
     access = Access(HOSTS[0], user=USERS[0], proxy_jump=f"{USERS[1]}@mars:2222")
     entries = (InventoryHost(HOSTS[0], access), InventoryHost(HOSTS[1], Access()))
-    return Testbed(Cluster(tuple(Host(name) for name in HOSTS), ()), entries, facts, {}, quick=True, timeout_s=60)
+    return ClaimHosts(Cluster(tuple(Host(name) for name in HOSTS), ()), entries, facts, {}, quick=True, timeout_s=60)
 
 
 def evidence(folder: Path) -> None:

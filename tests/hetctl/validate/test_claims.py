@@ -26,7 +26,7 @@ from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.validate.claims import Judgement, Result, could_not_tell, exit_code, holds, judged
 from hetctl.validate.computing import judge_parity, judge_pipeline
 from hetctl.validate.discovery import IBV, gpu_rows, nic_rows
-from hetctl.validate.ground import Testbed
+from hetctl.validate.ground import ClaimHosts
 from hetctl.validate.registry import BY_ID, CLAIMS, choose
 from hetctl.validate.talking import judge_bridge
 from tests.rigs import recordings
@@ -59,7 +59,7 @@ def test_choosing() -> None:
 def test_a_peer_copy_between_emulated_islands_says_nothing_of_nics() -> None:
     spec = parse_spec("h200:1,mi325x:1", CLASSES)
     cluster = label_machine(spec, Machine("here", "nccl", (1 << 30,) * 2))
-    ground = Testbed(cluster, (), {}, {}, quick=True, timeout_s=60)
+    ground = ClaimHosts(cluster, (), {}, {}, quick=True, timeout_s=60)
     assert ground.lacking("direct") == ""  # it may be asked for
     assert "no RDMA NIC" in BY_ID["bridge.direct"].lacking(ground)
 

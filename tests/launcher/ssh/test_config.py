@@ -8,10 +8,10 @@ import pytest
 
 from hetctl.comm.contract.access import Access
 from hetctl.launcher.hosts.shell import ShellError
-from hetctl.launcher.ssh import Route, SshConfig
+from hetctl.launcher.ssh import SshConfig, SshRoute
 
 
-def route(home: Path, access: Access, config: str = "") -> Route:
+def route(home: Path, access: Access, config: str = "") -> SshRoute:
     (home / ".ssh").mkdir(exist_ok=True)
     (home / ".ssh" / "config").write_text(config)
     return SshConfig(home).route(access)
