@@ -1,8 +1,8 @@
 """Large reduce-scatters, all-gathers and broadcasts, piece by piece: native and bridge stages work at once.
 
 A piece is the same part of every rank's block (of the root's). As with `pipelined_sums.py` several are on the way,
-begun in one thread and ended in another, and every communicator and lane belongs to one of them. Each byte crosses the bridge
-once for each island that needs it.
+begun in one thread and ended in another, and every communicator and lane belongs to one of them. Each byte crosses
+the bridge once for each island that needs it.
 """
 
 from __future__ import annotations
