@@ -1,14 +1,12 @@
-"""The command line: registers the commands, and is the one error boundary."""
+"""The command line: registers the commands."""
 
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
 
 import typer
 
 from hetctl import __version__
-from hetctl.comm.contract.errors import HetctlError, of_system
 from hetctl.commands import bench, hosts, runs
 from hetctl.commands.discover import discover
 from hetctl.commands.doctor import doctor
@@ -17,7 +15,7 @@ from hetctl.commands.plan import plan
 from hetctl.commands.run import run
 from hetctl.commands.train import train
 from hetctl.commands.validate import validate
-from hetctl.console import Sink
+from hetctl.console import guarded
 
 app = typer.Typer(
     name="hetctl",
@@ -56,18 +54,5 @@ app.command("report")(runs.report)
 
 
 def main() -> None:
-    """Run the command line; what HetctlErrors and the system's say becomes a sentence, a hint and an exit code."""
-    try:
-        app()
-    except HetctlError as error:
-        _fail(error)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader went away; nobody is left to tell
-        sys.exit(1)
-    except OSError as error:
-        _fail(of_system(error))
-
-
-def _fail(error: HetctlError) -> NoReturn:
-    Sink(as_json="--json" in sys.argv).failure(error)
-    sys.exit(error.exit_code)
+    """Run the command line, and end with the exit code of what came of it."""
+    guarded(app, as_json="--json" in sys.argv)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from rich.console import Console, RenderableType
 
-from hetctl.comm.contract.errors import HetctlError
+from hetctl.comm.contract.errors import HetctlError, of_system
 from hetctl.comm.contract.files import finite
 
 
@@ -63,3 +64,21 @@ def _plain(text: str) -> str:
     """Text as it stands: control characters dropped, rich's markup escaped."""
     clean = "".join(c for c in text if c in "\n\t" or (c.isprintable()))
     return clean.replace("[", "\\[")
+
+
+def guarded(call: Callable[[], object], *, as_json: bool = False) -> None:
+    """The one error boundary: what HetctlErrors and the system's say becomes a sentence, a hint and an exit code."""
+    try:
+        call()
+    except HetctlError as error:
+        _fail(error, as_json)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader went away; nobody is left to tell
+        sys.exit(1)
+    except OSError as error:
+        _fail(of_system(error), as_json)
+
+
+def _fail(error: HetctlError, as_json: bool) -> NoReturn:
+    Sink(as_json=as_json).failure(error)
+    sys.exit(error.exit_code)

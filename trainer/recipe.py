@@ -24,6 +24,7 @@ STDLIB = "python-stdlib"
 SEEDS = (-(2**63), 2**64 - 1)  # what torch.manual_seed takes
 MAX_LR = 1e30  # fp32 ends at 3e38, and AdamW divides by as little as 1 - beta1
 MAX_SAMPLES = 100_000_000  # of a step: planning looks at each of its divisors
+USUAL_TOKENS = 4096  # per sample
 MAX_TIMEOUT_S = 1e7  # four months; timers overflow where it is far longer
 
 
@@ -229,6 +230,11 @@ def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) ->
     recipe = decode(Recipe, data, where=where)
     recipe.validate()
     return _with_source(_with_tokenizer(recipe, named="tokenizer" in data.get("data", {})))
+
+
+def usual_length(shape: ModelShape) -> int:
+    """Tokens of a sample of a real model where nobody says how many, as far as its positions allow."""
+    return min(USUAL_TOKENS, shape.max_seq_len)
 
 
 def parse_override(text: str) -> tuple[str, Any]:

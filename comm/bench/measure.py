@@ -329,10 +329,10 @@ def ways(task: Task, device: torch.device) -> Iterator[tuple[str, Ends]]:
 
 def _prove(task: Task, device: torch.device) -> None:
     if task.islands and (found := exact.islands_proved(current_placement(), device)) is not None:
-        Reporter(active=True).emit("island", **found)
+        Reporter(active=True).figures("island", island=found)
     if task.engines and os.environ["LOCAL_RANK"] == "0":
         host = current_placement().hosts[dist.get_rank()]
-        Reporter(active=True).emit("engines", on=host, **exact.engines_tried(device))
+        Reporter(active=True).figures("engines", on=host, **exact.engines_tried(device))
 
 
 @record
@@ -349,9 +349,9 @@ def main() -> None:
     reporter = Reporter(active=dist.get_rank() == 0)
     _prove(task, device)
     for name, ends in ways(task, device):
-        reporter.emit("way", name=name, figures=way(ends, task.max_bytes))
+        reporter.figures("way", way=name, figures=way(ends, task.max_bytes))
     world = Ends(dist.group.WORLD, dist.get_rank(), dist.get_world_size(), device)
-    reporter.emit("result", raw_bytes_per_s=raw_ceilings(world) if task.transports else {})
+    reporter.figures("result", raw_bytes_per_s=raw_ceilings(world) if task.transports else {})
     dist.barrier()
     dist.destroy_process_group()
 

@@ -10,20 +10,16 @@ from typing import Any
 
 from rich.table import Table
 
-from hetctl.bench.pipeline import Program, run_ranks
+from hetctl.bench.ranks import run_ranks
 from hetctl.comm.bridge.engines.base import PEER_COPY
 from hetctl.comm.bridge.engines.shared import ENGINES, installed
 from hetctl.comm.contract.cluster import Cluster, TransportKind
 from hetctl.comm.contract.errors import ConfigError, WorkFailed
 from hetctl.comm.contract.placement import CARRIERS, LOCAL, NATIVE
-from hetctl.comm.contract.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.contract.units import GiB, MiB, parse_bytes, show_bytes, show_rate
 from hetctl.console import Sink
-from hetctl.launcher.supervisor.agent_link import Event
-from hetctl.launcher.supervisor.environment import Setting, device_type, placement_of
-from hetctl.runs.launch import Launch
-from hetctl.runs.program import seats_of
-from hetctl.runs.where import find_running_cluster
+from hetctl.launcher.supervisor.environment import Setting
+from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.planning.profile import BridgeProfile, SumPoint
 
 TASK_VARIABLE = "HETCTL_MEASURE"  # what comm.measure reads; importing it here would import torch
@@ -31,20 +27,13 @@ LARGEST = {"cpu": 4 * MiB, "cuda": GiB}  # where nothing is asked for
 
 
 def bench_bridge(
-    *,
-    cluster_file: Path | None,
-    emulate: str | None,
-    bridge: str | None,
-    max_size: str | None,
-    sink: Sink,
-    keep: Path | None = None,
+    cluster: Cluster, *, bridge: str | None, max_size: str | None, sink: Sink, keep: Path | None = None
 ) -> dict[str, Any]:
     """Rates, latency and costs per transport, beside native and raw ways. Raises ConfigError or WorkFailed."""
-    cluster = find_running_cluster(cluster_file, emulate, sink=sink)
     if len(cluster.islands) < 2:
         raise ConfigError("a bridge needs two islands", hint="--emulate h200:1,mi325x:1")
     transports = _transports(cluster, None if bridge == "auto" else bridge)
-    kind = device_type(cluster.runs, [i.vendor for i in cluster.islands])
+    kind = Launch.of(cluster).device_type
     most = parse_bytes(max_size) if max_size else LARGEST[kind]
     task = {
         "transports": transports,
@@ -86,29 +75,32 @@ def _measured(
     keep: Path | None = None,
 ) -> dict[str, Any]:
     """One launch of the measuring program over all seats, and everything that its ranks reported."""
-    places, seats = seats_of(cluster)
-    placement = placement_of(places, (), seats, runs=cluster.runs)
     found: dict[str, Any] = {"ways": {}, "proved": [], "tried": [], "evidence": []}
-    kept = {"island": "proved", "engines": "tried", "bridge": "evidence"}
 
-    def on_event(event: Event) -> None:
-        if event["event"] == "way":
-            found["ways"][event["name"]] = event["figures"]
-            if event["name"] == "direct" and cluster.runs is not None:
-                event["figures"]["label"] = PEER_COPY
-            right = event["figures"]["exact"]
+    def on_figures(name: str, values: dict[str, Any]) -> None:
+        if name == "way":
+            found["ways"][values["way"]] = figures = values["figures"]
+            if values["way"] == "direct" and cluster.runs is not None:
+                figures["label"] = PEER_COPY
+            right = figures["exact"]
             proved = "NOT exact" if right["wrong"] else f"{right['sums']} sums and {right['messages']} messages exact"
-            sink.say(f"{event['name']}: {proved}, measured up to {show_bytes(task['max_bytes'])}")
-        elif event["event"] in kept:
-            found[kept[event["event"]]].append({k: v for k, v in event.items() if k not in ("event", "host", "n")})
-        elif event["event"] == "result":
-            found["raw_bytes_per_s"] = event["raw_bytes_per_s"]
+            sink.say(f"{values['way']}: {proved}, measured up to {show_bytes(task['max_bytes'])}")
+        elif name == "result":
+            found["raw_bytes_per_s"] = values["raw_bytes_per_s"]
+        elif name == "island":
+            found["proved"].append(values["island"])
+        else:
+            found["tried" if name == "engines" else "evidence"].append(values)
 
-    files = {PLACEMENT_VARIABLE: placement.to_json(), TASK_VARIABLE: json.dumps(task)}
-    kind = device_type(cluster.runs, [i.vendor for i in cluster.islands])
-    extra = {s.name: s.value for s in settings}
-    program = Program("hetctl.comm.bench.measure", lambda folder: files, kind, extra)
-    run_ranks(program, Launch(cluster, tuple(seats)), on_event, sink=sink, keep=keep)
+    run_ranks(
+        "hetctl.comm.bench.measure",
+        Launch.of(cluster),
+        on_figures,
+        files=lambda folder: {TASK_VARIABLE: json.dumps(task)},
+        settings={s.name: s.value for s in settings},
+        sink=sink,
+        keep=keep,
+    )
     if "raw_bytes_per_s" not in found:
         raise WorkFailed("the measurement ended without a result")
     return found

@@ -13,10 +13,10 @@ from hetctl.comm.contract.units import show_seconds
 from hetctl.comm.contract.values import encode
 from hetctl.console import Sink
 from hetctl.discovery.this_machine import gpu_class
-from hetctl.runs.resolve import DEFAULT_TOKENS
 from hetctl.trainer.model.config import find_shape
 from hetctl.trainer.model.tensor_cuts import cannot_cut
 from hetctl.trainer.planning.profile import BridgeProfile, ClassProfile, Profile, SumPoint, load_profile, save_profile
+from hetctl.trainer.recipe import usual_length
 
 
 def bench_ops(
@@ -35,7 +35,7 @@ def bench_ops(
     from hetctl.trainer.bench.ops import measure_class
 
     shape = find_shape(model)
-    length = min(DEFAULT_TOKENS, shape.max_seq_len) if seq_len is None else seq_len
+    length = usual_length(shape) if seq_len is None else seq_len
     if length > shape.max_seq_len or length < 1:
         raise ConfigError(f"--seq-len {length} is not within the {shape.max_seq_len} positions of '{shape.name}'")
     on_gpu = torch.cuda.is_available()

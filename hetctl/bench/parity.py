@@ -8,22 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hetctl.bench.pipeline import Program, run_ranks
 from hetctl.bench.plans import layout
+from hetctl.bench.ranks import run_ranks
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import WorkFailed
-from hetctl.comm.contract.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.contract.plan import Plan
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.supervisor.agent_link import Event
-from hetctl.launcher.supervisor.environment import PlannedPlace, Seat, device_type, placement_of
-from hetctl.runs import resolve
-from hetctl.runs.launch import Launch
+from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
 from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
-from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.recipe import Recipe, load_recipe, parse_override
 
 Across = Literal["pipeline", "data"]  # what crosses the bridge: activations between stages, or sums of gradients
 SEQ_LEN, SAMPLES_PER_RANK = 16, 4
@@ -61,7 +57,8 @@ def _recipe(across: Across, *, islands: int, samples: int, steps: int) -> Recipe
         "optimizer.lr=3e-4",  # at 2e-3 AdamW lets rounding grow to 8e-11 in 20 steps: it divides by small gradients
         *stages.get(across, ("parallelism.pipeline=1",)),
     ]
-    return resolve.read_recipe(None, settings=settings, model="demo", seq_len=SEQ_LEN, global_batch=samples)
+    sizes = [("model.name", "demo"), ("model.seq_len", SEQ_LEN), ("batch.global_batch", samples)]
+    return load_recipe(None, [*map(parse_override, settings), *sizes])
 
 
 def _one_device(cluster: Cluster) -> Cluster:
@@ -73,24 +70,16 @@ def _one_device(cluster: Cluster) -> Cluster:
 def _run(cluster: Cluster, plan: Plan, recipe: Recipe, sink: Sink, keep: Path | None) -> dict[str, Any]:
     found: dict[str, Any] = {"bridge_bytes": 0}
 
-    def on_event(event: Event) -> None:
-        if event["event"] == "result":
-            found.update(losses=event["losses"], norms=event["norms"])
-        elif event["event"] == "sent":
-            found["bridge_bytes"] += event["bytes"]
-
-    places = tuple(PlannedPlace(i.name, i.vendor, i.ranks) for i in plan.islands)
-    seats = tuple(Seat(r.rank, r.host, r.device) for r in plan.ranks)
-    placement = placement_of(places, plan.bridges, seats, runs=cluster.runs)
+    def on_figures(name: str, values: dict[str, Any]) -> None:
+        if name == "result":
+            found.update(values)
+        elif name == "sent":
+            found["bridge_bytes"] += values["bytes"]
 
     def files(folder: RunFolder) -> dict[str, str]:
-        job = Job(plan, recipe, recipe.shape(), str(folder.checkpoints))
-        return {JOB_VARIABLE: job.to_json(), PLACEMENT_VARIABLE: placement.to_json()}
+        return {JOB_VARIABLE: Job(plan, recipe, recipe.shape(), str(folder.checkpoints)).to_json()}
 
-    kind = device_type(cluster.runs, [i.vendor for i in plan.islands])
-    run_ranks(
-        Program("hetctl.trainer.bench.parity", files, kind), Launch(cluster, seats), on_event, sink=sink, keep=keep
-    )
+    run_ranks("hetctl.trainer.bench.parity", Launch.of(cluster, plan), on_figures, files=files, sink=sink, keep=keep)
     if "losses" not in found:
         raise WorkFailed("the parity run ended without a result")
     return found

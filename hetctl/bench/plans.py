@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
-from hetctl.bench.pipeline import MEASURE_TIMEOUT_S, Program, run_ranks
+from hetctl.bench.pipeline import MEASURE_TIMEOUT_S
+from hetctl.bench.ranks import run_ranks
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import WorkFailed
-from hetctl.comm.contract.placement import VARIABLE as PLACEMENT_VARIABLE
-from hetctl.comm.contract.placement import Placement
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.contract.units import show_seconds
 from hetctl.comm.contract.values import encode
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.supervisor.agent_link import Event
-from hetctl.launcher.supervisor.environment import device_type, placement_of
-from hetctl.runs.launch import Launch
-from hetctl.runs.program import seats_of
+from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.job import Job
 from hetctl.trainer.planning.planner import EXECUTABLE, weigh
 from hetctl.trainer.planning.profile import Profile
@@ -53,42 +49,29 @@ def candidates(cluster: Cluster, recipe: Recipe, *, profile: Profile | None, alt
 
 def bench_plans(cluster: Cluster, cases: Sequence[PlanCase], *, steps: int, sink: Sink) -> dict[str, Any]:
     """Every case's step time, predicted and measured, in one launch. Raises WorkFailed."""
-    _, seats = seats_of(cluster)
-    placements = [_placement(case.cluster or cluster, case.plan) for case in cases]
     rows: list[dict[str, Any]] = []
 
-    def on_event(event: Event) -> None:
-        if event["event"] == "plan":
-            rows.append(_row(cases[event["number"]], event))
+    def on_figures(name: str, values: dict[str, Any]) -> None:
+        if name == "plan":
+            rows.append(_row(cases[values["number"]], values))
             sink.say(f"{rows[-1]['name']}: {show_seconds(rows[-1]['measured_s'])} a step")
 
     def files(folder: RunFolder) -> dict[str, str]:
-        jobs = [
-            encode(Job(c.plan, c.recipe, c.recipe.shape(), str(folder.checkpoints), timeout_s=MEASURE_TIMEOUT_S))
-            for c in cases
-        ]
-        return {
-            JOBS_VARIABLE: json.dumps(jobs),
-            PLACEMENTS_VARIABLE: json.dumps([p.to_json() for p in placements]),
-            PLACEMENT_VARIABLE: placements[0].to_json(),
-        }
+        kept, limit = str(folder.checkpoints), MEASURE_TIMEOUT_S
+        jobs = [encode(Job(c.plan, c.recipe, c.recipe.shape(), kept, timeout_s=limit)) for c in cases]
+        bridged = [Launch.of(c.cluster or cluster, bridges=c.plan.bridges).placement.to_json() for c in cases]
+        return {JOBS_VARIABLE: json.dumps(jobs), PLACEMENTS_VARIABLE: json.dumps(bridged)}
 
-    kind = device_type(cluster.runs, [i.vendor for i in cluster.islands])
-    program = Program("hetctl.trainer.bench.plans", files, kind, {STEPS_VARIABLE: str(steps)})
-    run_ranks(program, Launch(cluster, tuple(seats)), on_event, sink=sink)
+    launch, settings = Launch.of(cluster, bridges=cases[0].plan.bridges), {STEPS_VARIABLE: str(steps)}
+    run_ranks("hetctl.trainer.bench.plans", launch, on_figures, files=files, settings=settings, sink=sink)
     if len(rows) != len(cases):
         raise WorkFailed(f"only {len(rows)} of {len(cases)} plans were measured")
     best = min(row["measured_s"] for row in rows)
     return {"plans": rows, "chosen_over_best": rows[0]["measured_s"] / best}
 
 
-def _placement(cluster: Cluster, plan: Plan) -> Placement:
-    places, seats = seats_of(cluster)
-    return placement_of(places, plan.bridges, seats, runs=cluster.runs)
-
-
-def _row(case: PlanCase, event: Event) -> dict[str, Any]:
-    predicted, measured = case.plan.predicted, statistics.median(event["seconds"])
+def _row(case: PlanCase, found: Mapping[str, Any]) -> dict[str, Any]:
+    predicted, measured = case.plan.predicted, statistics.median(found["seconds"])
     assert predicted is not None
     return {
         "name": case.name,
@@ -96,11 +79,11 @@ def _row(case: PlanCase, event: Event) -> dict[str, Any]:
         "basis": predicted.basis,
         "predicted_s": predicted.step_time_s,
         "measured_s": measured,
-        "spread_s": [min(event["seconds"]), max(event["seconds"])],
+        "spread_s": [min(found["seconds"]), max(found["seconds"])],
         "error": predicted.step_time_s / measured - 1,
         "predicted_memory_bytes": max(predicted.memory_bytes, default=None),
-        "peak_memory_bytes": event["peak_memory_bytes"],
-        "slower": event["slower"],
+        "peak_memory_bytes": found["peak_memory_bytes"],
+        "slower": found["slower"],
     }
 
 

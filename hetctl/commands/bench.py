@@ -32,21 +32,22 @@ def pipeline(
     Whole training steps with random weights and random tokens, split as the planner would. The best native
     schedule is the yardstick; ratios are of the same round.
     """
-    from hetctl.bench import pipeline
+    from hetctl.bench.pipeline import SETTINGS, bench_pipeline, pipeline_table
+    from hetctl.commands.resolve import Options, resolve
 
     sink = Sink(as_json=as_json)
-    result = pipeline.bench_pipeline(
-        cluster_file=cluster,
+    asked = Options(
+        cluster=cluster,
         emulate=_islands(cluster, emulate),
+        settings=[*(settings or ()), *SETTINGS],
         model=model,
+        global_batch=micro_batches,
         seq_len=seq_len,
-        micro_batches=micro_batches,
-        settings=settings or [],
         bridge=bridge,
-        rounds=rounds,
-        sink=sink,
     )
-    sink.say(pipeline.pipeline_table(result))
+    found = resolve(asked, sink, runs=True)
+    result = bench_pipeline(found.cluster, found.recipe, rounds=rounds, sink=sink)
+    sink.say(pipeline_table(result))
     sink.result(result)
 
 
@@ -79,11 +80,11 @@ def bridge(
         profiles_of,
         raise_unless_exact,
     )
+    from hetctl.commands.resolve import Options, resolve_where
 
     sink = Sink(as_json=as_json)
-    found = bench_bridge(
-        cluster_file=cluster, emulate=_islands(cluster, emulate), bridge=bridge, max_size=max_size, sink=sink
-    )
+    where, _ = resolve_where(Options(cluster=cluster, emulate=_islands(cluster, emulate)), sink)
+    found = bench_bridge(where, bridge=bridge, max_size=max_size, sink=sink)
     sink.say(bridge_table(found))
     sink.say(collectives_table(found))
     sink.say(cost_table(found))
@@ -136,22 +137,24 @@ def plans(
     as_json: options.Json = False,
 ) -> None:
     """Run the chosen plan and the next best ones, and show predicted beside measured step times."""
-    from hetctl.bench import plans
-    from hetctl.runs import resolve
-    from hetctl.runs.where import find_running_cluster
+    from hetctl.bench.plans import bench_plans, candidates, table
+    from hetctl.commands.resolve import Options, resolve
 
     sink = Sink(as_json=as_json)
-    recipe = resolve.read_recipe(
-        None, settings=settings, model=model, global_batch=global_batch, seq_len=seq_len, bridge=bridge
+    asked = Options(
+        cluster=cluster,
+        emulate=emulate,
+        settings=settings,
+        model=model,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        bridge=bridge,
+        profile=profile,
     )
-    found = find_running_cluster(cluster, emulate, sink=sink)
-    given = resolve.given_keys(settings, seq_len=seq_len, global_batch=global_batch)
-    recipe, notes = resolve.with_sizes(recipe, found, given=given)
-    for note in notes:
-        sink.warn(note)
-    cases = plans.candidates(found, recipe, profile=resolve.read_profile(profile), alternatives=alternatives)
-    result = plans.bench_plans(found, cases, steps=steps, sink=sink)
-    sink.say(plans.table(result))
+    found = resolve(asked, sink, runs=True)
+    cases = candidates(found.cluster, found.recipe, profile=found.profile, alternatives=alternatives)
+    result = bench_plans(found.cluster, cases, steps=steps, sink=sink)
+    sink.say(table(result))
     sink.result(result)
 
 

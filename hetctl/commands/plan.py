@@ -43,16 +43,18 @@ def plan(
     from hetctl.comm.contract.files import write_atomically, write_json
     from hetctl.comm.contract.plan import save_plan
     from hetctl.comm.contract.values import encode
+    from hetctl.commands.resolve import Options, resolve
     from hetctl.render.plan import show_plan
     from hetctl.render.plan_page import plan_page
     from hetctl.render.trace import chrome_trace
-    from hetctl.runs import resolve
     from hetctl.trainer.planning.explain import explain as explanation
     from hetctl.trainer.planning.planner import weigh
 
     sink = Sink(as_json=as_json)
-    asked = resolve.read_recipe(
-        recipe,
+    asked = Options(
+        recipe=recipe,
+        cluster=cluster,
+        emulate=emulate,
         settings=settings,
         model=model,
         global_batch=global_batch,
@@ -60,14 +62,11 @@ def plan(
         split=split,
         alpha=alpha,
         bridge=bridge,
+        profile=profile,
+        speed=speed,
     )
-    there = resolve.find_cluster(cluster, emulate, sink=sink)
-    if recipe is None:
-        given = resolve.given_keys(settings, seq_len=seq_len, global_batch=global_batch)
-        asked, notes = resolve.with_sizes(asked, there, given=given)
-        for note in notes:
-            sink.warn(note)
-    weighed = weigh(there, asked, speeds=resolve.read_speeds(speed), profile=resolve.read_profile(profile))
+    found = resolve(asked, sink, runs=False)
+    weighed = weigh(found.cluster, found.recipe, speeds=found.speeds, profile=found.profile)
     said = explanation(weighed.problem, weighed.predictions).sentences() if explain else ()
     chosen = weighed.predictions[0]
     if output:
@@ -82,7 +81,7 @@ def plan(
     if env:
         from hetctl.runs.show_environment import show_environment
 
-        sink.result(show_environment(weighed.plan, there, env, sink))
+        sink.result(show_environment(weighed.plan, found.cluster, env, sink))
         return
     if as_json:
         sink.result({**encode(weighed.plan), **({"explanation": said} if explain else {})})

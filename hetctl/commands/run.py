@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -37,26 +36,20 @@ def run(
     Each rank gets torchrun's environment and the back end `het`: `dist.init_process_group("het")` gives native
     groups inside an island and bridged ones across. `python` becomes the host's configured interpreter.
     """
-    from hetctl.runs.program import run_program
-    from hetctl.runs.supervise import raise_unless_done
+    from hetctl.commands.resolve import Options, resolve_where
+    from hetctl.launcher.supervisor.supervise import raise_unless_done
+    from hetctl.runs.handover import Handover, outside_allocation, run_in_background, submit
+    from hetctl.runs.program import ProgramRun, check_program, run_program
+    from hetctl.runs.train import HowToRun
 
     sink = Sink(as_json=as_json)
-    if detach:
-        from hetctl.runs.detach import detach as in_background
-
-        sink.result(in_background(sys.argv[1:], run_dir, label=Path(program[-1]).stem, sink=sink))
+    where, plan = resolve_where(Options(cluster=cluster, plan=plan_file, emulate=emulate), sink)
+    asked = ProgramRun(tuple(program), where, plan, bridge or "auto", as_nccl, verify_bridge, launcher)
+    check_program(asked, sink)
+    if detach or outside_allocation(launcher):
+        hand_on = run_in_background if detach else submit
+        sink.result(hand_on(Handover(how=HowToRun(run_dir), program=asked), sink))
         return
-    summary = run_program(
-        program,
-        cluster_file=cluster,
-        plan_file=plan_file,
-        emulate=emulate,
-        bridge=bridge,
-        as_nccl=as_nccl,
-        verify_bridge=verify_bridge,
-        run_dir=run_dir,
-        way=launcher,
-        sink=sink,
-    )
+    summary = run_program(asked, run_dir, sink)
     sink.result(summary)
     raise_unless_done(summary)

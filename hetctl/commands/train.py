@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hetctl.comm.contract.errors import ConfigError
 from hetctl.commands import options
 from hetctl.console import Sink
 
@@ -59,53 +57,50 @@ def train(
     ranks and reports. With nothing configured it trains a small Llama across an emulated NVIDIA + AMD pair on
     this machine, on the source text of Python's standard library, in about a minute.
     """
-    from hetctl.runs import resolve, submit, supervise, train
+    from hetctl.commands.resolve import Options, resolve
+    from hetctl.doctor.preflight import check_before
+    from hetctl.launcher.supervisor.supervise import raise_unless_done
+    from hetctl.render.plan import show_plan
+    from hetctl.runs.handover import Handover, outside_allocation, run_in_background, submit
+    from hetctl.runs.prepare import prepare
+    from hetctl.runs.train import HowToRun
+    from hetctl.runs.train import train as run_training
 
     sink = Sink(as_json=as_json)
-    if profile_step is not None:
-        settings = [*(settings or ()), f"train.profile_step={profile_step}"]
-    if adapt:
-        settings = [*(settings or ()), "train.adapt=true"]
-    if detach:
-        from hetctl.runs.detach import detach as in_background
-
-        sink.result(in_background(sys.argv[1:], run_dir, label=model or "run", sink=sink))
-        return
-    asked = resolve.read_recipe(
-        recipe,
-        settings=settings,
+    more = [f"train.profile_step={profile_step}"] if profile_step is not None else []
+    more += ["train.adapt=true"] if adapt else []
+    asked = Options(
+        recipe=recipe,
+        cluster=cluster,
+        plan=plan_file,
+        emulate=emulate,
+        settings=[*(settings or ()), *more],
         model=model,
         global_batch=global_batch,
         seq_len=seq_len,
         split=split,
         alpha=alpha,
         bridge=bridge,
-    )
-    if plan_file is not None and emulate is not None:
-        raise ConfigError("--plan already says where: leave out --emulate")
-    prepared = train.prepare(
-        asked,
-        plan_file=plan_file,
-        cluster_file=cluster,
-        emulate=emulate,
         profile=profile,
         speed=speed,
+    )
+    found = resolve(asked, sink, runs=True)
+    prepared = prepare(
+        found.recipe,
+        found.cluster,
+        plan=found.plan,
+        speeds=found.speeds,
+        profile=found.profile,
         way=launcher,
         sink=sink,
     )
-    train.show(prepared, sink)
-    train.check(prepared, run_dir=run_dir, skip=skip_checks, sink=sink)
-    if submit.outside_allocation(launcher):
-        hosts = [h.name for h in prepared.launch.hosts]
-        sink.result(submit.submit(sys.argv[1:], hosts, run_dir, label=prepared.plan.model, sink=sink))
+    show_plan(sink, prepared.plan)
+    check_before(prepared.plan, prepared.cluster, run_dir=run_dir, skip=skip_checks, say=sink.warn)
+    how = HowToRun(run_dir, resume, max_restarts, allow_missing)
+    if detach or outside_allocation(launcher):
+        hand_on = run_in_background if detach else submit
+        sink.result(hand_on(Handover(prepared, how), sink))
         return
-    summary = train.train(
-        prepared,
-        resume=resume,
-        run_dir=run_dir,
-        max_restarts=max_restarts,
-        allow_missing=allow_missing,
-        sink=sink,
-    )
+    summary = run_training(prepared, how, sink).document()
     sink.result(summary)
-    supervise.raise_unless_done(summary)
+    raise_unless_done(summary)

@@ -13,8 +13,8 @@ from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import read_text
 from hetctl.comm.contract.units import MiB
-from hetctl.discovery.hostnames import HostName, expand
 from hetctl.discovery.inventory_file import InventoryFile, Settings, over, read_inventory_file
+from hetctl.launcher.hosts.host_names import HostName, expand
 
 DEFAULT_FILE = Path("inventory.yaml")
 LOCAL = "localhost"  # the one name that means this machine without SSH

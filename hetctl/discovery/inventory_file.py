@@ -13,7 +13,7 @@ from hetctl.comm.contract.cluster import SCHEMA_VERSION
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import read_yaml
 from hetctl.comm.contract.values import decode
-from hetctl.discovery.hostnames import expand
+from hetctl.launcher.hosts.host_names import expand
 
 _SECRET_KEY = re.compile(r"pass(word|wd|phrase)?$|_pass$|secret|private_key$", re.IGNORECASE)
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSPHRASE|API_?KEY|CREDENTIAL", re.IGNORECASE)

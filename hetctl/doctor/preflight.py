@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +81,17 @@ def this_machine(folder: Path) -> HostFacts:
     """What files and calls tell of this machine, no tool started, no Python described."""
     options = Options(interpreters=(sys.executable,), deadline_s=_DEADLINE_S, folders=(str(folder),))
     return parse(load(Probe(light_request(options)).run().encode()))
+
+
+def check_before(plan: Plan, cluster: Cluster, *, run_dir: Path | None, skip: bool, say: Callable[[str], None]) -> None:
+    """The quick checks that a plan needs. Raises WorkFailed on failures unless told to `skip` them, which is said."""
+    folder = run_dir / "checkpoints" if run_dir else Path("runs").absolute()
+    findings = preflight(plan, cluster, folder=folder)
+    if not skip:
+        refuse_on_failures(findings)
+    for finding in findings:
+        if finding.state == "fail":
+            say(f"{finding.host}: {finding.check}: {finding.reason}; started all the same (--skip-checks)")
 
 
 def refuse_on_failures(findings: list[Finding]) -> None:

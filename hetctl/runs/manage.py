@@ -22,7 +22,7 @@ from hetctl.launcher.hosts.fanout import fan_out
 from hetctl.launcher.run_folder.logs import Follower, clean
 from hetctl.launcher.run_folder.registry import ActiveRun, active, delist, find
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.runs.launch import target_of, shell_opener
+from hetctl.launcher.supervisor.launch import target_of, shell_opener
 
 CLEAN_S = 30.0
 TAIL_LINES = 200

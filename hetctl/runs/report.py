@@ -13,13 +13,10 @@ from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.render.report import describe_islands, write_report
 from hetctl.render.run import summary_table
+from hetctl.runs.summary import NEEDED, RunSummary
 from hetctl.trainer.adapt.pace import yardstick
 from hetctl.trainer.recipe import load_recipe
 
-NEEDED = (
-    *("run", "status", "model", "parameters", "steps", "steps_planned", "first_loss", "last_loss", "islands"),
-    *("emulated", "wall_s", "run_dir"),  # of a summary, by the page and the table
-)
 WITHOUT = "move the file away: the report is then made of what the run's other files hold"
 
 
@@ -64,17 +61,16 @@ def _so_far(folder: RunFolder, plan: Plan, *, running: bool) -> dict[str, Any]:
     seconds = sum(m.get("step_time_s", 0.0) for m in metrics)
     rate = reached["tokens"] / seconds if seconds else None
     fits = bool(metrics) and not {"mfu", "efficiency"}.isdisjoint(metrics[-1])  # the plan's yardstick, said the run
-    return {
-        "run": folder.name,
-        "status": "running" if running else "ended without a summary",
-        "model": plan.model,
-        "parameters": None,
-        "steps_planned": load_recipe(folder.recipe).train.steps if folder.recipe.is_file() else None,
+    return RunSummary(
+        run=folder.name,
+        status="running" if running else "ended without a summary",
+        model=plan.model,
+        parameters=None,
+        steps_planned=load_recipe(folder.recipe).train.steps if folder.recipe.is_file() else None,
         **reached,
-        "tokens_per_s": rate,
+        islands=describe_islands(plan),
+        emulated=None,
+        wall_s=None,
+        run_dir=str(folder.path),
         **yardstick(plan, plan.cluster_digest).verdict(rate if fits else None),
-        "islands": describe_islands(plan),
-        "emulated": None,
-        "wall_s": None,
-        "run_dir": str(folder.path),
-    }
+    ).document() | {"tokens_per_s": rate}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.bench.parity import Across, compare
-from hetctl.bench.pipeline import bench_pipeline
+from hetctl.bench.pipeline import SETTINGS, bench_pipeline
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.files import write_json
 from hetctl.console import Sink
@@ -17,8 +17,9 @@ from hetctl.discovery.inventory import Inventory
 from hetctl.doctor.registry import choose
 from hetctl.doctor.runner import examine
 from hetctl.doctor.tables import document
+from hetctl.trainer.recipe import load_recipe, parse_override
 from hetctl.validate.claims import Claim, Judgement, could_not_tell, does_not_hold, holds, not_applicable
-from hetctl.validate.ground import ClaimHosts, saved
+from hetctl.validate.ground import ClaimHosts
 
 LEAST_RATIO = 0.95  # of the best native schedule in the same run; the H200s' worst round was 0.985
 MOST_DEVIATION = 1e-10  # of a loss or norm, in fp64
@@ -69,18 +70,14 @@ def judge_parity(found: dict[str, Any]) -> Judgement:
 def check_pipeline(ground: ClaimHosts, folder: Path, sink: Sink) -> Judgement:
     """One stage per island on one device each, bridged beside native (naive copies where nothing is native)."""
     big = ground.kind != "cpu" and not ground.quick
-    found = bench_pipeline(
-        cluster_file=saved(_one_device_each(ground.cluster), folder),
-        emulate=None,
-        model="llama-1b-untied" if big else "demo",
-        seq_len=4096 if big else 64,
-        micro_batches=4 if ground.quick else 16,
-        settings=[],
-        bridge=None,
-        rounds=1 if ground.quick else 5,
-        sink=sink,
-        keep=folder / "ranks",
-    )
+    sizes: list[tuple[str, Any]] = [
+        ("model.name", "llama-1b-untied" if big else "demo"),
+        ("model.seq_len", 4096 if big else 64),
+        ("batch.global_batch", 4 if ground.quick else 16),
+    ]
+    recipe = load_recipe(None, [*map(parse_override, SETTINGS), *sizes])
+    rounds = 1 if ground.quick else 5
+    found = bench_pipeline(_one_device_each(ground.cluster), recipe, rounds=rounds, sink=sink, keep=folder / "ranks")
     write_json(folder / "pipeline.json", found)
     return judge_pipeline(found, on_cpu=ground.kind == "cpu", quick=ground.quick)
 

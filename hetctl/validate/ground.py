@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
-from hetctl.comm.contract.cluster import Cluster, IslandLink, load_cluster, save_cluster
+from hetctl.comm.contract.cluster import Cluster, IslandLink, load_cluster
 from hetctl.comm.contract.facts import HostFacts
 from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.values import decode, encode
@@ -18,12 +18,11 @@ from hetctl.discovery.discover import HostAnswer, discover
 from hetctl.discovery.fabric import build
 from hetctl.discovery.inventory import InventoryHost, entries_of, this_machine
 from hetctl.discovery.this_machine import this_machine as devices_here
-from hetctl.launcher.supervisor.environment import device_type
+from hetctl.discovery.which_cluster import HERE, Where, running_cluster
+from hetctl.launcher.supervisor.launch import Launch
 from hetctl.probe import Options
-from hetctl.runs.where import find_running_cluster
 
 ON_CPU = "cpu:2,cpu:1"  # unequal islands, the smallest with a native group of more than one rank
-HERE = Path("cluster.yaml")
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class ClaimHosts:
     @property
     def kind(self) -> str:
         """The torch device type of its ranks."""
-        return device_type(self.cluster.runs, [i.vendor for i in self.cluster.islands])
+        return Launch.of(self.cluster).device_type
 
     def ask(self, options: Callable[[InventoryHost], Options]) -> list[HostAnswer]:
         """Ask the hosts anew."""
@@ -82,7 +81,7 @@ def find_ground(
     entries = (entries_of(cluster) if cluster else ()) or this_machine().entries  # an emulation stands on this machine
     sink.say(f"asking {len(entries)} host{'s' * (len(entries) > 1)} what they are")
     answers = discover(entries, timeout_s=min(60.0, timeout_s), options=lambda e: about(e, timeout_s))
-    cluster = cluster or (find_running_cluster(None, emulate, sink=sink) if emulate else _this_cluster(answers, sink))
+    cluster = cluster or (running_cluster(Where(None, emulate), sink) if emulate else _this_cluster(answers, sink))
     facts = {a.report.name: a.report.facts for a in answers if a.report.facts is not None}
     silent = {a.report.name: a.report.reason or a.report.status for a in answers if a.report.facts is None}
     for name, why in silent.items():
@@ -105,13 +104,6 @@ def load_ground(path: Path) -> ClaimHosts:
     return decode(ClaimHosts, json.loads(path.read_text(encoding="utf-8")), where=path.name)
 
 
-def saved(cluster: Cluster, folder: Path) -> Path:
-    """The cluster as a file, for those who take one."""
-    path = folder / "cluster.yaml"
-    save_cluster(path, cluster)
-    return path
-
-
 def _this_cluster(answers: list[HostAnswer], sink: Sink) -> Cluster:
     """This machine: its own islands where it has several, else its GPUs as two islands, else CPU processes."""
     found = build([a.report for a in answers]).cluster
@@ -129,4 +121,4 @@ def _this_cluster(answers: list[HostAnswer], sink: Sink) -> Cluster:
     else:
         spec = ON_CPU
         sink.warn("nothing but this machine was named, and it has no two GPUs: CPU processes stand for two islands")
-    return find_running_cluster(None, spec, sink=sink)
+    return running_cluster(Where(None, spec), sink)

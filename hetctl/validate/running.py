@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hetctl.comm.contract.errors import ConfigError, Interrupted
 from hetctl.comm.contract.values import decode
-from hetctl.runs.launch import code_root
+from hetctl.launcher.supervisor.launch import code_root
 from hetctl.validate.claims import Claim, Judgement, Result, could_not_tell, not_applicable, with_silent_hosts
 from hetctl.validate.ground import ClaimHosts, save_ground
 

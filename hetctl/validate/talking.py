@@ -15,7 +15,7 @@ from hetctl.comm.contract.units import show_rate
 from hetctl.console import Sink
 from hetctl.launcher.supervisor.environment import Setting
 from hetctl.validate.claims import Claim, Judgement, could_not_tell, does_not_hold, holds
-from hetctl.validate.ground import ClaimHosts, saved
+from hetctl.validate.ground import ClaimHosts
 
 QUICK_SIZE = "256KiB"  # the largest message under --quick
 _LOGGING = Setting("NCCL_DEBUG", "INFO", "evidence of what the library chose; RCCL reads it too")
@@ -98,8 +98,7 @@ def _over(transport: str, pair: Cluster, ground: ClaimHosts, folder: Path, sink:
     size = QUICK_SIZE if ground.quick else None
     try:
         found = bench_bridge(
-            cluster_file=saved(pair, below),
-            emulate=None,
+            pair,
             bridge=transport,
             max_size=size,
             sink=sink,

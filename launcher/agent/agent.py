@@ -1,7 +1,7 @@
 """The agent: owns one host's workers. Started by a constant command; all variable data comes as JSON on stdin.
 
-Protocol, one JSON object a line. In: {"do": "spec"|"start"|"beat"|"stop"|"kill"|"signal"|"peers"}. Out: "hello",
-"ready", "started", whatever a worker reports, "log", "exit", and at last "done" with the number of processes left.
+Protocol, one JSON object a line. In: orders (`orders.py`). Out: "hello", then events (`comm/contract/events.py`): its
+own, whatever a worker reports, and at last "done" with the number of processes left.
 End-of-file on stdin or missed heartbeats start the lease; when it lapses, every worker is ended. Within it a supervisor
 may come back at the socket that "hello" names. Standard library only: a host needs nothing else for it.
 """
@@ -19,11 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
+from collections.abc import Sequence
 
+from hetctl.comm.contract.events import Done, Event, Exited, Failing, Lost, Ready, Refused, Started, Step, document
 from hetctl.launcher.agent.log_tails import LogTail
 from hetctl.launcher.agent.neighbours import Neighbours
 from hetctl.launcher.agent.oom import OomWatch
+from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Signal, Start, Stop, StoreOrder, order_of
 from hetctl.launcher.agent.port_watch import PortWatch
 from hetctl.launcher.agent.run_files import is_full, keep, kept, last_words, pending, write
 from hetctl.launcher.agent.supervisor_connection import SupervisorConnection
@@ -44,7 +46,7 @@ PROTOCOL = 1
 TICK_S = 0.1
 HELLO_S = 60.0  # how long a supervisor may take to say what it wants
 SOCKET = "agent.sock"
-FIGURES = "step"  # the kind of a worker's events that must not get lost
+FIGURES = Step.kind  # of a worker's events: those that must not get lost
 
 
 class Agent:
@@ -54,7 +56,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.wire = SupervisorConnection(self.selector, stdin, stdout)
         self.folder = folder  # short-lived: the socket and what ranks keep in TMPDIR
-        self.spec: dict[str, Any] = {}
+        self.spec = Prepare(lease_s=HELLO_S)
         self.workers: list[Worker] = []
         self.tails: list[LogTail] = []
         self.store: subprocess.Popen[bytes] | None = None
@@ -85,60 +87,66 @@ class Agent:
                 self.wire.accept()
                 self.last_beat = time.monotonic()
             else:
-                for command in self.wire.commands():
-                    self._obey(command)
+                for line in self.wire.commands():
+                    self._obey(order_of(line))
         self.wire.flush()
 
-    def _obey(self, command: dict[str, Any]) -> None:
+    def _tell(self, event: Event, rank: int | None = None) -> int:
+        return self.wire.tell(**document(event), **({} if rank is None else {"rank": rank}))
+
+    def _obey(self, order: Order) -> None:
         self.last_beat = time.monotonic()
-        asked = command["do"]
-        if asked == "beat":
-            self.wire.tell(event="beat")
-        elif asked == "spec":
-            self.spec = command
-            self._prepare()
-        elif asked == "start" and not self.started:
-            self._start(command)
-        elif asked in ("stop", "kill"):
-            if command.get("failed") and self.deadline is None:
-                for worker in self.workers:  # held up the others until one of them lost patience
-                    if not worker.reported and worker.stopped_for() > HELD_UP_S:
-                        self._report_stopped(worker)
-            self._end(command.get("grace_s", 0.0) if asked == "stop" else 0.0)
-        elif asked == "signal":
-            for worker in (w for w in self.workers if not w.reported):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker.process.pid, getattr(signal, command["name"]))
-        elif asked == "peers":
-            self.neighbours.watch(command["peers"])
+        match order:
+            case Beat():
+                self.wire.tell(event="beat")
+            case Prepare():
+                self.spec = order
+                self._prepare()
+            case Start() if not self.started:
+                self._start(order)
+            case Stop():
+                if order.failed and self.deadline is None:
+                    self._report_held_up()
+                self._end(order.grace_s)
+            case Kill():
+                self._end(0.0)
+            case Signal():
+                for worker in (w for w in self.workers if not w.reported):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(worker.process.pid, getattr(signal, order.name))
+
+    def _report_held_up(self) -> None:
+        """Those that somebody stopped, and that held up the others until one of them lost patience."""
+        for worker in self.workers:
+            if not worker.reported and worker.stopped_for() > HELD_UP_S:
+                self._report_stopped(worker)
 
     def _prepare(self) -> None:
         """Write the run's files, open the store's port, and say that this host is ready."""
         try:
-            if self.spec.get("private"):  # nobody else's: what ranks print may hold secrets
-                os.makedirs(self.spec["private"], exist_ok=True)
-                os.chmod(self.spec["private"], 0o700)
-            write(os.path.join(self.folder, SWEEP_FILE), json.dumps(self.spec.get("sweep", [])))
-            for path, text in self.spec.get("files", {}).items():
+            if self.spec.private:  # nobody else's: what ranks print may hold secrets
+                os.makedirs(self.spec.private, exist_ok=True)
+                os.chmod(self.spec.private, 0o700)
+            write(os.path.join(self.folder, SWEEP_FILE), json.dumps(self.spec.sweep))
+            for path, text in self.spec.files.items():
                 write(path, text)
-            port = self._serve_store() if self.spec.get("store_address") else None
-            probe = self.neighbours.listen(self.spec["probe_address"]) if self.spec.get("probe_address") else None
+            port = self._serve_store(self.spec.store) if self.spec.store else None
+            probe = self.neighbours.listen(self.spec.probe_address) if self.spec.probe_address else None
         except OSError as error:
-            self.wire.tell(event="failed", reason=f"{error.filename or ''} {error.strerror or error}".strip())
+            self._tell(Refused(f"{error.filename or ''} {error.strerror or error}".strip()))
             self._end(0.0)
             return
-        self.wire.tell(event="ready", pid=os.getpid(), store_port=port, probe_port=probe)
+        self._tell(Ready(os.getpid(), port, probe))
 
-    def _serve_store(self) -> int:
-        address = self.spec["store_address"]
-        listener = _listen(address, self.spec.get("store_ports") or [0])
+    def _serve_store(self, store: StoreOrder) -> int:
+        listener = _listen(store.address, store.ports)
         port = int(listener.getsockname()[1])
         self.store = subprocess.Popen(
-            [*self.spec["store_argv"], str(listener.fileno()), address, str(port)],
+            [*store.argv, str(listener.fileno()), store.address, str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **self.spec.get("store_env", {})},
+            env={**os.environ, **store.env},
             pass_fds=(listener.fileno(),),
             start_new_session=True,
             preexec_fn=die_with_parent,
@@ -146,32 +154,32 @@ class Agent:
         listener.close()
         return port
 
-    def _start(self, command: dict[str, Any]) -> None:
+    def _start(self, order: Start) -> None:
         self.started = True
-        extra = {"MASTER_PORT": str(command["store_port"]), "TMPDIR": self.folder}
-        for spec in self.spec["workers"]:
+        extra = {"MASTER_PORT": str(order.store_port), "TMPDIR": self.folder}
+        for spec in self.spec.workers:
             try:
                 worker = Worker(spec, extra)
             except OSError as error:
-                reason = f"{spec['argv'][0]} cannot be started: {error.strerror or error}"
-                self.wire.tell(event="exit", rank=spec["rank"], code=127, at=time.time(), asked=False, reason=reason)
+                reason = f"{spec.argv[0]} cannot be started: {error.strerror or error}"
+                self._tell(Exited(127, time.time(), asked=False, reason=reason), spec.rank)
                 continue
             self.workers.append(worker)
             self.selector.register(worker.events_fd, selectors.EVENT_READ, worker)
-            if self.spec.get("private"):
+            if self.spec.private:
                 self.tails.append(LogTail(worker.rank, worker.log, worker.log_start))
-            self.wire.tell(event="started", rank=worker.rank, pid=worker.process.pid)
-        for event in kept(self.spec.get("unheard", "")):
-            if self.spec.get("goes_on"):
-                self.wire.tell(**{**event, "late": True})
-        self.neighbours.watch(command.get("peers", {}))
-        self.links.start(self.spec.get("ports", []))
+            self._tell(Started(worker.process.pid), worker.rank)
+        for line in kept(self.spec.unheard):
+            if self.spec.goes_on:
+                self.wire.tell(**{**line, "late": True})
+        self.neighbours.watch(order.peers)
+        self.links.start(self.spec.ports)
 
     def _check_lease(self) -> None:
         now = time.monotonic()
-        lease = self.spec.get("lease_s", HELLO_S) if self.wire.connected or self.spec.get("reconnect") else 0.0
+        lease = self.spec.lease_s if self.wire.connected or self.spec.reconnect else 0.0
         if now - self.last_beat > lease:
-            self._end(self.spec.get("grace_s", 0.0))
+            self._end(self.spec.grace_s)
         if self.deadline is not None and now >= self.deadline:
             for worker in self.workers:
                 worker.signal_group(signal.SIGKILL)
@@ -189,8 +197,8 @@ class Agent:
         if events is None:
             self.selector.unregister(worker.events_fd)
             os.close(worker.events_fd)
-        for event in events or []:
-            self.wire.tell(**{**event, "rank": worker.rank})
+        for line in events or []:
+            self.wire.tell(**{**line, "rank": worker.rank})
 
     def _look_after(self) -> None:
         """What is due at every turn: exits, stopped ranks, logs, neighbours, orphans."""
@@ -202,21 +210,19 @@ class Agent:
                 self._report_stopped(worker)
             elif not worker.failing and (error := worker.error()) is not None:
                 worker.failing = True  # its end may take long: libraries wait for peers, or hang
-                self.wire.tell(event="failing", rank=worker.rank, at=time.time(), error=error)
+                self._tell(Failing(time.time(), error), worker.rank)
         for tail in self.tails:
-            for event in tail.read():
-                self.wire.tell(**event)
+            if text := tail.read():
+                self._tell(text, tail.rank)
         for event in (*self.neighbours.look(), *self.links.look()):
-            self.wire.tell(**event)
+            self._tell(event)
 
     def _report(self, worker: Worker, code: int, *, reason: str | None = None) -> None:
         if worker.events_fd in self.selector.get_map():
             self._relay(worker)  # what it said last
         worker.reported = True
         worker.signal_group(signal.SIGKILL)  # children it left behind
-        more: dict[str, Any] = {"reason": reason} if reason else {}
-        if code == -signal.SIGKILL and (oom := self.oom.killed(worker.process.pid)) is not None:
-            more = {"oom": oom}
+        oom = self.oom.killed(worker.process.pid) if code == -signal.SIGKILL else None
         asked = self.deadline is not None and reason is None
         error = worker.error()
         if worker.failing and code in (-signal.SIGTERM, -signal.SIGKILL):
@@ -224,18 +230,13 @@ class Agent:
         mute = error is None and (code > 0 or code == -signal.SIGABRT)
         if mute and not reason and is_full(os.path.dirname(worker.log)):
             how = f"ended with exit code {code}" if code > 0 else "was ended by SIGABRT"
-            more = {"reason": f"it {how}, and could not say why: No space left on its disk"}
-        self.wire.tell(
-            event="exit",
-            rank=worker.rank,
-            code=code,
-            at=time.time(),
-            asked=asked,
-            error=error,
-            said=last_words(worker.log) if mute else None,
-            pending=pending(self.spec.get("flight", ""), worker.rank) if code else None,
-            **more,
+            reason = f"it {how}, and could not say why: No space left on its disk"
+        said = last_words(worker.log) if mute else None
+        waited = pending(self.spec.flight, worker.rank) if code else None
+        told = Exited(
+            code, time.time(), asked, error, said, waited, reason=None if oom is not None else reason, oom=oom
         )
+        self._tell(told, worker.rank)
 
     def _report_stopped(self, worker: Worker) -> None:
         seconds = worker.stopped_for()
@@ -254,10 +255,10 @@ class Agent:
         self.neighbours.close()
         self.links.close()
         for tail in self.tails:
-            for event in tail.last():
-                self.wire.tell(**event)
+            if text := tail.last():
+                self._tell(text, tail.rank)
         sweep_for(self.folder)
-        self._part(self.wire.tell(event="done", left=left))
+        self._part(self._tell(Done(left)))
         shutil.rmtree(self.folder, ignore_errors=True)
         return 0 if all(w.process.returncode == 0 for w in self.workers) else 1
 
@@ -266,17 +267,17 @@ class Agent:
         for worker in self.workers:
             if worker.events_fd in self.selector.get_map():
                 self.selector.unregister(worker.events_fd)
-        lease = self.spec.get("lease_s", 0.0)
+        lease = self.spec.lease_s if self.spec.workers else 0.0
         while not self.wire.confirmed(last) and time.monotonic() - self.last_beat < lease:
-            if not (self.wire.connected or self.spec.get("reconnect")):
+            if not (self.wire.connected or self.spec.reconnect):
                 break
             self._turn()
         if figures := self.wire.unheard(FIGURES):
-            keep(self.spec.get("unheard", ""), figures)
+            keep(self.spec.unheard, figures)
         self.wire.close()
 
 
-def _listen(address: str, ports: list[int]) -> socket.socket:
+def _listen(address: str, ports: Sequence[int]) -> socket.socket:
     """A listening socket on the first free port: bound here, so that nobody else can take it meanwhile."""
     for port in ports:
         listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
@@ -302,7 +303,7 @@ def main() -> None:
         sweep_for(folder)
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
-            os.write(stdout, json.dumps({"event": "lost", "left": left}).encode() + b"\n")
+            os.write(stdout, json.dumps(document(Lost(left))).encode() + b"\n")
 
     guard(last_word)
     adopt_orphans()

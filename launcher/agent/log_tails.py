@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+
+from hetctl.comm.contract.events import LogText
 
 EVERY_S = 0.25
 PER_SECOND = 64 << 10  # bytes of one rank's log that travel
@@ -17,19 +18,19 @@ class LogTail:
         self.rank, self.path, self.at = rank, path, start
         self.next = 0.0
 
-    def read(self) -> list[dict[str, Any]]:
-        """Events with what the rank wrote since the last call, at most PER_SECOND bytes a second."""
+    def read(self) -> LogText | None:
+        """What the rank wrote since the last call, at most PER_SECOND bytes a second."""
         now = time.monotonic()
         if now < self.next:
-            return []
+            return None
         self.next = now + EVERY_S
         return self._take(int(PER_SECOND * EVERY_S))
 
-    def last(self) -> list[dict[str, Any]]:
+    def last(self) -> LogText | None:
         """What is left at the end of the run, at most LAST bytes."""
         return self._take(LAST)
 
-    def _take(self, most: int) -> list[dict[str, Any]]:
+    def _take(self, most: int) -> LogText | None:
         try:
             with open(self.path, "rb") as file:
                 size = file.seek(0, 2)
@@ -37,8 +38,8 @@ class LogTail:
                 file.seek(self.at + skipped)
                 data = file.read(most)
         except OSError:
-            return []
+            return None
         self.at += skipped + len(data)
         if not data:
-            return []
-        return [{"event": "log", "rank": self.rank, "text": data.decode("utf-8", "replace"), "skipped": skipped}]
+            return None
+        return LogText(data.decode("utf-8", "replace"), skipped)

@@ -6,7 +6,9 @@ import contextlib
 import errno
 import socket
 import time
-from typing import Any
+from collections.abc import Mapping
+
+from hetctl.comm.contract.events import PeerUnreachable
 
 EVERY_S = 3.0
 MISSES = 2  # in a row: one lost packet is no partition
@@ -29,12 +31,12 @@ class Neighbours:
         self._listener.setblocking(False)
         return int(self._listener.getsockname()[1])
 
-    def watch(self, peers: dict[str, Any]) -> None:
+    def watch(self, peers: Mapping[str, tuple[str, int]]) -> None:
         """The peers to knock at: name -> (address, port)."""
-        self._peers = {name: (str(place[0]), int(place[1])) for name, place in peers.items()}
+        self._peers = dict(peers)
         self._next = time.monotonic() + EVERY_S
 
-    def look(self) -> list[dict[str, Any]]:
+    def look(self) -> list[PeerUnreachable]:
         """Answer knocks; when it is time judge the last round and knock again. Events name peers gone silent."""
         self._answer()
         if not self._peers or time.monotonic() < self._next:
@@ -45,7 +47,7 @@ class Neighbours:
             self._misses[name] = 0 if _answered(sock) else self._misses.get(name, 0) + 1
             sock.close()
             if self._misses[name] == MISSES:
-                events.append({"event": "unreachable", "peer": name, "address": self._peers[name][0]})
+                events.append(PeerUnreachable(name, self._peers[name][0]))
         self._knocking = {name: _knock(place) for name, place in self._peers.items()}
         return events
 

@@ -15,6 +15,8 @@ import subprocess
 import time
 from typing import Any
 
+from hetctl.launcher.agent.orders import WorkerOrder
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MAX_EVENT_BYTES = 4 << 20  # one line of a worker's; longer ones are dropped
 MAX_ERROR_BYTES = 256 << 10
@@ -27,11 +29,11 @@ HELD_UP_S = 1.0  # stopped for so long when another rank fails, it is why
 class Worker:
     """One rank's process: in a session of its own, with its log and its channel for events."""
 
-    def __init__(self, spec: dict[str, Any], extra_env: dict[str, str]) -> None:
-        self.rank, self.log = int(spec["rank"]), str(spec["log"])
-        self.error_file = spec["env"].get("TORCHELASTIC_ERROR_FILE", "")
+    def __init__(self, spec: WorkerOrder, extra_env: dict[str, str]) -> None:
+        self.rank, self.log = spec.rank, spec.log
+        self.error_file = spec.env.get("TORCHELASTIC_ERROR_FILE", "")
         self.events_fd, write_end = os.pipe()
-        environment = {**os.environ, **spec["env"], **extra_env, "HETCTL_EVENTS_FD": str(write_end)}
+        environment = {**os.environ, **spec.env, **extra_env, "HETCTL_EVENTS_FD": str(write_end)}
         os.makedirs(os.path.dirname(self.log), mode=0o700, exist_ok=True)  # what ranks print may hold secrets
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.error_file)
@@ -39,12 +41,12 @@ class Worker:
             with open(self.log, "ab") as log:
                 self.log_start = log.tell()
                 self.process = subprocess.Popen(
-                    spec["argv"],
+                    spec.argv,
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    cwd=spec.get("cwd"),
+                    cwd=spec.cwd,
                     pass_fds=(write_end,),
                     start_new_session=True,
                     preexec_fn=die_with_parent,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.host_names import expand
 from hetctl.launcher.hosts.local import LocalSession, LocalShell
 
 
@@ -23,3 +25,14 @@ class SrunShell:
 
     def close(self) -> None:
         """Nothing to leave: the step ends with its session."""
+
+
+def check_allocation(hosts: Sequence[str], nodelist: str) -> None:
+    """Raise ConfigError naming hosts of the cluster that the allocation does not hold."""
+    held = {spot.host for spot in expand(nodelist)}
+    strangers = [h for h in hosts if h not in held]
+    if strangers:
+        raise ConfigError(
+            f"{', '.join(strangers[:8])} of the cluster is not in this allocation ({nodelist})",
+            hint="discover the allocation's own nodes, or use --launcher ssh",
+        )

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hetctl.comm.contract.errors import HetctlError
+from hetctl.comm.contract.events import Done, Gone, Lost, Told, told
+from hetctl.launcher.agent.orders import Order, Part, order_line
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.shell import Session
 
@@ -17,8 +19,6 @@ SILENT_S = 7.0  # agents answer every beat; this long without a word the line co
 RETRY_S = 1.0
 SEND_S = 30.0
 MAX_LINE_BYTES = 16 << 20
-
-Event = dict[str, Any]
 
 
 class AgentGone(HetctlError):
@@ -29,7 +29,7 @@ Reopen = Callable[[Deadline], tuple[Session, bytes]]
 
 
 class AgentLink:
-    """One agent of a run. Events carry the host's name; "gone" is the last one when the agent was lost for good."""
+    """One agent of a run. `Gone` is the last event when it was lost for good."""
 
     def __init__(
         self, host: str, session: Session, *, first: bytes = b"", reopen: Reopen | None = None, lease_s: float = 0.0
@@ -45,14 +45,14 @@ class AgentLink:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def watch(self, events: queue.SimpleQueue[Event]) -> None:
+    def watch(self, events: queue.SimpleQueue[Any]) -> None:
         """Put its events into the queue from now on."""
         self._thread = threading.Thread(target=self._run, args=(events,), name=f"agent {self.host}", daemon=True)
         self._thread.start()
 
-    def send(self, message: Event) -> None:
-        """One command. An agent that is gone says so by its silence, not here."""
-        data = json.dumps({**message, "got": self._got}).encode() + b"\n"
+    def send(self, order: Order) -> None:
+        """One order. An agent that is gone says so by its silence, not here."""
+        data = json.dumps({**order_line(order), "got": self._got}).encode() + b"\n"
         until = time.monotonic() + SEND_S
         with self._lock:
             session = self._session
@@ -77,14 +77,14 @@ class AgentLink:
         lines = self._said.decode("utf-8", "replace").strip().splitlines()
         return lines[-1][:300] if lines else ""
 
-    def _run(self, events: queue.SimpleQueue[Event]) -> None:
+    def _run(self, events: queue.SimpleQueue[Any]) -> None:
         while not self._closing.is_set():
             self._read(events)
             if self.finished or not self._come_back():
                 break
-        events.put({"event": "gone", "host": self.host, "finished": self.finished, "reason": self.complaint()})
+        events.put(Told(Gone(self.finished, self.complaint()), self.host))
 
-    def _read(self, events: queue.SimpleQueue[Event]) -> None:
+    def _read(self, events: queue.SimpleQueue[Any]) -> None:
         """Until the session ends or falls silent."""
         session = self._session
         while not (session.ended or self._closing.is_set()):
@@ -100,20 +100,21 @@ class AgentLink:
                 self._heard = time.monotonic()
                 self._buffer = (self._buffer + piece.data)[-MAX_LINE_BYTES:]
 
-    def _take(self, line: bytes, events: queue.SimpleQueue[Event]) -> None:
+    def _take(self, line: bytes, events: queue.SimpleQueue[Any]) -> None:
         try:
-            event = json.loads(line)
-            number = int(event.get("n", 0))
+            said = json.loads(line)
+            number = int(said.get("n", 0))
         except (ValueError, AttributeError, TypeError, RecursionError):
             return  # not the agent's: a library printed something
         if number and number <= self._got:
             return
         self._got = max(self._got, number)
-        if event.get("event") in ("done", "lost"):
+        if (heard := told(said, self.host)) is None:
+            return  # an answer to a beat, or a program's own word
+        if isinstance(heard.event, (Done, Lost)):
             self.finished = True
-            self.send({"do": "part"})  # which confirms it: the agent waits for that
-        if event.get("event") not in ("beat", "attached"):
-            events.put({**event, "host": self.host})
+            self.send(Part())  # which confirms it: the agent waits for that
+        events.put(heard)
 
     def _come_back(self) -> bool:
         """A new line to the same agent, tried until its lease must have lapsed."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hetctl.comm.contract.cluster import Cluster, Device, Host, Nic
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.facts import HostFacts, NicFacts, facts_from_data
 from hetctl.comm.contract.natives import NATIVES
 from hetctl.comm.contract.placement import NICS_VARIABLE, PORTS_VARIABLE, PlacedBridge, PlacedIsland, Placement
-from hetctl.comm.contract.plan import PlannedBridge
+from hetctl.comm.contract.plan import PlannedBridge, PlannedIsland
+from hetctl.launcher.agent.orders import WatchedPort
 
 RUN_VARIABLE = "HETCTL_RUN"  # by which `hetctl clean` knows what belongs to a run
 DEVICE_INDEX = "HETCTL_DEVICE_INDEX"  # which of the devices that a process sees is its own
@@ -44,15 +44,6 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class PlannedPlace:
-    """An island's name, the vendor it stands for, and its ranks."""
-
-    name: str
-    vendor: str
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class HostShape:
     """What the settings of a host's ranks depend on, beside the seats."""
 
@@ -73,7 +64,7 @@ def device_type(runs: str | None, vendors: Iterable[str] = ()) -> str:
 
 
 def placement_of(
-    islands: Sequence[PlannedPlace],
+    islands: Sequence[PlannedIsland],
     bridges: Sequence[PlannedBridge],
     seats: Sequence[Seat],
     *,
@@ -147,7 +138,7 @@ def interface_of(host: Host) -> str | None:
     return next((n.netdev for n in _facts(host).nics if any(a.ip == host.data_address for a in n.addresses)), None)
 
 
-def ports_of(cluster: Cluster, host: Host, seats: Sequence[Seat], *, rails: Iterable[str] = ()) -> list[dict[str, Any]]:
+def ports_of(cluster: Cluster, host: Host, seats: Sequence[Seat], *, rails: Iterable[str] = ()) -> list[WatchedPort]:
     """The network ports that a run uses on a host, for its agent to watch.
 
     They are the one that holds the data address, those near the seats' devices, and those that the plan's `rails` name.
@@ -157,7 +148,7 @@ def ports_of(cluster: Cluster, host: Host, seats: Sequence[Seat], *, rails: Iter
     if cluster.source == "emulated" and host.access is None:
         return []  # labels on this machine's devices
     ports = {n.name: known[n.name].rdma_port if n.name in known else None for n in host.nics}
-    return [{"name": n.name, "rdma": n.rdma_device, "rdma_port": ports[n.name]} for n in host.nics if n.name in wanted]
+    return [WatchedPort(n.name, n.rdma_device, ports[n.name]) for n in host.nics if n.name in wanted]
 
 
 def _sockets(interface: str | None) -> list[Setting]:

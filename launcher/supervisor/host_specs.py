@@ -3,90 +3,82 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hetctl.comm.contract.files import write_atomically
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.operation.recorder import VARIABLE as FLIGHT_VARIABLE
-from hetctl.launcher.hosts.bundle import ENTRY_POINT, METADATA
-from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.agent.orders import Prepare, StoreOrder, WorkerOrder
+from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.environment import RUN_VARIABLE, HostShape, Seat, Setting, rank_settings
+from hetctl.launcher.supervisor.launch import Launch
 from hetctl.launcher.supervisor.site import Site
-from hetctl.launcher.supervisor.supervisor import HostSpec
+from hetctl.launcher.supervisor.supervisor import END_GRACE_S, LEASE_S, HostSpec
 
 STORE_BOOT = "import sys;sys.path.insert(0,sys.argv.pop(1));from hetctl.launcher.agent.store import main;main()"
 SPREAD_VARIABLE = "HETCTL_SPREAD"
-STORE_PORTS = (0,)  # any free one, unless a range is declared
-
-Files = Callable[[Site], Mapping[str, tuple[Path, str]]]  # variable -> (path, text) of a file the ranks read
 
 
-def host_specs(
-    sites: Sequence[Site],
-    seats: Sequence[Seat],
-    program: Sequence[str],
-    *,
-    run: str,
-    files: Files,
-    device_type: str,
-    settings: Mapping[str, Sequence[Setting]] | None = None,
-    cwd: str | None = None,
-    store_ports: Sequence[int] = STORE_PORTS,
-    spread: bool = False,
-    ports: Mapping[str, Sequence[dict[str, Any]]] | None = None,
-    goes_on: bool = False,
-) -> list[HostSpec]:
-    """One HostSpec per site, one worker per seat. `program` with `python` first gets the host's own interpreter."""
-    master = next(s for s in sites if s.name == seats[0].host)
+@dataclass(frozen=True)
+class Work:
+    """What every rank of a launch runs. `python` as the first word becomes the host's own interpreter."""
+
+    program: tuple[str, ...]
+    files: Callable[[Site], Mapping[str, str]] = lambda site: {}  # variable -> what stands in the file that it names
+    settings: tuple[Setting, ...] = ()  # beside those that the hosts' facts give
+    cwd: str | None = None
+    goes_on: bool = False  # with what an earlier attempt did
+
+
+def host_specs(agents: Agents, launch: Launch, work: Work, *, run: str) -> list[HostSpec]:
+    """What each host's agent is given: one worker per seat, and the run's files. Raises ConfigError."""
+    master = agents.site(launch.seats[0].host)
+    settings, placement = launch.settings(), launch.placement.to_json()
     specs = []
-    for site in sites:
-        shape = HostShape(site.name, site.cores, device_type, master.data_address, site.interface, site.code_path)
-        written = files(site)
-        more = [*(settings or {}).get(site.name, ()), Setting(RUN_VARIABLE, run, "what `hetctl clean` looks for")]
+    for site, host in zip(agents.sites, launch.hosts, strict=True):
+        more = [*settings[site.name], *work.settings]
+        more.append(Setting(RUN_VARIABLE, run, "what `hetctl clean` looks for"))
         more.append(Setting("HETCTL_HOST", site.name, "this host's name in the plan"))
-        more += [Setting(SPREAD_VARIABLE, "1", "the hosts share no run folder")] if spread else []
-        workers = tuple(
-            _worker(site, shape, seats, seat, program, {n: p for n, (p, _) in written.items()}, more, cwd)
-            for seat in seats
-            if seat.host == site.name
+        more += [Setting(SPREAD_VARIABLE, "1", "the hosts share no run folder")] if agents.spread else []
+        shape = HostShape(
+            site.name, site.cores, launch.device_type, master.data_address, site.interface, site.code_path
         )
-        specs.append(
-            HostSpec(
-                site.name,
-                workers,
-                site.data_address,
-                files={str(path): text for path, text in written.values()},
-                store=_store(site, shape, run, store_ports) if site is master else None,
-                private=None if site.shared else str(site.folder.path),
-                reconnect=len(sites) > 1 or not site.shared,
-                flight=str(site.folder.flight),
-                unheard=str(site.folder.launch / "unheard.json"),
-                goes_on=goes_on,
-                ports=tuple((ports or {}).get(site.name, ())),
-                sweep=() if site.shared else site.folder.half_made,
-            )
+        texts = {**work.files(site), PLACEMENT_VARIABLE: placement}
+        paths = {name: site.folder.launch / f"{name.removeprefix('HETCTL_').lower()}.json" for name in texts}
+        orders = Prepare(
+            workers=tuple(
+                _worker(site, shape, launch.seats, seat, work, paths, more)
+                for seat in launch.seats
+                if seat.host == site.name
+            ),
+            files={str(paths[name]): text for name, text in texts.items()},
+            store=_store(site, shape, run) if site is master else None,
+            probe_address=site.data_address if len(agents.sites) > 1 or not site.shared else None,
+            private=None if site.shared else str(site.folder.path),
+            reconnect=len(agents.sites) > 1 or not site.shared,
+            flight=str(site.folder.flight),
+            unheard=str(site.folder.launch / "unheard.json"),
+            goes_on=work.goes_on,
+            sweep=() if site.shared else site.folder.half_made,
+            ports=tuple(launch.ports(host)),
+            lease_s=LEASE_S,
+            grace_s=END_GRACE_S,
         )
+        specs.append(HostSpec(site.name, orders, site.data_address))
     return specs
 
 
-def this_site(name: str, folder: RunFolder, code: Path) -> Site:
-    """This machine, for ranks that talk among themselves."""
-    cores = len(os.sched_getaffinity(0))
-    return Site(name, sys.executable, code_path(code, folder.launch / "site"), folder, True, cores, "127.0.0.1", "lo")
-
-
-def code_path(root: Path, site: Path) -> str:
-    """A PYTHONPATH that finds this very hetctl, and makes torch find its back end also where it is not installed.
-
-    Torch loads the entry points of `torch.backends` from package metadata, so `site` holds a few lines of it.
-    """
-    metadata = site / "hetctl_entry-0.dist-info"
-    write_atomically(metadata / "METADATA", METADATA)
-    write_atomically(metadata / "entry_points.txt", ENTRY_POINT)
-    inherited = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([str(root), str(site), *([inherited] if inherited else [])])
+def store_ports() -> tuple[int, ...]:
+    """The ports the run's store may listen at: HETCTL_PORTS=29500-29520, else any free one. Raises ConfigError."""
+    text = os.environ.get("HETCTL_PORTS")
+    if not text:
+        return (0,)
+    low, _, high = text.partition("-")
+    if not low.isdigit() or not (high or low).isdigit() or not 0 < int(low) <= int(high or low) < 65536:
+        raise ConfigError(f"HETCTL_PORTS={text!r} is not a range of ports", hint="for example 29500-29520")
+    return tuple(range(int(low), int(high or low) + 1))
 
 
 def _worker(
@@ -94,31 +86,23 @@ def _worker(
     shape: HostShape,
     seats: Sequence[Seat],
     seat: Seat,
-    program: Sequence[str],
+    work: Work,
     files: Mapping[str, Path],
     more: Sequence[Setting],
-    cwd: str | None,
-) -> dict[str, object]:
+) -> WorkerOrder:
     files = {
         **files,
         "TORCHELASTIC_ERROR_FILE": site.folder.error_file(seat.rank),
         FLIGHT_VARIABLE: site.folder.flight,
     }
     environment = {s.name: s.value for s in rank_settings(seats, seat, shape, files=files, more=more)}
-    first = site.python if Path(program[0]).name in ("python", "python3") else program[0]
-    return {
-        "rank": seat.rank,
-        "argv": [first, *program[1:]],
-        "env": environment,
-        "log": str(site.folder.log(seat.rank)),
-        "cwd": site.program or cwd,
-    }
+    first, *words = work.program
+    first = site.python if Path(first).name in ("python", "python3") else first
+    return WorkerOrder(
+        seat.rank, (first, *words), environment, str(site.folder.log(seat.rank)), site.program or work.cwd
+    )
 
 
-def _store(site: Site, shape: HostShape, run: str, ports: Sequence[int]) -> dict[str, object]:
-    return {
-        "store_address": site.data_address,
-        "store_ports": list(ports),
-        "store_argv": [site.python, "-c", STORE_BOOT, site.code_path.split(os.pathsep)[0]],
-        "store_env": {RUN_VARIABLE: run, "PYTHONPATH": shape.code_path},
-    }
+def _store(site: Site, shape: HostShape, run: str) -> StoreOrder:
+    boot = (site.python, "-c", STORE_BOOT, site.code_path.split(os.pathsep)[0])
+    return StoreOrder(site.data_address, store_ports(), boot, {RUN_VARIABLE: run, "PYTHONPATH": shape.code_path})

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
+from hetctl.comm.contract.files import write_atomically
+from hetctl.launcher.hosts.bundle import ENTRY_POINT, METADATA
 from hetctl.launcher.run_folder.folder import RunFolder
 
 
@@ -21,3 +26,21 @@ class Site:
     interface: str | None  # that holds the data address; None: unknown
     program: str | None = None  # where a shipped program folder is
     checkpoints: tuple[str, ...] = ()  # names of the whole checkpoints it holds
+
+
+def this_site(name: str, folder: RunFolder, code: Path) -> Site:
+    """This machine, for ranks that talk among themselves."""
+    cores = len(os.sched_getaffinity(0))
+    return Site(name, sys.executable, code_path(code, folder.launch / "site"), folder, True, cores, "127.0.0.1", "lo")
+
+
+def code_path(root: Path, site: Path) -> str:
+    """A PYTHONPATH that finds this very hetctl, and makes torch find its back end also where it is not installed.
+
+    Torch loads the entry points of `torch.backends` from package metadata, so `site` holds a few lines of it.
+    """
+    metadata = site / "hetctl_entry-0.dist-info"
+    write_atomically(metadata / "METADATA", METADATA)
+    write_atomically(metadata / "entry_points.txt", ENTRY_POINT)
+    inherited = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(root), str(site), *([inherited] if inherited else [])])

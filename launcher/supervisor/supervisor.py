@@ -9,8 +9,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.comm.contract.errors import WorkFailed
+from hetctl.comm.contract.events import (
+    Begin,
+    Done,
+    Exited,
+    Failing,
+    Gone,
+    Lost,
+    PeerUnreachable,
+    PortChanged,
+    RankFailed,
+    Ready,
+    Refused,
+    Told,
+)
+from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Signal, Start, Stop
 from hetctl.launcher.run_folder.failure import Exit, RankError, is_own, parse_rank_error, reason_of
-from hetctl.launcher.supervisor.agent_link import Event
 from hetctl.launcher.supervisor.agents import Agents
 
 BEAT_S = 2.0
@@ -24,24 +38,15 @@ NEIGHBOURS = 4  # hosts that each host knocks at, beside the store's
 
 @dataclass(frozen=True)
 class HostSpec:
-    """What one host's agent is given: the workers (rank, argv, env, log), files, and the store if it hosts it."""
+    """One host of a run: what its agent is to prepare, and where its ranks talk."""
 
     host: str
-    workers: tuple[dict[str, Any], ...]
+    orders: Prepare
     data_address: str
-    files: Mapping[str, str] = field(default_factory=dict)
-    store: Mapping[str, Any] | None = None  # store_address, store_ports, store_argv, store_env
-    private: str | None = None  # the host's own run folder; None: the launcher's, whose files it sees
-    reconnect: bool = False
-    flight: str = ""
-    ports: tuple[dict[str, Any], ...] = ()  # network ports that its ranks use, to be watched
-    unheard: str = ""  # file of figures that no launcher has heard of
-    goes_on: bool = False  # with what an earlier attempt did
-    sweep: tuple[str, ...] = ()  # patterns of files that are half-made once the ranks are gone
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        return tuple(w["rank"] for w in self.workers)
+        return tuple(worker.rank for worker in self.orders.workers)
 
 
 @dataclass
@@ -50,7 +55,9 @@ class RunOutcome:
 
     exits: list[Exit] = field(default_factory=list)
     errors: dict[int, RankError] = field(default_factory=dict)
-    pending: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # what ranks waited for when they failed
+    pending: dict[int, Sequence[Mapping[str, Any]]] = field(
+        default_factory=dict
+    )  # what ranks waited for when they failed
     left: int = 0
     unverified: list[str] = field(default_factory=list)  # hosts that could not say that nothing is left
     lost: list[str] = field(default_factory=list)  # hosts that stopped answering
@@ -63,10 +70,10 @@ class RunOutcome:
 class Supervisor:
     """One run from orders to verified end."""
 
-    def __init__(self, agents: Agents, specs: Sequence[HostSpec], on_event: Callable[[Event], None]) -> None:
+    def __init__(self, agents: Agents, specs: Sequence[HostSpec], on_event: Callable[[Told], None]) -> None:
         self.agents, self.specs, self.on_event = agents, specs, on_event
         self.outcome = RunOutcome()
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # signal handlers may put
+        self._events: queue.SimpleQueue[Told | Order] = queue.SimpleQueue()  # signal handlers put orders
         self._done: set[str] = set()
         self._ended: set[int] = set()
         self._begun = False  # a rank reported work: stopping it can be polite
@@ -78,8 +85,8 @@ class Supervisor:
             for link in self.agents.links:
                 link.watch(self._events)
             for spec in self.specs:
-                self._link(spec.host).send(_orders(spec))
-            self._broadcast(self._wait_ready())
+                self._link(spec.host).send(spec.orders)
+            self._start(self._wait_ready())
             self._loop()
         finally:
             self._wind_up()
@@ -88,38 +95,49 @@ class Supervisor:
 
     def stop(self) -> None:
         """Ask for an early end: ranks finish their step and save. A second call ends them at once."""
-        self._events.put({"event": "order", "host": "", "do": "kill" if self.outcome.interrupted else "stop"})
+        self._events.put(Kill() if self.outcome.interrupted else Stop())
         self.outcome.interrupted = True
 
     def save(self, *, then_end: bool) -> bool:
         """Ask the ranks to save, and to go on or to end. False when they are not that far yet."""
         if self._begun:
             self.outcome.ended_early |= then_end
-            name = "SIGUSR2" if then_end else "SIGUSR1"
-            self._events.put({"event": "order", "host": "", "do": "signal", "name": name})
+            self._events.put(Signal("SIGUSR2" if then_end else "SIGUSR1"))
         return self._begun
 
-    def _wait_ready(self) -> Event:
-        """The order to start, once every host is ready: the store's port, and whom each host knocks at."""
-        probes: dict[str, int | None] = {}
-        port, due = 0, 0.0
-        until = time.monotonic() + READY_S
-        while len(probes) < len(self.specs):
+    def _wait_ready(self) -> dict[str, Ready] | None:
+        """What each host says once it is ready; None where somebody asks for an early end."""
+        ready: dict[str, Ready] = {}
+        due, until = 0.0, time.monotonic() + READY_S
+        while len(ready) < len(self.specs):
             due = self._beat(due)
-            event = self._next()
-            if event is None and time.monotonic() < until:
+            item = self._next()
+            if item is None and time.monotonic() < until:
                 continue
-            if event is None:
+            if item is None:
                 raise WorkFailed("the hosts did not get ready in time", hint="see the agents' messages above")
-            if event["event"] == "order":
-                return {"do": "kill"}
-            if event["event"] == "ready":
-                probes[event["host"]] = event["probe_port"]
-                port = event["store_port"] or port
-            elif event["event"] in ("failed", "gone", "lost"):
-                self._done |= {event["host"]} if event["event"] != "failed" else set()
-                raise WorkFailed(f"{event['host']} cannot start its ranks: {event.get('reason') or 'its agent ended'}")
-        return {"do": "start", "store_port": port, "probes": probes}
+            if isinstance(item, Order):
+                return None
+            match item.event:
+                case Ready() as event:
+                    ready[item.host] = event
+                case Refused(reason):
+                    raise WorkFailed(f"{item.host} cannot start its ranks: {reason}")
+                case Gone() | Lost() as event:
+                    self._done.add(item.host)
+                    why = event.reason if isinstance(event, Gone) else ""
+                    raise WorkFailed(f"{item.host} cannot start its ranks: {why or 'its agent ended'}")
+        return ready
+
+    def _start(self, ready: Mapping[str, Ready] | None) -> None:
+        """Have every host start its ranks: with the store's port, and whom each host knocks at."""
+        if ready is None:
+            self._broadcast(Kill())
+            return
+        port = next(r.store_port for r in ready.values() if r.store_port)
+        probes = {host: r.probe_port for host, r in ready.items()}
+        for number, spec in enumerate(self.specs):
+            self._link(spec.host).send(Start(port, _peers(number, self.specs, probes)))
 
     def _loop(self) -> None:
         next_beat = 0.0
@@ -132,78 +150,74 @@ class Supervisor:
     def _beat(self, due: float) -> float:
         if time.monotonic() < due:
             return due
-        self._broadcast({"do": "beat"})
+        self._broadcast(Beat())
         return time.monotonic() + BEAT_S
 
-    def _next(self) -> Event | None:
+    def _next(self) -> Told | Order | None:
         try:
             return self._events.get(timeout=0.2)
         except queue.Empty:
             return None
 
-    def _handle(self, event: Event) -> None:
-        kind, host = event["event"], event["host"]
-        if kind == "order":
-            grace = STOP_GRACE_S if self._begun else END_GRACE_S
-            self._broadcast({**event, "grace_s": grace})
+    def _handle(self, item: Told | Order) -> None:
+        if isinstance(item, Order):
+            grace_s = STOP_GRACE_S if self._begun else END_GRACE_S
+            self._broadcast(Stop(grace_s) if isinstance(item, Stop) else item)
             return
-        if kind == "begin":
-            self._begun = True
-        elif kind == "exit":
-            self._exit(event)
-        elif kind == "failing":
-            self._failing(event)
-        elif kind == "link":
-            about = {"host": host, "nic": event["nic"], "problem": event["problem"], "at": time.time()}
-            self.outcome.links.append(about)
-        elif kind == "unreachable":
-            sentence = (
-                f"{host} cannot reach {event['peer']} at {event['address']}: the data network is cut between them"
-            )
-            # agents that end close what others knock at
-            self._fail(self._spec(host).ranks[0], sentence, asked=self._ending or self.outcome.interrupted)
-        elif kind == "lost":
-            self._host_ended(host, "its agent was killed, and its ranks with it", left=event["left"])
-        elif kind == "done":
-            self.outcome.left += event["left"]
-            self._done.add(host)
-        elif kind == "gone" and host not in self._done:
-            self.outcome.lost.append(host)
-            self.outcome.unverified.append(host)
-            detail = f" ({event['reason']})" if event.get("reason") else ""
-            self._host_ended(host, f"{host} stopped answering{detail}", left=0)
-        self.on_event(event)
+        host = item.host
+        match item.event:
+            case Begin():
+                self._begun = True
+            case Exited() as event:
+                self._exited(item.source, event)
+            case Failing() as event:
+                self._failing(item.source, event)
+            case PortChanged(nic, problem):
+                self.outcome.links.append({"host": host, "nic": nic, "problem": problem, "at": time.time()})
+            case PeerUnreachable(peer, address):
+                sentence = f"{host} cannot reach {peer} at {address}: the data network is cut between them"
+                # agents that end close what others knock at
+                self._fail(self._spec(host).ranks[0], sentence, asked=self._ending or self.outcome.interrupted)
+            case Lost(left):
+                self._host_ended(host, "its agent was killed, and its ranks with it", left=left)
+            case Done(left):
+                self.outcome.left += left
+                self._done.add(host)
+            case Gone(_, reason) if host not in self._done:
+                self.outcome.lost.append(host)
+                self.outcome.unverified.append(host)
+                self._host_ended(host, f"{host} stopped answering{f' ({reason})' if reason else ''}", left=0)
+        self.on_event(item)
 
     def _wind_up(self) -> None:
         """Whatever the way out was: agents that still work end their ranks, and say so."""
         until = time.monotonic() + WIND_UP_S
         if len(self._done) < len(self.specs):
-            self._broadcast({"do": "kill"})
+            self._broadcast(Kill())
         while len(self._done) < len(self.specs) and time.monotonic() < until:
-            event = self._next()
-            if event is not None and event["event"] in ("done", "gone", "lost"):
-                self._done.add(event["host"])
+            item = self._next()
+            if isinstance(item, Told) and isinstance(item.event, (Done, Gone, Lost)):
+                self._done.add(item.host)
 
-    def _failing(self, event: Event) -> None:
+    def _failing(self, rank: int, event: Failing) -> None:
         """A rank wrote down an error: it is about to end."""
-        self._note_error(event)
-        self._announce(Exit(event["rank"], 1, event["at"]))
+        self._note_error(rank, event.error)
+        self._announce(Exit(rank, 1, event.at))
         self._end_all()
 
-    def _note_error(self, event: Event) -> None:
-        if event.get("error") and (error := parse_rank_error(event["error"])):
-            self.outcome.errors[event["rank"]] = error
+    def _note_error(self, rank: int, written: Any) -> None:
+        if written and (error := parse_rank_error(written)):
+            self.outcome.errors[rank] = error
 
-    def _exit(self, event: Event) -> None:
-        rank, code = event["rank"], event["code"]
+    def _exited(self, rank: int, event: Exited) -> None:
         self._ended.add(rank)
-        self._note_error(event)
-        if event.get("pending"):
-            self.outcome.pending[rank] = event["pending"]
-        told = Exit(rank, code, event["at"], event["asked"], event.get("reason"), event.get("oom"), event.get("said"))
-        self.outcome.exits.append(told)
-        if code != 0:
-            self._announce(told)
+        self._note_error(rank, event.error)
+        if event.pending:
+            self.outcome.pending[rank] = event.pending
+        exit_ = Exit(rank, event.code, event.at, event.asked, event.reason, event.oom, event.said)
+        self.outcome.exits.append(exit_)
+        if event.code != 0:
+            self._announce(exit_)
             self._end_all()
 
     def _host_ended(self, host: str, reason: str, *, left: int) -> None:
@@ -216,23 +230,23 @@ class Supervisor:
                 self._ended.add(rank)
 
     def _fail(self, rank: int, reason: str | None, *, asked: bool) -> None:
-        told = Exit(rank, 1, time.time(), asked, reason, seen=False)
-        self.outcome.exits.append(told)
-        self._announce(told)
+        exit_ = Exit(rank, 1, time.time(), asked, reason, seen=False)
+        self.outcome.exits.append(exit_)
+        self._announce(exit_)
         self._end_all()
 
-    def _announce(self, told: Exit) -> None:
+    def _announce(self, exit_: Exit) -> None:
         """Say the first failure as soon as it is known; the verdict over all exits comes at the end."""
-        if not (self._ending or told.asked):
-            host = next(s.host for s in self.specs if told.rank in s.ranks)
-            reason = reason_of(told, self.outcome.errors.get(told.rank))
-            self.on_event({"event": "failed", "rank": told.rank, "host": host, "reason": reason})
+        if not (self._ending or exit_.asked):
+            host = next(s.host for s in self.specs if exit_.rank in s.ranks)
+            reason = reason_of(exit_, self.outcome.errors.get(exit_.rank))
+            self.on_event(Told(RankFailed(reason), host, exit_.rank))
 
     def _end_all(self) -> None:
         """One rank has failed: its peers can only wait for it now."""
         if not self._ending:
             self._ending = True
-            self._broadcast({"do": "stop", "grace_s": END_GRACE_S, "failed": True})
+            self._broadcast(Stop(END_GRACE_S, failed=True))
 
     def _spec(self, host: str) -> HostSpec:
         return next(s for s in self.specs if s.host == host)
@@ -240,37 +254,16 @@ class Supervisor:
     def _link(self, host: str) -> Any:
         return next(link for link in self.agents.links if link.host == host)
 
-    def _broadcast(self, message: Event) -> None:
-        for number, spec in enumerate(self.specs):
-            if message["do"] == "start":
-                message = {**message, "peers": _peers(number, self.specs, message["probes"])}
+    def _broadcast(self, order: Order) -> None:
+        for spec in self.specs:
             if spec.host not in self._done:
-                self._link(spec.host).send(message)
-
-
-def _orders(spec: HostSpec) -> Event:
-    return {
-        "do": "spec",
-        "workers": spec.workers,
-        "files": dict(spec.files),
-        **(spec.store or {}),
-        "probe_address": spec.data_address if spec.reconnect else None,
-        "private": spec.private,
-        "reconnect": spec.reconnect,
-        "flight": spec.flight,
-        "unheard": spec.unheard,
-        "goes_on": spec.goes_on,
-        "sweep": spec.sweep,
-        "ports": spec.ports,
-        "lease_s": LEASE_S,
-        "grace_s": END_GRACE_S,
-    }
+                self._link(spec.host).send(order)
 
 
 def _peers(number: int, specs: Sequence[HostSpec], probes: Mapping[str, int | None]) -> dict[str, tuple[str, int]]:
     """The hosts that one host knocks at: the next few in the ring, and the store's."""
     ring = [specs[(number + step) % len(specs)] for step in range(1, NEIGHBOURS + 1)]
-    wanted = [s for s in (*ring, *(s for s in specs if s.store)) if s.host != specs[number].host]
+    wanted = [s for s in (*ring, *(s for s in specs if s.orders.store)) if s.host != specs[number].host]
     found = {}
     for spec in wanted:
         port = probes.get(spec.host)

@@ -36,12 +36,12 @@ from hetctl.bench.plans import PlanCase
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.plan import Plan
+from hetctl.commands.resolve import Options
 from hetctl.console import Sink
-from hetctl.runs import resolve
-from hetctl.runs.where import find_running_cluster
+from hetctl.discovery.which_cluster import Where, running_cluster
 from hetctl.trainer.planning.assemble import assemble
 from hetctl.trainer.planning.profile import load_profile
-from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.recipe import Recipe, load_recipe
 
 FABRIC = "hetmixed"  # the namespace whose loopback is the slow fabric
 RAW_BYTES, RAW_TURNS = 4 * 2**20, 300  # of a yardstick's message, and how many a thread moves
@@ -59,13 +59,13 @@ class Check:
         return f"h200:{self.options.each},mi325x:{self.options.each}{more}"
 
     def cluster(self, spec: str) -> Cluster:
-        return find_running_cluster(None, spec, sink=self.sink)
+        return running_cluster(Where(None, spec), self.sink)
 
     def recipe(self, *settings: str, samples: int) -> Recipe:
         o = self.options
         given = (*settings, "train.precision=auto", "checkpoint.last=false")
-        return resolve.read_recipe(
-            None, settings=given, model=o.model, global_batch=samples, seq_len=o.seq_len, bridge=None
+        return load_recipe(
+            None, Options(settings=given, model=o.model, global_batch=samples, seq_len=o.seq_len).overrides
         )
 
     def case(self, name: str, spec: str, *settings: str, samples: int) -> PlanCase:

@@ -22,11 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from hetctl.bench import plans
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.emulate import Machine, label_machine, parse_spec
+from hetctl.commands.resolve import Options
 from hetctl.console import Sink
-from hetctl.runs import resolve
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
 from hetctl.trainer.planning.profile import load_profile
+from hetctl.trainer.recipe import load_recipe
 
 H200_BYTES = 150_109_880_320  # what torch reports of one
 SMALL, LARGE = "llama-1b-untied", "llama-8b"
@@ -103,14 +104,14 @@ def cluster_of(spec: str) -> Cluster:
 
 
 def planned(case: Case, cluster: Cluster, profile: Path) -> plans.PlanCase:
-    recipe = resolve.read_recipe(
-        None,
+    asked = Options(
         settings=["parallelism.tensor=1", "optimizer.lr=1.0e-5", *case.settings],
         model=case.model,
         global_batch=case.samples,
         seq_len=4096,
         bridge=case.bridge,
     )
+    recipe = load_recipe(None, asked.overrides)
     plan = make_plan(cluster, recipe, profile=load_profile(profile), abilities=EXECUTABLE)
     return plans.PlanCase(plan, recipe, case.name)
 

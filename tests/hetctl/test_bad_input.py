@@ -21,7 +21,7 @@ from hetctl.comm.contract.errors import ConfigError, HetctlError, WorkFailed
 from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.plan import Predicted, save_plan
 from hetctl.comm.contract.values import encode
-from hetctl.runs.report import NEEDED
+from hetctl.runs.summary import NEEDED
 from hetctl.trainer.checkpoint.reader import Reader
 from hetctl.trainer.job import Job
 from hetctl.trainer.model import huggingface

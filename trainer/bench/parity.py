@@ -31,8 +31,8 @@ def main() -> None:
     trainer.gradients.close()
     losses, norms = [f.loss for f in trainer.history], [f.grad_norm for f in trainer.history]
     sent = backend.bridge_bytes()
-    Reporter(active=True).emit("sent", bytes=sent)
-    Reporter(active=dist.get_rank() == 0).emit("result", losses=losses, norms=norms)
+    Reporter(active=True).figures("sent", bytes=sent)
+    Reporter(active=dist.get_rank() == 0).figures("result", losses=losses, norms=norms)
     dist.barrier()
     dist.destroy_process_group()
 

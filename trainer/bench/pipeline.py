@@ -134,12 +134,12 @@ def main() -> None:
         trainer = build(job, device, training=RandomSamples(job.shape.vocab, job.plan.seq_len))
     ways = variants(trainer, job, timeout)
     rounds = int(os.environ.get(ROUNDS_VARIABLE, "5"))
-    rates = measure(trainer, ways, rounds, lambda **about: reporter.emit("round", **about))
+    rates = measure(trainer, ways, rounds, lambda **about: reporter.figures("round", **about))
     native = [n for n in rates if n.startswith("native")]
     best = max(native or ["bridged"], key=lambda n: statistics.median(rates[n]))
     ratios = {name: [a / b for a, b in zip(rates[name], rates[best], strict=True)] for name in rates if name != best}
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-    reporter.emit("result", tokens_per_s=rates, best_native=best, ratios=ratios, peak_memory_bytes=memory)
+    reporter.figures("result", tokens_per_s=rates, best_native=best, ratios=ratios, peak_memory_bytes=memory)
     dist.barrier()
     dist.destroy_process_group()
 

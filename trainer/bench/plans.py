@@ -100,7 +100,7 @@ def main() -> None:
     for number, job in enumerate(jobs):
         with placed(placements[number]):
             outcome = one_plan(job, number, device, lambda: found, int(os.environ[STEPS_VARIABLE]))
-        reporter.emit("plan", number=number, **outcome)
+        reporter.figures("plan", number=number, **outcome)
 
 
 if __name__ == "__main__":

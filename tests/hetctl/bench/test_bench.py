@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetctl.bench import pipeline
+from hetctl.commands.resolve import Options, resolve
 from hetctl.console import Sink
 from hetctl.trainer.planning.profile import load_profile
 
@@ -50,17 +51,9 @@ def test_a_pipeline_leaves_ranks_idle_that_have_no_sample() -> None:
 
 def test_a_pipeline_where_no_native_library_spans_the_islands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "speak_alike", lambda cluster: False)
-    found = pipeline.bench_pipeline(
-        cluster_file=None,
-        emulate="cpu:1,cpu:1",
-        bridge=None,
-        model="demo",
-        seq_len=16,
-        micro_batches=2,
-        settings=(),
-        rounds=1,
-        sink=Sink(),
-    )
+    asked = Options(emulate="cpu:1,cpu:1", model="demo", seq_len=16, global_batch=2, settings=pipeline.SETTINGS)
+    resolved = resolve(asked, Sink(), runs=True)
+    found = pipeline.bench_pipeline(resolved.cluster, resolved.recipe, rounds=1, sink=Sink())
     assert set(found["tokens_per_s"]) == {"bridged", "naive"}
     assert found["best_native"] == "bridged"
 

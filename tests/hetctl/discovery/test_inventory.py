@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.discovery.hostnames import MAX_HOSTS, HostName, expand, parse_spot
 from hetctl.discovery.inventory import Inventory, resolve
+from hetctl.launcher.hosts.host_names import MAX_HOSTS, HostName, expand, parse_spot
 
 
 def names(inventory: Inventory) -> list[str]:

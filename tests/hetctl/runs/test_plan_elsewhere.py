@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from hetctl.runs import resolve
+from hetctl.commands.resolve import Options
 from hetctl.comm.contract.emulate import Machine, label_machine, parse_spec
 from hetctl.console import Sink
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
-from hetctl.runs.train import _checked_plan
+from hetctl.runs.prepare import _checked_plan
+from hetctl.trainer.recipe import load_recipe
 
 GiB = 2**30
 
@@ -21,7 +22,7 @@ def test_ranks_are_held_to_the_memory_of_the_devices_here(
     here: int, tight: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ["parallelism.pipeline=2", "model.name=llama-1b-untied"]
-    recipe = resolve.read_recipe(None, settings=settings, seq_len=2048, global_batch=8)
+    recipe = load_recipe(None, Options(settings=settings, seq_len=2048, global_batch=8).overrides)
     spec, machine = parse_spec("h200:1,mi325x:1", CLASSES), Machine("there", "nccl", (140 * GiB,) * 2)
     plan = make_plan(label_machine(spec, machine), recipe, abilities=EXECUTABLE)
     mine = label_machine(spec, replace(machine, host="here", memory_bytes=(here,) * 2, gpus=1))

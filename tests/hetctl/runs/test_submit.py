@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.cluster import Cluster, Device, Host, Island, IslandLink, Member, Nic, TransportOption, save_cluster
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.runs.submit import batch_script, check_allocation
+from hetctl.launcher.hosts.srun import check_allocation
+from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.runs.handover import batch_script
 from tests.rigs.cluster import ROOT, command
 
 # runs the step here, as the node it was asked for; what it was asked is kept
@@ -95,9 +98,10 @@ def test_nodes_outside_the_allocation_are_named() -> None:
 
 
 def test_nothing_in_the_script_is_read_by_its_shell(tmp_path: Path) -> None:
-    words = ["run", "--", "python", "x.py", "$(touch harm)", "a'b", "two words"]
-    script = batch_script(words, ["node1"], tmp_path)
-    assert "'$(touch harm)'" in script
-    assert script.index("--run-dir") < script.index(" -- ")
+    folder = RunFolder(tmp_path / "$(touch harm)" / "a'b" / "two words")
+    script = batch_script(folder, ["node1"])
+    (output,) = (line for line in script.splitlines() if line.startswith("#SBATCH --output="))
+    assert shlex.split(output.removeprefix("#SBATCH --output="), comments=False) == [f"{folder.path}/console.log"]
+    assert shlex.split(script.splitlines()[-1])[-1] == str(folder.path)
     with pytest.raises(ConfigError):
-        batch_script(words, ["node1\n#SBATCH --x"], tmp_path)
+        batch_script(folder, ["node1\n#SBATCH --x"])

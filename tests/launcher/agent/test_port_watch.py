@@ -6,7 +6,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from hetctl.comm.contract.events import PortChanged
 from hetctl.launcher.agent import port_watch
+from hetctl.launcher.agent.orders import WatchedPort
 from hetctl.launcher.agent.port_state import PortState, read_port, rose, worse
 from hetctl.launcher.agent.port_watch import QUIET_S, PortHistory, PortWatch
 
@@ -55,7 +57,7 @@ def test_a_flap_and_a_retrained_link_count_at_once() -> None:
 def test_each_change_is_said_once_and_so_is_its_end() -> None:
     past = PortHistory("r0", FAST)
     said = [past.judge(p, at) for at, p in enumerate([port(), port(up=False), port(up=False), port(), port()])]
-    assert [event and event["problem"] for event in said] == [None, "down (ACTIVE)", None, None, None]
+    assert [event and event.problem for event in said] == [None, "down (ACTIVE)", None, None, None]
     assert [bool(event) for event in said] == [False, True, False, True, False]
 
 
@@ -64,7 +66,7 @@ def test_errors_are_over_when_none_came_for_a_while() -> None:
     assert past.judge(flapped, 0.0) is not None
     assert past.judge(flapped, QUIET_S - 1) is None
     over = past.judge(flapped, QUIET_S + 1)
-    assert over == {"event": "link", "nic": "r0", "problem": None}
+    assert over == PortChanged("r0", None)
 
 
 def fake_sys(root: Path) -> Path:
@@ -99,7 +101,7 @@ def test_a_watch_says_what_changed_and_what_hangs(monkeypatch: Any) -> None:
     """By events, not by waiting: the reader hands out one state after the other and then hangs."""
     states, hang, seen = iter([FAST, port(up=False)]), threading.Event(), threading.Event()
 
-    def read(_: dict[str, Any]) -> PortState:
+    def read(_: WatchedPort) -> PortState:
         state = next(states, None)
         if state is None:
             seen.set()
@@ -108,11 +110,11 @@ def test_a_watch_says_what_changed_and_what_hangs(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(port_watch, "HANGS_S", -1.0)
     watch = PortWatch(every_s=0.001, read=read)
-    watch.start([{"name": "r1"}])
+    watch.start([WatchedPort("r1")])
     assert seen.wait(30)
     first, second = watch.look()
-    assert first == {"event": "link", "nic": "r1", "problem": "down (ACTIVE)"}
-    assert "has not answered" in second["problem"]
+    assert first == PortChanged("r1", "down (ACTIVE)")
+    assert "has not answered" in second.problem
     assert watch.look() == []
     watch.close()
     hang.set()

@@ -10,7 +10,7 @@ import pytest
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.hosts import bundle
-from hetctl.runs.launch import code_root
+from hetctl.launcher.supervisor.launch import code_root
 
 
 def names(made: bundle.Bundle) -> set[str]:

@@ -1,4 +1,4 @@
-"""What `train` and `run` share once ranks are specified: see them through, say what failed, and end rightly."""
+"""Once ranks are specified: see them through, say what failed, and end rightly."""
 
 from __future__ import annotations
 
@@ -9,24 +9,37 @@ from dataclasses import asdict
 from typing import Any
 
 from hetctl.comm.contract.errors import Interrupted, WorkFailed
+from hetctl.comm.contract.events import (
+    Done,
+    Exited,
+    Failing,
+    Gone,
+    LogText,
+    Lost,
+    PeerUnreachable,
+    PortChanged,
+    RankFailed,
+    Started,
+    Told,
+    document,
+)
 from hetctl.comm.contract.files import write_json
-from hetctl.launcher.supervisor.agents import Agents
-from hetctl.launcher.run_folder.failure import failed_all_the_same, find_failure
-from hetctl.launcher.supervisor.agent_link import Event
-from hetctl.launcher.run_folder.registry import delist
-from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.supervisor.supervisor import LEASE_S, HostSpec, RunOutcome, Supervisor
 from hetctl.launcher.agent.sweep import sweep
+from hetctl.launcher.run_folder.failure import failed_all_the_same, find_failure
+from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.registry import delist
+from hetctl.launcher.supervisor.agents import Agents
+from hetctl.launcher.supervisor.supervisor import LEASE_S, HostSpec, RunOutcome, Supervisor
 
-# kinds of events kept in events.jsonl
-TOLD = ("started", "exit", "failing", "failed", "unreachable", "lost", "gone", "done", "link")
+# kept in events.jsonl
+KEPT = (Started, Exited, Failing, RankFailed, PeerUnreachable, Lost, Gone, Done, PortChanged)
 MAX_LOG_BYTES = 64 << 20  # of one rank's log that is kept here when it lives on another host
 
 
 def supervise(
     agents: Agents,
     specs: Sequence[HostSpec],
-    on_event: Callable[[Event], None],
+    on_event: Callable[[Told], None],
     *,
     folder: RunFolder,
     say: Callable[[str], None],
@@ -39,16 +52,17 @@ def supervise(
     folder.failure.unlink(missing_ok=True)  # of an earlier attempt; this one may be lost before it says how it ended
     logs = _Logs(folder)
 
-    def handle(event: Event) -> None:
-        if event["event"] == "log":
-            logs.write(event)
-        elif event["event"] in TOLD:
-            folder.append_event({k: v for k, v in event.items() if k not in ("n", "error", "pending", "said")})
-        if event["event"] == "failed":
-            say(f"rank {event['rank']} on {event['host']}: {event['reason']}; the other ranks are ended")
-        if event["event"] == "link":
-            say(f"{event['host']}: {event['nic']} is {event['problem'] or 'as it was again'}")
-        on_event(event)
+    def handle(told: Told) -> None:
+        match told.event:
+            case LogText() as event:
+                logs.write(told.source, event)
+            case RankFailed(reason):
+                say(f"rank {told.source} on {told.host}: {reason}; the other ranks are ended")
+            case PortChanged(nic, problem):
+                say(f"{told.host}: {nic} is {problem or 'as it was again'}")
+        if isinstance(told.event, KEPT):
+            folder.append_event(_record(told))
+        on_event(told)
 
     supervisor = Supervisor(agents, specs, handle)
     try:
@@ -115,19 +129,25 @@ def raise_unless_done(summary: dict[str, Any]) -> None:
         raise WorkFailed(f"the run failed: {summary['failure']}", hint=hint, documented=True)
 
 
+def _record(told: Told) -> dict[str, Any]:
+    """An event as events.jsonl keeps it; what a failure's ranks wrote stands in failure.json."""
+    plain = {k: v for k, v in document(told.event).items() if k not in ("error", "pending", "said")}
+    return {**plain, "host": told.host, **({} if told.rank is None else {"rank": told.rank})}
+
+
 class _Logs:
     """The logs of ranks on hosts whose files are not seen here, as their agents pass them on; bounded."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
 
-    def write(self, event: Event) -> None:
-        path = self.folder.log(int(event["rank"]))
+    def write(self, rank: int, event: LogText) -> None:
+        path = self.folder.log(rank)
         path.parent.mkdir(mode=0o700, exist_ok=True)  # what ranks print may hold secrets
-        skipped = f"\n[{event['skipped']} bytes are only in the log on the host]\n" if event["skipped"] else ""
+        skipped = f"\n[{event.skipped} bytes are only in the log on the host]\n" if event.skipped else ""
         with path.open("ab") as file:
             if file.tell() < MAX_LOG_BYTES:
-                file.write((skipped + event["text"]).encode())
+                file.write((skipped + event.text).encode())
 
 
 @contextmanager

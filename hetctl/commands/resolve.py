@@ -1,0 +1,129 @@
+"""From options to what they mean, once for every command: the recipe, the cluster, a person's plan, measured costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.console import Sink
+
+if TYPE_CHECKING:
+    from hetctl.comm.contract.cluster import Cluster
+    from hetctl.comm.contract.plan import Plan
+    from hetctl.trainer.planning.profile import Profile
+    from hetctl.trainer.recipe import Recipe
+
+SAMPLES_PER_DEVICE = 24  # divides by many numbers of devices and micro-batches
+MAX_SAMPLES = 4096
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a command line says of where to run, what to train, and what to plan from; None and empty: nothing."""
+
+    recipe: Path | None = None
+    cluster: Path | None = None
+    plan: Path | None = None
+    emulate: str | None = None
+    settings: Sequence[str] | None = None
+    model: str | None = None
+    global_batch: int | None = None
+    seq_len: int | None = None
+    split: str | None = None
+    alpha: float | None = None
+    bridge: str | None = None
+    profile: Path | None = None
+    speed: str | None = None
+
+    @property
+    def overrides(self) -> list[tuple[str, Any]]:
+        """Keys of the recipe and their values: those of `--set`, then the options. Raises ConfigError."""
+        from hetctl.trainer.recipe import parse_override
+
+        options = (
+            ("model.name", self.model),
+            ("model.seq_len", self.seq_len),
+            ("batch.global_batch", self.global_batch),
+            ("parallelism.split", self.split),
+            ("parallelism.alpha", self.alpha),
+            ("bridge.transport", self.bridge),
+        )
+        return [*map(parse_override, self.settings or ()), *((k, v) for k, v in options if v is not None)]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What the options mean."""
+
+    recipe: Recipe
+    cluster: Cluster
+    plan: Plan | None = None  # a person's, to be run as it is
+    speeds: Mapping[str, float] = field(default_factory=dict)  # class -> sustained TFLOPS per GPU
+    profile: Profile | None = None
+
+
+def resolve(options: Options, sink: Sink, *, runs: bool) -> Resolved:
+    """Where it `runs`, an emulation labels this machine's devices; otherwise it describes some that need not exist.
+
+    Raises ConfigError. What nobody gave is assumed, and said.
+    """
+    from hetctl.trainer.planning.profile import load_profile
+    from hetctl.trainer.recipe import load_recipe
+
+    recipe = load_recipe(options.recipe, options.overrides)
+    cluster, plan = resolve_where(options, sink, runs=runs, layers=recipe.shape().layers)
+    if options.recipe is None:
+        recipe = _with_sizes(recipe, cluster, plan, sink, given={key for key, _ in options.overrides})
+    profile = load_profile(options.profile) if options.profile else None
+    return Resolved(recipe, cluster, plan, read_speeds(options.speed), profile)
+
+
+def resolve_where(
+    options: Options, sink: Sink, *, runs: bool = True, layers: int | None = None
+) -> tuple[Cluster, Plan | None]:
+    """The cluster that the options mean, and a person's plan, of a model with so many layers. Raises ConfigError."""
+    from hetctl.comm.contract.plan import load_plan
+    from hetctl.discovery.which_cluster import Where, described_cluster, running_cluster
+
+    if options.plan is not None and options.emulate is not None:
+        raise ConfigError("--plan already says where: leave out --emulate")
+    where = Where(options.cluster, options.emulate)
+    plan = load_plan(options.plan, layers=layers) if options.plan else None
+    return (running_cluster(where, sink, plan=plan) if runs else described_cluster(where, sink)), plan
+
+
+def _with_sizes(recipe: Recipe, cluster: Cluster, plan: Plan | None, sink: Sink, *, given: set[str]) -> Recipe:
+    """The recipe with the sizes of a plan, or fit for a real model, where nobody gave any.
+
+    The recipe's own defaults are the demo's: right for a model of a million parameters only.
+    """
+    from hetctl.trainer.recipe import usual_length
+
+    if plan is None and recipe.model.name == "demo":
+        return recipe
+    model, batch, source = recipe.model, recipe.batch, " (the plan's)" if plan else ""
+    if "model.seq_len" not in given:
+        model = replace(model, seq_len=plan.seq_len if plan else usual_length(recipe.shape()))
+        sink.warn(f"no --seq-len given: {model.seq_len} tokens per sample{source}")
+    if "batch.global_batch" not in given:
+        usual = min(SAMPLES_PER_DEVICE * sum(len(i.members) for i in cluster.islands), MAX_SAMPLES)
+        batch = replace(batch, global_batch=plan.global_batch if plan else usual)
+        sink.warn(f"no --global-batch given: {batch.global_batch} samples per step{source}")
+    return replace(recipe, model=model, batch=batch)
+
+
+def read_speeds(text: str | None) -> dict[str, float]:
+    """Class -> sustained TFLOPS per GPU, from `--speed`. Raises ConfigError."""
+    speeds: dict[str, float] = {}
+    for part in filter(None, (text or "").split(",")):
+        name, equals, value = part.partition("=")
+        try:
+            speeds[name.strip()] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals or not 0 < speeds[name.strip()] < 1e6:
+            raise ConfigError(f"'{part}' is not CLASS=TFLOPS", hint="for example --speed h200=549.7,mi325x=534.9")
+    return speeds

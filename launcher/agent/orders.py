@@ -1,0 +1,120 @@
+"""What an agent is told: one frozen type per order, one JSON object a line: {"do": its kind, its fields}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from hetctl.comm.contract.events import present
+from hetctl.comm.contract.values import decode
+
+_KINDS: dict[str, type[Order]] = {}
+
+
+@dataclass(frozen=True)
+class Order:
+    """Anything told to an agent."""
+
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls, *, kind: str) -> None:
+        cls.kind = kind
+        _KINDS[kind] = cls
+
+
+@dataclass(frozen=True)
+class WorkerOrder:
+    """One rank's process."""
+
+    rank: int
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    log: str = ""
+    cwd: str | None = None
+
+
+@dataclass(frozen=True)
+class StoreOrder:
+    """The run's store: where it listens (on the first of the ports that is free), and the process that serves it."""
+
+    address: str
+    ports: tuple[int, ...]
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class WatchedPort:
+    """A network port that the run uses."""
+
+    name: str
+    rdma: str | None = None
+    rdma_port: int | None = None
+
+
+@dataclass(frozen=True)
+class Prepare(Order, kind="spec"):
+    """What a host is to run: its workers, the run's files (path -> text), the store if it is here."""
+
+    workers: tuple[WorkerOrder, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    store: StoreOrder | None = None
+    probe_address: str | None = None  # where other hosts knock
+    private: str | None = None  # the host's own run folder; None: the launcher's, whose files it sees
+    reconnect: bool = False
+    flight: str = ""  # the folder of flight recorders
+    unheard: str = ""  # the file of figures that no launcher has heard of
+    goes_on: bool = False  # with what an earlier attempt did
+    sweep: tuple[str, ...] = ()  # patterns of files that are half-made once the ranks are gone
+    ports: tuple[WatchedPort, ...] = ()
+    lease_s: float = 0.0
+    grace_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Start(Order, kind="start"):
+    """Every host is ready: start the workers, and knock at these hosts (name -> address and port) from time to time."""
+
+    store_port: int
+    peers: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stop(Order, kind="stop"):
+    """End the workers within so many seconds; `failed`: because one of the run's ranks has."""
+
+    grace_s: float = 0.0
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Kill(Order, kind="kill"):
+    """End the workers at once."""
+
+
+@dataclass(frozen=True)
+class Signal(Order, kind="signal"):
+    """Send the workers a signal, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Beat(Order, kind="beat"):
+    """The supervisor is there."""
+
+
+@dataclass(frozen=True)
+class Part(Order, kind="part"):
+    """The last word was heard."""
+
+
+def order_line(order: Order) -> dict[str, Any]:
+    """An order as it goes on the line."""
+    return {"do": order.kind, **present(order)}
+
+
+def order_of(line: Mapping[str, Any]) -> Order:
+    """A line's order. Raises ConfigError."""
+    return decode(_KINDS[line["do"]], {k: v for k, v in line.items() if k not in ("do", "got")}, where=line["do"])

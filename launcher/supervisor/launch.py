@@ -1,0 +1,227 @@
+"""A launch: ranks on the hosts of a cluster, all that follows from who sits where, and their agents on those hosts.
+
+`train`, `run`, `bench` and `validate` all start ranks so: `Launch.of`, `start_agents_on`, `supervise`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.cluster import Cluster, Host
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.placement import NATIVE, Placement
+from hetctl.comm.contract.plan import Plan, PlannedBridge, PlannedIsland
+from hetctl.launcher.agent.orders import WatchedPort
+from hetctl.launcher.hosts.bundle import code_bundle, folder_bundle
+from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.local import LocalShell
+from hetctl.launcher.hosts.shell import Shell
+from hetctl.launcher.hosts.srun import SrunShell, check_allocation
+from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.registry import delist, enlist
+from hetctl.launcher.supervisor.agents import AgentRequest, Agents, TargetHost, start_agent_here, start_agents
+from hetctl.launcher.supervisor.environment import (
+    Seat,
+    Setting,
+    device_type,
+    host_settings,
+    interface_of,
+    placement_of,
+    ports_of,
+)
+from hetctl.launcher.supervisor.site import this_site
+from hetctl.launcher.supervisor.supervisor import LEASE_S
+
+
+class Console(Protocol):
+    """Where a launch says what goes on: to people, and what they should not overlook."""
+
+    def say(self, content: Any = "") -> None: ...
+    def warn(self, message: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Ranks on a cluster's hosts: seats, what ranks know of islands and bridges, what they compute on."""
+
+    cluster: Cluster
+    seats: tuple[Seat, ...]
+    islands: tuple[PlannedIsland, ...]
+    bridges: tuple[PlannedBridge, ...] = ()
+    way: str = "ssh"  # or slurm: how hosts other than this machine are entered
+    verify_bridge: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        cluster: Cluster,
+        plan: Plan | None = None,
+        *,
+        bridges: Sequence[PlannedBridge] | None = None,
+        way: str = "ssh",
+        verify_bridge: bool = False,
+    ) -> Launch:
+        """A plan's ranks where it says, or on this machine's devices that stand for them; else all of the cluster's."""
+        if plan is None:
+            seats, islands = _in_order(cluster)
+        else:
+            seats, islands = tuple(Seat(r.rank, r.host, r.device) for r in plan.ranks), plan.islands
+            bridges = plan.bridges if bridges is None else bridges
+            if cluster.source == "emulated" and any(s.host not in cluster.host_by_name for s in seats):
+                seats = _stand_ins(plan, cluster)
+        return cls(cluster, seats, islands, tuple(bridges or ()), way, verify_bridge)
+
+    @cached_property
+    def hosts(self) -> list[Host]:
+        return [self.cluster.host_by_name[name] for name in dict.fromkeys(s.host for s in self.seats)]
+
+    @property
+    def here(self) -> bool:
+        """Whether this machine is all there is: no SSH, no shipping."""
+        here = all(h.access is None or h.access.local for h in self.hosts) and len(self.hosts) == 1
+        return here and (self.way != "slurm" or self.cluster.source == "emulated")
+
+    @property
+    def device_type(self) -> str:
+        """What torch calls the devices that the ranks compute on."""
+        return device_type(self.cluster.runs, [i.vendor for i in self.islands])
+
+    @property
+    def placement(self) -> Placement:
+        """What ranks are told of islands and bridges."""
+        return placement_of(
+            self.islands, self.bridges, self.seats, runs=self.cluster.runs, verify_bridge=self.verify_bridge
+        )
+
+    def ports(self, host: Host) -> Sequence[WatchedPort]:
+        """The network ports of a host that its agent watches."""
+        where = {s.rank: s.host for s in self.seats}
+        rails = chain.from_iterable(b.rails for b in self.bridges)
+        ends = chain.from_iterable(((r.from_rank, r.from_nic), (r.to_rank, r.to_nic)) for r in rails)
+        return ports_of(self.cluster, host, self.seats, rails=[n for r, n in ends if where.get(r) == host.name])
+
+    def settings(self) -> Mapping[str, Sequence[Setting]]:
+        """Per host what its facts and its owner say about its ranks' environment. Raises ConfigError."""
+        return {h.name: host_settings(self.cluster, h, self.seats, environment=os.environ) for h in self.hosts}
+
+
+def _in_order(cluster: Cluster) -> tuple[tuple[Seat, ...], tuple[PlannedIsland, ...]]:
+    """Ranks in the order of islands and their members."""
+    seats: list[Seat] = []
+    islands: list[PlannedIsland] = []
+    for island in cluster.islands:
+        ranks = tuple(range(len(seats), len(seats) + len(island.members)))
+        seats += [Seat(rank, m.host, m.device) for rank, m in zip(ranks, island.members, strict=True)]
+        classes = tuple(dict.fromkeys(cluster.device(m).device_class for m in island.members))
+        islands.append(PlannedIsland(island.name, island.vendor, classes, island.fabric, ranks))
+    return tuple(seats), tuple(islands)
+
+
+def _stand_ins(plan: Plan, cluster: Cluster) -> tuple[Seat, ...]:
+    """The plan names hosts that are not here: their ranks sit on this machine's devices, island by island."""
+    ranks = chain.from_iterable(island.ranks for island in plan.islands)
+    members = chain.from_iterable(island.members for island in cluster.islands)
+    seats = (Seat(r, m.host, m.device) for r, m in zip(ranks, members, strict=True))
+    return tuple(sorted(seats, key=lambda seat: seat.rank))
+
+
+def say_unverified(launch: Launch, console: Console) -> None:
+    """Where --verify-bridge has nothing to verify: the native library checks what it carries in its own way."""
+    joined = [" and ".join(b.islands) for b in launch.bridges if b.transport == NATIVE]
+    if launch.verify_bridge and joined:
+        console.warn(f"--verify-bridge checks nothing between {', '.join(joined)}: their own library joins them")
+
+
+def start_agents_on(
+    launch: Launch, folder: RunFolder, *, paths: Sequence[str] = (), program: Path | None = None, console: Console
+) -> Agents:
+    """Agents on all hosts of the launch. `paths` must be readable there; `program` is a folder to take along.
+
+    Raises one HetctlError that names every host that cannot take part.
+    """
+    if launch.here:  # no SSH, nothing shipped
+        site = this_site(launch.hosts[0].name, folder, code_root())
+        enlist(folder.identity, folder.path, {site.name: Access()}, way=launch.way)
+        return start_agent_here(site, str(code_root()))
+    if launch.way == "local":
+        raise ConfigError(f"--launcher local starts ranks here only, the cluster has {launch.hosts[0].name} and others")
+    if launch.way == "slurm":
+        check_allocation([h.name for h in launch.hosts], os.environ.get("SLURM_JOB_NODELIST", ""))
+    token = folder.launch / "identity"
+    request = AgentRequest(
+        run=folder.identity,
+        lease_s=LEASE_S,
+        code=code_bundle(code_root() / "hetctl"),
+        program=folder_bundle(program) if program else None,
+        token=(str(token), token.read_text(encoding="utf-8")),
+        folder=folder,
+        paths=tuple(paths),
+    )
+    open_shell, close = shell_opener(launch.way)
+    try:
+        targets = [target_of(host, open_shell) for host in launch.hosts]
+        console.say(f"entering {len(targets)} hosts")
+        enlist(folder.identity, folder.path, {t.name: t.access for t in targets}, way=launch.way)
+        refused = lambda name, error: console.warn(f"{name} cannot take part: {error}")  # noqa: E731
+        agents = start_agents(targets, request, on_refusal=refused)
+    except BaseException:
+        delist(folder.identity)
+        close()
+        raise
+    agents.on_close = close
+    return agents
+
+
+def choose_way(asked: str) -> str:
+    """ssh or slurm; `auto` is srun inside an allocation. `local` refuses whatever is not this machine."""
+    if asked not in ("auto", "ssh", "slurm", "local"):
+        raise ConfigError(f"--launcher {asked} is not known", hint="ssh, slurm or local")
+    if asked == "auto":
+        return "slurm" if os.environ.get("SLURM_JOB_ID") and shutil.which("srun") else "ssh"
+    return asked
+
+
+def code_root() -> Path:
+    """The folder that holds the `hetctl` package: this very code."""
+    import hetctl
+
+    assert hetctl.__file__ is not None
+    return Path(hetctl.__file__).parent.parent
+
+
+def target_of(host: Host, open_shell: Callable[[Host, Deadline], Shell]) -> TargetHost:
+    """A host of a cluster as agents are started on it. Raises ConfigError where the cluster does not say how."""
+    if host.access is None:
+        raise ConfigError(
+            f"the cluster file does not say how '{host.name}' is entered", hint="make it with `hetctl discover`"
+        )
+    if not host.data_address:
+        raise ConfigError(
+            f"the cluster file gives '{host.name}' no data_address, where its ranks would talk",
+            hint="name one in the inventory, then run `hetctl discover` again",
+        )
+    opener = lambda deadline: open_shell(host, deadline)  # noqa: E731
+    return TargetHost(host.name, host.access, opener, host.data_address, interface_of(host))
+
+
+def shell_opener(way: str) -> tuple[Callable[[Host, Deadline], Shell], Callable[[], None]]:
+    """How a shell on a host is opened, and what to close in the end."""
+    if way == "slurm":
+        return (lambda host, deadline: SrunShell(host.name)), (lambda: None)
+    from hetctl.launcher.ssh import SshConfig, connect  # paramiko takes 0.2 s that a local run need not pay
+
+    config = SshConfig()
+
+    def enter(host: Host, deadline: Deadline) -> Shell:
+        assert host.access is not None
+        return LocalShell() if host.access.local else connect(host.access, config, deadline)
+
+    return enter, config.close
