@@ -37,19 +37,20 @@ def run(
     groups inside an island and bridged ones across. `python` becomes the host's configured interpreter.
     """
     from hetctl.commands.resolve import Options, resolve_where
+    from hetctl.launcher.run_folder.folder import create_run
     from hetctl.launcher.supervisor.supervise import raise_unless_done
     from hetctl.runs.handover import Handover, outside_allocation, run_in_background, submit
     from hetctl.runs.program import ProgramRun, check_program, run_program
-    from hetctl.runs.train import HowToRun
 
     sink = Sink(as_json=as_json)
     where, plan = resolve_where(Options(cluster=cluster, plan=plan_file, emulate=emulate), sink)
     asked = ProgramRun(tuple(program), where, plan, bridge or "auto", as_nccl, verify_bridge, launcher)
     check_program(asked, sink)
+    folder = create_run(run_dir, asked.label)
     if detach or outside_allocation(launcher):
         hand_on = run_in_background if detach else submit
-        sink.result(hand_on(Handover(how=HowToRun(run_dir), program=asked), sink))
+        sink.result(hand_on(Handover(program=asked), folder, sink))
         return
-    summary = run_program(asked, run_dir, sink)
+    summary = run_program(asked, folder, sink)
     sink.result(summary)
     raise_unless_done(summary)

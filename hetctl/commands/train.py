@@ -59,11 +59,12 @@ def train(
     """
     from hetctl.commands.resolve import Options, resolve
     from hetctl.doctor.preflight import check_before
+    from hetctl.launcher.run_folder.folder import create_run
     from hetctl.launcher.supervisor.supervise import raise_unless_done
     from hetctl.render.plan import show_plan
     from hetctl.runs.handover import Handover, outside_allocation, run_in_background, submit
     from hetctl.runs.prepare import prepare
-    from hetctl.runs.train import HowToRun
+    from hetctl.runs.train import GoingOn
     from hetctl.runs.train import train as run_training
 
     sink = Sink(as_json=as_json)
@@ -96,11 +97,11 @@ def train(
     )
     show_plan(sink, prepared.plan)
     check_before(prepared.plan, prepared.cluster, run_dir=run_dir, skip=skip_checks, say=sink.warn)
-    how = HowToRun(run_dir, resume, max_restarts, allow_missing)
+    how, folder = GoingOn(resume, max_restarts, allow_missing), create_run(run_dir, prepared.plan.model)
     if detach or outside_allocation(launcher):
         hand_on = run_in_background if detach else submit
-        sink.result(hand_on(Handover(prepared, how), sink))
+        sink.result(hand_on(Handover(prepared, how), folder, sink))
         return
-    summary = run_training(prepared, how, sink).document()
+    summary = run_training(prepared, folder, how, sink).document()
     sink.result(summary)
     raise_unless_done(summary)

@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError, HetctlError
 from hetctl.console import Sink
-from hetctl.launcher.run_folder.folder import RunFolder, create_run
+from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.launch import start_agents_on
 from hetctl.render.plan import show_plan
 from hetctl.runs.attempt import Attempt, show_end, write_end
-from hetctl.runs.prepare import Prepared
+from hetctl.runs.prepare import Prepared, planned_on
 from hetctl.runs.restarts import Restarts, unreachable_hosts, without
-from hetctl.runs.resume import check_resume, paths_to_read
+from hetctl.runs.resume import paths_to_read
 from hetctl.runs.summary import RunSummary
+from hetctl.trainer.checkpoint import listing
+
+
+Replan = Callable[[Prepared, Cluster], Prepared]
 
 
 @dataclass(frozen=True)
-class HowToRun:
-    """What a command line says of a run beside what is trained: where it is kept, and how it goes on."""
+class GoingOn:
+    """What a command line says of how a run goes on: from where, and after which failures. Raises ConfigError."""
 
-    run_dir: Path | None = None
     resume: str = "auto"  # or never, or a checkpoint's path
     max_restarts: int = 0
     allow_missing: bool = False
 
+    def __post_init__(self) -> None:
+        if self.resume not in ("auto", "never") and not listing.is_whole(Path(self.resume)):
+            hint = "name a step-N folder of a run's checkpoints/"
+            raise ConfigError(f"'{self.resume}' is not a checkpoint", hint=hint)
 
-def train(prepared: Prepared, how: HowToRun, sink: Sink) -> RunSummary:
+
+def train(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -> RunSummary:
     """Run it, again after failures where that was asked for."""
     began = time.monotonic()
-    check_resume(how.resume)
-    folder = create_run(how.run_dir, prepared.plan.model)
     restarts, resume = Restarts(how.max_restarts, how.allow_missing), how.resume
     while True:
         prepared, agents = _start_agents(prepared, folder, restarts, resume, sink)
@@ -81,7 +89,9 @@ def _kept_twice(prepared: Prepared, agents: Agents, restarts: Restarts, sink: Si
     return prepared.kept_in("replicate:2")
 
 
-def _remaining(prepared: Prepared, gone: dict[str, str], restarts: Restarts, sink: Sink) -> Prepared:
+def _remaining(
+    prepared: Prepared, gone: dict[str, str], restarts: Restarts, sink: Sink, *, replan: Replan = planned_on
+) -> Prepared:
     """The run on the hosts that remain, planned anew; as it was when nothing is gone or that is not allowed."""
     if not gone or not restarts.allow_missing:
         return prepared
@@ -90,7 +100,7 @@ def _remaining(prepared: Prepared, gone: dict[str, str], restarts: Restarts, sin
     for host, why in gone.items():
         sink.warn(f"going on without {host}: {why}")
     restarts.missing |= gone
-    left = prepared.on(without(prepared.cluster, gone))
+    left = replan(prepared, without(prepared.cluster, gone))
     if _store(prepared).removeprefix("gather:") in gone:
         sink.warn(f"checkpoint.store={_store(prepared)} ends with its host: it is auto from now on")
         left = left.kept_in("auto")
