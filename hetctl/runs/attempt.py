@@ -1,0 +1,155 @@
+"""One attempt of a training run: from agents that wait to a verified end, with its summary written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hetctl.comm.contract.files import write_json, write_yaml
+from hetctl.comm.contract.plan import save_plan
+from hetctl.comm.contract.values import encode
+from hetctl.console import Sink
+from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.registry import delist
+from hetctl.launcher.supervisor.agents import Agents
+from hetctl.launcher.supervisor.host_specs import Work, host_specs
+from hetctl.launcher.supervisor.launch import say_unverified
+from hetctl.launcher.supervisor.site import Site
+from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise
+from hetctl.launcher.supervisor.supervisor import RunOutcome
+from hetctl.render.report import describe_islands, write_report
+from hetctl.render.run import LiveRun, failure_lines, summary_table
+from hetctl.runs.follow import Follower
+from hetctl.runs.prepare import Prepared
+from hetctl.runs.resume import find_start
+from hetctl.runs.summary import RunSummary
+from hetctl.trainer.adapt.pace import yardstick
+from hetctl.trainer.adapt.resplit import with_layers
+from hetctl.trainer.checkpoint.copy_targets import say_where_shards_live
+from hetctl.trainer.checkpoint.resume import check_goes_on
+from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
+from hetctl.trainer.job import Job
+from hetctl.trainer.model.weights import find_weights
+
+
+class Attempt:
+    """Agents of a run's hosts, and the checkpoint to begin from; `train` sees it through."""
+
+    def __init__(self, prepared: Prepared, folder: RunFolder, agents: Agents, resume: str, sink: Sink) -> None:
+        """Nothing has started yet, and nothing of the folder has changed. Raises ConfigError."""
+        self.prepared, self.folder, self.agents, self.sink = prepared, folder, agents, sink
+        try:
+            self.start = find_start(resume, agents)
+            work = self._work()
+            if self.start is not None:
+                start = folder.checkpoints / self.start
+                recorded = folder.recipe if start.parent == folder.checkpoints and folder.recipe.is_file() else None
+                check_goes_on(prepared.recipe, prepared.shape, start, recorded=recorded, warn=sink.warn)
+            say_where_shards_live(
+                prepared.recipe.checkpoint.store,
+                [r.host for r in prepared.plan.ranks],
+                folder.path,
+                spread=agents.spread,
+                over=prepared.plan.over_replicas,
+                console=sink,
+            )
+            say_unverified(prepared.launch, sink)
+            self.specs = host_specs(agents, prepared.launch, work, run=folder.identity)
+            self._record()
+        except BaseException:
+            agents.close()
+            delist(folder.identity)
+            raise
+
+    def train(self) -> tuple[RunSummary, RunOutcome, Follower]:
+        """Run the ranks to their end, and say what came of it. Raises WorkFailed where hosts do not get ready."""
+        prepared, folder = self.prepared, self.folder
+        against = yardstick(prepared.plan, prepared.cluster.digest)
+        with LiveRun(self.sink, prepared.recipe.train.steps) as live:
+            follower = Follower(folder, live, encode(prepared.recipe), against)
+            outcome = supervise(self.agents, self.specs, follower.take, folder=folder, say=live.note)
+            follower.writers.end(encode(follower.ended) if follower.ended else {})
+        return self._summary(outcome, follower), outcome, follower
+
+    def _work(self) -> Work:
+        """What each host's ranks run: the trainer, on this job."""
+        prepared = self.prepared
+        weights = find_weights(prepared.recipe.model.name)
+
+        def files(site: Site) -> dict[str, str]:
+            job = Job(
+                prepared.plan,
+                prepared.recipe,
+                prepared.shape,
+                str(site.folder.checkpoints),
+                str(site.folder.checkpoints / self.start) if self.start else None,
+                weights=str(weights) if weights else None,
+                timeout_s=prepared.recipe.train.timeout_s,
+            )
+            return {JOB_VARIABLE: job.to_json()}
+
+        return Work(("python", "-m", "hetctl.trainer"), files, goes_on=self.start is not None)
+
+    def _record(self) -> None:
+        """Write what stays with the launcher; a run anew has no figures yet."""
+        save_plan(self.folder.plan, self.prepared.plan)
+        header = "The recipe as it was run, every key resolved."
+        write_yaml(self.folder.recipe, encode(self.prepared.recipe), header=header)
+        if self.start is None:
+            self.folder.metrics.unlink(missing_ok=True)
+
+    def _summary(self, outcome: RunOutcome, follower: Follower) -> RunSummary:
+        prepared, folder, ended = self.prepared, self.folder, follower.ended
+        failure = record_failure(folder, outcome, [r.host for r in prepared.plan.ranks], self.agents.sites)
+        status = "interrupted" if outcome.interrupted else "failed" if failure or not ended else "done"
+        if status == "done" and outcome.ended_early:
+            status = "saved"  # USR2: asked to save and end
+        why = failure or {"reason": None, "error_type": None, "hint": None}
+        if failure is None and status == "failed":
+            why["reason"] = "the ranks ended without a summary"
+        moved = ended.recut if ended else ()  # layers, by --adapt: the islands are described as the run ended
+        plan = with_layers(prepared.plan, moved[-1]["after"]) if moved else prepared.plan
+        reached = folder.progress()  # of the whole run: the ranks know their own attempt only
+        return RunSummary(
+            run=folder.name,
+            status=status,
+            model=prepared.plan.model,
+            parameters=prepared.shape.parameters,
+            steps_planned=prepared.recipe.train.steps,
+            # none were made past a finished run's checkpoint
+            **reached | ({"steps": ended.steps} if ended else {}),
+            islands=describe_islands(plan, ended.island_shares, ended.memory_bytes) if ended else describe_islands(plan),
+            emulated=prepared.cluster.source == "emulated",
+            run_dir=str(folder.path),
+            wall_s=None,
+            processes_left=outcome.left,
+            links=outcome.links,
+            **follower.against.verdict(ended.tokens_per_s if ended else None),
+            ended=ended,
+            bridges=follower.engines,
+            signal=outcome.signal,
+            failure=why["reason"],
+            error_type=why["error_type"],
+            failure_hint=why["hint"],
+        )
+
+
+def write_end(summary: RunSummary, prepared: Prepared, folder: RunFolder, sink: Sink) -> None:
+    """summary.json, and the page; on a full disk what the run came to is said all the same."""
+    timeline = encode(summary.ended.timeline) if summary.ended else []
+    try:
+        folder.write_summary(summary.document())
+        write_json(folder.timeline, timeline)
+        write_report(folder, prepared.plan, {**summary.document(), "timeline": timeline})
+    except OSError as error:
+        sink.warn(f"the run's summary and report are not whole: {error}")
+
+
+def show_end(summary: RunSummary, outcome: RunOutcome, folder: RunFolder, sink: Sink) -> None:
+    """What the run came to, for people."""
+    if summary.failure and folder.failure.is_file():
+        for line in failure_lines(json.loads(folder.failure.read_text())):
+            sink.errors.print(line, highlight=False, markup=False, soft_wrap=True)
+    sink.say(summary_table(summary.document()))
+    sink.say(f"report: {folder.report}; {left_sentence(outcome)}")

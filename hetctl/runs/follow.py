@@ -1,0 +1,62 @@
+"""What ranks tell during a training run, to where people and files want it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hetctl.comm.contract.events import Begin, EngineAccount, Note, Saved, Step, Told, TrainingEnded, Validated, present
+from hetctl.comm.contract.files import write_atomically
+from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.render.run import LiveRun, show_number
+from hetctl.runs.metrics_writers import MetricsWriters
+from hetctl.trainer.adapt.pace import Yardstick
+
+
+class Follower:
+    """Takes the events of one attempt: figures into the run's folder, to dashboards and the terminal; keeps its end."""
+
+    def __init__(self, folder: RunFolder, live: LiveRun, config: Mapping[str, Any], against: Yardstick) -> None:
+        self.folder, self.live, self.against = folder, live, against
+        self.writers = MetricsWriters(folder, config, live.note)
+        self.saved = False  # a checkpoint was committed
+        self.ended: TrainingEnded | None = None
+        self.engines: list[dict[str, Any]] = []  # what the engines of direct bridges say of each rank's transfers
+
+    def take(self, told: Told) -> None:
+        """One event."""
+        match told.event:
+            case Begin(step, _, text):
+                _check_text(self.folder, text, step, self.live.note)
+                self.live.begin(step)
+                self.writers.begin(step)
+            case Step() as event:
+                self._step(event, late=told.late)
+            case Validated(step, loss):
+                self.writers.validated(step, loss)
+                self.live.note(f"validation loss after step {step}: {show_number(loss)}")
+            case Saved():
+                self.saved = True
+            case Note(sentence):
+                self.live.note(sentence)
+            case TrainingEnded() as event:
+                self.ended = event
+            case EngineAccount() as event:
+                self.engines.append({"rank": told.source, **present(event)})
+
+    def _step(self, event: Step, *, late: bool) -> None:
+        record = present(event) | self.against.figures(event.tokens_per_s)
+        if late:  # of an attempt whose launcher was lost
+            if event.step not in {m["step"] for m in self.folder.read_metrics()}:
+                self.folder.append_metrics(record)
+            return
+        self.folder.append_metrics(record)
+        self.live.step(record)
+        self.writers.step(record)
+
+
+def _check_text(folder: RunFolder, text: str, step: int, say: Callable[[str], None]) -> None:
+    """Keep the digest of the run's text; say where it changed before a checkpoint that the run goes on from."""
+    if step and folder.text.is_file() and folder.text.read_text(encoding="utf-8") != text:
+        say("note: the text is not what it was before the checkpoint: other samples follow on it")
+    write_atomically(folder.text, text)

@@ -1,0 +1,150 @@
+"""A run that could start: recipe, cluster and plan, checked against each other, the data and the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from hetctl.comm.contract.cluster import Cluster, Member
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.plan import Plan
+from hetctl.comm.contract.units import show_bytes
+from hetctl.console import Sink
+from hetctl.launcher.supervisor.launch import Launch, choose_way
+from hetctl.trainer.data.megatron import is_megatron
+from hetctl.trainer.data.sources import source_files
+from hetctl.trainer.data.tokens import open_tokens
+from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.model.weights import find_weights, model_folder, refuse_unread_weights
+from hetctl.trainer.planning.executable import check_executable, check_trainable
+from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
+from hetctl.trainer.planning.profile import Profile
+from hetctl.trainer.recipe import TOKENIZER, Recipe
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything decided, nothing written. It travels as JSON to where the run goes on (`handover.py`)."""
+
+    recipe: Recipe
+    cluster: Cluster
+    plan: Plan
+    way: str = "ssh"  # how hosts are entered
+    fixed: bool = False  # the plan is a person's, which says who takes part
+    speeds: Mapping[str, float] = field(default_factory=dict)  # what it was planned from
+    profile: Profile | None = None
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        return self.recipe.shape()
+
+    @cached_property
+    def launch(self) -> Launch:
+        return Launch.of(self.cluster, self.plan, way=self.way, verify_bridge=self.recipe.bridge.verify)
+
+    def kept_in(self, store: str) -> Prepared:
+        """The same run with its checkpoints kept otherwise (`checkpoint.store`)."""
+        return replace(self, recipe=replace(self.recipe, checkpoint=replace(self.recipe.checkpoint, store=store)))
+
+
+def prepare(
+    recipe: Recipe,
+    cluster: Cluster,
+    *,
+    plan: Plan | None = None,
+    speeds: Mapping[str, float],
+    profile: Profile | None = None,
+    way: str = "auto",
+    sink: Sink,
+) -> Prepared:
+    """Make or check the plan, check data and weights. Raises ConfigError or Infeasible; writes nothing."""
+    shape = recipe.shape()
+    check_trainable(shape)
+    way = choose_way(way)
+    if plan is not None:
+        prepared = Prepared(recipe, cluster, _checked_plan(plan, cluster, recipe, sink), way, fixed=True)
+    else:
+        made = make_plan(cluster, recipe, speeds=speeds, profile=profile, abilities=EXECUTABLE)
+        prepared = Prepared(recipe, cluster, made, way, speeds=speeds, profile=profile)
+    _say_data(recipe, sink)
+    if prepared.launch.here:
+        _check_data(recipe)
+    _check_start(recipe, shape, sink)
+    return prepared
+
+
+def planned_on(prepared: Prepared, cluster: Cluster) -> Prepared:
+    """The same run on another cluster, planned anew. Raises Infeasible."""
+    plan = make_plan(
+        cluster, prepared.recipe, speeds=prepared.speeds, profile=prepared.profile, abilities=EXECUTABLE
+    )
+    return replace(prepared, cluster=cluster, plan=plan)
+
+
+def _checked_plan(plan: Plan, cluster: Cluster, recipe: Recipe, sink: Sink) -> Plan:
+    """A person's plan file, if this cluster and recipe can run it. Raises ConfigError."""
+    if plan.seq_len != recipe.model.seq_len or plan.global_batch != recipe.batch.global_batch:
+        raise ConfigError(
+            f"the plan is for {plan.global_batch} samples of {plan.seq_len} tokens, the recipe asks for "
+            f"{recipe.batch.global_batch} of {recipe.model.seq_len}",
+            hint="make the plan anew, or set batch.global_batch and model.seq_len to the plan's",
+        )
+    check_executable(plan, compiled=recipe.train.compile)
+    check_trainable(recipe.shape(), plan)
+    if plan.cluster_digest != cluster.digest:
+        sink.warn("the plan was made for another cluster (its digest differs); its ranks fit, so it is used")
+        return _held_to(plan, cluster, sink)
+    return plan
+
+
+def _held_to(plan: Plan, cluster: Cluster, sink: Sink) -> Plan:
+    """The plan, each rank held to the memory of its device here, which may be a share of one."""
+    seats = Launch.of(cluster, plan).seats
+    rooms = {s.rank: cluster.device(Member(s.host, s.device)).memory_bytes for s in seats}
+    for rank, needed in enumerate(plan.predicted.memory_bytes if plan.predicted else ()):
+        room = rooms.get(rank)
+        if room is not None and needed > room:
+            sink.warn(f"rank {rank} is predicted to need {show_bytes(needed)}, its device here has {show_bytes(room)}")
+    caps = {r.rank: min(filter(None, (r.memory_bytes, rooms.get(r.rank))), default=None) for r in plan.ranks}
+    return replace(plan, ranks=tuple(replace(r, memory_bytes=caps[r.rank]) for r in plan.ranks))
+
+
+def _say_data(recipe: Recipe, sink: Sink) -> None:
+    """What is trained on, and through which tokenizer, which nobody may have named."""
+    data, folder = recipe.data, model_folder(recipe.model.name)
+    lacking = data.tokenizer == "bytes" and folder is not None and not (folder / TOKENIZER).is_file()
+    why = f" ({folder} has no {TOKENIZER})" if lacking else ""
+    made = "tokens already" if is_megatron(data.source) else f"tokenizer {data.tokenizer}{why}"
+    sink.say(f"data: {data.source}, {made}")
+
+
+def _check_data(recipe: Recipe) -> None:
+    """Raise ConfigError unless the data is there, can be tokenised, and fits the model."""
+    source_files(recipe.data)
+    tokens = open_tokens(recipe.data)
+    vocabulary = recipe.shape().vocab
+    if tokens.vocabulary > vocabulary:
+        raise ConfigError(
+            f"the data's tokens go up to {tokens.vocabulary - 1}, the model's vocabulary only to {vocabulary - 1}",
+            hint="take the model's own tokenizer, or a model with a larger vocabulary",
+        )
+    for side in (tokens.train, tokens.validation):
+        if len(side) <= recipe.model.seq_len:
+            raise ConfigError(
+                f"'{recipe.data.source}' gives {len(tokens.train)} tokens to train and {len(tokens.validation)} to "
+                f"validate on, too few for samples of {recipe.model.seq_len}",
+                hint="use more text, a larger data.validation_share, or a smaller model.seq_len",
+            )
+
+
+def _check_start(recipe: Recipe, shape: ModelShape, sink: Sink) -> None:
+    """Say what weights a model folder gives to start from. Raises ConfigError where they cannot be used."""
+    refuse_unread_weights(recipe.model.name)
+    if weights := find_weights(recipe.model.name):
+        from hetctl.trainer.model.huggingface import check_weights  # torch, which not every start needs
+
+        check_weights(weights, shape)
+        sink.say(f"fine-tuning the weights in {weights}")
+    elif folder := model_folder(recipe.model.name):
+        sink.warn(f"no weights in {folder}: they start random")

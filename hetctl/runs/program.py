@@ -1,0 +1,117 @@
+"""`hetctl run`: a program's ranks on a cluster's islands, their output as it comes, and how it ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.events import EngineAccount, Told, present
+from hetctl.comm.contract.plan import Plan, PlannedBridge
+from hetctl.console import Sink
+from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.logs import Follower
+from hetctl.launcher.supervisor.environment import Setting
+from hetctl.launcher.supervisor.host_specs import Work, host_specs
+from hetctl.launcher.supervisor.launch import Launch, choose_way, say_unverified, start_agents_on
+from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise
+from hetctl.render.run import failure_lines
+from hetctl.trainer.planning.assemble import choose_transport
+
+AS_NCCL = "HETCTL_AS_NCCL"
+
+
+@dataclass(frozen=True)
+class ProgramRun:
+    """A program to run, and where: a plan's ranks and bridges, or all devices of a cluster."""
+
+    program: tuple[str, ...]
+    cluster: Cluster
+    plan: Plan | None = None
+    bridge: str = "auto"
+    as_nccl: bool = False
+    verify_bridge: bool = False
+    way: str = "auto"
+
+    @property
+    def label(self) -> str:
+        return Path(self.program[-1] if len(self.program) == 2 else self.program[min(1, len(self.program) - 1)]).stem
+
+    @property
+    def launch(self) -> Launch:
+        bridges = None if self.plan else _bridges(self.cluster, self.bridge)
+        way = choose_way(self.way)
+        return Launch.of(self.cluster, self.plan, bridges=bridges, way=way, verify_bridge=self.verify_bridge)
+
+
+def check_program(run: ProgramRun, sink: Sink) -> None:
+    """What a person should know before it starts. Raises ConfigError where there is nothing to run."""
+    if not run.program:
+        raise ConfigError("there is no program to run", hint="hetctl run --emulate SPEC -- python script.py")
+    if run.cluster.shares_devices:
+        sink.warn("a rank's GPU is HETCTL_DEVICE_INDEX here: LOCAL_RANK counts ranks, which are more than GPUs")
+
+
+def run_program(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any]:
+    """Start the program on every rank and see it through. Returns the summary of its run folder."""
+    began, launch = time.monotonic(), run.launch
+    say_unverified(launch, sink)
+    script = None if launch.here else _script(run.program)
+    agents = start_agents_on(launch, folder, program=script.parent if script else None, console=sink)
+    work = Work(
+        tuple(w if script is None or w != str(script) else script.name for w in run.program),
+        settings=(Setting(AS_NCCL, "1", "--as-nccl"),) if run.as_nccl else (),
+        cwd=str(Path.cwd()) if launch.here else None,
+    )
+    specs = host_specs(agents, launch, work, run=folder.identity)
+    evidence: list[dict[str, Any]] = []
+
+    def on_event(told: Told) -> None:
+        if isinstance(told.event, EngineAccount):
+            evidence.append({"rank": told.rank, **present(told.event)})
+
+    with Follower({s.rank: folder.log(s.rank) for s in launch.seats}, lambda rank, line: _show(sink, rank, line)):
+        outcome = supervise(agents, specs, on_event, folder=folder, say=sink.warn)
+    summary: dict[str, Any] = {
+        "run": folder.name,
+        "status": "interrupted" if outcome.interrupted else "done",
+        "program": list(run.program),
+        "islands": [{"name": i.name, "vendor": i.vendor, "ranks": list(i.ranks)} for i in launch.islands],
+        "wall_s": time.monotonic() - began,
+        "run_dir": str(folder.path),
+        "processes_left": outcome.left,
+        "links": outcome.links,
+        "bridges": sorted(evidence, key=lambda one: int(one["rank"])),
+    }
+    if outcome.interrupted:
+        summary["signal"] = outcome.signal
+    hosts = [s.host for s in launch.seats]
+    failure = None if outcome.interrupted else record_failure(folder, outcome, hosts, agents.sites)
+    if failure is not None:
+        summary |= {"status": "failed", "failure": failure["reason"]}
+        for line in failure_lines(failure):
+            sink.errors.print(line, highlight=False, markup=False, soft_wrap=True)
+    folder.write_summary(summary)
+    sink.say(left_sentence(outcome))
+    return summary
+
+
+def _script(program: tuple[str, ...]) -> Path | None:
+    """The first word of a program that is a file here: its folder travels to hosts that cannot see it."""
+    return next((Path(word) for word in program if Path(word).is_file()), None)
+
+
+def _bridges(cluster: Cluster, wanted: str) -> tuple[PlannedBridge, ...]:
+    bridges = []
+    for a, b in combinations(cluster.islands, 2):
+        chosen = choose_transport(cluster.link(a.name, b.name), a.name, b.name, forced=wanted)
+        bridges.append(PlannedBridge((a.name, b.name), chosen.kind, (), chosen.reason, wanted != "auto"))
+    return tuple(bridges)
+
+
+def _show(sink: Sink, rank: int, line: str) -> None:
+    sink.people.print(f"[{rank}] {line}", highlight=False, markup=False, soft_wrap=True)
