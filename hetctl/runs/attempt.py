@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 from hetctl.comm.contract.files import write_json, write_yaml
 from hetctl.comm.contract.plan import save_plan
@@ -119,7 +117,9 @@ class Attempt:
             steps_planned=prepared.recipe.train.steps,
             # none were made past a finished run's checkpoint
             **reached | ({"steps": ended.steps} if ended else {}),
-            islands=describe_islands(plan, ended.island_shares, ended.memory_bytes) if ended else describe_islands(plan),
+            islands=describe_islands(plan, ended.island_shares, ended.memory_bytes)
+            if ended
+            else describe_islands(plan),
             emulated=prepared.cluster.source == "emulated",
             run_dir=str(folder.path),
             wall_s=None,

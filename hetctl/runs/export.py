@@ -12,13 +12,13 @@ import torch
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.values import decode
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.trainer.data.megatron import is_megatron
-from hetctl.trainer.job import Job
-from hetctl.trainer.model.huggingface import SETTINGS, TOKENIZER_FILES, copy_beside, exported_config, write_model
-from hetctl.trainer.model.config import config_of
-from hetctl.trainer.recipe import TOKENIZER, DataSection
 from hetctl.trainer.checkpoint import listing
 from hetctl.trainer.checkpoint.reader import Reader
+from hetctl.trainer.data.megatron import is_megatron
+from hetctl.trainer.job import Job
+from hetctl.trainer.model.config import config_of
+from hetctl.trainer.model.huggingface import SETTINGS, TOKENIZER_FILES, copy_beside, exported_config, write_model
+from hetctl.trainer.recipe import TOKENIZER, DataSection
 
 NO_CHECKPOINT = (
     "name a run's folder, for example runs/latest; where hosts share none, save with checkpoint.store=gather:HOST and "

@@ -16,13 +16,13 @@ from hetctl.comm.contract.cluster import Host
 from hetctl.comm.contract.errors import ConfigError, Unreachable, WorkFailed
 from hetctl.comm.contract.units import show_seconds
 from hetctl.console import Sink
-from hetctl.launcher.supervisor.agents import ask
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.fanout import fan_out
+from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.logs import Follower, clean
 from hetctl.launcher.run_folder.registry import ActiveRun, active, delist, find
-from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.supervisor.launch import target_of, shell_opener
+from hetctl.launcher.supervisor.agents import ask
+from hetctl.launcher.supervisor.launch import shell_opener, target_of
 
 CLEAN_S = 30.0
 TAIL_LINES = 200

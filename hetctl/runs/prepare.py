@@ -76,9 +76,7 @@ def prepare(
 
 def planned_on(prepared: Prepared, cluster: Cluster) -> Prepared:
     """The same run on another cluster, planned anew. Raises Infeasible."""
-    plan = make_plan(
-        cluster, prepared.recipe, speeds=prepared.speeds, profile=prepared.profile, abilities=EXECUTABLE
-    )
+    plan = make_plan(cluster, prepared.recipe, speeds=prepared.speeds, profile=prepared.profile, abilities=EXECUTABLE)
     return replace(prepared, cluster=cluster, plan=plan)
 
 

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hetctl.runs.manage import find_folder, is_running
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.plan import Plan, load_plan
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.render.report import describe_islands, write_report
 from hetctl.render.run import summary_table
+from hetctl.runs.manage import find_folder, is_running
 from hetctl.runs.summary import NEEDED, RunSummary
 from hetctl.trainer.adapt.pace import yardstick
 from hetctl.trainer.recipe import load_recipe

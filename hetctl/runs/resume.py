@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hetctl.comm.contract.errors import ConfigError, HetctlError
-from hetctl.comm.contract.files import read_yaml
-from hetctl.comm.contract.values import encode
-from hetctl.console import Sink
-from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.supervisor.agents import Agents
 from hetctl.trainer.checkpoint import listing
-from hetctl.trainer.model.shapes import ModelShape
-from hetctl.trainer.recipe import Recipe, load_recipe
+from hetctl.trainer.recipe import Recipe
+
 
 def paths_to_read(recipe: Recipe, resume: str) -> list[str]:
     """What every host must be able to read: data, tokenizer, a checkpoint that was named."""

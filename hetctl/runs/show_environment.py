@@ -13,7 +13,15 @@ from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.plan import Plan
 from hetctl.console import Sink
-from hetctl.launcher.supervisor.environment import HostShape, Seat, device_type, host_settings, interface_of, rank_settings, without_secrets
+from hetctl.launcher.supervisor.environment import (
+    HostShape,
+    Seat,
+    device_type,
+    host_settings,
+    interface_of,
+    rank_settings,
+    without_secrets,
+)
 
 LATER = "(decided on the host)"
 

@@ -21,7 +21,6 @@ from hetctl.runs.resume import paths_to_read
 from hetctl.runs.summary import RunSummary
 from hetctl.trainer.checkpoint import listing
 
-
 Replan = Callable[[Prepared, Cluster], Prepared]
 
 

@@ -12,8 +12,8 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from hetctl.runs.metrics_writers import MetricsWriters
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.runs.metrics_writers import MetricsWriters
 
 
 def events(folder: Path) -> list[tuple[int, str, float]]:

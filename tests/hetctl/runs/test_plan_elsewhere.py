@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from hetctl.commands.resolve import Options
 from hetctl.comm.contract.emulate import Machine, label_machine, parse_spec
+from hetctl.commands.resolve import Options
 from hetctl.console import Sink
+from hetctl.runs.prepare import _checked_plan
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
-from hetctl.runs.prepare import _checked_plan
 from hetctl.trainer.recipe import load_recipe
 
 GiB = 2**30

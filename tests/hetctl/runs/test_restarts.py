@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.runs.restarts import Restarts, unreachable_hosts, without
 from hetctl.comm.contract.cluster import Cluster, Device, Host, Island, IslandLink, Member
 from hetctl.comm.contract.errors import ConfigError, Infeasible, Unreachable
 from hetctl.launcher.supervisor.agents import refusal
+from hetctl.runs.restarts import Restarts, unreachable_hosts, without
 from tests.rigs import netns
 from tests.rigs.cluster import ROOT, command, environment, losses, write_cluster
 

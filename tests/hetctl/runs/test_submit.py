@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from hetctl.comm.contract.access import Access
-from hetctl.comm.contract.cluster import Cluster, Device, Host, Island, IslandLink, Member, Nic, TransportOption, save_cluster
+from hetctl.comm.contract.cluster import (
+    Cluster,
+    Device,
+    Host,
+    Island,
+    IslandLink,
+    Member,
+    Nic,
+    TransportOption,
+    save_cluster,
+)
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.hosts.srun import check_allocation
 from hetctl.launcher.run_folder.folder import RunFolder
