@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Handover:
     """A training run or a program's, with everything decided."""
 
     training: Prepared | None = None
-    how: GoingOn = GoingOn()
+    how: GoingOn = field(default_factory=GoingOn)
     program: ProgramRun | None = None
 
     @property
