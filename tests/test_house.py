@@ -14,11 +14,22 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("comm", "launcher", "trainer")
-MAY_IMPORT = {
-    "comm": {"comm"},
-    "launcher": {"launcher", "comm"},
-    "trainer": {"trainer", "comm"},
-}
+# The rooms, floor by floor: each imports only from those before it. A room is a folder, or a file that has none
+ROOMS = (
+    *("comm.contract", "comm.operation", "comm.bridge", "comm.group", "comm.bench"),
+    *("launcher.agent", "launcher.hosts", "launcher.ssh", "launcher.run_folder", "launcher.supervisor"),
+    *("trainer.model", "trainer.recipe", "trainer.job", "trainer.ranks", "trainer.data", "trainer.pipeline"),
+    *("trainer.planning", "trainer.gradients", "trainer.checkpoint", "trainer.adapt", "trainer.loop", "trainer.bench"),
+    *("trainer.__main__", "console", "probe", "discovery", "render", "doctor", "runs", "bench", "validate"),
+    *("commands", "app", "__main__"),
+)
+APART = (
+    {"launcher", "trainer"},
+    {"doctor", "runs"},
+    {"doctor", "bench"},
+    {"runs", "bench"},
+)  # know nothing of each other
+HETCTL_ROOMS = {room for room in ROOMS if "." not in room}
 VENDOR_WORDS = re.compile(r"[\"'](nvidia|amd|intel)[\"']", re.IGNORECASE)
 VENDOR_FILES = ("comm/contract/natives.py", "trainer/planning/hardware.py", "hetctl/probe/vendors/")
 
@@ -36,15 +47,59 @@ def test_packages_are_links_to_the_top_folders(name: str) -> None:
     assert not (ROOT / name / "__init__.py").exists()
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_layers_hold(folder: str) -> None:
-    for path in sources(folder):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            for name in names:
-                if name.split(".")[0] == "hetctl":
-                    assert name.split(".")[1] in MAY_IMPORT[folder], f"{path} imports {name}"
+def modules() -> dict[str, Path]:
+    """Every module of ours by its dotted name below `hetctl`."""
+    found = {}
+    for folder in ("hetctl", *FOLDERS):
+        for path in sources(folder):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            if folder != "hetctl" or parts[1] not in FOLDERS:
+                found[".".join(parts[folder == "hetctl" :]).removesuffix(".__init__")] = path
+    return found
+
+
+def room_of(name: str) -> str:
+    parts = name.split(".")
+    return parts[0] if parts[0] in HETCTL_ROOMS else ".".join(parts[:2])
+
+
+def imported(path: Path) -> set[str]:
+    """What a module imports of ours, by its dotted name below `hetctl`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [f"{node.module}.{a.name}" for a in node.names] if isinstance(node, ast.ImportFrom) else []
+        names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        found |= {name.removeprefix("hetctl.") for name in names if name.startswith("hetctl.")}
+    return found
+
+
+def test_every_module_is_in_a_room() -> None:
+    faces = {"__init__", ""}  # the package's own
+    assert {room_of(name) for name in modules()} - faces <= {*ROOMS, "hetctl"}
+
+
+def test_rooms_import_one_way_only() -> None:
+    floors = {room: number for number, room in enumerate(ROOMS)}
+    for name, path in modules().items():
+        for other in imported(path):
+            mine, theirs = room_of(name), room_of(other)
+            if mine in floors and theirs in floors:
+                assert floors[theirs] <= floors[mine], f"{name} imports {other}"
+                assert {mine.split(".")[0], theirs.split(".")[0]} not in APART, f"{name} imports {other}"
+
+
+def test_no_modules_import_in_a_circle() -> None:
+    known = modules()
+    needs = {name: {found for one in imported(path) for found in owners(one, known)} for name, path in known.items()}
+    while free := [name for name, others in needs.items() if not others & needs.keys() - {name}]:
+        for name in free:
+            del needs[name]
+    assert not needs, f"in circles: {sorted(needs)}"
+
+
+def owners(name: str, known: dict[str, Path]) -> set[str]:
+    """The module that an imported name is, or stands in."""
+    return {name} & known.keys() or {name.rpartition(".")[0]} & known.keys()
 
 
 def test_only_one_folder_knows_paramiko() -> None:
