@@ -14,7 +14,8 @@ from hetctl.trainer.gradients import buckets, gradients
 from hetctl.trainer.gradients.buckets import Slot
 from hetctl.trainer.gradients.optimizer import learning_rate
 from hetctl.trainer.job import Job
-from hetctl.trainer.loop.loop import Trainer, build
+from hetctl.trainer.loop.build import build
+from hetctl.trainer.loop.trainer import Trainer
 from hetctl.trainer.model import activations, split_backward, tensor_cuts
 from hetctl.trainer.model.head_loss import IGNORED, summed_loss
 from hetctl.trainer.model.model import StageModel

@@ -14,7 +14,7 @@ from hetctl.comm.contract.rank_events import Reporter
 from hetctl.comm.group import backend
 from hetctl.trainer.bench.samples import UnevenSamples, rank_device
 from hetctl.trainer.job import current_job
-from hetctl.trainer.loop.loop import build
+from hetctl.trainer.loop.build import build
 
 
 @record

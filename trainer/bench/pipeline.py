@@ -22,7 +22,8 @@ from hetctl.comm.contract.rank_events import Reporter
 from hetctl.comm.group import backend
 from hetctl.trainer.bench.samples import RandomSamples, rank_device, settle
 from hetctl.trainer.job import Job, current_job
-from hetctl.trainer.loop.loop import Trainer, build
+from hetctl.trainer.loop.build import build
+from hetctl.trainer.loop.trainer import Trainer
 from hetctl.trainer.pipeline.boundary import Boundary
 from hetctl.trainer.pipeline.pipeline import StagePipeline
 from hetctl.trainer.pipeline.schedule import in_flight

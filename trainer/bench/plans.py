@@ -26,7 +26,7 @@ from hetctl.comm.group import backend
 from hetctl.comm.operation.c10d import PrefixStore
 from hetctl.trainer.bench.samples import RandomSamples, rank_device, settle
 from hetctl.trainer.job import Job
-from hetctl.trainer.loop.loop import build
+from hetctl.trainer.loop.build import build
 from hetctl.trainer.ranks.emulated_device import cap_memory, slowed
 
 JOBS_VARIABLE = "HETCTL_BENCH_JOBS"  # names a JSON list of jobs

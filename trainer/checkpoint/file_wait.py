@@ -11,7 +11,7 @@ import torch.distributed as dist
 FILES_SECONDS = 3600.0  # of one operation; a rank that ends is noticed at once all the same, by its agent
 
 
-def patient_group() -> Any:
+def make_file_group() -> Any:
     """A group of all ranks, for nothing but files; all ranks call it."""
     return dist.new_group(timeout=timedelta(seconds=FILES_SECONDS))
 

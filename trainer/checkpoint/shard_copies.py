@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hetctl.trainer.checkpoint.copy_targets import targets_of
-from hetctl.trainer.checkpoint.file_wait import patient_group
+from hetctl.trainer.checkpoint.file_wait import make_file_group
 from hetctl.trainer.checkpoint.per_host import receive_file, send_file, spread
 
 
@@ -58,4 +58,4 @@ def make_copier(hosts: Sequence[str], store: str) -> Copier | None:
     """This rank's copier where shards are kept more than once; all ranks call it, `hosts` names each one's host."""
     if store in ("auto", "shared") or not spread():
         return None
-    return Copier(targets_of(hosts, store), patient_group())
+    return Copier(targets_of(hosts, store), make_file_group())

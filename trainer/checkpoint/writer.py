@@ -59,7 +59,7 @@ class Checkpoints:
     """Saves what this rank keeps; every rank calls the same methods after the same steps.
 
     `beyond` is the step of this folder's checkpoint that the run goes on from; those of later steps are `superseded`.
-    `patient` is a group whose operations may wait as long as files take.
+    `file_group` is a group whose operations may wait as long as files take.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Checkpoints:
         *,
         keep: int,
         beyond: int,
-        patient: Any = None,
+        file_group: Any = None,
         copier: Copier | None = None,
     ) -> None:
         self.folder, self.gradients, self.optimizer, self.keep = folder, gradients, optimizer, keep
-        self.copier, self._patient = copier, patient
+        self.copier, self._file_group = copier, file_group
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, int, Future[None]] | None = None
         self._retiring: Future[None] | None = None
@@ -84,7 +84,7 @@ class Checkpoints:
             for left in folder.glob("step-*.partial"):
                 shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
             self.superseded = set_aside(folder, beyond=beyond)
-        meet(patient)
+        meet(file_group)
 
     @property
     def written(self) -> bool:
@@ -121,14 +121,14 @@ class Checkpoints:
         self._settle()
         if self._retiring is not None:
             self._retiring.result()
-        meet(self._patient)
+        meet(self._file_group)
 
     def _settle(self) -> None:
         if self._pending is not None:
             self._pending[2].result()
-            meet(self._patient)
+            meet(self._file_group)
             self.commit()
-            meet(self._patient)
+            meet(self._file_group)
 
     def _partial(self, step: int) -> Path:
         return path_of(self.folder, step).with_suffix(".partial")

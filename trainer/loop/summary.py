@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from hetctl.comm.contract.rank_events import Reporter
 from hetctl.comm.group import backend
+from hetctl.trainer.loop.figures import peak_memory
+from hetctl.trainer.loop.trainer import Trainer
 from hetctl.trainer.ranks.timeline import on_one_clock, replica_spread, shares
-
-if TYPE_CHECKING:
-    from hetctl.trainer.loop.loop import Trainer
 
 
 def summarise(trainer: Trainer, reporter: Reporter, end: Mapping[str, Any]) -> None:
@@ -49,12 +47,3 @@ def summarise(trainer: Trainer, reporter: Reporter, end: Mapping[str, Any]) -> N
         replica_spread=replica_spread(spans, [r.replica for r in plan.ranks]),
         timeline=[[asdict(s) for s in steps[-1]] if steps else [] for steps in spans],
     )
-
-
-def peak_memory(device: torch.device) -> int:
-    """The most bytes this rank has held so far: on its device, or of its process."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

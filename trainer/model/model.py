@@ -209,11 +209,11 @@ class StageModel(nn.Module):
         weight = self.lm_head.weight
         return head_loss(self.body(x), weight, targets, scale=scale, kernel=self.loss_kernel, **self._words)
 
-    def put_off(self, later: WeightGradients) -> None:
-        """Let `later` make the weight gradients of all projections from now on."""
+    def defer_weight_gradients(self, deferred: WeightGradients) -> None:
+        """Let `deferred` make the weight gradients of all projections from now on."""
         for module in self.modules():
             if isinstance(module, Projection):
-                module.later = later
+                module.deferred = deferred
 
     def named(self) -> dict[str, nn.Parameter]:
         """Hugging Face name -> parameter, in layer order; a tied head goes by the embedding's name."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class WeightGradients:
-    """Weight gradients put off: what each needs is kept from its backward until `run`."""
+    """Weight gradients deferred: what each needs is kept from its backward until `run`."""
 
     def __init__(self, done: Callable[[nn.Parameter], None]) -> None:
         """`done` is called with each parameter whose `grad` has just been made."""
@@ -23,13 +23,13 @@ class WeightGradients:
         self._open.append((parameter, x, gradient))
 
     def take(self) -> list[tuple[nn.Parameter, Tensor | None, Tensor]]:
-        """What one backward has put off."""
+        """What one backward has deferred."""
         taken, self._open = self._open, []
         return taken
 
     @torch.no_grad()
     def run(self, taken: list[tuple[nn.Parameter, Tensor | None, Tensor]]) -> None:
-        """Make the gradients that were put off, in the order of backward, letting go of each one's factors."""
+        """Make the gradients that were deferred, in the order of backward, letting go of each one's factors."""
         for number, (parameter, x, gradient) in enumerate(taken):
             rows = gradient.flatten(0, -2)
             parameter.grad = rows.sum(0) if x is None else rows.t() @ x.flatten(0, -2)
@@ -38,16 +38,16 @@ class WeightGradients:
 
 
 class Projection(nn.Linear):
-    """A linear layer whose weight gradient can be put off."""
+    """A linear layer whose weight gradient can be deferred."""
 
-    later: WeightGradients | None = None
+    deferred: WeightGradients | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x, self.bias)
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """`x` times the weight, plus a bias of this layer if given."""
-        if self.later is None or not torch.is_grad_enabled():
+        if self.deferred is None or not torch.is_grad_enabled():
             return F.linear(x, self.weight, bias)
         out: Tensor = _Split.apply(x, self, bias is not None)  # type: ignore[no-untyped-call]
         return out
@@ -62,9 +62,9 @@ class _Split(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        layer, later = ctx.layer, ctx.layer.later
+        layer, deferred = ctx.layer, ctx.layer.deferred
         (x,) = ctx.saved_tensors
-        later.put(layer.weight, x, gradient)
+        deferred.put(layer.weight, x, gradient)
         if ctx.biased:
-            later.put(layer.bias, None, gradient)
+            deferred.put(layer.bias, None, gradient)
         return gradient @ layer.weight, None, None

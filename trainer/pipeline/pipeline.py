@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetctl.comm.contract.plan import Plan, Replica
+from hetctl.trainer.data.batches import MicroBatch
 from hetctl.trainer.model.head_loss import IGNORED
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.sample_shares import share
@@ -20,14 +20,6 @@ from hetctl.trainer.pipeline.schedule import Action, device_actions
 from hetctl.trainer.ranks.groups import ProcessGroups
 from hetctl.trainer.ranks.place import Place
 from hetctl.trainer.ranks.timeline import Timeline
-
-
-@dataclass
-class MicroBatch:
-    """One micro-batch's share of this rank: inputs [samples, seq] and targets [samples, seq]."""
-
-    inputs: Tensor
-    targets: Tensor
 
 
 class LocalStage:
@@ -49,7 +41,7 @@ class LocalStage:
         self.forward_in, self.forward_out = towards(before, "forward"), towards(after, "forward")
         self.backward_in, self.backward_out = towards(after, "backward"), towards(before, "backward")
         self.alive: dict[int, tuple[Tensor, Tensor]] = {}  # micro-batch -> (stage input, stage output or loss)
-        self.put_off: dict[int, list[Any]] = {}  # micro-batch -> weight gradients still to be made
+        self.weight_gradients: dict[int, list[Any]] = {}  # micro-batch -> weight gradients still to be made
         self.inboxes: dict[str, Inbox | None] = {}
 
     def expect(self, kinds: str, count: int, like: Tensor) -> None:
@@ -87,9 +79,15 @@ class StagePipeline:
         *,
         timeline: Timeline,
         boundary: type[Boundary] = Boundary,
-        later: WeightGradients | None = None,
+        deferred: WeightGradients | None = None,
     ) -> None:
-        self.plan, self.place, self.models, self.timeline, self.later = plan, place, tuple(models), timeline, later
+        self.plan, self.place, self.models, self.timeline, self.deferred = (
+            plan,
+            place,
+            tuple(models),
+            timeline,
+            deferred,
+        )
         self.replica: Replica = plan.replicas[place.replica]
         self.stage = self.replica.stages[place.stage]
         low, high = share(self.stage.micro_batch_size, self.stage.width, place.part)
@@ -180,16 +178,16 @@ class StagePipeline:
         gradient = self._take(chunk, "B", k)
         with self.timeline.span("B", micro_batch=k, stage=chunk.stage):
             torch.autograd.backward(y, gradient)
-        if self.later is not None:
-            chunk.put_off[k] = self.later.take()
+        if self.deferred is not None:
+            chunk.weight_gradients[k] = self.deferred.take()
         if chunk.backward_out is not None:
             assert x.grad is not None
             chunk.backward_out.send(x.grad)
 
     def _make_weight_gradients(self, chunk: LocalStage, k: int) -> None:
-        assert self.later is not None
+        assert self.deferred is not None
         with self.timeline.span("W", micro_batch=k, stage=chunk.stage):
-            self.later.run(chunk.put_off.pop(k))
+            self.deferred.run(chunk.weight_gradients.pop(k))
 
     def _take(self, chunk: LocalStage, kind: str, k: int) -> Tensor | None:
         """What the neighbouring stage sends for a forward or backward; None where there is no neighbour."""

@@ -18,11 +18,16 @@ class Place:
     tensor: int = 0  # which of the tensor group's shares
     stages: tuple[int, ...] = ()  # all it holds, the first of which is `stage`
 
+    @property
+    def idle(self) -> bool:
+        """Whether no stage is placed on this rank: it meets the others where all ranks meet, and computes nothing."""
+        return self.replica < 0
+
     @staticmethod
     def of(plan: Plan, rank: int) -> Place:
         placed = plan.ranks[rank]
         if placed.replica is None:
-            return Place(rank, -1, -1, 0)  # idle
+            return Place(rank, replica=-1, stage=-1, part=0)  # idle
         stage = plan.replicas[placed.replica].stages[placed.stages[0]]
         part, tensor = divmod(stage.ranks.index(rank), stage.tensor_parallel)
         return Place(rank, placed.replica, placed.stages[0], part, tensor, placed.stages)

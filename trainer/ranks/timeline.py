@@ -48,7 +48,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Spent:
+class StepTimes:
     """Where one rank's step went, in seconds, as it can tell without the others: they sum to `step`."""
 
     step: float
@@ -141,7 +141,7 @@ class _Clock:
         return float(self._begin + self._first.elapsed_time(mark) / 1e3)
 
 
-def spent(spans: Sequence[Span]) -> Spent:
+def step_times(spans: Sequence[Span]) -> StepTimes:
     """Where this rank's step went, from its own spans alone; there is at least one."""
     compute = bridge_wait = update = 0.0
     for span in spans:
@@ -155,7 +155,7 @@ def spent(spans: Sequence[Span]) -> Spent:
         if span.kind == WEIGHTS:
             compute -= seconds
     step = max(s.end for s in spans) - min(s.start for s in spans)
-    return Spent(step, compute, bridge_wait, update, max(0.0, step - compute - bridge_wait - update))
+    return StepTimes(step, compute, bridge_wait, update, max(0.0, step - compute - bridge_wait - update))
 
 
 def shares(steps_of_ranks: Sequence[Sequence[Sequence[Span]]], among: Iterable[int] | None = None) -> Shares:

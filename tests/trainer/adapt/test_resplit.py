@@ -13,9 +13,10 @@ import torch
 
 from hetctl.comm.contract.plan import Plan, Predicted, StageCost
 from hetctl.trainer.adapt.resplit import resplit, why_uncut
-from hetctl.trainer.checkpoint.file_wait import patient_group
+from hetctl.trainer.checkpoint.file_wait import make_file_group
 from hetctl.trainer.job import Job
-from hetctl.trainer.loop import loop, watch
+from hetctl.trainer.loop import monitor, restart
+from hetctl.trainer.loop.build import build
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe, plan_of
 from tests.trainer.parity import SEQ_LEN, SHAPE, STEPS, Trace, UnevenSamples, difference, recipe, reference, traced_step
@@ -114,24 +115,24 @@ class Notes:
 
 def moved(rank: int, asked: Any, shape: Any, folder: str, paces: Mapping[int, float]) -> tuple[Trace, list[str], Any]:
     """A run whose layers move after the checkpoint of the seventh step; what its ranks hold, step by step."""
-    watch.pace_of = lambda *_: paces[rank]
+    monitor.pace_of = lambda *_: paces[rank]
     notes: Any = Notes()
     plan = priced(plan_of(MIXED, seq_len=SEQ_LEN))
-    trainer = loop.build(Job(plan, asked, shape, folder), torch.device("cpu"), training=UnevenSamples(8))
-    patient = patient_group()
-    loop._save_with(trainer, notes, patient, beyond=0)
-    watcher, trace = watch.Watch(trainer, notes, adapt=True), Trace([], [], [])
+    trainer = build(Job(plan, asked, shape, folder), torch.device("cpu"), training=UnevenSamples(8))
+    file_group = make_file_group()
+    restart.save_with(trainer, notes, file_group, beyond=0)
+    watcher, trace = monitor.SpeedMonitor(trainer, notes, adapt=True), Trace([], [], [])
     for step in range(STEPS):
         traced_step(trainer, step, trace)
         watcher.after(step + 1)
         trace.slots.update({slot.name: slot for bucket in trainer.gradients.buckets for slot in bucket.layout.slots})
         if step + 1 == 7:
             trainer.save(7)
-            better = watcher.cut_anew(7)
+            better = watcher.better_layers(7)
             assert better is not None
             old = [weakref.ref(p) for model in trainer.models for p in model.parameters()]
-            trainer = loop._anew(trainer, better, 7, notes, patient)
-            watcher.goes_on_with(trainer)
+            trainer = restart.rebuild(trainer, better, 7, notes, file_group)
+            watcher.follow(trainer)
             assert not [kept for kept in old if kept() is not None], "the old models' memory"
     trainer.batches.close()
     return trace, notes.said, [len(trainer.history), watcher.findings["recut"]]

@@ -20,7 +20,7 @@ from hetctl.trainer.checkpoint import listing, writer
 from hetctl.trainer.checkpoint.reader import Reader
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import loop
-from hetctl.trainer.loop.loop import build
+from hetctl.trainer.loop.build import build
 from tests.comm.spawn import on_islands, server
 from tests.layouts import Cut, Layout, Pipe, plan_of
 from tests.trainer import parity

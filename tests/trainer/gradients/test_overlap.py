@@ -11,7 +11,7 @@ from hetctl.comm.group import backend
 from hetctl.trainer.data.samples import Samples
 from hetctl.trainer.gradients import buckets
 from hetctl.trainer.job import Job
-from hetctl.trainer.loop.loop import build
+from hetctl.trainer.loop.build import build
 from hetctl.trainer.model.shapes import ModelShape
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe, plan_of

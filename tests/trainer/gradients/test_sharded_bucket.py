@@ -13,7 +13,7 @@ from hetctl.trainer.gradients.buckets import _hosted
 from hetctl.trainer.gradients.gradients import WHOLE_SCATTERS
 from hetctl.trainer.gradients.sharded_bucket import ShardedBucket, keeps_whole
 from hetctl.trainer.job import Job
-from hetctl.trainer.loop.loop import build
+from hetctl.trainer.loop.build import build
 from hetctl.trainer.ranks.place import Place
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe, plan_of

@@ -13,8 +13,10 @@ import torch
 
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.rank_events import VARIABLE, Reporter
+from hetctl.trainer.gradients.gradients import Gradients
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import loop
+from hetctl.trainer.loop.build import build
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe, plan_of
 from tests.trainer.parity import SEQ_LEN, SHAPE, UnevenSamples, recipe
@@ -28,7 +30,7 @@ def planted(rank: int, layout: Layout, on_nonfinite: str, sharded: str) -> tuple
     """(losses, updates, whether the planted step changed a parameter, what stopped the run)."""
     plan = plan_of(layout, seq_len=SEQ_LEN)
     asked = recipe("adamw", clip_norm=0.5, global_batch=8, on_nonfinite=on_nonfinite, sharded=sharded)
-    trainer = loop.build(Job(plan, asked, SHAPE, "unused"), torch.device("cpu"), training=UnevenSamples(8))
+    trainer = build(Job(plan, asked, SHAPE, "unused"), torch.device("cpu"), training=UnevenSamples(8))
     right, losses, changed, why = trainer.gradients.squared_norm, [], False, ""
     for step in range(3):
         before = [m.detach().clone() for m in trainer.gradients.parameters.values()]
@@ -75,13 +77,13 @@ def run_that_skips(rank: int, folder: str) -> list[dict[str, Any]]:
     asked = replace(asked, data=data, train=replace(asked.train, steps=3))
     told = Path(folder) / f"events-{rank}"
     os.environ[VARIABLE] = str(os.open(told, os.O_RDWR | os.O_CREAT))
-    right, count = loop.Gradients.squared_norm, [0]
+    right, count = Gradients.squared_norm, [0]
 
     def wrong(self: Any) -> torch.Tensor:
         count[0] += 1
         return right(self) * (math.nan if rank == 1 and count[0] == 1 + PLANTED else 1.0)
 
-    loop.Gradients.squared_norm = wrong  # type: ignore[method-assign]
+    Gradients.squared_norm = wrong  # type: ignore[method-assign]
     job = Job(plan, asked, replace(SHAPE, vocab=300), f"{folder}/checkpoints")
     loop.run(job, torch.device("cpu"), Reporter(active=rank == 0))
     return [json.loads(line) for line in told.read_text().splitlines()]

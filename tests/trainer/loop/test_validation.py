@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hetctl.trainer.job import Job
-from hetctl.trainer.loop.loop import build
+from hetctl.trainer.loop.build import build
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe, plan_of
 from tests.trainer.parity import SEQ_LEN, SHAPE, UnevenSamples, recipe

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hetctl.trainer.loop.profiling import sent_before_backward_ended
-from hetctl.trainer.ranks.timeline import Span, Spent, Timeline, on_one_clock, replica_spread, shares, spent
+from hetctl.trainer.ranks.timeline import Span, StepTimes, Timeline, on_one_clock, replica_spread, shares, step_times
 
 
 def test_a_wait_is_split_at_the_moment_the_peer_was_ready() -> None:
@@ -34,7 +34,7 @@ def test_a_rank_alone_knows_what_it_waited_for_but_not_why() -> None:
     step += [Span("sync", 5.0, 5.25, 0, (2,), False), Span("world", 5.25, 7.0, 0, (1, 2), True)]
     step += [Span("update", 7.5, 9.0)]
     # of 8 s: 3 less 0.5 in the forward, 1 and those 0.5 for the bridge, 1.5 to update; the rest is not the bridge's
-    assert spent(step) == Spent(step=8.0, compute=2.5, bridge_wait=1.5, update=1.5, other_wait=2.5)
+    assert step_times(step) == StepTimes(step=8.0, compute=2.5, bridge_wait=1.5, update=1.5, other_wait=2.5)
 
 
 def test_collectives_wait_for_the_last_to_arrive() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hetctl.trainer.job import Job
-from hetctl.trainer.loop import watch
-from hetctl.trainer.loop.loop import build
+from hetctl.trainer.loop import figures, monitor
+from hetctl.trainer.loop.build import build
 from hetctl.trainer.ranks.timeline import Span
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe, plan_of
@@ -35,13 +35,13 @@ class Notes:
 
 def watched(rank: int, asked: Any) -> tuple[Trace, list[str], dict[str, Any], float | None]:
     """A whole run that looks after the fourth step, with the paces of PACES."""
-    real = watch.pace_of
-    watch.FIRST_LOOKS = (4,)
-    watch.pace_of = lambda *_: PACES[rank]
+    real = monitor.pace_of
+    monitor.FIRST_CHECKS = (4,)
+    monitor.pace_of = lambda *_: PACES[rank]
     plan = plan_of(EQUAL, seq_len=SEQ_LEN)
     trainer = build(Job(plan, asked, SHAPE, ""), torch.device("cpu"), training=UnevenSamples(8))
     notes = Notes()
-    watcher = watch.Watch(trainer, notes, adapt=True)  # type: ignore[arg-type]
+    watcher = monitor.SpeedMonitor(trainer, notes, adapt=True)  # type: ignore[arg-type]
     trace = Trace([], [], [])
     for step in range(STEPS):
         traced_step(trainer, step, trace)
@@ -64,28 +64,28 @@ def test_counts_follow_speeds_and_nothing_else_changes() -> None:
 def test_what_islands_do_is_a_mean_of_their_ranks_and_their_largest_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, cpu = plan_of(EQUAL, seq_len=SEQ_LEN), torch.device("cpu")
     with torch.device("meta"):  # benches build trainers where parameters are made on the device
-        seen = [watch.Seen(plan, rank, cpu) for rank in range(3)]
-    assert seen[0].told() == {}
+        islands = [figures.IslandFigures(plan, rank, cpu) for rank in range(3)]
+    assert islands[0].report() == {}
     parts = []
     for rank in range(3):
-        monkeypatch.setattr(watch, "peak_memory", lambda _, rank=rank: 100 * (rank + 1))
+        monkeypatch.setattr(figures, "peak_memory", lambda _, rank=rank: 100 * (rank + 1))
         computing = [Span("F", 0.0, 1.0 + rank), Span("wait-B", 1.0 + rank, 5.0, bridged=True)]
-        parts.append(seen[rank].part(computing if rank < 2 else None).clone())
-    seen[0].sums = sum(parts).tolist()  # type: ignore[union-attr]
-    found = seen[0].told()["islands"]
+        parts.append(islands[rank].addend(computing if rank < 2 else None).clone())
+    islands[0].sums = sum(parts).tolist()  # type: ignore[union-attr]
+    found = islands[0].report()["islands"]
     assert list(found) == ["i0", "i1"]
     waits = {"update_s": 0.0, "other_wait_s": 0.0}
     assert found["i0"] == {"step_s": 5.0, "compute_s": 1.0, "bridge_wait_s": 4.0, **waits, "memory_bytes": 100}
     # the last rank knows no step yet: the mean is the other's, the memory is its own
     assert found["i1"] == {"step_s": 5.0, "compute_s": 2.0, "bridge_wait_s": 3.0, **waits, "memory_bytes": 300}
-    assert seen[0].told() == {}, "told again within a moment"
-    monkeypatch.setattr(watch, "LOOK_S", 0.0)
-    assert seen[0].told()["islands"] == found
+    assert islands[0].report() == {}, "told again within a moment"
+    monkeypatch.setattr(figures, "REPORT_S", 0.0)
+    assert islands[0].report()["islands"] == found
 
 
 def test_a_pace_is_computing_without_the_wait_for_weights() -> None:
     step = [Span("F", 0.0, 4.0, 0), Span("weights", 0.0, 3.0, 7), Span("B", 4.0, 6.0, 0)]
     step += [Span("F", 6.0, 7.0, 1), Span("wait-B", 7.0, 8.0, 1), Span("B", 8.0, 10.0, 1)]
     trainer: Any = SimpleNamespace(timeline=SimpleNamespace(steps=[[], step]))
-    assert watch.pace_of(trainer, 5) == 3.0
-    assert watch.pace_of(trainer, 0) is None
+    assert monitor.pace_of(trainer, 5) == 3.0
+    assert monitor.pace_of(trainer, 0) is None

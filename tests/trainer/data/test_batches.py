@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from hetctl.trainer.data.prefetch import Prefetch
+from hetctl.trainer.data.batches import Prefetch
 
 
 def test_the_next_batch_is_made_ahead_in_another_thread() -> None:

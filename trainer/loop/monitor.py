@@ -1,40 +1,28 @@
-"""What ranks tell each other of their speeds during a run: stragglers are named, counts follow speeds where asked.
-
-Besides, where each island's time goes: that travels with every step's figures, for a person who looks on.
-"""
+"""What ranks tell each other of their speeds during a run: stragglers are named, work follows speeds where asked."""
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.contract.rank_events import Reporter
 from hetctl.trainer.adapt.pace import Paces, rebalanced, stragglers, why_fixed
 from hetctl.trainer.adapt.resplit import resplit, why_uncut
-from hetctl.trainer.loop.summary import peak_memory
-from hetctl.trainer.ranks.timeline import COMPUTE, WEIGHTS, Span, Spent, spent
+from hetctl.trainer.loop.trainer import Trainer
+from hetctl.trainer.ranks.timeline import COMPUTE, WEIGHTS
 
-if TYPE_CHECKING:
-    from hetctl.trainer.loop.loop import Trainer
-
-FIRST_LOOKS = (10, 30)  # steps after the start
+FIRST_CHECKS = (10, 30)  # steps after the start
 EVERY = 100  # and so often from then on
 WARM_UP = 2  # steps that are slow for reasons of their own: compilation, connections
 FEWEST = 3  # steps measured before layers move
-LOOK_S = 1.0  # between two looks of a person: memory is read, and islands are reported, no more often
-SPENT = tuple(f.name for f in fields(Spent))
-WIDTH = len(SPENT) + 1  # slots of an island in what ranks sum
 
 
-class Watch:
-    """Looks at all ranks' paces now and then; every rank calls the same methods after the same steps."""
+class SpeedMonitor:
+    """Compares all ranks' paces now and then; every rank calls the same methods after the same steps."""
 
     def __init__(self, trainer: Trainer, reporter: Reporter, *, adapt: bool) -> None:
         self.trainer, self.reporter = trainer, reporter
@@ -55,18 +43,18 @@ class Watch:
             reporter.emit("note", sentence=sentence)
 
     def after(self, step: int) -> None:
-        """A step has ended: look, if it is time."""
+        """A step has ended: compare, if it is time."""
         self._steps += 1
         self._measured += 1
-        if self._steps in FIRST_LOOKS or self._steps % EVERY == 0:
-            self.look(step)
+        if self._steps in FIRST_CHECKS or self._steps % EVERY == 0:
+            self.check(step)
 
     @property
     def findings(self) -> dict[str, Any]:
         """For the run's summary."""
         return {"stragglers": list(self.named.values()), "adapted": self.adapted, "recut": self.recut}
 
-    def look(self, step: int, *, last: bool = False) -> None:
+    def check(self, step: int, *, last: bool = False) -> None:
         """Gather paces, name stragglers that are new, and change counts where that was asked for and helps."""
         plan, paces = self.trainer.job.plan, self._paces()
         for found in stragglers(plan, paces):
@@ -80,7 +68,7 @@ class Watch:
             self.trainer.follow(better)
             self._measured = 0
 
-    def cut_anew(self, step: int) -> Plan | None:
+    def better_layers(self, step: int) -> Plan | None:
         """A checkpoint was begun: the plan whose layers follow speeds, where that was asked for and helps."""
         if not self.cuts or self._measured < FEWEST:
             return None
@@ -94,7 +82,7 @@ class Watch:
             self.reporter.emit("note", sentence=f"layers follow speeds from step {step + 1} on: {before} -> {after}")
         return better
 
-    def goes_on_with(self, trainer: Trainer) -> None:
+    def follow(self, trainer: Trainer) -> None:
         """The run has another trainer from now on: what was measured before says nothing of it."""
         self.trainer, self._measured = trainer, -WARM_UP
 
@@ -120,44 +108,3 @@ def pace_of(trainer: Trainer, most: int) -> float | None:
         if micro_batches:
             found.append(compute / micro_batches)
     return statistics.median(found) if found else None
-
-
-class Seen:
-    """Where each island's time and memory go: one vector, summed with the step's figures, so that nobody waits more.
-
-    An island has a slot for each of `Spent` and one for how many of its ranks know theirs. Each rank has a slot for
-    its memory, because a sum knows no largest.
-    """
-
-    def __init__(self, plan: Plan, rank: int, device: torch.device) -> None:
-        self.islands, self.device = plan.islands, device
-        self.sums: Sequence[float] = ()  # over all ranks, as of the latest step
-        self._part = torch.zeros(WIDTH * len(plan.islands) + plan.world_size, dtype=torch.float64, device="cpu")
-        first = WIDTH * next(n for n, island in enumerate(plan.islands) if rank in island.ranks)
-        self._time = self._part[first : first + WIDTH]
-        self._memory = self._part[rank - plan.world_size :][:1]
-        self._read_at = self._told_at = -LOOK_S
-
-    def part(self, spans: Sequence[Span] | None) -> torch.Tensor:
-        """What this rank adds: where its latest step went, if it knows, and its memory."""
-        if spans:
-            self._time.copy_(torch.tensor([*asdict(spent(spans)).values(), 1.0], dtype=torch.float64, device="cpu"))
-        if (now := time.monotonic()) - self._read_at >= LOOK_S:
-            self._read_at = now
-            self._memory.fill_(peak_memory(self.device))
-        return self._part.pin_memory() if self.device.type == "cuda" else self._part
-
-    def told(self) -> dict[str, Any]:
-        """By island the mean seconds of its ranks and the most memory on any, for metrics; nothing too soon again."""
-        if not self.sums or (now := time.monotonic()) - self._told_at < LOOK_S:
-            return {}
-        found = {}
-        for number, island in enumerate(self.islands):
-            *seconds, knowing = self.sums[WIDTH * number : WIDTH * (number + 1)]
-            if knowing:
-                memory = max(self.sums[WIDTH * len(self.islands) + rank] for rank in island.ranks)
-                means = {f"{name}_s": total / knowing for name, total in zip(SPENT, seconds, strict=True)}
-                found[island.name] = {**means, "memory_bytes": int(memory)}
-        if found:
-            self._told_at = now
-        return {"islands": found} if found else {}

@@ -1,0 +1,117 @@
+"""A rank's part of each step's global batch, on its device; the next step's is made while this step computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from hetctl.comm.contract.plan import Plan
+from hetctl.trainer.data.samples import Dataset
+from hetctl.trainer.model.sample_shares import share
+from hetctl.trainer.ranks.place import Place
+
+T = TypeVar("T")
+
+
+@dataclass
+class MicroBatch:
+    """One micro-batch's share of this rank: inputs [samples, seq] and targets [samples, seq]."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+class Batches:
+    """This rank's micro-batches of any step: its replica's share of the samples, cut by size, then by width."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        place: Place,
+        device: torch.device,
+        *,
+        training: Dataset,
+        validation: Dataset | None,
+        steps: int,
+    ) -> None:
+        self.training, self.validation = training, validation
+        self._plan, self._place, self._device = plan, place, device
+        self._ahead = Prefetch(lambda step: self._cut(training, step), steps=steps, begin=self._choose_device)
+
+    def of_training(self, step: int) -> list[MicroBatch]:
+        return [self._to_device(m) for m in self._ahead.get(step)]
+
+    def of_validation(self, step: int) -> list[MicroBatch]:
+        assert self.validation is not None
+        return [self._to_device(m) for m in self._cut(self.validation, step)]
+
+    def follow(self, plan: Plan) -> None:
+        """Take the accumulation counts of another plan from the next step on."""
+        self._plan = plan
+        self._ahead.forget()
+
+    def close(self) -> None:
+        """End the thread that makes them."""
+        self._ahead.close()
+
+    def _cut(self, dataset: Dataset, step: int) -> list[MicroBatch]:
+        plan, place = self._plan, self._place
+        if place.idle:
+            return []
+        stage = plan.replicas[place.replica].stages[place.stage]
+        offset = sum(r.samples for r in plan.replicas[: place.replica])
+        low, high = share(stage.micro_batch_size, stage.width, place.part)
+        batch = []
+        for k in range(stage.micro_batches):
+            start = offset + k * stage.micro_batch_size
+            inputs, targets = dataset.batch(step, start + low, start + high)
+            batch.append(MicroBatch(self._pinned(inputs), self._pinned(targets)))
+        return batch
+
+    def _pinned(self, array: Any) -> Tensor:
+        tensor = torch.as_tensor(array)
+        return tensor.pin_memory() if self._device.type == "cuda" else tensor
+
+    def _to_device(self, host: MicroBatch) -> MicroBatch:
+        if self._device.type != "cuda":
+            return host
+        inputs, targets = (t.to(self._device, non_blocking=True) for t in (host.inputs, host.targets))
+        return MicroBatch(inputs, targets)
+
+    def _choose_device(self) -> None:
+        """Pinning in a thread that has chosen none would make a context on the first device."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+
+
+class Prefetch(Generic[T]):
+    """Calls `make(step)` one step ahead in a thread of its own; any step may be asked for."""
+
+    def __init__(self, make: Callable[[int], T], *, steps: int, begin: Callable[[], None] | None = None) -> None:
+        """`begin` is called first in the thread (to choose its device)."""
+        self._make, self._steps = make, steps
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="data", initializer=begin)
+        self._ahead: tuple[int, Future[T]] | None = None
+
+    def get(self, step: int) -> T:
+        """The batch of `step`; what went wrong in making it is raised here."""
+        held, self._ahead = self._ahead, None
+        batch = held[1].result() if held and held[0] == step else self._make(step)
+        if step + 1 < self._steps:
+            self._ahead = (step + 1, self._thread.submit(self._make, step + 1))
+        return batch
+
+    def forget(self) -> None:
+        """What is being made is for another share of the work: throw it away."""
+        if self._ahead is not None:
+            self._ahead[1].cancel()
+            self._ahead = None
+
+    def close(self) -> None:
+        """End the thread; what it is making is thrown away."""
+        self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,174 @@
+"""Building a rank's trainer from its job: groups, models, gradients, start weights, optimiser, pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hetctl.comm.contract.plan import Stage
+from hetctl.trainer.data.batches import Batches
+from hetctl.trainer.data.samples import Dataset
+from hetctl.trainer.gradients.gradients import Gradients, tensor_share_of
+from hetctl.trainer.gradients.optimizer import build_optimizer
+from hetctl.trainer.gradients.sharded_bucket import keeps_whole
+from hetctl.trainer.job import Job
+from hetctl.trainer.loop.trainer import Trainer
+from hetctl.trainer.model.activations import HostActivations
+from hetctl.trainer.model.compilation import compile_model
+from hetctl.trainer.model.huggingface import WeightFiles
+from hetctl.trainer.model.model import StageModel, initial, parameters_of
+from hetctl.trainer.model.split_backward import WeightGradients
+from hetctl.trainer.pipeline.pipeline import StagePipeline
+from hetctl.trainer.pipeline.schedule import SPLIT
+from hetctl.trainer.planning.executable import check_executable, check_trainable
+from hetctl.trainer.ranks.groups import ProcessGroups, create_groups
+from hetctl.trainer.ranks.place import Place
+from hetctl.trainer.ranks.timeline import Timeline
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+
+
+def build(job: Job, device: torch.device, *, training: Dataset, validation: Dataset | None = None) -> Trainer:
+    """This rank's trainer; the default process group exists. Raises ConfigError for plans it cannot execute."""
+    plan, train = job.plan, job.recipe.train
+    check_executable(plan, compiled=train.compile)
+    check_trainable(job.shape, plan)
+    torch.manual_seed(train.seed)
+    groups = create_groups(plan, timeout=timedelta(seconds=job.timeout_s))
+    place, timeline = Place.of(plan, dist.get_rank()), Timeline(device)
+    batches = Batches(plan, place, device, training=training, validation=validation, steps=train.steps)
+    if place.idle:
+        return _idle(job, device, place, timeline, batches, groups)
+    models = _models(job, place, groups)
+    gradients = _gradients(job, device, place, groups, models, timeline)
+    if not job.resume:
+        _initialise(gradients, job, device)
+    _offload_activations(models, _stages(job, place), gradients, device)
+    optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
+    for model in models if train.compile else ():
+        compile_model(model, samples=_largest_share(_stages(job, place)[0]), seq_len=plan.seq_len)
+    deferred = _deferred(models, gradients) if plan.schedule == SPLIT else None
+    pipeline = StagePipeline(plan, place, models, groups, timeline=timeline, deferred=deferred)
+    return Trainer(job, device, place, models, pipeline, gradients, optimizer, timeline, batches, groups)
+
+
+def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """What the model computes in; masters and gradients stay in fp32 (fp64 under fp64)."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    return DTYPES[precision]
+
+
+def _stages(job: Job, place: Place) -> list[Stage]:
+    """All that this rank holds a part of."""
+    return [job.plan.replicas[place.replica].stages[s] for s in place.stages]
+
+
+def _models(job: Job, place: Place, groups: ProcessGroups) -> tuple[StageModel, ...]:
+    """Without memory: the buckets have that."""
+    tensor = tensor_share_of(job.plan, place, groups)
+    with torch.device("meta"):
+        return tuple(StageModel(job.shape, s.layers, recompute=s.recompute, tensor=tensor) for s in _stages(job, place))
+
+
+def _gradients(
+    job: Job,
+    device: torch.device,
+    place: Place,
+    groups: ProcessGroups,
+    models: Sequence[StageModel],
+    timeline: Timeline,
+) -> Gradients:
+    plan, train = job.plan, job.recipe.train
+    dtype, parameters = compute_dtype(train.precision, device), sum(map(parameters_of, models))
+    over_replicas = plan.over_replicas if train.sharded == "auto" else train.sharded == "replicas"
+    return Gradients(
+        models,
+        plan,
+        place,
+        groups,
+        dtype=dtype,
+        device=device,
+        overlap=train.overlap,
+        whole=over_replicas or keeps_whole(plan, place, train.sharded, parameters=parameters, dtype=dtype),
+        over_replicas=over_replicas,
+        timeline=timeline,
+    )
+
+
+def _initialise(gradients: Gradients, job: Job, device: torch.device) -> None:
+    """The weights to start from: a folder's, or random ones that depend on (seed, name) alone."""
+    files = WeightFiles(Path(job.weights)) if job.weights else None
+    seed, wide = job.recipe.train.seed, gradients.buckets[0].wide
+    for name, size in gradients.whole_shapes().items():
+        if files is not None:
+            gradients.assign(name, files.read(name, size))
+        else:
+            gradients.assign(name, initial(name, size, job.shape, seed=seed, dtype=wide, device=device))
+
+
+def _offload_activations(
+    models: Sequence[StageModel], stages: Sequence[Stage], gradients: Gradients, device: torch.device
+) -> None:
+    for model, stage in zip(models, stages, strict=True):
+        if stage.offload_activations:
+            model.host_activations = HostActivations(device, kept=[b.weights for b in gradients.buckets])
+
+
+def _largest_share(stage: Stage) -> int:
+    return -(-stage.micro_batch_size // stage.width)
+
+
+def _deferred(models: Sequence[StageModel], gradients: Gradients) -> WeightGradients:
+    """What makes the weight gradients of a split backward when the schedule has time."""
+    deferred = WeightGradients(gradients.accumulate)
+    for model in models:
+        model.defer_weight_gradients(deferred)
+    return deferred
+
+
+def _idle(
+    job: Job, device: torch.device, place: Place, timeline: Timeline, batches: Batches, groups: ProcessGroups
+) -> Trainer:
+    """The trainer of a rank without a stage: it meets the others where all ranks meet, and computes nothing."""
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    pipeline: Any = IdlePipeline()
+    gradients: Any = IdleGradients()
+    return Trainer(job, device, place, (), pipeline, gradients, optimizer, timeline, batches, groups)
+
+
+class IdlePipeline:
+    """No stage: no loss, no tokens."""
+
+    def train_step(self, batch: Sequence[Any], *, scale: float) -> tuple[Tensor, Tensor]:
+        return self.evaluate(batch)
+
+    def evaluate(self, batch: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        return torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+
+
+class IdleGradients:
+    """No buckets."""
+
+    buckets: tuple[Any, ...] = ()
+    parameters: dict[str, Any] = {}  # noqa: RUF012
+
+    def shards(self) -> tuple[Any, ...]:
+        return ()
+
+    def whole_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def squared_norm(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float64)
+
+    def nothing(self, *_: Any) -> None:
+        """What other ranks do to their gradients."""
+
+    begin_step = close = synchronise = scale_ = publish = prepare_update = arrive = nothing

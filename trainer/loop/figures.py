@@ -1,0 +1,84 @@
+"""What a step came to, and where each island's time and memory go: figures that all ranks sum once a step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+from hetctl.comm.contract.plan import Plan
+from hetctl.trainer.ranks.timeline import Span, StepTimes, step_times
+
+REPORT_S = 1.0  # for a person who looks on: memory is read, and islands are reported, no more often
+TIMES = tuple(f.name for f in fields(StepTimes))
+WIDTH = len(TIMES) + 1  # elements of an island in the sum
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What a step came to, equal on all ranks."""
+
+    loss: float  # mean over all valid tokens
+    tokens: int
+    grad_norm: float  # before clipping
+    lr: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether the weights were updated: others are skipped, where they do not stop the run."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+class IslandFigures:
+    """Where each island's time and memory go: one vector, summed with the step's figures, so that nobody waits more.
+
+    An island has an element for each of `StepTimes` and one for how many of its ranks know theirs. Each rank has one
+    for its memory, because a sum knows no largest.
+    """
+
+    def __init__(self, plan: Plan, rank: int, device: torch.device) -> None:
+        self.islands, self.device = plan.islands, device
+        self.sums: Sequence[float] = ()  # over all ranks, as of the latest step
+        self._addend = torch.zeros(WIDTH * len(plan.islands) + plan.world_size, dtype=torch.float64, device="cpu")
+        first = WIDTH * next(n for n, island in enumerate(plan.islands) if rank in island.ranks)
+        self._times = self._addend[first : first + WIDTH]
+        self._memory = self._addend[rank - plan.world_size :][:1]
+        self._read_at = self._reported_at = -REPORT_S
+
+    def addend(self, spans: Sequence[Span] | None) -> torch.Tensor:
+        """What this rank adds: where its latest step went, if it knows, and its memory."""
+        if spans:
+            known = [*asdict(step_times(spans)).values(), 1.0]
+            self._times.copy_(torch.tensor(known, dtype=torch.float64, device="cpu"))
+        if (now := time.monotonic()) - self._read_at >= REPORT_S:
+            self._read_at = now
+            self._memory.fill_(peak_memory(self.device))
+        return self._addend.pin_memory() if self.device.type == "cuda" else self._addend
+
+    def report(self) -> dict[str, Any]:
+        """By island the mean seconds of its ranks and the most memory on any, for metrics; nothing too soon again."""
+        if not self.sums or (now := time.monotonic()) - self._reported_at < REPORT_S:
+            return {}
+        found = {}
+        for number, island in enumerate(self.islands):
+            *seconds, knowing = self.sums[WIDTH * number : WIDTH * (number + 1)]
+            if knowing:
+                memory = max(self.sums[WIDTH * len(self.islands) + rank] for rank in island.ranks)
+                means = {f"{name}_s": total / knowing for name, total in zip(TIMES, seconds, strict=True)}
+                found[island.name] = {**means, "memory_bytes": int(memory)}
+        if found:
+            self._reported_at = now
+        return {"islands": found} if found else {}
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes this rank has held so far: on its device, or of its process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
