@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from hetctl.trainer.bench import samples
-from hetctl.trainer.gradients import buckets, gradients
-from hetctl.trainer.gradients.buckets import Slot
+from hetctl.trainer.gradients import buckets, gradients, layout
+from hetctl.trainer.gradients.layout import Slot
 from hetctl.trainer.gradients.optimizer import learning_rate
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop.build import build
@@ -182,7 +182,7 @@ def _stale_activation() -> None:
 def _copies_count_twice() -> None:
     """Norms, which every rank of a tensor group holds, counted by each of them."""
     right = tensor_cuts.cut_of
-    buckets.cut_of = lambda *a, **k: replace(right(*a, **k), counts=True)  # type: ignore[attr-defined]
+    layout.cut_of = lambda *a, **k: replace(right(*a, **k), counts=True)  # type: ignore[attr-defined]
 
 
 def _copies_not_summed() -> None:
@@ -201,7 +201,7 @@ def _lost_weight_gradient() -> None:
 
 def _small_buckets() -> None:
     """Not a bug: a bucket for each unit, as large models have them."""
-    buckets.BUCKET_ELEMENTS = 1
+    layout.BUCKET_ELEMENTS = 1
 
 
 def _everything_leaves() -> None:

@@ -1,13 +1,8 @@
-"""Buckets: a stage's parameters as a few flat buffers, the unit in which gradients are summed and state is sharded.
-
-Every holder of a layer lays its buckets out alike, whatever else its stage holds: only the padding at the end,
-which makes equal shards, is a stage's own.
-"""
+"""Buckets: a stage's parameters as a few flat buffers, the unit in which gradients are summed and state is sharded."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,82 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetctl.comm.contract.plan import Plan
-from hetctl.trainer.model.model import EMBEDDING, StageModel
-from hetctl.trainer.model.tensor_cuts import Cut, cut_of
+from hetctl.trainer.gradients.layout import BucketLayout, Interval, Slot, aligned, take_parts, wholes_of
+from hetctl.trainer.gradients.sharding import Shards
+from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.tensor_parallel import TensorShare
 
-ALIGN = 128  # elements: every parameter begins where vector loads and compiled kernels like it
-BUCKET_ELEMENTS = 8 << 20  # smaller neighbours of a segment share a bucket
 ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # new name from torch 2.12
 REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-Interval = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where one parameter (or this rank's part of it) lies in its bucket's flat buffers."""
-
-    name: str  # Hugging Face's
-    cut: Cut
-    first: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of what is held here."""
-        return self.cut.shape
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.cut.shape)
-
-    @property
-    def past_room(self) -> int:
-        """Where the next parameter may begin, on all ranks of a tensor group."""
-        return self.first + _aligned(self.cut.room)
-
-    @property
-    def decays(self) -> bool:
-        """Matrices do, vectors (norms, biases) do not; they come first in a bucket."""
-        return len(self.cut.whole) >= 2
-
-    def held_of(self, whole: Tensor) -> Tensor:
-        """The part of a whole parameter that is held here: a view."""
-        return whole.narrow(self.cut.dim, self.cut.low, self.cut.high - self.cut.low)
-
-
-@dataclass(frozen=True)
-class BucketLayout:
-    """The slots of one bucket, the same on all holders (but for the parts that tensor groups cut)."""
-
-    key: int  # the first unit in it: 0 embedding, i + 1 block i, layers + 1 norm and head, layers + 2 tied
-    units: tuple[int, ...]
-    slots: tuple[Slot, ...]
-    holders: tuple[int, ...]  # all ranks whose gradients are summed
-    mixed: bool = False  # the holders cut parameters in unlike ways
-
-    @property
-    def used(self) -> int:
-        return self.slots[-1].past_room
-
-    @property
-    def edge(self) -> int:
-        """Where matrices end and vectors begin."""
-        return next((s.first for s in self.slots if not s.decays), self.used)
-
-
-@dataclass(frozen=True)
-class Shards:
-    """Which part of every bucket's state this rank keeps, and with whom it forms the whole."""
-
-    index: int
-    ranks: tuple[int, ...]
-    group: dist.ProcessGroup | None  # None: alone
-    copy: tuple[int, ...] = ()  # all ranks that together hold this copy of the stage: the tensor groups of `ranks`
-
-    @property
-    def count(self) -> int:
-        return len(self.ranks)
 
 
 @dataclass(frozen=True)
@@ -116,16 +42,22 @@ class Bucket:
         offload: bool = False,
     ) -> None:
         self.layout, self.shards, self.group, self.bridged = layout, shards, group, bridged
-        each = _aligned(-(-layout.used // shards.count))
+        each = aligned(-(-layout.used // shards.count))
         self.interval: Interval = (shards.index * each, (shards.index + 1) * each)
-        self.wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self.master_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self.weights = torch.zeros(each * shards.count, dtype=dtype, device=device)  # what the model computes with
-        self.kept, self.gradient, self.gradient_shard = self._buffers(each)
-        self.masters, self.update_gradient = self.kept, self.gradient_shard  # what the optimiser updates, and by what
+        self.weight_shard, self.gradient, self.gradient_shard = self._buffers(each)
+        self.masters, self.update_gradient = (
+            self.weight_shard,
+            self.gradient_shard,
+        )  # what the optimiser updates, and by what
         if offload:
-            self.masters, self.update_gradient = _hosted(self.masters, self.wide), _hosted(self.masters, self.wide)
-        elif dtype != self.wide:
-            self.masters = self.kept.to(self.wide)
+            self.masters, self.update_gradient = (
+                _hosted(self.masters, self.master_dtype),
+                _hosted(self.masters, self.master_dtype),
+            )
+        elif dtype != self.master_dtype:
+            self.masters = self.weight_shard.to(self.master_dtype)
         self.pieces = tuple(self._pieces())
         self.arriving: Any = None  # the gathering of the weights
         self.summing: Any = None  # the sum of the gradients over all holders
@@ -135,7 +67,7 @@ class Bucket:
 
     def _buffers(self, each: int) -> tuple[Tensor, Tensor, Tensor]:
         """(this rank's shard of the weights, the gradient, this rank's shard of it)."""
-        gradient = torch.zeros_like(self.weights, dtype=self.wide)
+        gradient = torch.zeros_like(self.weights, dtype=self.master_dtype)
         mine = slice(*self.interval)
         return self.weights[mine], gradient, gradient[mine]
 
@@ -227,14 +159,14 @@ class Bucket:
 
     def publish(self) -> None:
         """Give the model the updated masters: this rank's shard at once, the others' by the time they arrive."""
-        if self.kept.data_ptr() != self.masters.data_ptr():
-            self.kept.copy_(self.masters, non_blocking=True)
+        if self.weight_shard.data_ptr() != self.masters.data_ptr():
+            self.weight_shard.copy_(self.masters, non_blocking=True)
         if self.shards.group is not None:
             self.gather()
 
     def gather(self) -> None:
         """Begin making the weights whole. `.data`: what backward kept of them counts as unchanged."""
-        self.arriving = ALL_GATHER(self.weights.data, self.kept, group=self.shards.group, async_op=True)
+        self.arriving = ALL_GATHER(self.weights.data, self.weight_shard, group=self.shards.group, async_op=True)
 
     def prefetch(self) -> None:
         """The model will soon need the weights; here they are there, or on their way."""
@@ -296,95 +228,6 @@ def install(models: Sequence[StageModel], buckets: list[Bucket]) -> dict[str, nn
     return views
 
 
-def layouts_of(models: Sequence[StageModel], plan: Plan, *, rank: int) -> list[BucketLayout]:
-    """The buckets of a rank's stages in layer order; a tied embedding is a bucket of its own, last."""
-    model = models[0]
-    degree, index = model.tensor.degree, model.tensor.index
-    names = dict.fromkeys(name for m in models for name in m.named())
-    cuts = {name: cut_of(name, model.shape, degree=degree, index=index) for name in names}
-    units = _units(model, cuts)
-    found = []
-    for segment in plan.segments:
-        if any(m.first <= segment.layers[0] and segment.layers[1] <= m.past_last for m in models):
-            first = segment.layers[0] + 1 if segment.layers[0] else 0
-            past = segment.layers[1] + 1 + (segment.layers[1] == model.shape.layers)
-            holders = next(g for g in segment.groups if rank in g)
-            mixed = plan.cuts_unlike(holders)
-            found += [
-                _layout(group, {u: units[u] for u in group}, cuts, holders, mixed)
-                for group in _grouped([u for u in range(first, past) if u in units], units, cuts)
-            ]
-    if model.shape.tied_embeddings and EMBEDDING in cuts:
-        holders = next(g for g in plan.tied_groups() if rank in g)
-        tied = model.shape.layers + 2
-        found.append(_layout((tied,), {tied: [EMBEDDING]}, cuts, holders, plan.cuts_unlike(holders)))
-    return found
-
-
-def _units(model: StageModel, names: Iterable[str]) -> dict[int, list[str]]:
-    """Unit -> names of its parameters; a tied embedding is in none."""
-    units: dict[int, list[str]] = {}
-    for name in names:
-        if name == EMBEDDING:
-            if not model.shape.tied_embeddings:
-                units.setdefault(0, []).append(name)
-        elif name.startswith("model.layers."):
-            units.setdefault(int(name.split(".")[2]) + 1, []).append(name)
-        else:
-            units.setdefault(model.shape.layers + 1, []).append(name)
-    return units
-
-
-def _grouped(order: list[int], units: Mapping[int, list[str]], cuts: Mapping[str, Cut]) -> Iterator[tuple[int, ...]]:
-    """Consecutive units in groups of about BUCKET_ELEMENTS (counted whole): all holders of a segment agree."""
-    group: list[int] = []
-    total = 0
-    for unit in order:
-        size = sum(math.prod(cuts[name].whole) for name in units[unit])
-        if group and total + size > BUCKET_ELEMENTS:
-            yield tuple(group)
-            group, total = [], 0
-        group.append(unit)
-        total += size
-    if group:
-        yield tuple(group)
-
-
-def _layout(
-    group: tuple[int, ...],
-    units: Mapping[int, list[str]],
-    cuts: Mapping[str, Cut],
-    holders: tuple[int, ...],
-    mixed: bool,
-) -> BucketLayout:
-    names = [name for unit in group for name in units[unit]]
-    slots: list[Slot] = []
-    for name in sorted(names, key=lambda n: len(cuts[n].whole) < 2):  # stable: matrices first, each in model order
-        slots.append(Slot(name, cuts[name], slots[-1].past_room if slots else 0))
-    return BucketLayout(group[0], group, tuple(slots), holders, mixed)
-
-
-def wholes_of(layout: BucketLayout, gradient: Tensor) -> Tensor:
-    """A bucket's gradient in whole parameters: what this rank holds at its place, zeros elsewhere."""
-    wholes = gradient.new_zeros(sum(math.prod(s.cut.whole) for s in layout.slots))
-    for slot, whole in _whole_views(layout, wholes):
-        if slot.cut.contributes:
-            slot.held_of(whole).copy_(gradient[slot.first : slot.first + slot.numel].view(slot.shape))
-    return wholes
-
-
-def take_parts(layout: BucketLayout, wholes: Tensor, gradient: Tensor) -> None:
-    """The way back: this rank's parts out of whole parameters."""
-    for slot, whole in _whole_views(layout, wholes):
-        gradient[slot.first : slot.first + slot.numel].view(slot.shape).copy_(slot.held_of(whole))
-
-
-def _whole_views(layout: BucketLayout, wholes: Tensor) -> Iterator[tuple[Slot, Tensor]]:
-    sizes = [math.prod(s.cut.whole) for s in layout.slots]
-    for slot, flat in zip(layout.slots, wholes.split(sizes), strict=True):
-        yield slot, flat.view(slot.cut.whole)
-
-
 def _joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
     """Neighbouring intervals as one."""
     held: Interval | None = None
@@ -400,7 +243,3 @@ def _joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
 def _hosted(like: Tensor, dtype: torch.dtype) -> Tensor:
     """Zeros of this size on the host, pinned where a device copies to and from them."""
     return torch.zeros(like.numel(), dtype=dtype, device="cpu", pin_memory=like.is_cuda)
-
-
-def _aligned(count: int) -> int:
-    return -(-count // ALIGN) * ALIGN

@@ -7,21 +7,21 @@ A bucket's sum starts as soon as its last micro-batch's backward has passed it, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from hetctl.comm.contract.plan import Plan
-from hetctl.trainer.gradients.buckets import Bucket, BucketLayout, Interval, Shards, Slot, install, layouts_of
-from hetctl.trainer.gradients.launch_limit import LaunchLimit
+from hetctl.trainer.gradients.buckets import Bucket, install
+from hetctl.trainer.gradients.layout import Interval, Slot, layouts_of
 from hetctl.trainer.gradients.sharded_bucket import ShardedBucket
+from hetctl.trainer.gradients.sharding import may_share, shards_of, shards_over
+from hetctl.trainer.gradients.unit_weights import UnitWeights
 from hetctl.trainer.model.model import StageModel
-from hetctl.trainer.model.tensor_parallel import ALONE, TensorShare
 from hetctl.trainer.ranks.groups import ProcessGroups
 from hetctl.trainer.ranks.place import Place
-from hetctl.trainer.ranks.timeline import WEIGHTS, Timeline
+from hetctl.trainer.ranks.timeline import Timeline
 
 WHOLE_SCATTERS = 2  # micro-batch gradients of sharded buckets on their way into shards: each is a bucket's, whole
 WHOLE_SUMS = 2  # sums of sharded buckets under way at once: each holds a bucket's whole gradient in full precision
@@ -44,43 +44,26 @@ class Gradients:
         over_replicas: bool = False,
         timeline: Timeline,
     ) -> None:
+        """`whole`: only optimiser state is sharded; `over_replicas`: among all holders, not inside stages."""
         model = models[0]
         self.rank, self.overlap, self.tensor, self.timeline = place.rank, overlap, model.tensor, timeline
-        in_stage = shards_of(plan, place, groups)
-        kind = Bucket if whole or in_stage.count == 1 else ShardedBucket
-        self.buckets = [
-            kind(
-                layout,
-                shards_over(layout, place.rank, groups) if over_replicas and may_share(plan, layout) else in_stage,
-                dtype=dtype,
-                device=device,
-                group=groups.reduce_group(layout.holders) if len(layout.holders) > 1 else None,
-                bridged=plan.crosses_islands(layout.holders),
-                offload=plan.replicas[place.replica].stages[place.stage].offload,
+        self.buckets = list(
+            _make_buckets(
+                models, plan, place, groups, dtype=dtype, device=device, whole=whole, over_replicas=over_replicas
             )
-            for layout in layouts_of(models, plan, rank=place.rank)
-        ]
-        self._far = {bucket: plan.crosses_islands(bucket.shards.ranks) for bucket in self.buckets}
-        self._of_unit = {unit: bucket for bucket in self.buckets for unit in bucket.layout.units}
-        self._ends = (0, model.shape.layers + 1)
-        self._tied = [b for b in self.buckets if b.layout.key == model.shape.layers + 2]
-        self.parameters = install(models, self.buckets)
-        self._in_use: list[Bucket] = []
-        self._launch_limit = (
-            LaunchLimit() if device.type == "cuda" and plan.crosses_islands(range(plan.world_size)) else None
         )
+        self.parameters = install(models, self.buckets)
+        self.weights = UnitWeights(self.buckets, plan, place.rank, layers=model.shape.layers, timeline=timeline)
         for one in models:
-            one.before_unit, one.before_backward = self.before_unit, self.before_backward
-        self._where: dict[int, tuple[Bucket, Slot]] = {}
+            one.before_unit, one.before_backward = self.weights.before_unit, self.weights.before_backward
         self._begun: set[Bucket] = set()  # whose sums of this step are under way or done
-        self._scattering: deque[ShardedBucket] = deque()
-        self._whole: deque[ShardedBucket] = deque()
-        self._hooks: list[RemovableHandle] = []
+        self._scattering: deque[ShardedBucket] = deque()  # whole gradients of a micro-batch
+        self._summing_whole: deque[ShardedBucket] = deque()
+        self._where = {
+            id(self.parameters[slot.name]): (bucket, slot) for bucket in self.buckets for slot in bucket.layout.slots
+        }
+        self._hooks = [p.register_post_accumulate_grad_hook(self.accumulate) for p in self.parameters.values()]
         for bucket in self.buckets:
-            for slot in bucket.layout.slots:
-                parameter = self.parameters[slot.name]
-                self._where[id(parameter)] = (bucket, slot)
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self.accumulate))
             bucket.release()
 
     def close(self) -> None:
@@ -115,7 +98,7 @@ class Gradients:
                 others = tuple(r for r in bucket.layout.holders if r != self.rank)
                 with self.timeline.span("sync", micro_batch=bucket.layout.key, peers=others, bridged=bucket.bridged):
                     bucket.finish_sum()
-        self._whole.clear()
+        self._summing_whole.clear()
         for bucket in self.buckets if self.tensor.degree > 1 else ():
             bucket.sum_copies(self.tensor)
 
@@ -147,41 +130,6 @@ class Gradients:
         """Wait for all weights, whole."""
         for bucket in self.buckets:
             bucket.arrive()
-
-    def before_unit(self, unit: int) -> None:
-        """The model is about to compute this unit forward: its weights must be there, the next ones may follow."""
-        self._use(unit, unit + 1)
-
-    def before_backward(self, unit: int) -> None:
-        """The same backward."""
-        self._use(unit, unit - 1)
-
-    def _use(self, unit: int, following: int) -> None:
-        if self._launch_limit is not None:
-            self._launch_limit()
-        due = self._buckets_of(unit)
-        for bucket in self._in_use:
-            if bucket not in due:
-                bucket.release()
-        self._in_use = due
-        for bucket in due:
-            self._await_weights(bucket)
-        for bucket in self._buckets_of(following):
-            if bucket not in due:
-                bucket.prefetch()
-
-    def _await_weights(self, bucket: Bucket) -> None:
-        """Weights that still come from the last update are waited for aloud; sharded ones come for every use."""
-        if bucket.arriving is None or isinstance(bucket, ShardedBucket):
-            bucket.arrive()
-            return
-        others = tuple(r for r in bucket.shards.ranks if r != self.rank)
-        with self.timeline.span(WEIGHTS, micro_batch=bucket.layout.key, peers=others, bridged=self._far[bucket]):
-            bucket.arrive()
-
-    def _buckets_of(self, unit: int) -> list[Bucket]:
-        found = [self._of_unit[unit]] if unit in self._of_unit else []
-        return found + (self._tied if unit in self._ends else [])
 
     def shards(self) -> Iterable[tuple[Bucket, Slot, Interval]]:
         """(bucket, slot, elements) of every part of a parameter that this rank keeps."""
@@ -217,47 +165,34 @@ class Gradients:
         """
         self._begun.add(bucket)
         bucket.start_sum()
-        if not isinstance(bucket, ShardedBucket) or bucket.group is None or bucket in self._tied:
+        if not isinstance(bucket, ShardedBucket) or bucket.group is None or bucket in self.weights.tied:
             return
-        self._whole.append(bucket)
-        if len(self._whole) > WHOLE_SUMS:
-            self._whole.popleft().finish_sum()
+        self._summing_whole.append(bucket)
+        if len(self._summing_whole) > WHOLE_SUMS:
+            self._summing_whole.popleft().finish_sum()
 
 
-def shards_of(plan: Plan, place: Place, groups: ProcessGroups) -> Shards:
-    """With whom a rank shares the state of its stage: runs of `shards` neighbours in the stage's order."""
-    stage = plan.replicas[place.replica].stages[place.stage]
-    degree, first = stage.tensor_parallel, place.part // stage.shards * stage.shards
-    copy = stage.ranks[first * degree : (first + stage.shards) * degree]
-    ranks = copy[place.tensor :: degree]
-    return Shards(place.part - first, ranks, groups.reduce_group(ranks) if len(ranks) > 1 else None, copy)
-
-
-def shards_over(layout: BucketLayout, rank: int, groups: ProcessGroups) -> Shards:
-    """The same with all holders of a bucket, in the order of their group: each keeps the state of an equal part."""
-    ranks = tuple(sorted(layout.holders))
-    return Shards(ranks.index(rank), ranks, groups.reduce_group(ranks) if len(ranks) > 1 else None)
-
-
-def may_share(plan: Plan, layout: BucketLayout) -> bool:
-    """Whether all holders of a bucket can share out its state: the same answer on each of them.
-
-    They cut parameters alike, and the ranks of a tensor group, who add up what several of them hold, keep like parts.
-    """
-    if layout.mixed:
-        return False
-    groups = next(g for g in (*(s.groups for s in plan.segments), plan.tied_groups()) if layout.holders in g)
-    part = {rank: index for group in groups for index, rank in enumerate(sorted(group))}
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
-    together = (s.ranks[k : k + s.tensor_parallel] for s in stages for k in range(0, len(s.ranks), s.tensor_parallel))
-    return all(len({part[r] for r in ranks if r in part}) <= 1 for ranks in together)
-
-
-def tensor_share_of(plan: Plan, place: Place, groups: ProcessGroups) -> TensorShare:
-    """A rank's place in the tensor group that computes its share of the samples."""
-    stage = plan.replicas[place.replica].stages[place.stage]
-    degree = stage.tensor_parallel
-    if degree == 1:
-        return ALONE
-    ranks = stage.ranks[place.part * degree : (place.part + 1) * degree]
-    return TensorShare(degree, place.tensor, groups.reduce_group(ranks))
+def _make_buckets(
+    models: Sequence[StageModel],
+    plan: Plan,
+    place: Place,
+    groups: ProcessGroups,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    whole: bool,
+    over_replicas: bool,
+) -> Iterator[Bucket]:
+    in_stage = shards_of(plan, place, groups)
+    kind = Bucket if whole or in_stage.count == 1 else ShardedBucket
+    for layout in layouts_of(models, plan, rank=place.rank):
+        over = over_replicas and may_share(plan, layout)
+        yield kind(
+            layout,
+            shards_over(layout, place.rank, groups) if over else in_stage,
+            dtype=dtype,
+            device=device,
+            group=groups.reduce_group(layout.holders) if len(layout.holders) > 1 else None,
+            bridged=plan.crosses_islands(layout.holders),
+            offload=plan.replicas[place.replica].stages[place.stage].offload,
+        )

@@ -11,22 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetctl.comm.contract.plan import Plan
-from hetctl.trainer.gradients.buckets import REDUCE_SCATTER, Bucket, Slot
-from hetctl.trainer.planning.state_sharding import Asked, has_room, more_bytes
-from hetctl.trainer.ranks.place import Place
-
-
-def keeps_whole(plan: Plan, place: Place, asked: Asked, *, parameters: int, dtype: torch.dtype) -> bool:
-    """Whether a sharded stage shares out optimiser state only: as recipe or plan say, or if all of it fits so."""
-    stage = plan.replicas[place.replica].stages[place.stage]
-    if asked != "auto" or stage.shards == 1:
-        return asked != "all"
-    if stage.whole is not None or plan.predicted is None:
-        return stage.whole is not False
-    each = dtype.itemsize + max(dtype.itemsize, 4)  # weights as they are computed with, and a gradient
-    more, predicted = more_bytes(parameters, stage.shards, each), plan.predicted.memory_bytes
-    return all(has_room(predicted[r], more, plan.ranks[r].memory_bytes) for r in stage.ranks)
+from hetctl.trainer.gradients.buckets import REDUCE_SCATTER, Bucket
+from hetctl.trainer.gradients.layout import Slot
 
 
 class ShardedBucket(Bucket):
@@ -39,14 +25,14 @@ class ShardedBucket(Bucket):
         self._arrived = 0
         self._scattering: tuple[Any, Tensor, Tensor] | None = None
         self._rest: Tensor | None = None
-        kept = self.weights.new_zeros(each)
-        gradient = torch.zeros(each, dtype=self.wide, device=self.weights.device)
-        return kept, gradient, gradient
+        weights = self.weights.new_zeros(each)
+        gradient = torch.zeros(each, dtype=self.master_dtype, device=self.weights.device)
+        return weights, gradient, gradient
 
     def _assign_weights(self, slot: Slot, flat: Tensor) -> None:
         if part := self.part_of(slot):
             begin = slot.first + part[0] - self.interval[0]
-            self.kept[begin : begin + part[1] - part[0]].copy_(flat[slice(*part)])
+            self.weight_shard[begin : begin + part[1] - part[0]].copy_(flat[slice(*part)])
 
     def add(self, slot: Slot, gradient: Tensor) -> bool:
         if self._incoming is None:
@@ -85,8 +71,8 @@ class ShardedBucket(Bucket):
         return self._rest
 
     def publish(self) -> None:
-        if self.kept.data_ptr() != self.masters.data_ptr():
-            self.kept.copy_(self.masters, non_blocking=True)
+        if self.weight_shard.data_ptr() != self.masters.data_ptr():
+            self.weight_shard.copy_(self.masters, non_blocking=True)
         self.release()
 
     def prefetch(self) -> None:

@@ -14,9 +14,9 @@ from torch import Tensor
 from hetctl.comm.contract.plan import Stage
 from hetctl.trainer.data.batches import Batches
 from hetctl.trainer.data.samples import Dataset
-from hetctl.trainer.gradients.gradients import Gradients, tensor_share_of
+from hetctl.trainer.gradients.gradients import Gradients
 from hetctl.trainer.gradients.optimizer import build_optimizer
-from hetctl.trainer.gradients.sharded_bucket import keeps_whole
+from hetctl.trainer.gradients.sharding import keeps_whole, tensor_share_of
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop.trainer import Trainer
 from hetctl.trainer.model.activations import HostActivations
@@ -105,12 +105,12 @@ def _gradients(
 def _initialise(gradients: Gradients, job: Job, device: torch.device) -> None:
     """The weights to start from: a folder's, or random ones that depend on (seed, name) alone."""
     files = WeightFiles(Path(job.weights)) if job.weights else None
-    seed, wide = job.recipe.train.seed, gradients.buckets[0].wide
+    seed, dtype = job.recipe.train.seed, gradients.buckets[0].master_dtype
     for name, size in gradients.whole_shapes().items():
         if files is not None:
             gradients.assign(name, files.read(name, size))
         else:
-            gradients.assign(name, initial(name, size, job.shape, seed=seed, dtype=wide, device=device))
+            gradients.assign(name, initial(name, size, job.shape, seed=seed, dtype=dtype, device=device))
 
 
 def _offload_activations(

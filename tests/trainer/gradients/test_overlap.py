@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from hetctl.comm.group import backend
 from hetctl.trainer.data.samples import Samples
-from hetctl.trainer.gradients import buckets
+from hetctl.trainer.gradients import buckets, layout
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop.build import build
 from hetctl.trainer.model.shapes import ModelShape
@@ -22,7 +22,7 @@ PAIR = Layout(((0,), (1,)), (Pipe((Cut((0, 4), (0,)),), 1, 2), Pipe((Cut((0, 4),
 
 def order_of_events(rank: int, overlap: bool) -> list[str]:
     """One step: each bucket's sum as it starts, and 'end' when backward is over."""
-    buckets.BUCKET_ELEMENTS = 1
+    layout.BUCKET_ELEMENTS = 1
     events: list[str] = []
     plan = plan_of(PAIR, seq_len=SEQ_LEN)
     asked = recipe("sgd", clip_norm=0.0, global_batch=5, overlap=overlap)
@@ -64,7 +64,7 @@ LARGE = ModelShape("large", "llama", layers=4, hidden=96, heads=4, kv_heads=4, i
 
 def bytes_during_backward(rank: int, overlap: bool) -> list[tuple[float, float]]:
     """Per step: (share of its bridged gradient bytes that moved before backward ended, seconds waited after it)."""
-    buckets.BUCKET_ELEMENTS = 1
+    layout.BUCKET_ELEMENTS = 1
     plan = plan_of(PAIR, seq_len=LONG)
     asked = recipe("sgd", clip_norm=0.0, global_batch=5, precision="fp32", overlap=overlap)
     trainer = build(Job(plan, asked, LARGE, ""), torch.device("cpu"), training=LongSamples())

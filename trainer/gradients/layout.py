@@ -1,0 +1,170 @@
+"""How a stage's parameters lie in buckets: which ones share a bucket, in which order, and who holds them too.
+
+Every holder of a layer lays its buckets out alike, whatever else its stage holds: only the padding at the end,
+which makes equal shards, is a stage's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hetctl.comm.contract.plan import Plan
+from hetctl.comm.contract.plan import Span as LayerSpan
+from hetctl.trainer.model.model import EMBEDDING, StageModel
+from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.model.tensor_cuts import Cut, cut_of
+
+ALIGN = 128  # elements: every parameter begins where vector loads and compiled kernels like it
+BUCKET_ELEMENTS = 8 << 20  # smaller neighbours of a segment share a bucket
+Interval = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one parameter (or this rank's part of it) lies in its bucket's flat buffers."""
+
+    name: str  # Hugging Face's
+    cut: Cut
+    first: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what is held here."""
+        return self.cut.shape
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.cut.shape)
+
+    @property
+    def past_room(self) -> int:
+        """Where the next parameter may begin, on all ranks of a tensor group."""
+        return self.first + aligned(self.cut.room)
+
+    @property
+    def decays(self) -> bool:
+        """Matrices do, vectors (norms, biases) do not; they come first in a bucket."""
+        return len(self.cut.whole) >= 2
+
+    def held_of(self, whole: Tensor) -> Tensor:
+        """The part of a whole parameter that is held here: a view."""
+        return whole.narrow(self.cut.dim, self.cut.low, self.cut.high - self.cut.low)
+
+
+@dataclass(frozen=True)
+class BucketLayout:
+    """The slots of one bucket, the same on all holders (but for the parts that tensor groups cut)."""
+
+    key: int  # the first unit in it: 0 embedding, i + 1 block i, layers + 1 norm and head, layers + 2 tied
+    units: tuple[int, ...]
+    slots: tuple[Slot, ...]
+    holders: tuple[int, ...]  # all ranks whose gradients are summed
+    mixed: bool = False  # the holders cut parameters in unlike ways
+
+    @property
+    def used(self) -> int:
+        return self.slots[-1].past_room
+
+    @property
+    def edge(self) -> int:
+        """Where matrices end and vectors begin."""
+        return next((s.first for s in self.slots if not s.decays), self.used)
+
+
+def layouts_of(models: Sequence[StageModel], plan: Plan, *, rank: int) -> list[BucketLayout]:
+    """The buckets of a rank's stages in layer order; a tied embedding is a bucket of its own, last."""
+    shape, cuts = models[0].shape, _cuts(models)
+    units = _units(shape, cuts)
+    found = []
+    for segment in plan.segments:
+        if any(m.first <= segment.layers[0] and segment.layers[1] <= m.past_last for m in models):
+            holders = next(g for g in segment.groups if rank in g)
+            order = [u for u in _units_of_layers(segment.layers, shape) if u in units]
+            for group in _grouped(order, units, cuts):
+                names = [name for unit in group for name in units[unit]]
+                found.append(_layout(group, names, cuts, holders, plan.cuts_unlike(holders)))
+    if shape.tied_embeddings and EMBEDDING in cuts:
+        holders = next(g for g in plan.tied_groups() if rank in g)
+        found.append(_layout((shape.layers + 2,), [EMBEDDING], cuts, holders, plan.cuts_unlike(holders)))
+    return found
+
+
+def _cuts(models: Sequence[StageModel]) -> dict[str, Cut]:
+    """Parameter -> what this rank holds of it, in layer order."""
+    shape, tensor = models[0].shape, models[0].tensor
+    names = dict.fromkeys(name for m in models for name in m.named())
+    return {name: cut_of(name, shape, degree=tensor.degree, index=tensor.index) for name in names}
+
+
+def _units(shape: ModelShape, names: Iterable[str]) -> dict[int, list[str]]:
+    """Unit -> names of its parameters; a tied embedding is in none."""
+    units: dict[int, list[str]] = {}
+    for name in names:
+        if name == EMBEDDING:
+            if not shape.tied_embeddings:
+                units.setdefault(0, []).append(name)
+        elif name.startswith("model.layers."):
+            units.setdefault(int(name.split(".")[2]) + 1, []).append(name)
+        else:
+            units.setdefault(shape.layers + 1, []).append(name)
+    return units
+
+
+def _units_of_layers(layers: LayerSpan, shape: ModelShape) -> range:
+    """The blocks of these layers, the embedding before the first and norm and head after the last."""
+    first, past = layers
+    return range(first + 1 if first else 0, past + 1 + (past == shape.layers))
+
+
+def _grouped(order: list[int], units: Mapping[int, list[str]], cuts: Mapping[str, Cut]) -> Iterator[tuple[int, ...]]:
+    """Consecutive units in groups of about BUCKET_ELEMENTS (counted whole): all holders of a segment agree."""
+    group: list[int] = []
+    total = 0
+    for unit in order:
+        size = sum(math.prod(cuts[name].whole) for name in units[unit])
+        if group and total + size > BUCKET_ELEMENTS:
+            yield tuple(group)
+            group, total = [], 0
+        group.append(unit)
+        total += size
+    if group:
+        yield tuple(group)
+
+
+def _layout(
+    units: tuple[int, ...], names: Iterable[str], cuts: Mapping[str, Cut], holders: tuple[int, ...], mixed: bool
+) -> BucketLayout:
+    slots: list[Slot] = []
+    for name in sorted(names, key=lambda n: len(cuts[n].whole) < 2):  # stable: matrices first, each in model order
+        slots.append(Slot(name, cuts[name], slots[-1].past_room if slots else 0))
+    return BucketLayout(units[0], units, tuple(slots), holders, mixed)
+
+
+def wholes_of(layout: BucketLayout, gradient: Tensor) -> Tensor:
+    """A bucket's gradient in whole parameters: what this rank holds at its place, zeros elsewhere."""
+    wholes = gradient.new_zeros(sum(math.prod(s.cut.whole) for s in layout.slots))
+    for slot, whole in _whole_views(layout, wholes):
+        if slot.cut.contributes:
+            slot.held_of(whole).copy_(gradient[slot.first : slot.first + slot.numel].view(slot.shape))
+    return wholes
+
+
+def take_parts(layout: BucketLayout, wholes: Tensor, gradient: Tensor) -> None:
+    """The way back: this rank's parts out of whole parameters."""
+    for slot, whole in _whole_views(layout, wholes):
+        gradient[slot.first : slot.first + slot.numel].view(slot.shape).copy_(slot.held_of(whole))
+
+
+def _whole_views(layout: BucketLayout, wholes: Tensor) -> Iterator[tuple[Slot, Tensor]]:
+    sizes = [math.prod(s.cut.whole) for s in layout.slots]
+    for slot, flat in zip(layout.slots, wholes.split(sizes), strict=True):
+        yield slot, flat.view(slot.cut.whole)
+
+
+def aligned(count: int) -> int:
+    """So many elements, up to where the next parameter or shard may begin."""
+    return -(-count // ALIGN) * ALIGN

@@ -1,0 +1,60 @@
+"""The weights of a unit (embedding, block, head) are whole when it computes: awaited, prefetched, released."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetctl.comm.contract.plan import Plan
+from hetctl.trainer.gradients.buckets import Bucket
+from hetctl.trainer.gradients.launch_limit import LaunchLimit
+from hetctl.trainer.gradients.sharded_bucket import ShardedBucket
+from hetctl.trainer.ranks.timeline import WEIGHTS, Timeline
+
+
+class UnitWeights:
+    """Called before every unit, forward and backward; units: 0 embedding, i + 1 block i, layers + 1 norm and head."""
+
+    def __init__(self, buckets: Sequence[Bucket], plan: Plan, rank: int, *, layers: int, timeline: Timeline) -> None:
+        self.rank, self.timeline = rank, timeline
+        self.tied = [b for b in buckets if b.layout.key == layers + 2]
+        self._ends = (0, layers + 1)  # both use what is tied
+        self._of_unit = {unit: bucket for bucket in buckets for unit in bucket.layout.units}
+        self._bridged = {bucket: plan.crosses_islands(bucket.shards.ranks) for bucket in buckets}
+        self._in_use: list[Bucket] = []
+        bridged = plan.crosses_islands(range(plan.world_size))
+        self._launch_limit = LaunchLimit() if buckets[0].weights.is_cuda and bridged else None
+
+    def before_unit(self, unit: int) -> None:
+        """The model is about to compute this unit forward: its weights must be there, the next ones may follow."""
+        self._use(unit, unit + 1)
+
+    def before_backward(self, unit: int) -> None:
+        """The same backward."""
+        self._use(unit, unit - 1)
+
+    def _use(self, unit: int, following: int) -> None:
+        if self._launch_limit is not None:
+            self._launch_limit()
+        due = self._buckets_of(unit)
+        for bucket in self._in_use:
+            if bucket not in due:
+                bucket.release()
+        self._in_use = due
+        for bucket in due:
+            self._await_weights(bucket)
+        for bucket in self._buckets_of(following):
+            if bucket not in due:
+                bucket.prefetch()
+
+    def _await_weights(self, bucket: Bucket) -> None:
+        """Weights that still come from the last update are waited for aloud; sharded ones come for every use."""
+        if bucket.arriving is None or isinstance(bucket, ShardedBucket):
+            bucket.arrive()
+            return
+        others = tuple(r for r in bucket.shards.ranks if r != self.rank)
+        with self.timeline.span(WEIGHTS, micro_batch=bucket.layout.key, peers=others, bridged=self._bridged[bucket]):
+            bucket.arrive()
+
+    def _buckets_of(self, unit: int) -> list[Bucket]:
+        found = [self._of_unit[unit]] if unit in self._of_unit else []
+        return found + (self.tied if unit in self._ends else [])
