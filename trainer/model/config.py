@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import read_text
 from hetctl.comm.contract.units import MiB
+from hetctl.trainer.model.families import Family, family_of, trained_families
 from hetctl.trainer.model.shapes import SHAPES, ModelShape, RopeScaling
-
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
-ACTIVATIONS = ("silu", "swish")
 
 
 def find_shape(name: str) -> ModelShape:
@@ -42,17 +40,15 @@ def shape_from_config(config: object, *, where: str) -> ModelShape:
     """The shape a Hugging Face config describes. Raises ConfigError for what hetctl's model does not compute."""
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where}: a model config is a JSON object")
-    family = config.get("model_type")
-    if family not in tuple(ARCHITECTURES):  # a list, say, has no hash
-        raise ConfigError(f"{where}: model_type {family!r} is not supported", hint="known: llama, qwen2")
-    get = _Reader(config, where)
-    _refuse_variants(config, get)
+    family = _family(config.get("model_type"), where)
+    get = _Reader(config, where, family.config_keys)
+    _refuse_variants(config, get, family)
     biased = get.flag("attention_bias")
     longest = get.whole("max_position_embeddings", 2048)
     theta, scaling = _rope(config, where, longest)
     shape = ModelShape(
-        name=str(config.get("_name_or_path") or Path(where).parent.name or family),
-        family=family,
+        name=str(config.get("_name_or_path") or Path(where).parent.name or family.model_type),
+        family=family.model_type,
         layers=get.whole("num_hidden_layers"),
         hidden=get.whole("hidden_size"),
         heads=get.whole("num_attention_heads"),
@@ -64,8 +60,8 @@ def shape_from_config(config: object, *, where: str) -> ModelShape:
         rope_theta=theta,
         rms_eps=get.number("rms_norm_eps", 1e-6),
         tied_embeddings=get.flag("tie_word_embeddings"),
-        qkv_bias=family == "qwen2" or biased,
-        out_bias=family == "llama" and biased,
+        qkv_bias=biased if family.qkv_bias is None else family.qkv_bias,
+        out_bias=biased if family.out_bias is None else family.out_bias,
         rope_scaling=scaling,
     )
     shape.validate()
@@ -74,9 +70,10 @@ def shape_from_config(config: object, *, where: str) -> ModelShape:
 
 def config_of(shape: ModelShape, *, dtype: str) -> dict[str, Any]:
     """A `config.json` that Hugging Face's transformers (4 and 5) reads as this shape."""
+    family = family_of(shape.family)
     config: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[shape.family]],
-        "model_type": shape.family,
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         "num_hidden_layers": shape.layers,
         "hidden_size": shape.hidden,
         "num_attention_heads": shape.heads,
@@ -88,21 +85,29 @@ def config_of(shape: ModelShape, *, dtype: str) -> dict[str, Any]:
         "rope_theta": shape.rope_theta,
         "rms_norm_eps": shape.rms_eps,
         "tie_word_embeddings": shape.tied_embeddings,
-        "hidden_act": "silu",
+        "hidden_act": family.activations[0],
         "torch_dtype": dtype,
     }
-    if shape.family == "llama":
+    if family.qkv_bias is None:
         config["attention_bias"] = shape.qkv_bias
     if shape.rope_scaling is not None:
         config["rope_scaling"] = _scaling_config(shape.rope_scaling)
-    return config
+    return {family.config_keys.get(key, key): value for key, value in config.items()}
 
 
-def _refuse_variants(config: Mapping[str, Any], get: _Reader) -> None:
+def _family(model_type: object, where: str) -> Family:
+    for family in trained_families():
+        if family.model_type == model_type:
+            return family
+    known = ", ".join(f.model_type for f in trained_families())
+    raise ConfigError(f"{where}: model_type {model_type!r} is not supported", hint=f"known: {known}")
+
+
+def _refuse_variants(config: Mapping[str, Any], get: _Reader, family: Family) -> None:
     """Keys that change what is computed in ways hetctl's model does not follow."""
-    odd = None
-    if config.get("hidden_act", "silu") not in ACTIVATIONS:
-        odd = f"hidden_act '{config['hidden_act']}'"
+    odd, key = None, family.config_keys.get("hidden_act", "hidden_act")
+    if config.get(key, family.activations[0]) not in family.activations:
+        odd = f"{key} '{config[key]}'"
     elif config.get("mlp_bias"):
         odd = "mlp_bias"
     elif config.get("use_sliding_window") and get.whole("sliding_window", 0) < get.whole("max_position_embeddings", 0):
@@ -110,7 +115,8 @@ def _refuse_variants(config: Mapping[str, Any], get: _Reader) -> None:
     elif config.get("quantization_config"):
         odd = "quantised weights"
     if odd:
-        raise ConfigError(f"{get.where}: {odd} is not supported", hint="hetctl trains plain Llama and Qwen2 models")
+        plain = " and ".join(f.title for f in trained_families())
+        raise ConfigError(f"{get.where}: {odd} is not supported", hint=f"hetctl trains plain {plain} models")
 
 
 def _rope(config: Mapping[str, Any], where: str, longest: int) -> tuple[float, RopeScaling | None]:
@@ -155,17 +161,16 @@ def _scaling_config(scaling: RopeScaling) -> dict[str, Any]:
 class _Reader:
     config: Mapping[str, Any]
     where: str
+    keys: Mapping[str, str] = field(default_factory=dict)  # Llama's -> the family's
 
     def whole(self, key: str, default: int | None = None) -> int:
-        value = self.config.get(key)
-        value = default if value is None else value
+        key, value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigError(f"{self.where}: '{key}' must be a whole number, found {value!r}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        value = self.config.get(key)
-        value = default if value is None else value
+        key, value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(f"{self.where}: '{key}' must be a number, found {value!r}")
         try:
@@ -175,7 +180,13 @@ class _Reader:
 
     def flag(self, key: str) -> bool:
         """False where the key is absent. Raises ConfigError for words that look like one: "false" is not false."""
-        value = self.config.get(key)
+        key, value = self._value(key, None)
         if value is not None and not isinstance(value, bool):
             raise ConfigError(f"{self.where}: '{key}' must be true or false, found {value!r}")
         return bool(value)
+
+    def _value(self, key: str, default: float | None) -> tuple[str, Any]:
+        """The family's own key, and what stands there."""
+        key = self.keys.get(key, key)
+        value = self.config.get(key)
+        return key, default if value is None else value

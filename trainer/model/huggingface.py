@@ -16,6 +16,7 @@ from hetctl.comm.contract.errors import ConfigError, WorkFailed
 from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.units import MiB
 from hetctl.trainer.model.config import read_config
+from hetctl.trainer.model.families import FAMILIES, LLAMA, Family, family_of
 from hetctl.trainer.model.model import shapes_of
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.weights import INDEX, SINGLE, find_weights
@@ -36,10 +37,10 @@ TOKENIZER_FILES = (
 
 
 class WeightFiles:
-    """The tensors of a folder by name, each read on demand."""
+    """The tensors of a folder by the model's names for them, each read on demand."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, family: Family = LLAMA) -> None:
+        self.folder, self._family = folder, family
         self._opened: dict[str, Any] = {}
         indexed = (folder / INDEX).is_file()
         self._list = folder / (INDEX if indexed else SINGLE)  # where a tensor that is missing should have been named
@@ -61,6 +62,7 @@ class WeightFiles:
         """One tensor. Raises ConfigError when it is missing, damaged or of another shape or type."""
         if wrong := self._wrong(name, shape):
             raise wrong
+        name = self._family.tensor_name(name)
         try:
             tensor: torch.Tensor = self._open(self._where[name]).get_tensor(name)
         except SafetensorError as error:
@@ -69,6 +71,7 @@ class WeightFiles:
 
     def _wrong(self, name: str, shape: Iterable[int]) -> ConfigError | None:
         """Why a tensor cannot be read; None when it can."""
+        name = self._family.tensor_name(name)
         if name not in self._where:
             return ConfigError(f"{self._list} has no '{name}'", hint=OTHER_MODEL)
         path, file = self.folder / self._where[name], self._open(self._where[name])
@@ -98,7 +101,7 @@ class WeightFiles:
 
 def check_weights(folder: Path, shape: ModelShape) -> None:
     """Raise ConfigError unless the files are whole and hold all the model needs (headers only: quick for any size)."""
-    WeightFiles(folder).check(shapes_of(shape))
+    WeightFiles(folder, family_of(shape.family)).check(shapes_of(shape))
 
 
 def load_weights(folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -139,8 +142,9 @@ def write_model(
             raise WorkFailed(f"the model cannot be written to {folder}: {error}", hint="is its disk full?") from None
         held.clear()
 
+    family = FAMILIES.get(config["model_type"], LLAMA)
     for name in names:
-        tensor = tensor_of(name).to(dtype).contiguous()
+        tensor, name = tensor_of(name).to(dtype).contiguous(), family.tensor_name(name)
         if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > max_file_bytes:
             flush()
         held[name], where[name] = tensor, len(parts)

@@ -1,4 +1,4 @@
-"""The decoder-only transformers that hetctl trains (Llama and Qwen2), cut into stages.
+"""The decoder-only transformers that hetctl trains (see `families.py`), cut into stages.
 
 Parameters carry their Hugging Face names, whatever stage they live on, and are initialised from (seed, name):
 every layout starts from the same weights.
@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hetctl.comm.contract.plan import Span
 from hetctl.trainer.model.activations import HostActivations
+from hetctl.trainer.model.families import family_of
 from hetctl.trainer.model.head_loss import LossKernel, head_loss, loss_and_gradient
 from hetctl.trainer.model.random_weights import fill_normal
 from hetctl.trainer.model.recompute import Recompute, recomputing
@@ -28,6 +29,7 @@ from hetctl.trainer.model.tensor_cuts import cut_of, whole_shape
 from hetctl.trainer.model.tensor_parallel import ALONE, SharedVocabulary, TensorShare, embed, enter, leave
 
 EMBEDDING = "model.embed_tokens.weight"
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -91,19 +93,25 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """SwiGLU; of the intermediate values, this rank's share."""
+    """SwiGLU, or as the family has it; of the intermediate values, this rank's share."""
 
     def __init__(self, shape: ModelShape, tensor: TensorShare = ALONE) -> None:
         super().__init__()
         self.tensor = tensor
         inner = shape.intermediate // tensor.degree
-        self.gate_proj = Projection(shape.hidden, inner, bias=False)
+        family = family_of(shape.family)
+        self.activation = ACTIVATIONS[family.activations[0]]
+        self.gate_proj = Projection(shape.hidden, inner, bias=False) if family.gated else None
         self.up_proj = Projection(shape.hidden, inner, bias=False)
         self.down_proj = Projection(inner, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = enter(x, self.tensor)
-        return summed_linear(self.down_proj, F.silu(self.gate_proj(x)) * self.up_proj(x), self.tensor)
+        if self.gate_proj is None:
+            inner = self.activation(self.up_proj(x))
+        else:
+            inner = self.activation(self.gate_proj(x)) * self.up_proj(x)
+        return summed_linear(self.down_proj, inner, self.tensor)
 
 
 class Block(nn.Module):
@@ -138,7 +146,8 @@ class StageModel(nn.Module):
         super().__init__()
         self.shape, self.tensor = shape, tensor
         self.first, self.past_last = layers
-        self.layers = nn.ModuleDict({str(i): Block(shape, recompute=recompute, tensor=tensor) for i in range(*layers)})
+        block = (family_of(shape.family).block or (lambda: Block))()
+        self.layers = nn.ModuleDict({str(i): block(shape, recompute=recompute, tensor=tensor) for i in range(*layers)})
         words = cut_of(EMBEDDING, shape, degree=tensor.degree, index=tensor.index)
         self.embed_tokens = nn.Embedding(words.shape[0], shape.hidden) if self.is_first else None
         self.norm = RMSNorm(shape.hidden, shape.rms_eps) if self.is_last else None

@@ -7,10 +7,10 @@ from math import inf
 from typing import Any, Literal
 
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.trainer.model.families import family_of
 
 MAX_LAYERS = 2_000  # twice those of DeepNet (arXiv 2203.00555); plans of far more take minutes
 MAX_SIZE = 2**31 - 1  # of anything else: libraries count in 32 bits
-Family = Literal["llama", "qwen2", "gpt"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ModelShape:
     """A decoder-only transformer. Counts are exact; FLOPs count a multiply-add as two."""
 
     name: str
-    family: Family
+    family: str  # a key of families.FAMILIES
     layers: int
     hidden: int
     heads: int
@@ -104,8 +104,13 @@ class ModelShape:
 
     @property
     def mlp_parameters(self) -> int:
-        """Gate, up and down projections of one block; GPT has no gate."""
-        return (2 if self.family == "gpt" else 3) * self.hidden * self.intermediate
+        """Gate (where the family has one), up and down projections of one block."""
+        return (3 if self.gated else 2) * self.hidden * self.intermediate
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate beside its up projection."""
+        return family_of(self.family).gated
 
     @property
     def block_parameters(self) -> int:

@@ -244,7 +244,7 @@ class LayerCosts:
     def projection_gradient_bytes(self, samples: float, *, tensor: int = 1) -> float:
         """Gradients of what one block's projections put out, for one micro-batch: what a split backward keeps."""
         s = self.shape
-        cut = (s.heads + 2 * s.kv_heads) * s.head_dim + (1 if s.family == "gpt" else 2) * s.intermediate
+        cut = (s.heads + 2 * s.kv_heads) * s.head_dim + (2 if s.gated else 1) * s.intermediate
         return samples * self.seq_len * self.numbers.compute * (2 * s.hidden + cut / tensor)
 
     def logits_bytes(self, samples: float, *, tensor: int = 1) -> float:
@@ -291,13 +291,13 @@ class LayerCosts:
         """
         s = self.shape
         q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-        gates = 2 if s.family == "gpt" else 4
+        gates = 4 if s.gated else 2
         return 4 * s.hidden + 2 * q + 2 * kv + gates * s.intermediate
 
     @property
     def _made_again(self) -> int:
         """Vectors of the intermediate size that selective recomputation spares: activation and product, if gated."""
-        return 1 if self.shape.family == "gpt" else 2
+        return 2 if self.shape.gated else 1
 
     @cached_property
     def _elementwise_bytes(self) -> int:

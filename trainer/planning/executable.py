@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.plan import Plan, Replica, Stage
+from hetctl.trainer.model.families import family_of, trained_families
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.tensor_cuts import cannot_cut
 from hetctl.trainer.pipeline.schedule import INTERLEAVED, SCHEDULES, SPLIT
@@ -11,10 +12,11 @@ from hetctl.trainer.pipeline.schedule import INTERLEAVED, SCHEDULES, SPLIT
 
 def check_trainable(shape: ModelShape, plan: Plan | None = None) -> None:
     """Raise ConfigError for models that can be planned but not trained, or not cut as the plan says."""
-    if shape.family == "gpt":
+    trained = trained_families()
+    if family_of(shape.family) not in trained:
         raise ConfigError(
-            f"'{shape.name}' can be planned, not trained: hetctl's model is Llama and Qwen2",
-            hint="choose a llama or qwen2 model",
+            f"'{shape.name}' can be planned, not trained: hetctl's model is {' and '.join(f.title for f in trained)}",
+            hint=f"choose a {' or '.join(f.model_type for f in trained)} model",
         )
     for degree in dict.fromkeys(s.tensor_parallel for r in plan.replicas for s in r.stages) if plan else ():
         if why := cannot_cut(shape, degree):
