@@ -14,7 +14,7 @@ from hetctl.comm.contract.rank_events import Reporter
 from hetctl.comm.group import backend
 from hetctl.trainer.job import current_job
 from hetctl.trainer.loop.loop import run
-from hetctl.trainer.ranks.emulated_device import cap_memory, slowed
+from hetctl.trainer.ranks.emulated_device import at_speed, cap_memory
 
 
 @record
@@ -29,9 +29,9 @@ def main() -> None:
         cap_memory(device, job.plan.ranks[rank].memory_bytes)
     backend.register()
     dist.init_process_group("het", timeout=timedelta(seconds=job.timeout_s))
-    with slowed(device, job.plan.ranks[rank].speed) as slower:
-        if slower is not None:
-            print(f"this device runs at {slower}", flush=True)
+    with at_speed(device, job.plan.ranks[rank].speed) as reduced:
+        if reduced is not None:
+            print(f"this device runs at {reduced}", flush=True)
         with with_hints():
             run(job, device, Reporter(active=rank == 0))
     dist.destroy_process_group()  # not after an error: peers may be gone, and leaving politely would wait for them

@@ -26,7 +26,8 @@ import torch
 
 from hetctl.trainer.model.config import config_of, find_shape
 from hetctl.trainer.model.huggingface import write_model
-from hetctl.trainer.model.model import initial, shapes_of
+from hetctl.trainer.model.initial_weights import initial
+from hetctl.trainer.model.model import shapes_of
 from tests.gpu.torchtitan_check import prepare
 from tests.rigs.cluster import losses
 

@@ -23,7 +23,7 @@ from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.tensor_parallel import ALONE, SharedVocabulary, TensorShare
 from hetctl.trainer.planning.profile import ClassProfile, Point
-from hetctl.trainer.ranks.emulated_device import slowed
+from hetctl.trainer.ranks.emulated_device import at_speed
 from hetctl.trainer.recipe import OptimizerSection
 
 BLOCKS = 4  # timed in a row, so that launches overlap as they do in training
@@ -51,19 +51,19 @@ def measure_class(
 
     Raises torch.OutOfMemoryError when not even the first fits, ConfigError where no device can be held back.
     """
-    where = Where(shape, seq_len, device, dtype)
-    with slowed(device, speed) as held, _part(device, tensor) as part:
-        if speed < 1.0 and held is None:
+    work = Workload(shape, seq_len, device, dtype)
+    with at_speed(device, speed) as reduced, _part(device, tensor) as part:
+        if speed < 1.0 and reduced is None:
             raise ConfigError("only NVIDIA GPUs can be held to a share of their speed", hint="leave --at-speed out")
-        block = _points(partial(_block, where, part=part), device, samples)
-        embedding = _points(partial(_embedding, where), device, samples)
-        head = _points(partial(_head, where, part=part), device, samples)
+        block = _points(partial(_block, work, part=part), device, samples)
+        embedding = _points(partial(_embedding, work), device, samples)
+        head = _points(partial(_head, work, part=part), device, samples)
         update = _update(device, dtype)
     return ClassProfile(device_class, shape.name, seq_len, block, embedding, head, update, speed, tensor)
 
 
 @dataclass(frozen=True)
-class Where:
+class Workload:
     """What is timed, and on what."""
 
     shape: ModelShape
@@ -99,15 +99,15 @@ def _points(make: Callable[[int], Timed], device: torch.device, samples: Sequenc
     return tuple(points)
 
 
-def _block(where: Where, samples: int, *, part: TensorShare) -> Timed:
-    shape, device, dtype = where.shape, where.device, where.dtype
+def _block(work: Workload, samples: int, *, part: TensorShare) -> Timed:
+    shape, device, dtype = work.shape, work.device, work.dtype
     count = min(BLOCKS, max(1, shape.layers - 2))
     layers = (1, 1 + count) if shape.layers > count + 1 else (0, shape.layers)
     with device:
         model = StageModel(shape, layers, tensor=part).to(dtype)
     blocks = list(model.layers.values())
     _accumulate([p for block in blocks for p in block.parameters()])
-    x = torch.randn(samples, where.seq_len, shape.hidden, dtype=dtype, device=device, requires_grad=True)
+    x = torch.randn(samples, work.seq_len, shape.hidden, dtype=dtype, device=device, requires_grad=True)
     cos, sin = model.rotary(x)
     gradient = torch.randn_like(x)
 
@@ -123,8 +123,8 @@ def _block(where: Where, samples: int, *, part: TensorShare) -> Timed:
     return once
 
 
-def _embedding(where: Where, samples: int) -> Timed:
-    shape, seq_len, device, dtype = where.shape, where.seq_len, where.device, where.dtype
+def _embedding(work: Workload, samples: int) -> Timed:
+    shape, seq_len, device, dtype = work.shape, work.seq_len, work.device, work.dtype
     table = nn.Embedding(shape.vocab, shape.hidden, device=device, dtype=dtype)
     tokens = torch.randint(0, shape.vocab, (samples, seq_len), device=device)
     _accumulate(list(table.parameters()))
@@ -140,8 +140,8 @@ def _embedding(where: Where, samples: int) -> Timed:
     return once
 
 
-def _head(where: Where, samples: int, *, part: TensorShare) -> Timed:
-    shape, seq_len, device, dtype = where.shape, where.seq_len, where.device, where.dtype
+def _head(work: Workload, samples: int, *, part: TensorShare) -> Timed:
+    shape, seq_len, device, dtype = work.shape, work.seq_len, work.device, work.dtype
     norm = RMSNorm(shape.hidden, shape.rms_eps).to(device, dtype)
     low, high = share(shape.vocab, part.degree, part.index)
     weight = nn.Parameter(torch.randn(high - low, shape.hidden, dtype=dtype, device=device) * 0.02)

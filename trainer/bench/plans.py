@@ -27,7 +27,7 @@ from hetctl.comm.operation.c10d import PrefixStore
 from hetctl.trainer.bench.samples import RandomSamples, rank_device, settle
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop.build import build
-from hetctl.trainer.ranks.emulated_device import cap_memory, slowed
+from hetctl.trainer.ranks.emulated_device import at_speed, cap_memory
 
 JOBS_VARIABLE = "HETCTL_BENCH_JOBS"  # names a JSON list of jobs
 PLACEMENTS_VARIABLE = "HETCTL_BENCH_PLACEMENTS"  # names a JSON list of placements, one a job: islands may be relabelled
@@ -78,14 +78,14 @@ def one_plan(
         "het", store=PrefixStore(f"plan{number}/", base), rank=rank, world_size=world, timeout=timeout
     )
     cap_memory(device, job.plan.ranks[rank].memory_bytes)
-    with slowed(device, job.plan.ranks[rank].speed) as slower:
+    with at_speed(device, job.plan.ranks[rank].speed) as reduced:
         found = measure(job, device, steps)
     dist.destroy_process_group()  # not after an error: peers may be gone, and leaving politely would wait for them
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    return found | {"slower": str(slower) if slower else None}
+    return found | {"slower": str(reduced) if reduced else None}
 
 
 @record

@@ -1,11 +1,17 @@
-"""Checkpoints of hosts that share no folder: each keeps the shards its ranks wrote, and lends them for loading."""
+"""Files between hosts: waiting for each other's, and checkpoints where hosts share no folder.
+
+Each host then keeps the shards its ranks wrote, copies them to other hosts where the recipe asks for that (a lost host
+takes none with it), and lends them for loading.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +21,25 @@ import torch.distributed as dist
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.units import MiB
-from hetctl.trainer.checkpoint.file_wait import meet
+from hetctl.trainer.checkpoint.copy_targets import targets_of
 from hetctl.trainer.checkpoint.listing import MANIFEST
 
 VARIABLE = "HETCTL_SPREAD"  # set by the launcher where the hosts of a run share no folder
 CHUNK_BYTES = 64 * MiB
+FILES_SECONDS = 3600.0  # of one operation; a rank that ends is noticed at once all the same, by its agent
+
+
+def make_file_group() -> Any:
+    """A group of all ranks, for nothing but files: they may take longer than a step's operation.
+
+    All ranks call it.
+    """
+    return dist.new_group(timeout=timedelta(seconds=FILES_SECONDS))
+
+
+def meet(group: Any = None) -> None:
+    """Wait for all ranks of a group, by a host tensor: a device's library would make a communicator for its barrier."""
+    dist.all_reduce(torch.zeros(1), group=group)
 
 
 def spread() -> bool:
@@ -30,6 +50,51 @@ def spread() -> bool:
 def leads() -> bool:
     """Whether this rank commits checkpoints: one rank of the run, or one on each host where they share no folder."""
     return os.environ.get("LOCAL_RANK") == "0" if spread() else dist.get_rank() == 0
+
+
+def make_copier(hosts: Sequence[str], store: str) -> Copier | None:
+    """This rank's copier where shards are kept more than once; all ranks call it, `hosts` names each one's host."""
+    if store in ("auto", "shared") or not spread():
+        return None
+    return Copier(targets_of(hosts, store), make_file_group())
+
+
+class Copier:
+    """This rank's part in the copying: whom it sends what it wrote, and whose files it takes in."""
+
+    def __init__(self, targets: Sequence[Sequence[int]], group: Any) -> None:
+        rank = dist.get_rank()
+        self._targets = targets[rank]
+        self._sources = [r for r, to in enumerate(targets) if rank in to]
+        self._group = group
+
+    def exchange(self, folder: Path, names: Sequence[str]) -> None:
+        """Send files of `folder` to every target, and take in what the sources send; ends when all of it is on disk.
+
+        Every rank calls it, from a thread of its own. Each source has a thread: one slow sender holds up no other.
+        """
+        with ThreadPoolExecutor(1 + len(self._sources), thread_name_prefix="copies") as threads:
+            under_way = [threads.submit(self._send, folder, names)]
+            under_way += [threads.submit(self._receive, folder, source) for source in self._sources]
+            for one in under_way:
+                one.result()
+
+    def _send(self, folder: Path, names: Sequence[str]) -> None:
+        listed = torch.frombuffer(bytearray(json.dumps(list(names)).encode()), dtype=torch.uint8)
+        for target in self._targets:
+            dist.send(torch.tensor([listed.numel()]), target, group=self._group)
+            dist.send(listed, target, group=self._group)
+            for name in names:
+                send_file(folder / name, target, group=self._group)
+
+    def _receive(self, folder: Path, source: int) -> None:
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size, source, group=self._group)
+        listed = torch.empty(int(size), dtype=torch.uint8)
+        dist.recv(listed, source, group=self._group)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in json.loads(listed.numpy().tobytes()):
+            receive_file(folder / Path(name).name, source, group=self._group)
 
 
 def gather(path: Path, names: Iterable[str], *, group: Any = None) -> Path:

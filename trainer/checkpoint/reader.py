@@ -111,7 +111,7 @@ class Reader:
     def _open(self, name: str) -> Any:
         if name not in self._opened:
             path = self.path / name
-            if not path.is_file() or _sha256(path) != self._manifest["files"][name]["sha256"]:
+            if not path.is_file() or sha256(path) != self._manifest["files"][name]["sha256"]:
                 raise ConfigError(f"{path} does not match its hash: it is damaged", hint=_way_back(self.path))
             self._opened[name] = safe_open(str(path), framework="pt")
         return self._opened[name]
@@ -168,6 +168,7 @@ def _check_entries(manifest: dict[str, Any]) -> None:
                 raise ValueError(f"no part of a tensor: {[first, past, *cut]}")
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """The hash of a whole file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,7 +6,6 @@ Face name and place, so that a checkpoint loads under any other plan.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -22,11 +21,9 @@ from safetensors.torch import save_file
 
 from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.units import GiB
-from hetctl.trainer.checkpoint.file_wait import meet
 from hetctl.trainer.checkpoint.listing import MANIFEST, set_aside, whole_ones
-from hetctl.trainer.checkpoint.per_host import leads
-from hetctl.trainer.checkpoint.reader import FORMAT, Reader
-from hetctl.trainer.checkpoint.shard_copies import Copier
+from hetctl.trainer.checkpoint.per_host import Copier, leads, meet
+from hetctl.trainer.checkpoint.reader import FORMAT, Reader, sha256
 from hetctl.trainer.gradients.gradients import Gradients
 from hetctl.trainer.model.tensor_cuts import Cut
 
@@ -35,7 +32,7 @@ MAX_FILE_BYTES = GiB
 
 
 @dataclass(frozen=True)
-class Part:
+class StatePart:
     """Elements [first, past) of one parameter's masters or optimiser state (of its `cut`, flat), on the host."""
 
     name: str
@@ -101,7 +98,7 @@ class Checkpoints:
         shapes = {name: list(shape) for name, shape in self.gradients.whole_shapes().items()}
         self._pending = (step, updates, self._thread.submit(self._keep, self._partial(step), parts, shapes))
 
-    def _keep(self, partial: Path, parts: list[Part], shapes: dict[str, list[int]]) -> None:
+    def _keep(self, partial: Path, parts: list[StatePart], shapes: dict[str, list[int]]) -> None:
         names = _write(partial, parts, shapes)
         if self.copier is not None:
             self.copier.exchange(partial, names)
@@ -181,14 +178,14 @@ def retire(folder: Path, *, keep: int) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _snapshot(gradients: Gradients, optimizer: torch.optim.Optimizer) -> Iterator[Part]:
+def _snapshot(gradients: Gradients, optimizer: torch.optim.Optimizer) -> Iterator[StatePart]:
     for bucket, slot, (first, _) in gradients.shards():
         if bucket.counts and slot.cut.counts:
-            yield Part(slot.name, MASTER, first, _on_host(bucket.held_in(slot, lambda master: master)), slot.cut)
+            yield StatePart(slot.name, MASTER, first, _on_host(bucket.held_in(slot, lambda master: master)), slot.cut)
             for kind in ("exp_avg", "exp_avg_sq"):
                 if kind in optimizer.state[bucket.pieces[0].master]:
                     state = bucket.held_in(slot, _state(optimizer, kind))
-                    yield Part(slot.name, kind, first, _on_host(state), slot.cut)
+                    yield StatePart(slot.name, kind, first, _on_host(state), slot.cut)
 
 
 def _state(optimizer: torch.optim.Optimizer, kind: str) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -213,7 +210,7 @@ def _load_moments(reader: Reader, gradients: Gradients, optimizer: torch.optim.O
             bucket.held_in(slot, _state(optimizer, kind)).copy_(held.reshape(-1)[slice(*part)])
 
 
-def _write(partial: Path, parts: list[Part], shapes: dict[str, list[int]]) -> list[str]:
+def _write(partial: Path, parts: list[StatePart], shapes: dict[str, list[int]]) -> list[str]:
     """Write this rank's parts in files of about MAX_FILE_BYTES, and last the entry that says they are whole.
 
     Returns the files' names in that order.
@@ -232,8 +229,8 @@ def _write(partial: Path, parts: list[Part], shapes: dict[str, list[int]]) -> li
     return [*files, entry.name]
 
 
-def _by_size(parts: list[Part]) -> Iterator[list[Part]]:
-    group: list[Part] = []
+def _by_size(parts: list[StatePart]) -> Iterator[list[StatePart]]:
+    group: list[StatePart] = []
     for part in parts:
         if group and sum(p.values.nbytes for p in group) + part.values.nbytes > MAX_FILE_BYTES:
             yield group
@@ -241,12 +238,6 @@ def _by_size(parts: list[Part]) -> Iterator[list[Part]]:
         group.append(part)
     if group:
         yield group
-
-
-def sha256(path: Path) -> str:
-    """The hash of a whole file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -24,7 +24,7 @@ SCAN = 1 << 24  # tokens looked at at a time
 
 
 @dataclass(frozen=True)
-class Indexed:
+class IndexedTokens:
     """The tokens of all documents in a row, and where each document ends."""
 
     tokens: npt.NDArray[Any]
@@ -78,7 +78,7 @@ def digest_of(source: str) -> str:
     return digest.hexdigest()[:24]
 
 
-def open_indexed(source: str) -> Indexed:
+def open_indexed(source: str) -> IndexedTokens:
     """Map the tokens. Raises ConfigError for files that are not what they say."""
     tokens_file, index_file = files_of(source)
     with index_file.open("rb") as file:
@@ -100,7 +100,7 @@ def open_indexed(source: str) -> Indexed:
         raise ConfigError(f"'{source}' holds no text")
     _check_order(index_file, sizes, bounds)
     edges = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes, dtype=np.int64)))
-    return Indexed(np.memmap(tokens_file, dtype=dtype, mode="r"), edges[bounds[bounds > 0]])
+    return IndexedTokens(np.memmap(tokens_file, dtype=dtype, mode="r"), edges[bounds[bounds > 0]])
 
 
 def _check_order(index_file: Path, sizes: npt.NDArray[np.int32], bounds: npt.NDArray[np.int64]) -> None:

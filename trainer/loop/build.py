@@ -23,7 +23,8 @@ from hetctl.trainer.model.activations import HostActivations
 from hetctl.trainer.model.compilation import compile_model
 from hetctl.trainer.model.families import family_of
 from hetctl.trainer.model.huggingface import WeightFiles
-from hetctl.trainer.model.model import StageModel, initial, parameters_of
+from hetctl.trainer.model.initial_weights import initial
+from hetctl.trainer.model.model import StageModel, parameters_of
 from hetctl.trainer.model.split_backward import WeightGradients
 from hetctl.trainer.pipeline.pipeline import StagePipeline
 from hetctl.trainer.pipeline.schedule import SPLIT

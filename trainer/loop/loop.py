@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.rank_events import Reporter
-from hetctl.trainer.checkpoint.file_wait import make_file_group
+from hetctl.trainer.checkpoint.per_host import make_file_group
 from hetctl.trainer.data.samples import PackedTokens
 from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.job import Job

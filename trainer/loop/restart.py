@@ -12,8 +12,8 @@ import torch
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.contract.rank_events import Reporter
 from hetctl.trainer.checkpoint import per_host, writer
+from hetctl.trainer.checkpoint.per_host import Copier, make_copier
 from hetctl.trainer.checkpoint.reader import Reader
-from hetctl.trainer.checkpoint.shard_copies import Copier, make_copier
 from hetctl.trainer.checkpoint.writer import Checkpoints
 from hetctl.trainer.loop.build import build
 from hetctl.trainer.loop.trainer import Trainer

@@ -16,7 +16,7 @@ LEAST_BYTES = 64 << 10  # smaller tensors stay on a device: a copy costs more th
 UNITS_UNDER_WAY = 2  # blocks whose copies to the host may be outstanding: more would hold their device memory
 
 
-class Held:
+class SavedTensor:
     """One saved tensor: on the device until its block ends, then on the host, on the device again when asked for."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -24,7 +24,7 @@ class Held:
         self._device, self._size, self._stride = tensor.device, tensor.size(), tensor.stride()
         self._host: Tensor | None = None
 
-    def leave(self) -> None:
+    def to_host(self) -> None:
         """Begin the copy to the host (on the current stream); the device's copy goes when that is done."""
         assert self.device is not None
         cuda = self.device.is_cuda
@@ -36,7 +36,7 @@ class Held:
             self.device.record_stream(torch.cuda.current_stream())
         self.device = None
 
-    def come(self) -> Tensor:
+    def to_device(self) -> Tensor:
         """Begin the copy to the device (on the current stream), if it is not there."""
         if self.device is None:
             assert self._host is not None
@@ -47,13 +47,13 @@ class Held:
         return self.device
 
 
-class Unit:
+class SavedBlock:
     """What one block saved in one forward pass; the block before it comes back while this one's backward runs."""
 
-    def __init__(self, before: Unit | None) -> None:
+    def __init__(self, before: SavedBlock | None) -> None:
         self.before = before
-        self.held: dict[tuple[object, ...], Held] = {}  # a tensor that is saved twice is kept once
-        self.here: torch.cuda.Event | None = None  # all of it is on the device again
+        self.held: dict[tuple[object, ...], SavedTensor] = {}  # a tensor that is saved twice is kept once
+        self.fetched: torch.cuda.Event | None = None  # all of it is on the device again
 
 
 class HostActivations:
@@ -67,7 +67,7 @@ class HostActivations:
         self._back = torch.cuda.Stream(device) if self._cuda else None
         self._leaving: list[torch.cuda.Event] = []
         self.bytes_out = 0
-        self._last: Unit | None = None
+        self._last: SavedBlock | None = None
         self._kept: set[int] = set()
         self.keep(*kept)
 
@@ -82,19 +82,19 @@ class HostActivations:
     @contextmanager
     def unit(self) -> Iterator[None]:
         """What is saved inside is one block's."""
-        unit = self._last = Unit(self._last)
+        unit = self._last = SavedBlock(self._last)
         with torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: self._pack(unit, tensor), lambda packed: self._unpack(unit, packed)
         ):
             yield
         self._send(unit)
 
-    def _pack(self, unit: Unit, tensor: Tensor) -> Tensor | Held:
+    def _pack(self, unit: SavedBlock, tensor: Tensor) -> Tensor | SavedTensor:
         if not self._goes(tensor):
             return tensor
         key = (tensor.data_ptr(), tensor.size(), tensor.stride(), tensor.dtype)
         if key not in unit.held:
-            unit.held[key] = Held(tensor.detach())
+            unit.held[key] = SavedTensor(tensor.detach())
         return unit.held[key]
 
     def _goes(self, tensor: Tensor) -> bool:
@@ -102,12 +102,12 @@ class HostActivations:
             return False
         return _storage(tensor) not in self._kept and _dense(tensor)
 
-    def _send(self, unit: Unit) -> None:
+    def _send(self, unit: SavedBlock) -> None:
         """A block has ended: its activations leave."""
         if self._out is None:
             for held in unit.held.values():
                 self._count(held)
-                held.leave()
+                held.to_host()
             return
         if len(self._leaving) >= UNITS_UNDER_WAY:
             torch.cuda.current_stream().wait_event(self._leaving.pop(0))
@@ -115,38 +115,38 @@ class HostActivations:
         with torch.cuda.stream(self._out):
             for held in unit.held.values():
                 self._count(held)
-                held.leave()
+                held.to_host()
             self._leaving.append(self._out.record_event())
 
-    def _count(self, held: Held) -> None:
+    def _count(self, held: SavedTensor) -> None:
         assert held.device is not None
         self.bytes_out += held.device.nbytes
 
-    def _unpack(self, unit: Unit, packed: Tensor | Held) -> Tensor:
+    def _unpack(self, unit: SavedBlock, packed: Tensor | SavedTensor) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
         self._fetch(unit)
         if unit.before is not None:
             self._fetch(unit.before)
             unit.before = None
-        if unit.here is not None:
-            torch.cuda.current_stream().wait_event(unit.here)
-        tensor = packed.come()
+        if unit.fetched is not None:
+            torch.cuda.current_stream().wait_event(unit.fetched)
+        tensor = packed.to_device()
         if self._cuda:
             tensor.record_stream(torch.cuda.current_stream())
         return tensor
 
-    def _fetch(self, unit: Unit) -> None:
+    def _fetch(self, unit: SavedBlock) -> None:
         """Begin bringing a block's activations back."""
         if self._back is None:
             for held in unit.held.values():
-                held.come()
+                held.to_device()
         elif unit.held:
             self._back.wait_stream(self._out)  # type: ignore[arg-type]
             with torch.cuda.stream(self._back):
                 for held in unit.held.values():
-                    held.come()
-                unit.here = self._back.record_event()
+                    held.to_device()
+                unit.fetched = self._back.record_event()
         unit.held = {}  # from here on only the graph holds them, and lets go of each as it is used
 
 

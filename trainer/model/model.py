@@ -6,8 +6,7 @@ every layout starts from the same weights.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,7 +19,7 @@ from hetctl.comm.contract.plan import Span
 from hetctl.trainer.model.activations import HostActivations
 from hetctl.trainer.model.families import family_of
 from hetctl.trainer.model.head_loss import LossKernel, head_loss, loss_and_gradient
-from hetctl.trainer.model.random_weights import fill_normal
+from hetctl.trainer.model.initial_weights import initial
 from hetctl.trainer.model.recompute import Recompute, recomputing
 from hetctl.trainer.model.rotary import rotary_tables, rotate
 from hetctl.trainer.model.shapes import ModelShape
@@ -269,17 +268,3 @@ def parameters_of(model: StageModel) -> int:
 
 def _nothing(unit: int) -> None:
     """Whole weights on this rank need no preparation."""
-
-
-def initial(
-    name: str, size: Sequence[int], shape: ModelShape, *, seed: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """One parameter, whole, as training starts: norms 1, biases 0, matrices normal(0, 0.02), residual outputs less."""
-    value = torch.empty(tuple(size), dtype=dtype, device=device)
-    if name.endswith("norm.weight"):
-        return value.fill_(1.0)
-    if value.dim() < 2:
-        return value.zero_()
-    deep = name.endswith(("o_proj.weight", "down_proj.weight"))
-    fill_normal(value, seed=seed, name=name, std=0.02 / (math.sqrt(2 * shape.layers) if deep else 1.0))
-    return value

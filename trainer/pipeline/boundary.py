@@ -22,7 +22,7 @@ POSTED_AHEAD = 2  # receives outstanding per boundary and direction, beside the 
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Slice:
     """Samples [first, past_last) of this rank's share, and of their values (flat) the share [low, high) of `parts`."""
 
     peer: int
@@ -130,11 +130,11 @@ class Inbox:
             self._next += 1
 
 
-def _pieces(mine: Stage, theirs: Stage, place: Place) -> Iterator[_Piece]:
+def _pieces(mine: Stage, theirs: Stage, place: Place) -> Iterator[_Slice]:
     """Whom this rank exchanges which values with: samples by overlap, of each the overlap of two tensor shares."""
     start, _ = share(mine.micro_batch_size, mine.width, place.part)
     parts = math.lcm(mine.tensor_parallel, theirs.tensor_parallel)
     for samples in overlaps(mine.micro_batch_size, mine.width, place.part, theirs.width):
         for values in overlaps(parts, mine.tensor_parallel, place.tensor, theirs.tensor_parallel):
             peer = theirs.ranks[samples.peer * theirs.tensor_parallel + values.peer]
-            yield _Piece(peer, samples.first - start, samples.past_last - start, values.first, values.past_last, parts)
+            yield _Slice(peer, samples.first - start, samples.past_last - start, values.first, values.past_last, parts)

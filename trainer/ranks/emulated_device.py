@@ -16,7 +16,7 @@ _KEPT: list[Any] = []  # contexts outlive every kernel that was launched in them
 
 
 @dataclass(frozen=True)
-class Slowed:
+class ReducedSpeed:
     """What a device runs at: a share of its own speed, on so many of its multiprocessors."""
 
     asked: float
@@ -37,7 +37,7 @@ def cap_memory(device: torch.device, limit: int | None) -> None:
 
 
 @contextlib.contextmanager
-def slowed(device: torch.device, speed: float) -> Iterator[Slowed | None]:
+def at_speed(device: torch.device, speed: float) -> Iterator[ReducedSpeed | None]:
     """Compute within at about `speed` of what the device does; None where it stays as it is (1.0, or not CUDA).
 
     Kernels of the current stream, and of backward passes of what ran there, keep to the chosen multiprocessors; copies
@@ -51,12 +51,12 @@ def slowed(device: torch.device, speed: float) -> Iterator[Slowed | None]:
     whole = _seconds(device)
     total = torch.cuda.get_device_properties(device).multi_processor_count
     tried = [(count, whole / _seconds_on(device, count)) for count in _counts(total, speed)]
-    used, share = nearest(tried, speed)
+    used, share = nearest_share(tried, speed)
     with torch.cuda.stream(_stream(device, used)):
-        yield Slowed(speed, share, used, total)
+        yield ReducedSpeed(speed, share, used, total)
 
 
-def nearest(tried: Sequence[tuple[int, float]], speed: float) -> tuple[int, float]:
+def nearest_share(tried: Sequence[tuple[int, float]], speed: float) -> tuple[int, float]:
     """The (count, share) whose share comes nearest to the one asked for."""
     return min(tried, key=lambda one: abs(one[1] - speed))
 

@@ -13,7 +13,7 @@ import torch
 
 from hetctl.comm.contract.plan import Plan, Predicted, StageCost
 from hetctl.trainer.adapt.resplit import resplit, why_uncut
-from hetctl.trainer.checkpoint.file_wait import make_file_group
+from hetctl.trainer.checkpoint.per_host import make_file_group
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import monitor, restart
 from hetctl.trainer.loop.build import build

@@ -27,14 +27,14 @@ def model() -> StageModel:
 
 def test_blocks_save_nothing_but_parameters_and_tables_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[torch.Tensor] = []
-    right = activations.Held.leave
+    right = activations.SavedTensor.to_host
 
-    def noted(self: activations.Held) -> None:
+    def noted(self: activations.SavedTensor) -> None:
         assert self.device is not None
         left.append(self.device)
         right(self)
 
-    monkeypatch.setattr(activations.Held, "leave", noted)
+    monkeypatch.setattr(activations.SavedTensor, "to_host", noted)
     moved, plain = model(), model()
     host = moved.host_activations = HostActivations(torch.device("cpu"), kept=moved.parameters())
     x = torch.randn(2, 6, 16, requires_grad=True)

@@ -15,8 +15,8 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.trainer.model.config import config_of, find_shape, shape_from_config
 from hetctl.trainer.model.head_loss import IGNORED, head_loss, summed_loss
 from hetctl.trainer.model.huggingface import WeightFiles, check_weights, load_weights, write_model
+from hetctl.trainer.model.initial_weights import CHUNK, fill_normal
 from hetctl.trainer.model.model import StageModel
-from hetctl.trainer.model.random_weights import CHUNK, fill_normal
 from hetctl.trainer.model.shapes import ModelShape
 
 transformers = pytest.importorskip("transformers")

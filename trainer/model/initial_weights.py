@@ -1,17 +1,34 @@
-"""Random weights that depend on seed, name and position alone: the same bits on any device and in any layout."""
+"""Weights as training starts, of seed, name and position alone: the same bits on any device and in any layout."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from hetctl.trainer.model.shapes import ModelShape
 
 CHUNK = 1 << 22  # elements made at a time
 _HALVES = 8  # 16-bit uniforms summed to one value: near-normal, never beyond 4.9 standard deviations
 _DEVIATION = math.sqrt(_HALVES * (65536**2 - 1) / 12)
 _MEAN = _HALVES * 65535 / 2
+
+
+def initial(
+    name: str, size: Sequence[int], shape: ModelShape, *, seed: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """One parameter, whole, as training starts: norms 1, biases 0, matrices normal(0, 0.02), residual outputs less."""
+    value = torch.empty(tuple(size), dtype=dtype, device=device)
+    if name.endswith("norm.weight"):
+        return value.fill_(1.0)
+    if value.dim() < 2:
+        return value.zero_()
+    deep = name.endswith(("o_proj.weight", "down_proj.weight"))
+    fill_normal(value, seed=seed, name=name, std=0.02 / (math.sqrt(2 * shape.layers) if deep else 1.0))
+    return value
 
 
 def fill_normal(out: Tensor, *, seed: int, name: str, std: float, first: int = 0) -> None:
