@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm.contract.errors import with_hints
-from hetctl.comm.contract.rank_events import Reporter
+from hetctl.comm.contract.events import Reporter
 from hetctl.comm.group import backend
 from hetctl.trainer.job import current_job
 from hetctl.trainer.loop.loop import run

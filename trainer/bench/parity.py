@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from hetctl.comm.contract.rank_events import Reporter
+from hetctl.comm.contract.events import Reporter
 from hetctl.comm.group import backend
 from hetctl.trainer.bench.samples import UnevenSamples, rank_device
 from hetctl.trainer.job import current_job

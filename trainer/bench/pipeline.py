@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from hetctl.comm.contract.rank_events import Reporter
+from hetctl.comm.contract.events import Reporter
 from hetctl.comm.group import backend
 from hetctl.trainer.bench.samples import RandomSamples, rank_device, settle
 from hetctl.trainer.job import Job, current_job

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from hetctl.comm.contract.events import Reporter
 from hetctl.comm.contract.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.contract.placement import current_placement
-from hetctl.comm.contract.rank_events import Reporter
 from hetctl.comm.contract.values import decode
 from hetctl.comm.group import backend
 from hetctl.comm.operation.c10d import PrefixStore

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.rank_events import Reporter
+from hetctl.comm.contract.events import Reporter
 from hetctl.trainer.checkpoint.per_host import make_file_group
 from hetctl.trainer.data.samples import PackedTokens
 from hetctl.trainer.data.tokens import open_tokens

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from hetctl.comm.contract.events import Reporter
 from hetctl.comm.contract.plan import Plan
-from hetctl.comm.contract.rank_events import Reporter
 from hetctl.trainer.adapt.pace import Paces, rebalanced, stragglers, why_fixed
 from hetctl.trainer.adapt.resplit import resplit, why_uncut
 from hetctl.trainer.loop.trainer import Trainer

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from hetctl.comm.contract.events import Reporter
 from hetctl.comm.contract.plan import Plan
-from hetctl.comm.contract.rank_events import Reporter
 from hetctl.trainer.checkpoint import per_host, writer
 from hetctl.trainer.checkpoint.per_host import Copier, make_copier
 from hetctl.trainer.checkpoint.reader import Reader

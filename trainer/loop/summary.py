@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hetctl.comm.contract.rank_events import Reporter
+from hetctl.comm.contract.events import Reporter
 from hetctl.comm.group import backend
 from hetctl.trainer.loop.figures import peak_memory
 from hetctl.trainer.loop.trainer import Trainer

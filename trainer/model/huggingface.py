@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hetctl.trainer.model.config import read_config
 from hetctl.trainer.model.families import FAMILIES, LLAMA, Family, family_of
 from hetctl.trainer.model.model import shapes_of
 from hetctl.trainer.model.shapes import ModelShape
-from hetctl.trainer.model.weights import INDEX, SINGLE, find_weights
+from hetctl.trainer.model.weights import INDEX, SINGLE
 
 MAX_FILE_BYTES = 4096 * MiB
 OTHER_MODEL = "the weights belong to another model than config.json: fetch the folder anew"
@@ -104,14 +104,6 @@ def check_weights(folder: Path, shape: ModelShape) -> None:
     WeightFiles(folder, family_of(shape.family)).check(shapes_of(shape))
 
 
-def load_weights(folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Fill parameters by their Hugging Face names, in their own precision. Raises ConfigError."""
-    files = WeightFiles(folder)
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(files.read(name, parameter.shape))
-
-
 def write_model(
     folder: Path,
     config: Mapping[str, Any],
@@ -126,36 +118,46 @@ def write_model(
     Raises WorkFailed where the disk takes no more, and then leaves no part there.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    family = FAMILIES.get(config["model_type"], LLAMA)
+    tensors = ((family.tensor_name(name), tensor_of(name).to(dtype).contiguous()) for name in names)
     parts: list[Path] = []
     where: dict[str, int] = {}
-    held: dict[str, torch.Tensor] = {}
     total = 0
-
-    def flush() -> None:
-        path = folder / f".part-{len(parts):05d}.safetensors"
-        parts.append(path)
-        try:
-            save_file(held, str(path), metadata={"format": "pt"})
-        except (SafetensorError, OSError) as error:
-            for part in parts:
-                part.unlink(missing_ok=True)
-            raise WorkFailed(f"the model cannot be written to {folder}: {error}", hint="is its disk full?") from None
-        held.clear()
-
-    family = FAMILIES.get(config["model_type"], LLAMA)
-    for name in names:
-        tensor, name = tensor_of(name).to(dtype).contiguous(), family.tensor_name(name)
-        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > max_file_bytes:
-            flush()
-        held[name], where[name] = tensor, len(parts)
-        total += tensor.nbytes
-    flush()
+    for group in _by_size(tensors, max_file_bytes):
+        where |= dict.fromkeys(group, len(parts))
+        total += sum(t.nbytes for t in group.values())
+        parts.append(folder / f".part-{len(parts):05d}.safetensors")
+        _save(group, parts)
+        group.clear()  # its memory is for the next one
     files = _named(parts, folder)
     if len(files) > 1:
         weight_map = {name: files[number].name for name, number in where.items()}
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
     write_json(folder / "config.json", dict(config))
     return files
+
+
+def _by_size(tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Tensors in their order, in groups of at most so many bytes; one that is larger is alone."""
+    group: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors:
+        if group and sum(t.nbytes for t in group.values()) + tensor.nbytes > max_bytes:
+            yield group
+            group = {}
+        group[name] = tensor
+    yield group
+
+
+def _save(group: dict[str, torch.Tensor], parts: Sequence[Path]) -> None:
+    """Write the last of the parts. Raises WorkFailed, and then leaves none of them."""
+    try:
+        save_file(group, str(parts[-1]), metadata={"format": "pt"})
+    except (SafetensorError, OSError) as error:
+        for part in parts:
+            part.unlink(missing_ok=True)
+        raise WorkFailed(
+            f"the model cannot be written to {parts[0].parent}: {error}", hint="is its disk full?"
+        ) from None
 
 
 def copy_beside(source: Path, folder: Path, names: Iterable[str]) -> list[str]:
@@ -197,6 +199,3 @@ def _index(folder: Path) -> dict[str, str]:
 
 def _damaged(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"{path} is damaged or cut short: {error}", hint="fetch the file anew")
-
-
-__all__ = ["WeightFiles", "check_weights", "copy_beside", "exported_config", "find_weights", "load_weights"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.rank_events import Reporter
+from hetctl.comm.contract.events import Reporter
 from hetctl.trainer.checkpoint import listing, writer
 from hetctl.trainer.checkpoint.reader import Reader
 from hetctl.trainer.job import Job

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hetctl.comm.contract.errors import WorkFailed
-from hetctl.comm.contract.rank_events import VARIABLE, Reporter
+from hetctl.comm.contract.events import VARIABLE, Reporter
 from hetctl.trainer.gradients.gradients import Gradients
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import loop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.trainer.model.config import config_of, find_shape, shape_from_config
 from hetctl.trainer.model.head_loss import IGNORED, head_loss, summed_loss
-from hetctl.trainer.model.huggingface import WeightFiles, check_weights, load_weights, write_model
+from hetctl.trainer.model.huggingface import WeightFiles, check_weights, write_model
 from hetctl.trainer.model.initial_weights import CHUNK, fill_normal
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.shapes import ModelShape
@@ -65,6 +65,14 @@ def logits_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model(tokens).logits
     return found
+
+
+def load_weights(folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Fill parameters by their Hugging Face names, in their own precision."""
+    files = WeightFiles(folder)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(files.read(name, parameter.shape))
 
 
 def ours_from(folder: Path) -> tuple[ModelShape, StageModel]:
