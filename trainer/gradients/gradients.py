@@ -33,27 +33,18 @@ class Gradients:
     def __init__(
         self,
         models: Sequence[StageModel],
+        buckets: Sequence[Bucket],
         plan: Plan,
-        place: Place,
-        groups: ProcessGroups,
+        rank: int,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
         overlap: bool = True,
-        whole: bool = True,
-        over_replicas: bool = False,
         timeline: Timeline,
     ) -> None:
-        """`whole`: only optimiser state is sharded; `over_replicas`: among all holders, not inside stages."""
         model = models[0]
-        self.rank, self.overlap, self.tensor, self.timeline = place.rank, overlap, model.tensor, timeline
-        self.buckets = list(
-            _make_buckets(
-                models, plan, place, groups, dtype=dtype, device=device, whole=whole, over_replicas=over_replicas
-            )
-        )
+        self.buckets, self.rank, self.overlap, self.timeline = list(buckets), rank, overlap, timeline
+        self.tensor = model.tensor
         self.parameters = install(models, self.buckets)
-        self.weights = UnitWeights(self.buckets, plan, place.rank, layers=model.shape.layers, timeline=timeline)
+        self.weights = UnitWeights(self.buckets, plan, rank, layers=model.shape.layers, timeline=timeline)
         for one in models:
             one.before_unit, one.before_backward = self.weights.before_unit, self.weights.before_backward
         self._begun: set[Bucket] = set()  # whose sums of this step are under way or done
@@ -172,7 +163,7 @@ class Gradients:
             self._summing_whole.popleft().finish_sum()
 
 
-def _make_buckets(
+def make_buckets(
     models: Sequence[StageModel],
     plan: Plan,
     place: Place,
@@ -183,6 +174,7 @@ def _make_buckets(
     whole: bool,
     over_replicas: bool,
 ) -> Iterator[Bucket]:
+    """A rank's buckets. `whole`: only optimiser state is sharded; `over_replicas`: among all holders, not in stages."""
     in_stage = shards_of(plan, place, groups)
     kind = Bucket if whole or in_stage.count == 1 else ShardedBucket
     for layout in layouts_of(models, plan, rank=place.rank):

@@ -14,7 +14,7 @@ from torch import Tensor
 from hetctl.comm.contract.plan import Stage
 from hetctl.trainer.data.batches import Batches
 from hetctl.trainer.data.samples import Dataset
-from hetctl.trainer.gradients.gradients import Gradients
+from hetctl.trainer.gradients.gradients import Gradients, make_buckets
 from hetctl.trainer.gradients.optimizer import build_optimizer
 from hetctl.trainer.gradients.sharding import keeps_whole, tensor_share_of
 from hetctl.trainer.job import Job
@@ -90,18 +90,11 @@ def _gradients(
     plan, train = job.plan, job.recipe.train
     dtype, parameters = compute_dtype(train.precision, device), sum(map(parameters_of, models))
     over_replicas = plan.over_replicas if train.sharded == "auto" else train.sharded == "replicas"
-    return Gradients(
-        models,
-        plan,
-        place,
-        groups,
-        dtype=dtype,
-        device=device,
-        overlap=train.overlap,
-        whole=over_replicas or keeps_whole(plan, place, train.sharded, parameters=parameters, dtype=dtype),
-        over_replicas=over_replicas,
-        timeline=timeline,
+    whole = over_replicas or keeps_whole(plan, place, train.sharded, parameters=parameters, dtype=dtype)
+    buckets = make_buckets(
+        models, plan, place, groups, dtype=dtype, device=device, whole=whole, over_replicas=over_replicas
     )
+    return Gradients(models, list(buckets), plan, place.rank, overlap=train.overlap, timeline=timeline)
 
 
 def _initialise(gradients: Gradients, job: Job, device: torch.device) -> None:
