@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm.contract.errors import with_hints
 from hetctl.comm.contract.events import Reporter
 from hetctl.comm.group import backend
+from hetctl.comm.operation.device import rank_device
 from hetctl.trainer.job import current_job
 from hetctl.trainer.loop.loop import run
 from hetctl.trainer.ranks.emulated_device import at_speed, cap_memory
@@ -22,11 +22,8 @@ def main() -> None:
     """Join the job's ranks, train, leave."""
     job = current_job()
     rank = int(os.environ["RANK"])
-    device = torch.device("cpu")
-    if os.environ.get("HETCTL_DEVICE_TYPE") == "cuda":
-        device = torch.device("cuda", int(os.environ.get("HETCTL_DEVICE_INDEX", "0")))
-        torch.cuda.set_device(device)
-        cap_memory(device, job.plan.ranks[rank].memory_bytes)
+    device = rank_device()
+    cap_memory(device, job.plan.ranks[rank].memory_bytes)
     backend.register()
     dist.init_process_group("het", timeout=timedelta(seconds=job.timeout_s))
     with at_speed(device, job.plan.ranks[rank].speed) as reduced:

@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from hetctl.comm.bridge.engines.probe import ability
 from hetctl.comm.bridge.engines.shared import ENGINES, wires_here
+from hetctl.comm.contract.natives import native_of
+from hetctl.comm.operation.device import has_cuda_runtime
 
 if TYPE_CHECKING:
     from hetctl.comm.bench.measure import Ends
@@ -54,7 +56,7 @@ def engines_tried(device: torch.device) -> dict[str, Any]:
     wires, lacking = wires_here()
     if wires is None:
         return {"lacking": lacking, "engines": {}}
-    number = (device.index or 0) if device.type == "cuda" else None
+    number = (device.index or 0) if has_cuda_runtime(device) else None
     tried = {name: ability(name, wires, number) for name in ENGINES}
     engines = {name: {"host": t.host, "device": t.device, "lost": dict(t.lost)} for name, t in tried.items()}
     return {"lacking": "", "ports": list(wires.ports), "engines": engines}
@@ -96,8 +98,9 @@ def _pattern(count: int, rank: int, device: torch.device) -> torch.Tensor:
 
 def _library(device: torch.device) -> dict[str, str]:
     """The native library that this process really runs, not what a package's metadata claims."""
-    if device.type != "cuda":
-        return {"library": "gloo", "version": f"of torch {torch.__version__}", "file": "", "device": "cpu"}
+    if not has_cuda_runtime(device):
+        name = native_of(device_type=device.type).library
+        return {"library": name, "version": f"of torch {torch.__version__}", "file": "", "device": device.type}
     from torch.cuda import nccl
 
     loaded = _LIBRARY.search(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))

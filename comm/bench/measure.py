@@ -21,12 +21,14 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm.bench import exact
 from hetctl.comm.contract.cluster import TransportKind
+from hetctl.comm.contract.natives import backend_words, device_types
 from hetctl.comm.contract.placement import PlacedBridge, Placement, current_placement
 from hetctl.comm.contract.rank_events import Reporter
 from hetctl.comm.contract.units import GiB, KiB, MiB
 from hetctl.comm.contract.values import decode
 from hetctl.comm.group.backend import create_over, register
 from hetctl.comm.operation.byte_counter import METER
+from hetctl.comm.operation.device import has_streams, rank_device, synchronize
 
 VARIABLE = "HETCTL_MEASURE"  # names a JSON file with a Task
 IN_FLIGHT = 4  # messages under way at once
@@ -70,8 +72,7 @@ class Ends:
 
     def settle(self) -> None:
         """Wait for this device and for everybody."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         dist.barrier(self.group)
 
 
@@ -128,8 +129,7 @@ def latency(ends: Ends, *, turns: int = LATENCY_TURNS) -> dict[str, float]:
         began = time.perf_counter()
         for mine in (ends.rank == 0, ends.rank != 0):
             (dist.send if mine else dist.recv)(data, ends.peer, group=ends.group)
-        if ends.device.type == "cuda":
-            torch.cuda.synchronize(ends.device)
+        synchronize(ends.device)
         if turn >= 10:  # the first ones connect
             times.append((time.perf_counter() - began) / 2)
     times = sorted(times[1:] or times)
@@ -227,8 +227,7 @@ def costs(ends: Ends, *, total: int) -> dict[str, float | None]:
     ends.settle()
     cost.connected()
     _stream(ends, data, count)
-    if ends.device.type == "cuda":
-        torch.cuda.synchronize(ends.device)
+    synchronize(ends.device)
     cost.end()
     every: list[Any] = [None] * ends.world
     dist.all_gather_object(every, None if ends.peer is None else cost)
@@ -265,7 +264,7 @@ def way(ends: Ends, max_bytes: int) -> dict[str, Any]:
 
 def raw_ceilings(ends: Ends, *, nbytes: int = 64 * MiB) -> dict[str, float]:
     """What the parts can do by themselves, bytes per second: host copies, and raw gloo groups side by side."""
-    pinned = ends.device.type == "cuda"
+    pinned = has_streams(ends.device)
     host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pinned)
     there = torch.zeros_like(host, device=ends.device)
 
@@ -312,7 +311,7 @@ def make_group(transport: TransportKind) -> Any:
         return create_over(options, over(current_placement(), transport))
 
     if name.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(name, partial(create, transport), extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(name, partial(create, transport), extended_api=True, devices=device_types())
     return dist.new_group(backend=name, timeout=TIMEOUT)
 
 
@@ -339,13 +338,9 @@ def _prove(task: Task, device: torch.device) -> None:
 def main() -> None:
     """Prove and measure what the task asks for; rank 0 reports, and who is first on its island or host."""
     task = decode(Task, json.loads(Path(os.environ[VARIABLE]).read_text(encoding="utf-8")), where=VARIABLE)
-    device = torch.device("cpu")
-    if os.environ["HETCTL_DEVICE_TYPE"] == "cuda":
-        device = torch.device("cuda", int(os.environ["HETCTL_DEVICE_INDEX"]))
-        torch.cuda.set_device(device)
+    device = rank_device()
     register()
-    native = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(native if task.native else "het", timeout=TIMEOUT)
+    dist.init_process_group(backend_words(device.type) if task.native else "het", timeout=TIMEOUT)
     reporter = Reporter(active=dist.get_rank() == 0)
     _prove(task, device)
     for name, ends in ways(task, device):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from hetctl.comm.bridge.staging import Combine, flat_bytes
+from hetctl.comm.operation.device import module_of
 from hetctl.comm.operation.store_connections import GroupStore
 from hetctl.comm.operation.work import BridgeError, HetWork, OperationDeadline, ended_by
 
@@ -238,8 +239,4 @@ class Bridge:
 
 
 def _event(data: torch.Tensor) -> Any:
-    if not data.is_cuda:
-        return None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(data.device))
-    return event
+    return None if data.is_cpu else module_of(data.device).current_stream(data.device).record_event()

@@ -1,4 +1,6 @@
-"""Device memory straight from the driver's runtime, for what another process or a NIC is to map, and copies of it.
+"""Device memory straight from CUDA's runtime (HIP's alike): what other processes and NICs map, its copies, pinning.
+
+For device types that have it (`operation.device.has_cuda_runtime`).
 
 PyTorch's allocator may be told to map memory in pieces (`expandable_segments`). Handles between processes do not cover
 such memory, and an engine then carries its bytes through sockets without a word: 0.5 GB/s where a peer copy does 90.
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 
 from hetctl.comm.contract.errors import BridgeError
+from hetctl.comm.operation.device import has_cuda_runtime
 
 
 class _Block:
@@ -43,19 +46,42 @@ def allocate(nbytes: int, device: torch.device) -> torch.Tensor:
         return torch.as_tensor(_Block(nbytes), device=device)
 
 
-def start_copy(target: int, source: int, nbytes: int, stream: int) -> None:
+def start_copy(target: int, source: int, nbytes: int, stream: Any) -> None:
     """Copy bytes between addresses of this device, or of pinned host memory, behind what `stream` has to do.
 
     For memory that stays until the copy is over, which nobody watches here. By address, because a chunk's time is
     Python's, of which tensors that are sliced for `copy_` take several times as much. Raises BridgeError.
     """
     if nbytes:  # an empty tensor may have no address
-        _check(_call("MemcpyAsync")(target, source, nbytes, _EITHER_WAY, stream))
+        _check(_call("MemcpyAsync")(target, source, nbytes, _EITHER_WAY, stream.cuda_stream))
 
 
-def await_stream(stream: int) -> None:
+def await_stream(stream: Any) -> None:
     """Block the host until a stream has done everything so far. Raises BridgeError."""
-    _check(_call("StreamSynchronize")(stream))
+    _check(_call("StreamSynchronize")(stream.cuda_stream))
+
+
+def pin(memory: torch.Tensor, device: torch.device) -> bool:
+    """Pin mapped host memory for a device's copy engines; False where no runtime could pin it.
+
+    Raises RuntimeError: memory that is not pinned after all would be silently slow.
+    """
+    if not has_cuda_runtime(device):
+        return False
+    code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    if int(code) != 0:
+        raise RuntimeError(f"the device's driver does not pin shared memory (error {int(code)})")
+    return True
+
+
+def unpin(memory: torch.Tensor) -> None:
+    """Undo what `pin` has done."""
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
+def registrable_device() -> int | None:
+    """The number of this process's device, if engines can register its memory."""
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
 
 
 _EITHER_WAY = 4  # cudaMemcpyDefault, hipMemcpyDefault: the addresses tell

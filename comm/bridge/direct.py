@@ -24,13 +24,12 @@ import torch
 from hetctl.comm.bridge.bridge import P2P, Bridge, LaneKey
 from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.control import Control, accept, offer
-from hetctl.comm.bridge.device_memory import allocate
+from hetctl.comm.bridge.device_memory import allocate, pin, registrable_device, unpin
 from hetctl.comm.bridge.engines.base import PEER_COPY, EnginePort, Memory, Region
 from hetctl.comm.bridge.engines.shared import Use
 from hetctl.comm.bridge.failover import Position, say
 from hetctl.comm.bridge.forwarded import TRAILER_ROOM, Flow, ForwardedLane, RecvLane, SendLane
 from hetctl.comm.bridge.rdma_ports import POLL_SECONDS, LaneTransfers, connect, described
-from hetctl.comm.bridge.shm import pin
 from hetctl.comm.bridge.slot_release import SlotReleases
 from hetctl.comm.bridge.staging import TRAILER_BYTES, engine_for
 from hetctl.comm.bridge.window import OneWay, Posted
@@ -141,12 +140,12 @@ class Ring:
         )
         self._slots: tuple[torch.Tensor, ...] = tuple(self.memory.split(self.slot_bytes))
         self._pinned = False
-        number = (device.index if device.index is not None else torch.cuda.current_device()) if on_device else None
+        number = (device.index if device.index is not None else registrable_device()) if on_device else None
         self.regions: list[Region] = []
         try:
             for rail in rails:
                 self.regions.append(rail.engine.register(Memory(self.memory.data_ptr(), size, number)))
-            self._pinned = not on_device and device.type == "cuda" and pin(self.memory)
+            self._pinned = not on_device and pin(self.memory, device)
         except BaseException:
             self.close()
             raise
@@ -164,7 +163,7 @@ class Ring:
 
     def _release(self) -> None:
         if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
+            unpin(self.memory)
         self.memory, self._slots = torch.empty(0, dtype=torch.uint8), ()
         if self._map is not None:
             with contextlib.suppress(BufferError):  # a slot that a failed lane still holds goes with that lane

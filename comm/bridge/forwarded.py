@@ -286,7 +286,7 @@ class SendLane(ForwardedLane):
         message = chunk.message
         ready = None if chunk.first else message.ready
         operation, number = chunk.position
-        chunk.sealed = chunk.slot.is_cuda and not self._bridge.verify  # nothing to sum up: the copy brings the trailer
+        chunk.sealed = not chunk.slot.is_cpu and not self._bridge.verify  # no sum: the copy brings the trailer
         trailer = trailer_of(operation=operation, chunk=number, length=chunk.length) if chunk.sealed else b""
         chunk.copied = self._engine.out(message, chunk.span, chunk.slot, ready, trailer)
         self._copying.append(chunk)

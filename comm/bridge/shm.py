@@ -27,6 +27,7 @@ import torch
 from hetctl.comm.bridge.bridge import P2P, Bridge, LaneKey
 from hetctl.comm.bridge.connecting import TALK_SECONDS, ConnectWait
 from hetctl.comm.bridge.control import MOST_SECONDS
+from hetctl.comm.bridge.device_memory import pin, unpin
 from hetctl.comm.bridge.failover import Position
 from hetctl.comm.bridge.forwarded import Flow, ForwardedLane, RecvLane, SendLane
 from hetctl.comm.bridge.slot_release import SlotReleases
@@ -170,7 +171,7 @@ class ShmLaneEnd(OneWay):
             self._handles, self._next, self._held = handles, 0, True
             self._map = mmap.mmap(handles.memory, self._flow.ring_bytes)
             self._ring = torch.frombuffer(memoryview(self._map), dtype=torch.uint8)  # the view keeps it mapped
-            self._registered = self.key.device.type == "cuda" and pin(self._ring)
+            self._registered = pin(self._ring, self.key.device)
 
     def _end(self) -> None:
         """Unpin and unmap the memory, close the counters and the socket."""
@@ -179,7 +180,7 @@ class ShmLaneEnd(OneWay):
             if not held:
                 return
             if self._registered:
-                torch.cuda.cudart().cudaHostUnregister(self._ring.data_ptr())
+                unpin(self._ring)
             del self._ring
             with contextlib.suppress(BufferError):  # a slot that a failed lane still holds goes with that lane
                 self._map.close()
@@ -295,14 +296,6 @@ def _taken(fd: int) -> bool:
         return os.eventfd_read(fd) > 0
     except BlockingIOError:
         return False
-
-
-def pin(ring: torch.Tensor) -> bool:
-    """Pin the ring for the device's copy engines. Raises RuntimeError: an unpinned ring would be silently slow."""
-    code = torch.cuda.cudart().cudaHostRegister(ring.data_ptr(), ring.numel(), 0)
-    if int(code) != 0:
-        raise RuntimeError(f"the device's driver does not pin shared memory (error {int(code)})")
-    return True
 
 
 def _offer(store: Store, name: str, patience: ConnectWait, *, nbytes: int) -> _Handles:

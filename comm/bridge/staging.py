@@ -17,6 +17,7 @@ import torch
 from hetctl.comm.bridge.device_memory import await_stream, start_copy
 from hetctl.comm.contract.units import MiB
 from hetctl.comm.operation.byte_counter import METER
+from hetctl.comm.operation.device import has_streams, module_of
 
 CHUNK_BYTES = 4 * MiB  # what a share of a large collective is made of, and a message over rails
 TRAILERS_AHEAD = 16  # on their way to device slots behind their chunks: more than a lane has slots
@@ -45,7 +46,7 @@ def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked
     """Write the trailer behind `length` payload bytes of `slot`, on the host or on a device."""
     checksum = _checksum(slot[:length]) if checked else 0
     trailer = trailer_of(operation=operation, chunk=chunk, length=length, checksum=checksum)
-    if slot.is_cuda:
+    if not slot.is_cpu:
         _scratch(slot.device).write(slot.data_ptr() + length, trailer)
     else:
         assert length + TRAILER_BYTES <= slot.numel(), "a slot too small for its trailer"
@@ -54,7 +55,7 @@ def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked
 
 def unseal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> None:
     """Raises TrailerMismatch unless the first `length` bytes of a received slot are exactly the expected chunk."""
-    if slot.is_cuda:
+    if not slot.is_cpu:
         trailer = _scratch(slot.device).read(slot.data_ptr() + length)
     else:
         assert length + TRAILER_BYTES <= slot.numel(), "a slot too small for its trailer"
@@ -78,11 +79,11 @@ def _on_host(data: torch.Tensor) -> Any:
 
     The copy is pinned: one to pageable memory holds a lock of the driver that other threads' copies wait for.
     """
-    if not data.is_cuda:
+    if data.is_cpu:
         return data.numpy()
     host = torch.empty(data.numel(), dtype=torch.uint8, device="cpu", pin_memory=True)
     stream = _shared_stream(data.device)
-    with torch.cuda.stream(stream):
+    with module_of(data.device).stream(stream):
         host.copy_(data, non_blocking=True)
         stream.synchronize()
     return host.numpy()
@@ -110,8 +111,8 @@ class _Scratch:
         return bytes(self._bytes)
 
     def _copy(self, target: int, source: int) -> None:
-        start_copy(target, source, TRAILER_BYTES, self._stream.cuda_stream)
-        await_stream(self._stream.cuda_stream)
+        start_copy(target, source, TRAILER_BYTES, self._stream)
+        await_stream(self._stream)
 
 
 class _Trailers:
@@ -144,7 +145,7 @@ def _scratch(device: torch.device) -> _Scratch:
 def side_stream(device: torch.device) -> Any:
     """A new stream for the bridge's own kernels: each is short and the next stage waits for it, so that they may not
     queue behind the program's products, which fill the device."""
-    return torch.cuda.Stream(device, priority=-1)
+    return module_of(device).Stream(device, priority=-1)
 
 
 _shared_stream = functools.cache(side_stream)
@@ -208,7 +209,7 @@ class CopyEngine(Protocol):
 
 def engine_for(device: torch.device) -> CopyEngine:
     """A copy engine with streams of its own: one lane's copies must not queue behind another's that wait."""
-    return StreamEngine(device) if device.type == "cuda" else HostEngine()
+    return StreamEngine(device) if has_streams(device) else HostEngine()
 
 
 class HostEngine:
@@ -251,7 +252,7 @@ class StreamEngine:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self._streams = device, module_of(device)
         self._copies: Any = None
         self._combines: Any = None
         self._trailers: _Trailers | None = None
@@ -285,9 +286,9 @@ class StreamEngine:
                 self._busy.append((event, slot))
 
     def enter(self) -> None:
-        torch.cuda.set_device(self.device)
+        self._streams.set_device(self.device)
         self._copies = self._copies or side_stream(self.device)
-        torch.cuda.set_stream(self._copies)
+        self._streams.set_stream(self._copies)
 
     def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
         first, past = span
@@ -295,8 +296,8 @@ class StreamEngine:
         if ready is not None:
             self._copies.wait_event(ready)
             source.data.record_stream(self._copies)
-        if slot.is_cuda:
-            stream, to = self._copies.cuda_stream, slot.data_ptr()
+        if not slot.is_cpu:
+            stream, to = self._copies, slot.data_ptr()
             start_copy(to, source.data.data_ptr() + first, size, stream)
             if trailer:
                 self._trailers = self._trailers or _Trailers()
@@ -310,14 +311,14 @@ class StreamEngine:
         self, slot: torch.Tensor, target: torch.Tensor, span: Span, combine: Combine | None, ready: Sequence[Any]
     ) -> Landed:
         first, past = span
-        if combine is None and slot.is_cuda:
+        if combine is None and not slot.is_cpu:
             self._follow(self._copies, target, ready)
-            start_copy(target.data_ptr() + first, slot.data_ptr(), past - first, self._copies.cuda_stream)
+            start_copy(target.data_ptr() + first, slot.data_ptr(), past - first, self._copies)
         else:
-            if not slot.is_cuda:
+            if slot.is_cpu:
                 METER.touch(past - first)
             payload, target = _typed(slot, target, span)
-            if combine is not None and not slot.is_cuda:
+            if combine is not None and slot.is_cpu:
                 return self._combine(payload, target, combine, ready)
             self._follow(self._copies, target, ready)
             if combine is not None:
@@ -334,9 +335,9 @@ class StreamEngine:
         read = self._copies.record_event()
         incoming.record_stream(stream)
         self._follow(stream, target, [*ready, read])
-        torch.cuda.set_stream(stream)
+        self._streams.set_stream(stream)
         combine(target, incoming)
-        torch.cuda.set_stream(self._copies)
+        self._streams.set_stream(self._copies)
         done = stream.record_event()
         self._combining.append(done)
         if len(self._combining) > COMBINES_AHEAD:

@@ -27,6 +27,7 @@ from hetctl.comm.contract.placement import NICS_VARIABLE
 from hetctl.comm.contract.units import KiB
 from hetctl.comm.operation.byte_counter import METER
 from hetctl.comm.operation.c10d import Gloo, PrefixStore, Store
+from hetctl.comm.operation.device import accelerator
 from hetctl.comm.operation.store_connections import GroupStore
 from hetctl.comm.operation.work import reason_of
 
@@ -152,7 +153,7 @@ class TcpRails:
         options._timeout, options._threads, options._devices = self._timeout, 1, [device]
         group = Gloo(PrefixStore(f"link/{self._name}/{index}", store), 0 if self._sending else 1, 2, options)
         name = f"rail {index} ({interface})"
-        poster = _Poster(f"het {name}") if torch.cuda.is_available() else None
+        poster = _Poster(f"het {name}") if accelerator() is not None else None
         return TcpRail(name, group, poster)
 
     def kill(self) -> None:
@@ -359,7 +360,7 @@ _SHARING = threading.Lock()
 def _devices() -> list[tuple[str, Any]]:
     """The devices of this process, made anew where no link has any."""
     names = _interfaces()
-    count = int(os.environ.get(RAILS_VARIABLE) or max(len(names), DEVICE_RAILS if torch.cuda.is_available() else 1))
+    count = int(os.environ.get(RAILS_VARIABLE) or max(len(names), DEVICE_RAILS if accelerator() is not None else 1))
     taken = tuple(names[i % len(names)] if names else "" for i in range(count))
     with _SHARING:
         found = _SHARED.get(taken)

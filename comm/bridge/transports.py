@@ -14,6 +14,7 @@ import torch
 
 from hetctl.comm.bridge.bridge import LaneKey, Transport
 from hetctl.comm.bridge.choice import Ability, TransportChoice, ability_of, choose, publish
+from hetctl.comm.bridge.device_memory import registrable_device
 from hetctl.comm.bridge.direct import DirectMode, DirectTransport, Initiator, Introduce
 from hetctl.comm.bridge.engines.base import PEER_COPY, EngineName
 from hetctl.comm.bridge.engines.probe import EngineTrial, ability
@@ -91,7 +92,7 @@ class TransportSelector:
 
     def _try(self) -> None:
         host, device = dict[str, str](), dict[str, str]()
-        number = torch.cuda.current_device() if torch.cuda.is_available() else None
+        number = registrable_device()
         try:
             wires, lacking = wires_here(local=self._local and number is not None)
             for engine in self._engines():
@@ -142,7 +143,7 @@ class TransportSelector:
             return ShmTransport()
         if choice.engine is None:
             return TcpTransport(self._watch)
-        wires, lacking = wires_here(local=self._local and torch.cuda.is_available())
+        wires, lacking = wires_here(local=self._local and registrable_device() is not None)
         if wires is None:
             raise BridgeError(lacking)
         on_device = choice.kind == "direct"

@@ -15,6 +15,7 @@ import torch
 from hetctl.comm.bridge.bridge import Bridge, LaneKey, Message
 from hetctl.comm.bridge.failover import STALL_SECONDS, Loss, Position, Stall
 from hetctl.comm.bridge.staging import Copied, Span
+from hetctl.comm.operation.device import module_of
 from hetctl.comm.operation.work import BridgeError
 
 MOVE_SECONDS = 4.0  # for both ends to agree that a broken rail's chunks take others
@@ -257,8 +258,7 @@ class Window:
 
     def lose(self, loss: Loss) -> str:
         """Start what a lost rail owes over other rails, and everything after it; the rail's name, '' for the last."""
-        if self._key.device.type == "cuda":
-            torch.cuda.set_device(self._key.device)
+        module_of(self._key.device).set_device(self._key.device)
         with self._changed:
             late = [c for c in self._all() if c.position >= loss.since]
             pending_device_work = [c for c in late if self.port.route(c.position) == loss.rail]

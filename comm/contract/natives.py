@@ -1,6 +1,7 @@
 """The one table of native back ends: a vendor's library, the torch back end that loads it, its device type.
 
-A further vendor is one more row here, a row in the hardware table, and a probe file.
+A further vendor is one more row here, a row in the hardware table, and a probe file; a further library also says how it
+is made in `group/native.py`. What ranks do on a device type goes through `operation/device.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hetctl.comm.contract.errors import ConfigError
+
 NativeName = Literal["nccl", "rccl", "xccl", "gloo"]
+HOST = "cpu"  # the device type without streams, and the vendor of ranks that compute there
 
 
 @dataclass(frozen=True)
@@ -21,11 +25,35 @@ class NativeLibrary:
     visible_devices: str  # the environment variable that selects devices
     selects_by_uuid: bool = False  # whether that variable takes UUIDs
     device_order: str = ""  # the variable that makes its indices follow the PCI bus
+    driver_node: str = ""  # what a loaded driver shows: without any, nobody need import torch to look for devices
 
 
 NATIVES: dict[str, NativeLibrary] = {
-    "nvidia": NativeLibrary("nccl", "nccl", "cuda", "CUDA_VISIBLE_DEVICES", True, "CUDA_DEVICE_ORDER"),
-    "amd": NativeLibrary("rccl", "nccl", "cuda", "HIP_VISIBLE_DEVICES"),
+    "nvidia": NativeLibrary(
+        "nccl", "nccl", "cuda", "CUDA_VISIBLE_DEVICES", True, "CUDA_DEVICE_ORDER", driver_node="/dev/nvidiactl"
+    ),
+    "amd": NativeLibrary("rccl", "nccl", "cuda", "HIP_VISIBLE_DEVICES", driver_node="/dev/kfd"),
     "intel": NativeLibrary("xccl", "xccl", "xpu", "ZE_AFFINITY_MASK"),
-    "cpu": NativeLibrary("gloo", "gloo", "cpu", ""),
+    HOST: NativeLibrary("gloo", "gloo", "cpu", ""),
 }
+
+
+def native_of(**wanted: str) -> NativeLibrary:
+    """The first row with this `library`, `torch_backend` or `device_type`. Raises ConfigError."""
+    for row in NATIVES.values():
+        if all(getattr(row, field) == value for field, value in wanted.items()):
+            return row
+    words = " and ".join(f"{field.replace('_', ' ')} '{value}'" for field, value in wanted.items())
+    raise ConfigError(f"no native library has the {words}", hint="the table is comm/contract/natives.py")
+
+
+def device_types() -> list[str]:
+    """Every device type of the table, the host's first."""
+    return list(dict.fromkeys([HOST, *(row.device_type for row in NATIVES.values())]))
+
+
+def backend_words(device_type: str) -> str:
+    """What torch.distributed is asked for where no bridge is wanted: `cpu:gloo,cuda:nccl`, or on the host `gloo`."""
+    kinds = dict.fromkeys([HOST, device_type])
+    words = [f"{kind}:{native_of(device_type=kind).torch_backend}" for kind in kinds]
+    return ",".join(words) if len(words) > 1 else native_of(device_type=HOST).torch_backend

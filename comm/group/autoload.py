@@ -12,7 +12,9 @@ def load() -> None:
         from torch.distributed import Backend
 
         if "HET" not in Backend._plugins:
-            Backend.register_backend("het", _create, extended_api=True, devices=["cpu", "cuda"])
+            from hetctl.comm.contract.natives import device_types
+
+            Backend.register_backend("het", _create, extended_api=True, devices=device_types())
         if os.environ.get("HETCTL_AS_NCCL") == "1":
             from hetctl.comm.group.as_nccl import redirect
 

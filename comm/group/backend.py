@@ -7,9 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hetctl.comm.contract.natives import HOST, device_types, native_of
 from hetctl.comm.contract.placement import Placement, current_placement
 from hetctl.comm.group.group import HetGroup
-from hetctl.comm.group.native import make_native
+from hetctl.comm.group.native import Membership, make_native
 from hetctl.comm.operation.byte_counter import METER
 from hetctl.comm.operation.c10d import PrefixStore, ProcessGroup
 
@@ -19,7 +20,7 @@ NAME = "het"
 def register() -> None:
     """Make the word `het` known to torch.distributed; calling it again changes nothing."""
     if NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=device_types())
 
 
 def bridge_bytes() -> int:
@@ -46,17 +47,23 @@ def _native_group(options: Any, ranks: tuple[int, ...], placement: Placement) ->
 
     def native(name: str) -> Any:
         store = PrefixStore(f"{name}/", options.store)
-        made = make_native(store, name, place=rank, size=size, timeout=timeout, sockets=placement.spans_islands(ranks))
+        made = make_native(name, Membership(store, rank, size, timeout, sockets=placement.spans_islands(ranks)))
         made.options.global_ranks_in_group = list(ranks)
         made.options.group_name = options.group_id
         made._set_sequence_number_for_group()
         return made
 
-    if backend == "gloo":
-        return native("gloo")
+    device_type, host = native_of(torch_backend=backend).device_type, native_of(device_type=HOST)
+    if device_type == HOST:
+        return native(backend)
     # host tensors (object collectives, checkpoints) need gloo beside the device's own library
     group = ProcessGroup(options.store, rank, size)
-    group._set_default_backend(ProcessGroup.BackendType.NCCL)
-    group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, native(backend))
-    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, native("gloo"))
+    group._set_default_backend(_type_of(backend))
+    group._register_backend(torch.device(device_type), _type_of(backend), native(backend))
+    group._register_backend(torch.device(HOST), _type_of(host.torch_backend), native(host.torch_backend))
     return group
+
+
+def _type_of(backend: str) -> Any:
+    """Torch's word for a kind of back end; libraries that it has not got are custom ones."""
+    return getattr(ProcessGroup.BackendType, backend.upper(), ProcessGroup.BackendType.CUSTOM)

@@ -17,6 +17,7 @@ from hetctl.comm.group.reductions import Reduction, check, reduction
 from hetctl.comm.group.runner import Part
 from hetctl.comm.group.sparse import check_sparse, sum_sparse
 from hetctl.comm.group.steps import Run
+from hetctl.comm.operation.device import settle_current_stream
 from hetctl.comm.operation.views import Flat, as_bytes, fill, flat_copy, is_plain, plain, room_for, rows
 
 HALVES = (torch.float16, torch.complex32)  # averages of these are of scaled numbers, as NCCL's are
@@ -261,8 +262,7 @@ class Operations(Identity):
         return self._submit(name, call, touched=[*outputs, *inputs], shown=inputs, outputs=shown, opts=opts)
 
     def barrier(self, opts: Any = None) -> Any:
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()
+        settle_current_stream()
         return self._submit("barrier", self._collectives.barrier, touched=[], outputs=[], opts=opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:

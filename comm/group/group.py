@@ -11,6 +11,7 @@ import torch
 from hetctl.comm.bridge.bridge import MOST_TAG, P2P, Bridge
 from hetctl.comm.bridge.failover import RailWatch
 from hetctl.comm.bridge.transports import TransportSelector
+from hetctl.comm.contract.natives import HOST, native_of
 from hetctl.comm.contract.placement import Placement
 from hetctl.comm.group.any_source import AnySource, PendingReceive
 from hetctl.comm.group.at_exit import leave, mind
@@ -75,10 +76,10 @@ class HetGroup(Operations):
         island = self._placement.island_of_rank[self._ranks[self._rank]]
         mine = tuple(self._ranks[r] for r in self._layout.mine)
         size, sockets = len(mine), self._placement.spans_islands(mine)
-        for name in sorted({island.torch_backend, "gloo"}):
+        for name in sorted({island.torch_backend, native_of(device_type=HOST).torch_backend}):
             store = PrefixStore(f"native/{name}/{self._layout.home}/", self._store)
             made = make_island(store, name, place=self._layout.place, size=size, timeout=self._timeout, sockets=sockets)
-            self._natives["cpu" if name == "gloo" else "cuda"] = made
+            self._natives[native_of(torch_backend=name).device_type] = made
 
     def _native(self, device: torch.device) -> NativeCommunicator:
         native = self._natives.get(device.type)
@@ -219,7 +220,7 @@ class HetGroup(Operations):
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
         """Receive from whoever sends first, as gloo can (and device libraries cannot)."""
         _check_tag(tag)
-        if tensors[0].is_cuda:
+        if not tensors[0].is_cpu:
             raise BridgeError("a receive from any source needs a host tensor: device libraries know none")
         deadline, failed = self._deadline(None), self._error_flag.judged
         work = PendingReceive("recv from any rank", tensors, deadline=deadline, on_error=failed)

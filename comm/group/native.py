@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import (
 
 from hetctl.comm.bridge.tcp import break_pair, main_device
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.natives import HOST, native_of
 from hetctl.comm.operation.c10d import Gloo, PrefixStore, Store
 from hetctl.comm.operation.work import NativeFailed, OperationDeadline, reason_of
 
@@ -145,16 +146,19 @@ def make_island(
     """An island's Native over the torch back end of that name; for device libraries one more per direction."""
     if size == 1:
         return NativeCommunicator(None, size=size)
-    collectives, messages = ("group", "second"), () if backend == "gloo" else ("upward", "downward")
+    on_host = native_of(torch_backend=backend).device_type == HOST
+    collectives, messages = ("group", "second"), () if on_host else ("upward", "downward")
     made = {
         name: make_native(
-            PrefixStore(f"{name}/", store),
             backend,
-            place=place,
-            size=size,
-            timeout=timeout if backend == "gloo" else timeout + NATIVE_GRACE,
-            ahead=name in collectives,
-            sockets=sockets,
+            Membership(
+                PrefixStore(f"{name}/", store),
+                place,
+                size,
+                timeout if on_host else timeout + NATIVE_GRACE,
+                ahead=name in collectives,
+                sockets=sockets,
+            ),
         )
         for name in (*collectives, *messages)
     }
@@ -185,34 +189,50 @@ def _abort(group: Any) -> None:
         group.abort()
 
 
-def make_native(
-    store: Store,
-    backend: str,
-    *,
-    place: int,
-    size: int,
-    timeout: timedelta,
-    ahead: bool = False,
-    sockets: bool = False,
-) -> Any:
-    """The native group of an island, by its torch name; members only, all of them at once.
+@dataclass(frozen=True)
+class Membership:
+    """What a native group is made of: where its members meet, and who of them this process is.
 
     `ahead`: its kernels go before the program's, because other islands wait for what they give. `sockets`: its members
     reach no common RDMA network, so between hosts it takes sockets, whatever the library would choose.
     """
-    if backend == "gloo":
-        options = Gloo._Options()
-        options._timeout = timeout
-        options._devices = [main_device()]
-        return Gloo(store, place, size, options)
-    if sockets and (asked := os.environ.get("NCCL_NET", "Socket")) != "Socket":
+
+    store: Store
+    place: int
+    size: int
+    timeout: timedelta
+    ahead: bool = False
+    sockets: bool = False
+
+
+def make_native(backend: str, membership: Membership) -> Any:
+    """The native group of an island, by its torch name; members only, all of them at once. Raises ConfigError."""
+    if backend not in MAKERS:
+        raise ConfigError(
+            f"nobody here makes native groups of '{backend}'", hint=f"comm/group/native.py makes {', '.join(MAKERS)}"
+        )
+    return MAKERS[backend](membership)
+
+
+def _make_gloo(member: Membership) -> Any:
+    options = Gloo._Options()
+    options._timeout = member.timeout
+    options._devices = [main_device()]
+    return Gloo(member.store, member.place, member.size, options)
+
+
+def _make_nccl(member: Membership) -> Any:
+    if member.sockets and (asked := os.environ.get("NCCL_NET", "Socket")) != "Socket":
         raise ConfigError(
             f"islands joined natively talk over sockets, but NCCL_NET={asked} overrides that",
             hint="unset it there",
         )
-    nccl = dist.ProcessGroupNCCL.Options(is_high_priority_stream=ahead)
-    nccl._timeout = timeout
-    if sockets:
-        config: Any = nccl.config  # torch's stubs do not list it
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=member.ahead)
+    options._timeout = member.timeout
+    if member.sockets:
+        config: Any = options.config  # torch's stubs do not list it
         config.net_name = "Socket"
-    return dist.ProcessGroupNCCL(store, place, size, nccl)
+    return dist.ProcessGroupNCCL(member.store, member.place, member.size, options)
+
+
+MAKERS: dict[str, Callable[[Membership], Any]] = {"gloo": _make_gloo, "nccl": _make_nccl}  # by torch's name

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hetctl.comm.group.pending_work import PendingDeviceWork, PendingItem
+from hetctl.comm.operation.device import captures_graph, module_of
 from hetctl.comm.operation.views import may_write
 from hetctl.comm.operation.work import BridgeError, HetWork, OperationDeadline, reason_of
 
@@ -31,7 +32,7 @@ class NativeMessage(HetWork):
     ) -> None:
         super().__init__(what, tensors, deadline=deadline)
         self._native, self._until, self._on_error = native, deadline, on_error
-        self._on_host = not tensors[0].is_cuda
+        self._on_host = tensors[0].is_cpu
         self._claimed = False
         self.on_wait: Callable[[], object] = lambda: None  # told when the program begins to wait
         self._landing = landing  # what native libraries wrote, where they cannot write the program's own tensor
@@ -75,9 +76,9 @@ class NativeMessage(HetWork):
 
     def _owe(self) -> None:
         """On devices the current stream is behind the message now, which may hang there: somebody has to notice."""
-        if self._pending_device_work is not None and not self._on_host and not torch.cuda.is_current_stream_capturing():
-            device = self._outputs[0].device
-            event = torch.cuda.current_stream(device).record_event()
+        device = self._outputs[0].device
+        if self._pending_device_work is not None and not self._on_host and not captures_graph(device):
+            event = module_of(device).current_stream(device).record_event()
             self._pending_device_work.add(PendingItem(self.what, self._until, event, device))
 
     def is_completed(self) -> bool:

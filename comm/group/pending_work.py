@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hetctl.comm.operation.device import has_streams, module_of
 from hetctl.comm.operation.intervals import meet
 from hetctl.comm.operation.work import OperationDeadline, reason_of
 
@@ -22,13 +23,13 @@ class PendingItem:
 
     what: str
     deadline: OperationDeadline | None
-    event: Any  # torch.cuda.Event
+    event: Any
     device: torch.device
     extents: Extents | None = None
 
     def over(self) -> bool:
         """Ask the device; of a thread that never chose one, a question would make a context on the first."""
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
+        with module_of(self.device).device(self.device) if has_streams(self.device) else contextlib.nullcontext():
             return bool(self.event.query())
 
 

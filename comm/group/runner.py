@@ -20,6 +20,7 @@ import torch
 
 from hetctl.comm.bridge.staging import side_stream
 from hetctl.comm.group.pending_work import Extents, PendingDeviceWork, PendingItem
+from hetctl.comm.operation.device import has_streams, module_of
 from hetctl.comm.operation.intervals import meet
 from hetctl.comm.operation.task_queue import TaskQueue
 from hetctl.comm.operation.views import may_write
@@ -89,9 +90,8 @@ class Runner:
     ) -> None:
         """Run `call` after everything put before it, then finish `work`; on side streams if the device has any."""
         job = QueuedCollective(work, call, touched, parted)
-        if job.device.type == "cuda":
-            job.start = torch.cuda.Event()
-            job.start.record(torch.cuda.current_stream(job.device))
+        if has_streams(job.device):
+            job.start = module_of(job.device).current_stream(job.device).record_event()
         with self._state:
             if (error := ended_by(work.what, self._error)) is not None:
                 raise error
@@ -138,7 +138,7 @@ class Runner:
         A kernel's first launch may load a module, which can wait for all that runs there: also for a communicator's
         kernel whose peer waits in the same way for the other communicator's.
         """
-        if job.device.type == "cpu":
+        if not has_streams(job.device):
             return True
         kinds = {(t.dtype, (t.numel() * t.element_size()).bit_length()) for t in job.touched}
         warm = kinds <= self._warm
@@ -201,8 +201,8 @@ class Runner:
 
     def _finish(self, job: QueuedCollective, *, error: BaseException | None = None) -> None:
         ready = None
-        if error is None and job.device.type == "cuda":
-            ready = torch.cuda.current_stream(job.device).record_event()
+        if error is None and has_streams(job.device):
+            ready = module_of(job.device).current_stream(job.device).record_event()
         if ready is not None:  # before it is no longer open: whoever touches its memory next finds one or the other
             minded = job.extents if job.parted else None
             self._pending_device_work.add(PendingItem(job.work.what, job.work.deadline, ready, job.device, minded))
@@ -213,12 +213,13 @@ class Runner:
     @contextlib.contextmanager
     def _stream(self, job: QueuedCollective, *, second: bool) -> Iterator[Any]:
         """The side stream of a half, current; None where devices have none."""
-        if job.device.type != "cuda":
+        if not has_streams(job.device):
             yield None
             return
-        torch.cuda.set_device(job.device)
+        streams = module_of(job.device)
+        streams.set_device(job.device)
         stream = self._side(job.device, second=second)
-        with torch.cuda.stream(stream):
+        with streams.stream(stream):
             for tensor in job.touched:
                 tensor.record_stream(stream)
             yield stream

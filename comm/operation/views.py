@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hetctl.comm.operation.device import module_of
 from hetctl.comm.operation.work import HetWork, OperationDeadline
 
 
@@ -49,8 +50,8 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def used_here(scratch: torch.Tensor) -> None:
     """Scratch of a first half is read by the second one, on another stream: it may not be handed out before that."""
-    if scratch.is_cuda:
-        scratch.record_stream(torch.cuda.current_stream(scratch.device))
+    if not scratch.is_cpu:
+        scratch.record_stream(module_of(scratch.device).current_stream(scratch.device))
 
 
 def flat_copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -105,8 +106,9 @@ class Returning(HetWork):
         super().finish(ready=ready, error=error)
 
     def _copy_behind(self, ready: Any) -> Any:
-        stream, event = torch.cuda.Stream(self._target.device), torch.cuda.Event()
-        with torch.cuda.stream(stream):
+        streams = module_of(self._target.device)
+        stream, event = streams.Stream(self._target.device), streams.Event()
+        with streams.stream(stream):
             stream.wait_event(ready)
             self._target.copy_(self._scratch.view(self._target.shape), non_blocking=True)
             event.record(stream)

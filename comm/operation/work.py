@@ -16,6 +16,7 @@ from torch.autograd import _profiler_enabled as profiling
 from hetctl.comm.contract.errors import BridgeError as BridgeError
 from hetctl.comm.contract.errors import reason_of as reason_of
 from hetctl.comm.operation.c10d import Work
+from hetctl.comm.operation.device import module_of
 
 GRACE_SECONDS = 8.0
 TICK_SECONDS = 0.002  # gloo's waits end up to a millisecond early: it counts whole ones
@@ -78,7 +79,7 @@ class HetWork(Work):  # type: ignore[misc]
         self._error: BaseException | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._then: list[Callable[[], None]] = []
-        self.ready: Any = None  # torch.cuda.Event where a stream carries the result
+        self.ready: Any = None  # an event where a stream carries the result
         self.source = -1
         self._span: Any = None
         self._span_thread = 0
@@ -136,7 +137,8 @@ class HetWork(Work):  # type: ignore[misc]
 
     def synchronize(self) -> None:
         if self.ready is not None:
-            torch.cuda.current_stream(self._outputs[0].device if self._outputs else None).wait_event(self.ready)
+            device = self._outputs[0].device if self._outputs else self.ready.device
+            module_of(device).current_stream(device).wait_event(self.ready)
 
     def block_current_stream(self) -> None:
         self.wait()
@@ -161,8 +163,8 @@ class HetWork(Work):  # type: ignore[misc]
     def get_future(self) -> torch.futures.Future[Any]:
         with self._lock:
             if self._future is None:
-                devices = sorted({t.device.index for t in self._outputs if t.is_cuda and t.device.index is not None})
-                self._future = torch.futures.Future(devices=[torch.device("cuda", d) for d in devices] or None)
+                held: list[Any] = list({t.device for t in self._outputs if not t.is_cpu and t.device.index is not None})
+                self._future = torch.futures.Future(devices=held or None)
                 ended = self._done.is_set()
             else:
                 ended = False
@@ -176,8 +178,9 @@ class HetWork(Work):  # type: ignore[misc]
         elif self.ready is None:
             future.set_result(self._outputs)
         else:
-            with torch.cuda.stream(torch.cuda.Stream(self._outputs[0].device)):
-                torch.cuda.current_stream().wait_event(self.ready)
+            streams = module_of(self._outputs[0].device)
+            with streams.stream(streams.Stream(self._outputs[0].device)):
+                streams.current_stream().wait_event(self.ready)
                 future.set_result(self._outputs)
 
 

@@ -15,6 +15,7 @@ from hetctl.comm.bridge.engines.base import PEER_COPY
 from hetctl.comm.bridge.engines.shared import ENGINES, installed
 from hetctl.comm.contract.cluster import Cluster, TransportKind
 from hetctl.comm.contract.errors import ConfigError, WorkFailed
+from hetctl.comm.contract.natives import HOST
 from hetctl.comm.contract.placement import CARRIERS, LOCAL, NATIVE
 from hetctl.comm.contract.units import GiB, MiB, parse_bytes, show_bytes, show_rate
 from hetctl.console import Sink
@@ -23,7 +24,7 @@ from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.planning.profile import BridgeProfile, SumPoint
 
 TASK_VARIABLE = "HETCTL_MEASURE"  # what comm.measure reads; importing it here would import torch
-LARGEST = {"cpu": 4 * MiB, "cuda": GiB}  # where nothing is asked for
+LARGEST, LARGEST_OF_HOSTS = GiB, 4 * MiB  # where nothing is asked for
 
 
 def bench_bridge(
@@ -34,7 +35,7 @@ def bench_bridge(
         raise ConfigError("a bridge needs two islands", hint="--emulate h200:1,mi325x:1")
     transports = _transports(cluster, None if bridge == "auto" else bridge)
     kind = Launch.of(cluster).device_type
-    most = parse_bytes(max_size) if max_size else LARGEST[kind]
+    most = parse_bytes(max_size) if max_size else (LARGEST_OF_HOSTS if kind == HOST else LARGEST)
     task = {
         "transports": transports,
         "max_bytes": most,

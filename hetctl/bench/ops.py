@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from hetctl.comm.contract.errors import ConfigError, Undetermined
+from hetctl.comm.contract.natives import HOST
 from hetctl.comm.contract.units import show_seconds
 from hetctl.comm.contract.values import encode
 from hetctl.console import Sink
@@ -32,13 +33,15 @@ def bench_ops(
     """Measure each kind of layer on this machine's first GPU, or on its CPU, said aloud. Raises ConfigError."""
     import torch
 
+    from hetctl.comm.operation.device import accelerator
     from hetctl.trainer.bench.ops import measure_class
 
     shape = find_shape(model)
     length = usual_length(shape) if seq_len is None else seq_len
     if length > shape.max_seq_len or length < 1:
         raise ConfigError(f"--seq-len {length} is not within the {shape.max_seq_len} positions of '{shape.name}'")
-    on_gpu = torch.cuda.is_available()
+    kind = accelerator()
+    on_gpu = kind is not None
     name = device_class or (gpu_class() if on_gpu else "cpu")
     if name is None:
         raise Undetermined("the hardware table does not know this GPU", hint="say what to call it with --class")
@@ -55,7 +58,7 @@ def bench_ops(
         shape,
         length,
         device_class=name,
-        device=torch.device("cuda", 0) if on_gpu else torch.device("cpu"),
+        device=torch.device(HOST if kind is None else f"{kind}:0"),
         dtype=torch.bfloat16 if on_gpu else torch.float32,
         samples=_samples(samples),
         speed=speed,

@@ -6,14 +6,13 @@ import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from hetctl.comm.contract.emulate import Machine
-from hetctl.comm.contract.natives import NATIVES
+from hetctl.comm.contract.natives import HOST, NATIVES, NativeName, native_of
 from hetctl.trainer.planning.hardware import class_of_product
-
-GPU_NODES = ("/dev/nvidiactl", "/dev/kfd")
 
 
 def this_machine(counts: Sequence[int]) -> tuple[Machine, str]:
@@ -25,13 +24,14 @@ def this_machine(counts: Sequence[int]) -> tuple[Machine, str]:
     memories, wanted = _gpu_memories(), sum(counts)
     name = socket.gethostname()
     if memories and len(memories) >= wanted:
-        return Machine(name, "nccl", tuple(memories), gpu_class()), f"{wanted} of this machine's {len(memories)} GPUs"
+        words = f"{wanted} of this machine's {len(memories)} GPUs"
+        return Machine(name, _library(), tuple(memories), gpu_class()), words
     if memories and len(memories) >= max(counts):
         most = -(-wanted // len(memories))
         shares = tuple(memories[i % len(memories)] // most for i in range(wanted))
         each = "its GPU is shared" if len(memories) == 1 else f"its {len(memories)} GPUs are shared"
         words = f"{each} by up to {most} ranks each, so speeds say nothing of {wanted} GPUs"
-        return Machine(name, "nccl", shares, gpu_class(), gpus=len(memories)), words
+        return Machine(name, _library(), shares, gpu_class(), gpus=len(memories)), words
     cores = len(os.sched_getaffinity(0))
     why = "no GPU here" if not memories else f"only {len(memories)} GPUs here for {wanted} ranks"
     share = psutil.virtual_memory().total // wanted
@@ -42,20 +42,31 @@ def gpu_class() -> str | None:
     """The device class of this machine's first GPU; None when it has none or the hardware table does not know it."""
     if not _gpu_memories():
         return None
-    import torch
-
-    product = torch.cuda.get_device_name(0)
+    product = _devices().get_device_name(0)
     rows = (class_of_product(vendor, product) for vendor in NATIVES)
     return next((row.name for row in rows if row is not None), None)
 
 
 def _gpu_memories() -> list[int]:
     """Memory of each GPU torch can use, in bytes. Where no driver shows itself torch is not even imported."""
-    if not any(Path(node).exists() for node in GPU_NODES):
+    devices = _devices()
+    if devices is None:
         return []
-    import torch
+    return [int(devices.get_device_properties(i).total_memory) for i in range(devices.device_count())]
 
-    if not torch.cuda.is_available():
-        return []
-    count = torch.cuda.device_count()
-    return [int(torch.cuda.get_device_properties(i).total_memory) for i in range(count)]
+
+def _devices() -> Any:
+    """Torch's module for this machine's devices; None where it has none."""
+    if not any(Path(row.driver_node).exists() for row in NATIVES.values() if row.driver_node):
+        return None
+    from hetctl.comm.operation.device import accelerator, module_of_type
+
+    kind = accelerator()
+    return kind and module_of_type(kind)
+
+
+def _library() -> NativeName:
+    """The native library of this machine's devices, as torch was built for them."""
+    from hetctl.comm.operation.device import accelerator
+
+    return native_of(device_type=accelerator() or HOST).library

@@ -9,12 +9,13 @@ from pathlib import Path
 from hetctl.comm.contract.cluster import Cluster, Device, Host, Nic
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.facts import HostFacts, NicFacts, facts_from_data
-from hetctl.comm.contract.natives import NATIVES
+from hetctl.comm.contract.natives import HOST, NATIVES, native_of
 from hetctl.comm.contract.placement import NICS_VARIABLE, PORTS_VARIABLE, PlacedBridge, PlacedIsland, Placement
 from hetctl.comm.contract.plan import PlannedBridge, PlannedIsland
 from hetctl.launcher.agent.orders import WatchedPort
 
 RUN_VARIABLE = "HETCTL_RUN"  # by which `hetctl clean` knows what belongs to a run
+DEVICE_TYPE = "HETCTL_DEVICE_TYPE"  # the torch device type that a process computes on
 DEVICE_INDEX = "HETCTL_DEVICE_INDEX"  # which of the devices that a process sees is its own
 _HIDDEN = "(from your environment)"
 
@@ -49,18 +50,19 @@ class HostShape:
 
     name: str
     cores: int
-    device_type: str  # cuda or cpu: what the ranks of this host really use
+    device_type: str  # cpu or a row of NATIVES: what the ranks of this host really use
     master_address: str
     socket_interface: str | None  # that holds the data address; None: let gloo choose
     code_path: str  # PYTHONPATH that finds hetctl and its entry point
 
 
 def device_type(runs: str | None, vendors: Iterable[str] = ()) -> str:
-    """The torch device type of a run's ranks: an emulation's by what it really runs, real islands by their vendor."""
-    if runs is not None:
-        return "cpu" if runs == "gloo" else "cuda"
-    types = {NATIVES[v].device_type for v in vendors}
-    return "cpu" if types == {"cpu"} else "cuda"
+    """The torch device type of a run's ranks: an emulation's by what it really runs, real islands by their vendor.
+
+    Of several the first that is no host; hosts of the others say so themselves (`host_settings`).
+    """
+    types = [NATIVES[v].device_type for v in vendors] if runs is None else [native_of(library=runs).device_type]
+    return next((kind for kind in types if kind != HOST), HOST)
 
 
 def placement_of(
@@ -96,6 +98,7 @@ def rank_settings(
         for s in (
             Setting("OMP_NUM_THREADS", str(threads), f"{host.cores} cores shared by {len(local)} ranks"),
             Setting("PYTHONUNBUFFERED", "1", "logs are read while they grow"),
+            Setting(DEVICE_TYPE, host.device_type, "what this host's ranks compute on"),
             *_sockets(host.socket_interface),
             *(s for s in more if s.device in (None, seat.device)),
             Setting("RANK", str(seat.rank), "from the plan"),
@@ -104,7 +107,6 @@ def rank_settings(
             Setting("LOCAL_WORLD_SIZE", str(len(local)), "ranks on this host"),
             Setting("MASTER_ADDR", host.master_address, "where the run's store listens"),
             Setting("TORCHELASTIC_USE_AGENT_STORE", "True", "the store lives beside the agent, never in a rank"),
-            Setting("HETCTL_DEVICE_TYPE", host.device_type, "what this host's ranks compute on"),
             _own_device(seats, seat, more),
             Setting("PYTHONPATH", host.code_path, "where hetctl's code and its entry point for torch are"),
             *(Setting(name, str(path), "a file of this run") for name, path in files.items()),
@@ -123,6 +125,7 @@ def host_settings(
     mine = [next(d for d in host.devices if d.index == s.device) for s in seats if s.host == host.name]
     settings = _shared(mine) if cluster.runs is not None else [*visible_devices(mine), *_rdma(cluster, host)]
     own = host.access.env if host.access else {}
+    settings += _unlike_types(cluster, mine)
     settings += _wires(cluster, host, mine)
     settings += [] if "GLOO_SOCKET_IFNAME" in own else _nics(cluster, host, mine)
     for name, value in own.items():
@@ -179,6 +182,15 @@ def _shared(devices: Sequence[Device]) -> list[Setting]:
     """Under emulation: the real device of each label that shares one with others."""
     why = "a GPU that several emulated devices share"
     return [Setting(DEVICE_INDEX, str(d.ordinal), why, device=d.index) for d in devices if d.ordinal is not None]
+
+
+def _unlike_types(cluster: Cluster, devices: Sequence[Device]) -> list[Setting]:
+    """Where the cluster's vendors have several device types: that of each rank's own device."""
+    types = {NATIVES[island.vendor].device_type for island in cluster.islands}
+    if cluster.runs is not None or len(types) < 2:
+        return []
+    why = "the device type of its vendor"
+    return [Setting(DEVICE_TYPE, NATIVES[d.vendor].device_type, why, device=d.index) for d in devices]
 
 
 def _own_device(seats: Sequence[Seat], seat: Seat, more: Sequence[Setting]) -> Setting:
@@ -299,6 +311,4 @@ def _facts(host: Host) -> HostFacts:
 
 
 def _torch_backend(vendor: str, runs: str | None) -> str:
-    if runs is not None:
-        return "gloo" if runs == "gloo" else "nccl"
-    return NATIVES[vendor].torch_backend
+    return NATIVES[vendor].torch_backend if runs is None else native_of(library=runs).torch_backend

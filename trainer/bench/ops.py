@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.natives import native_of
+from hetctl.comm.operation.device import has_streams, synchronize
 from hetctl.trainer.gradients.buckets import ShardPiece
 from hetctl.trainer.gradients.optimizer import build_optimizer
 from hetctl.trainer.model.head_loss import head_loss
@@ -78,7 +80,7 @@ def _part(device: torch.device, tensor: int) -> Iterator[TensorShare]:
     if tensor == 1:
         yield ALONE
         return
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = native_of(device_type=device.type).torch_backend
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield TensorShare(tensor, 0, dist.group.WORLD)
@@ -177,7 +179,7 @@ def _accumulate(parameters: Sequence[nn.Parameter]) -> None:
 
 def _update(device: torch.device, dtype: torch.dtype) -> float:
     """Seconds per parameter of an update as the loop makes it: norm of the gradient, optimiser, copy for computing."""
-    count = UPDATED if device.type == "cuda" else UPDATED // 16
+    count = UPDATED if has_streams(device) else UPDATED // 16
     master = torch.zeros(count, device=device)
     weights, master.grad = torch.zeros(count, dtype=dtype, device=device), torch.zeros(count, device=device)
     optimizer = build_optimizer([ShardPiece(master, decays=True)], OptimizerSection())
@@ -197,17 +199,16 @@ def _typical(once: Timed, device: torch.device) -> tuple[float, float]:
     """Medians of several rounds on a device as warm, hence as slow, as training makes it; on CPUs, which others use
     too, lower quartiles. Gradients accumulate, as in training."""
     warm, began = 0, time.perf_counter()
-    while warm < WARM_UP or (device.type == "cuda" and time.perf_counter() - began < WARM_S):
+    while warm < WARM_UP or (has_streams(device) and time.perf_counter() - began < WARM_S):
         once()
         warm += 1
     rounds = [once() for _ in range(ROUNDS)]
-    which = 1 if device.type == "cuda" else 0
+    which = 1 if has_streams(device) else 0
     forward, backward = ([r[i] for r in rounds] for i in (0, 1))
     return statistics.quantiles(forward, n=4)[which], statistics.quantiles(backward, n=4)[which]
 
 
 def _now(device: torch.device) -> float:
     """Seconds on a clock that has waited for all that was launched."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return time.perf_counter()

@@ -12,7 +12,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm.contract.events import Reporter
 from hetctl.comm.group import backend
-from hetctl.trainer.bench.samples import UnevenSamples, rank_device
+from hetctl.comm.operation.device import rank_device
+from hetctl.trainer.bench.samples import UnevenSamples
 from hetctl.trainer.job import current_job
 from hetctl.trainer.loop.build import build
 

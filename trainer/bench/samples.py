@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from hetctl.comm.operation.device import synchronize
 from hetctl.trainer.data.samples import Samples
 from hetctl.trainer.model.head_loss import IGNORED
 
@@ -45,15 +44,5 @@ class UnevenSamples:
 
 def settle(device: torch.device) -> None:
     """Wait for this device and for all ranks."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    synchronize(device)
     dist.barrier()
-
-
-def rank_device() -> torch.device:
-    """The device that this rank was given, chosen."""
-    if os.environ["HETCTL_DEVICE_TYPE"] != "cuda":
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["HETCTL_DEVICE_INDEX"]))
-    torch.cuda.set_device(device)
-    return device

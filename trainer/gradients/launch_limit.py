@@ -7,6 +7,7 @@ bridge moved half as much beside backward, and steps whose gradients cross islan
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ class LaunchLimit:
     """
 
     def __init__(self) -> None:
-        self._begun: deque[torch.cuda.Event] = deque()
+        self._begun: deque[Any] = deque()
 
     def __call__(self) -> None:
         event = torch.cuda.Event(blocking=True)

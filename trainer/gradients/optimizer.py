@@ -21,7 +21,7 @@ def build_optimizer(pieces: Iterable[ShardPiece], section: OptimizerSection) -> 
     ]
     groups = [g for g in groups if g["params"]]
     like = held[0].master
-    fused = like.dtype == torch.float32 and (like.is_cuda or like.is_pinned())
+    fused = like.dtype == torch.float32 and (not like.is_cpu or like.is_pinned())
     if section.name == "sgd":
         return torch.optim.SGD(groups, lr=section.lr, fused=fused)
     return torch.optim.AdamW(groups, lr=section.lr, betas=(section.beta1, section.beta2), eps=section.eps, fused=fused)

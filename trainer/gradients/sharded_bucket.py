@@ -96,7 +96,7 @@ class ShardedBucket(Bucket):
         self.settle()
         assert self._incoming is not None
         whole, group = self._incoming, self.shards.group
-        if whole.is_cuda:
+        if not whole.is_cpu:
             part = torch.empty_like(self.gradient)
             work = REDUCE_SCATTER(part, whole, group=group, async_op=True)
         else:

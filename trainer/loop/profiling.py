@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from hetctl.comm.group import backend
+from hetctl.comm.operation.device import synchronize
 from hetctl.trainer.job import Job
 from hetctl.trainer.ranks.timeline import Span, Timeline
 
@@ -43,11 +44,10 @@ def profiled(job: Job, step: int, device: torch.device, timeline: Timeline) -> I
     if job.recipe.train.profile_step != step + 1:
         yield
         return
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    activities = {ProfilerActivity.CPU, getattr(ProfilerActivity, device.type.upper(), ProfilerActivity.PrivateUse1)}
     with profile(activities=activities) as found, _sent() as samples:
         yield
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
     folder = Path(job.checkpoints).parent / "profile"
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"rank-{dist.get_rank()}.json"

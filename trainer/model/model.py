@@ -85,7 +85,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     The order of kernels is set here, not around the model, so that recomputation takes the same one.
     """
     grouped = q.shape[1] != k.shape[1]
-    if not q.is_cuda:
+    if q.is_cpu:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     with sdpa_kernel(KERNELS, set_priority=True):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetctl.comm.contract.plan import Plan, Stage
+from hetctl.comm.operation.device import accelerator
 from hetctl.trainer.model.sample_shares import overlaps, share
 from hetctl.trainer.model.tensor_parallel import ALONE, TensorShare
 from hetctl.trainer.ranks.groups import DIRECTIONS, ProcessGroups
@@ -73,7 +74,7 @@ class Boundary:
         A native receive is a kernel that spins until its data comes. Loading another kernel for the first time may
         wait for all that run: with receives posted before the forward that answers them, a deadlock.
         """
-        return self.bridged or not torch.cuda.is_available()
+        return self.bridged or accelerator() is None
 
     def send(self, data: Tensor) -> None:
         """Start sending each peer its samples of `data`; the memory is held until they have left."""

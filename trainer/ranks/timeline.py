@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from hetctl.comm.operation.device import has_streams, module_of, synchronize
+
 KEPT_STEPS = 20
 COMPUTE = ("F", "B", "W")
 WEIGHTS = "weights"  # the kind of a span that lies inside another one: part of a forward or backward
@@ -62,13 +64,14 @@ Marked = tuple[str, Any, Any, dict[str, Any]]
 
 
 class Timeline:
-    """Records the spans of the latest steps. On CUDA, from events on the compute stream: no host stalls.
+    """Records the spans of the latest steps. On a device, from events on the compute stream: no host stalls.
 
     A step's clock is anchored where its figures are read anyway; its spans become times when the next one is.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.on_cuda = device.type == "cuda"
+        self._device, self._on_device = device, has_streams(device)
+        self._event = module_of(device).Event
         self._steps: deque[list[Span]] = deque(maxlen=KEPT_STEPS)
         self._open: list[Marked] = []
         self._anchor: tuple[float, Any] | None = None
@@ -77,8 +80,8 @@ class Timeline:
     @property
     def steps(self) -> deque[list[Span]]:
         """The spans of the latest steps; waits for the device to finish the last one."""
-        if self.on_cuda and self._ended is not None:
-            torch.cuda.synchronize()
+        if self._ended is not None:
+            synchronize(self._device)
         self._resolve()
         return self._steps
 
@@ -114,9 +117,9 @@ class Timeline:
 
     def mark(self) -> Any:
         """This moment on the compute stream."""
-        if not self.on_cuda:
+        if not self._on_device:
             return time.monotonic()
-        event = torch.cuda.Event(enable_timing=True)
+        event = self._event(enable_timing=True)
         event.record()
         return event
 
@@ -125,7 +128,7 @@ class Timeline:
             return
         marked, anchor = self._ended
         self._ended = None
-        clock = _Clock(marked[0][1], anchor) if self.on_cuda and marked else float
+        clock = _Clock(marked[0][1], anchor) if self._on_device and marked else float
         self._steps.append([Span(k, clock(a), clock(b), **about) for k, a, b, about in marked])
 
 

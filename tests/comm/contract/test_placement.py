@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement, joined_natively
-from hetctl.comm.group.native import make_native
+from hetctl.comm.group.native import Membership, make_native
 from hetctl.comm.operation.byte_counter import METER
 from tests.comm.spawn import on_islands
 
@@ -93,7 +93,7 @@ def test_joined_islands_are_not_taken_for_one_that_is_named_like_both() -> None:
 def test_a_network_that_would_override_the_sockets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_NET", "IB")
     with pytest.raises(ConfigError, match="but NCCL_NET=IB overrides that"):
-        make_native(dist.HashStore(), "nccl", place=0, size=2, timeout=timedelta(seconds=1), sockets=True)
+        make_native("nccl", Membership(dist.HashStore(), 0, 2, timedelta(seconds=1), sockets=True))
 
 
 def talked(rank: int) -> tuple[str, int]:

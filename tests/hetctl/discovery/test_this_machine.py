@@ -30,6 +30,7 @@ def test_gpus_are_shared_by_islands_never_within_one(
 ) -> None:
     monkeypatch.setattr(this_machine, "_gpu_memories", lambda: [80 * GiB] * gpus)
     monkeypatch.setattr(this_machine, "gpu_class", lambda: "h100")
+    monkeypatch.setattr(this_machine, "_library", lambda: "nccl")
     machine, words = this_machine.this_machine(counts)
     assert (machine.native, machine.gpus) == (native, shared)
     assert len(machine.memory_bytes) >= sum(counts)
