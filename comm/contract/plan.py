@@ -13,11 +13,12 @@ from typing import Literal
 from hetctl.comm.contract.cluster import SCHEMA_VERSION, TransportKind, check_schema_version
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import read_yaml, write_yaml
+from hetctl.comm.contract.natives import NativeName
 from hetctl.comm.contract.placement import NATIVE, joined_natively
 from hetctl.comm.contract.values import decode, encode
 
 GroupKind = Literal["tensor", "data", "pipeline", "segment"]
-BackendName = Literal["nccl", "rccl", "xccl", "gloo", "het"]
+BackendName = Literal[NativeName, "het"]
 Span = tuple[int, int]  # layers [first, past_last)
 
 

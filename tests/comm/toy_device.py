@@ -1,0 +1,167 @@
+"""A toy device type for tests: tensors whose memory is the host's, on a device that torch calls `toy`.
+
+As a vendor's package would, it brings its device module to torch and operators that run there (here: the host's), and
+one registration each in hetctl's tables of native libraries and of what makes their groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from hetctl.comm.contract.natives import NATIVES, NativeLibrary
+from hetctl.comm.group.native import MAKERS, Membership
+from hetctl.trainer.planning.hardware import CLASSES
+
+USED: Counter[str] = Counter()  # what the library and the device module were asked for
+LIBRARY: Any = "toyccl"
+KEPT: list[torch.library.Library] = []  # what torch forgets with its last reference
+
+
+class ToyTensor(torch.Tensor):
+    """A tensor on the toy device; `host` is its memory."""
+
+    host: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, host: torch.Tensor) -> ToyTensor:
+        made: ToyTensor = torch.Tensor._make_wrapper_subclass(
+            cls, host.size(), host.stride(), host.storage_offset(), dtype=host.dtype, device="toy:0"
+        )
+        made.host = host
+        return made
+
+    def data_ptr(self) -> int:
+        return self.host.data_ptr()
+
+    def record_stream(self, stream: Any) -> None:
+        USED["record_stream"] += 1
+
+    def tolist(self) -> Any:
+        return self.host.tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(function, *args, **(kwargs or {}))
+
+
+def _run(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """An operator on the host's memory: its results are on the toy device unless the host is asked for."""
+    flat, asked = pytree.tree_leaves((args, kwargs)), kwargs.get("device")
+    on_toy = any(isinstance(a, ToyTensor) for a in flat) if asked is None else torch.device(asked).type != "cpu"
+    if asked is not None:
+        kwargs["device"] = torch.device("cpu")
+    args, kwargs = pytree.tree_map_only(ToyTensor, lambda t: t.host, (args, kwargs))
+    found = function(*args, **kwargs)
+    written = {id(t.host): t for t in flat if isinstance(t, ToyTensor)}
+    if not on_toy:
+        return found
+    return pytree.tree_map_only(torch.Tensor, lambda t: written[id(t)] if id(t) in written else ToyTensor(t), found)
+
+
+class _Event:
+    def __init__(self, **_: Any) -> None:
+        self.device = torch.device("toy", 0)
+
+    def record(self, stream: Any = None) -> None: ...
+
+    def wait(self, stream: Any = None) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, other: Any) -> float:
+        return 0.0
+
+
+class _Stream:
+    """In order with everything, as the host is."""
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        USED["streams"] += 1
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> _Event:
+        return event or _Event()
+
+    def synchronize(self) -> None: ...
+
+
+class _Module:
+    """What `torch.get_device_module("toy")` gives."""
+
+    Stream, Event = _Stream, _Event
+
+    def __init__(self) -> None:
+        self._current = _Stream()
+
+    def is_available(self) -> bool:
+        return True
+
+    is_initialized = is_available
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device: Any) -> None:
+        USED["set_device"] += 1
+
+    def current_stream(self, device: Any = None) -> _Stream:
+        return self._current
+
+    def set_stream(self, stream: Any) -> None: ...
+
+    def stream(self, stream: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    device = stream
+
+    def synchronize(self, device: Any = None) -> None: ...
+
+    def manual_seed_all(self, seed: int) -> None: ...
+
+
+class _Group:
+    """The toy library's communicator: gloo over the tensors' memory."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._group = MAKERS["gloo"](membership)
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            USED[name] += 1
+            return getattr(self._group, name)(*pytree.tree_map_only(ToyTensor, lambda t: t.host, args))
+
+        return call
+
+
+def register() -> None:
+    """Everything that a vendor's package and hetctl's tables have to say of the device type; once a process."""
+    _setup_privateuseone_for_python_backend("toy", _Module())
+    KEPT.append(torch.library.Library("_", "IMPL"))
+    KEPT[0].fallback(lambda function, *args, **kwargs: _run(function, *args, **kwargs), "PrivateUse1")
+    add_rows()
+
+
+def add_rows() -> None:
+    """Of hetctl's tables: a vendor's library and device type, what makes the library's groups, a device class."""
+    NATIVES["toys"] = NativeLibrary(LIBRARY, "toyccl", "toy", "TOY_VISIBLE_DEVICES")
+    MAKERS["toyccl"] = _Group
+    CLASSES["toy1"] = replace(CLASSES["h200"], name="toy1", vendor="toys", product_names=("Toy",))
