@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import torch
+
+from hetctl.comm.bridge.bridge import Transport
 from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.engines.base import PEER_COPY, EngineName
-from hetctl.comm.contract.cluster import TransportKind
+from hetctl.comm.bridge.failover import RailWatch
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.transports import FALLBACK, TRANSPORTS, WITHIN_HOST, TransportKind, carriers
 from hetctl.comm.operation.c10d import Store
 from hetctl.comm.operation.work import OperationDeadline
 
@@ -35,6 +40,24 @@ class TransportChoice:
     label: str = ""  # what people call it
 
 
+@dataclass(frozen=True)
+class Making:
+    """What a transport is made of: what was chosen, for tensors of which device, and what its group knows."""
+
+    choice: TransportChoice
+    device: torch.device
+    watch: RailWatch
+    local: bool  # whether every bridge over an engine has both ends on one host
+    lost: Mapping[str, str]  # ports that the chosen engine cannot use, and why
+
+
+def make(making: Making) -> Transport:
+    """The transport that was chosen, by what its row names."""
+    module, _, function = TRANSPORTS[making.choice.kind].made_by.partition(":")
+    made: Transport = getattr(importlib.import_module(module), function)(making)
+    return made
+
+
 def choose(
     mine: Ability,
     theirs: Ability,
@@ -50,33 +73,34 @@ def choose(
     A forced way that is impossible raises ConfigError. Host tensors of a direct bridge take host memory. Two ranks of
     one host share memory; a peer copy between their devices is taken only where direct was forced, RDMA never.
     """
-    same_host = mine.name == theirs.name
-    if same_host and not (forced and planned == "direct" and on_device):
-        if forced and planned == "rdma":
-            raise ConfigError(f"the bridge {pair} cannot be rdma: both ranks are on {mine.name}", hint="--bridge shm")
-        return TransportChoice("shm", None, f"both ranks are on {mine.name}", "shm")
-    wanted: list[TransportKind] = ["direct", "rdma"] if not forced or planned == "direct" else ["rdma"]
+    same_host, from_device = mine.name == theirs.name, TRANSPORTS[planned].device_memory
+    if same_host and not (forced and from_device and on_device):
+        if forced and not from_device:
+            why = f"both ranks are on {mine.name}"
+            raise ConfigError(f"the bridge {pair} cannot be {planned}: {why}", hint=f"--bridge {WITHIN_HOST}")
+        return TransportChoice(WITHIN_HOST, None, f"both ranks are on {mine.name}", WITHIN_HOST)
+    wanted = carriers(engine=True)[::-1] if not forced or from_device else [planned]
     refused = []
     for kind in wanted:
-        if kind == "direct" and not on_device:
+        if TRANSPORTS[kind].device_memory and not on_device:
             continue
-        if kind == "rdma" and forced and planned == "direct" and on_device:
+        if forced and from_device and on_device and not TRANSPORTS[kind].device_memory:
             continue
         for engine in engines:
             missing = _missing(mine, theirs, kind, engine)
             if not missing:
-                label = PEER_COPY if kind == "direct" and same_host else kind
+                label = PEER_COPY if TRANSPORTS[kind].device_memory and same_host else kind
                 return TransportChoice(kind, engine, f"both ends registered memory with {engine} and tried it", label)
             refused.append(f"{kind} with {engine}: {missing}")
     why = "; ".join(refused) or "no engine is asked for"
     if forced:
-        raise ConfigError(f"the bridge {pair} cannot be {planned}: {why}", hint="--bridge auto, or tcp")
-    return TransportChoice("tcp", None, why, "tcp")
+        raise ConfigError(f"the bridge {pair} cannot be {planned}: {why}", hint=f"--bridge auto, or {FALLBACK}")
+    return TransportChoice(FALLBACK, None, why, FALLBACK)
 
 
 def _missing(mine: Ability, theirs: Ability, kind: TransportKind, engine: EngineName) -> str:
     for end in (mine, theirs):
-        found = (end.device if kind == "direct" else end.host).get(engine, "it was not tried")
+        found = (end.device if TRANSPORTS[kind].device_memory else end.host).get(engine, "it was not tried")
         if found:
             return f"{end.name}: {found}"
     return ""

@@ -17,23 +17,28 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from hetctl.comm.bridge.bridge import P2P, Bridge, LaneKey
+from hetctl.comm.bridge.choice import Making
 from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.control import Control, accept, offer
 from hetctl.comm.bridge.device_memory import allocate, pin, registrable_device, unpin
 from hetctl.comm.bridge.engines.base import PEER_COPY, EnginePort, Memory, Region
-from hetctl.comm.bridge.engines.shared import Use
+from hetctl.comm.bridge.engines.shared import Use, use, wires_here
 from hetctl.comm.bridge.failover import Position, say
 from hetctl.comm.bridge.forwarded import TRAILER_ROOM, Flow, ForwardedLane, RecvLane, SendLane
 from hetctl.comm.bridge.rdma_ports import POLL_SECONDS, LaneTransfers, connect, described
 from hetctl.comm.bridge.slot_release import SlotReleases
 from hetctl.comm.bridge.staging import TRAILER_BYTES, engine_for
+from hetctl.comm.bridge.visibility import flush_for
 from hetctl.comm.bridge.window import OneWay, Posted
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.transports import TRANSPORTS
 from hetctl.comm.contract.units import MiB
+from hetctl.comm.operation.work import BridgeError
 
 HOST_FLOW = Flow(4 * MiB, window=8)
 # A chunk costs Python time, in which a peer copy moves about as much as the chunk has (no NIC does). A copy within a
@@ -42,6 +47,7 @@ DEVICE_FLOW = Flow(32 * MiB, window=4, copies_ahead=0)
 PEER_MESSAGES = Flow(64 * MiB, window=4, copies_ahead=0)
 SERVE_SECONDS = 1e-3  # between turns of an engine that has no thread of its own, while a lane waits
 
+INITIATOR_VARIABLE = "HETCTL_INITIATOR"  # sender, receiver or lower (the lower rank), the same on all ranks
 Initiator = Literal["sender", "receiver", "lower"]  # who moves the bytes; `lower` is the lower rank, both ways
 # Who makes contact before there is anything to move: nobody, the lower rank, or both ends in turn, the lower one first.
 Introduce = Literal["none", "lower", "both"]
@@ -126,6 +132,29 @@ class DirectTransport:
         sent = sum(port.sent for port in ports)
         os.close(self._stop)
         self._use.close(way=self._way.label, sent=sent, staged=0 if self._way.on_device else sent)
+
+
+def make(making: Making) -> DirectTransport:
+    """What the table of transports names, for both kinds of memory. Raises ConfigError or BridgeError."""
+    choice = making.choice
+    assert choice.engine is not None, "a transport over an engine is chosen with one"
+    wires, lacking = wires_here(local=making.local and registrable_device() is not None)
+    if wires is None:
+        raise BridgeError(lacking)
+    on_device = TRANSPORTS[choice.kind].device_memory
+    # a peer copy is over, and visible, when the sender hears of its end: only NICs need more
+    flush = flush_for(making.device.index or 0)[0] if on_device and choice.label != PEER_COPY else None
+    asked = os.environ.get(INITIATOR_VARIABLE) or "sender"
+    if asked not in get_args(Initiator):
+        raise ConfigError(f"{INITIATOR_VARIABLE}={asked} is nobody", hint=", ".join(get_args(Initiator)))
+    initiator: Initiator = asked  # type: ignore[assignment]
+    # Mooncake's connections break when both ends call each other at once; for peer copies NIXL has no thread
+    introduce: Introduce = "lower" if choice.engine == "mooncake" else "both" if wires.local else "none"
+    held = use(choice.engine, wires.without(making.lost))
+    for port, why in making.lost.items():
+        if held.lose(port, why):
+            say(f"{choice.label} goes without {port}: {why}")
+    return DirectTransport(held, DirectMode(choice.label, on_device, initiator, introduce, flush))
 
 
 class Ring:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from hetctl.comm.bridge.bridge import P2P, Bridge, LaneKey
+from hetctl.comm.bridge.choice import Making
 from hetctl.comm.bridge.connecting import TALK_SECONDS, ConnectWait
 from hetctl.comm.bridge.control import MOST_SECONDS
 from hetctl.comm.bridge.device_memory import pin, unpin
@@ -120,6 +121,11 @@ class ShmTransport:
             port.close()
         if was_open:
             os.close(self._stop)
+
+
+def make(making: Making) -> ShmTransport:
+    """What the table of transports names."""
+    return ShmTransport()
 
 
 class _Rings:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from hetctl.comm.bridge.bridge import Bridge, LaneKey
+from hetctl.comm.bridge.choice import Making
 from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.failover import Loss, Position, RailWatch, remaining, route, say
 from hetctl.comm.bridge.forwarded import Flow, ForwardedLane, RecvLane, SendLane
@@ -207,6 +208,11 @@ class TcpTransport:
         for link in self._links.values():
             link.close()
         self._links = {}
+
+
+def make(making: Making) -> TcpTransport:
+    """What the table of transports names."""
+    return TcpTransport(making.watch)
 
 
 class TcpLaneEnd:

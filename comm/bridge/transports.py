@@ -8,28 +8,21 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 from itertools import combinations
-from typing import Any, get_args
-
-import torch
+from typing import Any
 
 from hetctl.comm.bridge.bridge import LaneKey, Transport
-from hetctl.comm.bridge.choice import Ability, TransportChoice, ability_of, choose, publish
+from hetctl.comm.bridge.choice import Ability, Making, TransportChoice, ability_of, choose, make, publish
 from hetctl.comm.bridge.device_memory import registrable_device
-from hetctl.comm.bridge.direct import DirectMode, DirectTransport, Initiator, Introduce
-from hetctl.comm.bridge.engines.base import PEER_COPY, EngineName
+from hetctl.comm.bridge.engines.base import EngineName
 from hetctl.comm.bridge.engines.probe import EngineTrial, ability
-from hetctl.comm.bridge.engines.shared import ENGINE_VARIABLE, ENGINES, use, wires_here
+from hetctl.comm.bridge.engines.shared import ENGINE_VARIABLE, ENGINES, wires_here
 from hetctl.comm.bridge.failover import RailWatch, say
-from hetctl.comm.bridge.shm import ShmTransport
-from hetctl.comm.bridge.tcp import TcpTransport
 from hetctl.comm.bridge.visibility import flush_for
-from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.placement import NEED_ENGINE, Placement
+from hetctl.comm.contract.placement import Placement
+from hetctl.comm.contract.transports import FALLBACK, TRANSPORTS, TransportKind
 from hetctl.comm.operation.c10d import Store
 from hetctl.comm.operation.work import BridgeError
-
-INITIATOR_VARIABLE = "HETCTL_INITIATOR"  # sender, receiver or lower (the lower rank), the same on all ranks
 
 
 class TransportSelector:
@@ -56,22 +49,23 @@ class TransportSelector:
 
     def prepare(self) -> None:
         """Where the plan says RDMA for a pair of this rank's island: try the engines, and let the others know."""
-        if any(self._planned(peer) in NEED_ENGINE for peer in range(len(self._ranks))):
+        if any(TRANSPORTS[self._planned(peer)].engine for peer in range(len(self._ranks))):
             threading.Thread(target=self._try, name="het engines, trying", daemon=True).start()
 
     def to(self, key: LaneKey) -> Transport:
         """What carries a lane. Raises ConfigError where a forced way is impossible."""
         kind = self._planned(key.peer)
-        choice = self._choice(key) if kind in NEED_ENGINE else TransportChoice(kind, None, "planned", kind)
+        choice = self._choice(key) if TRANSPORTS[kind].engine else TransportChoice(kind, None, "planned", kind)
         with self._lock:
             name = (choice.kind, choice.engine)
             if name not in self._made:
-                self._made[name] = self._new(choice, key.device)
+                lost = self._lost.get(choice.engine, {}) if choice.engine is not None else {}
+                self._made[name] = make(Making(choice, key.device, self._watch, self._local, lost))
             return self._made[name]
 
     def _planned(self, peer: int) -> TransportKind:
         mine, theirs = self._islands(peer)
-        return "tcp" if mine == theirs else self._placement.transport(mine, theirs)
+        return FALLBACK if mine == theirs else self._placement.transport(mine, theirs)
 
     def _islands(self, peer: int) -> tuple[str, str]:
         place = self._placement.island_of_rank
@@ -87,7 +81,7 @@ class TransportSelector:
         hosts = dict[str, set[str]]()
         for number, rank in enumerate(self._ranks):
             hosts.setdefault(self._placement.island_of_rank[rank].name, set()).add(self._host(number))
-        needing = [p for p in combinations(hosts, 2) if self._placement.transport(*p) in NEED_ENGINE]
+        needing = [p for p in combinations(hosts, 2) if TRANSPORTS[self._placement.transport(*p)].engine]
         return all(len(hosts[one] | hosts[other]) == 1 for one, other in needing)
 
     def _try(self) -> None:
@@ -137,27 +131,3 @@ class TransportSelector:
             say(f"the bridge {one} - {other} takes {found.label}, not {planned}: {found.reason}")
         self._chosen[key.peer, on_device] = found
         return found
-
-    def _new(self, choice: TransportChoice, device: torch.device) -> Transport:
-        if choice.kind == "shm":
-            return ShmTransport()
-        if choice.engine is None:
-            return TcpTransport(self._watch)
-        wires, lacking = wires_here(local=self._local and registrable_device() is not None)
-        if wires is None:
-            raise BridgeError(lacking)
-        on_device = choice.kind == "direct"
-        # a peer copy is over, and visible, when the sender hears of its end: only NICs need more
-        flush = flush_for(device.index or 0)[0] if on_device and choice.label != PEER_COPY else None
-        asked = os.environ.get(INITIATOR_VARIABLE) or "sender"
-        if asked not in get_args(Initiator):
-            raise ConfigError(f"{INITIATOR_VARIABLE}={asked} is nobody", hint=", ".join(get_args(Initiator)))
-        initiator: Initiator = asked  # type: ignore[assignment]
-        # Mooncake's connections break when both ends call each other at once; for peer copies NIXL has no thread
-        introduce: Introduce = "lower" if choice.engine == "mooncake" else "both" if wires.local else "none"
-        lost = self._lost.get(choice.engine, {})
-        held = use(choice.engine, wires.without(lost))
-        for port, why in lost.items():
-            if held.lose(port, why):
-                say(f"{choice.label} goes without {port}: {why}")
-        return DirectTransport(held, DirectMode(choice.label, on_device, initiator, introduce, flush))

@@ -14,10 +14,10 @@ from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import read_yaml, write_yaml
 from hetctl.comm.contract.natives import NativeName
+from hetctl.comm.contract.transports import TransportKind as TransportKind
 from hetctl.comm.contract.values import decode, encode
 
 SCHEMA_VERSION = 1
-TransportKind = Literal["direct", "rdma", "tcp", "shm", "native"]  # native: no bridge, one vendor's own sockets
 NetworkKind = Literal["infiniband", "roce", "ethernet", "host"]
 
 

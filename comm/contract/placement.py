@@ -14,18 +14,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import Protocol
 
-from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.transports import FALLBACK, NATIVE, TransportKind
 from hetctl.comm.contract.values import decode, encode
 
 VARIABLE = "HETCTL_PLACEMENT"
 # rxe0:1=1@roce0,mlx5_0:1=3 (device:port=GID index@network), or `sockets`, once per rail, to try engines without RDMA
 NICS_VARIABLE = "HETCTL_NICS"  # the interfaces that a rank's tcp rails take, and the network of each
 PORTS_VARIABLE = "HETCTL_RDMA"
-CARRIERS: tuple[TransportKind, ...] = ("shm", "tcp", "rdma", "direct")  # the transports that the back end has
-NATIVE: TransportKind = "native"  # no bridge: the vendor's own library over sockets, between islands of one vendor
-LOCAL: tuple[TransportKind, ...] = CARRIERS[:2]  # those that every machine can try with itself
-NEED_ENGINE: tuple[TransportKind, ...] = ("rdma", "direct")  # those that both ends must prove first
 
 
 @dataclass(frozen=True)
@@ -75,14 +71,14 @@ class Placement:
         return [tuple(r for r in ranks if self.island_of_rank[r].name in names) for names in joined]
 
     def transport(self, one: str, other: str) -> TransportKind:
-        """What carries messages between two islands; TCP reaches everywhere, so it is what an unlisted pair gets.
+        """What carries messages between two islands; an unlisted pair gets what reaches everywhere.
 
         So do islands that are to be joined natively, in a group where a third one keeps them apart.
         """
         for bridge in self.bridges:
             if set(bridge.islands) == {one, other}:
-                return "tcp" if bridge.transport == NATIVE else bridge.transport
-        return "tcp"
+                return FALLBACK if bridge.transport == NATIVE else bridge.transport
+        return FALLBACK
 
     def is_forced(self, one: str, other: str) -> bool:
         """Whether a person asked for the transport between two islands: no other may take its place."""

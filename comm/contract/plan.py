@@ -14,7 +14,8 @@ from hetctl.comm.contract.cluster import SCHEMA_VERSION, TransportKind, check_sc
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import read_yaml, write_yaml
 from hetctl.comm.contract.natives import NativeName
-from hetctl.comm.contract.placement import NATIVE, joined_natively
+from hetctl.comm.contract.placement import joined_natively
+from hetctl.comm.contract.transports import NATIVE
 from hetctl.comm.contract.values import decode, encode
 
 GroupKind = Literal["tensor", "data", "pipeline", "segment"]

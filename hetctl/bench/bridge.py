@@ -16,7 +16,7 @@ from hetctl.comm.bridge.engines.shared import ENGINES, installed
 from hetctl.comm.contract.cluster import Cluster, TransportKind
 from hetctl.comm.contract.errors import ConfigError, WorkFailed
 from hetctl.comm.contract.natives import HOST
-from hetctl.comm.contract.placement import CARRIERS, LOCAL, NATIVE
+from hetctl.comm.contract.transports import NATIVE, TRANSPORTS, carriers
 from hetctl.comm.contract.units import GiB, MiB, parse_bytes, show_bytes, show_rate
 from hetctl.console import Sink
 from hetctl.launcher.supervisor.environment import Setting
@@ -81,7 +81,7 @@ def _measured(
     def on_figures(name: str, values: dict[str, Any]) -> None:
         if name == "way":
             found["ways"][values["way"]] = figures = values["figures"]
-            if values["way"] == "direct" and cluster.runs is not None:
+            if TRANSPORTS[values["way"]].device_memory and cluster.runs is not None:
                 figures["label"] = PEER_COPY
             right = figures["exact"]
             proved = "NOT exact" if right["wrong"] else f"{right['sums']} sums and {right['messages']} messages exact"
@@ -113,13 +113,13 @@ def _transports(cluster: Cluster, asked: str | None) -> list[TransportKind]:
     Raises ConfigError where the one asked for is impossible as far as facts tell.
     """
     pairs = list(combinations((i.name for i in cluster.islands), 2))
-    known: Sequence[TransportKind] = (*(LOCAL if cluster.runs == "gloo" else CARRIERS), NATIVE)
+    known: Sequence[TransportKind] = (*carriers(engine=False if cluster.runs == "gloo" else None), NATIVE)
     if asked is None:
         more: list[TransportKind] = [NATIVE]
         if cluster.runs is not None:
             # `native` is the yardstick anyway; a machine's own devices can be tried with each other by an engine
-            more = ["direct"] if any(map(installed, ENGINES)) else []
-        tried = [*LOCAL, *more]
+            more = [k for k in carriers() if TRANSPORTS[k].device_memory and any(map(installed, ENGINES))]
+        tried = [*carriers(engine=False), *more]
         usable: list[TransportKind] = [t for t in tried if not any(_lacking(cluster, pair, t) for pair in pairs)]
         if not usable:
             raise ConfigError("no transport without an engine joins all these islands", hint="--bridge rdma")

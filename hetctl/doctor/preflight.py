@@ -12,6 +12,7 @@ from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.facts import HostFacts, facts_from_data
 from hetctl.comm.contract.plan import Plan
+from hetctl.comm.contract.transports import TRANSPORTS
 from hetctl.discovery.fabric import Report
 from hetctl.doctor.check import CheckedCluster, Finding
 from hetctl.doctor.judge import first_of, judge, to_mend
@@ -33,9 +34,9 @@ def needed(plan: Plan, cluster: Cluster) -> set[str]:
     ids = set(_EVERY_RUN)
     if len(_hosts(plan, cluster)) > 1:
         ids |= _SEVERAL_HOSTS
-    if any(b.transport in ("rdma", "direct") for b in plan.bridges) or any(g.net == "ib" for g in plan.groups):
+    if any(TRANSPORTS[b.transport].engine for b in plan.bridges) or any(g.net == "ib" for g in plan.groups):
         ids |= _RDMA
-    if any(b.transport == "direct" for b in plan.bridges):
+    if any(TRANSPORTS[b.transport].device_memory for b in plan.bridges):
         ids |= {"rdma.peer_mem"}
     if cluster.source == "discovered" and any(island.vendor != "cpu" for island in plan.islands):
         ids |= _GPUS | {"sw.build"}

@@ -11,6 +11,7 @@ from hetctl.bench.bridge import bench_bridge, prove_islands, try_engines
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError, WorkFailed
 from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.transports import TRANSPORTS
 from hetctl.comm.contract.units import show_rate
 from hetctl.console import Sink
 from hetctl.launcher.supervisor.environment import Setting
@@ -106,7 +107,7 @@ def _over(transport: str, pair: Cluster, ground: ClaimHosts, folder: Path, sink:
         )
     except (ConfigError, WorkFailed) as error:
         said = f"{error.message} {error.hint}"
-        if transport in ("rdma", "direct") and f"{_REFUSED} {transport}" in said:
+        if TRANSPORTS[transport].engine and f"{_REFUSED} {transport}" in said:
             return f"{a} - {b}", could_not_tell(f"refused, as it should be where it was not proved: {error.message}")
         raise
     write_json(below / "bench.json", found)
@@ -131,7 +132,7 @@ def judge_bridge(transport: str, found: dict[str, Any]) -> Judgement:
     wrong = way["exact"]["wrong"]
     if wrong:
         return does_not_hold("; ".join(wrong[:4]), **figures)
-    if transport in ("rdma", "direct"):
+    if TRANSPORTS[transport].engine:
         if not found["evidence"]:
             return could_not_tell("exact, but no engine told of its transfers", **figures)
         if why := _not_as_named(transport, found["evidence"]):

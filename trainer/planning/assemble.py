@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 from hetctl.comm.contract.cluster import Cluster, IslandLink, TransportOption
 from hetctl.comm.contract.errors import ConfigError, Undetermined
 from hetctl.comm.contract.natives import NATIVES
-from hetctl.comm.contract.placement import NATIVE, joined_natively
+from hetctl.comm.contract.placement import joined_natively
 from hetctl.comm.contract.plan import (
     BackendName,
     GroupKind,
@@ -27,6 +27,7 @@ from hetctl.comm.contract.plan import (
     summing_groups,
     tied_groups,
 )
+from hetctl.comm.contract.transports import NATIVE
 from hetctl.comm.contract.units import show_rate
 from hetctl.trainer.planning.pools import members
 from hetctl.trainer.planning.profile import BridgeProfile

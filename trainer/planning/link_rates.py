@@ -8,16 +8,13 @@ from itertools import combinations
 
 from hetctl.comm.contract.cluster import Cluster, TransportOption
 from hetctl.comm.contract.errors import HetctlError
+from hetctl.comm.contract.transports import TRANSPORTS
 from hetctl.trainer.planning.assemble import choose_transport
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.profile import BridgeProfile
 from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import SyncRate
 
-# the share of the links' rate that a transport reaches where nothing was measured, and its latency
-REACHED = {"direct": 0.95, "rdma": 0.90, "tcp": 0.50, "shm": 0.90, "native": 0.50}
-LATENCY_S = {"direct": 10e-6, "rdma": 30e-6, "tcp": 100e-6, "shm": 20e-6, "native": 50e-6}
-UNKNOWN_RATE = {"direct": 20e9, "rdma": 10e9, "tcp": 2e9, "shm": 8e9, "native": 2e9}  # bytes/s of one rank's lane
 NATIVE_LATENCY_S = 10e-6
 
 
@@ -105,11 +102,11 @@ def _lane(transport: TransportOption, nic: float, measured: Sequence[BridgeProfi
     if known is not None and not transport.measured:
         each = known.message_bytes_per_s
         return LinkRate(each, float("inf"), known.latency_s, transport.kind, sums=known.all_reduce_bytes_per_s)
-    latency = LATENCY_S[transport.kind] if transport.latency_s is None else transport.latency_s
+    latency = TRANSPORTS[transport.kind].latency_s if transport.latency_s is None else transport.latency_s
     if transport.rate_bytes_per_s is None:
-        each = UNKNOWN_RATE[transport.kind]
+        each = TRANSPORTS[transport.kind].unknown_rate
         return LinkRate(each, float("inf"), latency, transport.kind)
-    reached = 1.0 if transport.measured else REACHED[transport.kind]
+    reached = 1.0 if transport.measured else TRANSPORTS[transport.kind].reached
     total = transport.rate_bytes_per_s * reached
     each = min(nic * reached, total) if not transport.measured else total
     return LinkRate(each, total, latency, transport.kind)

@@ -1,0 +1,42 @@
+"""The one table of transports: what may join two islands, what that needs, who makes it, what planners assume of it.
+
+A further transport is one row here (and its word in `TransportKind`, which files are checked against).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+TransportKind = Literal["direct", "rdma", "tcp", "shm", "native"]
+
+
+@dataclass(frozen=True)
+class TransportRow:
+    """One way between two islands. `reached` to `unknown_rate` hold where nothing was measured."""
+
+    made_by: str  # module:function, given a `bridge.choice.Making`: by name, as only ranks have torch
+    reached: float  # share of the links' rate
+    latency_s: float
+    unknown_rate: float  # bytes per second of one rank's lane where the links do not tell theirs
+    engine: bool = False  # both ends must prove it first, with an engine for registered memory
+    device_memory: bool = False  # what is registered is the device's memory: nothing is staged on hosts
+
+
+NATIVE: TransportKind = "native"  # no bridge: the vendor's own library over sockets, between islands of one vendor
+WITHIN_HOST: TransportKind = "shm"  # what two ranks of one host take where an engine was planned
+FALLBACK: TransportKind = "tcp"  # what reaches everywhere
+
+TRANSPORTS: dict[str, TransportRow] = {
+    "shm": TransportRow("hetctl.comm.bridge.shm:make", 0.90, 20e-6, 8e9),
+    "tcp": TransportRow("hetctl.comm.bridge.tcp:make", 0.50, 100e-6, 2e9),
+    "rdma": TransportRow("hetctl.comm.bridge.direct:make", 0.90, 30e-6, 10e9, engine=True),
+    "direct": TransportRow("hetctl.comm.bridge.direct:make", 0.95, 10e-6, 20e9, engine=True, device_memory=True),
+    NATIVE: TransportRow("", 0.50, 50e-6, 2e9),
+}
+
+
+def carriers(*, engine: bool | None = None) -> list[TransportKind]:
+    """The transports that bridges have, the nearest first; those over an engine, or without one, where asked for."""
+    found = (kind for kind, row in TRANSPORTS.items() if row.made_by and engine in (None, row.engine))
+    return list(found)  # type: ignore[arg-type]
