@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,15 +14,33 @@ import torch.distributed as dist
 from hetctl.comm.bridge.engines.probe import ability
 from hetctl.comm.bridge.engines.shared import ENGINES, wires_here
 from hetctl.comm.contract.natives import native_of
-from hetctl.comm.operation.device import has_cuda_runtime
-
-if TYPE_CHECKING:
-    from hetctl.comm.bench.measure import Ends
-    from hetctl.comm.contract.placement import Placement
+from hetctl.comm.contract.placement import Placement
+from hetctl.comm.operation.device import has_cuda_runtime, synchronize
 
 COUNTS = (1, 1000, 65_537, 3_000_001)  # elements: below a chunk, at none of its borders, over several chunks
 _DTYPES = (torch.float32, torch.float64)
 _LIBRARY = re.compile(r"/\S*lib(?:nccl|rccl)\S*\.so\S*")
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A group, its first and its last rank (of two islands) which exchange messages, and this rank's device."""
+
+    group: Any
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def peer(self) -> int | None:
+        """The other end, None for a rank that only takes part in collectives."""
+        last = self.world - 1
+        return {0: last, last: 0}.get(self.rank)
+
+    def settle(self) -> None:
+        """Wait for this device and for everybody."""
+        synchronize(self.device)
+        dist.barrier(self.group)
 
 
 def proved(ends: Ends) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm.bench import exact
+from hetctl.comm.bench.exact import Ends
 from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.natives import backend_words, device_types
 from hetctl.comm.contract.placement import PlacedBridge, Placement, current_placement
@@ -53,27 +54,6 @@ class Task:
     native: bool
     islands: bool = False
     engines: bool = False
-
-
-@dataclass(frozen=True)
-class Ends:
-    """A group, its first and its last rank (of two islands) which exchange messages, and this rank's device."""
-
-    group: Any
-    rank: int
-    world: int
-    device: torch.device
-
-    @property
-    def peer(self) -> int | None:
-        """The other end, None for a rank that only takes part in collectives."""
-        last = self.world - 1
-        return {0: last, last: 0}.get(self.rank)
-
-    def settle(self) -> None:
-        """Wait for this device and for everybody."""
-        synchronize(self.device)
-        dist.barrier(self.group)
 
 
 def sizes_up_to(most: int) -> list[int]:

@@ -1,9 +1,12 @@
-"""How a lane waits for its other end: in short turns, so that its messages' deadlines, or the group's end, end it."""
+"""How a lane meets its other end: where this one is reached, and waiting in turns until a deadline or an end."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +15,7 @@ from hetctl.comm.operation.c10d import Store
 from hetctl.comm.operation.work import OperationDeadline
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.001, 0.25  # between looks: an eighth of the time that has passed
+_SIOCGIFADDR = 0x8915
 TALK_SECONDS = 30.0  # for an end that has come to say what it is
 
 
@@ -66,3 +70,13 @@ class ConnectWait:
             yield
         finally:
             lock.release()
+
+
+def own_address() -> str:
+    """The address that peers reach this process at: that of the first interface named for gloo, else loopback."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if not name:
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        found = fcntl.ioctl(asker, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+    return socket.inet_ntoa(found[20:24])

@@ -15,8 +15,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from hetctl.comm.bridge.connecting import TALK_SECONDS, ConnectWait
-from hetctl.comm.operation.addresses import own_address
+from hetctl.comm.bridge.connecting import TALK_SECONDS, ConnectWait, own_address
 from hetctl.comm.operation.c10d import Store
 
 _MOST_BYTES = 1 << 20  # of a descriptor: NIXL's grows with the regions of a process

@@ -25,16 +25,14 @@ from hetctl.comm.bridge.bridge import P2P, Bridge, LaneKey
 from hetctl.comm.bridge.choice import Making
 from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.control import Control, accept, offer
-from hetctl.comm.bridge.device_memory import allocate, pin, registrable_device, unpin
+from hetctl.comm.bridge.device_memory import allocate, flush_for, pin, registrable_device, unpin
 from hetctl.comm.bridge.engines.base import PEER_COPY, EnginePort, Memory, Region
 from hetctl.comm.bridge.engines.shared import Use, use, wires_here
 from hetctl.comm.bridge.failover import Position, say
-from hetctl.comm.bridge.forwarded import TRAILER_ROOM, Flow, ForwardedLane, RecvLane, SendLane
+from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
+from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, OneWay, Posted, SlotReleases
 from hetctl.comm.bridge.rdma_ports import POLL_SECONDS, LaneTransfers, connect, described
-from hetctl.comm.bridge.slot_release import SlotReleases
 from hetctl.comm.bridge.staging import TRAILER_BYTES, engine_for
-from hetctl.comm.bridge.visibility import flush_for
-from hetctl.comm.bridge.window import OneWay, Posted
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.transports import TRANSPORTS
 from hetctl.comm.contract.units import MiB

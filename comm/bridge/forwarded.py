@@ -12,14 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from hetctl.comm.bridge.bridge import Bridge, LaneKey, Message
 from hetctl.comm.bridge.connecting import ConnectWait
+from hetctl.comm.bridge.lane_end import Flow, LaneEnd
 from hetctl.comm.bridge.staging import CopyEngine, TrailerMismatch, seal, trailer_of, unseal
-from hetctl.comm.bridge.window import Chunk, LaneEnd, ThreadReplaced, Window
-from hetctl.comm.contract.units import KiB
+from hetctl.comm.bridge.window import Chunk, ThreadReplaced, Window
 from hetctl.comm.operation.byte_counter import METER
 from hetctl.comm.operation.intervals import spread
 from hetctl.comm.operation.views import may_write
@@ -27,35 +26,7 @@ from hetctl.comm.operation.work import BridgeError, reason_of
 
 PYTHONS_SWITCH_SECONDS, SWITCH_SECONDS = 0.005, 0.0005  # after which a waiting thread is let in, by default and here
 SOON_SECONDS, POLL_SECONDS = 200e-6, 50e-6  # within which a copy is over, and between looks at one that is not
-PAGE_BYTES = 4 * KiB
-TRAILER_ROOM = PAGE_BYTES  # in a ring's slots
 IDLE_SECONDS = 5.0  # an unused lane's thread ends; the next message starts another
-
-
-@dataclass(frozen=True)
-class Flow:
-    """The sizes of a transport, the same at both ends: bytes per chunk, and chunks in flight per lane."""
-
-    chunk_bytes: int
-    window: int  # together with the chunk it bounds a lane's memory
-    copies_ahead: int = 2  # not awaited while the window is full: one at a time would idle the engine that copies
-    least_bytes: int = 0  # of the chunks that a message of one or a few is cut into, so that several rails carry it
-
-    def chunk_of(self, nbytes: int) -> int:
-        """Bytes of a message's chunks: an eighth of it, or up to twice the least a quarter, within the bounds."""
-        if not self.least_bytes:
-            return self.chunk_bytes
-        part = max(nbytes // 8, min(nbytes // 4, 2 * self.least_bytes), self.least_bytes)
-        return min(-(-part // PAGE_BYTES) * PAGE_BYTES, self.chunk_bytes)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Of a ring's slots: a chunk and its trailer."""
-        return self.chunk_bytes + TRAILER_ROOM
-
-    @property
-    def ring_bytes(self) -> int:
-        return self.window * self.slot_bytes
 
 
 class _Rest:
@@ -349,8 +320,7 @@ class RecvLane(ForwardedLane):
             raise BridgeError(str(mismatch)) from None
         with may_write([message.data]):
             landed = self._engine.into(chunk.slot, message.data, chunk.span, message.combine, self._until(chunk))
-        self.window.retire(chunk)
-        self.window.port.give(chunk.slot, landed.read)
+        self.window.retire(chunk, read=landed.read)
         if chunk.last:
             self._bridge.end(message, ready=landed.done)
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetctl.comm.bridge.engines.base import EngineFailed, EnginePort, Region
-from hetctl.comm.bridge.engines.pairing import pairs
 from hetctl.comm.contract.errors import reason_of
 
 POLL_SECONDS = 50e-6  # between questions about a transfer that is under way
@@ -176,3 +175,19 @@ class LaneTransfers:
             raise error
         self._left.remove(transfers)
         self._lose(transfers.port, reason_of(error))
+
+
+def pairs(mine: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
+    """Numbers of ports that go together, from the network of each port; every port in a shared network is in one.
+
+    Where a network has more ports at one end, those of the other end serve several. Where either end does not name
+    its networks, all ports count as in one. The other end gets the same pairs, turned round, in the same order.
+    """
+    if "" in mine or "" in theirs:
+        mine, theirs = [""] * len(mine), [""] * len(theirs)
+    found = []
+    for network in sorted(set(mine) & set(theirs)):
+        here = [i for i, name in enumerate(mine) if name == network]
+        there = [i for i, name in enumerate(theirs) if name == network]
+        found += [(here[k % len(here)], there[k % len(there)]) for k in range(max(len(here), len(there)))]
+    return found

@@ -30,10 +30,9 @@ from hetctl.comm.bridge.connecting import TALK_SECONDS, ConnectWait
 from hetctl.comm.bridge.control import MOST_SECONDS
 from hetctl.comm.bridge.device_memory import pin, unpin
 from hetctl.comm.bridge.failover import Position
-from hetctl.comm.bridge.forwarded import Flow, ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.slot_release import SlotReleases
+from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
+from hetctl.comm.bridge.lane_end import Flow, OneWay, Posted, SlotReleases
 from hetctl.comm.bridge.staging import engine_for
-from hetctl.comm.bridge.window import OneWay, Posted
 from hetctl.comm.contract.units import MiB
 from hetctl.comm.operation.c10d import Store
 from hetctl.comm.operation.work import OperationDeadline

@@ -20,10 +20,10 @@ import torch
 from hetctl.comm.bridge.bridge import Bridge, LaneKey
 from hetctl.comm.bridge.choice import Making
 from hetctl.comm.bridge.connecting import ConnectWait
-from hetctl.comm.bridge.failover import Loss, Position, RailWatch, remaining, route, say
-from hetctl.comm.bridge.forwarded import Flow, ForwardedLane, RecvLane, SendLane
+from hetctl.comm.bridge.failover import Loss, Movable, Position, RailWatch, remaining, route, say
+from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
+from hetctl.comm.bridge.lane_end import Flow, Posted
 from hetctl.comm.bridge.staging import CHUNK_BYTES, TRAILER_BYTES, CopyEngine, engine_for
-from hetctl.comm.bridge.window import Posted, Window
 from hetctl.comm.contract.placement import NICS_VARIABLE
 from hetctl.comm.contract.units import KiB
 from hetctl.comm.operation.byte_counter import METER
@@ -187,7 +187,7 @@ class TcpTransport:
 
         name = f"{key.link_name(bridge.rank)}/{key.wire_tag}"
 
-        def watch(window: Window) -> None:
+        def watch(window: Movable) -> None:
             self._watch.add(name, key.peer, window, sending=key.sending)
 
         return made(
@@ -219,7 +219,7 @@ class TcpLaneEnd:
     """One end of a lane over rails: chunks take the rails in turn, around those that are lost."""
 
     def __init__(
-        self, rails: list[TcpRail], ways: int, engine: CopyEngine, key: LaneKey, watch: Callable[[Window], None]
+        self, rails: list[TcpRail], ways: int, engine: CopyEngine, key: LaneKey, watch: Callable[[Movable], None]
     ) -> None:
         self._rails, self._engine, self._key, self._watch = rails, engine, key, watch
         self.ways = ways
@@ -245,7 +245,7 @@ class TcpLaneEnd:
     def cut(self, rail: int) -> None:
         break_pair(self._rails[rail].group, self._peer)
 
-    def watch(self, window: Window) -> None:
+    def watch(self, window: Movable) -> None:
         if self.movable():
             self._watch(window)
 

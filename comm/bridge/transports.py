@@ -12,12 +12,11 @@ from typing import Any
 
 from hetctl.comm.bridge.bridge import LaneKey, Transport
 from hetctl.comm.bridge.choice import Ability, Making, TransportChoice, ability_of, choose, make, publish
-from hetctl.comm.bridge.device_memory import registrable_device
+from hetctl.comm.bridge.device_memory import flush_for, registrable_device
 from hetctl.comm.bridge.engines.base import EngineName
 from hetctl.comm.bridge.engines.probe import EngineTrial, ability
 from hetctl.comm.bridge.engines.shared import ENGINE_VARIABLE, ENGINES, wires_here
 from hetctl.comm.bridge.failover import RailWatch, say
-from hetctl.comm.bridge.visibility import flush_for
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.placement import Placement
 from hetctl.comm.contract.transports import FALLBACK, TRANSPORTS, TransportKind

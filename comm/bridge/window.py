@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from hetctl.comm.bridge.bridge import Bridge, LaneKey, Message
 from hetctl.comm.bridge.failover import STALL_SECONDS, Loss, Position, Stall
+from hetctl.comm.bridge.lane_end import LaneEnd, Posted
 from hetctl.comm.bridge.staging import Copied, Span
 from hetctl.comm.operation.device import module_of
 from hetctl.comm.operation.work import BridgeError
@@ -24,87 +25,6 @@ WAKE_SECONDS = 0.5  # for a cut rail to let go of the thread that waits on it
 
 class ThreadReplaced(Exception):
     """This thread was held by a lost rail for so long that another one does its lane's work now."""
-
-
-class Posted(Protocol):
-    """A slot on its way; `wait` blocks until it has gone or come. Raises RuntimeError."""
-
-    def wait(self, timeout: timedelta) -> bool | None: ...
-
-
-class LaneEnd(Protocol):
-    """One end of a lane: gives slots, sends or receives them in order, takes them back."""
-
-    ways: int  # that chunks take in turn: the same number at both ends
-
-    def rail(self, position: Position) -> str:
-        """The name of the rail that a chunk takes, for people."""
-
-    def take(self, nbytes: int, number: int) -> torch.Tensor:
-        """The slot for the next chunk; at most a window of them is out at a time."""
-
-    def post(self, slot: torch.Tensor, length: int, position: Position) -> Posted:
-        """Start sending or receiving the first `length` bytes and the trailer of a slot."""
-
-    def movable(self) -> bool:
-        """Whether chunks can take another rail when theirs is lost."""
-
-    def route(self, position: Position) -> int:
-        """The number of the rail that a chunk takes."""
-
-    def lose(self, loss: Loss) -> str:
-        """Route around a lost rail from now on; its name, '' where that cannot be."""
-
-    def cut(self, rail: int) -> None:
-        """End whatever still waits on a rail."""
-
-    def watch(self, window: Window) -> None:
-        """Have somebody tell the window which rails are lost."""
-
-    def landed(self, slot: torch.Tensor) -> torch.Tensor:
-        """Where the oldest chunk that is received has come: in the slot that was given for it, as a rule."""
-
-    def give(self, slot: torch.Tensor, event: Any) -> None:
-        """Take a slot back, in order; the device still reads it until `event`, where there is one."""
-
-    def idle(self) -> None:
-        """Nothing is left to do for now: settle what was put off."""
-
-    def advance(self) -> bool:
-        """Whether a slot on its way needs this thread, which has just seen to it: to be asked again while it waits."""
-
-    def rest(self) -> bool:
-        """Nothing is under way: give this end up, where the other one does so too. Whether it is given up."""
-
-
-class OneWay:
-    """What a port answers that has a single way for its chunks: nothing can be lost and moved."""
-
-    ways = 1
-
-    def movable(self) -> bool:
-        return False
-
-    def route(self, position: Position) -> int:
-        return 0
-
-    def lose(self, loss: Loss) -> str:
-        return ""
-
-    def cut(self, rail: int) -> None:
-        return None
-
-    def watch(self, window: Window) -> None:
-        return None
-
-    def landed(self, slot: torch.Tensor) -> torch.Tensor:
-        return slot
-
-    def advance(self) -> bool:
-        return False
-
-    def rest(self) -> bool:
-        return False
 
 
 @dataclass(eq=False)
@@ -186,7 +106,7 @@ class Window:
         return chunk
 
     def _waited(self, posted: Posted, timeout: timedelta) -> bool:
-        """Wait for what was posted. Raises RuntimeError when it failed, Left where this thread came back too late."""
+        """Wait for what was posted. Raises RuntimeError when it failed, ThreadReplaced when too late."""
         try:
             return posted.wait(timeout) is not False
         finally:
@@ -207,8 +127,9 @@ class Window:
                 self._broken = False
             return chunk.posted is not posted
 
-    def retire(self, chunk: Chunk) -> None:
-        """The oldest chunk is dealt with: its slot, or an older one that is owed no more, goes back.
+    def retire(self, chunk: Chunk, *, read: Any = None) -> None:
+        """The oldest chunk is dealt with. A received slot goes back, to be free behind `read`; of those that were sent,
+        the ones that are owed no more.
 
         Receives are posted a window ahead of the oldest one, and gloo sends what is posted: when a chunk has gone,
         the one a window before it has come. A rail that is lost unnoticed may take chunks that nobody waits for, so
@@ -218,13 +139,21 @@ class Window:
         with self._changed:
             self.posted.popleft()
             self.moved = time.monotonic()
-            if not self.port.movable():
-                self._give(chunk.slot)
-                return
-            slot = chunk.slot if self._key.sending else _NOWHERE
-            self._kept.append(_Kept(chunk.position, chunk.length, slot, chunk.since))
-            while self._has_come(self._kept[0]):
-                self._give(self._kept.popleft().slot)
+            free = [chunk.slot]
+            if self.port.movable():
+                slot = chunk.slot if self._key.sending else _NOWHERE
+                self._kept.append(_Kept(chunk.position, chunk.length, slot, chunk.since))
+                settled = self._settled()
+                free = settled if self._key.sending else free
+        for slot in free:
+            self.port.give(slot, read)
+
+    def _settled(self) -> list[torch.Tensor]:
+        """The slots of the oldest ones kept, as far as they are owed no more."""
+        slots = []
+        while self._has_come(self._kept[0]):
+            slots.append(self._kept.popleft().slot)
+        return slots
 
     def _has_come(self, oldest: _Kept) -> bool:
         """Whether the last chunk that was done proves that the oldest one kept is owed no more."""
@@ -232,10 +161,6 @@ class Window:
             return len(self._kept) > 2 * self._length
         others = self.port.route(self._kept[-1].position) != self.port.route(oldest.position)
         return others and len(self._kept) > self._length
-
-    def _give(self, slot: torch.Tensor) -> None:
-        if self._key.sending:  # a receiver gives its slots itself, with the event that they are read behind
-            self.port.give(slot, None)
 
     def stall(self) -> Stall | None:
         """The chunk that is waited for, and since when nothing came: behind others on slow rails it is not late."""
@@ -261,12 +186,12 @@ class Window:
         module_of(self._key.device).set_device(self._key.device)
         with self._changed:
             late = [c for c in self._all() if c.position >= loss.since]
-            pending_device_work = [c for c in late if self.port.route(c.position) == loss.rail]
+            moving = [c for c in late if self.port.route(c.position) == loss.rail]
             name = self.port.lose(loss)
             if not name:
                 return ""
-            moved = [chunk.posted for chunk in pending_device_work if isinstance(chunk, Chunk)]
-            for chunk in pending_device_work:
+            moved = [chunk.posted for chunk in moving if isinstance(chunk, Chunk)]
+            for chunk in moving:
                 self._again(chunk)
             self._changed.notify_all()
         self.port.cut(loss.rail)

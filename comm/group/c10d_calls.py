@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.group.c10d_identity import Identity
-from hetctl.comm.group.collectives import Collectives, is_even, is_small
+from hetctl.comm.group.collectives import Collectives, check_sparse, is_even, is_small, sum_sparse
 from hetctl.comm.group.reductions import Reduction, check, reduction
 from hetctl.comm.group.runner import Part
-from hetctl.comm.group.sparse import check_sparse, sum_sparse
 from hetctl.comm.group.steps import Run
 from hetctl.comm.operation.device import settle_current_stream
 from hetctl.comm.operation.views import Flat, as_bytes, fill, flat_copy, is_plain, plain, room_for, rows

@@ -7,7 +7,9 @@ depends only on values that all ranks share (sizes, the layout), never on what a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -18,9 +20,11 @@ from hetctl.comm.group.native import settle
 from hetctl.comm.group.pipelined_blocks import BroadcastPiece, GatheredPiece, ScatteredPiece
 from hetctl.comm.group.pipelined_sums import ReducedSpan
 from hetctl.comm.group.reductions import Reduction
-from hetctl.comm.group.runner import Part, extent
+from hetctl.comm.group.runner import Part, at_once, extent
 from hetctl.comm.group.steps import CollectiveSteps, Run, arrive, in_turn, padded
+from hetctl.comm.operation.c10d import Reduce
 from hetctl.comm.operation.intervals import Interval, edges, even, meet, pieces
+from hetctl.comm.operation.views import as_bytes
 
 SPANS = 6  # of a middling collective on the host: as many as are on their way at once
 SPAN_CHUNKS = 16  # of a large one a rank, at most: a span costs Python time, and scratch where islands have more ranks
@@ -198,3 +202,36 @@ def _deal(whole: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
     for target in targets:
         target.copy_(whole[first : first + target.numel()])
         first += target.numel()
+
+
+def check_sparse(op: Any) -> None:
+    """Raises ValueError for a reduction other than a sum or an average: where a rank has no entry, it has no say."""
+    kind = getattr(op, "op", op)
+    if kind not in (Reduce.SUM, Reduce.AVG):
+        raise ValueError(f"sparse tensors can be reduced with SUM and AVG only, not with {kind.name}")
+
+
+def sum_sparse(tensor: torch.Tensor, how: Reduction, collectives: Collectives, run: Run) -> None:
+    """Give a sparse COO tensor the coalesced sum over all ranks, or their mean; shapes and dtypes are equal."""
+    mine = tensor.detach().coalesce()
+    indices, values = mine.indices(), mine.values()
+    counts = [int(c) for c in _entries(torch.tensor([indices.size(1)], device=values.device), collectives, None, run)]
+    places = _entries(indices, collectives, [c * indices.size(0) for c in counts], run)
+    each = math.prod(values.shape[1:])
+    numbers = _entries(values, collectives, [c * each for c in counts], run)
+    total = torch.zeros_like(mine)
+    for count, place, number in zip(counts, places, numbers, strict=True):
+        found = place.view(indices.size(0), count), number.view(count, *values.shape[1:])
+        total = total + torch.sparse_coo_tensor(*found, size=mine.shape)
+    total = total.coalesce()
+    how.after(total.values(), collectives.layout.size)
+    with torch.no_grad():  # a detached sparse tensor would be another one: it shares values, not their number
+        tensor.copy_(total)
+
+
+def _entries(data: torch.Tensor, collectives: Collectives, sizes: list[int] | None, run: Run) -> list[torch.Tensor]:
+    """Every rank's flat `data`, of the sizes given or of this rank's own."""
+    lengths = sizes or [data.numel()] * collectives.layout.size
+    outs = [torch.empty(n, dtype=data.dtype, device=data.device) for n in lengths]
+    at_once(collectives.all_gather([t.view(torch.uint8) for t in outs], as_bytes(data), run))
+    return outs

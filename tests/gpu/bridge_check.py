@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 
-from hetctl.comm.bench import measure
+from hetctl.comm.bench import exact, measure
 from hetctl.comm.contract.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
 from tests.gpu.emulated import gpu_of
 
@@ -227,8 +227,8 @@ def raw_ceilings(rank: int, world: int) -> Any:
     return measure.raw_ceilings(_ends(rank, world))
 
 
-def _ends(rank: int, world: int) -> measure.Ends:
-    return measure.Ends(dist.group.WORLD, rank, world, gpu_of(rank))
+def _ends(rank: int, world: int) -> exact.Ends:
+    return exact.Ends(dist.group.WORLD, rank, world, gpu_of(rank))
 
 
 # -- running them

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 
-from hetctl.comm.bench import measure
+from hetctl.comm.bench import exact, measure
 from hetctl.comm.bridge.device_memory import allocate
 from hetctl.comm.contract.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
 from hetctl.comm.contract.rank_events import VARIABLE as EVENTS_VARIABLE
@@ -68,7 +68,7 @@ def bridged(rank: int, folder: Path, engine: str, verify: bool) -> dict[str, Any
         assert total.unique().tolist() == [3.0], count
     found["contents"] = "right"
     group = dist.group.WORLD
-    ends = measure.Ends(group, rank, 2, device)
+    ends = exact.Ends(group, rank, 2, device)
     touched = METER.touched
     found["bytes_per_s_64MiB"] = measure.message_rate(ends, 64 * MIB)
     found["bytes_per_s_1MiB"] = measure.message_rate(ends, MIB)

@@ -48,8 +48,8 @@ def rank(number: int, folder: Path, results: Any) -> None:
     torch.cuda.set_device(device)
     store = dist.FileStore(str(folder / "store"), 2)
     dist.init_process_group("het", rank=number, world_size=2, store=store, timeout=timedelta(seconds=60))
-    ways = {"native": measure.Ends(dist.group.WORLD, number, 2, device)}
-    ways["tcp"] = measure.Ends(measure.make_group("tcp"), number, 2, device)
+    ways = {"native": exact.Ends(dist.group.WORLD, number, 2, device)}
+    ways["tcp"] = exact.Ends(measure.make_group("tcp"), number, 2, device)
     found: dict[str, Any] = {name: exact.proved(ends) for name, ends in ways.items()}
     said = _said(folder / f"nccl-{number}")
     for size in SIZES:

@@ -8,12 +8,12 @@ import threading
 import warnings
 from typing import Any
 
+from hetctl.comm.bridge.connecting import own_address
 from hetctl.comm.bridge.engines.base import Engine, EngineFailed, EngineName, EnginePort, Wires
 from hetctl.comm.bridge.engines.counters import port_counters
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.placement import PORTS_VARIABLE
 from hetctl.comm.contract.rank_events import Reporter
-from hetctl.comm.operation.addresses import own_address
 
 ENGINE_VARIABLE = "HETCTL_ENGINE"  # nixl or mooncake; else the first that both ends have
 ENGINES: tuple[EngineName, ...] = ("nixl", "mooncake")

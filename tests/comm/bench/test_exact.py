@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetctl.comm.bench import exact, measure
+from hetctl.comm.bench import exact
 from hetctl.comm.contract.placement import current_placement
 from tests.comm.spawn import on_islands
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def prove(rank: int, plant: str) -> dict[str, Any]:
-    ends = measure.Ends(dist.group.WORLD, rank, dist.get_world_size(), CPU)
+    ends = exact.Ends(dist.group.WORLD, rank, dist.get_world_size(), CPU)
     right = getattr(dist, plant or "recv")
 
     def wrong(tensor: torch.Tensor, *args: Any, **more: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hetctl.comm.bench import measure
+from hetctl.comm.bench import exact, measure
 from hetctl.comm.contract.units import KiB, MiB
 from tests.comm.spawn import on_islands
 
@@ -20,7 +20,7 @@ def figures(rank: int) -> dict[str, Any]:
     for name, ends in measure.ways(task, torch.device("cpu")):
         assert (ends.peer is None) == (rank == 1)
         found[name] = measure.way(ends, MOST)
-    found["raw"] = measure.raw_ceilings(measure.Ends(dist.group.WORLD, rank, 3, torch.device("cpu")), nbytes=MiB)
+    found["raw"] = measure.raw_ceilings(exact.Ends(dist.group.WORLD, rank, 3, torch.device("cpu")), nbytes=MiB)
     return found
 
 
@@ -45,7 +45,7 @@ def test_every_way_is_measured() -> None:
 
 def counts(rank: int) -> list[int]:
     """What a rank times when both have waited unequally long: between, below and above the limits."""
-    ends = measure.Ends(dist.group.WORLD, rank, 2, torch.device("cpu"))
+    ends = exact.Ends(dist.group.WORLD, rank, 2, torch.device("cpu"))
     return [measure._enough(ends, mine[rank]) for mine in ((1e-3, 1e-9), (1e-9, 0.003), (0.01, 9.0), (9.0, 0.01))]
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.bridge import shm
-from hetctl.comm.bridge.forwarded import Flow
+from hetctl.comm.bridge.lane_end import Flow
 from hetctl.comm.contract.placement import PlacedBridge
 from hetctl.comm.contract.units import KiB
 from tests.comm.spawn import on_islands

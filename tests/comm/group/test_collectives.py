@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from hetctl.comm.bridge import shm
-from hetctl.comm.bridge.forwarded import Flow
+from hetctl.comm.bridge.lane_end import Flow
 from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.placement import PlacedBridge
 from hetctl.comm.contract.units import KiB, MiB

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.comm.bridge.engines.pairing import pairs
+from hetctl.comm.bridge.rdma_ports import pairs
 
 
 @pytest.mark.parametrize(

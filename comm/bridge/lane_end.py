@@ -1,0 +1,161 @@
+"""One end of a lane as its transport makes it: how large its slots are, how they travel, who has one when.
+
+A slot has one owner at a time. Its lane end lends it out (`take`) to the lane's thread, which fills it when it sends.
+Posted, it is the window's (`window.py`), until it has gone or come. One that came is the thread's again while the
+copy engine reads it; one that went stays with the window for as long as a lost rail may owe it to the other end. Then
+the window gives it back to the lane end (`give`). What a lost rail may still touch is never given back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+
+from hetctl.comm.bridge.failover import Loss, Movable, Position
+from hetctl.comm.contract.units import KiB
+
+PAGE_BYTES = 4 * KiB
+TRAILER_ROOM = PAGE_BYTES  # in a ring's slots
+LAG = 2  # received slots that may wait for the device before the receiver waits for it
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The sizes of a transport, the same at both ends: bytes per chunk, and chunks in flight per lane."""
+
+    chunk_bytes: int
+    window: int  # together with the chunk it bounds a lane's memory
+    copies_ahead: int = 2  # not awaited while the window is full: one at a time would idle the engine that copies
+    least_bytes: int = 0  # of the chunks that a message of one or a few is cut into, so that several rails carry it
+
+    def chunk_of(self, nbytes: int) -> int:
+        """Bytes of a message's chunks: an eighth of it, or up to twice the least a quarter, within the bounds."""
+        if not self.least_bytes:
+            return self.chunk_bytes
+        part = max(nbytes // 8, min(nbytes // 4, 2 * self.least_bytes), self.least_bytes)
+        return min(-(-part // PAGE_BYTES) * PAGE_BYTES, self.chunk_bytes)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of a ring's slots: a chunk and its trailer."""
+        return self.chunk_bytes + TRAILER_ROOM
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.window * self.slot_bytes
+
+
+class Posted(Protocol):
+    """A slot on its way; `wait` blocks until it has gone or come. Raises RuntimeError."""
+
+    def wait(self, timeout: timedelta) -> bool | None: ...
+
+
+class LaneEnd(Protocol):
+    """One end of a lane: gives slots, sends or receives them in order, takes them back."""
+
+    ways: int  # that chunks take in turn: the same number at both ends
+
+    def rail(self, position: Position) -> str:
+        """The name of the rail that a chunk takes, for people."""
+
+    def take(self, nbytes: int, number: int) -> torch.Tensor:
+        """The slot for the next chunk; at most a window of them is out at a time."""
+
+    def post(self, slot: torch.Tensor, length: int, position: Position) -> Posted:
+        """Start sending or receiving the first `length` bytes and the trailer of a slot."""
+
+    def movable(self) -> bool:
+        """Whether chunks can take another rail when theirs is lost."""
+
+    def route(self, position: Position) -> int:
+        """The number of the rail that a chunk takes."""
+
+    def lose(self, loss: Loss) -> str:
+        """Route around a lost rail from now on; its name, '' where that cannot be."""
+
+    def cut(self, rail: int) -> None:
+        """End whatever still waits on a rail."""
+
+    def watch(self, window: Movable) -> None:
+        """Have somebody tell the window which rails are lost."""
+
+    def landed(self, slot: torch.Tensor) -> torch.Tensor:
+        """Where the oldest chunk that is received has come: in the slot that was given for it, as a rule."""
+
+    def give(self, slot: torch.Tensor, event: Any) -> None:
+        """Take a slot back, each once and in order; the device still reads it until `event`, where there is one."""
+
+    def idle(self) -> None:
+        """Nothing is left to do for now: settle what was put off."""
+
+    def advance(self) -> bool:
+        """Whether a slot on its way needs this thread, which has just seen to it: to be asked again while it waits."""
+
+    def rest(self) -> bool:
+        """Nothing is under way: give this end up, where the other one does so too. Whether it is given up."""
+
+
+class OneWay:
+    """What a port answers that has a single way for its chunks: nothing can be lost and moved."""
+
+    ways = 1
+
+    def movable(self) -> bool:
+        return False
+
+    def route(self, position: Position) -> int:
+        return 0
+
+    def lose(self, loss: Loss) -> str:
+        return ""
+
+    def cut(self, rail: int) -> None:
+        return None
+
+    def watch(self, window: Movable) -> None:
+        return None
+
+    def landed(self, slot: torch.Tensor) -> torch.Tensor:
+        return slot
+
+    def advance(self) -> bool:
+        return False
+
+    def rest(self) -> bool:
+        return False
+
+
+class SlotReleases:
+    """Received slots that a device may still read: `free` is called once for each, in order, as soon as it has passed
+    the event behind it."""
+
+    def __init__(self, free: Callable[[], None]) -> None:
+        self._free = free
+        self._events: deque[Any] = deque()
+
+    def give(self, event: Any) -> None:
+        """A slot whose reader is `event` (None: it is read)."""
+        self._events.append(event)
+        while self._events and (len(self._events) > LAG or _passed(self._events[0])):
+            self._oldest()
+
+    def idle(self) -> None:
+        """Free every slot, waiting for the device: there is nothing else to do."""
+        while self._events:
+            self._oldest()
+
+    def _oldest(self) -> None:
+        event = self._events.popleft()
+        if event is not None:
+            event.synchronize()
+        self._free()
+
+
+def _passed(event: Any) -> bool:
+    return event is None or bool(event.query())
