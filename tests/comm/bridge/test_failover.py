@@ -7,7 +7,6 @@ import threading
 import time
 import warnings
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,10 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.comm.bridge import failover, tcp, window
-from hetctl.comm.bridge.bridge import LaneKey
 from hetctl.comm.bridge.failover import Loss, RailRoute, remaining, route
 from hetctl.comm.operation.recorder import RECORDER
-from hetctl.comm.operation.work import OperationDeadline
 from tests.comm.spawn import on_islands
 
 COUNT = 20_000_000  # 80 MB of fp32: twenty chunks
@@ -42,43 +39,6 @@ def test_lost_rails_carry_nothing_and_the_others_share_it(count: int, data: st.D
 def test_one_lost_rail_of_four_is_shared_evenly() -> None:
     taken = [route((0, chunk), 4, [Loss(2, (0, 0))]).rail for chunk in range(48)]
     assert [taken.count(rail) for rail in range(4)] == [16, 16, 0, 16]
-
-
-class Rails:
-    """A port of three rails for a window of a test; slots that came back are counted by their first byte."""
-
-    def __init__(self) -> None:
-        self.given: list[int] = []
-
-    def movable(self) -> bool:
-        return True
-
-    def route(self, position: tuple[int, int]) -> int:
-        return route(position, 3, []).rail
-
-    def post(self, slot: torch.Tensor, length: int, position: tuple[int, int]) -> Any:
-        return Swallowed()
-
-    def give(self, slot: torch.Tensor, event: Any) -> None:
-        self.given.append(int(slot[0]))
-
-
-def test_a_sender_keeps_a_chunk_until_another_rail_proves_that_it_has_come() -> None:
-    bridge: Any = None  # not asked while nothing fails
-    port: Any = Rails()
-    key = LaneKey(True, 1, 0, 0, torch.device("cpu"))
-    lane = window.Window(bridge, key, port, length=5, renew=lambda: None)
-    message: Any = SimpleNamespace(deadline=OperationDeadline(60))
-    positions = [(operation, chunk) for operation in range(4) for chunk in range(6)]  # rails 012012 120120 201201 ..
-    for number, position in enumerate(positions):
-        slot = torch.full((1,), number, dtype=torch.uint8)
-        lane.post(window.Chunk(message, 0, 1, position, False, slot))
-        lane.retire(lane.finish())
-        rails_taken = [port.route(p) for p in positions[: number + 1]]
-        for freed in port.given:  # each was proved by a chunk a window later on another rail
-            assert any(rail != rails_taken[freed] for rail in rails_taken[freed + 5 :]), (number, freed)
-    assert port.given == list(range(len(port.given)))
-    assert len(port.given) >= len(positions) - 5 - 2  # and not much more is kept than a window
 
 
 class Swallowed:
