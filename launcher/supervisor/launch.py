@@ -17,8 +17,9 @@ from typing import Any, Protocol
 from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.cluster import Cluster, Host
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.placement import NATIVE, Placement
+from hetctl.comm.contract.placement import Placement
 from hetctl.comm.contract.plan import Plan, PlannedBridge, PlannedIsland
+from hetctl.comm.contract.transports import NATIVE
 from hetctl.launcher.agent.orders import WatchedPort
 from hetctl.launcher.hosts.bundle import code_bundle, folder_bundle
 from hetctl.launcher.hosts.deadline import Deadline
