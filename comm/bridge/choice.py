@@ -114,6 +114,6 @@ def publish(store: Store, rank: int, ability: Ability) -> None:
 
 def ability_of(store: Store, rank: int, timeout: timedelta) -> Ability:
     """What another rank published; waits for it. Raises RuntimeError."""
-    patience = ConnectWait(lambda: None).within(OperationDeadline(timeout.total_seconds()))
-    found: dict[str, Any] = json.loads(patience.said(store, f"ability/{rank}"))
+    connect_wait = ConnectWait(lambda: None).within(OperationDeadline(timeout.total_seconds()))
+    found: dict[str, Any] = json.loads(connect_wait.value_of(store, f"ability/{rank}"))
     return Ability(found["host"], found["device"], found["name"])

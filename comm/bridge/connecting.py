@@ -16,7 +16,7 @@ from hetctl.comm.operation.work import OperationDeadline
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.001, 0.25  # between looks: an eighth of the time that has passed
 _SIOCGIFADDR = 0x8915
-TALK_SECONDS = 30.0  # for an end that has come to say what it is
+HANDSHAKE_SECONDS = 30.0  # for an end that has come to say what it is
 
 
 class ConnectWait:
@@ -42,7 +42,7 @@ class ConnectWait:
             self.check()
             yield min(max((time.monotonic() - began) / 8, FIRST_PAUSE_SECONDS), LAST_PAUSE_SECONDS)
 
-    def said(self, store: Store, key: str) -> bytes:
+    def value_of(self, store: Store, key: str) -> bytes:
         """What the other end says in the store. (A store's own wait complains on stderr when it times out.)"""
         pauses = self.pauses()
         while not store.check([key]):
@@ -50,13 +50,13 @@ class ConnectWait:
         value: bytes = store.get(key)
         return value
 
-    def visitor(self, listener: socket.socket) -> socket.socket:
+    def accept(self, listener: socket.socket) -> socket.socket:
         """Who comes next to a listening socket, given a while to talk."""
         for pause in self.pauses():
             listener.settimeout(pause)
             with contextlib.suppress(TimeoutError):
                 channel, _ = listener.accept()
-                channel.settimeout(TALK_SECONDS)
+                channel.settimeout(HANDSHAKE_SECONDS)
                 return channel
         raise AssertionError("pauses never end")
 

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from hetctl.comm.bridge.connecting import TALK_SECONDS, ConnectWait, own_address
+from hetctl.comm.bridge.connecting import HANDSHAKE_SECONDS, ConnectWait, own_address
 from hetctl.comm.operation.c10d import Store
 
 _MOST_BYTES = 1 << 20  # of a descriptor: NIXL's grows with the regions of a process
@@ -23,14 +23,16 @@ MOST_SECONDS = 3600.0  # at once: poll takes no more than 24 days
 _GREETING = struct.Struct("<I")
 
 
-def offer(store: Store, name: str, about: Mapping[str, Any], patience: ConnectWait) -> tuple[Control, dict[str, Any]]:
+def offer(
+    store: Store, name: str, about: Mapping[str, Any], connect_wait: ConnectWait
+) -> tuple[Control, dict[str, Any]]:
     """Wait for the other end to come; what it says of itself. Only who read the token in the store gets in."""
     token = secrets.token_hex(16)
     address = own_address()
     with socket.create_server((address, 0), backlog=4) as listener:
         store.set(name, json.dumps([address, listener.getsockname()[1], token]))
         while True:
-            channel = patience.visitor(listener)
+            channel = connect_wait.accept(listener)
             said = _hear(channel)
             if hmac.compare_digest(str(said.get("token", "")), token):
                 break
@@ -39,10 +41,12 @@ def offer(store: Store, name: str, about: Mapping[str, Any], patience: ConnectWa
     return Control(channel), said
 
 
-def accept(store: Store, name: str, about: Mapping[str, Any], patience: ConnectWait) -> tuple[Control, dict[str, Any]]:
+def accept(
+    store: Store, name: str, about: Mapping[str, Any], connect_wait: ConnectWait
+) -> tuple[Control, dict[str, Any]]:
     """Call the end that offers; what it says of itself."""
-    address, port, token = json.loads(patience.said(store, name))
-    channel = socket.create_connection((address, port), 2 * TALK_SECONDS)  # it may be talking to somebody else
+    address, port, token = json.loads(connect_wait.value_of(store, name))
+    channel = socket.create_connection((address, port), 2 * HANDSHAKE_SECONDS)  # it may be talking to somebody else
     _say(channel, {**about, "token": token})
     said = _hear(channel)
     if not said:

@@ -27,10 +27,10 @@ from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.control import Control, accept, offer
 from hetctl.comm.bridge.device_memory import allocate, flush_for, pin, registrable_device, unpin
 from hetctl.comm.bridge.engines.base import PEER_COPY, EnginePort, Memory, Region
-from hetctl.comm.bridge.engines.shared import Use, use, wires_here
+from hetctl.comm.bridge.engines.shared import EngineUse, use, wires_here
 from hetctl.comm.bridge.failover import Position, say
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, OneWay, Posted, SlotReleases
+from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, Posted, SingleRail, SlotReleases
 from hetctl.comm.bridge.rdma_ports import POLL_SECONDS, LaneTransfers, connect, described
 from hetctl.comm.bridge.staging import TRAILER_BYTES, engine_for
 from hetctl.comm.contract.errors import ConfigError
@@ -65,52 +65,54 @@ class DirectMode:
 class DirectTransport:
     """Lanes over an engine, one ring at each end of each."""
 
-    def __init__(self, use: Use, way: DirectMode) -> None:
-        self._use, self._way = use, way
-        self._ports: list[DirectLaneEnd] = []
-        self._lock = threading.Lock()  # over the ports
+    def __init__(self, use: EngineUse, mode: DirectMode) -> None:
+        self._use, self._mode = use, mode
+        self._ends: list[DirectLaneEnd] = []
+        self._lock = threading.Lock()  # over the ends
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._open = True
 
     def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
         made = SendLane if key.sending else RecvLane
         flow = HOST_FLOW
-        if self._way.on_device:
-            flow = PEER_MESSAGES if self._way.label == PEER_COPY and key.kind == P2P else DEVICE_FLOW
+        if self._mode.on_device:
+            flow = PEER_MESSAGES if self._mode.label == PEER_COPY and key.kind == P2P else DEVICE_FLOW
         connect = functools.partial(self._connect, bridge, key, flow)
         return made(bridge, key, connect, flow=flow, engine=engine_for(key.device))
 
-    def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow, patience: ConnectWait) -> DirectLaneEnd:
-        ring = Ring(self._use.rails, flow, key.device, on_device=self._way.on_device)
+    def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow, connect_wait: ConnectWait) -> DirectLaneEnd:
+        ring = Ring(self._use.rails, flow, key.device, on_device=self._mode.on_device)
 
         def lose(port: str, why: str) -> None:
             if self._use.lose(port, why):
-                say(f"{self._way.label} {'to' if key.sending else 'from'} {bridge.who(key.peer)} without {port}: {why}")
+                say(
+                    f"{self._mode.label} {'to' if key.sending else 'from'} {bridge.who(key.peer)} without {port}: {why}"
+                )
 
-        name = f"{self._way.label}/{key.link_name(bridge.rank)}/{key.wire_tag}"
+        name = f"{self._mode.label}/{key.link_name(bridge.rank)}/{key.wire_tag}"
         try:
             meet = accept if key.sending else offer
             about = {"ports": described(self._use.rails, ring.regions), "address": ring.memory.data_ptr()}
-            control, peer = meet(bridge.store.talk, name, about, patience)
+            control, peer = meet(bridge.store.talk, name, about, connect_wait)
             pull = self._pulls(bridge.rank, key)
             found = connect(self._use.rails, ring.regions, peer["ports"], lose)
-            lane_transfers = LaneTransfers(found, int(peer["address"]), lose, write=not pull)
-            port = DirectLaneEnd(ring, lane_transfers, control, key, self._way, pull=pull, stop=self._stop)
-            port.introduce(lower=bridge.rank < key.peer, timeout=bridge.timeout)
+            transfers = LaneTransfers(found, int(peer["address"]), lose, write=not pull)
+            end = DirectLaneEnd(ring, transfers, control, key, self._mode, pull=pull, stop=self._stop)
+            end.introduce(lower=bridge.rank < key.peer, timeout=bridge.timeout)
         except BaseException:
             ring.close()
             raise
         with self._lock:
             if self._open:
-                self._ports.append(port)
-                return port
-        port.close()
+                self._ends.append(end)
+                return end
+        end.close()
         raise RuntimeError("the connection was closed")
 
     def _pulls(self, rank: int, key: LaneKey) -> bool:
         """Whether the receiver of a lane reads, instead of its sender writing."""
         sender, receiver = (rank, key.peer) if key.sending else (key.peer, rank)
-        return {"sender": False, "receiver": True, "lower": receiver < sender}[self._way.initiator]
+        return {"sender": False, "receiver": True, "lower": receiver < sender}[self._mode.initiator]
 
     def kill(self) -> None:
         with self._lock:
@@ -121,15 +123,15 @@ class DirectTransport:
         """End the lanes' rings, and the engine if nobody else uses it."""
         self.kill()
         with self._lock:
-            ports, was_open = self._ports, self._open
-            self._ports, self._open = [], False
+            ends, was_open = self._ends, self._open
+            self._ends, self._open = [], False
         if not was_open:
             return
-        for port in ports:
-            port.close()
-        sent = sum(port.sent for port in ports)
+        for end in ends:
+            end.close()
+        sent = sum(end.sent for end in ends)
         os.close(self._stop)
-        self._use.close(way=self._way.label, sent=sent, staged=0 if self._way.on_device else sent)
+        self._use.close(way=self._mode.label, sent=sent, staged=0 if self._mode.on_device else sent)
 
 
 def make(making: Making) -> DirectTransport:
@@ -197,22 +199,22 @@ class Ring:
                 self._map.close()
 
 
-class DirectLaneEnd(OneWay):
+class DirectLaneEnd(SingleRail):
     """One end of a lane; slots are used in turn, the same number at both ends."""
 
     def __init__(
         self,
         ring: Ring,
-        lane_transfers: LaneTransfers,
+        transfers: LaneTransfers,
         control: Control,
         key: LaneKey,
-        way: DirectMode,
+        mode: DirectMode,
         *,
         pull: bool,
         stop: int,
     ) -> None:
-        self._ring, self._control, self._key, self._way, self._stop = ring, control, key, way, stop
-        self._moving, self._pull = lane_transfers, pull
+        self._ring, self._control, self._key, self._mode, self._stop = ring, control, key, mode, stop
+        self._transfers, self._pull = transfers, pull
         self._asked = self._taken = 0  # slots begun here, and slots given out
         self._ready = 0  # slots that came, or that are free again
         self._releases = SlotReleases(control.tell)
@@ -225,10 +227,10 @@ class DirectLaneEnd(OneWay):
         of its own answers calls only here, where the other end waits: it wants both. Raises RuntimeError, EngineFailed.
         """
         end = time.monotonic() + timeout.total_seconds()
-        turns = {"none": (), "lower": (lower,), "both": (lower, not lower)}[self._way.introduce]
+        turns = {"none": (), "lower": (lower,), "both": (lower, not lower)}[self._mode.introduce]
         for mine in turns:
             if mine:
-                self._moving.introduce(TRAILER_ROOM, end, lambda: self._control.check(self._stop))
+                self._transfers.introduce(TRAILER_ROOM, end, lambda: self._control.check(self._stop))
                 self._control.tell()
                 continue
             while not self._control.heard(1):  # what comes behind it is about slots
@@ -238,11 +240,11 @@ class DirectLaneEnd(OneWay):
 
     def _serve(self, seconds: float) -> float:
         """Do what the other end's transfers need of this one; for how many of so many seconds that will do."""
-        return min(seconds, SERVE_SECONDS) if self._moving.serve() else seconds
+        return min(seconds, SERVE_SECONDS) if self._transfers.serve() else seconds
 
     def rail(self, position: Position) -> str:
-        port = self._moving.port
-        return f"the {self._way.label} ring" + (f" over {port}" if port else "")
+        port = self._transfers.port
+        return f"the {self._mode.label} ring" + (f" over {port}" if port else "")
 
     def take(self, nbytes: int, number: int) -> torch.Tensor:
         self._taken += 1
@@ -258,7 +260,7 @@ class DirectLaneEnd(OneWay):
         return self
 
     def _begin(self, nbytes: int) -> None:
-        self._moving.begin(self._ring.offset(self._asked), nbytes)
+        self._transfers.begin(self._ring.offset(self._asked), nbytes)
         self._asked += 1
 
     def wait(self, timeout: timedelta) -> bool:
@@ -268,16 +270,16 @@ class DirectLaneEnd(OneWay):
             self._advance()
             if self._ready:
                 break
-            if not self._moving:
+            if not self._transfers:
                 self.idle()
             left = end - time.monotonic()
             if left <= 0:
                 raise RuntimeError("timed out")
-            if self._moving:
+            if self._transfers:
                 time.sleep(POLL_SECONDS)
             else:
                 left = self._serve(left)
-            self._control.sleep(self._stop, 0 if self._moving else left)
+            self._control.sleep(self._stop, 0 if self._transfers else left)
         self._ready -= 1
         return True
 
@@ -289,15 +291,15 @@ class DirectLaneEnd(OneWay):
                 self._begin(self._ring.slot_bytes)
         else:
             self._arrived(heard)
-        ended = self._moving.ended()
+        ended = self._transfers.ended()
         if ended and self._key.sending:
             self._control.tell(ended)
         else:
             self._arrived(ended)
 
     def _arrived(self, count: int) -> None:
-        if count and not self._key.sending and self._way.flush is not None:
-            self._way.flush()
+        if count and not self._key.sending and self._mode.flush is not None:
+            self._mode.flush()
         self._ready += count
 
     def give(self, slot: torch.Tensor, event: Any) -> None:
@@ -305,9 +307,9 @@ class DirectLaneEnd(OneWay):
             self._releases.give(event)
 
     def advance(self) -> bool:
-        if self._moving:
+        if self._transfers:
             self._advance()
-        return bool(self._moving)
+        return bool(self._transfers)
 
     def idle(self) -> None:
         """Free every slot that the device still reads."""
@@ -315,6 +317,6 @@ class DirectLaneEnd(OneWay):
 
     def close(self) -> None:
         """Forget what is under way, deregister, release."""
-        self._moving.drop()
+        self._transfers.drop()
         self._control.close()
         self._ring.close()

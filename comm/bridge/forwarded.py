@@ -1,7 +1,7 @@
 """The forwarded way of a bridge: a lane's thread copies chunks through host slots, several in flight at once.
 
 So copies, the network and the other end's copies overlap, and receives are posted before their data comes. How a slot
-travels is the affair of a lane's port: over gloo rails, or in memory that both processes share.
+travels is the affair of a lane's end: over gloo rails, or in memory that both processes share.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SOON_SECONDS, POLL_SECONDS = 200e-6, 50e-6  # within which a copy is over, and b
 IDLE_SECONDS = 5.0  # an unused lane's thread ends; the next message starts another
 
 
-class _Rest:
+class _Disconnect:
     """In a lane's queue: give up what an idle lane can do without."""
 
 
@@ -42,11 +42,11 @@ class ForwardedLane:
         self, bridge: Bridge, key: LaneKey, connect: Callable[[ConnectWait], LaneEnd], *, flow: Flow, engine: CopyEngine
     ) -> None:
         self._bridge, self._key, self._connect, self._flow, self._engine = bridge, key, connect, flow, engine
-        self._queue: queue.SimpleQueue[Message | _Rest | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Message | _Disconnect | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = False
-        self._resting = False  # asked to rest, and not yet seen to
+        self._disconnecting = False  # asked to disconnect, and not yet seen to
         self.used = 0.0  # when it was given a message
         self._operation = 0  # messages whose chunks have all been begun
         self._todo: deque[tuple[Message, int, int, int, bool]] = deque()  # first, past, number, last
@@ -75,13 +75,13 @@ class ForwardedLane:
         window = self._window
         return window.moved if window is not None else 0.0
 
-    def rest(self) -> None:
+    def disconnect_idle(self) -> None:
         """Have the lane give up its connection if it is idle; the next message makes another one. Returns at once."""
         with self._lock:
-            if self._window is None or self._closing or self._resting:
+            if self._window is None or self._closing or self._disconnecting:
                 return
-            self._resting = True
-            self._queue.put(_Rest())
+            self._disconnecting = True
+            self._queue.put(_Disconnect())
             if self._thread is None:
                 self._start()
 
@@ -121,11 +121,11 @@ class ForwardedLane:
     def window(self) -> Window:
         """This end of the lane, connected when the first message is there."""
         if self._window is None:
-            port = self._connect(ConnectWait(self._over_waiting))
-            window = Window(self._bridge, self._key, port, length=self._flow.window, renew=self._renew)
+            lane_end = self._connect(ConnectWait(self._over_waiting))
+            window = Window(self._bridge, self._key, lane_end, length=self._flow.window, renew=self._renew)
             with self._lock:
                 self._window, self._due = window, None
-            port.watch(window)
+            lane_end.watch(window)
         return self._window
 
     def _over_waiting(self) -> str | None:
@@ -154,7 +154,7 @@ class ForwardedLane:
         held, reason = self._held(), reason_of(error)
         if self._window is not None and self._window.posted:
             chunk = self._window.posted[0]
-            held, reason = chunk.message, f"{self._window.port.rail(chunk.position)}: {reason}"
+            held, reason = chunk.message, f"{self._window.lane_end.rail(chunk.position)}: {reason}"
         if held is not None and held.deadline.passed():
             reason = held.deadline.verdict
         idle = "connecting" if self._window is None else "a lane with nothing under way"
@@ -170,30 +170,30 @@ class ForwardedLane:
         if self._todo:
             return True
         if block and self._window is not None:
-            self._window.port.idle()
+            self._window.lane_end.idle()
         try:
             # what closes a lane may have been taken from the queue while something was under way
             message = self._queue.get(block, 0.0 if self._closing else IDLE_SECONDS)
         except queue.Empty:
             return False
-        if isinstance(message, _Rest):
-            self._rest(idle=block)
+        if isinstance(message, _Disconnect):
+            self._disconnect(idle=block)
             return False
         if message is None:
             return False
         self._cutting = message
         nbytes = message.data.nbytes
-        cut = spread(nbytes, self._flow.chunk_of(nbytes), self.window.port.ways)
+        cut = spread(nbytes, self._flow.chunk_of(nbytes), self.window.lane_end.ways)
         self._cutting = None
         for number, (first, past) in enumerate(cut):
             self._todo.append((message, first, past, number, number == len(cut) - 1))
         return True
 
-    def _rest(self, *, idle: bool) -> None:
+    def _disconnect(self, *, idle: bool) -> None:
         """Give the connection up if nothing is under way; else whoever asked will ask again."""
-        given_up = idle and self._window is not None and self._window.port.rest()
+        given_up = idle and self._window is not None and self._window.lane_end.disconnect()
         with self._lock:
-            self._resting = False
+            self._disconnecting = False
             if given_up:
                 self._window = None
 
@@ -207,7 +207,7 @@ class ForwardedLane:
 
     def _begin(self) -> Chunk:
         message, first, past, number, last = self._todo[0]
-        slot = self.window.port.take(past - first, number)
+        slot = self.window.lane_end.take(past - first, number)
         self._todo.popleft()
         chunk = Chunk(message, first, past, (self._operation, number), last, slot)
         self._operation += last
@@ -271,7 +271,7 @@ class SendLane(ForwardedLane):
         chunk = self._copying[0]
         assert chunk.copied is not None
         soon = time.monotonic() + SOON_SECONDS
-        while not chunk.copied.over() and self.window.port.advance():
+        while not chunk.copied.over() and self.window.lane_end.advance():
             if time.monotonic() > soon:  # it is behind something of the program's
                 time.sleep(POLL_SECONDS)
         chunk.copied.wait()
@@ -307,7 +307,7 @@ class RecvLane(ForwardedLane):
     def _take(self, chunk: Chunk) -> None:
         message = chunk.message
         operation, number = chunk.position
-        chunk.slot = self.window.port.landed(chunk.slot)
+        chunk.slot = self.window.lane_end.landed(chunk.slot)
         try:
             unseal(
                 chunk.slot,

@@ -97,12 +97,12 @@ class LaneEnd(Protocol):
     def advance(self) -> bool:
         """Whether a slot on its way needs this thread, which has just seen to it: to be asked again while it waits."""
 
-    def rest(self) -> bool:
+    def disconnect(self) -> bool:
         """Nothing is under way: give this end up, where the other one does so too. Whether it is given up."""
 
 
-class OneWay:
-    """What a port answers that has a single way for its chunks: nothing can be lost and moved."""
+class SingleRail:
+    """What a lane end answers that has a single way for its chunks: nothing can be lost and moved."""
 
     ways = 1
 
@@ -127,7 +127,7 @@ class OneWay:
     def advance(self) -> bool:
         return False
 
-    def rest(self) -> bool:
+    def disconnect(self) -> bool:
         return False
 
 

@@ -24,20 +24,20 @@ Lose = Callable[[str, str], None]  # port, why
 
 
 @dataclass(frozen=True)
-class PortTransfers:
+class ConnectedPort:
     """One port of this end, connected to one of the other end."""
 
-    port: str
+    name: str
     rail: EnginePort
     region: Region
     peer: Any
 
 
 @dataclass
-class _Move:
+class _LaneTransfer:
     offset: int
     nbytes: int
-    transfers: PortTransfers
+    port: ConnectedPort
     handle: Any
 
 
@@ -51,9 +51,9 @@ def described(rails: Sequence[EnginePort], regions: Sequence[Region]) -> list[di
 
 def connect(
     rails: Sequence[EnginePort], regions: Sequence[Region], theirs: Sequence[Mapping[str, Any]], lose: Lose
-) -> list[PortTransfers]:
+) -> list[ConnectedPort]:
     """The ports to the other end, by what it said of its ports. Raises EngineFailed when none can be."""
-    found: list[PortTransfers] = []
+    found: list[ConnectedPort] = []
     together = pairs([rail.network for rail in rails], [str(one["network"]) for one in theirs])
     why = "the other end has no port in its network"
     for number in sorted(set(range(len(rails))) - {mine for mine, _ in together}):
@@ -66,7 +66,7 @@ def connect(
             why = reason_of(error)
             lose(rail.port, why)
             continue
-        found.append(PortTransfers(rail.port, rail, regions[mine], peer))
+        found.append(ConnectedPort(rail.port, rail, regions[mine], peer))
     if not found:
         raise EngineFailed(f"no port reaches the other end: {why}")
     return found
@@ -75,37 +75,40 @@ def connect(
 class LaneTransfers:
     """The transfers of one end of a lane; all slots keep their offset at both ends."""
 
-    def __init__(self, lane_transfers: list[PortTransfers], address: int, lose: Lose, *, write: bool) -> None:
-        self._left, self._address, self._lose, self._write = list(lane_transfers), address, lose, write
-        self._moves: deque[_Move] = deque()  # oldest first
+    def __init__(self, ports: list[ConnectedPort], address: int, lose: Lose, *, write: bool) -> None:
+        self._left, self._address, self._lose, self._write = list(ports), address, lose, write
+        self._under_way: deque[_LaneTransfer] = deque()  # oldest first
         self._begun = 0
         self._failed = ""
-        self._since: tuple[_Move | None, float] = (None, 0.0)  # the oldest transfer, and from when on it was that
+        self._since: tuple[_LaneTransfer | None, float] = (
+            None,
+            0.0,
+        )  # the oldest, and since when
 
     def __len__(self) -> int:
-        return len(self._moves)
+        return len(self._under_way)
 
     @property
     def port(self) -> str:
         """The port that the oldest transfer, or the one that failed last, takes; '' where nothing is known of any."""
-        return self._failed or (self._moves[0].transfers.port if self._moves else "")
+        return self._failed or (self._under_way[0].port.name if self._under_way else "")
 
     def begin(self, offset: int, nbytes: int) -> None:
         """Raises EngineFailed."""
-        self._moves.append(self._start(offset, nbytes))
+        self._under_way.append(self._start(offset, nbytes))
 
     def ended(self) -> int:
         """How many of the oldest transfers are over. Raises EngineFailed."""
         count = 0
-        while self._moves and self._over(self._moves[0]):
-            move = self._moves.popleft()
-            move.transfers.rail.engine.drop([move.handle])
+        while self._under_way and self._over(self._under_way[0]):
+            transfer = self._under_way.popleft()
+            transfer.port.rail.engine.drop([transfer.handle])
             count += 1
-        if self._moves:
-            self._check_stall(self._moves[0])
+        if self._under_way:
+            self._check_stall(self._under_way[0])
         return count
 
-    def _check_stall(self, oldest: _Move) -> None:
+    def _check_stall(self, oldest: _LaneTransfer) -> None:
         now = time.monotonic()
         if self._since[0] is not oldest:
             self._since = (oldest, now)
@@ -117,64 +120,64 @@ class LaneTransfers:
 
         `check` raises RuntimeError where that is wanted no more.
         """
-        for transfers in list(self._left):
+        for port in list(self._left):
             try:
-                handle = self._call(transfers, 0, nbytes, write=True)
-                while not transfers.rail.engine.poll(handle):
+                handle = self._call(port, 0, nbytes, write=True)
+                while not port.rail.engine.poll(handle):
                     if time.monotonic() > end:
-                        self._failed = transfers.port
+                        self._failed = port.name
                         raise RuntimeError("timed out")
                     check()
                     time.sleep(POLL_SECONDS)
-                transfers.rail.engine.drop([handle])
+                port.rail.engine.drop([handle])
             except EngineFailed as error:
-                self._without(transfers, error)
+                self._without(port, error)
 
     def serve(self) -> bool:
         """Do what the other end's transfers need of this one; whether that has to be done again and again."""
-        again = [transfers.rail.engine.serve() for transfers in self._left]  # all of them
+        again = [port.rail.engine.serve() for port in self._left]  # all of them
         return any(again)
 
     def drop(self) -> None:
         """Forget what is under way."""
-        for move in self._moves:
-            move.transfers.rail.engine.drop([move.handle])
-        self._moves.clear()
+        for transfer in self._under_way:
+            transfer.port.rail.engine.drop([transfer.handle])
+        self._under_way.clear()
 
-    def _start(self, offset: int, nbytes: int) -> _Move:
+    def _start(self, offset: int, nbytes: int) -> _LaneTransfer:
         while True:
-            transfers = self._left[self._begun % len(self._left)]
+            port = self._left[self._begun % len(self._left)]
             self._begun += 1
             try:
-                return _Move(offset, nbytes, transfers, self._call(transfers, offset, nbytes, write=self._write))
+                return _LaneTransfer(offset, nbytes, port, self._call(port, offset, nbytes, write=self._write))
             except EngineFailed as error:
-                self._without(transfers, error)
+                self._without(port, error)
 
-    def _call(self, transfers: PortTransfers, offset: int, nbytes: int, *, write: bool) -> Any:
-        engine, there = transfers.rail.engine, self._address + offset
+    def _call(self, port: ConnectedPort, offset: int, nbytes: int, *, write: bool) -> Any:
+        engine, there = port.rail.engine, self._address + offset
         if write:
-            return engine.post_write(transfers.peer, transfers.region, offset, to=there, nbytes=nbytes)
-        return engine.post_read(transfers.peer, transfers.region, offset, origin=there, nbytes=nbytes)
+            return engine.post_write(port.peer, port.region, offset, to=there, nbytes=nbytes)
+        return engine.post_read(port.peer, port.region, offset, origin=there, nbytes=nbytes)
 
-    def _over(self, move: _Move) -> bool:
+    def _over(self, transfer: _LaneTransfer) -> bool:
         try:
-            return move.transfers.rail.engine.poll(move.handle)
+            return transfer.port.rail.engine.poll(transfer.handle)
         except EngineFailed as error:
-            move.transfers.rail.engine.drop([move.handle])
-            self._without(move.transfers, error)
-        again = self._start(move.offset, move.nbytes)
-        move.transfers, move.handle = again.transfers, again.handle
+            transfer.port.rail.engine.drop([transfer.handle])
+            self._without(transfer.port, error)
+        again = self._start(transfer.offset, transfer.nbytes)
+        transfer.port, transfer.handle = again.port, again.handle
         return False
 
-    def _without(self, transfers: PortTransfers, error: EngineFailed) -> None:
+    def _without(self, port: ConnectedPort, error: EngineFailed) -> None:
         """Use a port no more. Raises EngineFailed when it is the last."""
-        if transfers not in self._left:
+        if port not in self._left:
             return
         if len(self._left) == 1:
-            self._failed = transfers.port
+            self._failed = port.name
             raise error
-        self._left.remove(transfers)
-        self._lose(transfers.port, reason_of(error))
+        self._left.remove(port)
+        self._lose(port.name, reason_of(error))
 
 
 def pairs(mine: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:

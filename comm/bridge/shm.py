@@ -26,12 +26,12 @@ import torch
 
 from hetctl.comm.bridge.bridge import P2P, Bridge, LaneKey
 from hetctl.comm.bridge.choice import Making
-from hetctl.comm.bridge.connecting import TALK_SECONDS, ConnectWait
+from hetctl.comm.bridge.connecting import HANDSHAKE_SECONDS, ConnectWait
 from hetctl.comm.bridge.control import MOST_SECONDS
 from hetctl.comm.bridge.device_memory import pin, unpin
 from hetctl.comm.bridge.failover import Position
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.lane_end import Flow, OneWay, Posted, SlotReleases
+from hetctl.comm.bridge.lane_end import Flow, Posted, SingleRail, SlotReleases
 from hetctl.comm.bridge.staging import engine_for
 from hetctl.comm.contract.units import MiB
 from hetctl.comm.operation.c10d import Store
@@ -39,8 +39,8 @@ from hetctl.comm.operation.work import OperationDeadline
 
 MESSAGES = Flow(8 * MiB, window=8)  # larger than over rails: a chunk here costs Python time only
 MOST_RINGS = 16  # of messages to or from one peer, while their lanes are idle: one is 64 MiB and five descriptors
-UNUSED_SECONDS = 10.0  # after which those beyond it rest: making a ring anew costs milliseconds, and pinning it
-MOST_OF_ALL = 64  # beyond it they rest however lately they were used
+UNUSED_SECONDS = 10.0  # after which those beyond it disconnect: making a ring anew costs milliseconds, and pinning it
+MOST_OF_ALL = 64  # beyond it they disconnect however lately they were used
 SUMS = Flow(16 * MiB, window=8)  # what collectives are made of comes in long rows: the first chunk's time is nothing
 _GIVEN_UP = b"."
 _NOT_YET = torch.empty(0, dtype=torch.uint8)
@@ -66,8 +66,8 @@ class ShmTransport:
 
     def __init__(self) -> None:
         self._lanes: dict[LaneKey, ForwardedLane] = {}
-        self._ports: set[ShmLaneEnd] = set()
-        self._lock = threading.Lock()  # over the ports
+        self._ends: set[ShmLaneEnd] = set()
+        self._lock = threading.Lock()  # over the ends
         self._open = True
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
 
@@ -81,30 +81,30 @@ class ShmTransport:
             _allow_more_descriptors()
         return lane
 
-    def _connect(self, rings: _Rings, key: LaneKey, flow: Flow, patience: ConnectWait) -> ShmLaneEnd:
+    def _connect(self, rings: _Rings, key: LaneKey, flow: Flow, connect_wait: ConnectWait) -> ShmLaneEnd:
         self._spare(key)
-        port = ShmLaneEnd(rings, key, flow, patience=patience, stop=self._stop, forget=self._forget)
+        end = ShmLaneEnd(rings, key, flow, connect_wait=connect_wait, stop=self._stop, forget=self._forget)
         with self._lock:
             if self._open:
-                self._ports.add(port)
-                return port
-        port.close()
+                self._ends.add(end)
+                return end
+        end.close()
         raise RuntimeError("the connection was closed")
 
     def _spare(self, key: LaneKey) -> None:
-        """Have the lanes rest that were used longest ago: a program may take a new tag for each of its steps."""
+        """Have the lanes disconnect that were used longest ago: a program may take a new tag for each of its steps."""
         with self._lock:
-            held = [port.key for port in self._ports]
+            held = [end.key for end in self._ends]
         alike = [k for k in held if (k.kind, k.sending, k.peer) == (P2P, key.sending, key.peer)]
         lanes = sorted((self._lanes[k] for k in alike), key=lambda lane: lane.used)
         late = time.monotonic() - UNUSED_SECONDS
         for number, lane in enumerate(lanes[: max(len(lanes) + 1 - MOST_RINGS, 0)]):
             if lane.used < late or len(lanes) - number >= MOST_OF_ALL:
-                lane.rest()
+                lane.disconnect_idle()
 
-    def _forget(self, port: ShmLaneEnd) -> None:
+    def _forget(self, end: ShmLaneEnd) -> None:
         with self._lock:
-            self._ports.discard(port)
+            self._ends.discard(end)
 
     def kill(self) -> None:
         with self._lock:
@@ -114,10 +114,10 @@ class ShmTransport:
     def close(self) -> None:
         self.kill()
         with self._lock:
-            ports, was_open = list(self._ports), self._open
-            self._ports, self._lanes, self._open = set(), {}, False
-        for port in ports:
-            port.close()
+            ends, was_open = list(self._ends), self._open
+            self._ends, self._lanes, self._open = set(), {}, False
+        for end in ends:
+            end.close()
         if was_open:
             os.close(self._stop)
 
@@ -135,14 +135,14 @@ class _Rings:
         self._meet = functools.partial(_offer, nbytes=nbytes) if key.sending else _accept
         self._count = 0
 
-    def next(self, patience: ConnectWait) -> _Handles:
+    def next(self, connect_wait: ConnectWait) -> _Handles:
         """Make or get the next ring, together with the other end."""
-        handles = self._meet(self._store, f"{self._name}/{self._count}", patience)
+        handles = self._meet(self._store, f"{self._name}/{self._count}", connect_wait)
         self._count += 1
         return handles
 
 
-class ShmLaneEnd(OneWay):
+class ShmLaneEnd(SingleRail):
     """One end of a ring; slots are used in turn, filled by one end and freed by the other.
 
     A sender whose slots are all free again may give the ring up, and says so; the receiver, which may wait for the next
@@ -155,19 +155,19 @@ class ShmLaneEnd(OneWay):
         key: LaneKey,
         flow: Flow,
         *,
-        patience: ConnectWait,
+        connect_wait: ConnectWait,
         stop: int,
         forget: Callable[[ShmLaneEnd], None],
     ) -> None:
         self._rings, self.key, self._flow, self._stop = rings, key, flow, stop
-        self._patience, self._forget = patience, forget
+        self._connect_wait, self._forget = connect_wait, forget
         self._lock, self._held, self._closed = threading.Lock(), False, False
         self._releases = SlotReleases(self._free)
-        self._begin(patience)
+        self._begin(connect_wait)
 
-    def _begin(self, patience: ConnectWait) -> None:
+    def _begin(self, connect_wait: ConnectWait) -> None:
         """Go on with the next ring."""
-        handles = self._rings.next(patience)
+        handles = self._rings.next(connect_wait)
         handles.channel.setblocking(False)
         with self._lock:
             if self._closed:
@@ -223,7 +223,7 @@ class ShmLaneEnd(OneWay):
         deadline = OperationDeadline(timeout.total_seconds())
         while not self._comes(deadline):
             self._end()
-            self._begin(self._patience.within(deadline))
+            self._begin(self._connect_wait.within(deadline))
         return True
 
     def _awaited(self) -> int:
@@ -259,7 +259,7 @@ class ShmLaneEnd(OneWay):
         """Free every slot that the device still reads, waiting for it: there is nothing else to do."""
         self._releases.idle()
 
-    def rest(self) -> bool:
+    def disconnect(self) -> bool:
         if not self.key.sending and not self._given_up():
             return False
         if self.key.sending:
@@ -303,7 +303,7 @@ def _taken(fd: int) -> bool:
         return False
 
 
-def _offer(store: Store, name: str, patience: ConnectWait, *, nbytes: int) -> _Handles:
+def _offer(store: Store, name: str, connect_wait: ConnectWait, *, nbytes: int) -> _Handles:
     """Make a ring, say in the store where to get it, and hand it to the one who comes."""
     # only this user may enter; a process that exits while a lane waits here removes it as well
     folder = tempfile.TemporaryDirectory(prefix="hetctl-shm-", ignore_cleanup_errors=True)
@@ -312,7 +312,7 @@ def _offer(store: Store, name: str, patience: ConnectWait, *, nbytes: int) -> _H
         listener.bind(path)
         listener.listen(1)
         store.set(name, path)
-        channel = patience.visitor(listener)
+        channel = connect_wait.accept(listener)
     memory = os.memfd_create("hetctl-ring", os.MFD_CLOEXEC)
     os.ftruncate(memory, nbytes)
     flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE
@@ -321,11 +321,11 @@ def _offer(store: Store, name: str, patience: ConnectWait, *, nbytes: int) -> _H
     return handles
 
 
-def _accept(store: Store, name: str, patience: ConnectWait) -> _Handles:
+def _accept(store: Store, name: str, connect_wait: ConnectWait) -> _Handles:
     """Get the ring that the sender made."""
-    path = patience.said(store, name).decode()
+    path = connect_wait.value_of(store, name).decode()
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    channel.settimeout(TALK_SECONDS)
+    channel.settimeout(HANDSHAKE_SECONDS)
     channel.connect(path)
     word, fds, _, _ = socket.recv_fds(channel, 4, 3)
     if word != b"ring" or len(fds) != 3:

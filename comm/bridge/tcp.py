@@ -55,14 +55,14 @@ class TcpRail:
 
     name: str
     group: Any
-    poster: _Poster | None = None
+    posting_thread: _PostingThread | None = None
 
     def post(self, call: Callable[[], Posted], nbytes: int) -> Posted:
         """Post now, or soon and in order from the rail's own thread."""
-        return call() if self.poster is None else self.poster.post(call, nbytes)
+        return call() if self.posting_thread is None else self.posting_thread.post(call, nbytes)
 
 
-class _Poster:
+class _PostingThread:
     """A rail's thread; what a socket takes at once is posted without it, where nothing is queued before."""
 
     def __init__(self, name: str) -> None:
@@ -73,7 +73,7 @@ class _Poster:
         with self._lock:
             now = nbytes <= SMALL_BYTES and not self._queued
             self._queued += not now
-        return call() if now else _PostedLater(self._executor.submit(self._call, call))
+        return call() if now else _QueuedPost(self._executor.submit(self._call, call))
 
     def _call(self, call: Callable[[], Posted]) -> Posted:
         try:
@@ -87,7 +87,7 @@ class _Poster:
 
 
 @dataclass(frozen=True)
-class _PostedLater:
+class _QueuedPost:
     """What a rail's thread will have posted."""
 
     future: Future[Posted]
@@ -117,26 +117,26 @@ class TcpRails:
         """How many rails in turn should carry the same: several over one NIC share what it carries as they come."""
         return self._nics if len(self._rails) % self._nics == 0 else 1
 
-    def rails(self, patience: ConnectWait) -> list[TcpRail]:
-        """The rails, connected; blocks until the other end connects too, for as long as there is patience."""
-        with patience.holding(self._lock):
+    def rails(self, connect_wait: ConnectWait) -> list[TcpRail]:
+        """The rails, connected; blocks until the other end connects too, for as long as it waits."""
+        with connect_wait.holding(self._lock):
             if not self._rails and not self._killed:
                 self._devices = _devices()
-                agreed = self._agreed(self._store.talk, patience)
+                agreed = self._agreed(self._store.talk, connect_wait)
                 with self._store.waiting() as store:
                     self._rails = [self._connect(store, number, mine) for number, mine in agreed]
             if self._killed:
                 raise RuntimeError("the connection was closed")
             return self._rails
 
-    def _agreed(self, store: Store, patience: ConnectWait) -> list[tuple[int, int]]:
+    def _agreed(self, store: Store, connect_wait: ConnectWait) -> list[tuple[int, int]]:
         """(number, which of this end's) of the rails to connect: all of both ends' within the networks that they share,
         less those that are down at either end."""
         here, there = ("to", "from") if self._sending else ("from", "to")
         key, names = f"link/{self._name}/rails/", [name for name, _ in self._devices]
         up, networks, nics = [_is_up(n) for n in names], [_network(n) for n in names], len(set(names))
         store.set(key + here, json.dumps([up, networks, nics]))
-        their_up, their_networks, their_nics = json.loads(patience.said(store, key + there))
+        their_up, their_networks, their_nics = json.loads(connect_wait.value_of(store, key + there))
         self._nics = max(nics, their_nics)
         if self._sending:
             pairs = paired(networks, their_networks)
@@ -154,8 +154,8 @@ class TcpRails:
         options._timeout, options._threads, options._devices = self._timeout, 1, [device]
         group = Gloo(PrefixStore(f"link/{self._name}/{index}", store), 0 if self._sending else 1, 2, options)
         name = f"rail {index} ({interface})"
-        poster = _Poster(f"het {name}") if accelerator() is not None else None
-        return TcpRail(name, group, poster)
+        posting_thread = _PostingThread(f"het {name}") if accelerator() is not None else None
+        return TcpRail(name, group, posting_thread)
 
     def kill(self) -> None:
         """End everything pending on these rails, here and at the other end, with an error."""
@@ -165,8 +165,8 @@ class TcpRails:
 
     def close(self) -> None:
         for rail in self._rails:
-            if rail.poster is not None:
-                rail.poster.close()
+            if rail.posting_thread is not None:
+                rail.posting_thread.close()
         self._killed, self._rails, self._devices = True, [], []
 
 
@@ -193,7 +193,7 @@ class TcpTransport:
         return made(
             bridge,
             key,
-            lambda patience: TcpLaneEnd(link.rails(patience), link.ways, engine, key, watch),
+            lambda connect_wait: TcpLaneEnd(link.rails(connect_wait), link.ways, engine, key, watch),
             flow=flow,
             engine=engine,
         )
@@ -278,7 +278,7 @@ class TcpLaneEnd:
     def advance(self) -> bool:
         return False
 
-    def rest(self) -> bool:
+    def disconnect(self) -> bool:
         return False
 
 

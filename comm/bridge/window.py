@@ -65,15 +65,17 @@ class _Kept:
 class Window:
     """One lane's posted chunks. Its thread posts and awaits them; the watch over rails may move them meanwhile."""
 
-    def __init__(self, bridge: Bridge, key: LaneKey, port: LaneEnd, *, length: int, renew: Callable[[], None]) -> None:
-        self.port, self.posted = port, deque[Chunk]()
+    def __init__(
+        self, bridge: Bridge, key: LaneKey, lane_end: LaneEnd, *, length: int, renew: Callable[[], None]
+    ) -> None:
+        self.lane_end, self.posted = lane_end, deque[Chunk]()
         self._renew = renew  # has another thread go on
         self._owner: threading.Thread | None = None  # who waits,
         self._awaited: Posted | None = None  # and for what
         self._bridge, self._key, self._length = bridge, key, length
         self._kept: deque[_Kept] = deque()
-        self._aside: list[Any] = []  # memory and handles that a lost rail may still touch
-        self._changed = threading.Condition(threading.RLock())  # over both deques and the port's routes
+        self._abandoned: list[Any] = []  # memory and handles that a lost rail may still touch
+        self._changed = threading.Condition(threading.RLock())  # over both deques and the lane end's routes
         self._broken = False
         self.moved = 0.0  # when a chunk was last dealt with
 
@@ -84,7 +86,7 @@ class Window:
             self.posted.append(chunk)
 
     def _start(self, chunk: Chunk, slot: torch.Tensor) -> None:
-        chunk.posted, chunk.since = self.port.post(slot, chunk.length, chunk.position), time.monotonic()
+        chunk.posted, chunk.since = self.lane_end.post(slot, chunk.length, chunk.position), time.monotonic()
         chunk.slot = slot
 
     def finish(self) -> Chunk:
@@ -120,7 +122,7 @@ class Window:
         """Whether a chunk whose rail broke takes another one; waits a while for both ends to agree on it."""
         deadline = chunk.message.deadline
         with self._changed:
-            if self.port.movable() and self._bridge.error is None and not deadline.passed():
+            if self.lane_end.movable() and self._bridge.error is None and not deadline.passed():
                 self._broken = True
                 ended = lambda: chunk.posted is not posted or self._bridge.error is not None  # noqa: E731
                 self._changed.wait_for(ended, min(MOVE_SECONDS, deadline.left()))
@@ -140,13 +142,13 @@ class Window:
             self.posted.popleft()
             self.moved = time.monotonic()
             free = [chunk.slot]
-            if self.port.movable():
+            if self.lane_end.movable():
                 slot = chunk.slot if self._key.sending else _NOWHERE
                 self._kept.append(_Kept(chunk.position, chunk.length, slot, chunk.since))
                 settled = self._settled()
                 free = settled if self._key.sending else free
         for slot in free:
-            self.port.give(slot, read)
+            self.lane_end.give(slot, read)
 
     def _settled(self) -> list[torch.Tensor]:
         """The slots of the oldest ones kept, as far as they are owed no more."""
@@ -159,7 +161,7 @@ class Window:
         """Whether the last chunk that was done proves that the oldest one kept is owed no more."""
         if not self._key.sending:
             return len(self._kept) > 2 * self._length
-        others = self.port.route(self._kept[-1].position) != self.port.route(oldest.position)
+        others = self.lane_end.route(self._kept[-1].position) != self.lane_end.route(oldest.position)
         return others and len(self._kept) > self._length
 
     def stall(self) -> Stall | None:
@@ -168,7 +170,7 @@ class Window:
             if not self.posted or self.posted[0].done:
                 return None
             chunk = self.posted[0]
-            rail = self.port.route(chunk.position)
+            rail = self.lane_end.route(chunk.position)
             return Stall(chunk.position, rail, time.monotonic() - max(chunk.since, self.moved), self._broken)
 
     def is_late(self, position: Position) -> bool:
@@ -186,15 +188,15 @@ class Window:
         module_of(self._key.device).set_device(self._key.device)
         with self._changed:
             late = [c for c in self._all() if c.position >= loss.since]
-            moving = [c for c in late if self.port.route(c.position) == loss.rail]
-            name = self.port.lose(loss)
+            moving = [c for c in late if self.lane_end.route(c.position) == loss.rail]
+            name = self.lane_end.lose(loss)
             if not name:
                 return ""
             moved = [chunk.posted for chunk in moving if isinstance(chunk, Chunk)]
             for chunk in moving:
                 self._again(chunk)
             self._changed.notify_all()
-        self.port.cut(loss.rail)
+        self.lane_end.cut(loss.rail)
         self._free(moved)
         return name
 
@@ -209,13 +211,13 @@ class Window:
 
     def _again(self, chunk: Chunk | _Kept) -> None:
         """Start a chunk anew; what a lost rail may still read or write is left alone."""
-        slot = chunk.slot if self._key.sending else self.port.take(chunk.length, chunk.position[1])
+        slot = chunk.slot if self._key.sending else self.lane_end.take(chunk.length, chunk.position[1])
         if isinstance(chunk, Chunk) and not chunk.done:
-            self._aside.append((chunk.slot, chunk.posted))
+            self._abandoned.append((chunk.slot, chunk.posted))
             self._start(chunk, slot)
             return
         # sent, or come all the same: what is sent again has to go somewhere
-        self._aside.append((slot, self.port.post(slot, chunk.length, chunk.position)))
+        self._abandoned.append((slot, self.lane_end.post(slot, chunk.length, chunk.position)))
 
 
 _NOWHERE = torch.empty(0, dtype=torch.uint8)

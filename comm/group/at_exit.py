@@ -22,26 +22,26 @@ class ExitHook(Protocol):
 
 
 _live: weakref.WeakSet[ExitHook] = weakref.WeakSet()
-_minded_by = 0  # the process whose end is minded: forked ones have the groups, but not their threads
+_registered_in = 0  # the process whose end is watched: forked ones have the groups, but not their threads
 
 
-def mind(group: ExitHook) -> None:
+def end_at_exit(group: ExitHook) -> None:
     """Have a group end with this process, as long as anybody holds it."""
-    global _minded_by
-    if _minded_by != os.getpid():
-        _minded_by = os.getpid()
+    global _registered_in
+    if _registered_in != os.getpid():
+        _registered_in = os.getpid()
         _live.clear()
         # before threads are joined, whose pools may have one that waits for a peer; `atexit` comes after that
         getattr(threading, "_register_atexit", atexit.register)(_end)
     _live.add(group)
 
 
-def leave(group: ExitHook) -> None:
+def forget_at_exit(group: ExitHook) -> None:
     """It has been destroyed."""
     _live.discard(group)
 
 
 def _end() -> None:
-    if _minded_by == os.getpid():
+    if _registered_in == os.getpid():
         for group in list(_live):
             group.end_with_process(SECONDS)

@@ -51,7 +51,7 @@ class ErrorFlag:
                 self._thread = threading.Thread(target=self._run, name="het alarm", daemon=True)
                 self._thread.start()
 
-    def ring(self, sentence: str) -> None:
+    def report(self, sentence: str) -> None:
         """Tell everybody that an operation failed here; returns at once."""
         with self._lock:
             first, self._mine = self._mine is None, self._mine or sentence
@@ -64,9 +64,9 @@ class ErrorFlag:
         if not self._judged.wait(STORE_SECONDS) and not self._closed:
             self._end(f"{self._mine}; the job's store does not answer: this rank is cut off from it")
 
-    def judged(self, sentence: str) -> BridgeError:
+    def report_and_wait(self, sentence: str) -> BridgeError:
         """Ring, and wait for the verdict: for errors that are met in the program's own thread."""
-        self.ring(sentence)
+        self.report(sentence)
         self._judged.wait(ANSWER_SECONDS + VERDICT_SECONDS)
         return self._verdict or BridgeError(sentence)
 
@@ -103,7 +103,7 @@ class ErrorFlag:
         while True:
             self._wake.wait(POLL_SECONDS)
             if self._mine is None and (late := self._overdue()) is not None:
-                self.ring(late)
+                self.report(late)
             if self._mine is not None:
                 mine = f"{self._rank} {self._mine}"  # several may say the same, and one of them judges
                 first = store.compare_set("alarm", "", mine).decode()

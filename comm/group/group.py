@@ -14,7 +14,7 @@ from hetctl.comm.bridge.transports import TransportSelector
 from hetctl.comm.contract.natives import HOST, native_of
 from hetctl.comm.contract.placement import Placement
 from hetctl.comm.group.any_source import AnySource, PendingReceive
-from hetctl.comm.group.at_exit import leave, mind
+from hetctl.comm.group.at_exit import end_at_exit, forget_at_exit
 from hetctl.comm.group.c10d_calls import Operations
 from hetctl.comm.group.collectives import Collectives
 from hetctl.comm.group.error_flag import ErrorFlag
@@ -50,7 +50,7 @@ class HetGroup(Operations):
         )
         self._runner = Runner(
             f"het collectives {self._name}",
-            on_error=self._error_flag.ring,
+            on_error=self._error_flag.report,
             pending_device_work=self._pending_device_work,
         )
         self._error_flag.watch()
@@ -66,10 +66,10 @@ class HetGroup(Operations):
             verify=placement.verify_bridge,
             who=self._who,
             transport_to=self._transports_of.to,
-            on_error=self._error_flag.ring,
+            on_error=self._error_flag.report,
         )
         self._collectives = Collectives(self._layout, self._native, self._bridge)
-        mind(self)
+        end_at_exit(self)
         self._any = AnySource(self._post_unbounded, tuple(r for r in range(self._size) if r != self._rank))
 
     def _make_natives(self) -> None:
@@ -116,7 +116,7 @@ class HetGroup(Operations):
 
     def shutdown(self) -> None:
         """Finish what is queued, then end threads and connections."""
-        leave(self)
+        forget_at_exit(self)
         if self._any.under_way():  # receives that nothing will answer any more
             self._break(BridgeError(f"the process group '{self._name}' was destroyed"))
         seconds = 1.0 if self._bridge.error is not None else self._timeout.total_seconds()
@@ -199,7 +199,7 @@ class HetGroup(Operations):
         _check_plain_values(tensors)
         target, deadline, what = tensors[0].detach(), self._deadline(None), f"recv from {self._who(src)}"
         if self._any.knows(tag):
-            wanted = PendingReceive(what, tensors, deadline=deadline, on_error=self._error_flag.judged)
+            wanted = PendingReceive(what, tensors, deadline=deadline, on_error=self._error_flag.report_and_wait)
             if self._any.claims(target, src, tag, wanted):
                 return self._noted(wanted)
         work = HetWork(what, tensors, deadline=deadline)
@@ -222,7 +222,7 @@ class HetGroup(Operations):
         _check_tag(tag)
         if not tensors[0].is_cpu:
             raise BridgeError("a receive from any source needs a host tensor: device libraries know none")
-        deadline, failed = self._deadline(None), self._error_flag.judged
+        deadline, failed = self._deadline(None), self._error_flag.report_and_wait
         work = PendingReceive("recv from any rank", tensors, deadline=deadline, on_error=failed)
         self._record(work, "recvAnySource", peer=None, tensors=tensors)
         self._any.recv(tensors[0].detach(), tag, work)
@@ -251,7 +251,7 @@ class HetGroup(Operations):
         landing: torch.Tensor | None = None,
     ) -> NativeMessage:
         """A native message of this rank's own island, with this group's way of failing."""
-        failed = self._error_flag.judged
+        failed = self._error_flag.report_and_wait
         work = NativeMessage(
             what,
             tensors,

@@ -44,7 +44,7 @@ class NativeCommunicator:
         self.size = size
         self._on_host = isinstance(group, Gloo)
 
-    def all_reduce(self, data: torch.Tensor, op: Any) -> Started | None:
+    def all_reduce(self, data: torch.Tensor, op: Any) -> StartedNative | None:
         if self.size == 1:
             return None
         options = AllreduceOptions()
@@ -53,7 +53,7 @@ class NativeCommunicator:
         back = None if carried is data else functools.partial(data.copy_, carried)
         return self._started(self.group.allreduce([carried], options), back)
 
-    def reduce_scatter(self, out: torch.Tensor, data: torch.Tensor, op: Any) -> Started | None:
+    def reduce_scatter(self, out: torch.Tensor, data: torch.Tensor, op: Any) -> StartedNative | None:
         if self.size == 1:
             out.copy_(data)
             return None
@@ -64,7 +64,7 @@ class NativeCommunicator:
         back = None if into is out else functools.partial(out.copy_, into)
         return self._started(self.group._reduce_scatter_base(into, carried, options), back)
 
-    def all_gather(self, out: torch.Tensor, data: torch.Tensor, *, second: bool = False) -> Started | None:
+    def all_gather(self, out: torch.Tensor, data: torch.Tensor, *, second: bool = False) -> StartedNative | None:
         """`second` halves of collectives have a communicator of their own: first halves of later ones overtake them."""
         if self.size == 1:
             out.copy_(data)
@@ -74,7 +74,7 @@ class NativeCommunicator:
         moved = group._allgather_base(out.view(torch.uint8), data.view(torch.uint8), AllgatherOptions())
         return self._started(moved)
 
-    def broadcast(self, data: torch.Tensor, root: int) -> Started | None:
+    def broadcast(self, data: torch.Tensor, root: int) -> StartedNative | None:
         if self.size == 1:
             return None
         options = BroadcastOptions()
@@ -83,7 +83,7 @@ class NativeCommunicator:
 
     def all_to_all(
         self, out: torch.Tensor, data: torch.Tensor, *, out_counts: list[int], counts: list[int]
-    ) -> Started | None:
+    ) -> StartedNative | None:
         """Flat tensors cut by counts of elements per place."""
         if self.size == 1:
             out.copy_(data)
@@ -104,12 +104,12 @@ class NativeCommunicator:
             {id(g): g for g in (self.group, self._second, self._upward, self._downward) if g is not None}.values()
         )
 
-    def _started(self, work: Any, back: Callable[[], object] | None = None) -> Started:
-        return Started(work, on_host=self._on_host, back=back)
+    def _started(self, work: Any, back: Callable[[], object] | None = None) -> StartedNative:
+        return StartedNative(work, on_host=self._on_host, back=back)
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedNative:
     """A native operation that was started, whether it runs on the host, and what gives its result back."""
 
     work: Any
@@ -117,7 +117,7 @@ class Started:
     back: Callable[[], object] | None = None
 
 
-def settle(started: Started | None, deadline: OperationDeadline, *, what: str) -> None:
+def settle(started: StartedNative | None, deadline: OperationDeadline, *, what: str) -> None:
     """Wait for a native operation: the host until the deadline, a device by ordering the current stream behind it.
 
     Raises NativeFailed naming the operation. (Given a timeout, NCCL's `wait` would block the host.)

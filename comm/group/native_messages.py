@@ -61,20 +61,20 @@ class NativeMessage(HetWork):
             # with a timeout NCCL would block the host; its own watchdog keeps the group's
             gone = self._native.wait(timeout or self._until.delta()) if self._on_host else self._native.wait()
             if gone is not False:
-                self._return()
-                self._owe()
+                self._copy_landing()
+                self._track_device_work()
             self.finish(error=BridgeError(f"{self.what} was aborted") if gone is False else None)
         except RuntimeError as error:
             late = self._until.verdict if self._until.passed() else reason_of(error)
             self.finish(error=self._on_error(f"{self.what} failed: {late}"))
 
-    def _return(self) -> None:
+    def _copy_landing(self) -> None:
         """Give the program's tensor what arrived, behind the current stream on devices."""
         if self._landing is not None:
             with may_write(self._outputs):
                 self._outputs[0].detach().copy_(self._landing)
 
-    def _owe(self) -> None:
+    def _track_device_work(self) -> None:
         """On devices the current stream is behind the message now, which may hang there: somebody has to notice."""
         device = self._outputs[0].device
         if self._pending_device_work is not None and not self._on_host and not captures_graph(device):
@@ -100,4 +100,4 @@ class NativeMessage(HetWork):
             self._wait_behind()
             return super().get_future()
         future: torch.futures.Future[Any] = self._native.get_future()
-        return future if self._landing is None else future.then(lambda _: self._return())
+        return future if self._landing is None else future.then(lambda _: self._copy_landing())

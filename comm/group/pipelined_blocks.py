@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from hetctl.comm.bridge.bridge import Message
-from hetctl.comm.group.native import Started, settle
+from hetctl.comm.group.native import StartedNative, settle
 from hetctl.comm.group.reductions import Reduction
 from hetctl.comm.group.runner import Part
 from hetctl.comm.group.steps import CollectiveSteps, Run, arrive, padded
@@ -20,7 +20,7 @@ from hetctl.comm.operation.intervals import edges, even
 from hetctl.comm.operation.views import used_here
 
 
-class _Piece:
+class _BlockPiece:
     """What both directions share: who is where, what is under way, and its scratch.
 
     `_inside` is the first half's alone, and goes as soon as its stream is ordered behind the native operation: it is as
@@ -33,7 +33,7 @@ class _Piece:
         self._inside: list[torch.Tensor] = []
         self._scratch: list[torch.Tensor] = []
 
-    def _await(self, started: Started | None) -> None:
+    def _await(self, started: StartedNative | None) -> None:
         settle(started, self._run.deadline, what=self._run.what)
 
     def _new(self, like: torch.Tensor, count: int) -> torch.Tensor:
@@ -47,7 +47,7 @@ class _Piece:
         self._moves, self._scratch = [], []
 
 
-class ScatteredPiece(_Piece):
+class ScatteredPiece(_BlockPiece):
     """A piece of every block of a reduce-scatter, on the way to the block's rank."""
 
     def __init__(
@@ -64,7 +64,7 @@ class ScatteredPiece(_Piece):
 
     def _share(
         self, parts: list[torch.Tensor], into: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, Started | None]:
+    ) -> tuple[torch.Tensor, StartedNative | None]:
         """This rank's share of its island's reduction of `parts`, end to end, and what has to be awaited for it."""
         size = len(self._layout.mine)
         if size == 1 and len(parts) == 1 and self._how.scale is None:
@@ -108,7 +108,7 @@ class ScatteredPiece(_Piece):
         self._free()
 
 
-class GatheredPiece(_Piece):
+class GatheredPiece(_BlockPiece):
     """A piece of every block of an all-gather, on the way to all ranks; tensors are bytes."""
 
     def __init__(self, lines: CollectiveSteps, out: Sequence[torch.Tensor], data: torch.Tensor, run: Run) -> None:
@@ -158,7 +158,7 @@ class GatheredPiece(_Piece):
         self._free()
 
 
-class BroadcastPiece(_Piece):
+class BroadcastPiece(_BlockPiece):
     """A piece of what one rank holds, on the way to all; tensors are bytes. Each rank of its island sends a share."""
 
     def __init__(self, lines: CollectiveSteps, data: torch.Tensor, root: int, run: Run) -> None:

@@ -26,7 +26,7 @@ _MOST_IDLE = 256  # transfers that are over and kept: a few rings' slots
 _SEGMENT = "512k"  # UCX's TCP default carried GPU buffers at 0.5 GB/s, this one at 3.6
 
 
-class _Move(NamedTuple):
+class _TransferKey(NamedTuple):
     """Where bytes go from and to: a transfer that is over may start again for the same ones."""
 
     what: str
@@ -43,7 +43,7 @@ class _Move(NamedTuple):
 class _Transfer:
     """The library's handle of a move, and whether it was seen to be over."""
 
-    move: _Move
+    move: _TransferKey
     held: Any
     over: bool = False
 
@@ -75,7 +75,7 @@ class NixlEngine:
         self._lock = threading.RLock()  # an agent is not safe across threads
         self._registered: dict[int, Any] = {}  # by address
         self._open: dict[int, _Transfer] = {}  # by our own handles: they must go before the agent
-        self._idle: dict[_Move, _Transfer] = {}  # that are over: making one costs more than starting it again
+        self._idle: dict[_TransferKey, _Transfer] = {}  # that are over: making one costs more than starting it again
         self._numbers = itertools.count(1)
         self._written = self._read = 0
         self._closed, self._said = False, ""
@@ -128,7 +128,7 @@ class NixlEngine:
 
     def _post(self, what: str, peer: Any, region: Region, offset: int, remote: int, nbytes: int) -> Any:
         name, kind, number = peer
-        move = _Move(what, name, kind, number, region.memory.address, offset, remote, nbytes)
+        move = _TransferKey(what, name, kind, number, region.memory.address, offset, remote, nbytes)
         with self._lock:
             if self._closed:
                 raise EngineFailed("NIXL was closed")
@@ -143,7 +143,7 @@ class NixlEngine:
             self._open[number] = transfer
         return number
 
-    def _made(self, move: _Move, region: Region) -> _Transfer:
+    def _made(self, move: _TransferKey, region: Region) -> _Transfer:
         """A transfer to start, as often as it has ended."""
         memory = region.memory
         mine = (memory.address + move.offset, move.nbytes, memory.device or 0)

@@ -58,10 +58,10 @@ def wires_here(*, local: bool = False) -> tuple[Wires | None, str]:
     return Wires(tuple(ports), tuple(indices), tuple(networks), own_address()), ""
 
 
-class Use:
+class EngineUse:
     """One user's hold on the process's engines of a name; the last one to let go closes them and tells of them."""
 
-    def __init__(self, held: _Held) -> None:
+    def __init__(self, held: _SharedEngines) -> None:
         self.rails, self._held, self._open = held.rails, held, True
 
     def lose(self, port: str, why: str) -> bool:
@@ -72,10 +72,10 @@ class Use:
         """Let go. `way` is what it was for, `staged` how many of the `sent` bytes stopped in host memory."""
         if self._open:
             self._open = False
-            self._held.let_go(way, sent, staged)
+            self._held.release(way, sent, staged)
 
 
-class _Held:
+class _SharedEngines:
     """Running engines, what they were used for, and the port counters from before."""
 
     def __init__(self, name: EngineName, wires: Wires) -> None:
@@ -83,7 +83,7 @@ class _Held:
         self.before = port_counters(wires.ports)
         self.rails = self._start()
         self.lost: dict[str, str] = {}
-        self._transports_of: set[str] = set()
+        self._used_for: set[str] = set()
         self._sent, self._staged = 0, [0]
 
     def _start(self) -> tuple[EnginePort, ...]:
@@ -103,10 +103,10 @@ class _Held:
             self.lost.setdefault(port, why)
         return news
 
-    def let_go(self, way: str, sent: int, staged: int | None) -> None:
+    def release(self, way: str, sent: int, staged: int | None) -> None:
         with _lock:
             self.users -= 1
-            self._transports_of.add(way)
+            self._used_for.add(way)
             self._sent += sent
             self._staged = self._staged if staged is None else [*self._staged, staged]
             last = self.users == 0
@@ -131,7 +131,7 @@ class _Held:
         }
         return {
             "engine": self.name,
-            "ways": sorted(self._transports_of),
+            "ways": sorted(self._used_for),
             "sent_bytes": self._sent,
             "staged_bytes": self._sent if any(buffered) else sum(self._staged),
             "buffered_by_engine": any(buffered) if buffered else None,
@@ -149,16 +149,16 @@ class _Held:
 
 
 _lock = threading.Lock()
-_held: dict[EngineName, _Held] = {}
+_held: dict[EngineName, _SharedEngines] = {}
 
 
-def use(name: EngineName, wires: Wires) -> Use:
+def use(name: EngineName, wires: Wires) -> EngineUse:
     """A hold on the process's engines. Raises EngineFailed, also where they already run over other wires."""
     with _lock:
         held = _held.get(name)
         if held is None:
-            held = _held[name] = _Held(name, wires)
+            held = _held[name] = _SharedEngines(name, wires)
         elif held.wires != wires:
             raise EngineFailed(f"{name} runs in this process already, over {held.wires.name}")
         held.users += 1
-    return Use(held)
+    return EngineUse(held)

@@ -33,10 +33,10 @@ def bridges(transport: TransportKind) -> tuple[PlacedBridge, ...]:
 
 def test_a_lock_that_another_lane_keeps_is_waited_for_only_while_there_is_patience() -> None:
     lock, why = threading.Lock(), list[str]()
-    patience = ConnectWait(lambda: why[0] if why else None)
-    with patience.holding(lock):
+    connect_wait = ConnectWait(lambda: why[0] if why else None)
+    with connect_wait.holding(lock):
         threading.Timer(0.05, why.append, ["timed out"]).start()
-        with pytest.raises(RuntimeError, match="timed out"), patience.holding(lock):
+        with pytest.raises(RuntimeError, match="timed out"), connect_wait.holding(lock):
             pass
     assert not lock.locked()
 
@@ -44,7 +44,7 @@ def test_a_lock_that_another_lane_keeps_is_waited_for_only_while_there_is_patien
 def test_what_is_in_the_store_is_taken_when_it_comes() -> None:
     store = dist.HashStore()
     threading.Timer(0.05, store.set, ["key", "value"]).start()
-    assert ConnectWait(lambda: None).said(store, "key") == b"value"
+    assert ConnectWait(lambda: None).value_of(store, "key") == b"value"
 
 
 def test_control_connections_meet_and_end_with_patience() -> None:

@@ -53,48 +53,48 @@ class Case:
         regions = [Region(Memory(0, 1 << 20), {}) for _ in networks]
         ports = [{"network": name, "descriptor": {}} for name in theirs]
         found = connect(self.rails, regions, ports, self.lost.__setitem__)
-        self.lane_transfers = LaneTransfers(found, BASE, self.lost.__setitem__, write=True)
+        self.transfers = LaneTransfers(found, BASE, self.lost.__setitem__, write=True)
 
 
 def test_slots_take_the_ports_in_turn_and_end_in_order() -> None:
     case = Case()
     for number in range(4):
-        case.lane_transfers.begin(number * 100, 10)
+        case.transfers.begin(number * 100, 10)
     one, other = case.engines
     assert one.posted == [(BASE, 10), (BASE + 200, 10)]
     assert other.posted == [(BASE + 100, 10), (BASE + 300, 10)]
     other.finished = {0, 1}
-    assert case.lane_transfers.ended() == 0  # the first slot has not gone
-    assert case.lane_transfers.port == "porta"
+    assert case.transfers.ended() == 0  # the first slot has not gone
+    assert case.transfers.port == "porta"
     one.finished = {0}
-    assert case.lane_transfers.ended() == 2
-    assert len(case.lane_transfers) == 2
+    assert case.transfers.ended() == 2
+    assert len(case.transfers) == 2
     assert (one.dropped, other.dropped) == ([0], [0])
 
 
 def test_what_a_failed_port_owes_goes_over_the_other_one() -> None:
     case = Case()
     for number in range(4):
-        case.lane_transfers.begin(number * 100, 10)
+        case.transfers.begin(number * 100, 10)
     one, other = case.engines
     one.broken = True
-    assert case.lane_transfers.ended() == 0
+    assert case.transfers.ended() == 0
     other.finished = set(range(10))
-    assert sum(case.lane_transfers.ended() for _ in range(4)) == 4
+    assert sum(case.transfers.ended() for _ in range(4)) == 4
     assert sorted(to for to, _ in other.posted) == [BASE, BASE + 100, BASE + 200, BASE + 300]
     assert case.lost == {"porta": "a transfer failed"}
-    case.lane_transfers.begin(400, 10)
+    case.transfers.begin(400, 10)
     assert other.posted[-1] == (BASE + 400, 10)
 
 
 def test_the_last_port_s_failure_is_the_lane_s_and_named() -> None:
     case = Case()
-    case.lane_transfers.begin(0, 10)
+    case.transfers.begin(0, 10)
     for engine in case.engines:
         engine.broken = True
     with pytest.raises(EngineFailed, match="does not start a transfer"):
-        case.lane_transfers.ended()
-    assert case.lane_transfers.port == "portb"
+        case.transfers.ended()
+    assert case.transfers.port == "portb"
     assert list(case.lost) == ["porta"]
 
 
@@ -111,7 +111,7 @@ def test_a_first_contact_that_fails_loses_its_port_only() -> None:
     case = Case()
     case.engines[0].broken = True
     case.engines[1].finished = {0}
-    case.lane_transfers.introduce(50, time.monotonic() + 10)
+    case.transfers.introduce(50, time.monotonic() + 10)
     assert case.engines[1].posted == [(BASE, 50)]
     assert list(case.lost) == ["porta"]
 
@@ -125,20 +125,20 @@ def test_a_first_contact_ends_where_nobody_wants_it_any_more() -> None:
             raise RuntimeError("the connection was closed")
 
     with pytest.raises(RuntimeError, match="was closed"):
-        case.lane_transfers.introduce(50, time.monotonic() + 10, check)
+        case.transfers.introduce(50, time.monotonic() + 10, check)
     assert len(looks) == 3
 
 
 def test_a_transfer_that_never_ends_is_an_error_and_does_not_move(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case()
-    case.lane_transfers.begin(0, 10)
-    case.lane_transfers.begin(100, 10)
+    case.transfers.begin(0, 10)
+    case.transfers.begin(100, 10)
     case.engines[1].finished = {0}
-    assert case.lane_transfers.ended() == 0
+    assert case.transfers.ended() == 0
     monkeypatch.setattr(module, "STALL_SECONDS", -1.0)
     with pytest.raises(EngineFailed, match="did not end within"):
-        case.lane_transfers.ended()
-    assert case.lane_transfers.port == "porta"
+        case.transfers.ended()
+    assert case.transfers.port == "porta"
     assert case.lost == {}
     assert len(case.engines[1].posted) == 1
 
@@ -146,8 +146,8 @@ def test_a_transfer_that_never_ends_is_an_error_and_does_not_move(monkeypatch: p
 def test_a_new_oldest_transfer_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case()
     monkeypatch.setattr(module, "STALL_SECONDS", -1.0)
-    case.lane_transfers.begin(0, 10)
-    assert case.lane_transfers.ended() == 0  # its time begins here
+    case.transfers.begin(0, 10)
+    assert case.transfers.ended() == 0  # its time begins here
     case.engines[0].finished = {0}
-    case.lane_transfers.begin(100, 10)
-    assert case.lane_transfers.ended() == 1
+    case.transfers.begin(100, 10)
+    assert case.transfers.ended() == 1

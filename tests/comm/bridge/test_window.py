@@ -13,7 +13,7 @@ import torch
 from hetctl.comm.bridge import window
 from hetctl.comm.bridge.bridge import LaneKey
 from hetctl.comm.bridge.failover import Loss, route
-from hetctl.comm.bridge.lane_end import OneWay, SlotReleases
+from hetctl.comm.bridge.lane_end import SingleRail, SlotReleases
 from hetctl.comm.operation.work import OperationDeadline
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ class Several(Rails):
         return torch.full((1,), 100 + number, dtype=torch.uint8)
 
 
-class Single(OneWay):
+class Single(SingleRail):
     def __init__(self) -> None:
         self.given: list[tuple[int, Any]] = []
 
@@ -154,7 +154,7 @@ def test_a_lost_rails_chunk_goes_on_and_its_old_slot_is_never_given_back(sending
     again = [(slot, rail) for slot, rail in port.posted[4:]]
     assert [slot for slot, _ in again] == [1 if sending else 101]  # a receiver has it come somewhere else
     assert again[0][1] != 1
-    assert len(lane._aside) == 1
+    assert len(lane._abandoned) == 1
     assert 1 not in port.given if not sending else port.given == []
 
 

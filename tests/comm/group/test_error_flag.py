@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.group.error_flag import ErrorFlag
-from hetctl.comm.group.native import NativeCommunicator, Started, break_native, settle
+from hetctl.comm.group.native import NativeCommunicator, StartedNative, break_native, settle
 from hetctl.comm.group.pending_work import PendingDeviceWork, PendingItem
 from hetctl.comm.operation.recorder import VARIABLE
 from hetctl.comm.operation.work import NativeFailed, OperationDeadline
@@ -110,7 +110,7 @@ class _EndsEarly:
 
 def test_a_native_wait_that_ends_within_its_last_millisecond_timed_out() -> None:
     with pytest.raises(NativeFailed, match=r"barrier 1 failed inside its island: Timed out after 0\.05 s"):
-        settle(Started(_EndsEarly(), on_host=True), OperationDeadline(0.05), what="barrier 1")
+        settle(StartedNative(_EndsEarly(), on_host=True), OperationDeadline(0.05), what="barrier 1")
 
 
 def test_ranks_that_ring_with_one_sentence_do_not_blame_each_other() -> None:
@@ -123,8 +123,8 @@ def test_ranks_that_ring_with_one_sentence_do_not_blame_each_other() -> None:
         for r in (0, 2, 3)
     ]
     for error_flag in alarms:
-        error_flag.ring("all_reduce 4 failed inside its island: Timed out after 3 s")
-    verdicts = {str(error_flag.judged("")) for error_flag in alarms}
+        error_flag.report("all_reduce 4 failed inside its island: Timed out after 3 s")
+    verdicts = {str(error_flag.report_and_wait("")) for error_flag in alarms}
     for error_flag in alarms:
         error_flag.close()
     assert verdicts == {"all_reduce 4 failed inside its island: Timed out after 3 s; no answer from rank 1"}
