@@ -17,15 +17,8 @@ from hetctl.comm.contract.placement import PlacedBridge, current_placement
 from hetctl.comm.group.backend import create_over
 from hetctl.comm.group.native import MAKERS, Membership, make_native
 from hetctl.comm.operation.device import accelerator, has_cuda_runtime, has_streams, module_of, rank_device
-from hetctl.launcher.supervisor.environment import (
-    HostShape,
-    PlannedPlace,
-    Seat,
-    device_type,
-    host_settings,
-    placement_of,
-    rank_settings,
-)
+from hetctl.launcher.supervisor.environment import HostShape, device_type, rank_settings
+from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import EVERYTHING, make_plan
 from hetctl.trainer.recipe import load_recipe
@@ -46,15 +39,12 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_toy_is_planned_for_and_its_ranks_get_their_device() -> None:
     cluster = describe_cluster(parse_spec("toy1:2,h200:2", CLASSES), CLASSES)
     plan = make_plan(cluster, load_recipe(None, [("model.name", "llama-1b")]), abilities=EVERYTHING)
-    islands = [PlannedPlace(i.name, i.vendor, i.ranks) for i in plan.islands]
-    seats = [Seat(r.rank, r.host, r.device) for r in plan.ranks]
-    placed = placement_of(islands, plan.bridges, seats, runs=None)
-    assert {i.vendor: i.torch_backend for i in placed.islands} == {"toys": "toyccl", "nvidia": "nccl"}
-    of_rank = {}
-    for seat in seats:
-        own = host_settings(cluster, cluster.host_by_name[seat.host], seats)
-        shape = HostShape(seat.host, 8, device_type(None, ["nvidia"]), "10.0.0.1", None, "")
-        settings = {s.name: s.value for s in rank_settings(seats, seat, shape, files={}, more=own)}
+    launch = Launch.of(cluster, plan)
+    assert {i.vendor: i.torch_backend for i in launch.placement.islands} == {"toys": "toyccl", "nvidia": "nccl"}
+    of_rank, own = {}, launch.settings()
+    for seat in launch.seats:
+        shape = HostShape(seat.host, 8, "cuda", "10.0.0.1", None, "")
+        settings = {s.name: s.value for s in rank_settings(launch.seats, seat, shape, files={}, more=own[seat.host])}
         of_rank[seat.rank] = settings["HETCTL_DEVICE_TYPE"], "TOY_VISIBLE_DEVICES" in settings
     by_vendor = {i.vendor: {of_rank[r] for r in i.ranks} for i in plan.islands}
     assert by_vendor == {"toys": {("toy", True)}, "nvidia": {("cuda", False)}}
