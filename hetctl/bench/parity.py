@@ -18,7 +18,7 @@ from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
-from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
+from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import Recipe, load_recipe, parse_override
 
 Across = Literal["pipeline", "data"]  # what crosses the bridge: activations between stages, or sums of gradients
@@ -32,13 +32,13 @@ def compare(cluster: Cluster, across: Across, *, steps: int, sink: Sink, keep: P
     """
     ranks = sum(len(i.members) for i in cluster.islands)
     recipe = _recipe(across, islands=len(cluster.islands), samples=SAMPLES_PER_RANK * ranks, steps=steps)
-    plan = make_plan(cluster, recipe, abilities=EXECUTABLE)
+    plan = make_plan(cluster, recipe)
     sink.say(f"across islands: {layout(plan)}")
     spread = _run(cluster, plan, recipe, sink, keep and keep / "islands")
     alone = _one_device(cluster)
     lonely = _recipe(across, islands=1, samples=SAMPLES_PER_RANK * ranks, steps=steps)
     sink.say("one process")
-    single = _run(alone, make_plan(alone, lonely, abilities=EXECUTABLE), lonely, sink, keep and keep / "one-process")
+    single = _run(alone, make_plan(alone, lonely), lonely, sink, keep and keep / "one-process")
     off = {key: _worst(spread[key], single[key]) for key in ("losses", "norms")}
     return {
         "layout": layout(plan),

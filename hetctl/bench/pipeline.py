@@ -17,7 +17,7 @@ from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
-from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
+from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import Recipe
 
 ROUNDS_VARIABLE, NATIVE_VARIABLE = "HETCTL_BENCH_ROUNDS", "HETCTL_BENCH_NATIVE"
@@ -33,7 +33,7 @@ def bench_pipeline(
     `recipe.batch.global_batch` are the micro-batches of a step, of one sample each.
     """
     recipe = replace(recipe, parallelism=replace(recipe.parallelism, pipeline=len(cluster.islands)))
-    plan = make_plan(cluster, recipe, abilities=EXECUTABLE)
+    plan = make_plan(cluster, recipe)
     layers = [f"{s.layers[1] - s.layers[0]} on {plan.ranks[s.ranks[0]].island}" for s in plan.replicas[0].stages]
     about = f"{recipe.batch.global_batch} micro-batches of {plan.seq_len} tokens"
     sink.say(f"{recipe.model.name}: layers {', '.join(layers)}; {about}")

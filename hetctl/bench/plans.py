@@ -21,7 +21,7 @@ from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.job import Job
-from hetctl.trainer.planning.planner import EXECUTABLE, weigh
+from hetctl.trainer.planning.planner import weigh
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.recipe import Recipe
 
@@ -41,7 +41,7 @@ class PlanCase:
 
 def candidates(cluster: Cluster, recipe: Recipe, *, profile: Profile | None, alternatives: int) -> list[PlanCase]:
     """The chosen plan and the next best ones that the planner kept. Raises Infeasible or ConfigError."""
-    planning = weigh(cluster, recipe, profile=profile, abilities=EXECUTABLE)
+    planning = weigh(cluster, recipe, profile=profile)
     count = min(alternatives + 1, len(planning.predictions))
     plans = [planning.alternative(cluster, recipe, number) for number in range(count)]
     return [PlanCase(plan, recipe, "chosen" if not n else f"next {n}") for n, plan in enumerate(plans)]

@@ -18,7 +18,7 @@ from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.weights import find_weights, model_folder, refuse_unread_weights
 from hetctl.trainer.planning.executable import check_executable, check_trainable
-from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
+from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.recipe import TOKENIZER, Recipe
 
@@ -65,7 +65,7 @@ def prepare(
     if plan is not None:
         prepared = Prepared(recipe, cluster, _checked_plan(plan, cluster, recipe, sink), way, fixed=True)
     else:
-        made = make_plan(cluster, recipe, speeds=speeds, profile=profile, abilities=EXECUTABLE)
+        made = make_plan(cluster, recipe, speeds=speeds, profile=profile)
         prepared = Prepared(recipe, cluster, made, way, speeds=speeds, profile=profile)
     _say_data(recipe, sink)
     if prepared.launch.here:
@@ -76,7 +76,7 @@ def prepare(
 
 def planned_on(prepared: Prepared, cluster: Cluster) -> Prepared:
     """The same run on another cluster, planned anew. Raises Infeasible."""
-    plan = make_plan(cluster, prepared.recipe, speeds=prepared.speeds, profile=prepared.profile, abilities=EXECUTABLE)
+    plan = make_plan(cluster, prepared.recipe, speeds=prepared.speeds, profile=prepared.profile)
     return replace(prepared, cluster=cluster, plan=plan)
 
 

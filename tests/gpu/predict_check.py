@@ -25,7 +25,7 @@ from hetctl.comm.contract.emulate import Machine, label_machine, parse_spec
 from hetctl.commands.resolve import Options
 from hetctl.console import Sink
 from hetctl.trainer.planning.hardware import CLASSES
-from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
+from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.planning.profile import load_profile
 from hetctl.trainer.recipe import load_recipe
 
@@ -112,7 +112,7 @@ def planned(case: Case, cluster: Cluster, profile: Path) -> plans.PlanCase:
         bridge=case.bridge,
     )
     recipe = load_recipe(None, asked.overrides)
-    plan = make_plan(cluster, recipe, profile=load_profile(profile), abilities=EXECUTABLE)
+    plan = make_plan(cluster, recipe, profile=load_profile(profile))
     return plans.PlanCase(plan, recipe, case.name)
 
 

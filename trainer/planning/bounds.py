@@ -14,7 +14,7 @@ from hetctl.trainer.planning.partition import Floats, Whole
 from hetctl.trainer.planning.pools import Rates
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.space import PoolUse
-from hetctl.trainer.planning.stages import StagePlace, column, lines, share
+from hetctl.trainer.planning.stages import SHARDINGS, StagePlace, coefficient_arrays, column, share
 
 GRID = 1024  # thresholds tried: the bound is loose by their ratio at most
 TOGETHER = 64  # uses whose bounds are made at once: some MiB
@@ -69,30 +69,30 @@ class UseBounds:
         return [replace(bound, hops=hop) if hop else bound for bound, hop in found if bound is not None]
 
     def _make(self, keys: Sequence[_Key]) -> list[UseBound | None]:
-        """All at once, as arrays [uses, choices, layers + 1]. Without the sums across replicas, so that one bound
-        serves every grouping."""
-        costs, means = self.problem.costs, self.problem.means
+        """All at once, as arrays [uses, shards, modes, layers + 1]. Without the sums across replicas, so that one
+        bound serves every grouping."""
+        costs, modes = self.problem.costs, self.problem.modes
         sites, samples = [key.use.site for key in keys], [key.samples for key in keys]
-        shards = [[site.shards(s) for s in means.shardings] for site in sites]
-        numbers = lines(costs, sites, StagePlace(False, False, 1, 1), samples, means.modes, shards)
-        numbers = numbers.reshape(10, len(keys), -1, 1)  # a stage in the middle has blocks only:
-        forward, backward, sums, update, each = numbers[1::2]  # all lines but memory's begin at zero
-        fixed, usable = numbers[8], usable_bytes(sites[0].rates)
+        shards = [[site.shards(s) for s in SHARDINGS] for site in sites]
+        every = coefficient_arrays(costs, sites, StagePlace(False, False, 1, 1), samples, modes, shards)
+        # a stage in the middle has blocks only: all costs but memory begin at zero
+        forward, backward, sums = every.forward.each, every.backward.each, every.sums.each
+        update, memory = every.update.each, every.memory.each
+        fixed, usable = every.memory.fixed, usable_bytes(sites[0].rates)
         layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
         further = column(key.micro_batches - 1 for key in keys)
         beat = forward + backward
-        # gradient sums that backward does not hide
-        exposed = np.maximum(sums, layers * (sums - backward)) if means.overlap else layers * sums
+        exposed = np.maximum(sums, layers * (sums - backward))  # gradient sums that backward does not hide
         load = layers * (further * beat + update) + exposed
-        shallow = _least(np.where(fixed + each * layers <= usable, load, np.inf))
+        shallow = _least(np.where(fixed + memory * layers <= usable, load, np.inf))
+        block = np.where(fixed + memory <= usable, beat, np.inf).min(axis=(1, 2, 3))
         depths = [self._depth(key) for key in keys]
-        kept = np.stack([costs.under(means.modes, k.use.pool.rates, k.samples, tensor=k.use.tensor).held for k in keys])
-        held = np.tile(kept, len(means.shardings))[:, :, None]
+        under = [costs.under(modes, k.use.pool.rates, k.samples, tensor=k.use.tensor) for k in keys]
+        held = np.stack([u.held for u in under])[:, None, :, None]
         deeper = column(depth - 1 for depth in depths)
         fixed = fixed + deeper * column(costs.boundary_bytes(key.samples) for key in keys)
         load += further * column(key.wait for key in keys)
-        deep = _least(np.where(fixed + (each + deeper * held) * layers <= usable, load, np.inf))
-        block = np.where(numbers[8] + each <= usable, beat, np.inf).min(axis=(1, 2))
+        deep = _least(np.where(fixed + (memory + deeper * held) * layers <= usable, load, np.inf))
         least = (shallow[:, 1:] / layers[1:]).min(axis=1)
         return [
             UseBound(
@@ -133,7 +133,7 @@ class _Key(NamedTuple):
 
 def _least(loads: Floats) -> Floats:
     """[uses, layers + 1]: the least of all choices, for so many layers or more."""
-    load = loads.min(axis=1)
+    load = loads.min(axis=(1, 2))
     load[:, 0] = 0.0
     return np.asarray(np.minimum.accumulate(load[:, ::-1], axis=1)[:, ::-1])
 

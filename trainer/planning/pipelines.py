@@ -48,7 +48,7 @@ class Pipelines:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.book = StageBook(problem.costs, problem.means)
+        self.book = StageBook(problem.costs, problem.modes)
         self.use_bounds = UseBounds(problem)
         self.bounded, self.tried, self.level = 0, 0, 0
         self._known: dict[WantedPipeline, _Known] = {}

@@ -24,7 +24,7 @@ from hetctl.trainer.planning.predict import (
     predict,
     stage_coefficients,
 )
-from hetctl.trainer.planning.problem import EVERYTHING, EXECUTABLE, Ability, Problem, read_problem
+from hetctl.trainer.planning.problem import Problem, read_problem
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.reasons import reasons
 from hetctl.trainer.planning.reschedule import rescheduled
@@ -62,10 +62,9 @@ def make_plan(
     *,
     speeds: Mapping[str, float] | None = None,
     profile: Profile | None = None,
-    abilities: frozenset[Ability] = EVERYTHING,
 ) -> Plan:
-    """The fastest plan the cost model knows, within `abilities`. Raises Infeasible or ConfigError."""
-    return weigh(cluster, recipe, speeds=speeds, profile=profile, abilities=abilities).plan
+    """The fastest plan the cost model knows. Raises Infeasible or ConfigError."""
+    return weigh(cluster, recipe, speeds=speeds, profile=profile).plan
 
 
 def weigh(
@@ -74,10 +73,9 @@ def weigh(
     *,
     speeds: Mapping[str, float] | None = None,
     profile: Profile | None = None,
-    abilities: frozenset[Ability] = EVERYTHING,
 ) -> Planning:
     """The fastest plan and the candidates it was weighed against. Raises Infeasible or ConfigError."""
-    problem = read_problem(cluster, recipe, speeds=speeds, profile=profile, abilities=abilities)
+    problem = read_problem(cluster, recipe, speeds=speeds, profile=profile)
     devices = sum(p.size for p in problem.pools)
     found = Search(problem, keep=KEEP if devices < LARGE else 2).run()
     if not found.candidates:
@@ -244,6 +242,3 @@ def _predicted(
         bound_tokens_per_s=bound_samples_per_s(problem) * problem.costs.seq_len,
         stages=tuple(_stage_costs(problem, chosen, number, one, memory) for number, one in enumerate(replicas)),
     )
-
-
-__all__ = ["EVERYTHING", "EXECUTABLE", "Planning", "make_plan", "weigh"]

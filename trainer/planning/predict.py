@@ -44,7 +44,7 @@ def predict(problem: Problem, candidate: Candidate) -> Prediction:
     return Prediction(candidate, made, max(0.0, _waiting(candidate, made) - bridge), bridge)
 
 
-def stage_coefficients(problem: Problem, pipeline: Pipeline) -> list[Coefficients]:
+def stage_coefficients(problem: Problem, pipeline: Pipeline) -> list[Coefficients[float]]:
     """Each stage's costs, linear in its layers."""
     found = []
     uses, batching = pipeline.stage_uses, pipeline.batching
@@ -57,7 +57,7 @@ def stage_coefficients(problem: Problem, pipeline: Pipeline) -> list[Coefficient
             sync=batching.sync,
             replicas=batching.replicas,
         )
-        found.append(coefficients(problem.costs, use.site, place, choice, problem.means))
+        found.append(coefficients(problem.costs, use.site, place, choice))
     return found
 
 
@@ -71,7 +71,7 @@ def pipeline_times(problem: Problem, pipeline: Pipeline) -> PipelineTimes:
             StageTimes(
                 c.forward.at(layers),
                 c.backward.at(layers),
-                c.exposed(layers),
+                float(c.exposed(layers)),  # numpy's number otherwise
                 c.update.at(layers),
                 layers * problem.costs.weight_gradients(use.site.rates, samples, tensor=use.site.tensor),
             )

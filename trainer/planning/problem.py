@@ -5,23 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError, Infeasible, nearest
 from hetctl.trainer.model.tensor_cuts import cannot_cut
 from hetctl.trainer.pipeline.schedule import SPLIT
-from hetctl.trainer.planning.costs import MODES, LayerCosts, Numbers
+from hetctl.trainer.planning.costs import MODES, LayerCosts, Mode, Numbers
 from hetctl.trainer.planning.link_rates import LinkRates, read_lanes
 from hetctl.trainer.planning.pools import Pool, read_pools
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.space import TENSOR_DEGREES, Pins
-from hetctl.trainer.planning.stages import Means, Sharding
 from hetctl.trainer.recipe import Recipe
-
-Ability = Literal["tensor", "shards", "recompute", "offload", "activations", "overlap"]
-EVERYTHING: frozenset[Ability] = frozenset({"tensor", "shards", "recompute", "offload", "activations", "overlap"})
-EXECUTABLE = EVERYTHING  # what trainer.loop runs of it
 
 # (most devices, tolerance of the search and of each split)
 TOLERANCES = ((64, 0.0), (512, 0.0005), (2048, 0.001), (math.inf, 0.005))
@@ -37,7 +31,7 @@ class Problem:
     costs: LayerCosts
     pools: tuple[Pool, ...]
     lanes: LinkRates
-    means: Means
+    modes: tuple[Mode, ...]  # what stages may do about memory
     tensors: tuple[int, ...]
     pins: Pins
     samples: int
@@ -63,7 +57,6 @@ def read_problem(
     *,
     speeds: Mapping[str, float] | None = None,
     profile: Profile | None = None,
-    abilities: frozenset[Ability] = EVERYTHING,
 ) -> Problem:
     """The problem of a recipe on a cluster. Raises ConfigError for wishes that contradict each other."""
     pools = read_pools(cluster, speeds=speeds)
@@ -90,9 +83,9 @@ def read_problem(
         notes=_notes(costs, pools, profile),
         pools=pools,
         lanes=lanes,
-        means=_means(recipe, abilities),
-        tensors=tuple(t for t in TENSOR_DEGREES if not cannot_cut(costs.shape, t)) if "tensor" in abilities else (1,),
-        pins=_pins(cluster, recipe, abilities),
+        modes=_modes(recipe),
+        tensors=tuple(t for t in TENSOR_DEGREES if not cannot_cut(costs.shape, t)),
+        pins=_pins(cluster, recipe),
         samples=recipe.batch.global_batch,
         micro_batch_size=size,
         schedule=wish.schedule,
@@ -133,15 +126,12 @@ def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> La
     return LayerCosts(shape, seq_len, numbers, profile.matching(shape, seq_len), profile.native_sums)
 
 
-def _means(recipe: Recipe, abilities: frozenset[Ability]) -> Means:
+def _modes(recipe: Recipe) -> tuple[Mode, ...]:
     wanted = recipe.parallelism.recompute
     modes = tuple(
         m
         for m in MODES
-        if (not m.offload or "offload" in abilities)
-        and (m.recompute == "none" or "recompute" in abilities)
-        and (not m.activations or "activations" in abilities)
-        and wanted in ("auto", m.recompute)
+        if wanted in ("auto", m.recompute)
         and recipe.parallelism.activations in ("auto", "host" if m.activations else "device")
     )
     if not modes:
@@ -149,11 +139,10 @@ def _means(recipe: Recipe, abilities: frozenset[Ability]) -> Means:
             f"recompute '{wanted}' and activations '{recipe.parallelism.activations}' exclude each other",
             hint="activations on the host are not computed again: use parallelism.recompute=none",
         )
-    shardings: tuple[Sharding, ...] = ("none", "host", "all") if "shards" in abilities else ("none",)
-    return Means(modes, shardings, "overlap" in abilities)
+    return modes
 
 
-def _pins(cluster: Cluster, recipe: Recipe, abilities: frozenset[Ability]) -> Pins:
+def _pins(cluster: Cluster, recipe: Recipe) -> Pins:
     wish, shape = recipe.parallelism, recipe.shape()
     stages = None if wish.pipeline == "auto" else wish.pipeline
     if wish.layers is not None:
@@ -163,8 +152,6 @@ def _pins(cluster: Cluster, recipe: Recipe, abilities: frozenset[Ability]) -> Pi
             raise ConfigError(f"parallelism.pipeline={stages}, but parallelism.layers lists {len(wish.layers)} stages")
         stages = len(wish.layers)
     tensor = None if wish.tensor == "auto" else wish.tensor
-    if tensor not in (None, 1) and "tensor" not in abilities:
-        raise ConfigError(f"parallelism.tensor={tensor} cannot be run yet", hint="use parallelism.tensor=1")
     if tensor is not None and tensor not in TENSOR_DEGREES:
         raise ConfigError(f"parallelism.tensor={tensor} is not possible", hint="1, 2, 4 or 8, dividing the heads")
     if tensor is not None and (why := cannot_cut(shape, tensor)):

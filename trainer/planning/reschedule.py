@@ -113,4 +113,4 @@ def _memory(problem: Problem, pipeline: Pipeline, stage: int, layers: int, held:
         sync=pipeline.batching.sync,
         replicas=pipeline.batching.replicas,
     )
-    return coefficients(problem.costs, use.site, place, choice, problem.means).memory.at(layers)
+    return coefficients(problem.costs, use.site, place, choice).memory.at(layers)

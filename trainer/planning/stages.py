@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from hetctl.trainer.planning.partition import Floats, StageTable
 from hetctl.trainer.planning.pools import Rates
 
 Sharding = Literal["none", "host", "all"]
+SHARDINGS: tuple[Sharding, ...] = ("none", "host", "all")
+Value = TypeVar("Value", float, Floats)
+Other = TypeVar("Other", float, Floats)
 
 
 @dataclass(frozen=True)
@@ -79,15 +82,6 @@ class StageCosts:
     choices: tuple[MemoryChoice, ...]
 
 
-@dataclass(frozen=True)
-class Means:
-    """What the planner may do about memory and gradient sums (abilities and the recipe's wishes)."""
-
-    modes: tuple[Mode, ...] = MODES
-    shardings: tuple[Sharding, ...] = ("none", "host", "all")
-    overlap: bool = True  # gradient sums run while backward does
-
-
 def share(micro_batch_size: int, width: int) -> int:
     """Samples of a micro-batch on the fullest rank of a stage."""
     return -(-micro_batch_size // width)
@@ -96,8 +90,8 @@ def share(micro_batch_size: int, width: int) -> int:
 class StageBook:
     """Tables of stages, each made once."""
 
-    def __init__(self, costs: LayerCosts, means: Means) -> None:
-        self.costs, self.means = costs, means
+    def __init__(self, costs: LayerCosts, modes: tuple[Mode, ...]) -> None:
+        self.costs, self.modes = costs, modes
         self._known: dict[tuple[StageSite, StagePlace], StageCosts] = {}
 
     def of(self, site: StageSite, place: StagePlace) -> StageCosts:
@@ -110,65 +104,75 @@ class StageBook:
             bare = self.of(site, replace(place, ratio=1.0, wait_s=0.0))
             found = replace(bare, table=replace(bare.table, ratio=place.ratio, wait=place.wait_s))
         else:
-            found = stage_costs(self.costs, site, place, self.means)
+            found = stage_costs(self.costs, site, place, self.modes)
         self._known[key] = found
         return found
 
 
-class Linear(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class LinearCost(Generic[Value]):
     """`fixed + layers * each`: every cost of a stage is linear in its layers, since all blocks are alike."""
 
-    fixed: float
-    each: float
+    fixed: Value
+    each: Value
 
-    def at(self, layers: float) -> float:
+    def at(self, layers: Value | float) -> Value:
         return self.fixed + layers * self.each
 
+    def map(self, change: Callable[[Value], Other]) -> LinearCost[Other]:
+        return LinearCost(change(self.fixed), change(self.each))
 
-class Coefficients(NamedTuple):
-    """A stage's costs under one choice: seconds per micro-batch, seconds once a step, bytes per rank."""
 
-    forward: Linear
-    backward: Linear
-    sums: Linear  # gradient sums, all of them
-    update: Linear
-    memory: Linear
-    hidden: float  # of the sums, per layer, what backward hides
+@dataclass(frozen=True, eq=False)
+class Coefficients(Generic[Value]):
+    """A stage's costs: seconds per micro-batch, seconds once a step, bytes per rank. Under one choice, or as arrays."""
 
-    def exposed(self, layers: float) -> float:
+    forward: LinearCost[Value]
+    backward: LinearCost[Value]
+    sums: LinearCost[Value]  # gradient sums, all of them
+    update: LinearCost[Value]
+    memory: LinearCost[Value]
+
+    def exposed(self, layers: Value | float) -> Value:
         """Gradient sums that the last micro-batch's backward does not hide."""
         sums = self.sums.at(layers)
-        if not self.hidden:
-            return sums
-        return max(sums / max(layers, 1), sums - layers * self.hidden)
+        left: Value = np.maximum(sums / np.maximum(layers, 1), sums - layers * self.backward.each)
+        return left
+
+    def map(self, change: Callable[[Value], Other]) -> Coefficients[Other]:
+        """The same of other values: one choice out of arrays, or some rows of them."""
+        return Coefficients(
+            self.forward.map(change),
+            self.backward.map(change),
+            self.sums.map(change),
+            self.update.map(change),
+            self.memory.map(change),
+        )
 
 
-def coefficients(
-    costs: LayerCosts, site: StageSite, place: StagePlace, choice: MemoryChoice, means: Means
-) -> Coefficients:
+def coefficients(costs: LayerCosts, site: StageSite, place: StagePlace, choice: MemoryChoice) -> Coefficients[float]:
     """What a stage costs: compute, the collectives that compute cannot hide, state, activations, buffers."""
-    numbers = lines(costs, [site], place, [place.samples], (choice.mode,), [[choice.shards]])[:, 0, 0, 0].tolist()
-    forward, backward, sums, update, memory = (Linear(*p) for p in zip(numbers[::2], numbers[1::2], strict=True))
-    return Coefficients(forward, backward, sums, update, memory, backward.each if means.overlap else 0.0)
+    one = coefficient_arrays(costs, [site], place, [place.samples], (choice.mode,), [[choice.shards]])
+    return one.map(np.ndarray.item)
 
 
-def lines(
+def coefficient_arrays(
     costs: LayerCosts,
     sites: Sequence[StageSite],
     place: StagePlace,
     samples: Sequence[int],
     modes: tuple[Mode, ...],
     shards: Sequence[Sequence[int]],
-) -> Floats:
-    """The costs of stages under every choice, [10, sites, shards, modes]: `fixed` and `each` of a Coefficients' lines,
-    in their order. The sites have equal rates and stand alike, but for the `samples` of their micro-batches.
+) -> Coefficients[Floats]:
+    """The costs of stages under every choice: arrays that broadcast to [sites, shards, modes, 1], the last axis for
+    layers. The sites have equal rates and stand alike, but for the `samples` of their micro-batches.
 
     Worked out at once, since the search asks for a dozen choices of thousands of stages.
     """
     rates, compute, gradients = sites[0].rates, costs.numbers.compute, costs.numbers.gradients
     kinds = [(n, s.tensor) for n, s in zip(samples, sites, strict=True)]
     under = [costs.under(modes, rates, n, tensor=t) for n, t in kinds]
-    mode = ModeCosts(*(np.stack(column)[:, None, :] for column in zip(*under, strict=True)))
+    mode = ModeCosts(*(np.stack(values)[:, None, :, None] for values in zip(*under, strict=True)))
     extras = [NOTHING] * len(kinds)
     if place.first:
         extras = [costs.embedding(rates, n, tensor=t) for n, t in kinds]
@@ -181,24 +185,24 @@ def lines(
     logits = column(costs.logits_bytes(n, tensor=t) if place.last else 0.0 for n, t in kinds)
     gathered = column(costs.gathered_bytes(tensor=t, last=place.last) for _, t in kinds)
     width, inside = column(s.width for s in sites), column(s.shares_per_host for s in sites)
-    count = np.array(shards, dtype=np.float64)[:, :, None]
+    count = np.array(shards, dtype=np.float64)[:, :, None, None]
     gather = _gather_seconds(rates, inside, count, each * compute)
     scatter = _gather_seconds(rates, inside, count, each * gradients)
     sums = _sync_seconds(rates, place, inside, width, tensor, count, costs.numbers)
     update, state = mode.update / count, mode.state / count
     working = np.maximum(mode.working, logits) + np.where(count > 1, gathered, 0.0)
-    found = np.empty((10, len(kinds), count.shape[1], len(modes)))
-    found[0], found[1] = column(e.forward for e in extras), np.maximum(mode.forward, gather)
-    found[2], found[3] = column(e.backward for e in extras), np.maximum(mode.backward, gather + scatter)
-    found[4], found[5] = fixed * sums, each * sums
-    found[6], found[7] = fixed * update, each * update
-    found[8], found[9] = fixed * state + buffers + working, each * state + place.held * mode.held
-    return found
+    return Coefficients(
+        forward=LinearCost(column(e.forward for e in extras), np.maximum(mode.forward, gather)),
+        backward=LinearCost(column(e.backward for e in extras), np.maximum(mode.backward, gather + scatter)),
+        sums=LinearCost(fixed * sums, each * sums),
+        update=LinearCost(fixed * update, each * update),
+        memory=LinearCost(fixed * state + buffers + working, each * state + place.held * mode.held),
+    )
 
 
 def column(values: Iterable[float]) -> Floats:
-    """One value per site, along the first of three axes."""
-    return np.array(list(values), dtype=np.float64)[:, None, None]
+    """One value per site, along the first of four axes."""
+    return np.array(list(values), dtype=np.float64)[:, None, None, None]
 
 
 def _sync_seconds(
@@ -228,15 +232,15 @@ def _gather_seconds(rates: Rates, shares_per_host: Floats, ranks: Floats, total:
     return seconds + (hosts - 1) / hosts * total / (inside * rates.nic_bytes_per_s)
 
 
-def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, means: Means) -> StageCosts:
+def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, modes: tuple[Mode, ...]) -> StageCosts:
     """Tables for 0..all layers. Rows that another row beats everywhere are left out."""
     usable = usable_bytes(site.rates)
-    shards = list(dict.fromkeys(site.shards(s) for s in means.shardings))
-    every = lines(costs, [site], place, [place.samples], means.modes, [shards])[:, 0]
-    wanted = every[8] + every[9] <= usable  # one layer at least
-    if PLAIN in means.modes:  # where all layers fit so, nothing is faster than to save no memory
-        plain = means.modes.index(PLAIN)
-        wanted[every[8, :, plain] + every[9, :, plain] * costs.shape.layers <= usable, plain + 1 :] = False
+    shards = list(dict.fromkeys(site.shards(s) for s in SHARDINGS))
+    every = coefficient_arrays(costs, [site], place, [place.samples], modes, [shards])
+    wanted = every.memory.at(1)[..., 0] <= usable  # one layer at least
+    if PLAIN in modes:  # where all layers fit so, nothing is faster than to save no memory
+        plain = modes.index(PLAIN)
+        wanted[every.memory.at(costs.shape.layers)[:, :, plain, 0] <= usable, plain + 1 :] = False
     chosen = np.argwhere(wanted)
     layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
     if not len(chosen):
@@ -244,16 +248,14 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, means: Me
         return StageCosts(
             StageTable(nothing, nothing, place.ratio, place.wait_s), nothing, (MemoryChoice(MODES[0], 1),)
         )
-    numbers = every[:, wanted]
-    forward, backward, sums, update, memory = numbers[::2, :, None] + numbers[1::2, :, None] * layers
+    rows = every.map(lambda values: np.broadcast_to(values, every.memory.each.shape)[wanted])
+    memory = rows.memory.at(layers)
     fits = memory <= usable
-    if means.overlap:
-        sums = np.maximum(sums / np.maximum(layers, 1), sums - numbers[3][:, None] * layers)
-    beat = np.where(fits, forward + backward, np.inf)
-    end = np.where(fits, sums + update, np.inf)
+    beat = np.where(fits, rows.forward.at(layers) + rows.backward.at(layers), np.inf)
+    end = np.where(fits, rows.exposed(layers) + rows.update.at(layers), np.inf)
     kept = _undominated(beat, end)
     table = StageTable(beat[kept], end[kept], place.ratio, place.wait_s)
-    choices = [MemoryChoice(means.modes[m], shards[s]) for s, m in chosen[kept].tolist()]
+    choices = [MemoryChoice(modes[m], shards[s]) for _, s, m in chosen[kept].tolist()]
     return StageCosts(table, memory[kept], tuple(choices))
 
 

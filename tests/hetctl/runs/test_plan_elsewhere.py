@@ -11,7 +11,7 @@ from hetctl.commands.resolve import Options
 from hetctl.console import Sink
 from hetctl.runs.prepare import _checked_plan
 from hetctl.trainer.planning.hardware import CLASSES
-from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
+from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import load_recipe
 
 GiB = 2**30
@@ -24,7 +24,7 @@ def test_ranks_are_held_to_the_memory_of_the_devices_here(
     settings = ["parallelism.pipeline=2", "model.name=llama-1b-untied"]
     recipe = load_recipe(None, Options(settings=settings, seq_len=2048, global_batch=8).overrides)
     spec, machine = parse_spec("h200:1,mi325x:1", CLASSES), Machine("there", "nccl", (140 * GiB,) * 2)
-    plan = make_plan(label_machine(spec, machine), recipe, abilities=EXECUTABLE)
+    plan = make_plan(label_machine(spec, machine), recipe)
     mine = label_machine(spec, replace(machine, host="here", memory_bytes=(here,) * 2, gpus=1))
     held = _checked_plan(plan, mine, recipe, Sink())
     assert [r.memory_bytes for r in held.ranks] == [here] * 2

@@ -31,7 +31,7 @@ class Brute:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.book = StageBook(problem.costs, problem.means)
+        self.book = StageBook(problem.costs, problem.modes)
         self._known: dict[tuple[object, ...], float] = {}
 
     def seconds(self) -> float:

@@ -7,7 +7,7 @@ from hetctl.comm.contract.emulate import Machine, describe_cluster, label_machin
 from hetctl.comm.contract.errors import ConfigError, Infeasible
 from hetctl.comm.contract.plan import Plan
 from hetctl.trainer.planning.hardware import CLASSES
-from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
+from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import load_recipe
 
 
@@ -51,7 +51,7 @@ def test_published_splits(model: str, speeds: tuple[float, float], split: str, e
 
 
 def test_labels_decide_islands_not_speed() -> None:
-    plan = make_plan(labelled("b200:2,mi100:2"), load_recipe(None), abilities=EXECUTABLE)
+    plan = make_plan(labelled("b200:2,mi100:2"), load_recipe(None))
     assert [layers for _, layers in islands_and_layers(plan)[0]] == [4, 4]
     assert {g.backend for g in plan.groups if g.kind == "data"} == {"gloo"}
     assert {g.backend for g in plan.groups if g.kind == "pipeline"} == {"het"}
@@ -106,7 +106,7 @@ def test_a_pinned_micro_batch_is_each_replicas_own() -> None:
     sizes = [("batch.micro_batch_size", 2), ("batch.global_batch", 16), ("parallelism.data", 2)]
     recipe = load_recipe(None, [*sizes, ("parallelism.pipeline", 1)])
     for spec in ("h200:2", "h200:1,mi325x:1"):
-        replicas = make_plan(labelled(spec), recipe, abilities=EXECUTABLE).replicas
+        replicas = make_plan(labelled(spec), recipe).replicas
         assert [(s.micro_batch_size, s.micro_batches) for r in replicas for s in r.stages] == [(2, 4)] * 2
 
 

@@ -16,7 +16,7 @@ from hetctl.render.trace import chrome_trace
 from hetctl.trainer.planning.assemble import choose_transport
 from hetctl.trainer.planning.executable import check_executable
 from hetctl.trainer.planning.hardware import CLASSES
-from hetctl.trainer.planning.planner import EVERYTHING, EXECUTABLE, make_plan, weigh
+from hetctl.trainer.planning.planner import make_plan, weigh
 from hetctl.trainer.recipe import load_recipe
 
 SPECS = ("h200:2,mi325x:2", "h200:3,mi325x:2", "a100:1,h100:1,mi300x:1", "a100:2+h100:2", "h200:4", "l4:1,l4:1@0.5")
@@ -32,17 +32,17 @@ SPECS = ("h200:2,mi325x:2", "h200:3,mi325x:2", "a100:1,h100:1,mi300x:1", "a100:2
 )
 @settings(max_examples=60, deadline=None)
 def test_every_plan_is_valid(spec: str, labelled: bool, samples: int, data: object, stages: object, split: str) -> None:
-    """make_plan validates; here it is also complete, and what is not executable is not planned for execution."""
+    """make_plan validates; here it is also complete, and the trainer can run it."""
     islands = parse_spec(spec, CLASSES)
     if labelled:
         machine = Machine("here", "gloo", (2 * 2**30,) * sum(i.count for i in islands), "cpu")
-        cluster, abilities = label_machine(islands, machine), EXECUTABLE
+        cluster = label_machine(islands, machine)
     else:
-        cluster, abilities = describe_cluster(islands, CLASSES), EVERYTHING
+        cluster = describe_cluster(islands, CLASSES)
     sets = [("batch.global_batch", samples), ("parallelism.data", data), ("parallelism.pipeline", stages)]
     recipe = load_recipe(None, [*sets, ("parallelism.split", split)])
     try:
-        plan = make_plan(cluster, recipe, abilities=abilities)
+        plan = make_plan(cluster, recipe)
     except Infeasible:
         return
     assert sum(r.samples for r in plan.replicas) == samples

@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.trainer.model.shapes import ModelShape
-from hetctl.trainer.planning.costs import LayerCosts, Numbers, usable_bytes
+from hetctl.trainer.planning.costs import MODES, LayerCosts, Numbers, usable_bytes
 from hetctl.trainer.planning.link_rates import LinkRate, LinkRates
 from hetctl.trainer.planning.pipelines import Pipelines, WantedPipeline
 from hetctl.trainer.planning.pools import Pool, Rates
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Search, together
 from hetctl.trainer.planning.space import Pins
-from hetctl.trainer.planning.stages import Means
 from tests.trainer.planning.brute import Brute
 
 INSTANCES = int(os.environ.get("HETCTL_PLANNER_INSTANCES", "60"))
@@ -40,7 +39,7 @@ def problem(
     costs = LayerCosts(shape, 64, Numbers(2, 4, 4, 8))
     names = sorted({p.island for p in pools})
     bridges = {frozenset(pair): LinkRate(lane, 2 * lane, 1e-5, "tcp") for pair in combinations(names, 2)}
-    return Problem(costs, pools, LinkRates(bridges, {}), Means(), tensors, Pins(), samples)
+    return Problem(costs, pools, LinkRates(bridges, {}), MODES, tensors, Pins(), samples)
 
 
 @st.composite
