@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, Literal, NamedTuple, TypeVar
@@ -16,7 +16,6 @@ from hetctl.trainer.planning.pools import Rates
 Sharding = Literal["none", "host", "all"]
 SHARDINGS: tuple[Sharding, ...] = ("none", "host", "all")
 Value = TypeVar("Value", float, Floats)
-Other = TypeVar("Other", float, Floats)
 
 
 @dataclass(frozen=True)
@@ -119,9 +118,6 @@ class LinearCost(Generic[Value]):
     def at(self, layers: Value | float) -> Value:
         return self.fixed + layers * self.each
 
-    def map(self, change: Callable[[Value], Other]) -> LinearCost[Other]:
-        return LinearCost(change(self.fixed), change(self.each))
-
 
 @dataclass(frozen=True, eq=False)
 class Coefficients(Generic[Value]):
@@ -139,21 +135,12 @@ class Coefficients(Generic[Value]):
         left: Value = np.maximum(sums / np.maximum(layers, 1), sums - layers * self.backward.each)
         return left
 
-    def map(self, change: Callable[[Value], Other]) -> Coefficients[Other]:
-        """The same of other values: one choice out of arrays, or some rows of them."""
-        return Coefficients(
-            self.forward.map(change),
-            self.backward.map(change),
-            self.sums.map(change),
-            self.update.map(change),
-            self.memory.map(change),
-        )
-
 
 def coefficients(costs: LayerCosts, site: StageSite, place: StagePlace, choice: MemoryChoice) -> Coefficients[float]:
     """What a stage costs: compute, the collectives that compute cannot hide, state, activations, buffers."""
     one = coefficient_arrays(costs, [site], place, [place.samples], (choice.mode,), [[choice.shards]])
-    return one.map(np.ndarray.item)
+    lines = (one.forward, one.backward, one.sums, one.update, one.memory)
+    return Coefficients(*(LinearCost(line.fixed.item(), line.each.item()) for line in lines))
 
 
 def coefficient_arrays(
@@ -164,7 +151,7 @@ def coefficient_arrays(
     modes: tuple[Mode, ...],
     shards: Sequence[Sequence[int]],
 ) -> Coefficients[Floats]:
-    """The costs of stages under every choice: arrays that broadcast to [sites, shards, modes, 1], the last axis for
+    """The costs of stages under every choice, as arrays that broadcast to [sites, shards, modes, 1], the last axis for
     layers. The sites have equal rates and stand alike, but for the `samples` of their micro-batches.
 
     Worked out at once, since the search asks for a dozen choices of thousands of stages.
@@ -237,22 +224,21 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, modes: tu
     usable = usable_bytes(site.rates)
     shards = list(dict.fromkeys(site.shards(s) for s in SHARDINGS))
     every = coefficient_arrays(costs, [site], place, [place.samples], modes, [shards])
-    wanted = every.memory.at(1)[..., 0] <= usable  # one layer at least
+    layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
+    memory = every.memory.at(layers)
+    wanted = memory[..., 1] <= usable  # one layer at least
     if PLAIN in modes:  # where all layers fit so, nothing is faster than to save no memory
         plain = modes.index(PLAIN)
-        wanted[every.memory.at(costs.shape.layers)[:, :, plain, 0] <= usable, plain + 1 :] = False
+        wanted[memory[:, :, plain, -1] <= usable, plain + 1 :] = False
     chosen = np.argwhere(wanted)
-    layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
     if not len(chosen):
         nothing = np.full((1, len(layers)), np.inf)
         return StageCosts(
             StageTable(nothing, nothing, place.ratio, place.wait_s), nothing, (MemoryChoice(MODES[0], 1),)
         )
-    rows = every.map(lambda values: np.broadcast_to(values, every.memory.each.shape)[wanted])
-    memory = rows.memory.at(layers)
-    fits = memory <= usable
-    beat = np.where(fits, rows.forward.at(layers) + rows.backward.at(layers), np.inf)
-    end = np.where(fits, rows.exposed(layers) + rows.update.at(layers), np.inf)
+    beat, end = every.forward.at(layers) + every.backward.at(layers), every.exposed(layers) + every.update.at(layers)
+    memory = memory[wanted]
+    beat, end = (np.where(memory <= usable, seconds[wanted], np.inf) for seconds in (beat, end))
     kept = _undominated(beat, end)
     table = StageTable(beat[kept], end[kept], place.ratio, place.wait_s)
     choices = [MemoryChoice(modes[m], shards[s]) for _, s, m in chosen[kept].tolist()]
