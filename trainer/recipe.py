@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hetctl.comm.contract.cluster import TransportKind
-from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import read_yaml
 from hetctl.comm.contract.values import decode, encode, show
 from hetctl.trainer.model.config import find_shape
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.weights import model_folder
+from hetctl.trainer.pipeline.schedule import SCHEDULES
 
 Auto = Literal["auto"]
 TOKENIZER = "tokenizer.json"
@@ -81,7 +82,7 @@ class ParallelismSection:
     layers: tuple[int, ...] | None = None  # blocks per stage
     split: Literal["auto", "uniform", "holmes"] = "auto"
     alpha: float = 1.0  # of the holmes split
-    schedule: Literal["auto", "1f1b", "eager-1f1b", "gpipe", "interleaved", "zero-bubble"] = "auto"
+    schedule: str = "auto"  # or a row of SCHEDULES
     forwards_ahead: tuple[int, ...] | Auto = "auto"  # of each stage
     recompute: Literal["auto", "none", "selective", "full"] = "auto"
     activations: Literal["auto", "device", "host"] = "auto"  # where they wait for backward
@@ -162,6 +163,11 @@ class Recipe:
         step = self.train.profile_step
         if step is not None and not 1 <= step <= self.train.steps:
             raise ConfigError(f"train.profile_step must be in [1, {self.train.steps}] (train.steps), found {step}")
+        schedule, known = self.parallelism.schedule, ("auto", *SCHEDULES)
+        if schedule not in known:
+            raise ConfigError(
+                f"parallelism.schedule: {show(schedule)} is not one of the known words", hint=nearest(schedule, known)
+            )
         ahead = self.parallelism.forwards_ahead
         if ahead != "auto" and (not ahead or ahead[-1] < 1 or list(ahead) != sorted(ahead, reverse=True)):
             raise ConfigError(

@@ -26,7 +26,7 @@ from hetctl.trainer.loop.build import build
 from hetctl.trainer.loop.trainer import Trainer
 from hetctl.trainer.pipeline.boundary import Boundary
 from hetctl.trainer.pipeline.pipeline import StagePipeline
-from hetctl.trainer.pipeline.schedule import in_flight
+from hetctl.trainer.pipeline.schedule import SCHEDULES
 from hetctl.trainer.ranks.groups import ProcessGroups, create_groups
 
 ROUNDS_VARIABLE = "HETCTL_BENCH_ROUNDS"
@@ -78,7 +78,8 @@ class _CopyBack:
 def variants(trainer: Trainer, job: Job, timeout: timedelta) -> list[Variant]:
     """Native with both schedules (the better one is the yardstick), bridged as planned, and naive."""
     plan, place, models = job.plan, trainer.place, trainer.models
-    stages = len(plan.forwards_ahead)
+    stages, count = len(plan.forwards_ahead), plan.replicas[0].stages[0].micro_batches
+    plain, eager = (SCHEDULES[name].in_flight(stages, count) for name in ("1f1b", "eager-1f1b"))
 
     def pipeline(ahead: tuple[int, ...], groups: ProcessGroups, kind: type[Boundary] = Boundary) -> StagePipeline:
         if not models:
@@ -87,13 +88,13 @@ def variants(trainer: Trainer, job: Job, timeout: timedelta) -> list[Variant]:
         return StagePipeline(planned, place, models, groups, timeline=trainer.timeline, boundary=kind)
 
     host = create_groups(plan, timeout=timeout, backend="gloo")
-    ways = [Variant("bridged", trainer.pipeline), Variant("naive", pipeline(in_flight(stages), host, NaiveBoundary))]
+    ways = [Variant("bridged", trainer.pipeline), Variant("naive", pipeline(plain, host, NaiveBoundary))]
     if not os.environ.get(NATIVE_VARIABLE):
         return ways
     native = create_groups(plan, timeout=timeout, backend=_native_word(trainer.device))
     return [
-        Variant("native 1f1b", pipeline(in_flight(stages), native, NativeBoundary)),
-        Variant("native eager", pipeline(in_flight(stages, schedule="eager-1f1b"), native, NativeBoundary)),
+        Variant("native 1f1b", pipeline(plain, native, NativeBoundary)),
+        Variant("native eager", pipeline(eager, native, NativeBoundary)),
         *ways,
     ]
 

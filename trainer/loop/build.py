@@ -27,7 +27,7 @@ from hetctl.trainer.model.initial_weights import initial
 from hetctl.trainer.model.model import StageModel, parameters_of
 from hetctl.trainer.model.split_backward import WeightGradients
 from hetctl.trainer.pipeline.pipeline import StagePipeline
-from hetctl.trainer.pipeline.schedule import SPLIT
+from hetctl.trainer.pipeline.schedule import SCHEDULES
 from hetctl.trainer.planning.executable import check_executable, check_trainable
 from hetctl.trainer.ranks.groups import ProcessGroups, create_groups
 from hetctl.trainer.ranks.place import Place

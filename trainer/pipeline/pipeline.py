@@ -16,7 +16,7 @@ from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.model.split_backward import WeightGradients
 from hetctl.trainer.pipeline.boundary import Boundary, Inbox
-from hetctl.trainer.pipeline.schedule import Action, device_actions
+from hetctl.trainer.pipeline.schedule import SCHEDULES, Action
 from hetctl.trainer.ranks.groups import ProcessGroups
 from hetctl.trainer.ranks.place import Place
 from hetctl.trainer.ranks.timeline import Timeline
@@ -113,8 +113,7 @@ class StagePipeline:
 
     def _actions(self, micro_batches: int) -> Sequence[Action]:
         place = self.place
-        return device_actions(
-            self.plan.schedule,
+        return SCHEDULES[self.plan.schedule].actions(
             micro_batches,
             stages=len(self.replica.stages),
             held=place.stages,

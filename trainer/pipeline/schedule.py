@@ -1,14 +1,15 @@
-"""Pipeline schedules as data: for each device, the order of its forwards, backwards and weight gradients."""
+"""Pipeline schedules as data: for each device, the order of its forwards, backwards and weight gradients.
+
+A further schedule is a row of `SCHEDULES`: planner, simulator and trainer ask the row, none of them knows a name.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 Kind = Literal["F", "B", "W"]
-SPLIT = "zero-bubble"  # backward in two halves: input gradients at once, weight gradients when there is time
-INTERLEAVED = "interleaved"  # several stages per device
-SCHEDULES = ("1f1b", "eager-1f1b", "gpipe", INTERLEAVED, SPLIT)
 
 
 @dataclass(frozen=True)
@@ -26,22 +27,12 @@ class Action:
         return f"{self.kind}{self.micro_batch}" + (f"/{self.chunk}" if self.chunk else "")
 
 
-def in_flight(stages: int, *, schedule: str = "1f1b") -> tuple[int, ...]:
-    """Forwards in flight per stage: p - i under 1F1B, 2(p - i) - 1 under eager 1F1B (hides transfers)."""
-    if schedule == "eager-1f1b":
-        return tuple(2 * (stages - i) - 1 for i in range(stages))
-    return tuple(stages - i for i in range(stages))
+class DeviceActions(Protocol):
+    """What a device does that holds the stages `held` of a pipeline. Raises ValueError where that cannot be."""
 
-
-def device_actions(
-    schedule: str, micro_batches: int, *, stages: int, held: tuple[int, ...], forwards_ahead: int
-) -> tuple[Action, ...]:
-    """What a device does that holds these stages of a pipeline. Raises ValueError where the schedule cannot be."""
-    if len(held) > 1:
-        return interleaved_actions(micro_batches, devices=stages // len(held), device=held[0], chunks=len(held))
-    if schedule == SPLIT:  # one stage too: replicas start the sums of their layers in one order
-        return split_actions(micro_batches, forwards_ahead, put_off=held[0])
-    return stage_actions(micro_batches, forwards_ahead)
+    def __call__(
+        self, micro_batches: int, *, stages: int, held: tuple[int, ...], forwards_ahead: int
+    ) -> tuple[Action, ...]: ...
 
 
 def stage_actions(micro_batches: int, forwards_ahead: int) -> tuple[Action, ...]:
@@ -98,14 +89,94 @@ def interleaved_actions(micro_batches: int, *, devices: int, device: int, chunks
     return tuple(actions)
 
 
-def most_held(actions: tuple[Action, ...], *, last: Kind) -> tuple[int, ...]:
-    """Per chunk, how many micro-batches' activations are alive at once; `last` is the kind that frees them."""
+def most_held(actions: tuple[Action, ...], *, first: Kind = "F", last: Kind) -> tuple[int, ...]:
+    """Per chunk, how many micro-batches are between their `first` and their `last` kind of action at once.
+
+    From F to what frees them (B, or W where backward is split) their activations are held.
+    """
     alive: dict[int, int] = {}
     most: dict[int, int] = {}
     for action in actions:
-        if action.kind == "F":
+        if action.kind == first:
             alive[action.chunk] = alive.get(action.chunk, 0) + 1
             most[action.chunk] = max(most.get(action.chunk, 0), alive[action.chunk])
         elif action.kind == last:
             alive[action.chunk] -= 1
     return tuple(most[chunk] for chunk in sorted(most))
+
+
+def _in_order(micro_batches: int, *, stages: int, held: tuple[int, ...], forwards_ahead: int) -> tuple[Action, ...]:
+    return stage_actions(micro_batches, forwards_ahead)
+
+
+def _split(micro_batches: int, *, stages: int, held: tuple[int, ...], forwards_ahead: int) -> tuple[Action, ...]:
+    # one stage too: replicas start the sums of their layers in one order
+    return split_actions(micro_batches, forwards_ahead, put_off=held[0])
+
+
+def _in_turn(micro_batches: int, *, stages: int, held: tuple[int, ...], forwards_ahead: int) -> tuple[Action, ...]:
+    if len(held) == 1:
+        return stage_actions(micro_batches, forwards_ahead)
+    return interleaved_actions(micro_batches, devices=stages // len(held), device=held[0], chunks=len(held))
+
+
+def _stages_left(stages: int, micro_batches: int) -> tuple[int, ...]:
+    return tuple(stages - i for i in range(stages))
+
+
+def _uneven_rounds(devices: int, micro_batches: int) -> str:
+    if devices > 1 and micro_batches % devices == 0:
+        return ""
+    return f"interleaving needs micro-batches in multiples of its {devices} devices, found {micro_batches}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All that planner, simulator and trainer ask about a schedule."""
+
+    name: str
+    actions: DeviceActions = _in_order
+    in_flight: Callable[[int, int], tuple[int, ...]] = _stages_left  # (stages, micro-batches) -> forwards of each stage
+    hides_transfers: bool = False  # a stage has more forwards in flight than there are stages from it on
+    splits_backward: bool = False  # input gradients at once, weight gradients when there is time
+    chunks: tuple[int, ...] = (1,)  # numbers of stages per device to try
+    timed_by_search: bool = True  # no: the simulator alone times it, on what the search found with these `in_flight`
+    automatic: Literal["never", "always", "across islands"] = "never"
+    why_not: Callable[[int, int], str] = lambda devices, micro_batches: ""  # several stages a device; empty: it can be
+    reason: str = ""  # what a plan says of it
+
+    @property
+    def frees(self) -> Kind:
+        """After which action a micro-batch's activations are gone."""
+        return "W" if self.splits_backward else "B"
+
+
+SCHEDULES: dict[str, Schedule] = {
+    schedule.name: schedule
+    for schedule in (
+        Schedule("1f1b", automatic="always"),
+        Schedule(
+            "eager-1f1b",
+            in_flight=lambda stages, micro_batches: tuple(2 * (stages - i) - 1 for i in range(stages)),
+            hides_transfers=True,
+            automatic="across islands",
+            reason="Eager 1F1B: further forwards in flight hide the transfers over the bridge.",
+        ),
+        Schedule("gpipe", in_flight=lambda stages, micro_batches: (micro_batches,) * stages, hides_transfers=True),
+        Schedule(
+            "zero-bubble",
+            actions=_split,
+            splits_backward=True,
+            timed_by_search=False,
+            reason="Zero bubble, as asked: weight gradients are put off to where a device would wait.",
+        ),
+        Schedule(
+            "interleaved",
+            actions=_in_turn,
+            chunks=(2, 3, 4),
+            timed_by_search=False,
+            why_not=_uneven_rounds,
+            reason="Interleaved, as asked: {chunks} stages per device were fastest, micro-batches go round as often.",
+        ),
+    )
+}

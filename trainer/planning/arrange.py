@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hetctl.trainer.pipeline.schedule import in_flight
+from hetctl.trainer.pipeline.schedule import SCHEDULES, Schedule
 from hetctl.trainer.planning.partition import Split, best_split, fixed_split, holmes_layers, uniform_layers
+from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import MemoryChoice, StageBook, StageCosts, StagePlace, SyncRate, share
@@ -54,12 +55,12 @@ class Pipeline:
         return (tuple((u.pool.name, u.tensor, u.stages, u.width) for u in self.uses), self.layers, self.batching)
 
 
-def schedules(problem: Problem, uses: Sequence[PoolUse]) -> list[str]:
-    """Schedules worth trying: eager 1F1B where a bridge is crossed."""
+def schedules(problem: Problem, pools: Iterable[Pool]) -> list[Schedule]:
+    """Schedules worth trying for a pipeline of these pools: some only where a bridge is crossed."""
     if problem.schedule != "auto":
-        return [problem.schedule]
-    crosses = len({u.pool.island for u in uses}) > 1
-    return ["1f1b", "eager-1f1b"] if crosses else ["1f1b"]
+        return [SCHEDULES[problem.schedule]]
+    wanted = ("always", "across islands") if len({p.island for p in pools}) > 1 else ("always",)
+    return [s for s in SCHEDULES.values() if s.automatic in wanted]
 
 
 def arrange(
@@ -68,7 +69,7 @@ def arrange(
     uses: tuple[PoolUse, ...],
     batching: Batching,
     *,
-    schedule: str,
+    schedule: Schedule,
     bound: float = float("inf"),
 ) -> Pipeline | None:
     """The exact best split of an arrangement; None when nothing fits or nothing is faster than `bound` seconds.
@@ -104,7 +105,9 @@ def arrange(
     memory = tuple(int(f.memory[r, k]) for f, r, k in zip(found, split.rows, split.layers, strict=True))
     choices = tuple(f.choices[r] for f, r in zip(found, split.rows, strict=True))
     end = max(float(f.table.end[r, k]) for f, r, k in zip(found, split.rows, split.layers, strict=True))
-    return Pipeline(uses, batching, schedule, ahead, split.layers, choices, memory, hops, split.seconds + fill, end)
+    return Pipeline(
+        uses, batching, schedule.name, ahead, split.layers, choices, memory, hops, split.seconds + fill, end
+    )
 
 
 def round_trips(hops: Sequence[float], in_flight: Sequence[int], *, micro_batches: int) -> list[tuple[float, float]]:
@@ -121,13 +124,11 @@ def round_trips(hops: Sequence[float], in_flight: Sequence[int], *, micro_batche
     ]
 
 
-def _ahead(problem: Problem, stages: int, micro_batches: int, schedule: str) -> tuple[int, ...]:
+def _ahead(problem: Problem, stages: int, micro_batches: int, schedule: Schedule) -> tuple[int, ...]:
     if problem.forwards_ahead is not None:
         assert len(problem.forwards_ahead) == stages, "it pins the number of stages"
         return problem.forwards_ahead
-    if schedule == "gpipe":
-        return (micro_batches,) * stages
-    return in_flight(stages, schedule=schedule)
+    return schedule.in_flight(stages, micro_batches)
 
 
 def _split(

@@ -7,7 +7,7 @@ from hetctl.comm.contract.plan import Plan, Replica, Stage
 from hetctl.trainer.model.families import family_of, trained_families
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.tensor_cuts import cannot_cut
-from hetctl.trainer.pipeline.schedule import INTERLEAVED, SCHEDULES, SPLIT
+from hetctl.trainer.pipeline.schedule import SCHEDULES
 
 
 def check_trainable(shape: ModelShape, plan: Plan | None = None) -> None:
@@ -27,9 +27,9 @@ def check_executable(plan: Plan, *, compiled: bool = False) -> None:
     """Raise ConfigError for what a plan may say but this trainer does not run."""
     if plan.schedule not in SCHEDULES:
         raise ConfigError(f"schedule '{plan.schedule}' is not known", hint=nearest(plan.schedule, SCHEDULES))
-    if plan.schedule == SPLIT and compiled:
+    if SCHEDULES[plan.schedule].splits_backward and compiled:
         raise ConfigError(
-            "compiled blocks cannot put off their weight gradients, as the zero-bubble schedule asks",
+            f"compiled blocks cannot put off their weight gradients, as the {plan.schedule} schedule asks",
             hint="train.compile=false, or another parallelism.schedule",
         )
     for number, replica in enumerate(plan.replicas):
@@ -54,14 +54,13 @@ def _check_chunks(plan: Plan, number: int, replica: Replica) -> None:
     if len(chunks) > 1 or count % max(chunks):
         raise ConfigError(f"{place}: every device must hold equally many stages, found {sorted(chunks)}")
     devices = count // max(chunks)
-    if plan.schedule != INTERLEAVED or held != {tuple(range(d, count, devices)) for d in range(devices)}:
-        raise ConfigError(f"{place}: several stages on a device need the {INTERLEAVED} schedule, dealt out in turn")
-    if devices < 2 or replica.stages[0].micro_batches % devices:
+    schedule, able = SCHEDULES[plan.schedule], [s.name for s in SCHEDULES.values() if max(s.chunks) > 1]
+    if schedule.name not in able or held != {tuple(range(d, count, devices)) for d in range(devices)}:
         raise ConfigError(
-            f"{place}: interleaving needs micro-batches in multiples of its {devices} devices, found "
-            f"{replica.stages[0].micro_batches}",
-            hint="choose another parallelism.schedule or batch",
+            f"{place}: several stages on a device need the {' or '.join(able)} schedule, dealt out in turn"
         )
+    if why := schedule.why_not(devices, replica.stages[0].micro_batches):
+        raise ConfigError(f"{place}: {why}", hint="choose another parallelism.schedule or batch")
     for stages in held:
         alike = {_manner(replica.stages[s]) for s in stages}
         if len(alike) > 1:

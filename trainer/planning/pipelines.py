@@ -176,23 +176,23 @@ class Pipelines:
         return uses
 
     def _waits(self, wanted: WantedPipeline) -> bool:
-        """Whether plain 1F1B is the only schedule that will be tried."""
-        waits = self.problem.schedule == "1f1b"
-        if self.problem.schedule == "auto":
-            waits = len({p.island for p in wanted.pools}) == 1
+        """Whether no schedule that will be tried hides transfers."""
+        waits = not any(s.hides_transfers for s in schedules(self.problem, wanted.pools))
         # in a pipeline deeper than its micro-batches are many nothing waits
         waits &= self.problem.forwards_ahead is None
         return waits and wanted.batching.micro_batches > self.problem.costs.shape.layers
 
     def exact(self, wanted: WantedPipeline, look: Look, limit: Callable[[], float]) -> Iterator[Pipeline]:
         """Pipelines faster than the limit as it stands, until no bound is below it."""
+        tried = schedules(self.problem, wanted.pools)
         for bound, uses in look:
             if bound >= limit():
                 return
             for order in self._orders(wanted.pools):
                 ordered = tuple(uses[i] for i in order)
-                for schedule in schedules(self.problem, ordered):
-                    if schedule == "eager-1f1b" and self._waits_little(ordered, wanted.batching, limit()):
+                for schedule in tried:
+                    little = schedule.hides_transfers and len(tried) > 1  # an asked one is tried whatever it gains
+                    if little and self._waits_little(ordered, wanted.batching, limit()):
                         continue
                     self.tried += 1
                     made = arrange(self.problem, self.book, ordered, wanted.batching, schedule=schedule, bound=limit())

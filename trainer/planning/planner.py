@@ -10,7 +10,7 @@ from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import Infeasible
 from hetctl.comm.contract.plan import Plan, Predicted, Replica, Stage, StageCost
 from hetctl.comm.contract.units import show_bytes
-from hetctl.trainer.pipeline.schedule import INTERLEAVED, SPLIT
+from hetctl.trainer.pipeline.schedule import SCHEDULES
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.assemble import assemble
 from hetctl.trainer.planning.costs import usable_bytes
@@ -101,13 +101,14 @@ def _weighed(cluster: Cluster, recipe: Recipe, problem: Problem, found: Found) -
 
 def _predictions(problem: Problem, found: Found) -> list[Prediction]:
     """Every candidate simulated, under the schedule that was asked for. Raises Infeasible where none can have it."""
-    if problem.schedule not in (SPLIT, INTERLEAVED):
+    asked = SCHEDULES.get(problem.schedule)
+    if asked is None or asked.timed_by_search:
         return [predict(problem, c) for c in found.candidates]
-    made = [rescheduled(problem, c, problem.schedule) for c in found.candidates]
+    made = [rescheduled(problem, c, asked) for c in found.candidates]
     kept = [p for p in made if p is not None]
     if not kept:
         raise Infeasible(
-            f"no plan that was found can run the {problem.schedule} schedule: memory, or micro-batches that do not "
+            f"no plan that was found can run the {asked.name} schedule: memory, or micro-batches that do not "
             "divide by the stages",
             hint="pin parallelism.pipeline to 2 or more, another batch.micro_batch_size, or leave the schedule free",
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError, Infeasible, nearest
 from hetctl.trainer.model.tensor_cuts import cannot_cut
-from hetctl.trainer.pipeline.schedule import SPLIT
+from hetctl.trainer.pipeline.schedule import SCHEDULES
 from hetctl.trainer.planning.costs import MODES, LayerCosts, Mode, Numbers
 from hetctl.trainer.planning.link_rates import LinkRates, read_lanes
 from hetctl.trainer.planning.pools import Pool, read_pools
@@ -72,9 +72,9 @@ def read_problem(
             f"batch.global_batch {recipe.batch.global_batch} is no multiple of batch.micro_batch_size {size}",
             hint="change one of them, or leave batch.micro_batch_size free",
         )
-    if wish.schedule == SPLIT and recipe.train.compile:
+    if recipe.train.compile and wish.schedule != "auto" and SCHEDULES[wish.schedule].splits_backward:
         raise ConfigError(
-            f"train.compile does not go with parallelism.schedule={SPLIT}: compiled blocks have one backward",
+            f"train.compile does not go with parallelism.schedule={wish.schedule}: compiled blocks have one backward",
             hint="train.compile=false, or another schedule",
         )
     costs = layer_costs(cluster, recipe, profile)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hetctl.trainer.pipeline.schedule import SPLIT
+from hetctl.trainer.pipeline.schedule import SCHEDULES
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.pipelines import LEVELS
 from hetctl.trainer.planning.predict import Prediction
@@ -134,14 +134,9 @@ def _tensors(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
 
 
 def _schedules(pipelines: Sequence[Pipeline]) -> list[str]:
-    if any(p.schedule == "eager-1f1b" for p in pipelines):
-        return ["Eager 1F1B: further forwards in flight hide the transfers over the bridge."]
-    if any(p.schedule == SPLIT and len(p.layers) > 1 for p in pipelines):
-        return ["Zero bubble, as asked: weight gradients are put off to where a device would wait."]
-    if any(p.chunks > 1 for p in pipelines):
-        most = max(p.chunks for p in pipelines)
-        return [f"Interleaved, as asked: {most} stages per device were fastest, micro-batches go round as often."]
-    return []
+    most = max(p.chunks for p in pipelines)
+    said = dict.fromkeys(SCHEDULES[p.schedule].reason for p in pipelines if len(p.layers) > 1)
+    return [reason.format(chunks=most) for reason in said if reason]
 
 
 def _left_out(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:

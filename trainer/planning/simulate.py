@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
-from hetctl.trainer.pipeline.schedule import SPLIT, Action, device_actions
+from hetctl.trainer.pipeline.schedule import SCHEDULES, Action
 
 SpanKind = Literal["F", "B", "W", "send", "sync", "update"]
 
@@ -54,9 +54,8 @@ class PipelineTimes:
         """What a device does."""
         held = self.devices[device]
         ahead = min(self.forwards_ahead[held[0]], self.micro_batches)
-        return device_actions(
-            self.schedule, self.micro_batches, stages=len(self.stages), held=held, forwards_ahead=ahead
-        )
+        actions = SCHEDULES[self.schedule].actions
+        return actions(self.micro_batches, stages=len(self.stages), held=held, forwards_ahead=ahead)
 
     def without_bridges(self) -> PipelineTimes:
         """The same with transfers between islands in no time."""
@@ -151,7 +150,7 @@ class _Device:
 
 def _pipeline(number: int, times: PipelineTimes) -> tuple[list[SimulatedSpan], list[float]]:
     """(spans, end of each stage's last backward) of one replica, transfers first come, first served."""
-    count, split = len(times.stages), times.schedule == SPLIT
+    count, split = len(times.stages), SCHEDULES[times.schedule].splits_backward
     devices = [_Device(held, times.actions(d)) for d, held in enumerate(times.devices)]
     arrived: dict[tuple[str, int, int], float] = {}  # (kind, stage, micro-batch) -> when its input is there
     links = {(kind, i): 0.0 for kind in "FB" for i in range(count - 1)}

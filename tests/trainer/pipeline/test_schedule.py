@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.trainer.pipeline.schedule import (
+    SCHEDULES,
     Action,
-    device_actions,
-    in_flight,
     interleaved_actions,
     most_held,
     split_actions,
@@ -36,14 +35,14 @@ def test_published_orders() -> None:
     first, second = (interleaved_actions(2, devices=2, device=d, chunks=2) for d in (0, 1))
     assert " ".join(map(str, first)) == "F0 F1 F0/1 F1/1 B0/1 B1/1 B0 B1"
     assert " ".join(map(str, second)) == "F0 F1 F0/1 B0/1 F1/1 B1/1 B0 B1"
-    assert in_flight(4) == (4, 3, 2, 1)
-    assert in_flight(3, schedule="eager-1f1b") == (5, 3, 1)
+    assert SCHEDULES["1f1b"].in_flight(4, 8) == (4, 3, 2, 1)
+    assert SCHEDULES["eager-1f1b"].in_flight(3, 8) == (5, 3, 1)
 
 
 @given(st.integers(1, 6), st.integers(1, 12), st.sampled_from(["1f1b", "eager-1f1b"]))
 def test_a_pipeline_of_these_stages_never_deadlocks(stages: int, micro_batches: int, schedule: str) -> None:
     """Run all stages' lists, an action only when what it needs is done elsewhere."""
-    queues = [list(stage_actions(micro_batches, w)) for w in in_flight(stages, schedule=schedule)]
+    queues = [list(stage_actions(micro_batches, w)) for w in SCHEDULES[schedule].in_flight(stages, micro_batches)]
     done: set[tuple[int, str, int]] = set()
     while any(queues):
         before = len(done)
@@ -80,7 +79,7 @@ def run_all(lists: list[tuple[Action, ...]], stages_of: list[tuple[int, ...]], s
 def test_interleaving_never_deadlocks_and_holds_what_megatron_holds(devices: int, rounds: int, chunks: int) -> None:
     count, stages = rounds * devices, devices * chunks
     held = [tuple(range(d, stages, devices)) for d in range(devices)]
-    lists = [device_actions("interleaved", count, stages=stages, held=h, forwards_ahead=1) for h in held]
+    lists = [SCHEDULES["interleaved"].actions(count, stages=stages, held=h, forwards_ahead=1) for h in held]
     run_all(lists, held, stages)
     for device, actions in enumerate(lists):
         warm = min(count * chunks, 2 * (devices - device - 1) + (chunks - 1) * devices)
@@ -93,9 +92,9 @@ def test_interleaving_never_deadlocks_and_holds_what_megatron_holds(devices: int
 def test_split_backwards_never_deadlock_and_hold_no_more_than_the_first_stage(
     stages: int, micro_batches: int, ahead: str
 ) -> None:
-    forwards = in_flight(stages, schedule=ahead)
+    forwards = SCHEDULES[ahead].in_flight(stages, micro_batches)
     lists = [
-        device_actions("zero-bubble", micro_batches, stages=stages, held=(i,), forwards_ahead=forwards[i])
+        SCHEDULES["zero-bubble"].actions(micro_batches, stages=stages, held=(i,), forwards_ahead=forwards[i])
         for i in range(stages)
     ]
     run_all(lists, [(i,) for i in range(stages)], stages)

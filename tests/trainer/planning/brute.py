@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, permutations, product
 
-from hetctl.trainer.pipeline.schedule import in_flight
+from hetctl.trainer.pipeline.schedule import SCHEDULES
 from hetctl.trainer.planning.arrange import Batching
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.problem import Problem
@@ -84,7 +84,7 @@ class Brute:
     def arrangement(self, uses: Sequence[PoolUse], batching: Batching, schedule: str) -> float:
         stages = [use for use in uses for _ in range(use.stages)]
         count, size = batching.micro_batches, batching.micro_batch_size
-        ahead = in_flight(len(stages), schedule=schedule)
+        ahead = SCHEDULES[schedule].in_flight(len(stages), count)
         payload = self.problem.costs.boundary_bytes(size)
         hops = [self.problem.lanes.hop_seconds(a, b, payload) for a, b in pairwise(stages)]
         tables = []

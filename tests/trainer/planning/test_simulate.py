@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.trainer.pipeline.schedule import in_flight
+from hetctl.trainer.pipeline.schedule import SCHEDULES
 from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes, simulate
 
 
 def pipeline(times: list[tuple[float, float]], hop: float, count: int, schedule: str = "1f1b") -> PipelineTimes:
     p = len(times)
     stages = tuple(StageTimes(f, b) for f, b in times)
-    return PipelineTimes(stages, (hop,) * (p - 1), (True,) * (p - 1), count, in_flight(p, schedule=schedule), (1,) * p)
+    return PipelineTimes(
+        stages, (hop,) * (p - 1), (True,) * (p - 1), count, SCHEDULES[schedule].in_flight(p, count), (1,) * p
+    )
 
 
 def test_equal_stages_take_the_textbook_time() -> None:
@@ -33,7 +35,7 @@ def test_split_and_interleaved_schedules_take_the_published_times(devices: int, 
     def seconds(schedule: str, chunks: int) -> float:
         stages = (StageTimes(1.0 / chunks, 2.0 / chunks, weights_s=1.0 / chunks),) * (devices * chunks)
         nothing = (0.0,) * (len(stages) - 1)
-        ahead = in_flight(len(stages))
+        ahead = SCHEDULES["1f1b"].in_flight(len(stages), count)
         layers = (1,) * len(stages)
         times = PipelineTimes(stages, nothing, (False,) * len(nothing), count, ahead, layers, schedule, chunks)
         return simulate([times]).step_time_s
