@@ -20,7 +20,7 @@ from hetctl.trainer.model import activations, split_backward, tensor_cuts
 from hetctl.trainer.model.head_loss import IGNORED, summed_loss
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.shapes import ModelShape
-from hetctl.trainer.pipeline import boundary, pipeline
+from hetctl.trainer.pipeline import boundary, pipeline, schedule
 from hetctl.trainer.recipe import BatchSection, ModelSection, OptimizerSection, Recipe, TrainSection
 from tests.layouts import Layout, plan_of
 
@@ -209,10 +209,29 @@ def _everything_leaves() -> None:
     activations.LEAST_BYTES = 0
 
 
+def _weights_one_behind(micro_batches: int, *, forwards_ahead: int, **_: Any) -> tuple[schedule.Action, ...]:
+    return schedule.split_actions(micro_batches, forwards_ahead, put_off=1)
+
+
+TOY_SCHEDULE = schedule.Schedule(
+    "weights-one-behind",
+    actions=_weights_one_behind,
+    splits_backward=True,
+    timed_by_search=False,
+    reason="Every stage makes weight gradients one micro-batch late, as asked.",
+)
+
+
+def _toy_schedule() -> None:
+    """Not a bug: a schedule that nobody has heard of is registered."""
+    schedule.SCHEDULES[TOY_SCHEDULE.name] = TOY_SCHEDULE
+
+
 PLANTS: dict[str, Callable[[], None]] = {
     "": lambda: None,
     "small buckets": _small_buckets,
     "everything leaves": _everything_leaves,
+    "toy schedule": _toy_schedule,
     "mean of means": _mean_of_means,
     "factor two": _factor_two,
     "dropped replica": _dropped_replica,
