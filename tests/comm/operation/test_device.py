@@ -20,7 +20,7 @@ from hetctl.comm.operation.device import accelerator, has_cuda_runtime, has_stre
 from hetctl.launcher.supervisor.environment import HostShape, device_type, rank_settings
 from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.planning.hardware import CLASSES
-from hetctl.trainer.planning.planner import EVERYTHING, make_plan
+from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import load_recipe
 from tests.comm import toy_device
 from tests.comm.spawn import on_islands
@@ -38,7 +38,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("rows")
 def test_a_toy_is_planned_for_and_its_ranks_get_their_device() -> None:
     cluster = describe_cluster(parse_spec("toy1:2,h200:2", CLASSES), CLASSES)
-    plan = make_plan(cluster, load_recipe(None, [("model.name", "llama-1b")]), abilities=EVERYTHING)
+    plan = make_plan(cluster, load_recipe(None, [("model.name", "llama-1b")]))
     launch = Launch.of(cluster, plan)
     assert {i.vendor: i.torch_backend for i in launch.placement.islands} == {"toys": "toyccl", "nvidia": "nccl"}
     of_rank, own = {}, launch.settings()

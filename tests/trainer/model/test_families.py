@@ -23,7 +23,7 @@ from hetctl.trainer.model.model import Block, RMSNorm, StageModel
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.executable import check_trainable
 from hetctl.trainer.planning.hardware import CLASSES
-from hetctl.trainer.planning.planner import EXECUTABLE, make_plan
+from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import ModelSection, Recipe
 from tests.comm.spawn import on_islands
 from tests.trainer.parity import SEQ_LEN, SHAPE, STEPS, Trace, UnevenSamples, difference, recipe, reference, traced_step
@@ -96,7 +96,7 @@ def test_a_registered_family_is_planned_and_trained(config: Path) -> None:
     asked = recipe("adamw", clip_norm=0.5, global_batch=8)
     asked = replace(asked, model=ModelSection(str(config), SEQ_LEN), parallelism=replace(asked.parallelism, pipeline=2))
     machine = Machine("here", "gloo", (2 * 2**30,) * 2)
-    plan = make_plan(label_machine(parse_spec("b200:1,mi100:1", CLASSES), machine), asked, abilities=EXECUTABLE)
+    plan = make_plan(label_machine(parse_spec("b200:1,mi100:1", CLASSES), machine), asked)
     shape = asked.shape()
     check_trainable(shape, plan)
     assert len(plan.replicas[0].stages) == 2
