@@ -20,7 +20,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm.contract.events import Reporter
 from hetctl.comm.group import backend
-from hetctl.trainer.bench.samples import RandomSamples, rank_device, settle
+from hetctl.comm.operation.device import rank_device
+from hetctl.trainer.bench.samples import RandomSamples, settle
 from hetctl.trainer.job import Job, current_job
 from hetctl.trainer.loop.build import build
 from hetctl.trainer.loop.trainer import Trainer

@@ -24,7 +24,8 @@ from hetctl.comm.contract.placement import current_placement
 from hetctl.comm.contract.values import decode
 from hetctl.comm.group import backend
 from hetctl.comm.operation.c10d import PrefixStore
-from hetctl.trainer.bench.samples import RandomSamples, rank_device, settle
+from hetctl.comm.operation.device import rank_device
+from hetctl.trainer.bench.samples import RandomSamples, settle
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop.build import build
 from hetctl.trainer.ranks.emulated_device import at_speed, cap_memory

@@ -55,7 +55,7 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
     for model in models if train.compile else ():
         compile_model(model, samples=_largest_share(_stages(job, place)[0]), seq_len=plan.seq_len)
-    deferred = _deferred(models, gradients) if plan.schedule == SPLIT else None
+    deferred = _deferred(models, gradients) if SCHEDULES[plan.schedule].splits_backward else None
     pipeline = StagePipeline(plan, place, models, groups, timeline=timeline, deferred=deferred)
     return Trainer(job, device, place, models, pipeline, gradients, optimizer, timeline, batches, groups)
 

@@ -1,4 +1,4 @@
-"""Options mean the same to every command: what `plan` sized `train` takes, and a cluster file may be emulated by all."""
+"""Options mean the same to every command: what `plan` sized `train` takes, and all may emulate a cluster file."""
 
 from __future__ import annotations
 
