@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: demo test test-faults test-rdma test-kill test-torch-suite lint format clean
+.PHONY: demo test test-faults test-rdma test-kill test-torch-suite benchmarks lint format clean
 demo: .venv/ready
 	$(BIN)/hetctl train
 
@@ -31,6 +31,10 @@ test-rdma: .venv/ready
 # A peer killed, stopped or partitioned at 50 random moments of all-reduces: ten minutes; root for partitions
 test-kill: .venv/ready
 	$(BIN)/python -m tests.bench.kill --moments 50
+
+# docs/benchmarks.md and its plots, made of the records in docs/benchmarks/*.json
+benchmarks: .venv/ready
+	$(BIN)/python -m tests.bench.benchmark_tables
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
