@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 import typer
 
@@ -22,7 +21,7 @@ CODE = re.compile(r"^```\w*\n(.*?)^```|`([^`\n]+)`", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^|[\s$])(hetctl [a-z].*)")
 FOLDERS = r"(?:hetctl|launcher|trainer|comm|tests|docs)"
 PATH = re.compile(rf"(?<![\w/~.<*-]){FOLDERS}/[\w./-]*\w")
-COMMAND_LINE: click.Command = typer.main.get_command(app)
+COMMAND_LINE = typer.main.get_command(app)
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 
 
@@ -48,13 +47,12 @@ COMMANDS = sorted({(page.name, c) for page in PAGES for line in code(page) for c
 def test_every_command_of_the_documents_is_one_of_the_command_line(page: str, line: str) -> None:
     words = shlex.split(line)[1:]
     command = COMMAND_LINE
-    context = click.Context(command, info_name="hetctl")
-    while isinstance(command, click.Group):
-        name = words.pop(0)
-        assert name in command.commands, f"{page}: hetctl has no command '{name}'"
-        command = command.commands[name]
-        context = click.Context(command, info_name=name, parent=context)
-        if not words:  # the name of a group, or of a command without its words
+    context = command.context_class(command, info_name="hetctl")
+    while inside := getattr(command, "commands", None):  # a group of commands
+        assert words[0] in inside, f"{page}: {line}: no command '{words[0]}'"
+        command = inside[words.pop(0)]
+        context = command.context_class(command, info_name=command.name, parent=context)
+        if not words:  # the name of a command, without what it is given
             return
     command.make_parser(context).parse_args(words)  # unknown options and missing values raise
 
