@@ -1,19 +1,14 @@
-"""Which room imports which, and the picture of it in docs/architecture.md: `python -m tests.room_imports` writes it.
-
-A room is a folder of a top folder; a module that stands alone beside them (console, recipe) counts as one.
-"""
+"""The picture of rooms in docs/architecture.md, made of what modules import: `python -m tests.room_imports` writes it."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from functools import cache
-from itertools import chain
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.test_house import ROOMS, ROOT, imported, modules, room_of
+
 PAGE = ROOT / "docs/architecture.md"
-TOPS = ("hetctl", "launcher", "trainer", "comm")
+FOLDERS = ("hetctl", "launcher", "trainer", "comm")
+ENTRIES = ("app", "__main__", "trainer.__main__")  # not rooms: they only start what is in one
 BEGIN, END = "```mermaid\n", "```\n"
 Rooms = dict[str, set[str]]
 
@@ -30,39 +25,22 @@ def with_picture(page: str) -> str:
 
 @cache
 def rooms() -> Rooms:
-    """For each room the rooms that it imports."""
-    found: Rooms = {}
-    for path in chain.from_iterable(sorted((ROOT / top).rglob("*.py")) for top in TOPS):
-        here = _room(path.relative_to(ROOT).with_suffix("").parts)
-        if here:
-            found.setdefault(here, set()).update(_imported(path) - {here})
-    return {room: {other for other in others if other in found} for room, others in found.items()}
-
-
-def floors(imports: Rooms) -> dict[str, int]:
-    """The floor of each room: 1 imports no other, else one above the highest that it imports. Raises on a circle."""
-
-    @cache
-    def floor(room: str, seen: frozenset[str] = frozenset()) -> int:
-        if room in seen:
-            raise ValueError(f"rooms import each other in a circle: {', '.join(sorted(seen))}")
-        return 1 + max((floor(other, seen | {room}) for other in imports[room]), default=0)
-
-    return {room: floor(room) for room in imports}
+    """For each room (`hetctl.runs`, `comm.bridge`) the rooms that it imports."""
+    found: Rooms = {room: set() for room in ROOMS if room not in ENTRIES}
+    for name, path in modules().items():
+        if (here := room_of(name)) in found:
+            found[here] |= {there for other in imported(path) if (there := room_of(other)) in found and there != here}
+    return {_full(room): {_full(other) for other in others} for room, others in found.items()}
 
 
 def picture(imports: Rooms) -> str:
     """A mermaid flowchart. An import that follows from others by way of another room is left out."""
     lines = ["flowchart TD"]
-    for top in TOPS:
-        inside = sorted(room for room in imports if room.startswith(f"{top}/"))
-        lines += [
-            f'  subgraph {top}_folder["{top}/"]',
-            *[f"    {_id(r)}[{r.partition('/')[2]}]" for r in inside],
-            "  end",
-        ]
+    for folder in FOLDERS:
+        inside = sorted(room.partition(".")[2] for room in imports if room.startswith(f"{folder}."))
+        lines += [f'  subgraph {folder}_folder["{folder}/"]', *[f"    {folder}_{r}[{r}]" for r in inside], "  end"]
     edges = sorted((a, b) for a in imports for b in _nearest(imports, a))
-    return "\n".join([*lines, *[f"  {_id(a)} --> {_id(b)}" for a, b in edges], ""])
+    return "\n".join([*lines, *[f"  {a} --> {b}".replace(".", "_") for a, b in edges], ""])
 
 
 def _nearest(imports: Rooms, room: str) -> set[str]:
@@ -79,29 +57,8 @@ def _below(imports: Rooms, room: str) -> set[str]:
     return found
 
 
-def _imported(path: Path) -> set[str]:
-    return {room for name in _names(ast.parse(path.read_text())) if (room := _room(name.split(".")))}
-
-
-def _names(tree: ast.AST) -> Iterator[str]:
-    """Every `hetctl...` name that a module imports, inner imports too."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hetctl"):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith("hetctl"))
-
-
-def _room(parts: tuple[str, ...] | list[str]) -> str:
-    """The room of a module's path or dotted name; '' for the packages themselves and their entries."""
-    names = list(parts[1:]) if len(parts) > 1 and parts[0] == "hetctl" and parts[1] in TOPS else list(parts)
-    if len(names) < 2 or names[1] in ("__init__", "__main__", "app", "__version__"):
-        return ""
-    return f"{names[0]}/{names[1]}"
-
-
-def _id(room: str) -> str:
-    return room.replace("/", "_")
+def _full(room: str) -> str:
+    return room if "." in room else f"hetctl.{room}"
 
 
 if __name__ == "__main__":
