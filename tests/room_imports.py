@@ -1,4 +1,4 @@
-"""The picture of rooms in docs/architecture.md, made of what modules import: `python -m tests.room_imports` writes it."""
+"""The picture of rooms in docs/architecture.md, made of what modules import: `python -m tests.room_imports`."""
 
 from __future__ import annotations
 
