@@ -3,12 +3,24 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: demo test test-faults test-rdma test-kill test-torch-suite benchmarks lint format clean
+.PHONY: demo test test-all test-slow test-faults test-rdma test-kill test-torch-suite benchmarks lint format clean
 demo: .venv/ready
 	$(BIN)/hetctl train
 
+# Two tests a core side by side, since most of their time is waiting; a file's tests stay together, for what they
+# share. Compiled sources are kept even where the environment says otherwise: each test's processes import them anew.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+WORKERS ?= auto
+
+# What one runs often: all but what is marked slow (pyproject.toml says what that is)
 test: .venv/ready
-	$(BIN)/python -m pytest
+	$(PYTEST) -m 'not slow'
+
+test-slow: .venv/ready
+	$(PYTEST) -m slow
+
+test-all: .venv/ready
+	$(PYTEST)
 
 # PyTorch's own collective tests over het, beside gloo on this machine: 15 minutes or more, and needs expecttest
 test-torch-suite: .venv/ready

@@ -1,7 +1,8 @@
 """Settings for all tests: hypothesis judges what comes out, never how long a busy machine took; no test's run is noted
-in the home of whoever runs the tests."""
+in the home of whoever runs the tests; what was skipped is said once, with how to get it."""
 
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,3 +14,16 @@ settings.load_profile("hetctl")
 @pytest.fixture(autouse=True, scope="session")
 def _own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two a core: more than half of the tests' time is spent waiting. Each may hold a GiB."""
+    return min(2 * len(os.sched_getaffinity(0)), 16)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for each reason why tests were skipped: reasons name what is missing, and how to get it."""
+    skipped = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped"))
+    for reason, count in skipped.most_common():
+        terminalreporter.write_line(f"{count} test{'s' * (count > 1)} skipped: {reason}", yellow=True)

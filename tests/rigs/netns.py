@@ -6,6 +6,8 @@ Everything is named after this process, made by it and removed by it; nothing el
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import ipaddress
 import itertools
 import json
@@ -16,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,13 +104,14 @@ def dressed_python(dress: Dress) -> str:
     return f'#!/bin/sh\n[ "$2" = - ] || exec {PYTHON} "$@"\nsed \'{edit}\' | exec {PYTHON} -I -\n'
 
 
+@functools.cache
 def unavailable() -> str:
-    """Why namespaced hosts cannot be made here, '' when they can."""
-    if os.geteuid() != 0:
-        return "namespaced hosts need root"
+    """Why namespaced hosts cannot be made here and what to do about it, '' when they can."""
     missing = [tool for tool in ("ip", "ssh-keygen", SSHD) if not shutil.which(tool)]
     if missing:
-        return f"not installed: {', '.join(missing)}"
+        return f"real hosts need {', '.join(missing)}: as root, apt-get install openssh-server iproute2"
+    if os.geteuid() != 0:
+        return "real hosts live in network namespaces: run the tests as root"
     probe = f"hs{os.getpid()}x"
     made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
     if made.returncode:
@@ -137,7 +141,7 @@ class _Maker:
     def __init__(self, specs: list[HostSpec], folder: Path, rails: int, rate: str | None) -> None:
         self.specs, self.folder, self.rails, self.rate = specs, folder, rails, rate
         self.prefix = f"hs{os.getpid()}{'abcdefghijklmnopqrstuvwxyz'[next(_COUNTER) % 26]}"
-        self.net = _free_block()
+        self.net: tuple[str, ...] = ()
         self.servers: list[subprocess.Popen[bytes]] = []
         self.namespaces: list[str] = []
         self.links: list[str] = []
@@ -149,7 +153,9 @@ class _Maker:
         for name in ("host", "other", "user"):
             _quiet("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(self.folder / name))
         shutil.copy(self.folder / "user", home / ".ssh" / "id_ed25519")
-        bridges = [self._bridge(n) for n in range(self.rails + 1)]
+        with _only_one():
+            self.net = _free_block()
+            bridges = [self._bridge(n) for n in range(self.rails + 1)]
         running = tuple(self._host(i, spec, bridges) for i, spec in enumerate(self.specs))
         _write_ssh_files(home, running, self.specs, self.folder)
         for host, spec in zip(running, self.specs, strict=True):
@@ -288,6 +294,14 @@ def _megabits(rate: str) -> int:
     """1gbit, 500mbit -> megabits per second."""
     number, unit = rate[:-4], rate[-4:]
     return int(float(number) * {"gbit": 1000, "mbit": 1}[unit])
+
+
+@contextlib.contextmanager
+def _only_one() -> Iterator[None]:
+    """Of all processes that test here: a network is taken once its bridge has an address."""
+    with open(Path(tempfile.gettempdir()) / "hetctl-test-networks.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _free_block() -> tuple[str, ...]:
