@@ -47,7 +47,8 @@ class Running:
         return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
     def checkpoints(self) -> list[str]:
-        return sorted(p.name for p in (self.run / "checkpoints").glob("step-*") if (p / "manifest.json").exists())
+        """Those that are whole: one that is being written has its manifest before its name."""
+        return sorted(p.name for p in (self.run / "checkpoints").glob("step-*") if not p.suffix)
 
     def end(self) -> dict[str, Any]:
         self.said = "".join(self.process.communicate(timeout=120))

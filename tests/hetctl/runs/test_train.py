@@ -172,10 +172,12 @@ def test_islands_tell_where_their_time_and_memory_go(whole: tuple[Path, dict[str
     first = next(m["islands"] for m in told if "islands" in m)
     assert set(first) == {"h200", "mi325x"}
     for found in first.values():
-        assert 0 < found["compute_s"] < found["step_s"] < max(m["step_time_s"] for m in told)
+        assert 0 < found["compute_s"] < found["step_s"] < document["wall_s"]
         assert found["memory_bytes"] > 0
         parts = [found[f"{name}_s"] for name in ("compute", "bridge_wait", "update", "other_wait")]
         assert sum(parts) == pytest.approx(found["step_s"])
+    # the first rank's steps lie inside what it reports as their time; other ranks may begin and end earlier
+    assert first["h200"]["step_s"] < max(m["step_time_s"] for m in told)
     page = (run / "report.html").read_text()
     for island in document["islands"]:
         assert sum(island["shares"].values()) == pytest.approx(1, abs=0.02)

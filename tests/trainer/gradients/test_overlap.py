@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from hetctl.comm.group import backend
-from hetctl.trainer.data.samples import Samples
 from hetctl.trainer.gradients import buckets, layout
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop.build import build
@@ -48,31 +48,47 @@ def test_when_sums_start(overlap: bool) -> None:
         assert events == ([*reversed(layers), "end"] if overlap else ["end", *layers])
 
 
-LONG = 1536
-
-
-class LongSamples:
-    """Random tokens, long samples."""
-
-    def batch(self, step: int, first: int, past_last: int) -> tuple[Samples, Samples]:
-        tokens = np.random.default_rng((step, first)).integers(0, LARGE.vocab, (past_last - first, LONG + 1))
-        return tokens[:, :-1], tokens[:, 1:]
-
-
 LARGE = ModelShape("large", "llama", layers=4, hidden=96, heads=4, kv_heads=4, intermediate=256, vocab=48)
+SECONDS = 60.0  # the longest wait for another thread of a busy machine
 
 
-def bytes_during_backward(rank: int, overlap: bool) -> list[tuple[float, float]]:
-    """Per step: (share of its bridged gradient bytes that moved before backward ended, seconds waited after it)."""
+def one_at_a_time(buckets_begun: list[buckets.Bucket]) -> None:
+    """Computing that takes as long as the sum begun before: how fast this machine does either is not judged."""
+    right = buckets.Bucket.start_sum
+
+    def held(self: buckets.Bucket) -> None:
+        end = time.monotonic() + SECONDS
+        while buckets_begun and not is_summed(buckets_begun[-1]) and time.monotonic() < end:
+            time.sleep(0.0005)
+        right(self)
+        buckets_begun.append(self)
+
+    buckets.Bucket.start_sum = held  # type: ignore[method-assign]
+
+
+def is_summed(bucket: buckets.Bucket) -> bool:
+    return bucket.summing is not None and bucket.summing.is_completed()
+
+
+def bytes_during_backward(rank: int, overlap: bool) -> list[tuple[float, int]]:
+    """Per step: (share of its bridged gradient bytes that moved before backward ended, sums that were not over then).
+
+    The rank that ends last judges.
+    """
     layout.BUCKET_ELEMENTS = 1
-    plan = plan_of(PAIR, seq_len=LONG)
+    plan = plan_of(PAIR, seq_len=SEQ_LEN)
     asked = recipe("sgd", clip_norm=0.0, global_batch=5, precision="fp32", overlap=overlap)
-    trainer = build(Job(plan, asked, LARGE, ""), torch.device("cpu"), training=LongSamples())
+    trainer = build(Job(plan, asked, LARGE, ""), torch.device("cpu"), training=UnevenSamples(5))
     at: list[int] = []
+    left: list[int] = []
+    begun: list[buckets.Bucket] = []
     finish, synchronise = trainer.pipeline._finish, trainer.gradients.synchronise
+    if rank == 1 and overlap:
+        one_at_a_time(begun)
 
     def noted_finish() -> None:
         at.append(backend.bridge_bytes())
+        left.append(sum(not is_summed(bucket) for bucket in trainer.gradients.buckets))
         finish()
 
     def noted_synchronise() -> None:
@@ -84,20 +100,19 @@ def bytes_during_backward(rank: int, overlap: bool) -> list[tuple[float, float]]
     found = []
     for step in range(10):
         dist.barrier()
-        at[:] = [backend.bridge_bytes()]
+        at[:], begun[:], left[:] = [backend.bridge_bytes()], [], []
         trainer.train_step(step)
-        trainer.timeline.end_step()
         begin, during, after = at
-        waited = sum(s.end - s.start for s in trainer.timeline.steps[-1] if s.kind == "sync")
-        found.append(((during - begin) / (after - begin), waited))
+        found.append(((during - begin) / (after - begin), left[0]))
     trainer.batches.close()
-    return found[1:]  # the first step connects
+    return found
 
 
 def test_nine_tenths_of_the_gradient_bytes_cross_islands_during_backward() -> None:
-    """As the replica that ends last sees it, in the best of nine steps: two cores run all threads of both ranks."""
+    """And only the last sum is waited for after it; without overlap all are."""
     _, overlapped = on_islands((1, 1), bytes_during_backward, True)
     _, after = on_islands((1, 1), bytes_during_backward, False)
-    assert max(share for share, _ in overlapped) >= 0.9
+    assert min(share for share, _ in overlapped) >= 0.9
     assert max(share for share, _ in after) < 0.01
-    assert min(waited for _, waited in overlapped) < min(waited for _, waited in after)
+    assert max(left for _, left in overlapped) <= 1
+    assert {left for _, left in after} == {LARGE.layers + 2}  # embedding, blocks, head
