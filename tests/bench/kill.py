@@ -25,6 +25,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from tests.busy import busy
 from tests.rigs import netns
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,7 +122,7 @@ def try_moment(moment: Moment, job: Job) -> tuple[list[str], float]:
                 subprocess.run(["ip", "-n", space, "link", "set", "eth0", "down"], check=True)
             awaited = [r for r in job.ranks if r not in moment.lost]
             with contextlib.suppress(TimeoutError):
-                _await(lambda: all((folder / f"error-{r}").exists() for r in awaited), seconds=ALLOWED_S + 12)
+                _await(lambda: all((folder / f"error-{r}").exists() for r in awaited), seconds=ALLOWED_S * busy() + 12)
             return _faults(moment, job, awaited, folder, lost_at)
         finally:
             for process in running:
@@ -137,7 +138,7 @@ def _faults(moment: Moment, job: Job, awaited: list[int], folder: Path, lost_at:
             continue
         said = json.loads((folder / f"error-{rank}").read_text())
         slowest = max(slowest, said["time"] - lost_at)
-        if said["time"] - lost_at > ALLOWED_S:
+        if said["time"] - lost_at > ALLOWED_S * busy():
             faults.append(f"rank {rank} took {said['time'] - lost_at:.1f} s")
         if "all_reduce" not in said["error"] or not any(name in said["error"] for name in moment.names(job, rank)):
             faults.append(f"rank {rank} said: {said['error']}")

@@ -42,7 +42,7 @@ def on_islands(
     sizes: tuple[int, ...],
     body: Callable[..., Any],
     *args: Any,
-    seconds: float = 60,
+    seconds: float = 120,
     lost: tuple[int, ...] = (),
     broken: bool = False,
     variables: Mapping[str, str] | None = None,

@@ -7,6 +7,7 @@ import json
 import time
 from pathlib import Path
 
+from tests.busy import busy
 from tests.faults.drive import END_S, Case, Stage, Verdict, home_of, plant
 from tests.faults.plant import FAULTS, Fault, Scene, fail_another, words
 
@@ -75,7 +76,7 @@ def left_of(on: Stage) -> list[int]:
 def _await_nothing_left(on: Stage, scene: Scene, verdict: Verdict) -> None:
     planted_ones = set(filter(lambda p: b"create_server" in words(p), left_of(on)))  # what take_port holds
     while left := [p for p in left_of(on) if p not in planted_ones]:
-        if time.monotonic() - scene.at > STOPPED_WITHIN_S + 10:
+        if time.monotonic() - scene.at > STOPPED_WITHIN_S * busy() + 10:
             verdict.problems.append(f"still there: {[words(p)[:80] for p in left]}")
             break
         time.sleep(0.02)
@@ -95,7 +96,7 @@ def _judge(scene: Scene, fault: Fault, verdict: Verdict) -> None:
         if verdict.exit_code:
             verdict.problems.append(f"it failed before the fault: {verdict.reason}")
         return
-    if verdict.exit_code and verdict.stopped_s > STOPPED_WITHIN_S:
+    if verdict.exit_code and verdict.stopped_s > STOPPED_WITHIN_S * busy():
         verdict.problems.append(f"{verdict.stopped_s:.1f} s until everything had stopped")
     if fault.loses_launcher or verdict.exit_code == 0:
         return
@@ -112,7 +113,7 @@ def _judge_words(scene: Scene, fault: Fault, verdict: Verdict, host: str | None)
         verdict.problems.append(f"it should have gone on: {verdict.reason[:300]}")
     if fault.blames and scene.host.name not in (host or verdict.reason):
         verdict.problems.append(f"{host} is named, it was {scene.host.name}: {verdict.reason[:300]}")
-    if fault.crash and (verdict.detected_s or 0.0) > DETECTED_WITHIN_S:
+    if fault.crash and (verdict.detected_s or 0.0) > DETECTED_WITHIN_S * busy():
         verdict.problems.append(f"known after {verdict.detected_s:.2f} s only")
 
 

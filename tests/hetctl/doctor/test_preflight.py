@@ -15,6 +15,7 @@ from hetctl.comm.contract.plan import Plan
 from hetctl.discovery.fabric import build
 from hetctl.doctor.judge import exit_code
 from hetctl.doctor.preflight import needed, preflight, refuse_on_failures
+from tests.busy import busy
 from tests.hetctl.doctor import patients
 from tests.layouts import Cut, Layout, Pipe, plan_of
 
@@ -50,7 +51,7 @@ def test_this_machine_passes_in_no_time(tmp_path: Path) -> None:
         began = time.perf_counter()
         findings = preflight(plan(), EMULATED, folder=tmp_path / "new" / "runs")
         times.append(time.perf_counter() - began)
-    assert min(times) < 0.3
+    assert min(times) < 0.3 * busy()
     assert [(f.check, f.state) for f in findings] == [("host.disk", "ok")]
     assert exit_code(findings) == 0
     refuse_on_failures(findings)

@@ -10,6 +10,7 @@ import pytest
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.fanout import fan_out
+from tests.busy import busy
 
 
 def test_values_and_errors_become_outcomes() -> None:
@@ -41,7 +42,7 @@ def test_one_that_never_returns_is_left_behind_at_its_deadline() -> None:
     begin = time.monotonic()
     outcomes = {o.item: o for o in fan_out([0, 1], work, deadline_s=0.3)}
     forever.set()
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 5 * busy()
     assert outcomes[1].value == "done"
     assert outcomes[0].error is not None
     assert "waiting for nothing" in outcomes[0].error.message
