@@ -1,4 +1,4 @@
-"""One random case of the fault matrix in every test run; `make test-faults` tries all.
+"""One random case of the fault matrix in every run of all tests; `make test-faults` tries all.
 
 The seed is printed; HETCTL_FAULT_SEED repeats one.
 """
@@ -27,6 +27,7 @@ def test_the_matrix_is_whole() -> None:
     assert all(cannot_be(*cell) for cell in missing)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_a_random_fault(tmp_path_factory: pytest.TempPathFactory) -> None:
     seed = int(os.environ.get("HETCTL_FAULT_SEED") or secrets.randbelow(1 << 31))

@@ -286,7 +286,11 @@ def everything(rank: int) -> None:
         part(rank)
 
 
-@pytest.mark.parametrize("sizes", SHAPES, ids=lambda s: "+".join(map(str, s)))
+@pytest.mark.parametrize(
+    "sizes",
+    [*SHAPES[:2], *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in SHAPES[2:])],
+    ids=lambda s: "+".join(map(str, s)),
+)
 def test_every_operation_across_islands(sizes: tuple[int, ...]) -> None:
     on_islands(sizes, everything)
 

@@ -69,6 +69,7 @@ def test_everybody_learns_who_is_gone(number: int, victim: int, tmp_path: Path) 
         assert any(entry["state"] == "failed" for entry in dump["operations"])
 
 
+@pytest.mark.slow
 def test_a_few_random_moments() -> None:
     seed, namespaces = int(time.time()), not netns.unavailable()
     tries = [("tcp", [*kill.SIGNALS]), ("shm", [*kill.SIGNALS]), ("tcp", ["partitioned"])]

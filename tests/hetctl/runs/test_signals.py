@@ -84,7 +84,7 @@ def test_usr1_saves_and_goes_on_usr2_saves_and_ends_well(running: Running) -> No
     assert running.checkpoints() == [*saved, f"step-{summary['steps']:08d}"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_term_or_a_closed_terminal_stops_and_saves(running: Running, number: int) -> None:
     running.process.send_signal(number)
     summary = running.end()

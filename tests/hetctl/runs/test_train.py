@@ -283,6 +283,7 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path: Path) -> None
     wait_for(lambda: processes_of(run) == [], seconds=20)
 
 
+@pytest.mark.slow
 def test_layers_of_a_lopsided_plan_move_at_a_checkpoint(tmp_path: Path) -> None:
     """A plan edited so that one stage has all layers but one: its ranks cut it anew, and the run goes on."""
     run, plan = tmp_path / "run", tmp_path / "plan.yaml"

@@ -44,6 +44,7 @@ def validate(folder: Path, *argv: str, **more: str) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=400)
 
 
+@pytest.mark.slow
 def test_to_the_end_with_a_bundle(tmp_path: Path) -> None:
     some = "discovery,numerics,engine,bridge.tcp,bridge.direct,parity.pipeline"
     done = validate(

@@ -139,7 +139,7 @@ def moved(rank: int, asked: Any, shape: Any, folder: str, paces: Mapping[int, fl
 
 
 @pytest.mark.parametrize("sharded", ["optimizer", "replicas"])
-@pytest.mark.parametrize("shape", [SHAPE, TIED], ids=["untied", "tied"])
+@pytest.mark.parametrize("shape", [SHAPE, pytest.param(TIED, marks=pytest.mark.slow)], ids=["untied", "tied"])
 def test_layers_follow_speeds_and_nothing_else_changes(shape: Any, sharded: str, tmp_path: Path) -> None:
     asked = recipe("adamw", clip_norm=0.5, global_batch=8, sharded=sharded)
     paces = {0: 2.0, 1: 6.0, 2: 4.0}

@@ -85,6 +85,7 @@ def test_a_checkpoint_continues_under_any_other_layout(tmp_path: Path) -> None:
     assert Reader(tmp_path / "step-00000020").shapes.keys() == wanted.parameters[0].keys()
 
 
+@pytest.mark.slow
 def test_a_run_goes_through_every_layout_of_the_parity_tests(tmp_path: Path) -> None:
     """Each takes one step from the checkpoint of the one before, in an order of its own every time."""
     seed = int(time.time())
