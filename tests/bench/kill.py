@@ -112,7 +112,7 @@ def try_moment(moment: Moment, job: Job) -> tuple[list[str], float]:
         folder = Path(name)
         running = [start(rank, folder, spaces, address, moment, job) for rank in job.ranks]
         try:
-            _await(lambda: all((folder / f"started-{r}").exists() for r in job.ranks), seconds=90)
+            _await(lambda: all((folder / f"started-{r}").exists() for r in job.ranks), seconds=300)
             time.sleep(moment.after_s)  # the random moment itself
             lost_at = time.monotonic()
             if moment.way in SIGNALS:
@@ -196,7 +196,7 @@ def rank_of_job(rank: int, settings: dict[str, Any]) -> None:
         (folder / "port.part").write_text(str(store.port))
         (folder / "port.part").rename(port)
     else:
-        _await(port.exists, seconds=60)
+        _await(port.exists, seconds=300)
         store = dist.TCPStore(settings["store"], int(port.read_text()), world, is_master=False)
     dist.init_process_group("het", rank=rank, world_size=world, store=store, timeout=timedelta(seconds=60))
     group = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))

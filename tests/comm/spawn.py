@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from hetctl.comm.contract.placement import VARIABLE, PlacedIsland, Placement
+from tests.busy import busy
 
 # torch._dynamo: the first update of an optimiser imports it, which takes each rank nearly two seconds
 PRELOADED = ["torch", "torch.distributed", "torch._dynamo", "hetctl.comm.group.backend", "hetctl.trainer.loop.loop"]
@@ -42,7 +43,7 @@ def on_islands(
     sizes: tuple[int, ...],
     body: Callable[..., Any],
     *args: Any,
-    seconds: float = 120,
+    seconds: float = 60,
     lost: tuple[int, ...] = (),
     broken: bool = False,
     variables: Mapping[str, str] | None = None,
@@ -51,8 +52,9 @@ def on_islands(
     """What `body(rank, *args)` returned on each rank, inside an initialised `het` world; raises the first failure.
 
     The ranks in `lost` are expected never to return; they are killed when the others have. `variables` are set in the
-    environment of all ranks.
+    environment of all ranks. Operations, and all of it, may take `seconds`: longer where the machine is busy.
     """
+    seconds *= busy()
     with tempfile.TemporaryDirectory() as folder:
         placement = placement_of(sizes, **placed)
         (Path(folder) / "placement.json").write_text(placement.to_json())

@@ -319,7 +319,7 @@ def _free_block() -> tuple[str, ...]:
 
 def await_port(address: str) -> None:
     """Until the host's sshd listens."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while True:
         try:
             socket.create_connection((address, 22), timeout=1).close()

@@ -219,10 +219,10 @@ EXITS = """
 import threading
 import torch.distributed as dist
 from pathlib import Path
-from hetctl.comm import shm
-from hetctl.comm.meeting import Patience
+from hetctl.comm.bridge import shm
+from hetctl.comm.bridge.connecting import ConnectWait
 store, waits = dist.HashStore(), threading.Event()
-offer = lambda: shm._offer(store, "ring", Patience(waits.set), nbytes=1)
+offer = lambda: shm._offer(store, "ring", ConnectWait(waits.set), nbytes=1)
 threading.Thread(target=offer, daemon=True).start()
 waits.wait()
 print(Path(store.get("ring").decode()).exists())

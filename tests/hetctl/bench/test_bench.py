@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 def bench(*argv: str, what: str = "bridge") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hetctl", "bench", what, *argv]
-    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=400, check=False)
 
 
 def test_a_bridge_is_measured_beside_native_and_raw_ways() -> None:

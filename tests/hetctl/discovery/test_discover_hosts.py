@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from hetctl.comm.contract.cluster import load_cluster
+from tests.busy import busy
 from tests.rigs import netns
 from tests.rigs.dress import Costume, dress_host
 
@@ -53,7 +54,7 @@ def hetctl(rig: netns.Rig, folder: Path, *words: str, env: dict[str, str] | None
         env={**os.environ, "HOME": str(rig.home), "PYTHONPATH": str(ROOT), "SSH_AUTH_SOCK": "", **(env or {})},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
     document = json.loads(done.stdout) if done.stdout.strip() else {}
     return Run(rig, folder, done.returncode, document, done.stderr, time.monotonic() - begin)
@@ -98,7 +99,7 @@ def test_every_failure_is_named_and_the_rest_is_complete(run: Run) -> None:
 
 
 def test_it_is_over_soon_after_the_deadline(run: Run) -> None:
-    assert TIMEOUT_S <= run.seconds < TIMEOUT_S + 6
+    assert TIMEOUT_S <= run.seconds < TIMEOUT_S + 6 * busy()
 
 
 def test_the_cluster_file_says_what_the_document_says(run: Run) -> None:
@@ -188,7 +189,7 @@ def test_a_key_of_the_agent_lets_us_in(run: Run, tmp_path: Path) -> None:
     socket = tmp_path / "agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not socket.exists() and time.monotonic() < end:
             time.sleep(0.01)
         env = {"SSH_AUTH_SOCK": str(socket)}

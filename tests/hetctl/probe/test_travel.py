@@ -20,7 +20,7 @@ RAW = b'{"schema": 1, "python": "3.11.7"}'
 
 
 def probe(options: Options, *, python: str = sys.executable) -> Raw:
-    done = subprocess.run([python, "-I", "-S", "-"], input=program(options), capture_output=True, timeout=60)
+    done = subprocess.run([python, "-I", "-S", "-"], input=program(options), capture_output=True, timeout=400)
     assert done.returncode == 0, done.stderr.decode()
     return extract(done.stdout)
 
@@ -171,7 +171,7 @@ def test_other_pythons(version: str, tmp_path: Path) -> None:
     if not pythons:
         pytest.skip(f"no Python {version} here")
     options = Options(root=str(tmp_path), path="/nowhere")
-    done = subprocess.run([pythons[0], "-"], input=program(options), capture_output=True, timeout=60)
+    done = subprocess.run([pythons[0], "-"], input=program(options), capture_output=True, timeout=400)
     if version in ("2.7", "3.6"):
         with pytest.raises(Undetermined, match=rf"Python {version}\.\d+ on the host is too old"):
             extract(done.stdout)

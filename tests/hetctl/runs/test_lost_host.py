@@ -27,7 +27,7 @@ def start(rig: netns.Rig, folder: Path, name: str, *more: str) -> subprocess.Pop
 
 
 def await_steps(run: Path, count: int) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 240
     while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < count:
         assert time.monotonic() < until, "waited in vain"
         time.sleep(0.05)
@@ -51,7 +51,7 @@ def test_a_run_goes_on_without_a_lost_host_from_the_shared_checkpoint(tmp_path: 
         process = start(rig, tmp_path, "run", "--allow-missing")
         await_steps(tmp_path / "run", 20)
         lose(rig.hosts[1])
-        said, _ = process.communicate(timeout=200)
+        said, _ = process.communicate(timeout=400)
         lost = rig.hosts[1].name
     assert process.returncode == 0, said
     assert f"going on without {lost}" in said
@@ -76,7 +76,7 @@ def test_a_lost_host_is_named_and_only_copies_replace_its_shards(tmp_path: Path)
         for name in runs:
             await_steps(mine / name, 20)
         lose(rig.hosts[1])
-        said = {name: p.communicate(timeout=200)[0] for name, p in runs.items()}
+        said = {name: p.communicate(timeout=400)[0] for name, p in runs.items()}
         lost = rig.hosts[1].name
     assert strict.returncode == 4, said["strict"]
     silent, no_route = f"{lost}: no answer", f"{lost}: there is no way to {lost}"  # how long its neighbour is known

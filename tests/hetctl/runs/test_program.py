@@ -55,7 +55,7 @@ def run(
         str(tmp_path / "run"),
     ]
     command += [*options, "--", "python", str(tmp_path / "program.py"), *argv]
-    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=400, check=False)
 
 
 @pytest.mark.parametrize(("word", "options"), [("het", ()), ("nccl", ("--as-nccl",))])

@@ -72,13 +72,13 @@ def test_a_crash_costs_the_steps_since_the_last_checkpoint(tmp_path: Path) -> No
         [*argv, "--run-dir", str(run), *words], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     victim = 0
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while not victim and time.monotonic() < until:
         time.sleep(0.05)
         if any((run / "checkpoints").glob("step-*/manifest.json")):
             victim = rank_process(run, 1)
     os.kill(victim, signal.SIGKILL)
-    _, errors = process.communicate(timeout=90)
+    _, errors = process.communicate(timeout=400)
     assert process.returncode == 0, errors
     assert "restart 1 of 1" in errors
     assert json.loads((run / "summary.json").read_text())["restarts"] == 1

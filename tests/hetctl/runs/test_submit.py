@@ -76,7 +76,7 @@ def run(site: Path, *words: str, **environment: str) -> subprocess.CompletedProc
         **environment,
     }
     argv = command("run", "--cluster", "cluster.yaml", "--run-dir", "run", *words, "--", "python", "here.py")
-    return subprocess.run(argv, cwd=site, env=env, text=True, capture_output=True, timeout=90)
+    return subprocess.run(argv, cwd=site, env=env, text=True, capture_output=True, timeout=400)
 
 
 def test_inside_an_allocation_each_node_is_a_step(site: Path) -> None:
@@ -94,7 +94,7 @@ def test_outside_one_the_script_is_shown_and_submitted(site: Path) -> None:
     assert json.loads(done.stdout)["job"] == 7
     assert "#SBATCH --nodelist=node1,node2" in done.stderr
     assert (site / "bin" / "sbatch.script").read_text() == (site / "run" / "launch" / "sbatch.sh").read_text()
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while not (site / "run" / "summary.json").exists():
         assert time.monotonic() < until, (site / "bin" / "sbatch.log").read_text()
         time.sleep(0.1)

@@ -21,7 +21,7 @@ ISLANDS = {"h200": ((0, 1), (1, 2)), "mi325x": ((2, 1), (3, 1), (4, 1), (5, 1))}
 def train(folder: Path, rig: netns.Rig, *words: str, steps: int) -> subprocess.CompletedProcess[str]:
     settings = [w for key in (*SETTINGS, f"train.steps={steps}") for w in ("--set", key)]
     argv = command("train", *settings, *words)
-    return subprocess.run(argv, cwd=folder, env=environment(rig), text=True, capture_output=True, timeout=240)
+    return subprocess.run(argv, cwd=folder, env=environment(rig), text=True, capture_output=True, timeout=400)
 
 
 @pytest.fixture(scope="module")

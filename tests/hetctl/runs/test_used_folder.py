@@ -114,7 +114,7 @@ def test_a_restart_before_the_first_checkpoint_goes_on_from_where_the_run_was_to
     wait_for(lambda: steps_done(run) >= 2)
     victim = next(p for p in processes_of(run) if b"RANK=1\0" in (Path("/proc") / str(p) / "environ").read_bytes())
     os.kill(victim, signal.SIGKILL)
-    said = process.communicate(timeout=200)
+    said = process.communicate(timeout=400)
     assert process.returncode == 0, said
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["restarts"], summary["steps"]) == (1, 200)

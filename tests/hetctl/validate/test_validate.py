@@ -86,15 +86,15 @@ def _check_bundle(folder: Path) -> None:
 
 def test_one_claim_that_breaks_never_stops_the_others(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BROKEN)
-    hanging, began = tmp_path / "pid", time.monotonic()
+    hanging, began, limit = tmp_path / "pid", time.monotonic(), str(round(15 * busy()))
     some = "numerics,bridge,parity.data"
-    done = validate(tmp_path, *SMALL, "--only", some, "--timeout", "15", "--json", HANGING=str(hanging))
+    done = validate(tmp_path, *SMALL, "--only", some, "--timeout", limit, "--json", HANGING=str(hanging))
     assert done.returncode == 3, done.stderr
     found = {c["id"]: c for c in json.loads(done.stdout)["claims"]}
     judged = {i: c["verdict"] for i, c in found.items() if c["verdict"] != "not applicable"}
     assert judged == dict.fromkeys(("numerics.gate", "bridge.shm", "bridge.tcp", "parity.data"), "could not tell")
     assert "signal 6" in found["numerics.gate"]["says"]
-    assert "did not end within 15 s" in found["bridge.shm"]["says"]
+    assert f"did not end within {limit} s" in found["bridge.shm"]["says"]
     assert "the last words" in found["bridge.tcp"]["says"]
     assert "KeyError" in found["parity.data"]["says"]
     assert not psutil.pid_exists(int(hanging.read_text()))
@@ -112,7 +112,7 @@ def test_an_interruption_ends_the_claim_and_writes_nothing(tmp_path: Path) -> No
     while not (hanging.exists() and hanging.read_text()) and time.monotonic() < end and running.poll() is None:
         time.sleep(0.05)  # another process writes it
     running.send_signal(signal.SIGTERM)
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=400)
     assert running.returncode == 143, said
     assert "the validation was interrupted" in said
     assert not psutil.pid_exists(int(hanging.read_text()))

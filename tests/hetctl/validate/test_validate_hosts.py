@@ -36,7 +36,7 @@ def test_two_hosts_and_one_that_is_away(tmp_path: Path) -> None:
 
 def validate(rig: netns.Rig, folder: Path, cluster: str, only: str, *, code: int) -> dict[str, dict[str, object]]:
     argv = command("validate", "--cluster", cluster, "--quick", "--only", only, "--bundle", f"{cluster}.tgz", "--json")
-    done = subprocess.run(argv, cwd=folder, env=environment(rig), text=True, capture_output=True, timeout=240)
+    done = subprocess.run(argv, cwd=folder, env=environment(rig), text=True, capture_output=True, timeout=400)
     assert done.returncode == code, done.stdout + done.stderr
     return {c["id"]: c for c in json.loads(done.stdout)["claims"]}
 
