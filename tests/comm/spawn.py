@@ -44,6 +44,7 @@ def on_islands(
     body: Callable[..., Any],
     *args: Any,
     seconds: float = 60,
+    timeout: float | None = None,
     lost: tuple[int, ...] = (),
     broken: bool = False,
     variables: Mapping[str, str] | None = None,
@@ -52,9 +53,11 @@ def on_islands(
     """What `body(rank, *args)` returned on each rank, inside an initialised `het` world; raises the first failure.
 
     The ranks in `lost` are expected never to return; they are killed when the others have. `variables` are set in the
-    environment of all ranks. Operations, and all of it, may take `seconds`: longer where the machine is busy.
+    environment of all ranks. All of it, and any operation, may take `seconds`, or longer where the machine is busy;
+    tests about timeouts name the operations' `timeout`.
     """
     seconds *= busy()
+    allowed = seconds if timeout is None else timeout
     with tempfile.TemporaryDirectory() as folder:
         placement = placement_of(sizes, **placed)
         (Path(folder) / "placement.json").write_text(placement.to_json())
@@ -62,7 +65,7 @@ def on_islands(
         processes = [
             server().Process(
                 target=_rank,
-                args=(rank, world, folder, body, args, seconds, broken or bool(lost), variables or {}),
+                args=(rank, world, folder, body, args, allowed, broken or bool(lost), variables or {}),
                 daemon=True,
             )
             for rank in range(world)

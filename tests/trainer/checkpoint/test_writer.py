@@ -250,5 +250,5 @@ def slow_files(rank: int, folder: str, removing: bool) -> list[str]:
 @pytest.mark.parametrize("removing", [False, True])
 def test_ranks_wait_for_slow_files_longer_than_for_each_other(tmp_path: Path, removing: bool) -> None:
     (tmp_path / "text").write_text("what a text says. " * 2000)
-    found = on_islands((2,), slow_files, str(tmp_path), removing, seconds=LATE_SECONDS - 3)
+    found = on_islands((2,), slow_files, str(tmp_path), removing, timeout=LATE_SECONDS - 3)
     assert found == [["step-00000001"]] * 2
