@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
+from tests.busy import busy
+
 ROOT = Path(__file__).parents[3]
 SMALL = ("model.seq_len=16", "batch.global_batch=4", "train.validation_samples=4", "checkpoint.every=0")
 MEMORY = Path("/sys/fs/cgroup/memory")
 HOG = """
 import os, time
-from tests.busy import busy
 if os.environ["RANK"] == "1":
     hoard = [b"x" * (1 << 20) for _ in range(100_000)]
 time.sleep(600)
