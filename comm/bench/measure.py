@@ -22,9 +22,9 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from hetctl.comm.bench import exact
 from hetctl.comm.bench.exact import Ends
 from hetctl.comm.contract.cluster import TransportKind
+from hetctl.comm.contract.events import Reporter
 from hetctl.comm.contract.natives import backend_words, device_types
 from hetctl.comm.contract.placement import PlacedBridge, Placement, current_placement
-from hetctl.comm.contract.rank_events import Reporter
 from hetctl.comm.contract.units import GiB, KiB, MiB
 from hetctl.comm.contract.values import decode
 from hetctl.comm.group.backend import create_over, register

@@ -280,12 +280,10 @@ class Reporter:
         descriptor = os.environ.get(VARIABLE)
         self._fd = int(descriptor) if descriptor and active else None
 
-    def emit(self, event: Event | str, **about: Any) -> None:
+    def emit(self, event: Event) -> None:
         """One event. A launcher that went away is not this rank's concern: the agent ends ranks."""
         if self._fd is None:
             return
-        if isinstance(event, str):
-            event = _KINDS[event](**about)
         line = json.dumps(finite(document(event)), allow_nan=False) + "\n"
         try:
             os.write(self._fd, line.encode())

@@ -29,8 +29,8 @@ import torch.distributed as dist
 
 from hetctl.comm.bench import exact, measure
 from hetctl.comm.bridge.device_memory import allocate
+from hetctl.comm.contract.events import VARIABLE as EVENTS_VARIABLE
 from hetctl.comm.contract.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
-from hetctl.comm.contract.rank_events import VARIABLE as EVENTS_VARIABLE
 from hetctl.comm.operation.byte_counter import METER
 
 MIB = 2**20

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.events import Reporter
+from hetctl.comm.contract.events import Begin, Note, Reporter, Step, Validated
 from hetctl.trainer.checkpoint.per_host import make_file_group
 from hetctl.trainer.data.samples import PackedTokens
 from hetctl.trainer.data.tokens import open_tokens
@@ -36,7 +36,7 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     goes_on = job.resume is not None and Path(job.resume).parent == Path(job.checkpoints)
     save_with(trainer, reporter, file_group, beyond=start if goes_on else 0)
     trainer.requests.listen()
-    reporter.emit("begin", step=start, steps=job.recipe.train.steps, text=digest)
+    reporter.emit(Begin(start, job.recipe.train.steps, digest))
     steps = Steps(trainer, reporter, file_group, start=start, saved=start if goes_on else -1)
     steps.train()
     steps.end()
@@ -98,7 +98,7 @@ class Steps:
             trainer.timeline.end_step()
         seconds = time.monotonic() - began
         record = asdict(figures) | {"step_time_s": seconds, "tokens_per_s": figures.tokens / seconds}
-        self.reporter.emit("step", step=step + 1, **record, **trainer.islands.report())
+        self.reporter.emit(Step(step + 1, **record, **trainer.islands.report()))
         return figures
 
     def _report_skip(self, step: int) -> None:
@@ -106,7 +106,7 @@ class Steps:
         if self.skipped <= SKIPS_SAID:
             rest = "; further ones are only counted" if self.skipped == SKIPS_SAID else ""
             sentence = f"step {step + 1} changed nothing: its loss or gradient is not finite{rest}"
-            self.reporter.emit("note", sentence=sentence)
+            self.reporter.emit(Note(sentence))
 
     def _save_if_due(self) -> None:
         """Layers move at checkpoints only: the ranks go on from one under another plan."""
@@ -124,7 +124,7 @@ class Steps:
             began = time.monotonic()
             self.validations.append({"step": self.done, "validation_loss": self.trainer.validate()})
             self._validating_s += time.monotonic() - began
-            self.reporter.emit("validated", **self.validations[-1])
+            self.reporter.emit(Validated(**self.validations[-1]))
 
 
 def _datasets(job: Job, file_group: Any) -> tuple[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hetctl.comm.contract.events import Reporter
+from hetctl.comm.contract.events import Note, Reporter
 from hetctl.comm.contract.plan import Plan
 from hetctl.trainer.adapt.pace import Paces, rebalanced, stragglers, why_fixed
 from hetctl.trainer.adapt.resplit import resplit, why_uncut
@@ -35,12 +35,12 @@ class SpeedMonitor:
         self._steps = 0  # since the start
         self._measured = -WARM_UP  # since counts last changed
         if adapt and fixed and uncut:
-            reporter.emit("note", sentence=f"--adapt changes nothing: {fixed}; {uncut}")
+            reporter.emit(Note(f"--adapt changes nothing: {fixed}; {uncut}"))
         elif self.cuts and not trainer.job.recipe.checkpoint.every:
             sentence = (
                 "--adapt moves layers at checkpoints only, and this run makes none on its way: checkpoint.every=N"
             )
-            reporter.emit("note", sentence=sentence)
+            reporter.emit(Note(sentence))
 
     def after(self, step: int) -> None:
         """A step has ended: compare, if it is time."""
@@ -59,12 +59,12 @@ class SpeedMonitor:
         plan, paces = self.trainer.job.plan, self._paces()
         for found in stragglers(plan, paces):
             if found.rank not in self.named:
-                self.reporter.emit("note", sentence=found.sentence)
+                self.reporter.emit(Note(found.sentence))
             self.named[found.rank] = asdict(found)
         if self.counts and _complete(plan, paces) and not last and (better := rebalanced(plan, paces)):
             before, after = ([r.stages[0].micro_batches for r in p.replicas] for p in (plan, better))
             self.adapted.append({"step": step, "before": before, "after": after})
-            self.reporter.emit("note", sentence=f"counts follow speeds from step {step + 1} on: {before} -> {after}")
+            self.reporter.emit(Note(f"counts follow speeds from step {step + 1} on: {before} -> {after}"))
             self.trainer.follow(better)
             self._measured = 0
 
@@ -79,7 +79,7 @@ class SpeedMonitor:
         if better is not None:
             before, after = ([[s.depth for s in r.stages] for r in p.replicas] for p in (plan, better))
             self.recut.append({"step": step, "before": before, "after": after})
-            self.reporter.emit("note", sentence=f"layers follow speeds from step {step + 1} on: {before} -> {after}")
+            self.reporter.emit(Note(f"layers follow speeds from step {step + 1} on: {before} -> {after}"))
         return better
 
     def follow(self, trainer: Trainer) -> None:

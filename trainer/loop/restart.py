@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hetctl.comm.contract.events import Reporter
+from hetctl.comm.contract.events import Note, Reporter, Saved
 from hetctl.comm.contract.plan import Plan
 from hetctl.trainer.checkpoint import per_host, writer
 from hetctl.trainer.checkpoint.per_host import Copier, make_copier
@@ -33,10 +33,10 @@ def save_with(
         file_group=file_group,
         copier=copier or make_copier([r.host for r in plan.ranks], recipe.store),
     )
-    trainer.saving.on_commit = lambda step: reporter.emit("saved", step=step)
+    trainer.saving.on_commit = lambda step: reporter.emit(Saved(step))
     if trainer.saving.superseded is not None:
         moved = f"checkpoints of steps that this run makes anew are kept in {trainer.saving.superseded}"
-        reporter.emit("note", sentence=moved)
+        reporter.emit(Note(moved))
 
 
 def resume(trainer: Trainer, path: Path, file_group: Any) -> int:

@@ -6,14 +6,13 @@ import importlib.util
 import os
 import threading
 import warnings
-from typing import Any
 
 from hetctl.comm.bridge.connecting import own_address
 from hetctl.comm.bridge.engines.base import Engine, EngineFailed, EngineName, EnginePort, Wires
 from hetctl.comm.bridge.engines.counters import port_counters
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.events import EngineAccount, Reporter
 from hetctl.comm.contract.placement import PORTS_VARIABLE
-from hetctl.comm.contract.rank_events import Reporter
 
 ENGINE_VARIABLE = "HETCTL_ENGINE"  # nixl or mooncake; else the first that both ends have
 ENGINES: tuple[EngineName, ...] = ("nixl", "mooncake")
@@ -116,36 +115,36 @@ class _SharedEngines:
             for rail in self.rails:
                 rail.engine.close()
             account = self._account()
-            if account["buffered_by_engine"]:
-                ways, how = ", ".join(account["ways"]), ", ".join(account["transports"])
+            if account.buffered_by_engine:
+                ways, how = ", ".join(account.ways), ", ".join(account.transports)
                 said = f"{self.name} carried the bridge ({ways}) through buffers in host memory: {how}"
                 warnings.warn(said, stacklevel=2)
-            Reporter(active=True).emit("bridge", **account)
+            Reporter(active=True).emit(account)
 
-    def _account(self) -> dict[str, Any]:
+    def _account(self) -> EngineAccount:
         found = [rail.engine.evidence() for rail in self.rails]
         buffered = [one.staged for one in found if one.staged is not None]
         after = port_counters(self.wires.ports)
         counters = {
             port: {n: [v, after.get(port, {}).get(n)] for n, v in all_.items()} for port, all_ in self.before.items()
         }
-        return {
-            "engine": self.name,
-            "ways": sorted(self._used_for),
-            "sent_bytes": self._sent,
-            "staged_bytes": self._sent if any(buffered) else sum(self._staged),
-            "buffered_by_engine": any(buffered) if buffered else None,
-            "transports": [way for one in found for way in one.transports],
-            "rails": {
+        return EngineAccount(
+            engine=self.name,
+            ways=tuple(sorted(self._used_for)),
+            sent_bytes=self._sent,
+            staged_bytes=self._sent if any(buffered) else sum(self._staged),
+            buffered_by_engine=any(buffered) if buffered else None,
+            transports=tuple(way for one in found for way in one.transports),
+            rails={
                 rail.port: {"written_bytes": one.written_bytes, "read_bytes": one.read_bytes}
                 for rail, one in zip(self.rails, found, strict=True)
             },
-            "lost": dict(self.lost),
-            "port_counters": counters,
-            "registered": sum(one.registered for one in found),
-            "written_bytes": sum(one.written_bytes for one in found),
-            "read_bytes": sum(one.read_bytes for one in found),
-        }
+            lost=dict(self.lost),
+            port_counters=counters,
+            registered=sum(one.registered for one in found),
+            written_bytes=sum(one.written_bytes for one in found),
+            read_bytes=sum(one.read_bytes for one in found),
+        )
 
 
 _lock = threading.Lock()
