@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm.contract.events import Reporter
+from hetctl.comm.contract.natives import backend_words, native_of
 from hetctl.comm.group import backend
-from hetctl.comm.operation.device import rank_device
+from hetctl.comm.operation.device import accelerator, peak_device_memory, rank_device
 from hetctl.trainer.bench.samples import RandomSamples, settle
 from hetctl.trainer.job import Job, current_job
 from hetctl.trainer.loop.build import build
@@ -46,7 +47,7 @@ class NativeBoundary(Boundary):
     """Transfers over the native library, also between ranks that the plan puts into two islands."""
 
     def _waits_on_host(self) -> bool:
-        return not torch.cuda.is_available()
+        return accelerator() is None
 
 
 class NaiveBoundary(Boundary):
@@ -92,7 +93,7 @@ def variants(trainer: Trainer, job: Job, timeout: timedelta) -> list[Variant]:
     ways = [Variant("bridged", trainer.pipeline), Variant("naive", pipeline(plain, host, NaiveBoundary))]
     if not os.environ.get(NATIVE_VARIABLE):
         return ways
-    native = create_groups(plan, timeout=timeout, backend=_native_word(trainer.device))
+    native = create_groups(plan, timeout=timeout, backend=native_of(device_type=trainer.device.type).torch_backend)
     return [
         Variant("native 1f1b", pipeline(plain, native, NativeBoundary)),
         Variant("native eager", pipeline(eager, native, NativeBoundary)),
@@ -119,10 +120,6 @@ def measure(trainer: Trainer, ways: list[Variant], rounds: int, note: Callable[.
     return rates
 
 
-def _native_word(device: torch.device) -> str:
-    return "nccl" if device.type == "cuda" else "gloo"
-
-
 @record
 def main() -> None:
     """Build the stages, let the variants take turns, report from rank 0."""
@@ -130,7 +127,7 @@ def main() -> None:
     rank, device = int(os.environ["RANK"]), rank_device()
     backend.register()
     timeout = timedelta(seconds=job.timeout_s)
-    own = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    own = backend_words(device.type)
     dist.init_process_group(own if os.environ.get(NATIVE_VARIABLE) else "het", timeout=timeout)
     reporter = Reporter(active=rank == 0)
     with device:  # parameters are made where they will be: drawing billions of numbers on the host takes minutes
@@ -141,7 +138,7 @@ def main() -> None:
     native = [n for n in rates if n.startswith("native")]
     best = max(native or ["bridged"], key=lambda n: statistics.median(rates[n]))
     ratios = {name: [a / b for a, b in zip(rates[name], rates[best], strict=True)] for name in rates if name != best}
-    memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+    memory = peak_device_memory(device)
     reporter.figures("result", tokens_per_s=rates, best_native=best, ratios=ratios, peak_memory_bytes=memory)
     dist.barrier()
     dist.destroy_process_group()

@@ -24,7 +24,7 @@ from hetctl.comm.contract.placement import current_placement
 from hetctl.comm.contract.values import decode
 from hetctl.comm.group import backend
 from hetctl.comm.operation.c10d import PrefixStore
-from hetctl.comm.operation.device import rank_device
+from hetctl.comm.operation.device import has_streams, module_of, peak_device_memory, rank_device
 from hetctl.trainer.bench.samples import RandomSamples, settle
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop.build import build
@@ -53,7 +53,7 @@ def measure(job: Job, device: torch.device, steps: int) -> dict[str, Any]:
     seconds = [after - before for before, after in pairwise(returned[WARM_UP - 1 :])]
     trainer.batches.close()
     trainer.gradients.close()
-    peak = torch.tensor(torch.cuda.max_memory_allocated() if device.type == "cuda" else 0)
+    peak = torch.tensor(peak_device_memory(device) or 0)
     dist.all_reduce(peak, dist.ReduceOp.MAX)
     return {"seconds": seconds, "peak_memory_bytes": int(peak) or None}
 
@@ -83,9 +83,9 @@ def one_plan(
         found = measure(job, device, steps)
     dist.destroy_process_group()  # not after an error: peers may be gone, and leaving politely would wait for them
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    if has_streams(device):
+        module_of(device).empty_cache()
+        module_of(device).reset_peak_memory_stats()
     return found | {"slower": str(reduced) if reduced else None}
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hetctl.comm.contract.plan import Plan
+from hetctl.comm.operation.device import has_streams, module_of
 from hetctl.trainer.data.samples import Dataset
 from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.ranks.place import Place
@@ -75,18 +76,17 @@ class Batches:
 
     def _pinned(self, array: Any) -> Tensor:
         tensor = torch.as_tensor(array)
-        return tensor.pin_memory() if self._device.type == "cuda" else tensor
+        return tensor.pin_memory() if has_streams(self._device) else tensor
 
     def _to_device(self, host: MicroBatch) -> MicroBatch:
-        if self._device.type != "cuda":
+        if not has_streams(self._device):
             return host
         inputs, targets = (t.to(self._device, non_blocking=True) for t in (host.inputs, host.targets))
         return MicroBatch(inputs, targets)
 
     def _choose_device(self) -> None:
         """Pinning in a thread that has chosen none would make a context on the first device."""
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
+        module_of(self._device).set_device(self._device)
 
 
 class Prefetch(Generic[T]):

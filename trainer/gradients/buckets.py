@@ -108,7 +108,7 @@ class Bucket:
         """Begin summing the gradient over the holders; where they share the state, each gets its shard only."""
         if self.group is None:
             return
-        if self.scattered and (self.gradient.is_cuda or self.bridged):
+        if self.scattered and (not self.gradient.is_cpu or self.bridged):
             self.summing = REDUCE_SCATTER(self.gradient_shard, self.gradient, group=self.group, async_op=True)
         else:
             self.sum_up(self.gradient)
@@ -242,4 +242,4 @@ def _joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
 
 def _hosted(like: Tensor, dtype: torch.dtype) -> Tensor:
     """Zeros of this size on the host, pinned where a device copies to and from them."""
-    return torch.zeros(like.numel(), dtype=dtype, device="cpu", pin_memory=like.is_cuda)
+    return torch.zeros(like.numel(), dtype=dtype, device="cpu", pin_memory=not like.is_cpu)

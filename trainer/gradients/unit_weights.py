@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetctl.comm.contract.plan import Plan
+from hetctl.comm.operation.device import has_cuda_runtime
 from hetctl.trainer.gradients.buckets import Bucket
 from hetctl.trainer.gradients.launch_limit import LaunchLimit
 from hetctl.trainer.gradients.sharded_bucket import ShardedBucket
@@ -22,7 +23,7 @@ class UnitWeights:
         self._bridged = {bucket: plan.crosses_islands(bucket.shards.ranks) for bucket in buckets}
         self._in_use: list[Bucket] = []
         bridged = plan.crosses_islands(range(plan.world_size))
-        self._launch_limit = LaunchLimit() if buckets[0].weights.is_cuda and bridged else None
+        self._launch_limit = LaunchLimit() if has_cuda_runtime(buckets[0].weights.device) and bridged else None
 
     def before_unit(self, unit: int) -> None:
         """The model is about to compute this unit forward: its weights must be there, the next ones may follow."""

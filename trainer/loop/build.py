@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetctl.comm.contract.plan import Stage
+from hetctl.comm.operation.device import computes_bf16
 from hetctl.trainer.data.batches import Batches
 from hetctl.trainer.data.samples import Dataset
 from hetctl.trainer.gradients.gradients import Gradients, make_buckets
@@ -63,7 +64,7 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     """What the model computes in; masters and gradients stay in fp32 (fp64 under fp64)."""
     if precision == "auto":
-        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+        return torch.bfloat16 if computes_bf16(device) else torch.float32
     return DTYPES[precision]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hetctl.comm.contract.plan import Plan
+from hetctl.comm.operation.device import has_streams, peak_device_memory
 from hetctl.trainer.ranks.timeline import Span, StepTimes, step_times
 
 REPORT_S = 1.0  # for a person who looks on: memory is read, and islands are reported, no more often
@@ -57,7 +58,7 @@ class IslandFigures:
         if (now := time.monotonic()) - self._read_at >= REPORT_S:
             self._read_at = now
             self._memory.fill_(peak_memory(self.device))
-        return self._addend.pin_memory() if self.device.type == "cuda" else self._addend
+        return self._addend.pin_memory() if has_streams(self.device) else self._addend
 
     def report(self) -> dict[str, Any]:
         """By island the mean seconds of its ranks and the most memory on any, for metrics; nothing too soon again."""
@@ -77,8 +78,7 @@ class IslandFigures:
 
 def peak_memory(device: torch.device) -> int:
     """The most bytes this rank has held so far: on its device, or of its process."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    held = peak_device_memory(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if held is None else held

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hetctl.comm.contract.events import Note, Reporter, Saved
 from hetctl.comm.contract.plan import Plan
+from hetctl.comm.operation.device import has_streams, module_of, synchronize
 from hetctl.trainer.checkpoint import per_host, writer
 from hetctl.trainer.checkpoint.per_host import Copier, make_copier
 from hetctl.trainer.checkpoint.reader import Reader
@@ -69,11 +68,10 @@ def rebuild(old: Trainer, plan: Plan, done: int, reporter: Reporter, file_group:
 def _let_go(old: Trainer) -> None:
     old.batches.close()
     old.gradients.arrive()  # weights may still be on their way for a forward that will not come
-    if old.device.type == "cuda":
-        torch.cuda.synchronize()
+    synchronize(old.device)
     old.gradients.close()
     old.groups.destroy()
     del old.saving, old.models, old.pipeline, old.gradients, old.optimizer
     gc.collect()
-    if old.device.type == "cuda":
-        torch.cuda.empty_cache()
+    if has_streams(old.device):
+        module_of(old.device).empty_cache()

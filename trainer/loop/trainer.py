@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.plan import Plan
+from hetctl.comm.operation.device import module_of
 from hetctl.trainer.checkpoint.writer import Checkpoints
 from hetctl.trainer.data.batches import Batches
 from hetctl.trainer.gradients.gradients import Gradients
@@ -171,10 +172,10 @@ def _on_host(vector: Tensor) -> list[float]:
     A copy to pageable memory holds a lock of the driver until it has run, and a peer copy of the bridge waits for that
     lock: for ever, where this vector is a native sum that waits for the peer.
     """
-    host = torch.empty_like(vector, device="cpu", pin_memory=vector.is_cuda)
+    host = torch.empty_like(vector, device="cpu", pin_memory=not vector.is_cpu)
     host.copy_(vector, non_blocking=True)
-    if vector.is_cuda:
-        torch.cuda.current_stream(vector.device).synchronize()
+    if not vector.is_cpu:
+        module_of(vector.device).current_stream(vector.device).synchronize()
     found: list[float] = host.tolist()
     return found
 

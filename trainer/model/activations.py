@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from hetctl.comm.operation.device import has_streams, module_of
 
 LEAST_BYTES = 64 << 10  # smaller tensors stay on a device: a copy costs more than they do
 UNITS_UNDER_WAY = 2  # blocks whose copies to the host may be outstanding: more would hold their device memory
@@ -27,13 +30,13 @@ class SavedTensor:
     def to_host(self) -> None:
         """Begin the copy to the host (on the current stream); the device's copy goes when that is done."""
         assert self.device is not None
-        cuda = self.device.is_cuda
+        on_device = not self.device.is_cpu
         self._host = torch.empty_strided(
-            self._size, self._stride, dtype=self.device.dtype, device="cpu", pin_memory=cuda
+            self._size, self._stride, dtype=self.device.dtype, device="cpu", pin_memory=on_device
         )
         self._host.copy_(self.device, non_blocking=True)
-        if cuda:
-            self.device.record_stream(torch.cuda.current_stream())
+        if on_device:
+            self.device.record_stream(module_of(self._device).current_stream())
         self.device = None
 
     def to_device(self) -> Tensor:
@@ -53,7 +56,7 @@ class SavedBlock:
     def __init__(self, before: SavedBlock | None) -> None:
         self.before = before
         self.held: dict[tuple[object, ...], SavedTensor] = {}  # a tensor that is saved twice is kept once
-        self.fetched: torch.cuda.Event | None = None  # all of it is on the device again
+        self.fetched: Any = None  # the event behind which all of it is on the device again
 
 
 class HostActivations:
@@ -61,11 +64,10 @@ class HostActivations:
 
     def __init__(self, device: torch.device, *, kept: Iterable[Tensor] = ()) -> None:
         """`kept` are tensors that stay where they are, with all their views: parameters."""
-        self._cuda = device.type == "cuda"
-        self._least = LEAST_BYTES if self._cuda else 0
-        self._out = torch.cuda.Stream(device) if self._cuda else None
-        self._back = torch.cuda.Stream(device) if self._cuda else None
-        self._leaving: list[torch.cuda.Event] = []
+        self._streams, self._on_device = module_of(device), has_streams(device)
+        self._least = LEAST_BYTES if self._on_device else 0
+        self._out, self._back = (self._streams.Stream(device) if self._on_device else None for _ in range(2))
+        self._leaving: list[Any] = []  # the events behind which blocks have left
         self.bytes_out = 0
         self._last: SavedBlock | None = None
         self._kept: set[int] = set()
@@ -110,9 +112,9 @@ class HostActivations:
                 held.to_host()
             return
         if len(self._leaving) >= UNITS_UNDER_WAY:
-            torch.cuda.current_stream().wait_event(self._leaving.pop(0))
-        self._out.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._out):
+            self._streams.current_stream().wait_event(self._leaving.pop(0))
+        self._out.wait_stream(self._streams.current_stream())
+        with self._streams.stream(self._out):
             for held in unit.held.values():
                 self._count(held)
                 held.to_host()
@@ -130,10 +132,10 @@ class HostActivations:
             self._fetch(unit.before)
             unit.before = None
         if unit.fetched is not None:
-            torch.cuda.current_stream().wait_event(unit.fetched)
+            self._streams.current_stream().wait_event(unit.fetched)
         tensor = packed.to_device()
-        if self._cuda:
-            tensor.record_stream(torch.cuda.current_stream())
+        if self._on_device:
+            tensor.record_stream(self._streams.current_stream())
         return tensor
 
     def _fetch(self, unit: SavedBlock) -> None:
@@ -142,8 +144,8 @@ class HostActivations:
             for held in unit.held.values():
                 held.to_device()
         elif unit.held:
-            self._back.wait_stream(self._out)  # type: ignore[arg-type]
-            with torch.cuda.stream(self._back):
+            self._back.wait_stream(self._out)
+            with self._streams.stream(self._back):
                 for held in unit.held.values():
                     held.to_device()
                 unit.fetched = self._back.record_event()

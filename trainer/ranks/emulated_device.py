@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from hetctl.comm.operation.device import has_cuda_runtime, has_streams, module_of, synchronize
+
 STEP = 8  # multiprocessors are handed out in these units
 SIDE, PRODUCTS = 8192, 6  # the matrix product that speeds are compared by
 _KEPT: list[Any] = []  # contexts outlive every kernel that was launched in them
@@ -29,23 +31,25 @@ class ReducedSpeed:
 
 
 def cap_memory(device: torch.device, limit: int | None) -> None:
-    """Hold the allocator of a CUDA device to `limit` bytes, what the plan counts on; None: to all there is."""
-    if device.type != "cuda":
+    """Hold the allocator of a device to `limit` bytes, what the plan counts on; None: to all there is."""
+    if not has_streams(device):
         return
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(1.0 if limit is None else min(limit / total, 1.0), device)
+    devices = module_of(device)
+    total = devices.get_device_properties(device).total_memory
+    devices.set_per_process_memory_fraction(1.0 if limit is None else min(limit / total, 1.0), device)
 
 
 @contextlib.contextmanager
 def at_speed(device: torch.device, speed: float) -> Iterator[ReducedSpeed | None]:
-    """Compute within at about `speed` of what the device does; None where it stays as it is (1.0, or not CUDA).
+    """Compute within at about `speed` of what the device does; None where it stays as it is (1.0, or the host).
 
     Kernels of the current stream, and of backward passes of what ran there, keep to the chosen multiprocessors; copies
     and native collectives run as ever.
     """
-    if speed < 1.0 and device.type == "cuda" and torch.version.hip is not None:
+    divisible = has_cuda_runtime(device) and torch.version.hip is None
+    if speed < 1.0 and has_streams(device) and not divisible:
         print("an @SPEED needs green contexts, which this build of PyTorch lacks: full speed", flush=True)
-    if speed >= 1.0 or device.type != "cuda" or torch.version.hip is not None:
+    if speed >= 1.0 or not divisible:
         yield None
         return
     whole = _seconds(device)
@@ -85,9 +89,9 @@ def _seconds(device: torch.device) -> float:
     """Seconds of some matrix products in the current stream."""
     a = torch.randn(SIDE, SIDE, device=device, dtype=torch.bfloat16)
     a @ a
-    torch.cuda.synchronize(device)
+    synchronize(device)
     began = time.perf_counter()
     for _ in range(PRODUCTS):
         a @ a
-    torch.cuda.synchronize(device)
+    synchronize(device)
     return time.perf_counter() - began
