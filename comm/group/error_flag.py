@@ -21,7 +21,7 @@ STORE_SECONDS = 4.0  # a store that takes longer is behind a broken network: cal
 
 
 class ErrorFlag:
-    """One group's flag: `ring` it here; when it rang anywhere, `on_verdict` is called once, in the alarm's thread."""
+    """One group's flag: `report` here; when anybody has, `on_verdict` is called once, in the alarm's thread."""
 
     def __init__(
         self,
