@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -31,6 +31,12 @@ class Notes:
         asked = ", ".join(dict.fromkeys(source for _, source in offers))
         self.unknown[self._full(name)] = why or f"not told by {asked}"
         return None
+
+    def pick_each(self, names: Iterable[str], *offers: tuple[Any, str]) -> dict[str, Any]:
+        """Of records that several sources filled, each of the named fields: `pick` for all of them."""
+        return {
+            name: self.pick(name, *((getattr(record, name), source) for record, source in offers)) for name in names
+        }
 
     def source(self, name: str, source: str) -> None:
         self.sources[self._full(name)] = source

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from hetctl.comm.contract.errors import Undetermined
 from hetctl.comm.contract.facts import GpuFacts, Health, Partition, Pcie, Process, Reach
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
@@ -23,10 +21,9 @@ from hetctl.probe.vendors.amd_smi import (
     parse_static,
     parse_topology,
 )
-from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, sysfs_pcie
+from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie
 from hetctl.probe.words import count, node, told
 
-T = TypeVar("T")
 NAME, PCI_VENDOR, DRIVER = "amd", "0x1002", "amdgpu"
 STATIC, METRIC, PROCESS, TOPO = (f"amd-smi {word}" for word in ("static", "metric", "process", "topology"))
 ROCM = "rocm-smi"
@@ -69,8 +66,8 @@ def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reac
         for peer in n.xgmi
         if n.number in by_node and peer in by_node
     }
-    told_by_tool = _parsed(raw, TOPO, parse_topology, Notes()) or {}
-    statics = _parsed(raw, STATIC, parse_static, Notes()) or ()
+    told_by_tool = parsed(raw, TOPO, parse_topology, Notes(), strict=False) or {}
+    statics = parsed(raw, STATIC, parse_static, Notes(), strict=False) or ()
     ids = {s.index: g.id for s in statics for g in gpus if s.pci and s.pci == g.pci}
     for (a, b), kind in told_by_tool.items():
         if kind == "XGMI" and a in ids and b in ids and ids[a] != ids[b]:
@@ -80,9 +77,11 @@ def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reac
 
 def opinion(raw: Raw) -> tuple[GpuFacts, ...]:
     """The GPUs as rocm-smi tells them, or amd-smi where that is all there is, apart from KFD and sysfs."""
-    static = _parsed(raw, STATIC, parse_static, Notes()) or ()
+    static = parsed(raw, STATIC, parse_static, Notes(), strict=False) or ()
     # amd-smi's firmware is the IFWI's version where sysfs and rocm-smi tell the VBIOS's part number
-    return _parsed(raw, OPINION, parse_rocm_smi, Notes()) or tuple(replace(g, firmware=None) for g in static)
+    return parsed(raw, OPINION, parse_rocm_smi, Notes(), strict=False) or tuple(
+        replace(g, firmware=None) for g in static
+    )
 
 
 def dma_buf_blocker(raw: Raw) -> str | None:
@@ -108,78 +107,54 @@ class Tools:
 
 def _ask_tools(raw: Raw, notes: Notes, *, expected: bool) -> Tools:
     quiet = Notes()
-    static = _parsed(raw, STATIC, parse_static, quiet) or ()
-    rocm = _parsed(raw, ROCM, parse_rocm_smi, quiet) or ()
+    static = parsed(raw, STATIC, parse_static, quiet, strict=False) or ()
+    rocm = parsed(raw, ROCM, parse_rocm_smi, quiet, strict=False) or ()
     if expected and not static and not rocm:
         for sentence in quiet.warnings:
             notes.warn(sentence)
-    metrics = _parsed(raw, METRIC, parse_metric, quiet) or ()
-    processes = _parsed(raw, PROCESS, parse_processes, quiet) or {}
+    metrics = parsed(raw, METRIC, parse_metric, quiet, strict=False) or ()
+    processes = parsed(raw, PROCESS, parse_processes, quiet, strict=False) or {}
     return Tools(static, rocm, {m.index: m for m in metrics}, processes)
-
-
-def _parsed(raw: Raw, tool: str, parse: Callable[[str], T], notes: Notes) -> T | None:
-    output = raw.tool(tool)
-    if not output.stdout.strip():
-        said = told(output.stderr.strip()[-200:])
-        notes.warn(f"{tool} gave no answer: {output.problem or said or f'exit code {output.exit_code}'}")
-        return None
-    try:
-        return parse(output.stdout)
-    except Undetermined as error:
-        notes.warn(error.message)
-        return None
 
 
 def _merge(raw: Raw, notes: Notes, gpu: GpuFacts, kfd: KfdNode, tools: Tools) -> GpuFacts:
     """One GPU from KFD and sysfs where they tell, else from amd-smi, else from rocm-smi."""
     base = PCI + _physical(raw, gpu.pci)
     static, rocm, metric, processes = tools.of(gpu)
-    pick = notes.pick
-    driver = raw.text("/sys/module/amdgpu/version")
-    total = count(raw.text(base + "/mem_info_vram_total")) or None
-    unique = count(f"0x{raw.text(base + '/unique_id') or ''}")
+    sysfs = _of_sysfs(raw, gpu, base)
+    now = Pcie(width=metric.width, speed_gt_per_s=metric.speed_gt_per_s) if metric else Pcie()
+    links = (sysfs_pcie(raw, _physical(raw, gpu.pci)), "sysfs"), (now, METRIC), (static.pcie, STATIC)
+    told_by_all = (sysfs, "sysfs"), (static, STATIC), (rocm, ROCM)
+    parts = notes.at("partition").pick_each(
+        ("mode", "memory_mode"), *((g.partition, source) for g, source in told_by_all)
+    )
     return replace(
         gpu,
-        name=pick("name", (told(raw.text(base + "/product_name")), "sysfs"), (static.name, STATIC), (rocm.name, ROCM)),
-        architecture=pick(
-            "architecture", (kfd.architecture, KFD), (static.architecture, STATIC), (rocm.architecture, ROCM)
-        ),
-        memory_total_bytes=pick(
-            "memory_total_bytes",
-            (kfd.memory_total_bytes, KFD),
-            (total, "sysfs"),
-            (static.memory_total_bytes, STATIC),
-            (rocm.memory_total_bytes, ROCM),
-        ),
+        **notes.pick_each(("name", "serial", "numa_node", "driver", "firmware"), *told_by_all),
+        **notes.pick_each(("memory_total_bytes", "uuid"), (kfd, KFD), *told_by_all),
+        **notes.pick_each(("architecture",), (kfd, KFD), (static, STATIC), (rocm, ROCM)),
         memory_free_bytes=_free(raw, notes, base, kfd, metric, rocm),
-        uuid=pick(
-            "uuid",
-            (f"GPU-{kfd.unique_id}" if kfd.unique_id else None, KFD),
-            (f"GPU-{unique:016x}" if unique else None, "sysfs"),
-            (static.uuid, STATIC),
-            (rocm.uuid, ROCM),
-        ),
-        serial=pick(
-            "serial", (told(raw.text(base + "/serial_number")), "sysfs"), (static.serial, STATIC), (rocm.serial, ROCM)
-        ),
-        numa_node=pick(
-            "numa_node",
-            (node(raw.text(base + "/numa_node")), "sysfs"),
-            (static.numa_node, STATIC),
-            (rocm.numa_node, ROCM),
-        ),
-        pcie=_pcie(notes, sysfs_pcie(raw, _physical(raw, gpu.pci)), static.pcie, metric),
-        partition=_partition(raw, notes, base, static, rocm),
-        driver=pick("driver", (told(driver), "sysfs"), (static.driver, STATIC), (rocm.driver, ROCM)),
-        firmware=pick(
-            "firmware",
-            (told(raw.text(base + "/vbios_version")), "sysfs"),
-            (static.firmware, STATIC),
-            (rocm.firmware, ROCM),
-        ),
-        processes=pick("processes", (processes, PROCESS)),
+        pcie=pcie_of(notes, *links),
+        partition=Partition(**parts),
+        processes=notes.pick("processes", (processes, PROCESS)),
         health=_health(raw, notes, base, kfd, static, metric),
+    )
+
+
+def _of_sysfs(raw: Raw, gpu: GpuFacts, base: str) -> GpuFacts:
+    """What the driver's files say of one GPU."""
+    unique = count(f"0x{raw.text(base + '/unique_id') or ''}")
+    mode, memory_mode = (told(raw.text(f"{base}/current_{word}_partition")) for word in ("compute", "memory"))
+    return replace(
+        gpu,
+        name=told(raw.text(base + "/product_name")),
+        memory_total_bytes=count(raw.text(base + "/mem_info_vram_total")) or None,
+        uuid=f"GPU-{unique:016x}" if unique else None,
+        serial=told(raw.text(base + "/serial_number")),
+        numa_node=node(raw.text(base + "/numa_node")),
+        partition=Partition(mode.lower() if mode else None, memory_mode.lower() if memory_mode else None),
+        driver=told(raw.text("/sys/module/amdgpu/version")),
+        firmware=told(raw.text(base + "/vbios_version")),
     )
 
 
@@ -192,38 +167,6 @@ def _free(raw: Raw, notes: Notes, base: str, kfd: KfdNode, metric: Metric | None
         (total - used if whole and total and used is not None else None, "sysfs"),
         (metric.memory_free_bytes if metric else None, METRIC),
         (rocm.memory_free_bytes, ROCM),
-    )
-
-
-def _pcie(notes: Notes, sysfs: Pcie, static: Pcie, metric: Metric | None) -> Pcie:
-    now = Pcie(width=metric.width, speed_gt_per_s=metric.speed_gt_per_s) if metric else Pcie()
-    picked = {
-        f.name: notes.pick(
-            "pcie." + f.name,
-            (getattr(sysfs, f.name), "sysfs"),
-            (getattr(now, f.name), METRIC),
-            (getattr(static, f.name), STATIC),
-        )
-        for f in fields(Pcie)
-    }
-    return Pcie(**picked)
-
-
-def _partition(raw: Raw, notes: Notes, base: str, static: GpuFacts, rocm: GpuFacts) -> Partition:
-    mode, memory = (told(raw.text(f"{base}/current_{word}_partition")) for word in ("compute", "memory"))
-    return Partition(
-        mode=notes.pick(
-            "partition.mode",
-            (mode.lower() if mode else None, "sysfs"),
-            (static.partition.mode, STATIC),
-            (rocm.partition.mode, ROCM),
-        ),
-        memory_mode=notes.pick(
-            "partition.memory_mode",
-            (memory.lower() if memory else None, "sysfs"),
-            (static.partition.memory_mode, STATIC),
-            (rocm.partition.memory_mode, ROCM),
-        ),
     )
 
 

@@ -42,6 +42,10 @@ class KfdNode:
     memory_total_bytes: int | None = None
     xgmi: tuple[int, ...] = ()  # nodes reached over xGMI
 
+    @property
+    def uuid(self) -> str | None:
+        return f"GPU-{self.unique_id}" if self.unique_id else None
+
 
 def kfd_nodes(raw: Raw) -> tuple[KfdNode, ...]:
     """The GPU nodes that this user may see (a container's device filter hides the others' files)."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import TypeVar
 
+from hetctl.comm.contract.errors import Undetermined
 from hetctl.comm.contract.facts import GpuFacts, Pcie, Reach
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
-from hetctl.probe.words import gt_per_s, integer
+from hetctl.probe.words import gt_per_s, integer, told
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,29 @@ def sysfs_pcie(raw: Raw, pci: str | None) -> Pcie:
         speed_gt_per_s=gt_per_s(raw.text(base + "/current_link_speed")),
         max_speed_gt_per_s=gt_per_s(raw.text(base + "/max_link_speed")),
     )
+
+
+def pcie_of(notes: Notes, *offers: tuple[Pcie, str]) -> Pcie:
+    """A device's PCIe link, each figure from the most trusted source that tells it."""
+    return Pcie(**notes.at("pcie").pick_each((f.name for f in fields(Pcie)), *offers))
+
+
+def parsed(
+    raw: Raw, tool: str, parse: Callable[[str], T], notes: Notes, *, name: str = "", strict: bool = True
+) -> T | None:
+    """What a tool said, parsed; None, with a warning about `name` (else the tool), where it gave no answer.
+
+    `strict`: what it printed before it failed is no answer either.
+    """
+    output = raw.tool(tool)
+    try:
+        if output.stdout.strip() and (output.ok or not strict):
+            return parse(output.stdout)
+        said = told(output.stderr.strip()[-200:] or output.stdout.strip()[-200:])
+        notes.warn(f"{name or tool} gave no answer: {output.problem or said or f'exit code {output.exit_code}'}")
+    except Undetermined as error:
+        notes.warn(error.message)
+    return None
 
 
 def _width(text: str | None) -> int | None:

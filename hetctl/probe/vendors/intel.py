@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from hetctl.comm.contract.errors import Undetermined
 from hetctl.comm.contract.facts import GpuFacts, Pcie, Reach
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
-from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, sysfs_pcie
+from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie
 from hetctl.probe.words import PCIE_GENERATIONS, count, node, pci_address, size, told
 
 NAME, PCI_VENDOR, DRIVERS = "intel", "0x8086", ("xe", "i915")
@@ -25,8 +25,9 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     """Every discrete GPU, in the order of xpu-smi, which is Level Zero's; in PCI order where it does not answer."""
     devices = bound_devices(raw, pci_vendor=PCI_VENDOR, ignored=INTEGRATED)
     bound = [pci for pci, driver in devices.items() if driver in DRIVERS]
-    shown = _answer(raw, notes) if bound else ()
-    shown = shown or tuple(GpuFacts(NAME, index, pci=pci) for index, pci in enumerate(bound))
+    told_by_tool = parsed(raw, DUMP, parse_dump, notes, name="xpu-smi") if bound else None
+    shown = sorted(told_by_tool or (), key=lambda g: g.index)
+    shown = shown or [GpuFacts(NAME, index, pci=pci) for index, pci in enumerate(bound)]
     return tuple(_merge(raw, notes.at(f"gpus[{NAME}:{i}]"), replace(g, index=i)) for i, g in enumerate(shown))
 
 
@@ -70,31 +71,13 @@ def _gpu(row: Mapping[str, object], index: int) -> GpuFacts:
     )
 
 
-def _answer(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
-    output = raw.tool(DUMP)
-    try:
-        if output.ok:
-            return tuple(sorted(parse_dump(output.stdout), key=lambda g: g.index))
-        notes.warn(f"xpu-smi gave no answer: {output.problem or f'exit code {output.exit_code}'}")
-    except Undetermined as error:
-        notes.warn(error.message)
-    return ()
-
-
 def _merge(raw: Raw, notes: Notes, gpu: GpuFacts) -> GpuFacts:
     """One GPU from sysfs where it tells, from xpu-smi where it does not."""
-    pick = notes.pick
-    now = sysfs_pcie(raw, gpu.pci)
-    pcie = {
-        f.name: pick("pcie." + f.name, (getattr(now, f.name), "sysfs"), (getattr(gpu.pcie, f.name), DUMP))
-        for f in fields(Pcie)
-    }
-    for name in ("name", "memory_total_bytes", "uuid", "serial", "driver", "firmware"):
-        pick(name, (getattr(gpu, name), DUMP))
+    notes.pick_each(("name", "memory_total_bytes", "uuid", "serial", "driver", "firmware"), (gpu, DUMP))
     for name in ("memory_free_bytes", "architecture", "processes"):
         notes.why(name, "not read for this vendor")
-    numa = pick("numa_node", (node(raw.text(f"{PCI}{gpu.pci}/numa_node")), "sysfs"))
-    return replace(gpu, numa_node=numa, pcie=Pcie(**pcie))
+    numa = notes.pick("numa_node", (node(raw.text(f"{PCI}{gpu.pci}/numa_node")), "sysfs"))
+    return replace(gpu, numa_node=numa, pcie=pcie_of(notes, (sysfs_pcie(raw, gpu.pci), "sysfs"), (gpu.pcie, DUMP)))
 
 
 VENDOR = Vendor(

@@ -6,12 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
-from hetctl.comm.contract.errors import Undetermined
-from hetctl.comm.contract.facts import GpuFacts, Health, Partition, Pcie, Reach
+from hetctl.comm.contract.facts import GpuFacts, Health, Partition, Reach
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
-from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, sysfs_pcie
+from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie
 from hetctl.probe.vendors.nvidia_smi import (
     QUERY_FIELDS,
     SmiAnswer,
@@ -35,13 +34,15 @@ TOOLS = {
 }
 PROC = "/proc/driver/nvidia/gpus/"
 OPINION = "nvidia-smi --query-gpu, asked as well"
+_FROM_XML = ("memory_total_bytes", "memory_free_bytes", "serial", "ecc_enabled", "processes")
+_HEALTH_FROM_XML = [f.name for f in fields(Health) if f.name not in ("links_up", "links_down")]
 
 
 def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     """Every GPU that a process on the host can use, in PCI order (nvidia-smi's and CUDA_DEVICE_ORDER=PCI_BUS_ID's)."""
     bound = [pci for pci, driver in bound_devices(raw, pci_vendor=PCI_VENDOR).items() if driver == DRIVER]
     in_proc = sorted(a for a in map(pci_address, {p[len(PROC) :].split("/")[0] for p in _proc_files(raw)}) if a)
-    answer = _answer(raw, notes, expected=bool(bound or in_proc))
+    answer = parsed(raw, XML, parse_xml, notes if bound or in_proc else Notes(), name="nvidia-smi") or SmiAnswer()
     shown = sorted(answer.gpus, key=lambda g: g.pci or "")
     if shown:
         _warn_of_hidden(notes, bound, shown)
@@ -89,41 +90,27 @@ def opinion(raw: Raw) -> tuple[GpuFacts, ...]:
     return parse_query(raw.tool(OPINION).stdout)
 
 
-def _answer(raw: Raw, notes: Notes, *, expected: bool) -> SmiAnswer:
-    output = raw.tool(XML)
-    if not output.ok or not output.stdout.strip():
-        if expected:
-            said = told(output.stderr.strip()[-200:] or output.stdout.strip()[-200:])
-            notes.warn(f"nvidia-smi gave no answer: {output.problem or said or f'exit code {output.exit_code}'}")
-        return SmiAnswer()
-    try:
-        return parse_xml(output.stdout)
-    except Undetermined as error:
-        notes.warn(error.message)
-        return SmiAnswer()
-
-
 def _merge(raw: Raw, notes: Notes, gpu: GpuFacts, answer: SmiAnswer) -> GpuFacts:
     """One GPU from sysfs and procfs where they tell, from the XML where they do not."""
     base = PCI + (gpu.pci or "")
     proc = key_values(_information(raw, gpu.pci))
     version = re.search(r"Kernel Module[^\n]*?\s(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)\s", raw.text(PROC_VERSION) or "")
     pick = notes.pick
+    of_proc = replace(
+        gpu,
+        name=told(proc.get("Model")),
+        uuid=_uuid(proc.get("GPU UUID")),
+        firmware=_vbios(proc.get("Video BIOS")),
+    )
     return replace(
         gpu,
-        name=pick("name", (told(proc.get("Model")), PROC), (gpu.name, XML)),
-        uuid=pick("uuid", (_uuid(proc.get("GPU UUID")), PROC), (gpu.uuid, XML)),
-        firmware=pick("firmware", (_vbios(proc.get("Video BIOS")), PROC), (gpu.firmware, XML)),
+        **notes.pick_each(("name", "uuid", "firmware"), (of_proc, PROC), (gpu, XML)),
+        **notes.pick_each(_FROM_XML, (gpu, XML)),
         driver=pick("driver", (version.group(1) if version else None, PROC_VERSION), (answer.driver, XML)),
         numa_node=pick("numa_node", (node(raw.text(base + "/numa_node")), "sysfs"), (gpu.numa_node, XML)),
-        pcie=_pcie(notes, sysfs_pcie(raw, gpu.pci), gpu.pcie),
-        memory_total_bytes=pick("memory_total_bytes", (gpu.memory_total_bytes, XML)),
-        memory_free_bytes=pick("memory_free_bytes", (gpu.memory_free_bytes, XML)),
-        serial=pick("serial", (gpu.serial, XML)),
-        ecc_enabled=pick("ecc_enabled", (gpu.ecc_enabled, XML)),
-        processes=pick("processes", (gpu.processes, XML)),
+        pcie=pcie_of(notes, (sysfs_pcie(raw, gpu.pci), "sysfs"), (gpu.pcie, XML)),
         partition=_named_instances(raw, notes, gpu),
-        health=_noted(notes, gpu.health),
+        health=replace(gpu.health, **notes.at("health").pick_each(_HEALTH_FROM_XML, (gpu.health, XML))),
     )
 
 
@@ -153,21 +140,6 @@ def _named_instances(raw: Raw, notes: Notes, gpu: GpuFacts) -> Partition:
     elif not known:
         known = named
     return replace(gpu.partition, instances=known)
-
-
-def _noted(notes: Notes, health: Health) -> Health:
-    for field in fields(health):
-        if field.name not in ("links_up", "links_down"):
-            notes.pick("health." + field.name, (getattr(health, field.name), XML))
-    return health
-
-
-def _pcie(notes: Notes, sysfs: Pcie, told_by_tool: Pcie) -> Pcie:
-    picked = {
-        f.name: notes.pick("pcie." + f.name, (getattr(sysfs, f.name), "sysfs"), (getattr(told_by_tool, f.name), XML))
-        for f in fields(Pcie)
-    }
-    return Pcie(**picked)
 
 
 def _proc_files(raw: Raw) -> list[str]:
