@@ -23,7 +23,7 @@ from hetctl.probe.capture import Recording, read_capture
 from hetctl.probe.raw import UNSUPPORTED, printable
 
 if TYPE_CHECKING:
-    from hetctl.launcher.ssh import SshConfig
+    from hetctl.launcher.ssh.config import SshConfig
 
 DEFAULT_TIMEOUT_S = 60.0
 _MARGIN = 0.8  # of the deadline is the probe's; the rest is for the way there and back
@@ -129,7 +129,7 @@ def enter(access: Access, deadline: Deadline, *, book: SshConfig | None) -> Shel
     """A shell on a host: this machine's own, or over SSH. Raises ShellError."""
     if access.local:
         return LocalShell()
-    from hetctl.launcher.ssh import connect  # paramiko takes 0.2 s that a local discovery need not pay
+    from hetctl.launcher.ssh.connect import connect  # paramiko takes 0.2 s that a local discovery need not pay
 
     assert book is not None, "a host that is not local needs the SSH files"
     return connect(access, book, deadline)
@@ -189,7 +189,7 @@ def ssh_files(entries: Sequence[InventoryHost]) -> Iterator[SshConfig | None]:
     if all(entry.access.local for entry in entries):
         yield None
         return
-    from hetctl.launcher.ssh import SshConfig
+    from hetctl.launcher.ssh.config import SshConfig
 
     with SshConfig() as book:
         yield book

@@ -10,7 +10,8 @@ from typing import Any
 from hetctl.discovery.inventory import InventoryHost
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.fanout import fan_out
-from hetctl.launcher.ssh import SshConfig, show_host_keys
+from hetctl.launcher.ssh.config import SshConfig
+from hetctl.launcher.ssh.connect import show_host_keys
 from hetctl.launcher.ssh.known_hosts import HostKey, pin
 from hetctl.probe.raw import printable
 

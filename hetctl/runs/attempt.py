@@ -10,10 +10,9 @@ from hetctl.comm.contract.values import encode
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.registry import delist
-from hetctl.launcher.supervisor.agents import Agents
+from hetctl.launcher.supervisor.agents import Agents, Site
 from hetctl.launcher.supervisor.host_specs import Work, host_specs
 from hetctl.launcher.supervisor.launch import say_unverified
-from hetctl.launcher.supervisor.site import Site
 from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise
 from hetctl.launcher.supervisor.supervisor import RunOutcome
 from hetctl.render.report import describe_islands, write_report

@@ -22,15 +22,22 @@ import time
 from collections.abc import Sequence
 
 from hetctl.comm.contract.events import Done, Event, Exited, Failing, Lost, Ready, Refused, Started, Step, document
-from hetctl.launcher.agent.log_tails import LogTail
 from hetctl.launcher.agent.neighbours import Neighbours
 from hetctl.launcher.agent.oom import OomWatch
 from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Signal, Start, Stop, StoreOrder, order_of
 from hetctl.launcher.agent.port_watch import PortWatch
-from hetctl.launcher.agent.run_files import is_full, keep, kept, last_words, pending, write
+from hetctl.launcher.agent.run_files import (
+    SWEEP_FILE,
+    LogTail,
+    is_full,
+    keep,
+    kept,
+    last_words,
+    pending,
+    sweep_for,
+    write,
+)
 from hetctl.launcher.agent.supervisor_connection import SupervisorConnection
-from hetctl.launcher.agent.sweep import FILE as SWEEP_FILE
-from hetctl.launcher.agent.sweep import sweep_for
 from hetctl.launcher.agent.workers import (
     HELD_UP_S,
     STOPPED_S,

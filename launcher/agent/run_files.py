@@ -1,15 +1,25 @@
-"""Files of a run on its host, as the agent writes and reads them. Standard library only."""
+"""Files of a run on its host, as the agent writes, follows, reads and sweeps them. Standard library only."""
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
+import shutil
 import tempfile
+import time
+from collections.abc import Iterable
 from typing import Any
+
+from hetctl.comm.contract.events import LogText
 
 SAID_BYTES = 4096  # of a log's end, where a rank that wrote no error file says why
 TERMINATED = "what():"  # before the message of an exception that nobody caught
+EVERY_S = 0.25
+PER_SECOND = 64 << 10  # bytes of one rank's log that travel
+LAST = 32 << 10  # of its end, where a crash says why
+SWEEP_FILE = "sweep.json"  # in an agent's folder, so that its guardian knows the patterns, too
 
 
 def is_full(folder: str) -> bool:
@@ -70,3 +80,51 @@ def kept(path: str) -> list[dict[str, Any]]:
     except (OSError, ValueError):
         return []
     return found
+
+
+class LogTail:
+    """A rank's log from `start` on, for a launcher that cannot read it: what exceeds the rate is skipped, and said."""
+
+    def __init__(self, rank: int, path: str, start: int) -> None:
+        self.rank, self.path, self.at = rank, path, start
+        self.next = 0.0
+
+    def read(self) -> LogText | None:
+        """What the rank wrote since the last call, at most PER_SECOND bytes a second."""
+        now = time.monotonic()
+        if now < self.next:
+            return None
+        self.next = now + EVERY_S
+        return self._take(int(PER_SECOND * EVERY_S))
+
+    def last(self) -> LogText | None:
+        """What is left at the end of the run, at most LAST bytes."""
+        return self._take(LAST)
+
+    def _take(self, most: int) -> LogText | None:
+        try:
+            with open(self.path, "rb") as file:
+                size = file.seek(0, 2)
+                skipped = max(0, size - self.at - most)
+                file.seek(self.at + skipped)
+                data = file.read(most)
+        except OSError:
+            return None
+        self.at += skipped + len(data)
+        if not data:
+            return None
+        return LogText(data.decode("utf-8", "replace"), skipped)
+
+
+def sweep(patterns: Iterable[str]) -> None:
+    """Remove half-made files and folders that a run's dead ranks left: once nothing of it writes there any more."""
+    for pattern in patterns:
+        for path in glob.glob(pattern):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+
+
+def sweep_for(folder: str) -> None:
+    """Sweep what an agent noted in its folder."""
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, SWEEP_FILE), encoding="utf-8") as file:
+        sweep(json.load(file))

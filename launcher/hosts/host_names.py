@@ -36,14 +36,6 @@ def expand(text: str) -> list[HostName]:
     return list(spots.values())
 
 
-def parse_spot(text: str) -> HostName:
-    """Exactly one host. Raises ConfigError."""
-    spots = expand(text)
-    if len(spots) != 1:
-        raise ConfigError(f"'{text}' names {len(spots)} hosts where one is expected")
-    return spots[0]
-
-
 def check_host(name: str) -> str:
     """`name`, if SSH may be given it: no leading dash, nothing a shell or an option parser would read."""
     if _HOST.fullmatch(name) or _is_ipv6(name):

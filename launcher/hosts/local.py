@@ -18,14 +18,18 @@ _LINGER_S = 0.3  # how long output is awaited after the command itself has ended
 
 
 class LocalShell:
-    """Commands on this machine, without SSH."""
+    """Commands on this machine, without SSH. `prefix` comes before each of them: what starts it elsewhere (srun)."""
+
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
+        self.prefix = prefix
 
     def start(self, argv: Sequence[str], *, deadline: Deadline) -> LocalSession:
         """Start `argv`. Raises ShellError when there is no such program."""
+        whole = [*self.prefix, *argv]
         try:
-            return LocalSession(argv)
+            return LocalSession(whole)
         except OSError as error:
-            raise ShellError("no-such-command", f"{argv[0]} cannot be started here: {error.strerror}") from None
+            raise ShellError("no-such-command", f"{whole[0]} cannot be started here: {error.strerror}") from None
 
     def close(self) -> None:
         """Nothing to leave."""

@@ -181,9 +181,7 @@ def _lines(file: Path, level: int) -> list[str]:
 def _load_key(file: Path) -> paramiko.PKey | str:
     try:
         return paramiko.PKey.from_path(file)
-    except paramiko.PasswordRequiredException:
-        return f"{file} needs a passphrase (load it into ssh-agent)"
-    except TypeError:  # cryptography's word for an encrypted key
+    except (paramiko.PasswordRequiredException, TypeError):  # the latter is cryptography's word for an encrypted key
         return f"{file} needs a passphrase (load it into ssh-agent)"
     except Exception as error:  # whatever a broken file makes the parsers say: one key less
         return f"{file} cannot be read: {error}"

@@ -1,4 +1,4 @@
-"""Boarding: from hosts to agents that wait for their orders, all at once, or one error that names every bad host."""
+"""From hosts to agents that wait for their orders, all at once, or one error that names every bad host."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.errors import ConfigError, HetctlError, Unreachable
+from hetctl.comm.contract.files import write_atomically
 from hetctl.launcher.agent import bootstrap
-from hetctl.launcher.hosts.bundle import CARRIED_FOLDER, NEEDED, Bundle, missing_packages
+from hetctl.launcher.hosts.bundle import CARRIED_FOLDER, ENTRY_POINT, METADATA, NEEDED, Bundle, missing_packages
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import Dialogue, converse
 from hetctl.launcher.hosts.fanout import fan_out
@@ -23,12 +25,10 @@ from hetctl.launcher.hosts.local import LocalShell
 from hetctl.launcher.hosts.shell import Session, Shell
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agent_link import AgentGone, AgentLink
-from hetctl.launcher.supervisor.site import Site
 
 PROTOCOL = 1  # the agent's, see launcher.agent
 STARTING_S = 120.0
 BOOT = "import sys;sys.path.insert(0,sys.argv[1]);from hetctl.launcher.agent.agent import main;main()"
-NO_COMMAND = (126, 127)
 
 OpenShell = Callable[[Deadline], Shell]
 
@@ -56,6 +56,22 @@ class AgentRequest:
     folder: RunFolder | None = None  # the launcher's run folder, taken where every host sees the token in it
     paths: tuple[str, ...] = ()  # data that must be readable there
     packages: tuple[str, ...] = NEEDED
+
+
+@dataclass(frozen=True)
+class Site:
+    """One host as a run finds it: its interpreter, its code, its view of the run folder, where its ranks talk."""
+
+    name: str
+    python: str
+    code_path: str  # PYTHONPATH that finds hetctl and its entry point
+    folder: RunFolder  # the run's files as this host sees them
+    shared: bool  # whether that is the launcher's own folder
+    cores: int
+    data_address: str
+    interface: str | None  # that holds the data address; None: unknown
+    program: str | None = None  # where a shipped program folder is
+    checkpoints: tuple[str, ...] = ()  # names of the whole checkpoints it holds
 
 
 StartedAgent = tuple[Site, AgentLink, list[Shell]]
@@ -86,6 +102,24 @@ class Agents:
             for shell in shells:
                 shell.close()
         self.on_close()
+
+
+def this_site(name: str, folder: RunFolder, code: Path) -> Site:
+    """This machine, for ranks that talk among themselves."""
+    cores = len(os.sched_getaffinity(0))
+    return Site(name, sys.executable, code_path(code, folder.launch / "site"), folder, True, cores, "127.0.0.1", "lo")
+
+
+def code_path(root: Path, site: Path) -> str:
+    """A PYTHONPATH that finds this very hetctl, and makes torch find its back end also where it is not installed.
+
+    Torch loads the entry points of `torch.backends` from package metadata, so `site` holds a few lines of it.
+    """
+    metadata = site / "hetctl_entry-0.dist-info"
+    write_atomically(metadata / "METADATA", METADATA)
+    write_atomically(metadata / "entry_points.txt", ENTRY_POINT)
+    inherited = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(root), str(site), *([inherited] if inherited else [])])
 
 
 def start_agent_here(site: Site, code: str) -> Agents:

@@ -11,10 +11,9 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.operation.recorder import VARIABLE as FLIGHT_VARIABLE
 from hetctl.launcher.agent.orders import Prepare, StoreOrder, WorkerOrder
-from hetctl.launcher.supervisor.agents import Agents
+from hetctl.launcher.supervisor.agents import Agents, Site
 from hetctl.launcher.supervisor.environment import RUN_VARIABLE, HostShape, Seat, Setting, rank_settings
 from hetctl.launcher.supervisor.launch import Launch
-from hetctl.launcher.supervisor.site import Site
 from hetctl.launcher.supervisor.supervisor import END_GRACE_S, LEASE_S, HostSpec
 
 STORE_BOOT = "import sys;sys.path.insert(0,sys.argv.pop(1));from hetctl.launcher.agent.store import main;main()"

@@ -23,12 +23,19 @@ from hetctl.comm.contract.transports import NATIVE
 from hetctl.launcher.agent.orders import WatchedPort
 from hetctl.launcher.hosts.bundle import code_bundle, folder_bundle
 from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.host_names import expand
 from hetctl.launcher.hosts.local import LocalShell
 from hetctl.launcher.hosts.shell import Shell
-from hetctl.launcher.hosts.srun import SrunShell, check_allocation
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.registry import delist, enlist
-from hetctl.launcher.supervisor.agents import AgentRequest, Agents, TargetHost, start_agent_here, start_agents
+from hetctl.launcher.supervisor.agents import (
+    AgentRequest,
+    Agents,
+    TargetHost,
+    start_agent_here,
+    start_agents,
+    this_site,
+)
 from hetctl.launcher.supervisor.environment import (
     Seat,
     Setting,
@@ -38,7 +45,6 @@ from hetctl.launcher.supervisor.environment import (
     placement_of,
     ports_of,
 )
-from hetctl.launcher.supervisor.site import this_site
 from hetctl.launcher.supervisor.supervisor import LEASE_S
 
 
@@ -216,8 +222,9 @@ def target_of(host: Host, open_shell: Callable[[Host, Deadline], Shell]) -> Targ
 def shell_opener(way: str) -> tuple[Callable[[Host, Deadline], Shell], Callable[[], None]]:
     """How a shell on a host is opened, and what to close in the end."""
     if way == "slurm":
-        return (lambda host, deadline: SrunShell(host.name)), (lambda: None)
-    from hetctl.launcher.ssh import SshConfig, connect  # paramiko takes 0.2 s that a local run need not pay
+        return _on_node, (lambda: None)
+    from hetctl.launcher.ssh.config import SshConfig  # paramiko takes 0.2 s that a local run need not pay
+    from hetctl.launcher.ssh.connect import connect
 
     config = SshConfig()
 
@@ -226,3 +233,21 @@ def shell_opener(way: str) -> tuple[Callable[[Host, Deadline], Shell], Callable[
         return LocalShell() if host.access.local else connect(host.access, config, deadline)
 
     return enter, config.close
+
+
+def _on_node(host: Host, deadline: Deadline) -> Shell:
+    """Commands on a node of this allocation: one srun step for each, its stdin and stdout joined with ours."""
+    deadline.phase = f"starting a step on {host.name}"
+    step = ("srun", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--overlap", "--unbuffered")
+    return LocalShell((*step, "--export=ALL", "--kill-on-bad-exit=0", "--"))
+
+
+def check_allocation(hosts: Sequence[str], nodelist: str) -> None:
+    """Raise ConfigError naming hosts of the cluster that the allocation does not hold."""
+    held = {spot.host for spot in expand(nodelist)}
+    strangers = [h for h in hosts if h not in held]
+    if strangers:
+        raise ConfigError(
+            f"{', '.join(strangers[:8])} of the cluster is not in this allocation ({nodelist})",
+            hint="discover the allocation's own nodes, or use --launcher ssh",
+        )

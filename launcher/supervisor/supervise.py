@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from hetctl.comm.contract.errors import Interrupted, WorkFailed
@@ -24,7 +25,7 @@ from hetctl.comm.contract.events import (
     document,
 )
 from hetctl.comm.contract.files import write_json
-from hetctl.launcher.agent.sweep import sweep
+from hetctl.launcher.agent.run_files import sweep
 from hetctl.launcher.run_folder.failure import failed_all_the_same, find_failure
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.registry import delist
@@ -50,12 +51,11 @@ def supervise(
     """
     folder.cut_torn_lines()
     folder.failure.unlink(missing_ok=True)  # of an earlier attempt; this one may be lost before it says how it ended
-    logs = _Logs(folder)
 
     def handle(told: Told) -> None:
         match told.event:
             case LogText() as event:
-                logs.write(told.source, event)
+                _keep_log(folder.log(told.source), event)
             case RankFailed(reason):
                 say(f"rank {told.source} on {told.host}: {reason}; the other ranks are ended")
             case PortChanged(nic, problem):
@@ -135,19 +135,13 @@ def _record(told: Told) -> dict[str, Any]:
     return {**plain, "host": told.host, **({} if told.rank is None else {"rank": told.rank})}
 
 
-class _Logs:
-    """The logs of ranks on hosts whose files are not seen here, as their agents pass them on; bounded."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-
-    def write(self, rank: int, event: LogText) -> None:
-        path = self.folder.log(rank)
-        path.parent.mkdir(mode=0o700, exist_ok=True)  # what ranks print may hold secrets
-        skipped = f"\n[{event.skipped} bytes are only in the log on the host]\n" if event.skipped else ""
-        with path.open("ab") as file:
-            if file.tell() < MAX_LOG_BYTES:
-                file.write((skipped + event.text).encode())
+def _keep_log(path: Path, event: LogText) -> None:
+    """Add to the log of a rank whose host's files are not seen here, as its agent passes it on; bounded."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)  # what ranks print may hold secrets
+    skipped = f"\n[{event.skipped} bytes are only in the log on the host]\n" if event.skipped else ""
+    with path.open("ab") as file:
+        if file.tell() < MAX_LOG_BYTES:
+            file.write((skipped + event.text).encode())
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from hetctl.discovery.discover import HostAnswer, discover
 from hetctl.discovery.inventory import InventoryHost
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.shell import ShellError
-from hetctl.launcher.ssh import SshConfig, connect
+from hetctl.launcher.ssh.config import SshConfig
+from hetctl.launcher.ssh.connect import connect
 from hetctl.probe.raw import BEGIN, END
 from tests.busy import busy
 from tests.rigs import netns

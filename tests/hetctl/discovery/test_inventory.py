@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.discovery.inventory import Inventory, resolve
-from hetctl.launcher.hosts.host_names import MAX_HOSTS, HostName, expand, parse_spot
+from hetctl.launcher.hosts.host_names import MAX_HOSTS, HostName, expand
 
 
 def names(inventory: Inventory) -> list[str]:
@@ -41,7 +41,7 @@ def test_names_expand_in_order(text: str, hosts: list[str]) -> None:
 
 def test_user_and_port() -> None:
     assert expand("root@gpu[1-2]:2222") == [HostName("gpu1", "root", 2222), HostName("gpu2", "root", 2222)]
-    assert parse_spot("me@[2001:db8::1]:22") == HostName("2001:db8::1", "me", 22)
+    assert expand("me@[2001:db8::1]:22") == [HostName("2001:db8::1", "me", 22)]
 
 
 NO_NAMES = """-oProxyCommand=touch x|root@-x|-l@x|a b|a;b|$(x)|a:0|a:99999|a:x|@x|node[1-|node[]|node[3-1]|a[1-2]!b

@@ -24,8 +24,8 @@ from hetctl.comm.contract.cluster import (
     save_cluster,
 )
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.launcher.hosts.srun import check_allocation
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.supervisor.launch import check_allocation
 from hetctl.runs.handover import batch_script
 from tests.rigs.cluster import ROOT, command
 

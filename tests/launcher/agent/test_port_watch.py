@@ -9,8 +9,7 @@ from typing import Any
 from hetctl.comm.contract.events import PortChanged
 from hetctl.launcher.agent import port_watch
 from hetctl.launcher.agent.orders import WatchedPort
-from hetctl.launcher.agent.port_state import PortState, read_port, rose, worse
-from hetctl.launcher.agent.port_watch import QUIET_S, PortHistory, PortWatch
+from hetctl.launcher.agent.port_watch import QUIET_S, PortHistory, PortState, PortWatch, read_port, rose, worse
 
 FAST = PortState(True, "ACTIVE", 400e9, {"symbol_error": 7, "link_downed": 1, "carrier_changes": 2})
 
@@ -88,13 +87,15 @@ def fake_sys(root: Path) -> Path:
 def test_ports_are_read_from_sysfs(tmp_path: Path) -> None:
     root = str(fake_sys(tmp_path))
     counters = {"carrier_changes": 3, "rx_errors": 11}
-    assert read_port("ib0", root=root) == PortState(True, "up", 400e9, counters)
-    assert read_port("ib0", "mlx5_0", 2, root=root) == PortState(True, "ACTIVE", 200e9, counters | {"symbol_error": 5})
+    assert read_port(WatchedPort("ib0"), root=root) == PortState(True, "up", 400e9, counters)
+    assert read_port(WatchedPort("ib0", "mlx5_0", 2), root=root) == PortState(
+        True, "ACTIVE", 200e9, counters | {"symbol_error": 5}
+    )
     (tmp_path / "sys/class/infiniband/mlx5_0/ports/2/state").write_text("1: DOWN\n")
     (tmp_path / "sys/class/net/ib0/speed").write_text("-1\n")
-    assert not read_port("ib0", "mlx5_0", 2, root=root).up
-    assert read_port("ib0", root=root).bits_per_s is None
-    assert read_port("nowhere", root=root) == PortState(False, "gone")
+    assert not read_port(WatchedPort("ib0", "mlx5_0", 2), root=root).up
+    assert read_port(WatchedPort("ib0"), root=root).bits_per_s is None
+    assert read_port(WatchedPort("nowhere"), root=root) == PortState(False, "gone")
 
 
 def test_a_watch_says_what_changed_and_what_hangs(monkeypatch: Any) -> None:

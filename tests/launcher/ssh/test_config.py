@@ -8,7 +8,7 @@ import pytest
 
 from hetctl.comm.contract.access import Access
 from hetctl.launcher.hosts.shell import ShellError
-from hetctl.launcher.ssh import SshConfig, SshRoute
+from hetctl.launcher.ssh.config import SshConfig, SshRoute
 
 
 def route(home: Path, access: Access, config: str = "") -> SshRoute:

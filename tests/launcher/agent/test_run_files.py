@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hetctl.launcher.agent.sweep import FILE, sweep_for
+from hetctl.launcher.agent.run_files import SWEEP_FILE, sweep_for
 from hetctl.launcher.run_folder.folder import RunFolder
 
 
@@ -17,7 +17,7 @@ def test_only_what_is_half_made_goes(tmp_path: Path) -> None:
     for path in (*(folder.path / n for n in (*names, *halves)), other):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
-    (tmp_path / FILE).write_text(json.dumps(folder.half_made))
+    (tmp_path / SWEEP_FILE).write_text(json.dumps(folder.half_made))
     sweep_for(str(tmp_path))
     left = {p.relative_to(folder.path).as_posix() for p in folder.path.rglob("*") if p.is_file()}
     assert left == set(names)
