@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.errors import HetctlError
@@ -22,12 +21,11 @@ from hetctl.probe import MAX_STDOUT_BYTES, Options, Raw, extract, parse, program
 from hetctl.probe.capture import Recording, read_capture
 from hetctl.probe.raw import UNSUPPORTED, printable
 
-if TYPE_CHECKING:
-    from hetctl.launcher.ssh.config import SshConfig
-
 DEFAULT_TIMEOUT_S = 60.0
 _MARGIN = 0.8  # of the deadline is the probe's; the rest is for the way there and back
 _NO_SUCH_COMMAND = (126, 127)
+
+OpenShell = Callable[[InventoryHost, Deadline], Shell]
 
 
 @dataclass(frozen=True)
@@ -50,11 +48,11 @@ def discover(
     A host that fails is an answer like any other: its report has a status and a reason instead of facts.
     """
     answers: dict[str, HostAnswer] = {}
-    with ssh_files(entries) as book:
+    with shell_opener(entries) as open_shell:
 
         def ask(entry: InventoryHost, deadline: Deadline) -> HostAnswer:
             asked = options(entry) if options else Options(environment=tuple(entry.access.env))
-            return ask_host(entry, _in_time(asked, timeout_s), deadline, book=book)
+            return ask_host(entry, open_shell, _in_time(asked, timeout_s), deadline)
 
         for outcome in fan_out(entries, ask, deadline_s=timeout_s):
             answer = _answer(outcome)
@@ -85,14 +83,11 @@ def replay(path: Path) -> list[HostAnswer]:
     ]
 
 
-def ask_host(
-    entry: InventoryHost, options: Options, deadline: Deadline, *, book: SshConfig | None = None
-) -> HostAnswer:
+def ask_host(entry: InventoryHost, open_shell: OpenShell, options: Options, deadline: Deadline) -> HostAnswer:
     """What one host says. Raises HetctlError that says why it says nothing."""
     begin = time.monotonic()
-    shell = enter(entry.access, deadline, book=book)
-    asked_at = time.time()
-    try:
+    with closing(open_shell(entry, deadline)) as shell:
+        asked_at = time.time()
         finished = run(
             shell,
             [*entry.access.prefix, entry.access.python, "-I", "-"],
@@ -100,8 +95,6 @@ def ask_host(
             stdin=program(options),
             max_bytes=MAX_STDOUT_BYTES,
         )
-    finally:
-        shell.close()
     answered_at = time.time()
     raw = _material(finished, entry.access.python)
     facts = parse(raw)
@@ -123,16 +116,6 @@ def _clock_ahead(facts: HostFacts, asked_at: float, answered_at: float) -> tuple
     if clock is None or worked is None:
         return None
     return clock - answered_at, clock - min(asked_at + worked, answered_at)
-
-
-def enter(access: Access, deadline: Deadline, *, book: SshConfig | None) -> Shell:
-    """A shell on a host: this machine's own, or over SSH. Raises ShellError."""
-    if access.local:
-        return LocalShell()
-    from hetctl.launcher.ssh.connect import connect  # paramiko takes 0.2 s that a local discovery need not pay
-
-    assert book is not None, "a host that is not local needs the SSH files"
-    return connect(access, book, deadline)
 
 
 def _material(finished: Finished, python: str) -> Raw:
@@ -184,12 +167,13 @@ def _in_time(options: Options, timeout_s: float) -> Options:
 
 
 @contextmanager
-def ssh_files(entries: Sequence[InventoryHost]) -> Iterator[SshConfig | None]:
-    """The SSH files as long as they are needed, None when no host is reached by SSH."""
+def shell_opener(entries: Sequence[InventoryHost]) -> Iterator[OpenShell]:
+    """What opens a shell on each of these hosts: this machine's own, or over SSH. Raises ShellError when called."""
     if all(entry.access.local for entry in entries):
-        yield None
+        yield lambda entry, deadline: LocalShell()
         return
-    from hetctl.launcher.ssh.config import SshConfig
+    from hetctl.launcher.ssh.config import SshConfig  # paramiko takes 0.2 s that a local discovery need not pay
+    from hetctl.launcher.ssh.connect import connect
 
-    with SshConfig() as book:
-        yield book
+    with SshConfig() as config:
+        yield lambda entry, deadline: LocalShell() if entry.access.local else connect(entry.access, config, deadline)

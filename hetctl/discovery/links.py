@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ from hetctl.comm.contract.cluster import (
 from hetctl.comm.contract.errors import ConfigError, HetctlError
 from hetctl.comm.contract.units import show_rate
 from hetctl.console import Sink
-from hetctl.discovery.discover import enter, ssh_files
+from hetctl.discovery import traffic
+from hetctl.discovery.discover import shell_opener
 from hetctl.discovery.inventory import InventoryHost, entries_of
 from hetctl.discovery.perftest import Tool, argv, parse_bandwidth, parse_latency
 from hetctl.discovery.transports import hosts_of
 from hetctl.launcher.hosts.deadline import Deadline
-from hetctl.launcher.hosts.dialogue import converse
+from hetctl.launcher.hosts.dialogue import Dialogue, converse
 from hetctl.launcher.hosts.fanout import fan_out
 from hetctl.launcher.hosts.shell import Shell, run
 from hetctl.probe.raw import printable
@@ -62,12 +64,9 @@ def measure_links(
     """The cluster with what was measured between its hosts, its links' TCP and RDMA rates replaced by it."""
     wanted = [entry for entry in entries if cluster.host_by_name[entry.name].status == "ok"]
     found: list[Measured] = []
-    with ssh_files(wanted) as book:
-
-        def open_one(entry: InventoryHost, deadline: Deadline) -> Shell:
-            return enter(entry.access, deadline, book=book)
-
-        shells = {o.item.name: o.value for o in fan_out(wanted, open_one, deadline_s=connect_s) if o.value is not None}
+    with shell_opener(wanted) as open_shell:
+        entered = fan_out(wanted, open_shell, deadline_s=connect_s)
+        shells = {o.item.name: o.value for o in entered if o.value is not None}
         pythons = {entry.name: entry.access.python for entry in wanted}
 
         def measure(pair: Pair, deadline: Deadline) -> list[Measured]:
@@ -154,6 +153,10 @@ class RailEnd:
     shell: Shell
     python: str
 
+    def start(self, request: Mapping[str, Any], deadline: Deadline) -> Dialogue:
+        """Our sender there, as a listener or a caller."""
+        return converse(self.shell, self.python, inspect.getsource(traffic), request, deadline=deadline)
+
 
 def measure_pair(a: RailEnd, b: RailEnd, *, seconds: float, deadline: Deadline) -> list[Measured]:
     """All rails between two hosts: RDMA ones by perftest where both have it, all of them over TCP by our sender."""
@@ -219,35 +222,20 @@ def _lane(x: Nic, y: Nic) -> RailToMeasure:
     return RailToMeasure((x.name, y.name), (x.address, y.address), devices)
 
 
-@cache
-def _program() -> str:
-    return (Path(__file__).parent / "traffic.py").read_text(encoding="ascii")
-
-
 def _own(a: RailEnd, b: RailEnd, lanes: Sequence[RailToMeasure], seconds: float, deadline: Deadline) -> list[Measured]:
     """Our sender: the second host listens on its data addresses, the first one calls from its own."""
     names = (a.host.name, b.host.name)
     common = {"secret": secrets.token_hex(32), "deadline_s": deadline.left() + 5.0}
     deadline.phase = f"starting a listener on {names[1]}"
-    listener = converse(
-        b.shell, b.python, _program(), {**common, "listen": [lane.addresses[1] for lane in lanes]}, deadline=deadline
-    )
-    try:
+    with closing(b.start({**common, "listen": [lane.addresses[1] for lane in lanes]}, deadline)) as listener:
         ports = listener.receive(deadline=deadline)["ports"]
         rails = [
             {"address": lane.addresses[1], "port": int(port), "source": lane.addresses[0]}
             for lane, port in zip(lanes, ports, strict=True)
         ]
         deadline.phase = f"measuring {names[0]} to {names[1]}"
-        caller = converse(
-            a.shell, a.python, _program(), {**common, "rails": rails, "seconds": seconds}, deadline=deadline
-        )
-        try:
+        with closing(a.start({**common, "rails": rails, "seconds": seconds}, deadline)) as caller:
             results = caller.receive(deadline=deadline)["rails"]
-        finally:
-            caller.close()
-    finally:
-        listener.close()
     return [_row(names, lanes, n, result) for n, result in enumerate(results)]
 
 
@@ -278,13 +266,10 @@ def _perftest(tool: Tool, a: RailEnd, b: RailEnd, lane: RailToMeasure, deadline:
     port = secrets.choice(_PORTS)
     ours, theirs = lane.devices
     deadline.phase = f"running {tool} between {a.host.name} and {b.host.name}"
-    listener = b.shell.start(argv(tool, theirs or "", port), deadline=deadline)
-    try:
+    with closing(b.shell.start(argv(tool, theirs or "", port), deadline=deadline)) as listener:
         listener.read(1.0)  # its heading: it listens, or it is not there
         done = run(a.shell, argv(tool, ours or "", port, server=lane.addresses[1]), deadline=deadline)
         return done.stdout.decode("utf-8", "replace") if done.exit_code == 0 else ""
-    finally:
-        listener.close()
 
 
 def pair_line(pair: Pair, rows: Sequence[Measured]) -> str:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from hetctl.comm.contract.cluster import Measured
 from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.units import show_rate
-from hetctl.discovery.discover import enter, ssh_files
+from hetctl.discovery.discover import shell_opener
 from hetctl.discovery.inventory import InventoryHost
+from hetctl.doctor import reach
 from hetctl.doctor.check import Check, CheckedCluster, ReachAttempt, State, Verdict, listed
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import Dialogue, converse
@@ -52,17 +52,17 @@ def tried(
     hosts = {e.name: checked.cluster.host_by_name[e.name] for e in entries}
     addressed = [e for e in entries if hosts[e.name].data_address]
     secret = secrets.token_hex(32)
-    with ssh_files(addressed) as book:
+    with shell_opener(addressed) as open_shell:
 
         def station(entry: InventoryHost, deadline: Deadline) -> RemoteProgram:
-            shell = enter(entry.access, deadline, book=book)
+            shell = open_shell(entry, deadline)
             request = {
                 "secret": secret,
                 "deadline_s": 4 * timeout_s,
                 "address": hosts[entry.name].data_address,
                 "ports": list(PORTS),
             }
-            dialogue = converse(shell, entry.access.python, _program(), request, deadline=deadline)
+            dialogue = converse(shell, entry.access.python, inspect.getsource(reach), request, deadline=deadline)
             return RemoteProgram(shell, dialogue, dialogue.receive(deadline=deadline))
 
         posts = {o.item.name: o.value for o in fan_out(addressed, station, deadline_s=timeout_s) if o.value is not None}
@@ -139,11 +139,6 @@ def _shared(folder: str, posts: Mapping[str, RemoteProgram], timeout_s: float) -
     except HetctlError as error:
         seen[names[0]] = seen[names[0]] or printable(error.message)
     return seen
-
-
-@cache
-def _program() -> str:
-    return (Path(__file__).parent / "reach.py").read_text(encoding="ascii")
 
 
 # --- rules ---------------------------------------------------------------------------------------------------------

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from contextlib import closing
 from itertools import combinations
-from pathlib import Path
 from typing import Any, Literal
 
 from hetctl.comm.contract.facts import HostFacts
 from hetctl.comm.contract.units import show_rate
 from hetctl.discovery.devices import device_class
-from hetctl.discovery.discover import enter, ssh_files
+from hetctl.discovery.discover import shell_opener
 from hetctl.discovery.inventory import InventoryHost
+from hetctl.doctor import perf_program
 from hetctl.doctor.check import (
     Check,
     CheckedCluster,
@@ -70,22 +71,17 @@ def measure(
     """Host -> what its devices did, or the problem that kept it from telling."""
     found: dict[str, Mapping[str, Any]] = {}
     seconds = max(timeout_s, _SECONDS[program])
-    with ssh_files(entries) as book:
+    with shell_opener(entries) as open_shell:
 
         def ask(entry: InventoryHost, deadline: Deadline) -> dict[str, Any]:
             python = worker_python(checked.facts[entry.name])
             path = python.executable if python and python.executable else entry.access.python
-            shell = enter(entry.access, deadline, book=book)
-            try:
-                visible = _only_its_own(entry, checked)
-                request = {"program": program, "deadline_s": seconds, "environment": {**_inventorys(entry), **visible}}
-                dialogue = converse(shell, path, _program(), request, deadline=deadline)
-                try:
+            visible = _only_its_own(entry, checked)
+            request = {"program": program, "deadline_s": seconds, "environment": {**_inventorys(entry), **visible}}
+            with closing(open_shell(entry, deadline)) as shell:
+                text = inspect.getsource(perf_program)
+                with closing(converse(shell, path, text, request, deadline=deadline)) as dialogue:
                     return _numbered(dialogue.receive(deadline=deadline), checked, entry, chosen=bool(visible))
-                finally:
-                    dialogue.close()
-            finally:
-                shell.close()
 
         for outcome in fan_out(entries, ask, deadline_s=seconds):
             problem = {"problem": printable(outcome.error.message)} if outcome.error else {}
@@ -114,11 +110,6 @@ def _numbered(found: dict[str, Any], checked: CheckedCluster, entry: InventoryHo
     indices = [d.index for d in checked.cluster.host_by_name[entry.name].devices]
     devices = [{**d, "index": i} for d, i in zip(found.get("devices", []), indices, strict=False)]
     return {**found, "devices": devices, "chosen": True}
-
-
-@cache
-def _program() -> str:
-    return (Path(__file__).parent / "perf_program.py").read_text(encoding="ascii")
 
 
 # --- speed ---------------------------------------------------------------------------------------------------------

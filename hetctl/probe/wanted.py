@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from hetctl.comm.contract.values import encode
+from hetctl.probe import remote
 from hetctl.probe.raw import Options
 from hetctl.probe.vendors import VENDORS
 from hetctl.probe.vendors.base import Tool
@@ -48,7 +48,7 @@ class ProbeRequest:
 
 def program(options: Options) -> bytes:
     """The self-contained program, to be fed to `python3 -` on the host; it says so when that Python is too old."""
-    return _BOOT.format(source=_source(), request=request(options)).encode("ascii")
+    return _BOOT.format(source=inspect.getsource(remote), request=request(options)).encode("ascii")
 
 
 def request(options: Options) -> str:
@@ -63,11 +63,6 @@ def light_request(options: Options) -> dict[str, Any]:
     """A request for the probe in this very process: files and calls only, no tool and no Python is started."""
     want = replace(wanted(), tools={}, trees=_trees()[:3], tool_path=())
     return {"options": {**encode(options), "describe": False}, "want": encode(want)}
-
-
-@cache
-def _source() -> str:
-    return (Path(__file__).parent / "remote.py").read_text(encoding="ascii")
 
 
 # Parsed by any Python since 2.6: only behind the check is the program itself compiled.

@@ -15,27 +15,26 @@ from hetctl.comm.contract.plan import Plan
 from hetctl.console import Sink
 from hetctl.launcher.supervisor.environment import (
     HostShape,
-    Seat,
-    device_type,
     host_settings,
     interface_of,
     rank_settings,
     without_secrets,
 )
+from hetctl.launcher.supervisor.launch import Launch
 
 LATER = "(decided on the host)"
 
 
 def show_environment(plan: Plan, cluster: Cluster, name: str, sink: Sink) -> dict[str, Any]:
     """The table for people and the document for scripts. Raises ConfigError when the host has no ranks."""
-    seats = [Seat(r.rank, r.host, r.device) for r in plan.ranks]
+    launch = Launch.of(cluster, plan)
+    seats = launch.seats
     mine = [s for s in seats if s.host == name]
     if not mine:
         raise ConfigError(f"no rank of the plan is on '{name}'", hint=nearest(name, {s.host for s in seats}))
     host, master = cluster.host_by_name[name], cluster.host_by_name[seats[0].host]
     cores = host.facts.get("system", {}).get("cpu", {}).get("allowed") or len(mine)
-    kind = device_type(cluster.runs, [i.vendor for i in plan.islands])
-    shape = HostShape(name, cores, kind, master.data_address or LATER, interface_of(host), LATER)
+    shape = HostShape(name, cores, launch.device_type, master.data_address or LATER, interface_of(host), LATER)
     environment = {n: os.environ.get(n, "") for n in (host.access.env if host.access else {})}
     own = host_settings(cluster, host, seats, environment=environment)
     files = {v: Path(LATER) for v in ("TORCHELASTIC_ERROR_FILE", "HETCTL_JOB", "HETCTL_PLACEMENT", "HETCTL_FLIGHT_DIR")}

@@ -18,52 +18,38 @@ from hetctl.comm.contract.files import finite, write_atomically, write_json
 PIECE = 1 << 16  # bytes looked at at a time
 
 
+class _Inside:
+    """The path of that name inside a run's folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path:
+        return folder.path / self.name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The names inside one run's folder."""
 
     path: Path
 
-    @classmethod
-    def at(cls, path: str) -> RunFolder:
-        """A folder on another host, as that host names it."""
-        return cls(Path(path))
+    plan = _Inside("plan.yaml")
+    recipe = _Inside("recipe.yaml")
+    metrics = _Inside("metrics.jsonl")
+    events = _Inside("events.jsonl")
+    summary = _Inside("summary.json")
+    failure = _Inside("failure.json")
+    report = _Inside("report.html")
+    checkpoints = _Inside("checkpoints")
+    launch = _Inside("launch")  # what ranks read: the job and the placement
+    timeline = _Inside("launch/timeline.json")  # what each rank did when in the last step: what report.html draws
+    text = _Inside("launch/text")  # the digest of the text that the run learns from
+    flight = _Inside("logs")  # what each rank was doing when it failed: its flight recorder's file
 
     @property
     def name(self) -> str:
         return self.path.name
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.yaml"
-
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def failure(self) -> Path:
-        return self.path / "failure.json"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
 
     @property
     def half_made(self) -> tuple[str, ...]:
@@ -78,26 +64,6 @@ class RunFolder:
         if not file.is_file():
             write_atomically(file, f"{re.sub(r'[^A-Za-z0-9_-]+', '-', self.name)}-{secrets.token_hex(4)}")
         return file.read_text(encoding="utf-8").strip()
-
-    @property
-    def timeline(self) -> Path:
-        """What each rank did when in the last step: what report.html draws."""
-        return self.launch / "timeline.json"
-
-    @property
-    def text(self) -> Path:
-        """The digest of the text that the run learns from."""
-        return self.launch / "text"
-
-    @property
-    def launch(self) -> Path:
-        """What ranks read: the job and the placement."""
-        return self.path / "launch"
-
-    @property
-    def flight(self) -> Path:
-        """What each rank was doing when it failed: its flight recorder's file."""
-        return self.path / "logs"
 
     def log(self, rank: int) -> Path:
         return self.path / "logs" / f"rank-{rank}.log"

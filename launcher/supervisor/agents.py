@@ -283,7 +283,7 @@ def _judge(target: TargetHost, orders: AgentRequest, about: dict[str, Any]) -> t
         name=target.name,
         python=python,
         code_path=os.pathsep.join([code, *([os.path.join(code, CARRIED_FOLDER)] if carried else [])]),
-        folder=RunFolder.at(about["folder"]),
+        folder=RunFolder(Path(about["folder"])),
         shared=bool(about["shared"]),
         cores=int(about["cores"]),
         data_address=target.data_address,

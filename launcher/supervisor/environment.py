@@ -10,8 +10,7 @@ from hetctl.comm.contract.cluster import Cluster, Device, Host, Nic
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.facts import HostFacts, NicFacts, facts_from_data
 from hetctl.comm.contract.natives import HOST, NATIVES, native_of
-from hetctl.comm.contract.placement import NICS_VARIABLE, PORTS_VARIABLE, PlacedBridge, PlacedIsland, Placement
-from hetctl.comm.contract.plan import PlannedBridge, PlannedIsland
+from hetctl.comm.contract.placement import NICS_VARIABLE, PORTS_VARIABLE
 from hetctl.launcher.agent.orders import WatchedPort
 
 RUN_VARIABLE = "HETCTL_RUN"  # by which `hetctl clean` knows what belongs to a run
@@ -63,20 +62,6 @@ def device_type(runs: str | None, vendors: Iterable[str] = ()) -> str:
     """
     types = [NATIVES[v].device_type for v in vendors] if runs is None else [native_of(library=runs).device_type]
     return next((kind for kind in types if kind != HOST), HOST)
-
-
-def placement_of(
-    islands: Sequence[PlannedIsland],
-    bridges: Sequence[PlannedBridge],
-    seats: Sequence[Seat],
-    *,
-    runs: str | None,
-    verify_bridge: bool = False,
-) -> Placement:
-    """What ranks must know. `runs` is the native library an emulation really has, None on real islands."""
-    placed = tuple(PlacedIsland(i.name, i.vendor, _torch_backend(i.vendor, runs), i.ranks) for i in islands if i.ranks)
-    ways = tuple(PlacedBridge(b.islands, b.transport, b.forced) for b in bridges)
-    return Placement(placed, ways, tuple(s.host for s in seats), verify_bridge)
 
 
 def rank_settings(
@@ -308,7 +293,3 @@ def without_secrets(settings: Sequence[Setting]) -> list[Setting]:
 
 def _facts(host: Host) -> HostFacts:
     return facts_from_data(dict(host.facts), where=f"facts of {host.name}")
-
-
-def _torch_backend(vendor: str, runs: str | None) -> str:
-    return NATIVES[vendor].torch_backend if runs is None else native_of(library=runs).torch_backend

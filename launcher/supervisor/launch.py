@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.cluster import Cluster, Host
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.placement import Placement
+from hetctl.comm.contract.natives import NATIVES, native_of
+from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement
 from hetctl.comm.contract.plan import Plan, PlannedBridge, PlannedIsland
 from hetctl.comm.contract.transports import NATIVE
 from hetctl.launcher.agent.orders import WatchedPort
@@ -42,7 +43,6 @@ from hetctl.launcher.supervisor.environment import (
     device_type,
     host_settings,
     interface_of,
-    placement_of,
     ports_of,
 )
 from hetctl.launcher.supervisor.supervisor import LEASE_S
@@ -104,9 +104,14 @@ class Launch:
     @property
     def placement(self) -> Placement:
         """What ranks are told of islands and bridges."""
-        return placement_of(
-            self.islands, self.bridges, self.seats, runs=self.cluster.runs, verify_bridge=self.verify_bridge
-        )
+        used = [i for i in self.islands if i.ranks]
+        islands = tuple(PlacedIsland(i.name, i.vendor, self._torch_backend(i.vendor), i.ranks) for i in used)
+        bridges = tuple(PlacedBridge(b.islands, b.transport, b.forced) for b in self.bridges)
+        return Placement(islands, bridges, tuple(s.host for s in self.seats), self.verify_bridge)
+
+    def _torch_backend(self, vendor: str) -> str:
+        runs = self.cluster.runs  # what an emulation really has
+        return (NATIVES[vendor] if runs is None else native_of(library=runs)).torch_backend
 
     def ports(self, host: Host) -> Sequence[WatchedPort]:
         """The network ports of a host that its agent watches."""

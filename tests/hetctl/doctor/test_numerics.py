@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def test_device_classes_are_compared_with_each_other(right: list[dict[str, Any]]
 
 
 def test_the_program_answers_from_its_text_alone() -> None:
-    text = perf._program()
+    text = inspect.getsource(perf_program)
     request = json.dumps({"program": "alive", "deadline_s": 60})
     boot = f"scope={{'__name__': 'x'}};exec(compile({text!r}, 'x', 'exec'), scope);scope['main']({request!r})"
     done = subprocess.run([sys.executable, "-I", "-"], input=boot, capture_output=True, text=True, timeout=400)
