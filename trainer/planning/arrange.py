@@ -11,7 +11,7 @@ from hetctl.trainer.planning.partition import Split, best_split, fixed_split, ho
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.space import PoolUse
-from hetctl.trainer.planning.stages import MemoryChoice, StageBook, StageCosts, StagePlace, SyncRate, share
+from hetctl.trainer.planning.stages import MemoryChoice, StageCostCache, StageCosts, StagePlace, SyncRate, share
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def schedules(problem: Problem, pools: Iterable[Pool]) -> list[Schedule]:
 
 def arrange(
     problem: Problem,
-    book: StageBook,
+    stage_costs: StageCostCache,
     uses: tuple[PoolUse, ...],
     batching: Batching,
     *,
@@ -80,11 +80,11 @@ def arrange(
     count, size = batching.micro_batches, batching.micro_batch_size
     ahead = _ahead(problem, len(stages), count, schedule)
     payload = problem.costs.boundary_bytes(size)
-    hops = tuple(problem.lanes.hop_seconds(a, b, payload) for a, b in pairwise(stages))
+    hops = tuple(problem.links.hop_seconds(a, b, payload) for a, b in pairwise(stages))
     fill, floor = 2 * sum(hops), (count - 1) * max(hops, default=0.0)
     turns = round_trips(hops, ahead, micro_batches=count)
     found = [
-        book.of(
+        stage_costs.of(
             use.site,
             StagePlace(
                 first=i == 0,

@@ -57,7 +57,7 @@ class UseBounds:
         payload = self.problem.costs.boundary_bytes(batching.micro_batch_size)
         keys, hops = [], []
         for use in uses:
-            hop = self.problem.lanes.hop_seconds(use, use, payload) if use.stages > 1 else 0.0
+            hop = self.problem.links.hop_seconds(use, use, payload) if use.stages > 1 else 0.0
             wait = hop if waits and use.stages > 2 else 0.0  # two hops, over two micro-batches in flight at least
             keys.append(_Key(use, share(batching.micro_batch_size, use.width), batching.micro_batches, wait))
             hops.append(2 * (use.stages - 1) * hop)

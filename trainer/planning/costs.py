@@ -42,7 +42,7 @@ UNDER_WAY = 4  # blocks whose activations are on a device while they are kept on
 
 
 @dataclass(frozen=True)
-class Numbers:
+class ValueBytes:
     """Bytes of one value in computation, and of one parameter's whole state (weights, gradients, optimiser)."""
 
     compute: int = 2
@@ -100,7 +100,7 @@ class LayerCosts:
 
     shape: ModelShape
     seq_len: int
-    numbers: Numbers = Numbers()
+    value_bytes: ValueBytes = ValueBytes()
     profiles: tuple[ClassProfile, ...] = ()  # measured, of this model and length
     native_sums: tuple[SumPoint, ...] = ()  # measured
 
@@ -146,8 +146,8 @@ class LayerCosts:
         if measured := self.measured(rates):  # every rank of a tensor group looks all tokens up
             return Seconds(*measured.at("embedding", samples)) + shared
         row = samples * self.seq_len * self.shape.hidden
-        once = row * 2 * self.numbers.compute / rates.memory_bytes_per_s
-        back = row * 2 * self.numbers.gradients / rates.memory_bytes_per_s
+        once = row * 2 * self.value_bytes.compute / rates.memory_bytes_per_s
+        back = row * 2 * self.value_bytes.gradients / rates.memory_bytes_per_s
         return Seconds(once + rates.launch_s, back + rates.launch_s) + shared
 
     def head(self, rates: Rates, samples: float, *, tensor: int = 1) -> Seconds:
@@ -163,12 +163,12 @@ class LayerCosts:
         measured = self.measured(rates)
         if measured is not None and measured.update_s is not None and not offload:
             return parameters * measured.update_s
-        state = parameters * (self.numbers.weights + self.numbers.gradients + self.numbers.optimizer)
+        state = parameters * (self.value_bytes.weights + self.value_bytes.gradients + self.value_bytes.optimizer)
         return 2 * state / (rates.host_bytes_per_s if offload else rates.memory_bytes_per_s)
 
     def boundary_bytes(self, samples: float) -> float:
         """Bytes of hidden states (or of their gradients) that cross a stage boundary, for so many samples."""
-        return samples * self.seq_len * self.shape.hidden * self.numbers.compute
+        return samples * self.seq_len * self.shape.hidden * self.value_bytes.compute
 
     def _block(self, rates: Rates, samples: float, tensor: int) -> Seconds:
         key = (rates, samples, tensor)
@@ -224,14 +224,14 @@ class LayerCosts:
 
     def state_bytes_per_parameter(self, *, offload: bool = False) -> float:
         """Weights, gradients and optimiser state of one parameter; shards divide all three."""
-        n = self.numbers
+        n = self.value_bytes
         resident = n.gradients + (0 if offload else n.weights + n.optimizer)
         copy = n.compute if offload else n.copy
         return resident + copy
 
     def activation_bytes(self, samples: float, *, tensor: int = 1, mode: Mode = PLAIN) -> float:
         """What one block keeps of one micro-batch until its backward."""
-        s, c = self.shape, self.numbers.compute
+        s, c = self.shape, self.value_bytes.compute
         tokens = samples * self.seq_len
         if mode.activations:
             return 0.0
@@ -245,17 +245,17 @@ class LayerCosts:
         """Gradients of what one block's projections put out, for one micro-batch: what a split backward keeps."""
         s = self.shape
         cut = (s.heads + 2 * s.kv_heads) * s.head_dim + (2 if s.gated else 1) * s.intermediate
-        return samples * self.seq_len * self.numbers.compute * (2 * s.hidden + cut / tensor)
+        return samples * self.seq_len * self.value_bytes.compute * (2 * s.hidden + cut / tensor)
 
     def logits_bytes(self, samples: float, *, tensor: int = 1) -> float:
         """Logits and their gradients, which exist only for a moment."""
-        return samples * self.seq_len * self.shape.vocab * (2 * 4 + self.numbers.compute) / tensor
+        return samples * self.seq_len * self.shape.vocab * (2 * 4 + self.value_bytes.compute) / tensor
 
     def gathered_bytes(self, *, tensor: int = 1, last: bool) -> float:
         """Whole weights and gradients of a sharded stage: the unit that computes, and the next or the last one."""
         block = self.block_parameters_on(tensor)
         largest = max(block, self.shape.head_parameters / tensor if last else 0)
-        return (largest + block) * (self.numbers.compute + self.numbers.gradients)
+        return (largest + block) * (self.value_bytes.compute + self.value_bytes.gradients)
 
     def under(self, modes: tuple[Mode, ...], rates: Rates, samples: float, *, tensor: int = 1) -> ModeCosts:
         """One block under each of the modes."""
@@ -302,7 +302,7 @@ class LayerCosts:
     @cached_property
     def _elementwise_bytes(self) -> int:
         """Bytes per token to make norms and the gated product again: each read once and written once."""
-        return 2 * self.numbers.compute * (2 * self.shape.hidden + self.shape.intermediate)
+        return 2 * self.value_bytes.compute * (2 * self.shape.hidden + self.shape.intermediate)
 
 
 def usable_bytes(rates: Rates) -> float:

@@ -22,7 +22,7 @@ HOST = 8  # devices that are tried on top
 
 
 @dataclass(frozen=True)
-class Help:
+class Improvement:
     """Something one could change, and how much faster the best plan would then be (relative)."""
 
     what: str
@@ -36,11 +36,11 @@ class Explanation:
     runner_up: str
     order: str
     binds: str
-    helps: tuple[Help, ...]
+    improvements: tuple[Improvement, ...]
 
     def sentences(self) -> tuple[str, ...]:
         """Everything in reading order; empty parts left out."""
-        best = [f"{help.what} gives {help.gain:+.1%}." for help in self.helps[:3]]
+        best = [f"{help.what} gives {help.gain:+.1%}." for help in self.improvements[:3]]
         if not best:
             best = ["Nothing tried (faster bridges, more memory, one more host of each class) would help noticeably."]
         return tuple(s for s in (self.runner_up, self.order, self.binds, *best) if s)
@@ -50,8 +50,10 @@ def explain(problem: Problem, predictions: tuple[Prediction, ...]) -> Explanatio
     """Explain the first of these predictions against the others and against changed clusters."""
     chosen = predictions[0]
     devices = sum(p.size for p in problem.pools)
-    helps = what_would_help(problem, chosen) if devices <= MOST_DEVICES else ()
-    return Explanation(_runner_up(problem, predictions), _order(problem, chosen), what_binds(problem, chosen), helps)
+    improvements = what_would_help(problem, chosen) if devices <= MOST_DEVICES else ()
+    return Explanation(
+        _runner_up(problem, predictions), _order(problem, chosen), what_binds(problem, chosen), improvements
+    )
 
 
 def what_binds(problem: Problem, chosen: Prediction) -> str:
@@ -78,27 +80,27 @@ def what_binds(problem: Problem, chosen: Prediction) -> str:
     return f"Compute binds; the fullest memory is {place} with {fullest:.0%} of what is usable."
 
 
-def what_would_help(problem: Problem, chosen: Prediction) -> tuple[Help, ...]:
+def what_would_help(problem: Problem, chosen: Prediction) -> tuple[Improvement, ...]:
     """Changes tried one by one, most helpful first; those that gain next to nothing are left out."""
-    helps = []
+    improvements = []
     for what, changed in _changes(problem, chosen):
         changed = dataclasses.replace(changed, tolerance=max(changed.tolerance, ROUGHLY))
         below = chosen.candidate.seconds * (1 - WORTH_SAYING)
         found = Search(changed, keep=1, below=below).run().candidates
         if found:
-            helps.append(Help(what, chosen.seconds / predict(changed, found[0]).seconds - 1))
-    return tuple(sorted((h for h in helps if h.gain > WORTH_SAYING), key=lambda h: -h.gain))
+            improvements.append(Improvement(what, chosen.seconds / predict(changed, found[0]).seconds - 1))
+    return tuple(sorted((h for h in improvements if h.gain > WORTH_SAYING), key=lambda h: -h.gain))
 
 
 def _changes(problem: Problem, chosen: Prediction) -> Iterator[tuple[str, Problem]]:
     """(what, changed problem): bridges where the plan waits for them, memory where it is used up, and more devices."""
     waited = chosen.bridge_share > WORTH_SAYING
-    for pair, lane in problem.lanes.bridges.items() if waited else ():
-        faster = dataclasses.replace(lane, per_rank=2 * lane.per_rank, total=2 * lane.total)
-        bridges = {**problem.lanes.bridges, pair: faster}
+    for pair, link in problem.links.bridges.items() if waited else ():
+        faster = dataclasses.replace(link, per_rank=2 * link.per_rank, total=2 * link.total)
+        bridges = {**problem.links.bridges, pair: faster}
         a, b = sorted(pair)
         what = f"A second rail per device between {a} and {b}"
-        yield what, dataclasses.replace(problem, lanes=dataclasses.replace(problem.lanes, bridges=bridges))
+        yield what, dataclasses.replace(problem, links=dataclasses.replace(problem.links, bridges=bridges))
     for index, pool in enumerate(problem.pools):
         memory = pool.rates.memory_bytes + pool.rates.memory_bytes // 2
         rates = dataclasses.replace(pool.rates, memory_bytes=memory)

@@ -20,7 +20,7 @@ NATIVE_LATENCY_S = 10e-6
 
 @dataclass(frozen=True)
 class LinkRate:
-    """A bridge as a stage boundary sees it: bytes per second of one rank's lane and of all together."""
+    """A bridge as a stage boundary sees it: bytes per second of one rank's link and of all together."""
 
     per_rank: float
     total: float
@@ -54,8 +54,8 @@ class LinkRates:
         ranks = min(a.width * a.tensor, b.width * b.tensor)
         joined = max(_joining(u, payload) for u in (a, b))
         if a.pool.island != b.pool.island:
-            lane = self.bridges[frozenset((a.pool.island, b.pool.island))]
-            return lane.latency_s + payload / min(ranks * lane.per_rank, lane.total) + joined
+            link = self.bridges[frozenset((a.pool.island, b.pool.island))]
+            return link.latency_s + payload / min(ranks * link.per_rank, link.total) + joined
         near = a.pool is b.pool and a.site.per_host >= a.width * a.tensor + b.width * b.tensor
         rates = (a.pool.rates, b.pool.rates)
         each = min(r.native_bytes_per_s if near else r.nic_bytes_per_s for r in rates)
@@ -65,11 +65,11 @@ class LinkRates:
         """How fast ranks of two pools exchange gradients."""
         if inside.island == outside.island:
             return SyncRate(min(inside.rates.nic_bytes_per_s, outside.rates.nic_bytes_per_s), float("inf"))
-        lane = self.bridges[frozenset((inside.island, outside.island))]
-        return SyncRate(lane.sums or lane.per_rank, lane.total)
+        link = self.bridges[frozenset((inside.island, outside.island))]
+        return SyncRate(link.sums or link.per_rank, link.total)
 
 
-def read_lanes(
+def read_link_rates(
     cluster: Cluster, pools: tuple[Pool, ...], *, forced: str = "auto", measured: Sequence[BridgeProfile] = ()
 ) -> LinkRates:
     """The bridges of a cluster as the recipe's transport leaves them; a profile's rates where links have none."""
@@ -86,7 +86,7 @@ def read_lanes(
             except HetctlError as error:
                 refused[frozenset((a, b))] = error
             else:
-                bridges[frozenset((a, b))] = _lane(transport, min(nic[a], nic[b]), measured)
+                bridges[frozenset((a, b))] = _link(transport, min(nic[a], nic[b]), measured)
     return LinkRates(bridges, refused, tuple(measured))
 
 
@@ -97,7 +97,7 @@ def _joining(use: PoolUse, payload: float) -> float:
     return (use.tensor - 1) / use.tensor * payload / use.width / use.pool.rates.native_bytes_per_s
 
 
-def _lane(transport: TransportOption, nic: float, measured: Sequence[BridgeProfile]) -> LinkRate:
+def _link(transport: TransportOption, nic: float, measured: Sequence[BridgeProfile]) -> LinkRate:
     known = next((b for b in measured if b.transport == transport.kind), None)
     if known is not None and not transport.measured:
         each = known.message_bytes_per_s

@@ -14,7 +14,7 @@ from hetctl.trainer.planning.partition import Floats, Whole
 from hetctl.trainer.planning.pools import Pool, Rates
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.space import PoolUse, orders, pool_uses
-from hetctl.trainer.planning.stages import StageBook, share
+from hetctl.trainer.planning.stages import StageCostCache, share
 
 COMBINATIONS = 100_000  # bounded at once; beyond, the grid of uses is thinned, and said so
 LEVELS = (
@@ -48,20 +48,20 @@ class Pipelines:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.book = StageBook(problem.costs, problem.modes)
+        self.stage_costs = StageCostCache(problem.costs, problem.modes)
         self.use_bounds = UseBounds(problem)
         self.bounded, self.tried, self.level = 0, 0, 0
         self._known: dict[WantedPipeline, _Known] = {}
         self._uses_of: dict[tuple[Pool, int, int], list[PoolUse]] = {}
         self._blocks: dict[tuple[Rates, int, int], float] = {}
-        self._looks: dict[tuple[tuple[Pool, ...], int, int, int], Look] = {}
+        self._combinations: dict[tuple[tuple[Pool, ...], int, int, int], BoundedCombinations] = {}
         self._order: dict[tuple[Pool, ...], list[tuple[int, ...]]] = {}
 
     def bound(self, wanted: WantedPipeline, limit: float) -> float:
         """A lower bound on the time, at most `limit` where that is all that matters."""
         known = self._known.setdefault(wanted, _Known())
         if known.lower < limit:
-            known.lower = max(known.lower, min(self.look(wanted, limit).bound, limit))
+            known.lower = max(known.lower, min(self.combinations(wanted, limit).bound, limit))
         return known.lower
 
     def faster(self, wanted: WantedPipeline, limit: float) -> bool:
@@ -71,7 +71,7 @@ class Pipelines:
             return True
         if known.exact or self.bound(wanted, limit) >= limit:
             return False
-        for found in self.exact(wanted, self.look(wanted, limit), lambda: limit):
+        for found in self.exact(wanted, self.combinations(wanted, limit), lambda: limit):
             known.best = found
             return True
         known.lower = limit
@@ -85,35 +85,35 @@ class Pipelines:
             def below() -> float:
                 return limit if known.best is None else min(limit, known.best.seconds)
 
-            for found in self.exact(wanted, self.look(wanted, below()), below):
+            for found in self.exact(wanted, self.combinations(wanted, below()), below):
                 known.best = found
             known.exact = known.best is not None and known.best.seconds < limit
             known.lower = limit if not known.exact else known.lower
         return known.best if known.best is not None and known.best.seconds < limit else None
 
-    def look(self, wanted: WantedPipeline, limit: float) -> Look:
+    def combinations(self, wanted: WantedPipeline, limit: float) -> BoundedCombinations:
         """Every combination of uses that might fit and beat the limit, with its bound.
 
-        Bounds leave out what replicas exchange, so one look serves every grouping.
+        Bounds leave out what replicas exchange, so these serve every grouping.
         """
         key = (wanted.pools, wanted.batching.micro_batch_size, wanted.batching.micro_batches, wanted.clones)
-        seen = self._looks.get(key)
+        seen = self._combinations.get(key)
         if seen is not None and (limit <= seen.limit or seen.limit == math.inf):
             return seen
-        look = self._looks[key] = self._look(wanted, limit)
-        return look
+        found = self._combinations[key] = self._bounded_combinations(wanted, limit)
+        return found
 
-    def _look(self, wanted: WantedPipeline, limit: float) -> Look:
+    def _bounded_combinations(self, wanted: WantedPipeline, limit: float) -> BoundedCombinations:
         pins, layers = self.problem.pins, self.problem.costs.shape.layers
-        look, count = Look(limit), wanted.batching.micro_batches
+        found, count = BoundedCombinations(limit), wanted.batching.micro_batches
         for options in self._options(wanted, limit):
             if not all(options):
                 continue
             self.bounded += math.prod(map(len, options))
             combos, bounds = lower_bounds(options, layers, micro_batches=count, stages=pins.stages, limit=limit)
             if len(bounds):
-                look.parts.append((options, combos, bounds))
-        return look
+                found.parts.append((options, combos, bounds))
+        return found
 
     def _options(self, wanted: WantedPipeline, limit: float) -> Iterator[list[list[UseBound]]]:
         """Options per pool, in sets whose product is to be searched; the grid is thinned until that is possible."""
@@ -182,10 +182,12 @@ class Pipelines:
         waits &= self.problem.forwards_ahead is None
         return waits and wanted.batching.micro_batches > self.problem.costs.shape.layers
 
-    def exact(self, wanted: WantedPipeline, look: Look, limit: Callable[[], float]) -> Iterator[Pipeline]:
+    def exact(
+        self, wanted: WantedPipeline, combinations: BoundedCombinations, limit: Callable[[], float]
+    ) -> Iterator[Pipeline]:
         """Pipelines faster than the limit as it stands, until no bound is below it."""
         tried = schedules(self.problem, wanted.pools)
-        for bound, uses in look:
+        for bound, uses in combinations:
             if bound >= limit():
                 return
             for order in self._orders(wanted.pools):
@@ -195,7 +197,9 @@ class Pipelines:
                     if little and self._waits_little(ordered, wanted.batching, limit()):
                         continue
                     self.tried += 1
-                    made = arrange(self.problem, self.book, ordered, wanted.batching, schedule=schedule, bound=limit())
+                    made = arrange(
+                        self.problem, self.stage_costs, ordered, wanted.batching, schedule=schedule, bound=limit()
+                    )
                     if made is not None:
                         yield made
 
@@ -204,20 +208,20 @@ class Pipelines:
         if not self.problem.tolerance:
             return False
         payload = self.problem.costs.boundary_bytes(batching.micro_batch_size)
-        hops = sum(self.problem.lanes.hop_seconds(a, b, payload) for a, b in pairwise(uses))
-        hops += sum((u.stages - 1) * self.problem.lanes.hop_seconds(u, u, payload) for u in uses if u.stages > 1)
+        hops = sum(self.problem.links.hop_seconds(a, b, payload) for a, b in pairwise(uses))
+        hops += sum((u.stages - 1) * self.problem.links.hop_seconds(u, u, payload) for u in uses if u.stages > 1)
         depth = sum(u.stages for u in uses)
         return 2 * hops / depth * (batching.micro_batches - 1) < self.problem.tolerance * limit
 
     def _orders(self, pools: tuple[Pool, ...]) -> list[tuple[int, ...]]:
         if pools not in self._order:
-            lanes = self.problem.lanes
-            found = orders(pools, self.problem.pins, alike=lanes.alike(pools))
-            self._order[pools] = [o for o in found if all(lanes.can_talk(pools[a], pools[b]) for a, b in pairwise(o))]
+            links = self.problem.links
+            found = orders(pools, self.problem.pins, alike=links.alike(pools))
+            self._order[pools] = [o for o in found if all(links.can_talk(pools[a], pools[b]) for a, b in pairwise(o))]
         return self._order[pools]
 
 
-class Look:
+class BoundedCombinations:
     """Combinations of uses with their bounds, most promising first."""
 
     def __init__(self, limit: float) -> None:

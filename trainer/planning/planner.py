@@ -28,7 +28,7 @@ from hetctl.trainer.planning.problem import Problem, read_problem
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.reasons import reasons
 from hetctl.trainer.planning.reschedule import rescheduled
-from hetctl.trainer.planning.search import Candidate, Found, Search
+from hetctl.trainer.planning.search import Candidate, Search, SearchResult
 from hetctl.trainer.planning.space import tensor_units
 from hetctl.trainer.planning.state_sharding import SPARE_BYTES, with_whole
 from hetctl.trainer.recipe import Recipe
@@ -48,7 +48,7 @@ class Planning:
     plan: Plan
     problem: Problem
     predictions: tuple[Prediction, ...]
-    found: Found
+    found: SearchResult
     alone: Mapping[str, float | None]  # island -> samples per second of its own best plan
 
     def alternative(self, cluster: Cluster, recipe: Recipe, number: int) -> Plan:
@@ -81,14 +81,16 @@ def weigh(
     if not found.candidates:
         refuse(problem)
     planning = _weighed(cluster, recipe, problem, found)
-    if problem.costs.numbers.over_replicas and len(planning.plan.replicas) > 1 and not planning.plan.over_replicas:
+    if problem.costs.value_bytes.over_replicas and len(planning.plan.replicas) > 1 and not planning.plan.over_replicas:
         # the search took it that replicas share out state, and these have no memory for that
-        numbers = replace(problem.costs.numbers, over_replicas=False)
-        planning = _weighed(cluster, recipe, replace(problem, costs=replace(problem.costs, numbers=numbers)), found)
+        value_bytes = replace(problem.costs.value_bytes, over_replicas=False)
+        planning = _weighed(
+            cluster, recipe, replace(problem, costs=replace(problem.costs, value_bytes=value_bytes)), found
+        )
     return planning
 
 
-def _weighed(cluster: Cluster, recipe: Recipe, problem: Problem, found: Found) -> Planning:
+def _weighed(cluster: Cluster, recipe: Recipe, problem: Problem, found: SearchResult) -> Planning:
     """The fastest of the candidates found, as this problem prices them."""
     predictions = tuple(sorted(_predictions(problem, found), key=_rank))
     islands = list(dict.fromkeys(p.island for p in problem.pools))
@@ -99,7 +101,7 @@ def _weighed(cluster: Cluster, recipe: Recipe, problem: Problem, found: Found) -
     return Planning(plan, problem, predictions, found, alone)
 
 
-def _predictions(problem: Problem, found: Found) -> list[Prediction]:
+def _predictions(problem: Problem, found: SearchResult) -> list[Prediction]:
     """Every candidate simulated, under the schedule that was asked for. Raises Infeasible where none can have it."""
     asked = SCHEDULES.get(problem.schedule)
     if asked is None or asked.timed_by_search:
@@ -152,7 +154,7 @@ def _plan(
         forwards_ahead=longest.forwards_ahead,
         predicted=_predicted(problem, chosen, replicas, memory, alone),
         reasons=(*why, *said),
-        measured=problem.lanes.measured,
+        measured=problem.links.measured,
         over_replicas=over,
     )
 

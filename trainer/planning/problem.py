@@ -1,4 +1,4 @@
-"""The planning problem as frozen values: pools, costs, lanes, and what the recipe leaves open."""
+"""The planning problem as frozen values: pools, costs, links, and what the recipe leaves open."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError, Infeasible, nearest
 from hetctl.trainer.model.tensor_cuts import cannot_cut
 from hetctl.trainer.pipeline.schedule import SCHEDULES
-from hetctl.trainer.planning.costs import MODES, LayerCosts, Mode, Numbers
-from hetctl.trainer.planning.link_rates import LinkRates, read_lanes
+from hetctl.trainer.planning.costs import MODES, LayerCosts, Mode, ValueBytes
+from hetctl.trainer.planning.link_rates import LinkRates, read_link_rates
 from hetctl.trainer.planning.pools import Pool, read_pools
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.space import TENSOR_DEGREES, Pins
@@ -30,7 +30,7 @@ class Problem:
 
     costs: LayerCosts
     pools: tuple[Pool, ...]
-    lanes: LinkRates
+    links: LinkRates
     modes: tuple[Mode, ...]  # what stages may do about memory
     tensors: tuple[int, ...]
     pins: Pins
@@ -61,9 +61,9 @@ def read_problem(
     """The problem of a recipe on a cluster. Raises ConfigError for wishes that contradict each other."""
     pools = read_pools(cluster, speeds=speeds)
     bridges = profile.bridges if profile else ()
-    lanes = read_lanes(cluster, pools, forced=recipe.bridge.transport, measured=bridges)
+    links = read_link_rates(cluster, pools, forced=recipe.bridge.transport, measured=bridges)
     if recipe.bridge.transport != "auto":
-        for refusal in lanes.refused.values():
+        for refusal in links.refused.values():
             raise refusal
     wish = recipe.parallelism
     size = None if recipe.batch.micro_batch_size == "auto" else recipe.batch.micro_batch_size
@@ -82,7 +82,7 @@ def read_problem(
         costs=costs,
         notes=_notes(costs, pools, profile),
         pools=pools,
-        lanes=lanes,
+        links=links,
         modes=_modes(recipe),
         tensors=tuple(t for t in TENSOR_DEGREES if not cannot_cut(costs.shape, t)),
         pins=_pins(cluster, recipe),
@@ -121,9 +121,9 @@ def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> La
     width = 8 if precision == "fp64" else 4
     optimizer = 2 * width if recipe.optimizer.name == "adamw" else 0
     compute, over = 2 if precision == "bf16" else width, recipe.train.sharded in ("auto", "replicas")
-    numbers = Numbers(compute, width, width, optimizer, over)
+    value_bytes = ValueBytes(compute, width, width, optimizer, over)
     profile = profile or Profile(())
-    return LayerCosts(shape, seq_len, numbers, profile.matching(shape, seq_len), profile.native_sums)
+    return LayerCosts(shape, seq_len, value_bytes, profile.matching(shape, seq_len), profile.native_sums)
 
 
 def _modes(recipe: Recipe) -> tuple[Mode, ...]:

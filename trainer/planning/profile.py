@@ -81,7 +81,7 @@ class SumPoint:
 
 @dataclass(frozen=True)
 class BridgeProfile:
-    """One transport between two islands, as `hetctl bench bridge` measured it: bytes per second of one rank's lane."""
+    """One transport between two islands, as `hetctl bench bridge` measured it: bytes per second of one rank's link."""
 
     transport: TransportKind
     message_bytes_per_s: float

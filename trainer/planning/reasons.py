@@ -10,10 +10,12 @@ from hetctl.trainer.planning.pipelines import LEVELS
 from hetctl.trainer.planning.predict import Prediction
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.reschedule import faster_schedules
-from hetctl.trainer.planning.search import Found
+from hetctl.trainer.planning.search import SearchResult
 
 
-def reasons(problem: Problem, chosen: Prediction, found: Found, alone: Mapping[str, float | None]) -> tuple[str, ...]:
+def reasons(
+    problem: Problem, chosen: Prediction, found: SearchResult, alone: Mapping[str, float | None]
+) -> tuple[str, ...]:
     """Why this plan: arrangement, split, micro-batches, memory, schedule, what stays idle or out of reach."""
     pipelines = chosen.candidate.pipelines
     said = [_arrangement(pipelines, chosen.candidate.clones), _split(problem, pipelines), _batches(problem, pipelines)]
@@ -152,7 +154,7 @@ def _left_out(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
         for name, count in have.items()
         if used.get(name, 0) < count
     ]
-    return said + [refusal.message + "." for refusal in problem.lanes.refused.values()]
+    return said + [refusal.message + "." for refusal in problem.links.refused.values()]
 
 
 def _counts(layers: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ They are timed by the simulator alone, for arrangements that the search has foun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -47,30 +47,20 @@ def _variant(problem: Problem, pipeline: Pipeline, schedule: Schedule, chunks: i
     """Each device's layers in so many stages, which micro-batches go round as often; None where that cannot be."""
     if len(pipeline.layers) == 1:
         return replace(pipeline, schedule=schedule.name)  # one stage: every schedule is the same
-    uses, batching, lanes = pipeline.stage_uses, pipeline.batching, problem.lanes
+    uses, batching, links = pipeline.stage_uses, pipeline.batching, problem.links
     devices = len(uses)
     if schedule.why_not(devices, batching.micro_batches) or min(pipeline.layers) < chunks:
         return None
-    if chunks > 1 and not lanes.can_talk(uses[-1].pool, uses[0].pool):
+    if chunks > 1 and not links.can_talk(uses[-1].pool, uses[0].pool):
         return None
     spans = [[b - a for a, b in (cut(n, chunks, c) for c in range(chunks))] for n in pipeline.layers]
     layers = tuple(spans[d][c] for c in range(chunks) for d in range(devices))
     held, memory = [], []
     for d, use in enumerate(uses):
-        stages = tuple(range(d, len(layers), devices))
-        actions = schedule.actions(
-            batching.micro_batches, stages=len(layers), held=stages, forwards_ahead=pipeline.forwards_ahead[d]
-        )
-        held.append(most_held(actions, last=schedule.frees))
-        need = sum(_memory(problem, pipeline, s, layers[s], held[d][c], len(layers)) for c, s in enumerate(stages))
-        if schedule.splits_backward:  # what weight gradients will be made of
-            each = problem.costs.projection_gradient_bytes(
-                share(batching.micro_batch_size, use.width), tensor=use.tensor
-            )
-            put_off = most_held(actions, first="B", last="W")
-            need += sum(put_off[c] * layers[s] * each for c, s in enumerate(stages))
+        alive, need = _device_memory(problem, pipeline, schedule, d, layers)
         if need > usable_bytes(use.pool.rates):
             return None
+        held.append(alive)
         memory.append(int(need))
     payload = problem.costs.boundary_bytes(batching.micro_batch_size)
     return replace(
@@ -81,8 +71,25 @@ def _variant(problem: Problem, pipeline: Pipeline, schedule: Schedule, chunks: i
         choices=pipeline.choices * chunks,
         memory_bytes=tuple(memory) * chunks,
         forwards_ahead=pipeline.forwards_ahead if chunks == 1 else tuple(h[c] for c in range(chunks) for h in held),
-        hops=tuple(lanes.hop_seconds(a, b, payload) for a, b in pairwise(uses * chunks)),
+        hops=tuple(links.hop_seconds(a, b, payload) for a, b in pairwise(uses * chunks)),
     )
+
+
+def _device_memory(
+    problem: Problem, pipeline: Pipeline, schedule: Schedule, device: int, layers: Sequence[int]
+) -> tuple[tuple[int, ...], float]:
+    """(micro-batches held of each of its stages, bytes per rank) of a device under a schedule."""
+    batching, use = pipeline.batching, pipeline.stage_uses[device]
+    stages = tuple(range(device, len(layers), len(pipeline.layers)))
+    ahead = pipeline.forwards_ahead[device]
+    actions = schedule.actions(batching.micro_batches, stages=len(layers), held=stages, forwards_ahead=ahead)
+    held = most_held(actions, last=schedule.frees)
+    need = sum(_memory(problem, pipeline, s, layers[s], n, len(layers)) for s, n in zip(stages, held, strict=True))
+    if schedule.splits_backward:  # what weight gradients will be made of
+        each = problem.costs.projection_gradient_bytes(share(batching.micro_batch_size, use.width), tensor=use.tensor)
+        put_off = most_held(actions, first="B", last="W")
+        need += sum(n * layers[s] * each for s, n in zip(stages, put_off, strict=True))
+    return held, need
 
 
 def _memory(problem: Problem, pipeline: Pipeline, stage: int, layers: int, held: int, stages: int) -> float:

@@ -44,7 +44,7 @@ class Candidate:
 
 
 @dataclass
-class Found:
+class SearchResult:
     """What a search came to: candidates fastest first, how much it looked at, and how fine it was."""
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -73,9 +73,9 @@ class Search:
         self.apart = 1.0 if problem.tolerance == 0 else APART
         self.compete = keep if self.tolerance == 0 else 1  # how many are to be the fastest there are
         self.pipelines = Pipelines(problem)
-        self.found = Found()
+        self.found = SearchResult()
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Search everything; `candidates` stays empty when nothing fits."""
         wanted = self.tolerance
         groupings = sorted(self._groupings(), key=lambda g: g.bound)
@@ -137,9 +137,9 @@ class Search:
                 yield Grouping(replicas, clones, self.problem.samples / sum(speed[id(p)] for p in used))
 
     def _all_talk(self, replicas: Sequence[Sequence[Pool]]) -> bool:
-        lanes = self.problem.lanes
+        links = self.problem.links
         return all(
-            lanes.can_talk(a, b)
+            links.can_talk(a, b)
             for i, one in enumerate(replicas)
             for other in replicas[i + 1 :]
             for a in one
@@ -160,9 +160,9 @@ class Search:
         total, sizes = self.problem.samples, self._sizes(grouping)
         batchings = [Batching(s, total // s) for s in sizes if s % grouping.clones == 0]
         every = [WantedPipeline(grouping.replicas[0], b, grouping.clones) for b in batchings]
-        looks = [(self.pipelines.look(wanted, self.limit), wanted) for wanted in every]
-        for look, wanted in sorted(looks, key=lambda pair: pair[0].bound):
-            for pipeline in self.pipelines.exact(wanted, look, lambda: self.limit):
+        bounded = [(self.pipelines.combinations(wanted, self.limit), wanted) for wanted in every]
+        for combinations, wanted in sorted(bounded, key=lambda pair: pair[0].bound):
+            for pipeline in self.pipelines.exact(wanted, combinations, lambda: self.limit):
                 self._offer(Candidate((pipeline,), pipeline.seconds, grouping.clones))
 
     def _together(self, grouping: Grouping) -> None:
@@ -180,14 +180,14 @@ class Search:
         for batch, parts in tasks:
             if parts < len(weights):
                 continue
-            fleet = self._fleet(grouping, batch, weights, parts)
+            unequal = self._unequal(grouping, batch, weights, parts)
             shares = largest_remainder(parts, weights, least=1)
-            bounds = [fleet.bound(i, part, self._across) for i, part in enumerate(shares)]
+            bounds = [unequal.bound(i, part, self._across) for i, part in enumerate(shares)]
             least = grouping.bound if self._small and parts <= TABULATED else min(bounds)
-            weighed.append((max(bounds), least, fleet, parts))
-        for _, least, fleet, parts in sorted(weighed, key=lambda w: w[0]):
+            weighed.append((max(bounds), least, unequal, parts))
+        for _, least, unequal, parts in sorted(weighed, key=lambda w: w[0]):
             if least < self._across:
-                self._balanced(grouping, weights, fleet, parts)
+                self._balanced(grouping, weights, unequal, parts)
 
     def _sizes(self, grouping: Grouping) -> Sequence[int]:
         """Micro-batch sizes of a pipeline; a pinned one is each replica's, and clones share their pipeline's.
@@ -209,19 +209,19 @@ class Search:
         """The limit for replicas on several islands, their handicap taken off."""
         return self.limit / self.problem.across
 
-    def _fleet(self, grouping: Grouping, batch: Batch, weights: Sequence[float], parts: int) -> Fleet:
+    def _unequal(self, grouping: Grouping, batch: Batch, weights: Sequence[float], parts: int) -> UnequalReplicas:
         replicas = grouping.replicas
         rates = [self._sync_rate(replicas, i) for i in range(len(replicas))]
         per_part = self.problem.samples / parts
         speeds = tuple(w / per_part for w in weights)
-        return Fleet(self.pipelines, grouping, batch, tuple(rates), speeds, lambda: self._across)
+        return UnequalReplicas(self.pipelines, grouping, batch, tuple(rates), speeds, lambda: self._across)
 
-    def _balanced(self, grouping: Grouping, weights: Sequence[float], fleet: Fleet, parts: int) -> None:
+    def _balanced(self, grouping: Grouping, weights: Sequence[float], unequal: UnequalReplicas, parts: int) -> None:
         """Offer the grouping with its samples shared so that the slowest replica is fastest."""
-        shares = balance(parts, weights, fleet, limit=self._across, tabulate=self._small, tolerance=self.tolerance)
+        shares = balance(parts, weights, unequal, limit=self._across, tabulate=self._small, tolerance=self.tolerance)
         if shares is None:
             return
-        chosen = [self.pipelines.fastest(fleet.wanted(i, part), math.inf) for i, part in enumerate(shares[0])]
+        chosen = [self.pipelines.fastest(unequal.wanted(i, part), math.inf) for i, part in enumerate(shares[0])]
         pipelines = tuple(p for p in chosen if p is not None)
         islands = {u.pool.island for p in pipelines for u in p.uses}
         handicap = self.problem.across if len(islands) > 1 else 1.0
@@ -230,11 +230,11 @@ class Search:
         self._offer(Candidate(pipelines, seconds, grouping.clones, handicap))
 
     def _sync_rate(self, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
-        return slowest_sync(self.problem.lanes, replicas, index)
+        return slowest_sync(self.problem.links, replicas, index)
 
 
 @dataclass(frozen=True)
-class Fleet:
+class UnequalReplicas:
     """The replicas of a grouping, as balancing asks about them: `batch` says what a part of the samples is."""
 
     pipelines: Pipelines
@@ -280,10 +280,10 @@ def together(pipelines: Sequence[Pipeline]) -> float:
     return max(p.seconds - p.end_s for p in pipelines) + max(p.end_s for p in pipelines)
 
 
-def slowest_sync(lanes: LinkRates, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
+def slowest_sync(links: LinkRates, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
     """How fast the ranks of a replica can exchange with the others, by the slowest of what joins them."""
     others = [p for i, pools in enumerate(replicas) for p in pools if i != index]
-    rates = [lanes.sync_rate(a, b) for a in replicas[index] for b in others]
+    rates = [links.sync_rate(a, b) for a in replicas[index] for b in others]
     return SyncRate(min(r.per_rank for r in rates), min(r.total for r in rates))
 
 

@@ -9,7 +9,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mode, ModeCosts, Numbers, usable_bytes
+from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mode, ModeCosts, ValueBytes, usable_bytes
 from hetctl.trainer.planning.partition import Floats, StageTable
 from hetctl.trainer.planning.pools import Rates
 
@@ -86,7 +86,7 @@ def share(micro_batch_size: int, width: int) -> int:
     return -(-micro_batch_size // width)
 
 
-class StageBook:
+class StageCostCache:
     """Tables of stages, each made once."""
 
     def __init__(self, costs: LayerCosts, modes: tuple[Mode, ...]) -> None:
@@ -156,7 +156,7 @@ def coefficient_arrays(
 
     Worked out at once, since the search asks for a dozen choices of thousands of stages.
     """
-    rates, compute, gradients = sites[0].rates, costs.numbers.compute, costs.numbers.gradients
+    rates, compute, gradients = sites[0].rates, costs.value_bytes.compute, costs.value_bytes.gradients
     kinds = [(n, s.tensor) for n, s in zip(samples, sites, strict=True)]
     under = [costs.under(modes, rates, n, tensor=t) for n, t in kinds]
     mode = ModeCosts(*(np.stack(values)[:, None, :, None] for values in zip(*under, strict=True)))
@@ -175,7 +175,7 @@ def coefficient_arrays(
     count = np.array(shards, dtype=np.float64)[:, :, None, None]
     gather = _gather_seconds(rates, inside, count, each * compute)
     scatter = _gather_seconds(rates, inside, count, each * gradients)
-    sums = _sync_seconds(rates, place, inside, width, tensor, count, costs.numbers)
+    sums = _sync_seconds(rates, place, inside, width, tensor, count, costs.value_bytes)
     update, state = mode.update / count, mode.state / count
     working = np.maximum(mode.working, logits) + np.where(count > 1, gathered, 0.0)
     return Coefficients(
@@ -193,19 +193,25 @@ def column(values: Iterable[float]) -> Floats:
 
 
 def _sync_seconds(
-    rates: Rates, place: StagePlace, inside: Floats, width: Floats, tensor: Floats, shards: Floats, numbers: Numbers
+    rates: Rates,
+    place: StagePlace,
+    inside: Floats,
+    width: Floats,
+    tensor: Floats,
+    shards: Floats,
+    value_bytes: ValueBytes,
 ) -> Floats:
     """Seconds per parameter, once a step: gradients summed over copies inside the stage, then with other replicas.
 
     Where replicas share out the update, what comes back are weights; the next forward, which may hide them, is not
     asked.
     """
-    seconds: Floats = 2 * numbers.gradients / shards * _gather_seconds(rates, inside, width // shards, 1.0)
+    seconds: Floats = 2 * value_bytes.gradients / shards * _gather_seconds(rates, inside, width // shards, 1.0)
     if place.sync is None:
         return seconds
     # islands exchange shards: each rank carries its part of what the stage holds
     rate = np.minimum(place.sync.per_rank, place.sync.total / (width * tensor))
-    return seconds + (place.replicas - 1) / place.replicas * (numbers.exchanged / width) / rate
+    return seconds + (place.replicas - 1) / place.replicas * (value_bytes.exchanged / width) / rate
 
 
 def _gather_seconds(rates: Rates, shares_per_host: Floats, ranks: Floats, total: Floats | float) -> Floats:

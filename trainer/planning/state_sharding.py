@@ -71,7 +71,7 @@ def _stages(replicas: Sequence[Replica]) -> list[Stage]:
 
 def _more(replicas: Sequence[Replica], costs: LayerCosts) -> dict[tuple[int, ...], int]:
     """By the ranks of sharded stages: what each holds more when all stages that the same ranks hold stay whole."""
-    more, each = dict[tuple[int, ...], int](), costs.numbers.compute + costs.numbers.gradients
+    more, each = dict[tuple[int, ...], int](), costs.value_bytes.compute + costs.value_bytes.gradients
     for stage in _stages(replicas):
         if stage.shards > 1:
             more[stage.ranks] = more.get(stage.ranks, 0) + more_bytes(_parameters(costs, stage), stage.shards, each)
@@ -92,8 +92,8 @@ def over_replicas(replicas: Sequence[Replica], memory: Sequence[int], costs: Lay
     Layers that some holders cut into tensor shards and others do not, or otherwise, stay as they are. Embedding and
     head are counted as if they had as many holders as the stage's blocks on average.
     """
-    held, numbers = list(memory), costs.numbers
-    state = numbers.optimizer + (numbers.weights if numbers.copy else 0)
+    held, value_bytes = list(memory), costs.value_bytes
+    state = value_bytes.optimizer + (value_bytes.weights if value_bytes.copy else 0)
     every = _stages(replicas)
     for stage in every:
         first, past = stage.layers

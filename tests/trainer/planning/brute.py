@@ -12,7 +12,7 @@ from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import slowest_sync
 from hetctl.trainer.planning.space import PoolUse, partitions, pool_uses, views
-from hetctl.trainer.planning.stages import StageBook, StagePlace, share
+from hetctl.trainer.planning.stages import StageCostCache, StagePlace, share
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -31,7 +31,7 @@ class Brute:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.book = StageBook(problem.costs, problem.modes)
+        self.stage_costs = StageCostCache(problem.costs, problem.modes)
         self._known: dict[tuple[object, ...], float] = {}
 
     def seconds(self) -> float:
@@ -43,7 +43,7 @@ class Brute:
                 for sizes, counts in self._batchings(len(replicas)):
                     slowest = 0.0
                     for index, (pools, size, count) in enumerate(zip(replicas, sizes, counts, strict=True)):
-                        sync = slowest_sync(self.problem.lanes, replicas, index) if len(replicas) > 1 else None
+                        sync = slowest_sync(self.problem.links, replicas, index) if len(replicas) > 1 else None
                         batching = Batching(size, count, len(replicas), sync)
                         slowest = max(slowest, self.pipeline(pools, batching))
                         if slowest >= best:
@@ -86,7 +86,7 @@ class Brute:
         count, size = batching.micro_batches, batching.micro_batch_size
         ahead = SCHEDULES[schedule].in_flight(len(stages), count)
         payload = self.problem.costs.boundary_bytes(size)
-        hops = [self.problem.lanes.hop_seconds(a, b, payload) for a, b in pairwise(stages)]
+        hops = [self.problem.links.hop_seconds(a, b, payload) for a, b in pairwise(stages)]
         tables = []
         for i, use in enumerate(stages):
             covered = min(ahead[i], count)
@@ -103,7 +103,7 @@ class Brute:
                 batching.sync,
                 batching.replicas,
             )
-            tables.append(self.book.of(use.site, place).table)
+            tables.append(self.stage_costs.of(use.site, place).table)
         best = math.inf
         for layers in compositions(self.problem.costs.shape.layers, len(stages)):
             ways = [

@@ -66,7 +66,7 @@ def test_a_slow_bridge_binds_and_a_second_rail_helps_most() -> None:
     )
     told = explain(made.problem, made.predictions)
     assert "The bridge rtx" in told.binds
-    assert any("second rail" in h.what and h.gain > 0 for h in told.helps)
+    assert any("second rail" in h.what and h.gain > 0 for h in told.improvements)
 
 
 def test_the_order_is_compared_with_the_given_one() -> None:

@@ -13,7 +13,7 @@ from hetctl.comm.contract.emulate import describe_cluster, parse_spec
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.plan import Plan
 from hetctl.trainer.model.config import find_shape
-from hetctl.trainer.planning.costs import LayerCosts, Numbers, Seconds, seconds_of
+from hetctl.trainer.planning.costs import LayerCosts, Seconds, ValueBytes, seconds_of
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.planning.pools import Rates
@@ -33,7 +33,7 @@ RATES = Rates(1e12, 1e12, 1e12, 1e12, 1e12, 1e-6, 1 << 30, 0)
 
 def layer_costs(profile: Profile) -> LayerCosts:
     shape = find_shape("demo")
-    return LayerCosts(shape, 128, Numbers(), profile.matching(shape, 128), profile.native_sums)
+    return LayerCosts(shape, 128, ValueBytes(), profile.matching(shape, 128), profile.native_sums)
 
 
 def entry(name: str, *, block: float = 1.0, seq_len: int = 128) -> ClassProfile:

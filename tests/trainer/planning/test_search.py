@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.trainer.model.shapes import ModelShape
-from hetctl.trainer.planning.costs import MODES, LayerCosts, Numbers, usable_bytes
+from hetctl.trainer.planning.costs import MODES, LayerCosts, ValueBytes, usable_bytes
 from hetctl.trainer.planning.link_rates import LinkRate, LinkRates
 from hetctl.trainer.planning.pipelines import Pipelines, WantedPipeline
 from hetctl.trainer.planning.pools import Pool, Rates
@@ -36,7 +36,7 @@ def problem(
     pools: tuple[Pool, ...], *, layers: int, samples: int, lane: float = 5e8, tensors: tuple[int, ...] = (1, 2)
 ) -> Problem:
     shape = ModelShape("tiny", "llama", layers, 64, 4, 2, 160, 500)
-    costs = LayerCosts(shape, 64, Numbers(2, 4, 4, 8))
+    costs = LayerCosts(shape, 64, ValueBytes(2, 4, 4, 8))
     names = sorted({p.island for p in pools})
     bridges = {frozenset(pair): LinkRate(lane, 2 * lane, 1e-5, "tcp") for pair in combinations(names, 2)}
     return Problem(costs, pools, LinkRates(bridges, {}), MODES, tensors, Pins(), samples)
@@ -88,9 +88,9 @@ def grown(instance: Problem, index: int, how: str) -> Problem:
     if how == "bridge":
         faster = {
             k: dataclasses.replace(v, per_rank=2 * v.per_rank, total=2 * v.total)
-            for k, v in instance.lanes.bridges.items()
+            for k, v in instance.links.bridges.items()
         }
-        return dataclasses.replace(instance, lanes=LinkRates(faster, {}))
+        return dataclasses.replace(instance, links=LinkRates(faster, {}))
     if how == "memory":
         rates = dataclasses.replace(chosen.rates, memory_bytes=2 * chosen.rates.memory_bytes)
         richer = dataclasses.replace(chosen, rates=rates)
