@@ -7,9 +7,9 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 demo: .venv/ready
 	$(BIN)/hetctl train
 
-# Two tests a core side by side, since most of their time is waiting. Compiled sources are kept even where the
-# environment says otherwise: each test's processes import them anew.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+# Two tests a core side by side, since most of their time is waiting; a file's tests stay together, for what they
+# share. Compiled sources are kept even where the environment says otherwise: each test's processes import them anew.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 WORKERS ?= auto
 
 # What one runs often: all but what is marked slow (pyproject.toml says what that is)

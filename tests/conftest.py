@@ -22,15 +22,6 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(2 * len(os.sched_getaffinity(0)), 16)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Side by side, tests that share what their module prepares stay together; any other goes where there is room."""
-    for item in items:
-        used = item._fixtureinfo.name2fixturedefs.values()
-        if any(definition.scope == "module" for definitions in used for definition in definitions):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """One line for each reason why tests were skipped: reasons name what is missing, and how to get it."""
     skipped = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped"))
