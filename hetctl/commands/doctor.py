@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hetctl.doctor.check import Check
-    from hetctl.doctor.runner import Examination
+    from hetctl.doctor.runner import CheckRun
 
 
 class Level(StrEnum):
@@ -63,9 +63,9 @@ def doctor(
     machine. Nothing on the hosts is changed, and no root is needed. Exit code 0: all well (warnings only);
     1: something failed; 3: something essential could not be determined; 4: hosts were not reached.
     """
-    from hetctl.doctor.judge import exit_code
     from hetctl.doctor.registry import choose
-    from hetctl.doctor.tables import check_table, document, list_document, show_examination
+    from hetctl.doctor.runner import exit_code
+    from hetctl.doctor.tables import check_table, document, list_document, show_findings
 
     sink = Sink(as_json=as_json)
     if run is not None:
@@ -78,7 +78,7 @@ def doctor(
         sink.result(list_document(every))
         return
     found = _examined(hosts or [], inventory, checks, folder or [], timeout, sink)
-    show_examination(sink, found, verbose=verbose)
+    show_findings(sink, found, verbose=verbose)
     if output is not None:
         _write_lists(output, found, sink)
     sink.result(document(found, level=level.value))
@@ -88,7 +88,7 @@ def doctor(
 
 def _examined(
     hosts: list[str], file: Path | None, checks: Sequence[Check], folders: list[str], timeout: float, sink: Sink
-) -> Examination:
+) -> CheckRun:
     from hetctl.discovery.inventory import resolve
     from hetctl.doctor.runner import examine
 
@@ -108,7 +108,7 @@ def _themes() -> list[str]:
     return list(THEMES)
 
 
-def _write_lists(folder: Path, found: Examination, sink: Sink) -> None:
+def _write_lists(folder: Path, found: CheckRun, sink: Sink) -> None:
     """Host lists that the inventory, `pdsh -w ^file` and Slurm understand: one name a line."""
     from hetctl.comm.contract.errors import ConfigError
     from hetctl.comm.contract.files import write_atomically
@@ -127,8 +127,8 @@ def _write_lists(folder: Path, found: Examination, sink: Sink) -> None:
 
 
 def _read_run(run: str, sink: Sink) -> None:
-    from hetctl.doctor.diagnosis_tables import show_diagnosis
     from hetctl.doctor.runs import diagnose, find_run
+    from hetctl.doctor.tables import show_diagnosis
 
     found = diagnose(find_run(run))
     show_diagnosis(sink, found)

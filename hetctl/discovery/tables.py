@@ -84,9 +84,8 @@ def _device_lines(devices: Iterable[Device], host: Host) -> list[str]:
 
 
 def _links(cluster: Cluster) -> Table:
-    table = Table(box=None, pad_edge=False, title="how islands can talk", title_justify="left")
-    for head in ("islands", "transport", "rate", "latency", "why"):
-        table.add_column(head)
+    heads = ("islands", "transport", "rate", "latency", "why")
+    table = Table(*heads, box=None, pad_edge=False, title="how islands can talk", title_justify="left")
     for link in cluster.links:
         pair = f"{_safe(link.islands[0])} - {_safe(link.islands[1])}"
         for way in link.transports:

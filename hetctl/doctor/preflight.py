@@ -15,8 +15,8 @@ from hetctl.comm.contract.plan import Plan
 from hetctl.comm.contract.transports import TRANSPORTS
 from hetctl.discovery.fabric import Report
 from hetctl.doctor.check import CheckedCluster, Finding
-from hetctl.doctor.judge import first_of, judge, to_mend
 from hetctl.doctor.registry import CHECKS
+from hetctl.doctor.runner import first_of, judge, to_mend
 from hetctl.probe import Options, parse
 from hetctl.probe.raw import load
 from hetctl.probe.remote import Probe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetctl.comm.contract.errors import ConfigError, nearest
-from hetctl.doctor import between, gpu, host, limits, net, perf, rdma, software, ssh, variables
+from hetctl.doctor import between, gpu, host, net, perf, process, rdma, software, ssh
 from hetctl.doctor.check import Check, Level
 
 # one cannot be mended before what stands above it
@@ -25,7 +25,7 @@ _ORDER = (
     *("gpu.", "sw.", "env.", "host.", "perf.", "island."),
 )
 THEMES = ("ssh", "net", "rdma", "roce", "lim", "gpu", "sw", "env", "host", "perf", "island")
-_MODULES = (ssh, net, rdma, limits, gpu, software, variables, host, perf, between)
+_MODULES = (ssh, net, rdma, process, gpu, software, host, perf, between)
 
 
 def rank(identity: str) -> int:

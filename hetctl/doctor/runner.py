@@ -1,27 +1,32 @@
-"""From an inventory to findings: one round trip per host, more only where a chosen check needs it."""
+"""From an inventory to findings: one round trip per host, more only where a chosen check needs it.
+
+Every rule is asked about every host it concerns; one that breaks is unknown, never a pass.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetctl.discovery.discover import HostAnswer, discover
-from hetctl.discovery.fabric import Report, build
+from hetctl.discovery.discover import discover
+from hetctl.discovery.fabric import build
 from hetctl.discovery.inventory import Inventory, InventoryHost
 from hetctl.discovery.links import measure_links
 from hetctl.doctor import between, perf
-from hetctl.doctor.check import Check, CheckedCluster, Finding
-from hetctl.doctor.judge import judge
+from hetctl.doctor.check import WORST_FIRST, Check, CheckedCluster, Finding, HostCase, Verdict
+from hetctl.doctor.registry import rank
 from hetctl.probe import Options
+from hetctl.probe.raw import printable
 
 _AGAIN_S = 2.0  # between two readings of error counters
 
 
 @dataclass(frozen=True)
-class Examination:
+class CheckRun:
     """What was found, over which facts, by which checks."""
 
     findings: tuple[Finding, ...]
@@ -36,17 +41,15 @@ def examine(
     *,
     timeout_s: float,
     folders: Sequence[str] = (),
-    options: Callable[[InventoryHost], Options] | None = None,
-    on_answer: Callable[[HostAnswer], None] = lambda answer: None,
     say: Callable[[str], None] = lambda sentence: None,
-) -> Examination:
+) -> CheckRun:
     """Ask the hosts, try what the checks need, judge. A host that does not answer is a finding, not an error."""
     began = time.monotonic()
     entries = inventory.entries
     ids = {check.id for check in checks}
-    ask = options or (lambda entry: options_for(entry, ids=ids, folders=folders))
-    answers = discover(entries, timeout_s=timeout_s, options=ask, on_answer=on_answer)
-    checked = ward_of([a.report for a in answers], inventory)
+    answers = discover(entries, timeout_s=timeout_s, options=lambda e: options_for(e, ids=ids, folders=folders))
+    reports = tuple(a.report for a in answers)
+    checked = CheckedCluster(reports, build(reports, named=inventory.networks).cluster)
     reached = [e for e in entries if e.name in checked.facts]
     program = perf.program_for(ids)
     if program is not None:
@@ -60,12 +63,39 @@ def examine(
     if ids & {"perf.pair"} and len(reached) > 1:
         say("measuring between hosts")
         checked = replace(checked, cluster=measure_links(checked.cluster, reached, connect_s=timeout_s))
-    return Examination(tuple(judge(checked, checks)), checked, tuple(checks), time.monotonic() - began)
+    return CheckRun(tuple(judge(checked, checks)), checked, tuple(checks), time.monotonic() - began)
 
 
-def ward_of(reports: Sequence[Report], inventory: Inventory) -> CheckedCluster:
-    """The hosts and the cluster they make."""
-    return CheckedCluster(tuple(reports), build(reports, named=inventory.networks).cluster)
+def judge(checked: CheckedCluster, checks: Sequence[Check]) -> list[Finding]:
+    """The findings of these checks, in the checks' order."""
+    return [finding for check in checks for finding in _findings(checked, check)]
+
+
+def to_mend(findings: Iterable[Finding]) -> list[Finding]:
+    """What failed, in the order in which it should be mended."""
+    return sorted((f for f in findings if f.state == "fail"), key=lambda f: rank(f.check))
+
+
+def first_of(findings: Sequence[Finding]) -> Finding | None:
+    """What to look at first: the first failure, else the first warning; unknowns of what is essential between."""
+    failures = to_mend(findings)
+    unsure = [f for f in findings if f.state == "unknown" and f.essential]
+    warnings = sorted((f for f in findings if f.state == "warn"), key=lambda f: rank(f.check))
+    return next(iter((*failures, *unsure, *warnings)), None)
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """0 all ok or warnings only, 1 something failed, 3 something essential is unknown, 4 only that hosts are away."""
+    failed = [f for f in findings if f.state == "fail"]
+    if failed:
+        return 4 if all(f.check in ("ssh.reach", "ssh.hostkey") for f in failed) else 1
+    return 3 if any(f.state == "unknown" and f.essential for f in findings) else 0
+
+
+def state_of(findings: Iterable[Finding]) -> str:
+    """The worst state among them."""
+    states = {f.state for f in findings}
+    return next((s for s in WORST_FIRST if s in states), "ok")
 
 
 def options_for(entry: InventoryHost, *, ids: set[str], folders: Sequence[str]) -> Options:
@@ -79,3 +109,32 @@ def options_for(entry: InventoryHost, *, ids: set[str], folders: Sequence[str]) 
         again_s=_AGAIN_S if ids & {"rdma.counters", "roce.pfc_ecn"} else 0.0,
         folders=tuple(dict.fromkeys(tried)),
     )
+
+
+def _findings(checked: CheckedCluster, check: Check) -> list[Finding]:
+    if check.rule is not None:
+        rule = check.rule
+        asked = [r for r in checked.reports if r.ok or check.of_silent]
+        return [
+            _finding(check, report.name, verdict)
+            for report in asked
+            for verdict in _guarded(lambda report=report: [rule(HostCase(report, checked))])  # type: ignore[misc]
+        ]
+    survey = check.survey
+    assert survey is not None
+    return [_finding(check, v.about or "all", v) for v in _guarded(lambda: survey(checked))]
+
+
+def _guarded(ask: Callable[[], Iterable[Verdict]]) -> list[Verdict]:
+    try:
+        return list(ask())
+    except Exception as error:
+        return [Verdict("unknown", f"the check itself broke: {type(error).__name__}: {error}")]
+
+
+def _finding(check: Check, host: str, verdict: Verdict) -> Finding:
+    template = (verdict.fix or check.fix) if verdict.state != "ok" else ""
+    values = {"host": host, **verdict.values}
+    fix = re.sub(r"\{(\w+)\}", lambda m: str(values.get(m[1]) or m[1].upper()), template)
+    reason, fix = printable(verdict.reason, limit=400), printable(fix, limit=400)
+    return Finding(check.id, host, verdict.state, reason, fix, check.essential, check.source)

@@ -1,4 +1,6 @@
-"""Findings for people: a line per check by theme, under what failed the reason and a line to paste, and drift."""
+"""Findings for people: a line per check by theme, under what failed the reason and a line to paste; drift; a run's
+diagnosis.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from hetctl.comm.contract.units import show_seconds
 from hetctl.comm.contract.values import encode
 from hetctl.console import Sink
 from hetctl.doctor.check import Check, Finding
-from hetctl.doctor.judge import exit_code, first_of, state_of, to_mend
 from hetctl.doctor.registry import THEMES
-from hetctl.doctor.runner import Examination
+from hetctl.doctor.runner import CheckRun, exit_code, first_of, state_of, to_mend
+from hetctl.doctor.runs import Diagnosis
 from hetctl.doctor.software import Drift, drift
 
 MARKS = {
@@ -25,9 +27,10 @@ MARKS = {
     "unknown": "[cyan] ?[/]",
 }
 _MOST_HOSTS = 6
+_MOST_WAITING = 16
 
 
-def show_examination(sink: Sink, found: Examination, *, verbose: bool) -> None:
+def show_findings(sink: Sink, found: CheckRun, *, verbose: bool) -> None:
     """Everything a person should see, the most urgent last, where the eye is."""
     for theme in THEMES:
         of_theme = [f for f in found.findings if f.check.partition(".")[0] == theme]
@@ -93,20 +96,18 @@ def drift_table(rows: Sequence[Drift], *, verbose: bool) -> Table | None:
     shown = [r for r in rows if verbose or len(r.values) > 1]
     if not shown:
         return None
-    table = Table(box=None, pad_edge=False, title="drift inside vendor groups", title_justify="left")
-    for head in ("group", "what", "value", "hosts"):
-        table.add_column(head)
+    heads = ("group", "what", "value", "hosts")
+    table = Table(*heads, box=None, pad_edge=False, title="drift inside vendor groups", title_justify="left")
     for row in shown:
         for value, hosts in sorted(row.values.items(), key=lambda pair: -len(pair[1])):
             table.add_row(escape(row.group), row.what, escape(value), _names(hosts))
     return table
 
 
-def numerics_table(found: Examination) -> Table | None:
+def numerics_table(found: CheckRun) -> Table | None:
     """The numerics gate's figures of each host's first device, forward / backward; None where nothing was measured."""
-    table = Table(box=None, pad_edge=False, title="against fp64, in eps of the dtype", title_justify="left")
-    for head in ("host", "operation", "dtype", "largest", "mean", "common factor", "cosine"):
-        table.add_column(head)
+    heads = ("host", "operation", "dtype", "largest", "mean", "common factor", "cosine")
+    table = Table(*heads, box=None, pad_edge=False, title="against fp64, in eps of the dtype", title_justify="left")
     for host, measured in found.checked.performance.items():
         for device in (measured.get("devices") or [])[:1]:
             for row in device.get("numerics") or ():
@@ -140,9 +141,7 @@ def closing(findings: Sequence[Finding]) -> list[str]:
 
 def check_table(checks: Sequence[Check]) -> Table:
     """What can be checked: id, level, how it is read, and what root would add."""
-    table = Table(box=None, pad_edge=False)
-    for head in ("check", "level", "reads", "with root"):
-        table.add_column(head)
+    table = Table("check", "level", "reads", "with root", box=None, pad_edge=False)
     for check in checks:
         name = f"{check.id}{' *' if check.essential else ''}"
         table.add_row(name, check.level, escape(check.reads), escape(check.root))
@@ -150,7 +149,7 @@ def check_table(checks: Sequence[Check]) -> Table:
     return table
 
 
-def document(found: Examination, *, level: str) -> dict[str, Any]:
+def document(found: CheckRun, *, level: str) -> dict[str, Any]:
     """The JSON document of a check-up."""
     first = first_of(found.findings)
     return {
@@ -177,3 +176,21 @@ def list_document(checks: Sequence[Check]) -> list[dict[str, Any]]:
     """The JSON of `--list`."""
     names = ("id", "level", "essential", "reads", "fix", "source", "root")
     return [{name: getattr(check, name) for name in names} | {"theme": check.theme} for check in checks]
+
+
+def show_diagnosis(sink: Sink, found: Diagnosis) -> None:
+    """How a run ended, who waited for whom, what to type; the cause last, where the eye is."""
+    sink.say(f"run {found.run}: {found.status}")
+    for one in found.waiting[:_MOST_WAITING]:
+        whom = ", ".join(f"rank {r}" for r in one.targets[:8]) or "somebody it cannot name"
+        sink.say(f"  rank {one.rank} waited for {whom} in {one.operation} (group {one.group or '?'})")
+    if len(found.waiting) > _MOST_WAITING:
+        sink.say(f"  and {len(found.waiting) - _MOST_WAITING} more; all of them are in --json")
+    for line in found.evidence:
+        sink.say(f"  [dim]{escape(line)}[/]", markup=True)
+    for line in found.unknown:
+        sink.say(f"  [cyan]?[/] {escape(line)}", markup=True)
+    who = f"rank {found.culprit}: " if found.culprit is not None else ""
+    sink.say(f"[bold]{who}{escape(found.cause)}[/]", markup=True)
+    if found.advice:
+        sink.say(f"  [bold]{escape(found.advice)}[/]", markup=True)

@@ -11,9 +11,9 @@ import pytest
 from hetctl.comm.contract.facts import Address, Folder, HostFacts, ToolRun
 from hetctl.discovery.fabric import Report
 from hetctl.doctor.check import CheckedCluster, ReachAttempt, State
-from hetctl.doctor.judge import first_of, judge
 from hetctl.doctor.registry import BY_ID, CHECKS
-from tests.hetctl.doctor.patients import (
+from hetctl.doctor.runner import first_of, judge
+from tests.hetctl.doctor.healthy_hosts import (
     GiB,
     all_of,
     checked,

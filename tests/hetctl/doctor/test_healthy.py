@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hetctl.doctor.judge import exit_code, first_of, judge
 from hetctl.doctor.registry import CHECKS
-from tests.hetctl.doctor import patients
+from hetctl.doctor.runner import exit_code, first_of, judge
+from tests.hetctl.doctor import healthy_hosts
 
 
 def test_a_healthy_mixed_cluster_has_no_finding_but_ok() -> None:
-    findings = judge(patients.checked(patients.reports()), CHECKS)
+    findings = judge(healthy_hosts.checked(healthy_hosts.reports()), CHECKS)
     assert [(f.check, f.host, f.state, f.reason) for f in findings if f.state != "ok"] == []
     assert exit_code(findings) == 0
     assert first_of(findings) is None

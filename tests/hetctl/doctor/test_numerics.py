@@ -17,7 +17,7 @@ from hetctl.comm.contract.access import Access
 from hetctl.discovery.fabric import build
 from hetctl.discovery.inventory import InventoryHost
 from hetctl.doctor import perf, perf_program
-from tests.hetctl.doctor import patients
+from tests.hetctl.doctor import healthy_hosts
 
 CPU = torch.device("cpu")
 
@@ -76,14 +76,14 @@ def test_values_that_are_not_finite_are_caught() -> None:
 
 def test_device_classes_are_compared_with_each_other(right: list[dict[str, Any]]) -> None:
     far = [{**row, "sample": [v * 3 for v in row["sample"]]} for row in right]
-    found = patients.checked(patients.reports())
+    found = healthy_hosts.checked(healthy_hosts.reports())
     of = {name: {"devices": [{"index": 0, "numerics": right}]} for name in ("node0", "node1")}
     of |= {name: {"devices": [{"index": 0, "numerics": far}]} for name in ("node2", "node3")}
-    verdicts = list(perf.numerics(patients.replace(found, performance=of)))
+    verdicts = list(perf.numerics(healthy_hosts.replace(found, performance=of)))
     [between] = [v for v in verdicts if " - " in v.about]
     assert (between.about, between.state) == ("h200 - mi325x", "fail")
     same = dict.fromkeys(of, of["node0"])
-    assert all(v.state == "ok" for v in perf.numerics(patients.replace(found, performance=same)))
+    assert all(v.state == "ok" for v in perf.numerics(healthy_hosts.replace(found, performance=same)))
 
 
 def test_the_program_answers_from_its_text_alone() -> None:
@@ -97,7 +97,7 @@ def test_the_program_answers_from_its_text_alone() -> None:
 
 
 def test_only_the_devices_a_host_was_given_compute_and_keep_their_numbers() -> None:
-    found = patients.checked(reports := patients.reports(2))
+    found = healthy_hosts.checked(reports := healthy_hosts.reports(2))
     some = [replace(r, access=replace(r.access, gpus=(1,))) for r in reports]
     entry = InventoryHost("node0", some[0].access)
     checked = replace(found, cluster=build(some).cluster)
@@ -126,6 +126,6 @@ def test_hosts_compute_with_the_environment_that_their_ranks_get(monkeypatch: py
     monkeypatch.setenv("FROM_HERE", "1")
     monkeypatch.delenv("NOWHERE", raising=False)
     env = {"NCCL_NVLS_ENABLE": "0", "FROM_HERE": None, "NOWHERE": None}
-    found = patients.reports(1)
-    perf.measure([InventoryHost(found[0].name, Access(env=env))], patients.checked(found), "perf", timeout_s=5)
+    found = healthy_hosts.reports(1)
+    perf.measure([InventoryHost(found[0].name, Access(env=env))], healthy_hosts.checked(found), "perf", timeout_s=5)
     assert asked[0]["environment"] == {"NCCL_NVLS_ENABLE": "0", "FROM_HERE": "1"}

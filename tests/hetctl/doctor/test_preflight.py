@@ -13,10 +13,10 @@ from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.facts import facts_to_data
 from hetctl.comm.contract.plan import Plan
 from hetctl.discovery.fabric import build
-from hetctl.doctor.judge import exit_code
 from hetctl.doctor.preflight import needed, preflight, refuse_on_failures
+from hetctl.doctor.runner import exit_code
 from tests.busy import busy
-from tests.hetctl.doctor import patients
+from tests.hetctl.doctor import healthy_hosts
 from tests.layouts import Cut, Layout, Pipe, plan_of
 
 EMULATED = Cluster((), (), source="emulated")
@@ -67,8 +67,8 @@ def test_a_checkpoint_folder_that_cannot_be_written_is_refused() -> None:
 
 
 def test_other_hosts_are_judged_by_what_discovery_found() -> None:
-    ill = patients.nic(-1, mtu=1500)
-    cluster = build(patients.reports(node2=ill)).cluster
-    assert cluster.host_by_name["node2"].facts == facts_to_data(patients.reports(node2=ill)[2].facts)  # type: ignore[arg-type]
+    ill = healthy_hosts.nic(-1, mtu=1500)
+    cluster = build(healthy_hosts.reports(node2=ill)).cluster
+    assert cluster.host_by_name["node2"].facts == facts_to_data(healthy_hosts.reports(node2=ill)[2].facts)  # type: ignore[arg-type]
     findings = preflight(on_hosts(plan(), "node0", "node2"), cluster, folder=Path("/tmp"))
     assert [(f.check, f.host) for f in findings if f.state == "fail"] == [("net.mtu", "node2")]
