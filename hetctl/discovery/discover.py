@@ -124,21 +124,13 @@ def _material(finished: Finished, python: str) -> Raw:
     except HetctlError as error:
         said = printable(finished.stderr[-400:])
         if UNSUPPORTED in finished.stdout or "Unknown option: -I" in said:
-            raise _Unsaid("python-unsupported", error) from None
+            raise ShellError("python-unsupported", error.message, hint=error.hint) from None
         if finished.exit_code in _NO_SUCH_COMMAND:
             hint = "name a Python >= 3.8 of that host as `python` in the inventory"
-            missing = HetctlError(f"there is no '{python}' on the host ({said or 'exit code 127'})", hint=hint)
-            raise _Unsaid("no-python", missing) from None
+            why = f"there is no '{python}' on the host ({said or 'exit code 127'})"
+            raise ShellError("no-python", why, hint=hint) from None
         why = f"{error.message} (exit code {finished.exit_code}{': ' + said if said else ''})"
-        raise _Unsaid("no-answer", HetctlError(why, hint=error.hint)) from None
-
-
-class _Unsaid(HetctlError):
-    """A host that was entered but gave no facts; `problem` is its status."""
-
-    def __init__(self, problem: str, error: HetctlError) -> None:
-        super().__init__(error.message, hint=error.hint)
-        self.problem = problem
+        raise ShellError("no-answer", why, hint=error.hint) from None
 
 
 def _answer(outcome: HostOutcome[InventoryHost, HostAnswer]) -> HostAnswer:
@@ -146,7 +138,7 @@ def _answer(outcome: HostOutcome[InventoryHost, HostAnswer]) -> HostAnswer:
         return outcome.value
     entry, error = outcome.item, outcome.error
     assert error is not None
-    problem = error.problem if isinstance(error, (ShellError, _Unsaid)) else "failed"
+    problem = error.problem if isinstance(error, ShellError) else "failed"
     return HostAnswer(
         Report(
             name=entry.name,

@@ -46,14 +46,14 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Fabric:
+class NotedCluster:
     """The cluster and what was noticed while it was put together."""
 
     cluster: Cluster
     notes: tuple[Note, ...]
 
 
-def build(reports: Sequence[Report], *, named: Subnets | None = None) -> Fabric:
+def build(reports: Sequence[Report], *, named: Subnets | None = None) -> NotedCluster:
     """The cluster that the reports describe. Hosts without facts stay in it with their status and reason."""
     notes: list[Note] = []
     ports = _all_ports(reports, named or {}, notes)
@@ -65,7 +65,7 @@ def build(reports: Sequence[Report], *, named: Subnets | None = None) -> Fabric:
     islands = find_islands(hosts, networks)
     ground = TransportFacts(hosts, {r.name: r.facts for r in reports if r.facts}, ports, names, _declared(reports))
     links = tuple(link_between(a, b, ground) for a, b in combinations(islands, 2))
-    return Fabric(Cluster(hosts, islands, networks, links), tuple(notes))
+    return NotedCluster(Cluster(hosts, islands, networks, links), tuple(notes))
 
 
 def find_islands(hosts: Sequence[Host], networks: Sequence[Network]) -> tuple[Island, ...]:

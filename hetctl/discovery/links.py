@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import secrets
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hetctl.comm.contract.cluster import (
     Cluster,
@@ -28,7 +29,6 @@ from hetctl.console import Sink
 from hetctl.discovery import traffic
 from hetctl.discovery.discover import shell_opener
 from hetctl.discovery.inventory import InventoryHost, entries_of
-from hetctl.discovery.perftest import Tool, argv, parse_bandwidth, parse_latency
 from hetctl.discovery.transports import hosts_of
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import Dialogue, converse
@@ -42,6 +42,9 @@ _PORTS = range(20_000, 30_000)  # for perftest, which cannot choose one itself
 _RDMA = ("infiniband", "roce")
 
 Pair = tuple[str, str]
+PerftestTool = Literal["ib_write_bw", "ib_write_lat"]
+_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_ROW = re.compile(r"^\s*\d+\s+\d+\s+[\d.]")
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,6 @@ def measure_links(
     entries: Sequence[InventoryHost],
     *,
     connect_s: float,
-    seconds: float = SECONDS,
     on_pair: Callable[[Pair, Sequence[Measured]], None] = lambda pair, found: None,
 ) -> Cluster:
     """The cluster with what was measured between its hosts, its links' TCP and RDMA rates replaced by it."""
@@ -71,7 +73,7 @@ def measure_links(
 
         def measure(pair: Pair, deadline: Deadline) -> list[Measured]:
             a, b = (RailEnd(cluster.host_by_name[name], shells[name], pythons[name]) for name in pair)
-            return measure_pair(a, b, seconds=seconds, deadline=deadline)
+            return measure_pair(a, b, seconds=SECONDS, deadline=deadline)
 
         try:
             for turn in rounds(pairs_of(cluster, shells.keys())):
@@ -262,14 +264,52 @@ def _native(a: RailEnd, b: RailEnd, lane: RailToMeasure, deadline: Deadline) -> 
     return Measured((a.host.name, b.host.name), lane.nics, "ib_write_bw", parse_latency(latency), bandwidth)
 
 
-def _perftest(tool: Tool, a: RailEnd, b: RailEnd, lane: RailToMeasure, deadline: Deadline) -> str:
+def _perftest(tool: PerftestTool, a: RailEnd, b: RailEnd, lane: RailToMeasure, deadline: Deadline) -> str:
     port = secrets.choice(_PORTS)
     ours, theirs = lane.devices
     deadline.phase = f"running {tool} between {a.host.name} and {b.host.name}"
-    with closing(b.shell.start(argv(tool, theirs or "", port), deadline=deadline)) as listener:
+    with closing(b.shell.start(perftest_argv(tool, theirs or "", port), deadline=deadline)) as listener:
         listener.read(1.0)  # its heading: it listens, or it is not there
-        done = run(a.shell, argv(tool, ours or "", port, server=lane.addresses[1]), deadline=deadline)
+        done = run(a.shell, perftest_argv(tool, ours or "", port, server=lane.addresses[1]), deadline=deadline)
         return done.stdout.decode("utf-8", "replace") if done.exit_code == 0 else ""
+
+
+def perftest_argv(tool: PerftestTool, device: str, port: int, *, server: str | None = None) -> list[str]:
+    """perftest's command for one end: the listener without `server`, the caller with the listener's address.
+
+    Raises ValueError for a device name that is none: it came from a host and goes into a command.
+    """
+    if not _DEVICE.fullmatch(device):
+        raise ValueError(f"{device!r} is not the name of an RDMA device")
+    words = [tool, "-d", device, "-p", str(port), "-F"]
+    words += (
+        ["-s", "1048576", "-D", "2", "-b", "--report_gbits"] if tool == "ib_write_bw" else ["-s", "64", "-n", "1000"]
+    )
+    return words + ([server] if server else [])
+
+
+def parse_bandwidth(text: str) -> float | None:
+    """Bytes per second (average, per direction) from ib_write_bw -b --report_gbits; None when there is no table."""
+    columns = _columns(text, "BW average")
+    return float(columns[3]) * 1e9 / 8 / 2 if columns and len(columns) > 3 else None
+
+
+def parse_latency(text: str) -> float | None:
+    """The typical one-way latency in seconds from ib_write_lat; None when there is no table."""
+    columns = _columns(text, "t_typical")
+    return float(columns[4]) * 1e-6 if columns and len(columns) > 4 else None
+
+
+def _columns(text: str, head: str) -> list[str] | None:
+    """The numbers of the last row below the line that names `head`."""
+    below = False
+    found: list[str] | None = None
+    for line in text.splitlines():
+        if head in line:
+            below = True
+        elif below and _ROW.match(line):
+            found = line.split()
+    return found
 
 
 def pair_line(pair: Pair, rows: Sequence[Measured]) -> str:

@@ -55,12 +55,12 @@ def _odd_ones(peers: Mapping[str, HostFacts]) -> Iterator[Note]:
             continue
         usual, times = counts.most_common(1)[0]
         if times == 1 or times == counts.most_common(2)[1][1]:
-            each = "; ".join(f"{_show(v)} on {', '.join(h for h in values if values[h] == v)}" for v in counts)
+            each = "; ".join(f"{v} on {', '.join(h for h in values if values[h] == v)}" for v in counts)
             yield Note(None, f"{what} differs between peers: {each}")
             continue
         for host, value in values.items():
             if value != usual:
-                yield Note(host, f"{what} is {_show(value)}, its peers have {_show(usual)}")
+                yield Note(host, f"{what} is {value}, its peers have {usual}")
 
 
 def _features() -> dict[str, Callable[[HostFacts], object]]:
@@ -142,7 +142,3 @@ def _set(values: Iterator[object]) -> object:
     """The distinct known values as one word, so that hosts can be compared; None when nothing is known."""
     known = sorted({str(v) for v in values if v is not None})
     return " and ".join(known) if known else None
-
-
-def _show(value: object) -> str:
-    return str(value)

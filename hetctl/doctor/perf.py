@@ -121,7 +121,7 @@ def _speed(
     """A rule on one figure of every device of a host: against the median of its class, else the class's row."""
 
     def rule(case: HostCase) -> Verdict:
-        mine = [(name, d) for name, d in _devices(case.checked, case.name)]
+        mine = _devices(case.checked, case.name)
         if not mine:
             return _why_not(case)
         verdicts = []
@@ -130,7 +130,11 @@ def _speed(
             if not isinstance(value, (int, float)):
                 verdicts.append(unknown(f"device {device.get('index')}: {device.get('problem') or 'no figure'}"))
                 continue
-            reference, of = _reference(case.checked, name, key, expected)
+            like = [
+                d.get(key) for host in case.checked.performance for n, d in _devices(case.checked, host) if n == name
+            ]
+            row = CLASSES.get(name.partition("/")[0])
+            reference, of = _reference(like, expected(row) if row and row.name != "cpu" else None)
             verdicts.append(_against(float(value), reference, of, f"device {device.get('index')}", unit))
         figures = [float(d[key]) for _, d in mine if isinstance(d.get(key), (int, float))]
         return worst(verdicts, otherwise=unit(statistics.median(figures)) if figures else "")
@@ -145,16 +149,12 @@ def _against(value: float, reference: float | None, of: str, who: str, unit: Cal
     return ok(says) if value >= GOOD * reference else warn(says) if value >= BEARABLE * reference else fail(says)
 
 
-def _reference(
-    checked: CheckedCluster, name: str, key: str, expected: Callable[[DeviceClass], float]
-) -> tuple[float | None, str]:
-    """What a device of this class should reach, and what says so; None where nothing does."""
-    like = [d.get(key) for host in checked.performance for n, d in _devices(checked, host) if n == name]
-    known = [float(v) for v in like if isinstance(v, (int, float))]
-    if len(known) >= _PEERS:
-        return statistics.median(known), "the median of its kind"
-    row = CLASSES.get(name.partition("/")[0])
-    return (expected(row), "what its model reaches") if row and row.name != "cpu" else (None, "")
+def _reference(known: Sequence[object], expected: float | None) -> tuple[float | None, str]:
+    """What a device of a class should reach, and what says so: its peers where there are enough, else its row."""
+    peers = [float(v) for v in known if isinstance(v, (int, float))]
+    if len(peers) >= _PEERS:
+        return statistics.median(peers), "the median of its kind"
+    return expected, "what its model reaches" if expected is not None else ""
 
 
 def _devices(checked: CheckedCluster, host: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -180,18 +180,14 @@ def allreduce(case: HostCase) -> Verdict:
     value = found.get("allreduce_bytes_per_s")
     if not isinstance(value, (int, float)):
         return unknown(str(found.get("problem", "it was not measured")))
-    name = device_class(case.gpus[0])[0] or ""
-    others = [
-        float(v)
-        for host, p in case.checked.performance.items()
-        if host in case.checked.facts
-        and [device_class(g)[0] for g in case.checked.facts[host].gpus] == [device_class(g)[0] for g in case.gpus]
-        and isinstance(v := p.get("allreduce_bytes_per_s"), (int, float))
+    kinds = [device_class(g)[0] for g in case.gpus]
+    like = [
+        measured.get("allreduce_bytes_per_s")
+        for host, measured in case.checked.performance.items()
+        if host in case.checked.facts and [device_class(g)[0] for g in case.checked.facts[host].gpus] == kinds
     ]
-    row = CLASSES.get(name.partition("/")[0])
-    table = row.native_bytes_per_s * 0.5 if row else None
-    reference = statistics.median(others) if len(others) >= _PEERS else table
-    of = "the median of its kind" if len(others) >= _PEERS else "what its model reaches"
+    row = CLASSES.get((kinds[0] or "").partition("/")[0])
+    reference, of = _reference(like, row.native_bytes_per_s * 0.5 if row else None)
     return _against(float(value), reference, of, "64 MiB", show_rate)
 
 

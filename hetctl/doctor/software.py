@@ -143,14 +143,6 @@ def _set(values: Iterator[str | None]) -> str | None:
     return ", ".join(sorted({v for v in values if v})) or None
 
 
-def _of_package(name: str) -> Callable[[HostFacts], str | None]:
-    def value(facts: HostFacts) -> str | None:
-        python = worker_python(facts)
-        return python.packages.get(name) if python else None
-
-    return value
-
-
 _FEATURES: dict[str, Callable[[HostFacts], str | None]] = {
     "torch": _torch,
     "CUDA of torch": _of_python("cuda"),
@@ -158,7 +150,7 @@ _FEATURES: dict[str, Callable[[HostFacts], str | None]] = {
     "NCCL": _of_python("nccl"),
     "RCCL": _of_python("rccl"),
     "Python": _of_python("version"),
-    "hetctl": _of_package("hetctl"),
+    "hetctl": lambda f: f.interpreters[0].packages.get("hetctl") if f.interpreters else None,
     "GPU driver": lambda f: _set(g.driver for g in f.gpus),
     "GPU firmware": lambda f: _set(g.firmware for g in f.gpus),
     "NIC firmware": lambda f: _set(f"{n.pci_id} {n.firmware}" for n in f.nics if n.rdma_device and n.firmware),

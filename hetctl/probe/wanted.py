@@ -11,6 +11,7 @@ from typing import Any
 from hetctl.comm.contract.values import encode
 from hetctl.probe import remote
 from hetctl.probe.raw import Options
+from hetctl.probe.system import SETTINGS
 from hetctl.probe.vendors import VENDORS
 from hetctl.probe.vendors.base import Tool
 
@@ -80,7 +81,7 @@ scope["main"]({request!r})
 def wanted(*, thorough: bool = False) -> ProbeRequest:
     """The request for a host of any vendor; `thorough` adds what only a check-up needs."""
     return ProbeRequest(
-        files=_FILES + tuple(file for vendor in VENDORS for file in vendor.files),
+        files=tuple(dict.fromkeys([*_FILES, *(file for vendor in VENDORS for file in vendor.files)])),
         filtered={
             "/proc/cpuinfo": "processor|model name|physical id|core id|cpu cores|CPU implementer|CPU part",
             "/boot/config-{release}": "CONFIG_(DMABUF_MOVE_NOTIFY|PCI_P2PDMA|HSA_AMD_P2P|DMA_SHARED_BUFFER)=",
@@ -153,6 +154,7 @@ def _vendor_libraries() -> list[str]:
 
 
 _FILES = (
+    *SETTINGS.values(),
     "/etc/os-release",
     "/etc/machine-id",
     "/.dockerenv",
@@ -160,23 +162,13 @@ _FILES = (
     "/run/systemd/container",
     "/proc/sys/kernel/hostname",
     "/proc/sys/kernel/osrelease",
-    "/proc/sys/kernel/numa_balancing",
     "/proc/sys/kernel/random/boot_id",
-    "/proc/sys/net/ipv4/ip_local_port_range",
-    "/proc/sys/net/ipv4/ip_local_reserved_ports",
-    "/proc/sys/net/core/rmem_max",
-    "/proc/sys/net/core/wmem_max",
-    "/proc/sys/vm/swappiness",
-    "/proc/cmdline",
     "/proc/meminfo",
     "/proc/uptime",
     "/proc/swaps",
     "/proc/net/if_inet6",
     "/proc/net/bonding/*",
     "/etc/libibverbs.d/*.driver",
-    "/sys/class/dmi/id/sys_vendor",
-    "/sys/kernel/mm/transparent_hugepage/enabled",
-    "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
     "/sys/devices/system/node/node*/cpulist",
     "/sys/devices/system/node/node*/meminfo",
     "/sys/module/ib_core/version",

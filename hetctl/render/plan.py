@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ClusterShell.RangeSet import RangeSet
 from rich.table import Table
 from rich.tree import Tree
 
@@ -35,13 +36,7 @@ def show_plan(sink: Sink, plan: Plan) -> None:
 
 def show_ranks(ranks: Sequence[int]) -> str:
     """`0-7`, `0-3,8`: ranks as ranges."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in parts)
+    return str(RangeSet.fromlist(map(str, ranks)))
 
 
 def _islands(plan: Plan) -> Tree:

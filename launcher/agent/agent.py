@@ -286,16 +286,12 @@ class Agent:
 
 def _listen(address: str, ports: Sequence[int]) -> socket.socket:
     """A listening socket on the first free port: bound here, so that nobody else can take it meanwhile."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports:
-        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((address, port))
-            listener.listen(1024)
-            return listener
+            return socket.create_server((address, port), family=family, backlog=1024)
         except OSError as error:
-            listener.close()
-            problem = error.strerror
+            problem = os.strerror(error.errno) if error.errno else str(error)
     raise OSError(None, f"no free port on {address} among {ports[0]}-{ports[-1]} ({problem})")
 
 

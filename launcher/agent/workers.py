@@ -145,15 +145,15 @@ def _await_end(pid: int) -> int:
         signal.sigtimedwait({signal.SIGCHLD}, WATCH_S)
 
 
-def kill_descendants(*, spare: int | None = None) -> int:
-    """Kill all processes below this one (but `spare` itself) and wait for them. Returns how many are left."""
+def kill_descendants() -> int:
+    """Kill all processes below this one and wait for them. Returns how many are left."""
     until = time.monotonic() + KILL_S
     while True:
-        left = [pid for pid in descendants(os.getpid()) if pid != spare and _state(pid) != "Z"]
+        left = [pid for pid in descendants(os.getpid()) if _state(pid) != "Z"]
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        reap_orphans(spare=(spare,) if spare else ())
+        reap_orphans(spare=())
         if not left or time.monotonic() > until:
             return len(left)
         time.sleep(0.02)

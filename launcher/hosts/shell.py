@@ -27,6 +27,9 @@ Problem = Literal[
     "no-such-command",
     "too-much-output",
     "unsupported",
+    "no-python",
+    "python-unsupported",
+    "no-answer",
 ]
 Stream = Literal["out", "err"]
 MAX_OUTPUT_BYTES = 16 * MiB

@@ -210,28 +210,27 @@ def parse_rocm_smi(text: str) -> tuple[GpuFacts, ...]:
     """
     cards, shared = _cards(text)
     driver = told(shared.get("driver version"))
-    found = [_card(card, index, driver) for index, card in sorted(cards.items())]
-    return tuple(found)
+    return tuple(_card(card, index, driver) for index, card in sorted(cards.items()))
 
 
 def _card(card: Mapping[str, Any], index: int, driver: str | None) -> GpuFacts:
-    total, used = (size(_any(card, f"vram total {w}memory (b)")) for w in ("", "used "))
-    mode, memory_mode = _any(card, "compute partition"), _any(card, "memory partition")
+    total, used = (size(card.get(f"vram total {w}memory (b)")) for w in ("", "used "))
+    mode, memory_mode = card.get("compute partition"), card.get("memory partition")
     names = ("card series", "device name", "card model", "card sku")
     return GpuFacts(
         vendor=NAME,
         index=index,
-        name=next((n for n in (told(_any(card, k)) for k in names) if n and not n.startswith("0x")), None),
-        architecture=told(_any(card, "gfx version")),
+        name=next((n for n in (told(card.get(k)) for k in names) if n and not n.startswith("0x")), None),
+        architecture=told(card.get("gfx version")),
         memory_total_bytes=total or None,
         memory_free_bytes=_difference(total, used),
-        uuid=_unique(_any(card, "unique id")),
-        serial=told(_any(card, "serial number")),
-        pci=pci_address(_any(card, "pci bus")),
-        numa_node=node(_any(card, "(topology) numa node")),
+        uuid=_unique(card.get("unique id")),
+        serial=told(card.get("serial number")),
+        pci=pci_address(card.get("pci bus")),
+        numa_node=node(card.get("(topology) numa node")),
         partition=Partition(mode=_mode(mode), memory_mode=_mode(memory_mode)),
         driver=driver,
-        firmware=told(_any(card, "vbios version")),
+        firmware=told(card.get("vbios version")),
     )
 
 
@@ -271,10 +270,6 @@ def _entries(text: str, *, what: str) -> list[Mapping[str, Any]]:
 def _index(entry: Mapping[str, Any], position: int) -> int:
     found = count(entry.get("gpu"))
     return position if found is None else found
-
-
-def _any(card: Mapping[str, Any], key: str) -> object:
-    return card.get(key)
 
 
 def _unique(value: object) -> str | None:

@@ -28,7 +28,7 @@ from hetctl.comm.contract.facts import (
     System,
 )
 from hetctl.discovery.devices import assign_rails, device_class
-from hetctl.discovery.fabric import Fabric, Report, build
+from hetctl.discovery.fabric import NotedCluster, Report, build
 from hetctl.discovery.networks import ports_of
 from hetctl.discovery.unusual import unusual
 from hetctl.trainer.planning.hardware import class_of_product
@@ -97,13 +97,13 @@ def shape(cluster: Cluster) -> dict[str, tuple[str, str, list[str]]]:
     return {i.name: (i.vendor, kinds[i.fabric], sorted({m.host for m in i.members})) for i in cluster.islands}
 
 
-def way(fabric: Fabric, a: str, b: str, kind: str) -> TransportOption:
+def way(fabric: NotedCluster, a: str, b: str, kind: str) -> TransportOption:
     link = fabric.cluster.link(a, b)
     assert link is not None
     return next(t for t in link.transports if t.kind == kind)
 
 
-def said(fabric: Fabric) -> str:
+def said(fabric: NotedCluster) -> str:
     return "\n".join(f"{n.host}: {n.sentence}" for n in fabric.notes)
 
 

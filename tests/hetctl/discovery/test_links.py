@@ -23,8 +23,17 @@ from hetctl.comm.contract.cluster import (
     native_way,
 )
 from hetctl.discovery import traffic
-from hetctl.discovery.links import RailEnd, lanes_between, measure_pair, pairs_of, rounds, with_measured
-from hetctl.discovery.perftest import argv, parse_bandwidth, parse_latency
+from hetctl.discovery.links import (
+    RailEnd,
+    lanes_between,
+    measure_pair,
+    pairs_of,
+    parse_bandwidth,
+    parse_latency,
+    perftest_argv,
+    rounds,
+    with_measured,
+)
 from hetctl.discovery.unusual import unusual
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import converse
@@ -112,14 +121,20 @@ def test_a_slow_rail_is_noticed() -> None:
 
 
 def test_perftest_commands_and_tables() -> None:
-    assert argv("ib_write_bw", "mlx5_0", 20000, server="10.0.0.1")[:5] == ["ib_write_bw", "-d", "mlx5_0", "-p", "20000"]
+    assert perftest_argv("ib_write_bw", "mlx5_0", 20000, server="10.0.0.1")[:5] == [
+        "ib_write_bw",
+        "-d",
+        "mlx5_0",
+        "-p",
+        "20000",
+    ]
     assert parse_bandwidth(BANDWIDTH) == pytest.approx(780.4e9 / 16)
     assert parse_latency(LATENCY) == pytest.approx(1.53e-6)
     assert parse_bandwidth("Couldn't connect to 10.0.0.1:20000") is None
     assert parse_latency("") is None
     for name in ("-x", "a b", "$(x)", ""):
         with pytest.raises(ValueError):
-            argv("ib_write_lat", name, 20000)
+            perftest_argv("ib_write_lat", name, 20000)
 
 
 def test_two_ends_measure_over_loopback() -> None:
