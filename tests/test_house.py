@@ -17,7 +17,15 @@ FOLDERS = ("comm", "launcher", "trainer")
 ROOMS = (
     *("comm.contract", "comm.operation", "comm.bridge", "comm.group", "comm.bench"),
     *("launcher.agent", "launcher.hosts", "launcher.ssh", "launcher.run_folder", "launcher.supervisor"),
-    *("trainer.model", "trainer.ranks", "trainer.pipeline", "trainer.recipe", "trainer.job", "trainer.data"),
+    *(
+        "trainer.schedule",
+        "trainer.model",
+        "trainer.ranks",
+        "trainer.recipe",
+        "trainer.job",
+        "trainer.data",
+        "trainer.pipeline",
+    ),
     *("trainer.planning", "trainer.gradients", "trainer.checkpoint", "trainer.adapt", "trainer.loop", "trainer.bench"),
     *("trainer.__main__", "console", "probe", "discovery", "render", "doctor", "runs", "bench", "validate"),
     *("commands", "app", "__main__"),

@@ -17,7 +17,7 @@ from hetctl.comm.contract.values import decode, encode, show
 from hetctl.trainer.model.config import find_shape
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.weights import model_folder
-from hetctl.trainer.pipeline.schedule import SCHEDULES
+from hetctl.trainer.schedule import SCHEDULES
 
 Auto = Literal["auto"]
 TOKENIZER = "tokenizer.json"

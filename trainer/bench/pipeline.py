@@ -28,8 +28,8 @@ from hetctl.trainer.loop.build import build
 from hetctl.trainer.loop.trainer import Trainer
 from hetctl.trainer.pipeline.boundary import Boundary
 from hetctl.trainer.pipeline.pipeline import StagePipeline
-from hetctl.trainer.pipeline.schedule import SCHEDULES
 from hetctl.trainer.ranks.groups import ProcessGroups, create_groups
+from hetctl.trainer.schedule import SCHEDULES
 
 ROUNDS_VARIABLE = "HETCTL_BENCH_ROUNDS"
 NATIVE_VARIABLE = "HETCTL_BENCH_NATIVE"  # set where one native library serves all islands

@@ -28,11 +28,11 @@ from hetctl.trainer.model.initial_weights import initial
 from hetctl.trainer.model.model import StageModel, parameters_of
 from hetctl.trainer.model.split_backward import WeightGradients
 from hetctl.trainer.pipeline.pipeline import StagePipeline
-from hetctl.trainer.pipeline.schedule import SCHEDULES
 from hetctl.trainer.planning.executable import check_executable, check_trainable
 from hetctl.trainer.ranks.groups import ProcessGroups, create_groups
 from hetctl.trainer.ranks.place import Place
 from hetctl.trainer.ranks.timeline import Timeline
+from hetctl.trainer.schedule import SCHEDULES
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hetctl.trainer.pipeline.schedule import SCHEDULES, Schedule
 from hetctl.trainer.planning.partition import Split, best_split, fixed_split, holmes_layers, uniform_layers
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import MemoryChoice, StageCostCache, StageCosts, StagePlace, SyncRate, share
+from hetctl.trainer.schedule import SCHEDULES, Schedule
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from hetctl.comm.contract.plan import Plan, Replica, Stage
 from hetctl.trainer.model.families import family_of, trained_families
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.tensor_cuts import cannot_cut
-from hetctl.trainer.pipeline.schedule import SCHEDULES
+from hetctl.trainer.schedule import SCHEDULES
 
 
 def check_trainable(shape: ModelShape, plan: Plan | None = None) -> None:

@@ -10,7 +10,6 @@ from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import Infeasible
 from hetctl.comm.contract.plan import Plan, Predicted, Replica, Stage, StageCost
 from hetctl.comm.contract.units import show_bytes
-from hetctl.trainer.pipeline.schedule import SCHEDULES
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.assemble import assemble
 from hetctl.trainer.planning.costs import usable_bytes
@@ -32,6 +31,7 @@ from hetctl.trainer.planning.search import Candidate, Search, SearchResult
 from hetctl.trainer.planning.space import tensor_units
 from hetctl.trainer.planning.state_sharding import SPARE_BYTES, with_whole
 from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.schedule import SCHEDULES
 
 KEEP = 6  # candidates that are simulated: the choice and the next five
 OVER = (

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError, Infeasible, nearest
 from hetctl.trainer.model.tensor_cuts import cannot_cut
-from hetctl.trainer.pipeline.schedule import SCHEDULES
 from hetctl.trainer.planning.costs import MODES, LayerCosts, Mode, ValueBytes
 from hetctl.trainer.planning.link_rates import LinkRates, read_link_rates
 from hetctl.trainer.planning.pools import Pool, read_pools
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.space import TENSOR_DEGREES, Pins
 from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.schedule import SCHEDULES
 
 # (most devices, tolerance of the search and of each split)
 TOLERANCES = ((64, 0.0), (512, 0.0005), (2048, 0.001), (math.inf, 0.005))

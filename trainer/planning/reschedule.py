@@ -10,13 +10,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 from hetctl.trainer.model.sample_shares import share as cut
-from hetctl.trainer.pipeline.schedule import SCHEDULES, Schedule, most_held
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.costs import usable_bytes
 from hetctl.trainer.planning.predict import Prediction, predict
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Candidate
 from hetctl.trainer.planning.stages import StagePlace, coefficients, share
+from hetctl.trainer.schedule import SCHEDULES, Schedule, most_held
 
 WORTH_SAYING = 0.02  # relative gain
 

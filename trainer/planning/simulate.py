@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
-from hetctl.trainer.pipeline.schedule import SCHEDULES, Action
+from hetctl.trainer.schedule import SCHEDULES, Action
 
 SpanKind = Literal["F", "B", "W", "send", "sync", "update"]
 

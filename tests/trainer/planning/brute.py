@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, permutations, product
 
-from hetctl.trainer.pipeline.schedule import SCHEDULES
 from hetctl.trainer.planning.arrange import Batching
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import slowest_sync
 from hetctl.trainer.planning.space import PoolUse, partitions, pool_uses, views
 from hetctl.trainer.planning.stages import StageCostCache, StagePlace, share
+from hetctl.trainer.schedule import SCHEDULES
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.trainer.pipeline.schedule import SCHEDULES
 from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes, simulate
+from hetctl.trainer.schedule import SCHEDULES
 
 
 def pipeline(times: list[tuple[float, float]], hop: float, count: int, schedule: str = "1f1b") -> PipelineTimes:

@@ -6,11 +6,11 @@ import pytest
 
 from hetctl.comm.contract.emulate import describe_cluster, parse_spec
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.trainer.pipeline.schedule import SCHEDULES
 from hetctl.trainer.planning.executable import check_executable
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import weigh
 from hetctl.trainer.recipe import load_recipe
+from hetctl.trainer.schedule import SCHEDULES
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe
 from tests.trainer.parity import SHAPE, TOY_SCHEDULE, difference, recipe, reference, train_layout

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.trainer.pipeline.schedule import (
+from hetctl.trainer.schedule import (
     SCHEDULES,
     Action,
     interleaved_actions,
