@@ -32,13 +32,6 @@ class HostOutcome(Generic[Item, Value]):
         return self.error is None
 
 
-@dataclass
-class _Running(Generic[Item]):
-    item: Item
-    deadline: Deadline
-    begin: float
-
-
 def fan_out(
     items: Sequence[Item],
     work: Callable[[Item, Deadline], Value],
@@ -50,63 +43,51 @@ def fan_out(
 
     At most `at_once` run at a time; each one's deadline begins when it starts.
     """
-    done: queue.SimpleQueue[tuple[int, Value | None, HetctlError | None]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, HostOutcome[Item, Value]]] = queue.SimpleQueue()
     waiting = list(enumerate(items))[::-1]
-    running: dict[int, _Running[Item]] = {}
+    running: dict[int, tuple[Item, Deadline]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
                 index, item = waiting.pop()
-                running[index] = _start(index, item, work, deadline_s, done)
-            yield from _late(running)
-            finished = _next(done, running)
-            if finished is not None and finished[0] in running:
-                one = running.pop(finished[0])
-                yield HostOutcome(one.item, finished[1], finished[2], time.monotonic() - one.begin)
+                running[index] = item, Deadline(deadline_s)
+                _start(index, *running[index], work, done)
+            for index, (item, deadline) in list(running.items()):
+                if deadline.passed:
+                    error = timed_out(deadline)
+                    deadline.expire()
+                    del running[index]
+                    yield HostOutcome(item, None, error, deadline.seconds)
+            first = min((deadline.left() for _, deadline in running.values()), default=0.0)
+            try:
+                index, outcome = done.get(timeout=first + 0.001)
+            except queue.Empty:
+                continue
+            if running.pop(index, None):
+                yield outcome
     finally:
-        for one in running.values():  # the caller left early (Ctrl-C): let nothing run on
-            one.deadline.expire()
+        for _, deadline in running.values():  # the caller left early (Ctrl-C): let nothing run on
+            deadline.expire()
 
 
 def _start(
     index: int,
     item: Item,
+    deadline: Deadline,
     work: Callable[[Item, Deadline], Value],
-    deadline_s: float,
-    done: queue.SimpleQueue[tuple[int, Value | None, HetctlError | None]],
-) -> _Running[Item]:
-    deadline = Deadline(deadline_s)
+    done: queue.SimpleQueue[tuple[int, HostOutcome[Item, Value]]],
+) -> None:
+    begin = time.monotonic()
 
     def body() -> None:
+        value, problem = None, None
         try:
-            done.put((index, work(item, deadline), None))
+            value = work(item, deadline)
         except HetctlError as error:
-            done.put((index, None, error))
+            problem = error
         except Exception as error:
-            done.put((index, None, HetctlError(f"{type(error).__name__}: {error}", hint="this is a defect of hetctl")))
+            problem = HetctlError(f"{type(error).__name__}: {error}", hint="this is a defect of hetctl")
+        done.put((index, HostOutcome(item, value, problem, time.monotonic() - begin)))
 
-    running = _Running(item, deadline, time.monotonic())
     # a daemon: a name server that never answers must not keep the program from ending
     threading.Thread(target=body, name=f"host-{index}", daemon=True).start()
-    return running
-
-
-def _late(running: dict[int, _Running[Item]]) -> Iterator[HostOutcome[Item, Value]]:
-    for index, one in list(running.items()):
-        if one.deadline.passed:
-            error = timed_out(one.deadline)
-            one.deadline.expire()
-            del running[index]
-            yield HostOutcome(one.item, None, error, time.monotonic() - one.begin)
-
-
-def _next(
-    done: queue.SimpleQueue[tuple[int, Value | None, HetctlError | None]], running: dict[int, _Running[Item]]
-) -> tuple[int, Value | None, HetctlError | None] | None:
-    if not running:
-        return None
-    first = min(one.deadline.left() for one in running.values())
-    try:
-        return done.get(timeout=first + 0.001)
-    except queue.Empty:
-        return None
