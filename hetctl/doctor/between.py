@@ -54,7 +54,7 @@ def tried(
     secret = secrets.token_hex(32)
     with shell_opener(addressed) as open_shell:
 
-        def station(entry: InventoryHost, deadline: Deadline) -> RemoteProgram:
+        def begin(entry: InventoryHost, deadline: Deadline) -> RemoteProgram:
             shell = open_shell(entry, deadline)
             request = {
                 "secret": secret,
@@ -65,20 +65,22 @@ def tried(
             dialogue = converse(shell, entry.access.python, inspect.getsource(reach), request, deadline=deadline)
             return RemoteProgram(shell, dialogue, dialogue.receive(deadline=deadline))
 
-        posts = {o.item.name: o.value for o in fan_out(addressed, station, deadline_s=timeout_s) if o.value is not None}
+        programs = {
+            o.item.name: o.value for o in fan_out(addressed, begin, deadline_s=timeout_s) if o.value is not None
+        }
         try:
-            found = _calls(posts, checked, timeout_s)
-            shared = {folder: _shared(folder, posts, timeout_s) for folder in folders}
+            found = _calls(programs, checked, timeout_s)
+            shared = {folder: _shared(folder, programs, timeout_s) for folder in folders}
         finally:
-            for post in posts.values():
-                post.close()
-    listening = {name: post.problem for name, post in posts.items() if post.port is None}
+            for program in programs.values():
+                program.close()
+    listening = {name: program.problem for name, program in programs.items() if program.port is None}
     return replace(checked, tried=tuple(found), listening=listening, shared=shared)
 
 
-def _calls(posts: Mapping[str, RemoteProgram], checked: CheckedCluster, timeout_s: float) -> list[ReachAttempt]:
+def _calls(programs: Mapping[str, RemoteProgram], checked: CheckedCluster, timeout_s: float) -> list[ReachAttempt]:
     """Each host calls all others at once; a whole packet is sent to its next neighbour only."""
-    names = [name for name, post in posts.items() if post.port is not None]
+    names = [name for name, program in programs.items() if program.port is not None]
     hosts = checked.cluster.host_by_name
     found: list[ReachAttempt] = []
 
@@ -88,15 +90,15 @@ def _calls(posts: Mapping[str, RemoteProgram], checked: CheckedCluster, timeout_
         targets = [
             {
                 "address": hosts[other].data_address,
-                "port": posts[other].port,
+                "port": programs[other].port,
                 "mtu": _mtu(checked, name) if other == following else None,
             }
             for other in others
         ]
-        results = posts[name].ask({"call": targets}, deadline).get("results", []) if targets else []
+        results = programs[name].ask({"call": targets}, deadline).get("results", []) if targets else []
         return [_tried(name, *pair) for pair in zip(others, targets, results, strict=True)]
 
-    for outcome in fan_out(list(posts), work, deadline_s=timeout_s):
+    for outcome in fan_out(list(programs), work, deadline_s=timeout_s):
         found += outcome.value or []
     return found
 
@@ -120,22 +122,22 @@ def _mtu(checked: CheckedCluster, host: str) -> int | None:
     return next((n.mtu for n in facts.nics if any(a.ip == address for a in n.addresses)), None)
 
 
-def _shared(folder: str, posts: Mapping[str, RemoteProgram], timeout_s: float) -> dict[str, str]:
+def _shared(folder: str, programs: Mapping[str, RemoteProgram], timeout_s: float) -> dict[str, str]:
     """A token written on the first host; what each of the others sees of it. The token is taken away again."""
     token = secrets.token_hex(32)
-    names = list(posts)
+    names = list(programs)
     if not names:
         return {}
     seen: dict[str, str] = {}
     for number, name in enumerate(names):
         work = {"look" if number else "write": folder, "token": token}
         try:
-            seen[name] = str(posts[name].ask(work, Deadline(timeout_s)).get("problem", ""))
+            seen[name] = str(programs[name].ask(work, Deadline(timeout_s)).get("problem", ""))
         except HetctlError as error:
             seen[name] = printable(error.message)
     with_token = {"forget": folder, "token": token}
     try:
-        posts[names[0]].ask(with_token, Deadline(timeout_s))
+        programs[names[0]].ask(with_token, Deadline(timeout_s))
     except HetctlError as error:
         seen[names[0]] = seen[names[0]] or printable(error.message)
     return seen

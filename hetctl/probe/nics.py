@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from hetctl.comm.contract.facts import Address, Gid, GidType, LinkLayer, NicFacts
@@ -322,30 +322,13 @@ def _of_port(raw: Raw, names: list[str], port: NicFacts) -> list[str]:
 
 
 def _joined(port: NicFacts, interface: NicFacts | None) -> NicFacts:
-    """One record of an RDMA port and its interface; what both tell is the port's."""
+    """One record of an RDMA port and its interface; what both tell is the port's, and how it is only the port's."""
     if interface is None:
         return port
-    return replace(
-        port,
-        name=interface.name,
-        netdev=interface.netdev,
-        link_layer=port.link_layer or interface.link_layer,
-        rate_bytes_per_s=interface.rate_bytes_per_s if port.rdma_software else port.rate_bytes_per_s,
-        mtu=interface.mtu,
-        mac=interface.mac,
-        addresses=interface.addresses,
-        carrier=interface.carrier,
-        carrier_changes=interface.carrier_changes,
-        admin_up=interface.admin_up,
-        bond=interface.bond,
-        bond_members=interface.bond_members,
-        over=interface.over,
-        virtual=interface.virtual,
-        numa_node=port.numa_node if port.numa_node is not None else interface.numa_node,
-        pci=port.pci or interface.pci,
-        pci_id=port.pci_id or interface.pci_id,
-        driver=port.driver or interface.driver,
-    )
+    lacking = {f.name: getattr(interface, f.name) for f in fields(NicFacts) if getattr(port, f.name) in (None, ())}
+    of_port = {"state": port.state, "virtual_function": port.virtual_function}
+    rate = interface.rate_bytes_per_s if port.rdma_software else port.rate_bytes_per_s
+    return replace(port, **{**lacking, **of_port, "name": interface.name, "rate_bytes_per_s": rate})
 
 
 def _noted(nic: NicFacts, notes: Notes) -> NicFacts:

@@ -203,10 +203,7 @@ def choose_way(asked: str) -> str:
 
 def code_root() -> Path:
     """The folder that holds the `hetctl` package: this very code."""
-    import hetctl
-
-    assert hetctl.__file__ is not None
-    return Path(hetctl.__file__).parent.parent
+    return Path(__file__).absolute().parents[3]
 
 
 def target_of(host: Host, open_shell: Callable[[Host, Deadline], Shell]) -> TargetHost:
