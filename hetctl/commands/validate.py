@@ -38,9 +38,9 @@ def validate(
     from hetctl.validate.claims import exit_code
     from hetctl.validate.ground import find_ground
     from hetctl.validate.identities import masker_for
-    from hetctl.validate.registry import choose
     from hetctl.validate.report import document, inventory, markdown, versions
-    from hetctl.validate.running import run_claims
+    from hetctl.validate.runner import run_claims
+    from hetctl.validate.table import choose
     from hetctl.validate.tables import claim_line, claims_table, results_table, show_contents
 
     sink = Sink(as_json=as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.doctor import between, gpu, host, net, perf, process, rdma, software, ssh
@@ -41,14 +42,29 @@ CHECKS: tuple[Check, ...] = tuple(
 BY_ID = {check.id: check for check in CHECKS}
 
 
+class Named(Protocol):
+    """What is chosen by its id or its theme: a check here, a claim in validate."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def theme(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+def pick(what: str, every: Sequence[N], words: Sequence[str]) -> tuple[N, ...]:
+    """Those of these ids or themes. Raises ConfigError, with what was perhaps meant."""
+    known = {one.id for one in every} | {one.theme for one in every}
+    for word in words:
+        if word not in known:
+            raise ConfigError(f"there is no {what} '{word}'", hint=nearest(word, known))
+    return tuple(one for one in every if one.id in words or one.theme in words)
+
+
 def choose(*, level: Level, only: Sequence[str] = (), skip: Sequence[str] = ()) -> tuple[Check, ...]:
     """The quick checks and those of `level`, or exactly `only` (ids or themes), without `skip`. Raises ConfigError."""
-    for word in (*only, *skip):
-        if word not in BY_ID and word not in THEMES:
-            hint = nearest(word, [*BY_ID, *THEMES])
-            raise ConfigError(f"there is no check '{word}'", hint=hint)
-    if only:
-        found = [c for c in CHECKS if c.id in only or c.theme in only]
-    else:
-        found = [c for c in CHECKS if c.level in ("quick", level)]
-    return tuple(c for c in found if c.id not in skip and c.theme not in skip)
+    found = pick("check", CHECKS, only) if only else tuple(c for c in CHECKS if c.level in ("quick", level))
+    skipped = pick("check", CHECKS, skip)
+    return tuple(c for c in found if c not in skipped)

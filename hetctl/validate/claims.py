@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from hetctl.comm.contract.errors import HetctlError, WorkFailed
+from hetctl.comm.contract.files import write_json
 from hetctl.console import Sink
 from hetctl.validate.ground import ClaimHosts
 
 Verdict = Literal["holds", "does not hold", "not applicable", "could not tell"]
+Measure = Callable[[ClaimHosts, Path, Sink], Any]  # into a folder for evidence; may raise
+Judge = Callable[[Any, ClaimHosts], "Judgement"]  # pure
 
 
 @dataclass(frozen=True)
@@ -23,11 +27,18 @@ class Judgement:
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
+holds = partial(Judgement, "holds")
+does_not_hold = partial(Judgement, "does not hold")
+not_applicable = partial(Judgement, "not applicable")
+could_not_tell = partial(Judgement, "could not tell")
+
+
 @dataclass(frozen=True)
 class Claim:
-    """One claim. `lacking` says why it does not apply here ('' where it does); `check` may raise.
+    """One claim. `lacking` says why it does not apply here ('' where it does).
 
-    `made` is the file that makes it and words that stand there. `check` gets a folder for its evidence.
+    `made` is the file that makes it and words that stand there. What `measure` found is kept as `document`
+    ('' where it kept its own documents), and judged.
     """
 
     id: str
@@ -36,8 +47,28 @@ class Claim:
     needs: str
     how: str
     lacking: Callable[[ClaimHosts], str]
-    check: Callable[[ClaimHosts, Path, Sink], Judgement]
+    measure: Measure
+    judge: Judge
+    document: str = ""
     every_host: bool = False  # it speaks of every host: one that did not answer leaves it open
+
+    @property
+    def theme(self) -> str:
+        return self.id.partition(".")[0]
+
+    def check(self, ground: ClaimHosts, folder: Path, sink: Sink) -> Judgement:
+        """Measure and judge: work that failed speaks against the claim, all else that is raised against knowing."""
+        try:
+            found = self.measure(ground, folder, sink)
+            if self.document:
+                write_json(folder / self.document, found)
+            return self.judge(found, ground)
+        except WorkFailed as error:
+            return does_not_hold(error.message, {"hint": error.hint})
+        except HetctlError as error:
+            return could_not_tell(error.message, {"hint": error.hint})
+        except Exception as error:  # one claim that breaks is that claim's outcome
+            return could_not_tell(f"the check itself broke: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
@@ -48,34 +79,6 @@ class Result:
     outcome: Judgement
     seconds: float = 0.0
     evidence: tuple[str, ...] = ()
-
-
-def holds(says: str, **figures: Any) -> Judgement:
-    return Judgement("holds", says, figures)
-
-
-def does_not_hold(says: str, **figures: Any) -> Judgement:
-    return Judgement("does not hold", says, figures)
-
-
-def not_applicable(says: str, **figures: Any) -> Judgement:
-    return Judgement("not applicable", says, figures)
-
-
-def could_not_tell(says: str, **figures: Any) -> Judgement:
-    return Judgement("could not tell", says, figures)
-
-
-def judged(check: Callable[[], Judgement]) -> Judgement:
-    """The outcome of a check that may raise: work that failed speaks against its claim, all else against knowing."""
-    try:
-        return check()
-    except WorkFailed as error:
-        return does_not_hold(error.message, hint=error.hint)
-    except HetctlError as error:
-        return could_not_tell(error.message, hint=error.hint)
-    except Exception as error:  # one claim that breaks is that claim's outcome
-        return could_not_tell(f"the check itself broke: {type(error).__name__}: {error}")
 
 
 def with_silent_hosts(claim: Claim, outcome: Judgement, ground: ClaimHosts) -> Judgement:

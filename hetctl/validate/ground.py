@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
-from hetctl.comm.contract.cluster import Cluster, IslandLink, load_cluster
+from hetctl.comm.contract.cluster import Cluster, load_cluster
 from hetctl.comm.contract.facts import HostFacts
-from hetctl.comm.contract.files import write_json
-from hetctl.comm.contract.values import decode, encode
 from hetctl.console import Sink
 from hetctl.discovery.discover import HostAnswer, discover
 from hetctl.discovery.fabric import build
 from hetctl.discovery.inventory import InventoryHost, entries_of, this_machine
 from hetctl.discovery.this_machine import this_machine as devices_here
 from hetctl.discovery.which_cluster import HERE, Where, running_cluster
+from hetctl.doctor.runner import options_for
 from hetctl.launcher.supervisor.launch import Launch
-from hetctl.probe import Options
 
 ON_CPU = "cpu:2,cpu:1"  # unequal islands, the smallest with a native group of more than one rank
 
 
 @dataclass(frozen=True)
 class ClaimHosts:
-    """Everything a claim may ask; travels to the claim's own process as JSON."""
+    """Everything a claim may ask; travels to the claim's own process."""
 
     cluster: Cluster
     entries: tuple[InventoryHost, ...]
@@ -41,16 +37,12 @@ class ClaimHosts:
         """The torch device type of its ranks."""
         return Launch.of(self.cluster).device_type
 
-    def ask(self, options: Callable[[InventoryHost], Options]) -> list[HostAnswer]:
-        """Ask the hosts anew."""
-        return discover(self.entries, timeout_s=min(60.0, self.timeout_s), options=options)
-
     def pairs(self, transport: str) -> list[Cluster]:
         """For each two vendors the first two islands that facts let talk so, as a cluster of their own."""
         found: dict[tuple[str, ...], Cluster] = {}
         for a, b in combinations(self.cluster.islands, 2):
             link = self.cluster.link(a.name, b.name)
-            if link is not None and _usable(link, transport):
+            if link is not None and any(t.usable for t in link.transports if t.kind == transport):
                 vendors = tuple(sorted((a.vendor, b.vendor)))
                 found.setdefault(vendors, replace(self.cluster, islands=(a, b), links=(link,)))
         return list(found.values())
@@ -66,10 +58,6 @@ class ClaimHosts:
         return reasons[0] if reasons else "nothing is known of how the islands can talk"
 
 
-def _usable(link: IslandLink, transport: str) -> bool:
-    return any(t.usable for t in link.transports if t.kind == transport)
-
-
 def find_ground(
     cluster_file: Path | None, emulate: str | None, *, quick: bool, timeout_s: float, sink: Sink
 ) -> ClaimHosts:
@@ -80,7 +68,7 @@ def find_ground(
     cluster = load_cluster(cluster_file) if cluster_file else None
     entries = (entries_of(cluster) if cluster else ()) or this_machine().entries  # an emulation stands on this machine
     sink.say(f"asking {len(entries)} host{'s' * (len(entries) > 1)} what they are")
-    answers = discover(entries, timeout_s=min(60.0, timeout_s), options=lambda e: about(e, timeout_s))
+    answers = ask(entries, timeout_s)
     cluster = cluster or (running_cluster(Where(None, emulate), sink) if emulate else _this_cluster(answers, sink))
     facts = {a.report.name: a.report.facts for a in answers if a.report.facts is not None}
     silent = {a.report.name: a.report.reason or a.report.status for a in answers if a.report.facts is None}
@@ -89,28 +77,21 @@ def find_ground(
     return ClaimHosts(cluster, entries, facts, silent, quick, timeout_s)
 
 
-def about(entry: InventoryHost, timeout_s: float) -> Options:
-    """What the probe is asked, the vendors' second tools included."""
-    pythons = (sys.executable,) if entry.access.local else ()
-    return Options(interpreters=pythons, environment=tuple(entry.access.env), thorough=True, opinions=True)
-
-
-def save_ground(path: Path, ground: ClaimHosts) -> None:
-    write_json(path, encode(ground))
-
-
-def load_ground(path: Path) -> ClaimHosts:
-    """A ground from its file. Raises ConfigError."""
-    return decode(ClaimHosts, json.loads(path.read_text(encoding="utf-8")), where=path.name)
+def ask(entries: Sequence[InventoryHost], timeout_s: float) -> list[HostAnswer]:
+    """What the hosts say to the doctor, and the vendors' second tools besides."""
+    return discover(
+        entries,
+        timeout_s=min(60.0, timeout_s),
+        options=lambda entry: replace(options_for(entry, ids=set(), folders=()), opinions=True),
+    )
 
 
 def _this_cluster(answers: list[HostAnswer], sink: Sink) -> Cluster:
     """This machine: its own islands where it has several, else its GPUs as two islands, else CPU processes."""
     found = build([a.report for a in answers]).cluster
     if len(found.islands) > 1:
-        sink.say(
-            f"this machine has {len(found.islands)} islands of its own: {', '.join(i.name for i in found.islands)}"
-        )
+        names = ", ".join(i.name for i in found.islands)
+        sink.say(f"this machine has {len(found.islands)} islands of its own: {names}")
         return found
     machine, _ = devices_here([1])
     count = len(machine.memory_bytes) if machine.native != "gloo" else 0

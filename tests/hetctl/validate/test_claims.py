@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.emulate import Machine, label_machine, parse_spec
 from hetctl.comm.contract.errors import ConfigError, Unreachable, WorkFailed
-from hetctl.discovery.discover import HostAnswer
-from hetctl.discovery.fabric import Report
+from hetctl.comm.contract.facts import HostFacts
+from hetctl.console import Sink
 from hetctl.probe import Options, Raw, parse
 from hetctl.probe import remote as program
 from hetctl.probe.raw import ToolOutput, load
@@ -23,12 +21,11 @@ from hetctl.probe.vendors import amd, nvidia
 from hetctl.probe.vendors.nvidia_smi import QUERY_FIELDS
 from hetctl.probe.wanted import request
 from hetctl.trainer.planning.hardware import CLASSES
-from hetctl.validate.claims import Judgement, Result, could_not_tell, exit_code, holds, judged
-from hetctl.validate.computing import judge_parity, judge_pipeline
+from hetctl.validate.bench import judge_bridge, judge_parity, judge_pipeline
+from hetctl.validate.claims import Judgement, Result, could_not_tell, exit_code, holds
 from hetctl.validate.discovery import IBV, gpu_rows, nic_rows
 from hetctl.validate.ground import ClaimHosts
-from hetctl.validate.registry import BY_ID, CLAIMS, choose
-from hetctl.validate.talking import judge_bridge
+from hetctl.validate.table import BY_ID, CLAIMS, choose
 from tests.rigs import recordings
 from tests.rigs.dress import Costume, dress_host, rdma_name, slot
 
@@ -56,25 +53,30 @@ def test_choosing() -> None:
         choose(["bridge.tpc"])
 
 
+def emulated(spec: str, native: str = "nccl", *, quick: bool = True) -> ClaimHosts:
+    """One machine whose devices are labelled as islands."""
+    parsed = parse_spec(spec, CLASSES)
+    cluster = label_machine(parsed, Machine("here", native, (1 << 30,) * 2))
+    return ClaimHosts(cluster, (), {}, {}, quick=quick, timeout_s=60)
+
+
 def test_a_peer_copy_between_emulated_islands_says_nothing_of_nics() -> None:
-    spec = parse_spec("h200:1,mi325x:1", CLASSES)
-    cluster = label_machine(spec, Machine("here", "nccl", (1 << 30,) * 2))
-    ground = ClaimHosts(cluster, (), {}, {}, quick=True, timeout_s=60)
+    ground = emulated("h200:1,mi325x:1")
     assert ground.lacking("direct") == ""  # it may be asked for
     assert "no RDMA NIC" in BY_ID["bridge.direct"].lacking(ground)
 
 
-def raised(error: Exception) -> Callable[[], Judgement]:
-    def check() -> Judgement:
+def judged(error: Exception, folder: Path) -> Judgement:
+    def measure(*_: object) -> object:
         raise error
 
-    return check
+    return replace(CLAIMS[0], measure=measure).check(emulated("cpu:1,cpu:1", "gloo"), folder, Sink(as_json=True))
 
 
-def test_work_that_failed_speaks_against_a_claim_and_everything_else_against_knowing() -> None:
-    assert judged(raised(WorkFailed("no"))).verdict == "does not hold"
-    assert judged(raised(Unreachable("away"))).verdict == "could not tell"
-    assert "ZeroDivisionError" in judged(raised(ZeroDivisionError("x"))).says
+def test_work_that_failed_speaks_against_a_claim_and_everything_else_against_knowing(tmp_path: Path) -> None:
+    assert judged(WorkFailed("no"), tmp_path).verdict == "does not hold"
+    assert judged(Unreachable("away"), tmp_path).verdict == "could not tell"
+    assert "ZeroDivisionError" in judged(ZeroDivisionError("x"), tmp_path).says
 
 
 def test_exit_codes() -> None:
@@ -90,12 +92,12 @@ def test_exit_codes() -> None:
 # --- discovery against further tools -------------------------------------------------------------------------------
 
 
-def dressed(folder: Path, vendor: str, **tools: str) -> tuple[HostAnswer, Raw]:
+def dressed(folder: Path, vendor: str, **tools: str) -> tuple[HostFacts, Raw]:
     costume = Costume("here", 1, vendor, gpus=2, nics=2, tool_delay_s=0)  # type: ignore[arg-type]
     dress = dress_host(folder, costume)
     raw = load(program.collect(request(Options(root=str(dress.root), path=str(dress.tools), opinions=True))))
     raw = replace(raw, tools={**raw.tools, **{n: ToolOutput((n,), 0, stdout=text) for n, text in tools.items()}})
-    return HostAnswer(Report("here", Access(), facts=parse(raw)), raw), raw
+    return parse(raw), raw
 
 
 def query(**changed: str) -> str:
@@ -143,9 +145,9 @@ CASES = {"nvidia": (nvidia.OPINION, query), "amd": (amd.OPINION, rocm)}
 def test_a_second_tool_agrees_with_discovery(tmp_path: Path, vendor: str) -> None:
     tool, says = CASES[vendor]
     rows = gpu_rows("here", *dressed(tmp_path, vendor, **{tool: says()}))
-    told = [r for r in rows if r.told]
+    told = [r for r in rows if r["agrees"] is not None]
     assert len(told) >= 12
-    assert [str(r) for r in told if not r.agrees] == []
+    assert [r for r in told if not r["agrees"]] == []
 
 
 @pytest.mark.parametrize(
@@ -162,12 +164,12 @@ def test_a_second_tool_agrees_with_discovery(tmp_path: Path, vendor: str) -> Non
 def test_what_disagrees_is_seen(tmp_path: Path, vendor: str, changed: dict[str, str], what: str) -> None:
     tool, says = CASES[vendor]
     rows = gpu_rows("here", *dressed(tmp_path, vendor, **{tool: says(**changed)}))
-    assert {r.what for r in rows if r.told and not r.agrees} == {what}
+    assert {r["what"] for r in rows if r["agrees"] is False} == {what}
 
 
 def test_a_gpu_that_only_one_of_them_knows_is_seen(tmp_path: Path) -> None:
     rows = gpu_rows("here", *dressed(tmp_path, "nvidia", **{nvidia.OPINION: query().splitlines()[0]}))
-    assert [r.what for r in rows if r.told and not r.agrees] == ["is a GPU"]
+    assert [r["what"] for r in rows if r["agrees"] is False] == ["is a GPU"]
 
 
 def test_a_tool_that_is_not_there_compares_nothing(tmp_path: Path) -> None:
@@ -186,10 +188,10 @@ def devinfo(state: str = "PORT_ACTIVE", lid: int = 65) -> str:
 
 def test_ports_are_compared_with_ibv_devinfo(tmp_path: Path) -> None:
     rows = nic_rows("here", *dressed(tmp_path / "a", "amd", **{IBV: devinfo()}))
-    assert len([r for r in rows if r.told]) == 12
-    assert [str(r) for r in rows if r.told and not r.agrees] == []
+    assert len([r for r in rows if r["agrees"] is not None]) == 12
+    assert [r for r in rows if r["agrees"] is False] == []
     rows = nic_rows("here", *dressed(tmp_path / "b", "amd", **{IBV: devinfo("PORT_DOWN", lid=7)}))
-    assert {r.what for r in rows if r.told and not r.agrees} == {"state", "lid"}
+    assert {r["what"] for r in rows if r["agrees"] is False} == {"state", "lid"}
 
 
 # --- measured things -----------------------------------------------------------------------------------------------
@@ -228,7 +230,7 @@ def test_bridges(transport: str, wrong: list[str], evidence: list[dict[str, Any]
 )
 def test_parity(deviation: float, crossed: int, verdict: str) -> None:
     found = {"layout": "1 | 1", "steps": 3, "worst_deviation": deviation, "bridge_bytes": crossed}
-    assert judge_parity(found).verdict == verdict
+    assert judge_parity(found, emulated("cpu:1,cpu:1", "gloo")).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -246,4 +248,4 @@ def test_pipelines(native: float | None, bridged: float, naive: float, on_cpu: b
     best = "native 1f1b" if native else "bridged"
     ratios = {name: [r[0] / (native or bridged)] for name, r in rates.items() if name != best}  # type: ignore[operator]
     found = {"tokens_per_s": rates, "best_native": best, "ratios": ratios}
-    assert judge_pipeline(found, on_cpu=on_cpu, quick=False).verdict == verdict
+    assert judge_pipeline(found, emulated("cpu:1,cpu:1", "gloo" if on_cpu else "nccl", quick=False)).verdict == verdict

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetctl.validate.registry import CLAIMS
+from hetctl.validate.table import CLAIMS
 from tests.busy import busy
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,17 +23,17 @@ SMALL = ("--emulate", "cpu:1,cpu:1", "--quick")
 # in place of what claims do; hetctl puts the code before it on the path
 BROKEN = """
 import os, sys, time
-if any("hetctl.validate.child" in word for word in sys.orig_argv):
+if "--multiprocessing-fork" in sys.orig_argv:
     from dataclasses import replace
     from pathlib import Path
-    from hetctl.validate import registry
+    from hetctl.validate import table
     def crash(*_): os.abort()
     def hang(*_):
         Path(os.environ["HANGING"]).write_text(str(os.getpid())); time.sleep(600)
     def leave(*_): print("the last words"); os._exit(0)
     def break_(*_): raise KeyError("what")
     for name, check in {"numerics.gate": crash, "bridge.shm": hang, "bridge.tcp": leave, "parity.data": break_}.items():
-        registry.BY_ID[name] = replace(registry.BY_ID[name], check=check)
+        table.BY_ID[name] = replace(table.BY_ID[name], measure=check)
 """
 
 
