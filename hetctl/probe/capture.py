@@ -179,13 +179,13 @@ def _masker(recordings: Sequence[Recording], salt: bytes) -> CaptureMasker:
 
 def _masked_raw(raw: Raw, masker: CaptureMasker) -> Raw:
     files = {masker.text(path): _masked_file(path, text, masker) for path, text in raw.files.items()}
-    values = {k: _masked(v, masker) for k, v in raw.values.items() if k != "environment"}
+    values = {k: masker.data(v) for k, v in raw.values.items() if k != "environment"}
     environment = raw.values.get("environment")
     if isinstance(environment, Mapping):
         kept = {k: v for k, v in environment.items() if not str(k).startswith("SLURM_")}
-        values["environment"] = _masked(kept, masker)
+        values["environment"] = masker.data(kept)
     everything = encode(replace(raw, files={}, values={}, interpreters=()))
-    rest = decode(Raw, _masked(everything, masker), where="masked")
+    rest = decode(Raw, masker.data(everything), where="masked")
     pythons = tuple(_masked_interpreter(entry, masker) for entry in raw.interpreters)
     return replace(rest, files=files, values=values, interpreters=pythons, python=raw.python)
 
@@ -198,14 +198,4 @@ def _masked_file(path: str, text: str, masker: CaptureMasker) -> str:
 
 def _masked_interpreter(entry: Mapping[str, Any], masker: CaptureMasker) -> dict[str, Any]:
     """Everything but the packages' versions, of which some look like addresses."""
-    return {k: v if k == "packages" else _masked(v, masker) for k, v in entry.items()}
-
-
-def _masked(data: Any, masker: CaptureMasker) -> Any:
-    if isinstance(data, str):
-        return masker.text(data)
-    if isinstance(data, Mapping):
-        return {masker.text(str(k)): _masked(v, masker) for k, v in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_masked(v, masker) for v in data]
-    return data
+    return {k: v if k == "packages" else masker.data(v) for k, v in entry.items()}

@@ -1,7 +1,9 @@
-"""Hides what identifies machines and people in raw material, keeping every relation that discovery reads.
+"""Hides what identifies machines and people: in captures, which are discovered again, and in bundles, which are read.
 
-The same value gets the same mask everywhere. IP addresses keep the length of the prefix that any two of them share
-(Xu et al., prefix-preserving anonymisation, ICNP 2002), so that subnets, and with them islands, come out the same.
+One masker finds it: values that it has learned, wherever they stand, and what patterns tell. What it puts there
+differs. `CaptureMasker` keeps every relation that discovery reads: IP addresses keep the length of the prefix that any
+two of them share (Xu et al., prefix-preserving anonymisation, ICNP 2002), so that subnets, and with them islands, come
+out the same. `ReportMasker` keeps nothing of the original's shape: host-1, ip-3. A value has one mask everywhere.
 """
 
 from __future__ import annotations
@@ -10,30 +12,123 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-_WORD_END = r"(?![\w.-])"
-_WORD_START = r"(?<![\w.-])"
-IPV4 = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w]|\.\d)")
-IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}(?![\w:])")
-GUID = re.compile(r"(?<![\w:])[0-9a-fA-F]{4}(?::[0-9a-fA-F]{4}){3}(?![\w:])")
-MAC = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5,19}[0-9a-fA-F]{2}(?![\w:])")
-UUID = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![0-9a-fA-F])")
-HEX32 = re.compile(r"(?<![\w])[0-9a-fA-F]{32}(?![\w])")
-HOME = re.compile(r"(/home/|/Users/)([^/\s\"':]+)")
-SERIAL_PLACES = (
+# The named group of a pattern is what is hidden, and its name the kind of it.
+_PRIVATE = re.compile(
+    r"(?P<key>-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----.*?(-----END [A-Z0-9 ]*PRIVATE KEY\2?-----|\Z))", re.S
+)
+_PUBLIC = re.compile(
+    r"(?P<key>(?:(?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+ +)?AAAA[A-Za-z0-9+/]{30,}={0,3}(?: [\w.-]+@[\w.-]+)?)"
+)
+_PRINT = re.compile(r"(?P<key>SHA256:[A-Za-z0-9+/]{20,}=?)")
+_TOKENS = re.compile(
+    r"\b(?P<secret>hf_\w{10,}|gh[opsur]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|AKIA[A-Z0-9]{12,}"
+    r"|xox[abprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+)
+_BEARER = re.compile(r"(?i)\b(?:bearer|authorization: *basic) +(?P<secret>[A-Za-z0-9+/=._~-]{8,})")
+_LOGIN = re.compile(r"://(?P<secret>[^/\s:@]+:[^/\s@]+)(?=@)")
+_ASSIGNED = re.compile(
+    r"(?i)(?<![A-Za-z0-9])[\w.-]*(?:key|token(?!s|iz)|secret|passw|passphrase|credential|auth(?!or))[\w.-]*"
+    r"[\"']?\s*[=:]\s*(?P<secret>\"[^\"\n]{3,}\"|'[^'\n]{3,}'|[^\s\"',;<>()\[\]{}]{6,})"
+)
+_EMAIL = re.compile(r"(?<![\w.+-])(?P<account>[\w.+-]+)@(?P<domain>(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,})(?![\w])")
+_GPU = re.compile(r"\b(?P<serial>(?:GPU|MIG|RTX)-[0-9a-fA-F]{8,16})(?![0-9a-fA-F-])")
+_UUID = re.compile(r"(?<![0-9a-fA-F])(?P<uuid>[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})(?![0-9a-fA-F])")
+_MAC = re.compile(r"(?<![\w:])(?P<mac>(?:[0-9a-fA-F]{2}:){5,19}[0-9a-fA-F]{2})(?![\w:])")
+_DASHED_MAC = re.compile(r"(?<![\w-])(?P<mac>(?:[0-9a-fA-F]{2}-){5,7}[0-9a-fA-F]{2})(?![\w-])")
+_IPV6 = re.compile(r"(?<![\w:.])(?P<ip>[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7})(?![\w:])")
+_GUID = re.compile(r"(?<![\w:])(?P<guid>[0-9a-fA-F]{4}(?::[0-9a-fA-F]{4}){3})(?![\w:])")
+_HEX64 = re.compile(r"(?<![\w])(?P<guid>0[xX](?!0000)[0-9a-fA-F]{16})(?!\w)")
+_HEX32 = re.compile(r"(?<![\w])(?P<id>[0-9a-fA-F]{32})(?![\w])")
+_CLOUD = re.compile(r"(?<![A-Za-z0-9])(?P<host>(?:ip|ec2)(?:-\d{1,3}){4})(?![A-Za-z0-9])")
+_IPV4 = re.compile(r"(?<![\w.])(?P<ip>(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d))(?![\w]|\.\d)")
+_SERIAL = re.compile(r"(?i)serial(?:[ _]?(?:number|num|no))?[\"']?\s*[:=]\s*[\"']?(?P<serial>[A-Za-z0-9][\w-]{3,})")
+_AT = re.compile(r"(?<![\w.-])(?P<user>[A-Za-z_][\w.-]*)(?=@(?:host|ip)-\d+)")
+_HOME = re.compile(r"(?:/home/|/Users/)(?P<user>[^/\s\"':]+)")
+_SERIAL_PLACES = (
     re.compile(r"<\w*serial\w*>([^<]+)<", re.IGNORECASE),
     re.compile(r'"[^"]*(?:serial|unique[ _]id|uuid)[^"]*"\s*:\s*"([^"]+)"', re.IGNORECASE),
     re.compile(r"^unique_id\s+(\d+)\s*$", re.MULTILINE),
 )
 _SERIAL_FILES = ("/serial_number", "/unique_id")
-NOT_SERIAL = re.compile(r"(?i)\W*(n/?a|none|not supported|unknown|0x0+|0+)\W*")
+_NOT_SERIAL = re.compile(r"(?i)\W*(n/?a|none|not supported|unknown|0x0+|0+)\W*")
 
 
-class CaptureMasker:
+class Masker(ABC):
+    """Replaces keys, then what it has learned, then what its patterns find."""
+
+    patterns: Sequence[re.Pattern[str]]
+    around = (r"(?<![\w.-])", r"(?![\w.-])")  # what a learned value begins and ends at
+    inside = 0  # characters from which on it is replaced inside of words too; 0: never
+    ignore_case = False
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}  # what was learned -> its mask
+        self._spotted: re.Pattern[str] | None = None
+
+    @abstractmethod
+    def mask(self, kind: str, value: str) -> str:
+        """What stands for a value."""
+
+    def text(self, text: str) -> str:
+        """`text` with everything that identifies replaced."""
+        for pattern in (_PRIVATE, _PUBLIC, _PRINT):  # whole, before something known inside of them goes
+            text = pattern.sub(self._hidden, text)
+        if self._known and text:
+            self._spotted = self._spotted or self._any_known()
+            text = self._spotted.sub(self._known_mask, text)
+        for pattern in self.patterns:
+            text = pattern.sub(self._hidden, text)
+        return text
+
+    def data(self, data: Any, key: str = "") -> Any:
+        """Plain data with every string in it replaced, keys too; JSON inside strings is text like any other."""
+        if isinstance(data, str):
+            return self.text(data)
+        if isinstance(data, Mapping):
+            return {self.text(str(k)): self.data(v, str(k)) for k, v in data.items()}
+        if isinstance(data, (list, tuple)):
+            return [self.data(v) for v in data]
+        return data
+
+    def _remember(self, value: str, mask: str) -> None:
+        self._known.setdefault(value, mask)
+        self._spotted = None
+
+    def _hidden(self, match: re.Match[str]) -> str:
+        """What a pattern found, its named groups replaced."""
+        text = match.group()
+        for kind in list(match.re.groupindex)[::-1]:  # from behind, so that what stands before keeps its place
+            begin, end = (at - match.start() for at in match.span(kind))
+            text = text[:begin] + self.mask(kind, match[kind]) + text[end:]
+        return text
+
+    def _any_known(self) -> re.Pattern[str]:
+        begin, end = self.around
+        longest = map(re.escape, sorted(self._known, key=len, reverse=True))
+        words = (w if 0 < self.inside <= len(w) else begin + w + end for w in longest)
+        return re.compile("|".join(words), re.IGNORECASE if self.ignore_case else 0)
+
+    def _known_mask(self, match: re.Match[str]) -> str:
+        # letters that only count as equal to others (a long s) have no lower case of theirs
+        word = match.group()
+        return self._known.get(word) or self._known.get(word.lower(), "hidden")
+
+
+# --- captures ------------------------------------------------------------------------------------------------------
+
+
+class CaptureMasker(Masker):
     """One capture's masks. `names`: host names to hide; `salt` decides the masks and must be kept by nobody."""
 
+    patterns = (_TOKENS, _BEARER, _LOGIN, _HOME, _UUID, _MAC, _IPV6, _GUID, _HEX32, _IPV4)
+
     def __init__(self, names: Iterable[str], salt: bytes) -> None:
+        super().__init__()
         self._salt = salt
         self._hosts: dict[str, str] = {}
         for number, name in enumerate(sorted(set(names)), start=1):
@@ -41,41 +136,33 @@ class CaptureMasker:
             short = name.split(".")[0]
             if not re.fullmatch(r"[\d.]+", name):  # an address has no short form
                 self._hosts.setdefault(short, f"host-{number:03d}")
-        self._tokens: dict[str, str] = {}
-        self._host_pattern = _any_of([n for n in self._hosts if _distinct(n)])
-        self._token_pattern: re.Pattern[str] | None = None
+        for name in filter(_distinct, self._hosts):
+            self._remember(name, self._hosts[name])
 
     def learn(self, texts: Iterable[tuple[str, str]], people: Iterable[str]) -> None:
         """Note the serial numbers in (path or tool name, content) pairs, and the names of people."""
         for path, text in texts:
-            found = [m for place in SERIAL_PLACES for m in place.findall(text)]
-            if path.endswith(_SERIAL_FILES):
-                found.append(text)
-            for serial in (s.strip() for s in found):
-                if len(serial) >= 4 and not NOT_SERIAL.fullmatch(serial) and not UUID.search(serial):
-                    self._tokens.setdefault(serial, self._serial(serial))
+            for serial in (*serials_in(text), *([text.strip()] if path.endswith(_SERIAL_FILES) else [])):
+                if len(serial) >= 4 and not _NOT_SERIAL.fullmatch(serial) and not _UUID.search(serial):
+                    self._remember(serial, self._serial(serial))
         for person in people:
             if person and person != "root" and _distinct(person):
-                self._tokens.setdefault(person, f"user-{self._digest('user', person) % 1000:03d}")
-        self._token_pattern = _any_of(list(self._tokens))
+                self._remember(person, self.mask("user", person))
+
+    def mask(self, kind: str, value: str) -> str:
+        """Another value of the same kind and shape; of what is secret nothing stays."""
+        if kind == "ip":
+            return self._ipv6_text(value) if ":" in value else str(self.ipv4(ipaddress.IPv4Address(value)))
+        if kind == "id":
+            return f"{self._digest('hex', value.lower()):064x}"[:32]
+        if kind == "user":
+            return f"user-{self._digest('user', value) % 1000:03d}"
+        shaped = {"uuid": self._uuid, "mac": self._mac, "guid": self._guid_text}
+        return shaped[kind](value) if kind in shaped else "hidden"
 
     def host(self, name: str) -> str:
         """The mask of a host's name, whatever it is."""
         return self._hosts.get(name) or self._hosts.get(name.split(".")[0]) or self.text(name)
-
-    def text(self, text: str) -> str:
-        """`text` with everything that identifies replaced."""
-        if self._host_pattern:
-            text = self._host_pattern.sub(lambda m: self._hosts[m.group()], text)
-        if self._token_pattern:
-            text = self._token_pattern.sub(lambda m: self._tokens[m.group()], text)
-        text = HOME.sub(lambda m: m.group(1) + f"user-{self._digest('user', m.group(2)) % 1000:03d}", text)
-        text = UUID.sub(lambda m: self._uuid(m.group()), text)
-        text = MAC.sub(lambda m: self._mac(m.group()), text)
-        text = IPV6.sub(lambda m: self._ipv6_text(m.group()), text)
-        text = GUID.sub(lambda m: self._guid_text(m.group()), text)
-        text = HEX32.sub(lambda m: f"{self._digest('hex', m.group().lower()):064x}"[:32], text)
-        return IPV4.sub(lambda m: str(self.ipv4(ipaddress.IPv4Address(m.group()))), text)
 
     def if_inet6(self, text: str) -> str:
         """/proc/net/if_inet6, where addresses are 32 digits without colons."""
@@ -83,7 +170,7 @@ class CaptureMasker:
         def masked(match: re.Match[str]) -> str:
             return f"{int(self.ipv6(ipaddress.IPv6Address(int(match.group(), 16)))):032x}"
 
-        return HEX32.sub(masked, text)
+        return _HEX32.sub(masked, text)
 
     def ipv4(self, address: ipaddress.IPv4Address) -> ipaddress.IPv4Address:
         """Another address of the same kind (private, public), sharing prefixes exactly as the original did."""
@@ -188,13 +275,96 @@ def _same_kind(character: str, number: int) -> str:
     return character
 
 
-def _any_of(words: Sequence[str]) -> re.Pattern[str] | None:
-    if not words:
-        return None
-    longest_first = sorted(words, key=len, reverse=True)
-    return re.compile(_WORD_START + "(?:" + "|".join(map(re.escape, longest_first)) + ")" + _WORD_END)
-
-
 def _distinct(name: str) -> bool:
     """False for short plain words (gpu, node): replacing those everywhere would break formats and hides nothing."""
     return len(name) >= 6 or (len(name) >= 3 and any(not c.isalpha() for c in name))
+
+
+# --- bundles -------------------------------------------------------------------------------------------------------
+
+COMMON = frozenset(("root", "localhost", "ubuntu", "debian", "rocky", "ec2-user", "user", "admin", "none", "unknown"))
+_SECRET_NAME = re.compile(r"KEY|TOKEN(?!S|IZ)|SECRET|PASS(?!E|I)|CRED|AUTH(?!OR)", re.IGNORECASE)
+_LEAST_SECRET = 6  # shorter values are words like `yes`, and would be replaced everywhere
+_LEAST_IDENTITY = 10**9  # smaller numbers are figures
+_ESCAPE = re.compile(r"(\\+[nrtbf\"/]|\\+u[0-9a-fA-F]{4}|\\+x[0-9a-fA-F]{2})")
+_COLOUR = re.compile(r"(?:\x1b|\\+x1b|\\+u001b|\\+033)\[[0-9;]*[A-Za-z]")
+
+
+class ReportMasker(Masker):
+    """Placeholders. It alone knows what stands for what, and goes with the process. Names that say nothing stay."""
+
+    patterns = (
+        *(_TOKENS, _BEARER, _LOGIN, _ASSIGNED, _EMAIL, _GPU, _UUID, _MAC, _DASHED_MAC, _IPV6, _GUID, _HEX64, _HEX32),
+        *(_CLOUD, _IPV4, _SERIAL, _AT, _HOME),
+    )
+    around = (r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])")  # `node1.` and `node1_x` name a host
+    inside = 12
+    ignore_case = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names: dict[str, dict[str, str]] = {}  # kind -> what it was -> its placeholder
+        self._versions: set[str] = set()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many different values of each kind were replaced."""
+        return dict(Counter(kind for kind, values in self._names.items() for _ in values))
+
+    def learn(self, kind: str, values: Iterable[object], *, as_one: str = "") -> None:
+        """Values that identify, whatever they look like. `as_one`: all of them are spellings of this one."""
+        for text in (str(value or "").strip() for value in values):
+            if len(text) > 1 and text.lower() not in COMMON and not _NOT_SERIAL.fullmatch(text):
+                self._remember(text.lower(), self._placeholder(kind, as_one or text))
+
+    def learn_versions(self, values: Iterable[str]) -> None:
+        """Version numbers, of which some look like addresses: these stay."""
+        self._versions.update(values)
+
+    def text(self, text: str) -> str:
+        """As any masker's, and once more behind each escape (`\\nnode1` in quoted output)."""
+        whole = super().text(_COLOUR.sub("", text))
+        parts = enumerate(_ESCAPE.split(whole))
+        return "".join(part if n % 2 else super(ReportMasker, self).text(part) for n, part in parts)
+
+    def data(self, data: Any, key: str = "") -> Any:
+        """As any masker's, and also what stands under a secret's name, and identities written as numbers."""
+        if isinstance(data, str) and data and _SECRET_NAME.search(key):
+            return self._placeholder("secret", data)
+        if isinstance(data, int) and abs(data) >= _LEAST_IDENTITY:
+            return self._known.get(str(data), data)
+        return super().data(data, key)
+
+    def mask(self, kind: str, value: str) -> str:
+        """The placeholder of a value."""
+        if kind == "ip":
+            return self._address(value)
+        if kind == "user" and value.lower() in COMMON:
+            return value
+        return self._placeholder("user" if kind == "account" else kind, value)
+
+    def _address(self, text: str) -> str:
+        """An address's placeholder (a GID made of one has the same); what only looks like one, a time, stays."""
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            return text
+        address = getattr(address, "ipv4_mapped", None) or address
+        stays = address.is_loopback or address.is_unspecified or int(address) == 2**32 - 1
+        return text if stays or text in self._versions else self._placeholder("ip", str(address))
+
+    def _placeholder(self, kind: str, value: str) -> str:
+        value, of_kind = value.lower(), self._names.setdefault(kind, {})
+        if value in of_kind.values():
+            return value  # it is one already: a text that is masked twice stays as it is
+        return of_kind.setdefault(value, f"{kind}-{len(of_kind) + 1}")
+
+
+def serials_in(text: str) -> list[str]:
+    """What a tool's output calls a serial number or a unique identity."""
+    return [serial.strip() for place in _SERIAL_PLACES for serial in place.findall(text)]
+
+
+def secrets_of(environment: Mapping[str, str]) -> list[str]:
+    """The values of variables whose names say that they are secret."""
+    return [v for name, v in environment.items() if _SECRET_NAME.search(name) and len(v) >= _LEAST_SECRET]

@@ -15,7 +15,7 @@ from typing import Any
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import finite, write_atomically
 from hetctl.comm.contract.units import MiB
-from hetctl.validate.masking import Masker
+from hetctl.probe.masking import ReportMasker, serials_in
 
 MAX_FILE_BYTES = 2 * MiB  # of one piece of evidence; the beginning and the end are kept
 MAX_READ_BYTES = 32 * MiB
@@ -32,14 +32,15 @@ def check_target(path: Path, *, force: bool) -> None:
         raise ConfigError(f"{path.parent} is no folder that can be written to", hint="choose another place")
 
 
-def masked_files(documents: Mapping[str, Any], evidence: Path, masker: Masker) -> dict[str, bytes]:
+def masked_files(documents: Mapping[str, Any], evidence: Path, masker: ReportMasker) -> dict[str, bytes]:
     """Everything that will be in the archive, by name: documents (text as it is, else JSON) and evidence files."""
     texts = {name: d if isinstance(d, str) else json.dumps(finite(d)) for name, d in documents.items()}
     texts |= {f"evidence/{p.relative_to(evidence).as_posix()}": _read(p) for p in _regular_files(evidence)}
     for text in texts.values():
-        masker.learn_serials(text)  # from all of them first: one file may name what another only shows
+        # from all of them first: one file may name what another only shows
+        masker.learn("serial", (serial for serial in serials_in(text) if len(serial) >= 4))
     # cut only after masking: half a name would not be known for one
-    return {masker.text(name): _cut(masker.file(name, text).encode()) for name, text in sorted(texts.items())}
+    return {masker.text(name): _cut(_masked(name, text, masker).encode()) for name, text in sorted(texts.items())}
 
 
 def write_bundle(path: Path, files: Mapping[str, bytes]) -> None:
@@ -66,6 +67,19 @@ def _regular_files(folder: Path) -> list[Path]:
 def _read(path: Path) -> str:
     with path.open("rb") as file:
         return file.read(MAX_READ_BYTES).decode("utf-8", "replace").replace("\x00", "")
+
+
+def _masked(name: str, content: str, masker: ReportMasker) -> str:
+    """JSON is taken apart first, since its escapes would hide what stands behind them."""
+    try:
+        if name.endswith(".json"):
+            return json.dumps(masker.data(json.loads(content)), indent=1, ensure_ascii=False) + "\n"
+        if name.endswith(".jsonl"):
+            rows = [json.loads(line) for line in content.splitlines() if line.strip()]
+            return "".join(json.dumps(masker.data(row), ensure_ascii=False) + "\n" for row in rows)
+    except (ValueError, RecursionError):
+        pass  # not what its name says, or cut: it is text
+    return masker.text(content)
 
 
 def _cut(content: bytes) -> bytes:

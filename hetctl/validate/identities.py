@@ -10,21 +10,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hetctl.comm.contract.facts import GpuFacts, HostFacts
+from hetctl.probe.masking import ReportMasker, secrets_of
 from hetctl.validate.discovery import COMPARED
 from hetctl.validate.ground import ClaimHosts
-from hetctl.validate.masking import Masker, secrets_of
 
 _IDENTIFYING = ("serial", "uuid", "node GUID")  # of what discovery is compared by
 
 
 def masker_for(
     ground: ClaimHosts, *, evidence: Path | None = None, environment: Mapping[str, str] | None = None
-) -> Masker:
+) -> ReportMasker:
     """A masker that knows the hosts, their people and devices, this machine, and what its environment keeps secret.
 
     `evidence` is the claims' folder: second tools may have named devices otherwise than discovery does.
     """
-    masker = Masker()
+    masker = ReportMasker()
     environment = os.environ if environment is None else environment
     masker.learn("secret", secrets_of(environment))
     for entry in ground.entries:
@@ -33,14 +33,14 @@ def masker_for(
     _learn_people(masker, ground)
     for facts in ground.facts.values():
         _learn_devices(masker, facts)
-        masker.learn_versions(_versions(facts))
+        masker.learn_versions(v for v in _versions(facts) if v)
     for file in evidence.glob(f"*/{COMPARED}") if evidence else ():
         rows = [row for row in json.loads(file.read_text(encoding="utf-8")) if row["what"] in _IDENTIFYING]
         masker.learn("serial", (row[side] for row in rows for side in ("ours", "theirs")))
     return masker
 
 
-def _learn_hosts(masker: Masker, ground: ClaimHosts) -> None:
+def _learn_hosts(masker: ReportMasker, ground: ClaimHosts) -> None:
     names = [socket.gethostname(), socket.getfqdn(), *(h.name for h in ground.cluster.hosts)]
     names += [e.name for e in ground.entries] + [f.system.hostname or "" for f in ground.facts.values()]
     for entry in ground.entries:
@@ -52,7 +52,7 @@ def _learn_hosts(masker: Masker, ground: ClaimHosts) -> None:
             masker.learn("domain", (domain,))
 
 
-def _learn_people(masker: Masker, ground: ClaimHosts) -> None:
+def _learn_people(masker: ReportMasker, ground: ClaimHosts) -> None:
     homes = [Path.home(), os.environ.get("HOME", "")]
     people = [_this_user(), *(e.access.user or "" for e in ground.entries)]
     people += [f.system.user or "" for f in ground.facts.values()]
@@ -63,7 +63,7 @@ def _learn_people(masker: Masker, ground: ClaimHosts) -> None:
     masker.learn("home", (home for home in homes if str(home) not in ("/", "/root")))
 
 
-def _learn_devices(masker: Masker, facts: HostFacts) -> None:
+def _learn_devices(masker: ReportMasker, facts: HostFacts) -> None:
     for gpu in facts.gpus:
         masker.learn("serial", (gpu.serial,))
         for uuid in (gpu.uuid, *(i.uuid for i in gpu.partition.instances)):

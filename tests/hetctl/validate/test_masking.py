@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.probe.masking import ReportMasker
 from hetctl.validate.bundle import MAX_FILE_BYTES, check_target, masked_files, write_bundle
 from hetctl.validate.identities import masker_for
-from hetctl.validate.masking import Masker
 from tests.hetctl.validate import hostile
 
 
@@ -66,7 +66,7 @@ def test_one_value_has_one_placeholder_in_all_files(unpacked: Path) -> None:
     texts = [p.read_text() for p in folder.rglob("*") if p.is_file() and p.suffix in (".txt", ".log", ".md")]
     firsts = {text.split("]", 1)[0] for text in texts if text.startswith("[host")}
     assert len(firsts) == 1
-    masker = Masker()
+    masker = ReportMasker()
     assert masker.text(hostile.ADDRESSES[0]) == masker.text(hostile.GID) == "ip-1"
     assert masker.text("10.31.7.43") == "ip-2"
 
@@ -89,7 +89,7 @@ def test_versions_times_and_loopback_are_no_addresses() -> None:
 
 @given(before=st.text(max_size=12), after=st.text(max_size=12))
 def test_a_secret_is_found_whatever_stands_around_it(before: str, after: str) -> None:
-    masker = Masker()
+    masker = ReportMasker()
     masker.learn("secret", [hostile.SECRET])
     assert hostile.SECRET not in masker.text(before + hostile.SECRET + after)
     assert hostile.SECRET not in masker.text(repr(before + hostile.SECRET + after))
@@ -108,21 +108,21 @@ def test_what_only_a_second_tool_names_is_hidden_too(tmp_path: Path) -> None:
 
 
 def test_letters_that_pass_for_others() -> None:
-    masker = Masker()
+    masker = ReportMasker()
     masker.learn("host", ["mars"])
     assert masker.text("MARS mar\u017f marsh") == "host-1 hidden marsh"
 
 
 @given(text=st.text())
 def test_masking_twice_is_masking_once(text: str) -> None:
-    masker = Masker()
+    masker = ReportMasker()
     once = masker.text(text)
     assert masker.text(once) == once
 
 
 def test_long_files_keep_beginning_and_end(tmp_path: Path) -> None:
     (tmp_path / "long.log").write_text("first\n" + "x" * (2 * MAX_FILE_BYTES) + "\nlast")
-    content = masked_files({}, tmp_path, Masker())["evidence/long.log"]
+    content = masked_files({}, tmp_path, ReportMasker())["evidence/long.log"]
     assert content.startswith(b"first")
     assert content.endswith(b"last")
     assert len(content) < MAX_FILE_BYTES + 100
