@@ -103,9 +103,8 @@ def over(transport: str) -> tuple[Measure, Judge]:
             try:
                 found[name] = bench_bridge(pair, bridge=transport, max_size=size, sink=sink, keep=below / "ranks")
             except (ConfigError, WorkFailed) as error:
-                if not TRANSPORTS[transport].engine or f"{_REFUSED} {transport}" not in str(
-                    [error.message, error.hint]
-                ):
+                said = f"{error.message} {error.hint}"
+                if not TRANSPORTS[transport].engine or f"{_REFUSED} {transport}" not in said:
                     raise
                 found[name] = {"refused": error.message}
             else:
