@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -41,17 +42,19 @@ class ProgramRun:
     def label(self) -> str:
         return Path(self.program[-1] if len(self.program) == 2 else self.program[min(1, len(self.program) - 1)]).stem
 
-    @property
+    @cached_property
     def launch(self) -> Launch:
+        """Raises ConfigError where a bridge that was asked for cannot be."""
         bridges = None if self.plan else _bridges(self.cluster, self.bridge)
         way = choose_way(self.way)
         return Launch.of(self.cluster, self.plan, bridges=bridges, way=way, verify_bridge=self.verify_bridge)
 
 
 def check_program(run: ProgramRun, sink: Sink) -> None:
-    """What a person should know before it starts. Raises ConfigError where there is nothing to run."""
+    """What a person should know before it starts. Raises ConfigError where there is nothing to run, or no way to."""
     if not run.program:
         raise ConfigError("there is no program to run", hint="hetctl run --emulate SPEC -- python script.py")
+    say_unverified(run.launch, sink)
     if run.cluster.shares_devices:
         sink.warn("a rank's GPU is HETCTL_DEVICE_INDEX here: LOCAL_RANK counts ranks, which are more than GPUs")
 
@@ -59,7 +62,6 @@ def check_program(run: ProgramRun, sink: Sink) -> None:
 def run_program(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any]:
     """Start the program on every rank and see it through. Returns the summary of its run folder."""
     began, launch = time.monotonic(), run.launch
-    say_unverified(launch, sink)
     script = None if launch.here else _script(run.program)
     agents = start_agents_on(launch, folder, program=script.parent if script else None, console=sink)
     work = Work(

@@ -239,7 +239,7 @@ class Agent:
             how = f"ended with exit code {code}" if code > 0 else "was ended by SIGABRT"
             reason = f"it {how}, and could not say why: No space left on its disk"
         said = last_words(worker.log) if mute else None
-        waited = pending(self.spec.flight, worker.rank) if code else None
+        waited = tuple(pending(self.spec.flight, worker.rank) or ()) if code else None
         told = Exited(
             code, time.time(), asked, error, said, waited, reason=None if oom is not None else reason, oom=oom
         )

@@ -55,12 +55,12 @@ def write(path: str, text: str) -> None:
         raise
 
 
-def pending(flight: str, rank: int) -> tuple[dict[str, Any], ...] | None:
+def pending(flight: str, rank: int) -> list[dict[str, Any]] | None:
     """What the rank's flight recorder says it was waiting for; None when there is no record."""
     try:
         with open(os.path.join(flight, f"flight-rank-{rank}.json"), encoding="utf-8") as file:
             operations = json.load(file)["operations"]
-        return tuple(o for o in operations if o["state"] not in ("done", "posted"))[-8:]
+        return [o for o in operations if o["state"] not in ("done", "posted")][-8:]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

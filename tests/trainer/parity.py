@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hetctl.trainer import schedule
 from hetctl.trainer.bench import samples
 from hetctl.trainer.gradients import buckets, gradients, layout
 from hetctl.trainer.gradients.layout import Slot
@@ -20,7 +21,7 @@ from hetctl.trainer.model import activations, split_backward, tensor_cuts
 from hetctl.trainer.model.head_loss import IGNORED, summed_loss
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.shapes import ModelShape
-from hetctl.trainer.pipeline import boundary, pipeline, schedule
+from hetctl.trainer.pipeline import boundary, pipeline
 from hetctl.trainer.recipe import BatchSection, ModelSection, OptimizerSection, Recipe, TrainSection
 from tests.layouts import Layout, plan_of
 
