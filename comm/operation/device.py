@@ -31,7 +31,7 @@ def module_of(device: torch.device) -> Any:
 
 def has_streams(device: torch.device) -> bool:
     """Whether work on it runs behind the host's back, in streams; on the host a call has ended when it returns."""
-    return device.type != HOST
+    return device.type not in (HOST, "meta")  # meta: shapes without values, nothing runs
 
 
 def has_cuda_runtime(device: torch.device) -> bool:

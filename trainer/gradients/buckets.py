@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hetctl.comm.operation.device import has_streams
 from hetctl.trainer.gradients.layout import BucketLayout, Interval, Slot, aligned, take_parts, wholes_of
 from hetctl.trainer.gradients.sharding import Shards
 from hetctl.trainer.model.model import StageModel
@@ -242,4 +243,4 @@ def _joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
 
 def _hosted(like: Tensor, dtype: torch.dtype) -> Tensor:
     """Zeros of this size on the host, pinned where a device copies to and from them."""
-    return torch.zeros(like.numel(), dtype=dtype, device="cpu", pin_memory=not like.is_cpu)
+    return torch.zeros(like.numel(), dtype=dtype, device="cpu", pin_memory=has_streams(like.device))

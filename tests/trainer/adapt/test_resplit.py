@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from hetctl.comm.contract.events import Event, Note
 from hetctl.comm.contract.plan import Plan, Predicted, StageCost
 from hetctl.trainer.adapt.resplit import resplit, why_uncut
 from hetctl.trainer.checkpoint.per_host import make_file_group
@@ -109,8 +110,8 @@ class Notes:
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def emit(self, event: str, **about: Any) -> None:
-        self.said += [about["sentence"]] if "sentence" in about else []
+    def emit(self, event: Event) -> None:
+        self.said += [event.sentence] if isinstance(event, Note) else []
 
 
 def moved(rank: int, asked: Any, shape: Any, folder: str, paces: Mapping[int, float]) -> tuple[Trace, list[str], Any]:

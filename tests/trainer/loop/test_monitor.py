@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from hetctl.comm.contract.events import Event, Note
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import figures, monitor
 from hetctl.trainer.loop.build import build
@@ -29,8 +30,8 @@ class Notes:
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def emit(self, event: str, **about: Any) -> None:
-        self.said.append(about["sentence"])
+    def emit(self, event: Event) -> None:
+        self.said += [event.sentence] if isinstance(event, Note) else []
 
 
 def watched(rank: int, asked: Any) -> tuple[Trace, list[str], dict[str, Any], float | None]:
