@@ -14,9 +14,8 @@ from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import read_yaml
 from hetctl.comm.contract.values import decode, encode, show
-from hetctl.trainer.model.config import find_shape
+from hetctl.trainer.model.config import find_shape, model_folder
 from hetctl.trainer.model.shapes import ModelShape
-from hetctl.trainer.model.weights import model_folder
 from hetctl.trainer.schedule import SCHEDULES
 
 Auto = Literal["auto"]

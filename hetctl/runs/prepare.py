@@ -15,8 +15,8 @@ from hetctl.launcher.supervisor.launch import Launch, choose_way
 from hetctl.trainer.data.megatron import is_megatron
 from hetctl.trainer.data.sources import source_files
 from hetctl.trainer.data.tokens import open_tokens
+from hetctl.trainer.model.config import find_weights, model_folder, refuse_unread_weights
 from hetctl.trainer.model.shapes import ModelShape
-from hetctl.trainer.model.weights import find_weights, model_folder, refuse_unread_weights
 from hetctl.trainer.planning.executable import check_executable, check_trainable
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.planning.profile import Profile

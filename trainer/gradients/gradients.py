@@ -19,8 +19,7 @@ from hetctl.trainer.gradients.sharded_bucket import ShardedBucket
 from hetctl.trainer.gradients.sharding import may_share, shards_of, shards_over
 from hetctl.trainer.gradients.unit_weights import UnitWeights
 from hetctl.trainer.model.model import StageModel
-from hetctl.trainer.ranks.groups import ProcessGroups
-from hetctl.trainer.ranks.place import Place
+from hetctl.trainer.ranks.groups import Place, ProcessGroups
 from hetctl.trainer.ranks.timeline import Timeline
 
 WHOLE_SCATTERS = 2  # micro-batch gradients of sharded buckets on their way into shards: each is a bucket's, whole

@@ -11,8 +11,7 @@ from hetctl.comm.contract.plan import Plan
 from hetctl.trainer.gradients.layout import BucketLayout
 from hetctl.trainer.model.tensor_parallel import ALONE, TensorShare
 from hetctl.trainer.planning.state_sharding import Asked, has_room, more_bytes
-from hetctl.trainer.ranks.groups import ProcessGroups
-from hetctl.trainer.ranks.place import Place
+from hetctl.trainer.ranks.groups import Place, ProcessGroups
 
 
 @dataclass(frozen=True)

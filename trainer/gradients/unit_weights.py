@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from typing import Any
+
+import torch
 
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.operation.device import has_cuda_runtime
 from hetctl.trainer.gradients.buckets import Bucket
-from hetctl.trainer.gradients.launch_limit import LaunchLimit
 from hetctl.trainer.gradients.sharded_bucket import ShardedBucket
 from hetctl.trainer.ranks.timeline import WEIGHTS, Timeline
+
+UNITS_AHEAD = 4  # of a model, each some 50 to 150 launches; the queue holds about a thousand
 
 
 class UnitWeights:
@@ -59,3 +64,20 @@ class UnitWeights:
     def _buckets_of(self, unit: int) -> list[Bucket]:
         found = [self._of_unit[unit]] if unit in self._of_unit else []
         return found + (self.tied if unit in self._ends else [])
+
+
+class LaunchLimit:
+    """Called before each unit of work: waits until the device has begun the one so many before it.
+
+    Weight gradients that a schedule puts off (`split_backward.py`) are no units: they are launched without it.
+    """
+
+    def __init__(self) -> None:
+        self._begun: deque[Any] = deque()
+
+    def __call__(self) -> None:
+        event = torch.cuda.Event(blocking=True)
+        event.record()
+        self._begun.append(event)
+        if len(self._begun) > UNITS_AHEAD:
+            self._begun.popleft().synchronize()

@@ -21,8 +21,7 @@ from hetctl.trainer.job import Job
 from hetctl.trainer.loop.figures import IslandFigures, StepFigures
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.pipeline.pipeline import StagePipeline
-from hetctl.trainer.ranks.groups import ProcessGroups
-from hetctl.trainer.ranks.place import Place
+from hetctl.trainer.ranks.groups import Place, ProcessGroups
 from hetctl.trainer.ranks.timeline import Timeline
 
 

@@ -1,22 +1,54 @@
-"""Activations on the host between forward and backward: copied out as each block ends, back before it is needed.
+"""What becomes of activations between forward and backward: computed again, or kept on the host.
 
-On a device the copies go to pinned memory on a stream of their own, beside the computation; on the CPU they are
-plain copies, the same path.
+Copies to the host leave as each block ends, and are back before they are needed: on a device in pinned memory on a
+stream of their own, beside the computation; on the CPU they are plain copies, the same path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from hetctl.comm.operation.device import has_streams, module_of
 
+Recompute = Literal["none", "selective", "full"]
 LEAST_BYTES = 64 << 10  # smaller tensors stay on a device: a copy costs more than they do
 UNITS_UNDER_WAY = 2  # blocks whose copies to the host may be outstanding: more would hold their device memory
+_KEPT = {  # matrix products, attention and sums over ranks: what selective recomputation keeps
+    torch.ops._c10d_functional.all_reduce.default,
+    torch.ops._c10d_functional.wait_tensor.default,
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def recomputing(call: Callable[..., Tensor], *inputs: Tensor, recompute: Recompute) -> Tensor:
+    """What `call` returns, keeping for backward all it needs, or less of it and computing the rest again.
+
+    It stands inside a block's forward, so that a compiled block compiles what is computed again as well.
+    """
+    if recompute == "none" or not torch.is_grad_enabled():
+        return call(*inputs)
+    more: dict[str, Any] = {}
+    if recompute == "selective":
+        more["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+    again: Tensor = checkpoint(call, *inputs, use_reentrant=False, preserve_rng_state=False, **more)
+    return again
+
+
+def _policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class SavedTensor:

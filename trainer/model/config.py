@@ -1,4 +1,7 @@
-"""Models by name or by Hugging Face `config.json`: reading the shape a config describes, and writing one back."""
+"""What `model.name` means: a known shape, a Hugging Face `config.json` (read, and written back), weights to start from.
+
+No torch: the launcher's side asks before it starts.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,11 @@ from hetctl.comm.contract.files import read_text
 from hetctl.comm.contract.units import MiB
 from hetctl.trainer.model.families import Family, family_of, trained_families
 from hetctl.trainer.model.shapes import SHAPES, ModelShape, RopeScaling
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+SAFETENSORS = ".safetensors"
+OTHER_FORMATS = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 
 
 def find_shape(name: str) -> ModelShape:
@@ -190,3 +198,36 @@ class _Reader:
         key = self.keys.get(key, key)
         value = self.config.get(key)
         return key, default if value is None else value
+
+
+def model_folder(model: str) -> Path | None:
+    """The folder that `model.name` names. None for a config.json and for a known name, whatever lies beside it."""
+    folder = Path(model)
+    return folder if model not in SHAPES and folder.is_dir() else None
+
+
+def find_weights(model: str) -> Path | None:
+    """The folder of weights that `model.name` names: a Hugging Face folder with safetensors in it, else None."""
+    folder = model_folder(model)
+    if folder is not None and any((folder / name).is_file() for name in (INDEX, SINGLE)):
+        return folder.resolve()
+    return None
+
+
+def refuse_unread_weights(model: str) -> None:
+    """Raise ConfigError where `model.name` is a folder of weights that would not be read: training would start anew."""
+    folder = model_folder(model)
+    if folder is None or find_weights(model):
+        return
+    files = sorted(f for f in folder.iterdir() if f.suffix in (SAFETENSORS, *OTHER_FORMATS) and f.is_file())
+    if not files:
+        return
+    anew = f"for random weights name {folder / 'config.json'}"
+    if files[0].suffix == SAFETENSORS:
+        raise ConfigError(
+            f"{folder} has {files[0].name}, but neither {SINGLE} nor {INDEX}", hint=f"fetch the folder anew; {anew}"
+        )
+    raise ConfigError(
+        f"{folder} holds its weights as {files[0].name}, hetctl reads safetensors",
+        hint=f"convert them: save_pretrained() of transformers writes safetensors; {anew}",
+    )

@@ -15,11 +15,10 @@ from safetensors.torch import save_file
 from hetctl.comm.contract.errors import ConfigError, WorkFailed
 from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.units import MiB
-from hetctl.trainer.model.config import read_config
+from hetctl.trainer.model.config import INDEX, SINGLE, read_config
 from hetctl.trainer.model.families import FAMILIES, LLAMA, Family, family_of
 from hetctl.trainer.model.model import shapes_of
 from hetctl.trainer.model.shapes import ModelShape
-from hetctl.trainer.model.weights import INDEX, SINGLE
 
 MAX_FILE_BYTES = 4096 * MiB
 OTHER_MODEL = "the weights belong to another model than config.json: fetch the folder anew"

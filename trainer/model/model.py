@@ -1,11 +1,12 @@
 """The decoder-only transformers that hetctl trains (see `families.py`), cut into stages.
 
-Parameters carry their Hugging Face names, whatever stage they live on, and are initialised from (seed, name):
-every layout starts from the same weights.
+Parameters carry their Hugging Face names, whatever stage they live on. Positions are rotary (RoFormer, arXiv
+2104.09864), with the ways in which families stretch them to longer texts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,13 +17,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hetctl.comm.contract.plan import Span
-from hetctl.trainer.model.activations import HostActivations
+from hetctl.trainer.model.activations import HostActivations, Recompute, recomputing
 from hetctl.trainer.model.families import family_of
 from hetctl.trainer.model.head_loss import LossKernel, head_loss, loss_and_gradient
 from hetctl.trainer.model.initial_weights import initial
-from hetctl.trainer.model.recompute import Recompute, recomputing
-from hetctl.trainer.model.rotary import rotary_tables, rotate
-from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.model.shapes import ModelShape, RopeScaling
 from hetctl.trainer.model.split_backward import Projection, WeightGradients
 from hetctl.trainer.model.tensor_cuts import cut_of, whole_shape
 from hetctl.trainer.model.tensor_parallel import ALONE, SharedVocabulary, TensorShare, embed, enter, leave
@@ -268,3 +267,55 @@ def parameters_of(model: StageModel) -> int:
 
 def _nothing(unit: int) -> None:
     """Whole weights on this rank need no preparation."""
+
+
+def rotary_tables(seq: int, shape: ModelShape, *, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin [seq, head_dim], both halves alike, in `dtype`; made in fp32 (fp64 under fp64)."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    powers = torch.arange(0, shape.head_dim, 2, dtype=wide, device=device) / shape.head_dim
+    frequencies = shape.rope_theta**-powers
+    amplitude = 1.0
+    if shape.rope_scaling is not None:
+        frequencies = stretched(frequencies, shape.rope_scaling, theta=shape.rope_theta)
+        amplitude = shape.rope_scaling.attention_factor
+    angles = torch.outer(torch.arange(seq, dtype=wide, device=device), frequencies)
+    both = torch.cat((angles, angles), dim=-1)
+    return (both.cos() * amplitude).to(dtype), (both.sin() * amplitude).to(dtype)
+
+
+def stretched(frequencies: Tensor, scaling: RopeScaling, *, theta: float) -> Tensor:
+    """Frequencies [head_dim / 2] as the scaling changes them."""
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    if scaling.kind == "llama3":
+        return _llama3(frequencies, scaling)
+    return _yarn(frequencies, scaling, theta=theta)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate [batch, heads, seq, head_dim] by position, halves paired as in Hugging Face's Llama."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos + turned * sin
+
+
+def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1: waves longer than the original context are stretched, short ones kept, those between blended."""
+    turns = frequencies * scaling.original_max_seq_len / (2 * math.pi)  # within the original context
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+
+
+def _yarn(frequencies: Tensor, scaling: RopeScaling, *, theta: float) -> Tensor:
+    """YaRN (arXiv 2309.00071): a ramp over dimensions between kept and stretched frequencies."""
+    size = 2 * len(frequencies)
+
+    def dimension(rotations: float) -> float:
+        return size * math.log(scaling.original_max_seq_len / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = max(math.floor(dimension(scaling.beta_fast)), 0)
+    high = min(math.ceil(dimension(scaling.beta_slow)), size - 1)
+    steps = torch.arange(len(frequencies), dtype=frequencies.dtype, device=frequencies.device)
+    ramp = ((steps - low) / max(high - low, 0.001)).clamp(0.0, 1.0)
+    return ramp * frequencies / scaling.factor + (1 - ramp) * frequencies

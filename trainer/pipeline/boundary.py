@@ -16,8 +16,7 @@ from hetctl.comm.contract.plan import Plan, Stage
 from hetctl.comm.operation.device import accelerator
 from hetctl.trainer.model.sample_shares import overlaps, share
 from hetctl.trainer.model.tensor_parallel import ALONE, TensorShare
-from hetctl.trainer.ranks.groups import DIRECTIONS, ProcessGroups
-from hetctl.trainer.ranks.place import Place
+from hetctl.trainer.ranks.groups import DIRECTIONS, Place, ProcessGroups
 
 POSTED_AHEAD = 2  # receives outstanding per boundary and direction, beside the one that is waited for
 

@@ -16,8 +16,7 @@ from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.model.split_backward import WeightGradients
 from hetctl.trainer.pipeline.boundary import Boundary, Inbox
-from hetctl.trainer.ranks.groups import ProcessGroups
-from hetctl.trainer.ranks.place import Place
+from hetctl.trainer.ranks.groups import Place, ProcessGroups
 from hetctl.trainer.ranks.timeline import Timeline
 from hetctl.trainer.schedule import SCHEDULES, Action
 

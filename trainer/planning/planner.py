@@ -13,7 +13,7 @@ from hetctl.comm.contract.units import show_bytes
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.assemble import assemble
 from hetctl.trainer.planning.costs import usable_bytes
-from hetctl.trainer.planning.infeasible import refuse
+from hetctl.trainer.planning.explain import refuse
 from hetctl.trainer.planning.pools import members
 from hetctl.trainer.planning.predict import (
     Prediction,
@@ -21,12 +21,12 @@ from hetctl.trainer.planning.predict import (
     bound_samples_per_s,
     mfu,
     predict,
+    rescheduled,
     stage_coefficients,
 )
 from hetctl.trainer.planning.problem import Problem, read_problem
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.reasons import reasons
-from hetctl.trainer.planning.reschedule import rescheduled
 from hetctl.trainer.planning.search import Candidate, Search, SearchResult
 from hetctl.trainer.planning.space import tensor_units
 from hetctl.trainer.planning.state_sharding import SPARE_BYTES, with_whole

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.pipelines import LEVELS
-from hetctl.trainer.planning.predict import Prediction
+from hetctl.trainer.planning.predict import Prediction, faster_schedules
 from hetctl.trainer.planning.problem import Problem
-from hetctl.trainer.planning.reschedule import faster_schedules
 from hetctl.trainer.planning.search import SearchResult
 from hetctl.trainer.schedule import SCHEDULES
 

@@ -1,9 +1,9 @@
-"""The plan's process groups as torch.distributed groups. Every rank creates every group, in the plan's order."""
+"""Where a rank stands in the plan, and the plan's process groups: every rank creates all, in the plan's order."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import pairwise
 
@@ -13,6 +13,36 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.plan import Plan
 
 DIRECTIONS = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's replica, stage, part of the stage's samples, and part of its layers."""
+
+    rank: int
+    replica: int
+    stage: int
+    part: int  # which of the width's shares
+    tensor: int = 0  # which of the tensor group's shares
+    stages: tuple[int, ...] = ()  # all it holds, the first of which is `stage`
+
+    @property
+    def idle(self) -> bool:
+        """Whether no stage is placed on this rank: it meets the others where all ranks meet, and computes nothing."""
+        return self.replica < 0
+
+    @staticmethod
+    def of(plan: Plan, rank: int) -> Place:
+        placed = plan.ranks[rank]
+        if placed.replica is None:
+            return Place(rank, replica=-1, stage=-1, part=0)  # idle
+        stage = plan.replicas[placed.replica].stages[placed.stages[0]]
+        part, tensor = divmod(stage.ranks.index(rank), stage.tensor_parallel)
+        return Place(rank, placed.replica, placed.stages[0], part, tensor, placed.stages)
+
+    def at(self, stage: int) -> Place:
+        """The same rank as holder of one of its stages."""
+        return replace(self, stage=stage)
 
 
 @dataclass

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from hetctl.runs.export import copy_tokenizer
-from hetctl.trainer.data.samples import PackedTokens
+from hetctl.trainer.data.batches import PackedTokens
 from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.recipe import DataSection
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.trainer.data.samples import PackedTokens
+from hetctl.trainer.data.batches import PackedTokens
 from hetctl.trainer.data.sources import documents, held_out, source_files
 from hetctl.trainer.data.tokens import BOUND, load_tokenizer, open_tokens
 from hetctl.trainer.recipe import DataSection

@@ -10,7 +10,7 @@ import torch
 from hetctl.comm.contract.plan import Plan, Predicted
 from hetctl.comm.contract.units import GiB
 from hetctl.trainer.gradients.sharding import keeps_whole
-from hetctl.trainer.ranks.place import Place
+from hetctl.trainer.ranks.groups import Place
 from tests.layouts import Cut, Layout, Pipe, plan_of
 
 PARAMETERS = 8 * 10**9  # two shards: 9 bytes of each all in shards, 12 with weights and gradients whole
