@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from hetctl.trainer import schedule
 from hetctl.trainer.bench import samples
@@ -18,7 +19,8 @@ from hetctl.trainer.job import Job
 from hetctl.trainer.loop.build import build
 from hetctl.trainer.loop.trainer import Trainer
 from hetctl.trainer.model import activations, split_backward, tensor_cuts
-from hetctl.trainer.model.head_loss import IGNORED, summed_loss
+from hetctl.trainer.model.head_loss import IGNORED
+from hetctl.trainer.model.initial_weights import initial
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.pipeline import boundary, pipeline
@@ -97,11 +99,26 @@ def _device(rank: int, kind: str) -> torch.device:
     return torch.device(kind)
 
 
+def initialise(model: StageModel, seed: int) -> None:
+    """Start weights, each from (seed, name) alone."""
+    with torch.no_grad():
+        for name, parameter in model.named().items():
+            dtype, device = parameter.dtype, parameter.device
+            size = tensor_cuts.whole_shape(name, model.shape)
+            parameter.copy_(initial(name, size, model.shape, seed=seed, dtype=dtype, device=device))
+
+
+def summed_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Sum of the cross entropies of all valid targets (not IGNORED), in at least fp32."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
 def reference(asked: Recipe, shape: ModelShape = SHAPE) -> Trace:
     """The same training by plain torch: one process, the whole batch at once, torch's own clipping."""
     model = StageModel(shape, (0, shape.layers))
     model.double()
-    model.initialise(asked.train.seed)
+    initialise(model, asked.train.seed)
     section = asked.optimizer
     named = model.named()
     decays = [p for p in named.values() if p.dim() >= 2]

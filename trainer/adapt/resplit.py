@@ -27,7 +27,7 @@ def why_uncut(plan: Plan, recipe: Recipe) -> str:
         return "no replica is cut into stages"
     if any(len(r.stages) > 1 for r in plan.ranks):
         return "interleaved stages share devices"
-    if any(plan.cost(number, s) is None for number, r in _numbered(plan) for s in range(len(r.stages))):
+    if any(plan.cost(number, s) is None for number, r in enumerate(plan.replicas) for s in range(len(r.stages))):
         return "the plan does not say what its stages cost: make it anew"
     return ""
 
@@ -39,7 +39,7 @@ def resplit(plan: Plan, paces: Paces, *, tied: bool) -> Plan | None:
     grows only as far as the plan says that it certainly fits. `tied`: the first and the last stage share an embedding.
     """
     before, after, layers = 0.0, 0.0, list[Sequence[int]]()
-    for number, replica in _numbered(plan):
+    for number, replica in enumerate(plan.replicas):
         tables, count = _tables(plan, number, paces), replica.stages[0].micro_batches
         now = fixed_split(tables, [stage.depth for stage in replica.stages], micro_batches=count)
         best = best_split(tables, plan.layer_count, micro_batches=count)
@@ -88,15 +88,12 @@ def _joined(plan: Plan, *, tied: bool) -> Plan | None:
 
 def _group(plan: Plan, name: str, ranks: tuple[int, ...]) -> PlannedGroup:
     """A group that sums: the bridge's across islands, otherwise what runs such groups of that island already."""
+    bridged = PlannedGroup(name, "segment", ranks, "het")
     if plan.crosses_islands(ranks):
-        return PlannedGroup(name, "segment", ranks, "het")
+        return bridged
     island = plan.island_of_rank[ranks[0]]
-    like = [g for g in plan.groups if set(g.ranks) <= set(island.ranks) and g.backend != "het"]
-    return (
-        replace(like[0], name=name, kind="segment", ranks=ranks)
-        if like
-        else PlannedGroup(name, "segment", ranks, "het")
-    )
+    like = (g for g in plan.groups if set(g.ranks) <= set(island.ranks) and g.backend != "het")
+    return replace(next(like, bridged), name=name, kind="segment", ranks=ranks)
 
 
 def _cut(replica: Replica, layers: Sequence[int]) -> Replica:
@@ -104,7 +101,3 @@ def _cut(replica: Replica, layers: Sequence[int]) -> Replica:
     return replace(
         replica, stages=tuple(replace(s, layers=span) for s, span in zip(replica.stages, spans, strict=True))
     )
-
-
-def _numbered(plan: Plan) -> list[tuple[int, Replica]]:
-    return list(enumerate(plan.replicas))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.natives import native_of
@@ -111,18 +111,14 @@ def _block(work: Workload, samples: int, *, part: TensorShare) -> Timed:
     _accumulate([p for block in blocks for p in block.parameters()])
     x = torch.randn(samples, work.seq_len, shape.hidden, dtype=dtype, device=device, requires_grad=True)
     cos, sin = model.rotary(x)
-    gradient = torch.randn_like(x)
 
-    def once() -> tuple[float, float]:
-        start = _now(device)
+    def forward() -> Tensor:
         y = x
         for block in blocks:
             y = block(y, cos, sin)
-        middle = _now(device)
-        y.backward(gradient)
-        return (middle - start) / len(blocks), (_now(device) - middle) / len(blocks)
+        return y
 
-    return once
+    return _timed(device, forward, torch.randn_like(x), layers=len(blocks))
 
 
 def _embedding(work: Workload, samples: int) -> Timed:
@@ -131,15 +127,7 @@ def _embedding(work: Workload, samples: int) -> Timed:
     tokens = torch.randint(0, shape.vocab, (samples, seq_len), device=device)
     _accumulate(list(table.parameters()))
     gradient = torch.randn(samples, seq_len, shape.hidden, dtype=dtype, device=device)
-
-    def once() -> tuple[float, float]:
-        start = _now(device)
-        y = table(tokens)
-        middle = _now(device)
-        y.backward(gradient)
-        return middle - start, _now(device) - middle
-
-    return once
+    return _timed(device, lambda: table(tokens), gradient)
 
 
 def _head(work: Workload, samples: int, *, part: TensorShare) -> Timed:
@@ -154,12 +142,23 @@ def _head(work: Workload, samples: int, *, part: TensorShare) -> Timed:
     x = torch.randn(samples, seq_len, shape.hidden, dtype=dtype, device=device, requires_grad=True)
     targets = torch.randint(0, shape.vocab, (samples, seq_len), device=device)
 
+    def forward() -> Tensor:
+        return head_loss(norm(x), weight, targets, scale=1.0 / targets.numel(), **shared)[0]
+
+    return _timed(device, forward)
+
+
+def _timed(
+    device: torch.device, forward: Callable[[], Tensor], gradient: Tensor | None = None, *, layers: int = 1
+) -> Timed:
+    """Seconds that one of so many equal layers takes forward, and backward from this gradient (None: from a loss)."""
+
     def once() -> tuple[float, float]:
         start = _now(device)
-        loss, _ = head_loss(norm(x), weight, targets, scale=1.0 / targets.numel(), **shared)
+        y = forward()
         middle = _now(device)
-        loss.backward()
-        return middle - start, _now(device) - middle
+        y.backward(gradient)
+        return (middle - start) / layers, (_now(device) - middle) / layers
 
     return once
 

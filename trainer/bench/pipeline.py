@@ -35,14 +35,6 @@ ROUNDS_VARIABLE = "HETCTL_BENCH_ROUNDS"
 NATIVE_VARIABLE = "HETCTL_BENCH_NATIVE"  # set where one native library serves all islands
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One way to run the pipeline."""
-
-    name: str
-    pipeline: StagePipeline
-
-
 class NativeBoundary(Boundary):
     """Transfers over the native library, also between ranks that the plan puts into two islands."""
 
@@ -77,8 +69,8 @@ class _CopyBack:
         self.buffer.copy_(self.host)
 
 
-def variants(trainer: Trainer, job: Job, timeout: timedelta) -> list[Variant]:
-    """Native with both schedules (the better one is the yardstick), bridged as planned, and naive."""
+def variants(trainer: Trainer, job: Job, timeout: timedelta) -> dict[str, StagePipeline]:
+    """Ways to run it: native with both schedules (the better one is the yardstick), bridged as planned, and naive."""
     plan, place, models = job.plan, trainer.place, trainer.models
     stages, count = len(plan.forwards_ahead), plan.replicas[0].stages[0].micro_batches
     plain, eager = (SCHEDULES[name].in_flight(stages, count) for name in ("1f1b", "eager-1f1b"))
@@ -90,24 +82,26 @@ def variants(trainer: Trainer, job: Job, timeout: timedelta) -> list[Variant]:
         return StagePipeline(planned, place, models, groups, timeline=trainer.timeline, boundary=kind)
 
     host = create_groups(plan, timeout=timeout, backend="gloo")
-    ways = [Variant("bridged", trainer.pipeline), Variant("naive", pipeline(plain, host, NaiveBoundary))]
+    ways = {"bridged": trainer.pipeline, "naive": pipeline(plain, host, NaiveBoundary)}
     if not os.environ.get(NATIVE_VARIABLE):
         return ways
     native = create_groups(plan, timeout=timeout, backend=native_of(device_type=trainer.device.type).torch_backend)
-    return [
-        Variant("native 1f1b", pipeline(plain, native, NativeBoundary)),
-        Variant("native eager", pipeline(eager, native, NativeBoundary)),
-        *ways,
-    ]
+    return {
+        "native 1f1b": pipeline(plain, native, NativeBoundary),
+        "native eager": pipeline(eager, native, NativeBoundary),
+        **ways,
+    }
 
 
-def measure(trainer: Trainer, ways: list[Variant], rounds: int, note: Callable[..., None]) -> dict[str, list[float]]:
+def measure(
+    trainer: Trainer, ways: dict[str, StagePipeline], rounds: int, note: Callable[..., None]
+) -> dict[str, list[float]]:
     """Tokens per second of each variant in each round, after one round that does not count."""
     tokens = trainer.job.plan.global_batch * trainer.job.plan.seq_len
-    rates: dict[str, list[float]] = {way.name: [] for way in ways}
+    rates: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
-        for way in ways:
-            trainer.pipeline = way.pipeline
+        for name, pipeline in ways.items():
+            trainer.pipeline = pipeline
             settle(trainer.device)
             begin = time.perf_counter()
             trainer.train_step(number)
@@ -115,7 +109,7 @@ def measure(trainer: Trainer, ways: list[Variant], rounds: int, note: Callable[.
             seconds = time.perf_counter() - begin
             trainer.timeline.end_step()
             if number:
-                rates[way.name].append(tokens / seconds)
+                rates[name].append(tokens / seconds)
         note(round=number, rounds=rounds)
     return rates
 

@@ -80,20 +80,16 @@ class Copier:
                 one.result()
 
     def _send(self, folder: Path, names: Sequence[str]) -> None:
-        listed = torch.frombuffer(bytearray(json.dumps(list(names)).encode()), dtype=torch.uint8)
         for target in self._targets:
-            dist.send(torch.tensor([listed.numel()]), target, group=self._group)
-            dist.send(listed, target, group=self._group)
+            dist.send_object_list([list(names)], target, group=self._group)
             for name in names:
                 send_file(folder / name, target, group=self._group)
 
     def _receive(self, folder: Path, source: int) -> None:
-        size = torch.zeros(1, dtype=torch.int64)
-        dist.recv(size, source, group=self._group)
-        listed = torch.empty(int(size), dtype=torch.uint8)
-        dist.recv(listed, source, group=self._group)
+        listed: list[Any] = [None]
+        dist.recv_object_list(listed, source, group=self._group)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in json.loads(listed.numpy().tobytes()):
+        for name in listed[0]:
             receive_file(folder / Path(name).name, source, group=self._group)
 
 

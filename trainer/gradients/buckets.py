@@ -48,15 +48,10 @@ class Bucket:
         self.master_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self.weights = torch.zeros(each * shards.count, dtype=dtype, device=device)  # what the model computes with
         self.weight_shard, self.gradient, self.gradient_shard = self._buffers(each)
-        self.masters, self.update_gradient = (
-            self.weight_shard,
-            self.gradient_shard,
-        )  # what the optimiser updates, and by what
+        # what the optimiser updates, and by what
+        self.masters, self.update_gradient = self.weight_shard, self.gradient_shard
         if offload:
-            self.masters, self.update_gradient = (
-                _hosted(self.masters, self.master_dtype),
-                _hosted(self.masters, self.master_dtype),
-            )
+            self.masters, self.update_gradient = (_hosted(self.masters, self.master_dtype) for _ in range(2))
         elif dtype != self.master_dtype:
             self.masters = self.weight_shard.to(self.master_dtype)
         self.pieces = tuple(self._pieces())

@@ -38,6 +38,7 @@ from hetctl.trainer.model.model import StageModel, parameters_of
 from hetctl.trainer.model.split_backward import WeightGradients
 from hetctl.trainer.pipeline.pipeline import StagePipeline
 from hetctl.trainer.planning.executable import check_executable, check_trainable
+from hetctl.trainer.planning.stages import share
 from hetctl.trainer.ranks.groups import Place, ProcessGroups, create_groups
 from hetctl.trainer.ranks.timeline import Timeline
 from hetctl.trainer.schedule import SCHEDULES
@@ -56,14 +57,15 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     batches = Batches(plan, place, device, training=training, validation=validation, steps=train.steps)
     if place.idle:
         return _idle(job, device, place, timeline, batches, groups)
-    models = _models(job, place, groups)
+    stages = [plan.replicas[place.replica].stages[s] for s in place.stages]  # all that it holds a part of
+    models = _models(job, place, groups, stages)
     gradients = _gradients(job, device, place, groups, models, timeline)
     if not job.resume:
         _initialise(gradients, job, device)
-    _offload_activations(models, _stages(job, place), gradients, device)
+    _offload_activations(models, stages, gradients, device)
     optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
     for model in models if train.compile else ():
-        compile_model(model, samples=_largest_share(_stages(job, place)[0]), seq_len=plan.seq_len)
+        compile_model(model, samples=share(stages[0].micro_batch_size, stages[0].width), seq_len=plan.seq_len)
     deferred = _deferred(models, gradients) if SCHEDULES[plan.schedule].splits_backward else None
     pipeline = StagePipeline(plan, place, models, groups, timeline=timeline, deferred=deferred)
     return Trainer(job, device, place, models, pipeline, gradients, optimizer, timeline, batches, groups)
@@ -76,16 +78,11 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     return DTYPES[precision]
 
 
-def _stages(job: Job, place: Place) -> list[Stage]:
-    """All that this rank holds a part of."""
-    return [job.plan.replicas[place.replica].stages[s] for s in place.stages]
-
-
-def _models(job: Job, place: Place, groups: ProcessGroups) -> tuple[StageModel, ...]:
+def _models(job: Job, place: Place, groups: ProcessGroups, stages: Sequence[Stage]) -> tuple[StageModel, ...]:
     """Without memory: the buckets have that."""
     tensor = tensor_share_of(job.plan, place, groups)
     with torch.device("meta"):
-        return tuple(StageModel(job.shape, s.layers, recompute=s.recompute, tensor=tensor) for s in _stages(job, place))
+        return tuple(StageModel(job.shape, s.layers, recompute=s.recompute, tensor=tensor) for s in stages)
 
 
 def _gradients(
@@ -123,10 +120,6 @@ def _offload_activations(
     for model, stage in zip(models, stages, strict=True):
         if stage.offload_activations:
             model.host_activations = HostActivations(device, kept=[b.weights for b in gradients.buckets])
-
-
-def _largest_share(stage: Stage) -> int:
-    return -(-stage.micro_batch_size // stage.width)
 
 
 def _deferred(models: Sequence[StageModel], gradients: Gradients) -> WeightGradients:

@@ -38,17 +38,11 @@ def head_loss(
     flat, wanted = hidden.flatten(0, 1), targets.flatten()
     chunks = _chunks(flat, wanted, words or weight.shape[0])
     if not torch.is_grad_enabled():
-        loss = _loss if total is None or kernel is None else kernel
+        loss: Callable[..., tuple[Tensor, ...]] = _pieces if total is None or kernel is None else kernel
         found = sum((loss(h @ weight.t(), t)[0] for h, t in chunks), _zero(weight))
         return found, found
     scaled: Tensor = _HeadLoss.apply(flat, weight, chunks, scale, kernel or loss_and_gradient, total)  # type: ignore[no-untyped-call]
     return scaled, scaled.detach() / scale
-
-
-def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum of the cross entropies of all valid targets (not IGNORED), in at least fp32."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -97,10 +91,6 @@ def fusible_loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, 
     classes = torch.arange(logits.shape[1], device=logits.device)
     grad = logs.exp() - (classes.unsqueeze(0) == safe).to(logs.dtype)
     return loss, grad.to(logits.dtype), valid
-
-
-def _loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-    return _pieces(logits, targets)
 
 
 def _pieces(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

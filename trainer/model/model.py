@@ -20,10 +20,9 @@ from hetctl.comm.contract.plan import Span
 from hetctl.trainer.model.activations import HostActivations, Recompute, recomputing
 from hetctl.trainer.model.families import family_of
 from hetctl.trainer.model.head_loss import LossKernel, head_loss, loss_and_gradient
-from hetctl.trainer.model.initial_weights import initial
 from hetctl.trainer.model.shapes import ModelShape, RopeScaling
 from hetctl.trainer.model.split_backward import Projection, WeightGradients
-from hetctl.trainer.model.tensor_cuts import cut_of, whole_shape
+from hetctl.trainer.model.tensor_cuts import cut_of
 from hetctl.trainer.model.tensor_parallel import ALONE, SharedVocabulary, TensorShare, embed, enter, leave
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -237,14 +236,6 @@ class StageModel(nn.Module):
         if name == "lm_head.weight":
             return EMBEDDING if self.shape.tied_embeddings else name
         return "model." + name
-
-    def initialise(self, seed: int) -> None:
-        """Start weights, each from (seed, name) alone."""
-        with torch.no_grad():
-            for name, parameter in self.named().items():
-                dtype, device = parameter.dtype, parameter.device
-                size = whole_shape(name, self.shape)
-                parameter.copy_(initial(name, size, self.shape, seed=seed, dtype=dtype, device=device))
 
     def rotary(self, like: Tensor) -> tuple[Tensor, Tensor]:
         seq, held = like.shape[1], self._rotary

@@ -80,13 +80,8 @@ class StagePipeline:
         boundary: type[Boundary] = Boundary,
         deferred: WeightGradients | None = None,
     ) -> None:
-        self.plan, self.place, self.models, self.timeline, self.deferred = (
-            plan,
-            place,
-            tuple(models),
-            timeline,
-            deferred,
-        )
+        self.plan, self.place, self.models = plan, place, tuple(models)
+        self.timeline, self.deferred = timeline, deferred
         self.replica: Replica = plan.replicas[place.replica]
         self.stage = self.replica.stages[place.stage]
         low, high = share(self.stage.micro_batch_size, self.stage.width, place.part)

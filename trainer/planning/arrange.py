@@ -27,6 +27,13 @@ class Batching:
     def samples(self) -> int:
         return self.micro_batch_size * self.micro_batches
 
+    def place(
+        self, stage: int, stages: int, *, width: int, held: int, turn: tuple[float, float] = (1.0, 0.0)
+    ) -> StagePlace:
+        """Where one of so many stages stands that holds `held` micro-batches; `turn` as of `round_trips`."""
+        samples = share(self.micro_batch_size, width)
+        return StagePlace(stage == 0, stage == stages - 1, samples, held, *turn, self.sync, self.replicas)
+
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
@@ -48,6 +55,11 @@ class Pipeline:
     def stage_uses(self) -> tuple[PoolUse, ...]:
         """The pool use of each stage."""
         return tuple(use for use in self.uses for _ in range(use.stages)) * self.chunks
+
+    @property
+    def stage_ranks(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each stage."""
+        return tuple(use.stage_ranks(k) for use in self.uses for k in range(use.stages)) * self.chunks
 
     @property
     def arrangement(self) -> tuple[object, ...]:
@@ -77,25 +89,15 @@ def arrange(
     Seconds: `sum(beat) + 2 sum(hop) + max((m - 1) max(hop), max((m - 1) turn + end))`.
     """
     stages = tuple(use for use in uses for _ in range(use.stages))
-    count, size = batching.micro_batches, batching.micro_batch_size
+    count = batching.micro_batches
     ahead = _ahead(problem, len(stages), count, schedule)
-    payload = problem.costs.boundary_bytes(size)
+    payload = problem.costs.boundary_bytes(batching.micro_batch_size)
     hops = tuple(problem.links.hop_seconds(a, b, payload) for a, b in pairwise(stages))
     fill, floor = 2 * sum(hops), (count - 1) * max(hops, default=0.0)
     turns = round_trips(hops, ahead, micro_batches=count)
     found = [
         stage_costs.of(
-            use.site,
-            StagePlace(
-                first=i == 0,
-                last=i == len(stages) - 1,
-                samples=share(size, use.width),
-                held=min(ahead[i], count),
-                ratio=turns[i][0],
-                wait_s=turns[i][1],
-                sync=batching.sync,
-                replicas=batching.replicas,
-            ),
+            use.site, batching.place(i, len(stages), width=use.width, held=min(ahead[i], count), turn=turns[i])
         )
         for i, use in enumerate(stages)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -258,12 +259,8 @@ def _bridge(
     rates = [_lane_rates(cluster, [lane[side] for lane in lanes]) for side in (0, 1)]
     rails = []
     for lane, from_rate, to_rate in zip(lanes, *rates, strict=True):
-        known = [r for r in (from_rate, to_rate) if r is not None]
-        rails.append(
-            PlannedRail(
-                lane[0].rank, _nic(lane[0]), lane[1].rank, _nic(lane[1]), min(known) if len(known) == 2 else None
-            )
-        )
+        rate = None if from_rate is None or to_rate is None else min(from_rate, to_rate)
+        rails.append(PlannedRail(lane[0].rank, _nic(lane[0]), lane[1].rank, _nic(lane[1]), rate))
     return PlannedBridge(pair, transport.kind, tuple(rails), reason, recipe.bridge.transport != "auto")
 
 
@@ -273,9 +270,7 @@ def _nic(rank: PlannedRank) -> str:
 
 def _lane_rates(cluster: Cluster, side: Sequence[PlannedRank]) -> list[float | None]:
     """Each lane's share of its NIC; unknown stays unknown."""
-    users: dict[tuple[str, str], int] = {}
-    for rank in side:
-        users[rank.host, _nic(rank)] = users.get((rank.host, _nic(rank)), 0) + 1
+    users = Counter((rank.host, _nic(rank)) for rank in side)
     rates = {(h.name, n.name): n.rate_bytes_per_s for h in cluster.hosts for n in h.nics}
     found = [(rates.get((r.host, _nic(r))), users[r.host, _nic(r)]) for r in side]
     return [rate / count if rate is not None else None for rate, count in found]

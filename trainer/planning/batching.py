@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 TABULATED = 16  # totals that are shared by looking at every share
@@ -89,7 +89,7 @@ def _proposal(total: int, count: int, replicas: Replicas, limit: float, toleranc
     caps = [min(replicas.most(i, limit), total - count + 1) for i in range(count)]
     lowest, highest = [], caps
     for index, cap in enumerate(caps):
-        faster = _Faster(replicas, index, limit)
+        faster = partial(replicas.faster, index, limit=limit)
         need = max(total - sum(highest) + cap, 1)  # with less, what the others can take would not reach the total
         if need > cap:
             return None
@@ -101,16 +101,6 @@ def _proposal(total: int, count: int, replicas: Replicas, limit: float, toleranc
     if not sum(lowest) <= total <= sum(highest):
         return None
     return _within(list(zip(lowest, highest, strict=True)), total)
-
-
-@dataclass(frozen=True)
-class _Faster:
-    replicas: Replicas
-    index: int
-    limit: float
-
-    def __call__(self, part: int) -> bool:
-        return self.replicas.faster(self.index, part, self.limit)
 
 
 def _tabulated(total: int, count: int, replicas: Replicas, limit: float) -> tuple[tuple[int, ...], float] | None:

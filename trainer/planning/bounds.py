@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +47,7 @@ class UseBounds:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._known: dict[_Key, UseBound | None] = {}
-        self._ends: dict[tuple[str, Rates, int, int], float] = {}
+        self._seconds = cache(_seconds)  # of the LM head or the embedding
 
     def of(self, uses: Sequence[PoolUse], batching: Batching, *, waits: bool) -> list[UseBound]:
         """The bounds of those uses (of one pool) that fit at least one layer, from a stage in the middle.
@@ -87,7 +88,7 @@ class UseBounds:
         shallow = _least(np.where(fixed + memory * layers <= usable, load, np.inf))
         block = np.where(fixed + memory <= usable, beat, np.inf).min(axis=(1, 2, 3))
         depths = [self._depth(key) for key in keys]
-        under = [costs.under(modes, k.use.pool.rates, k.samples, tensor=k.use.tensor) for k in keys]
+        under = [costs.under(modes, k.use.pool.rates, k.samples, k.use.tensor) for k in keys]
         held = np.stack([u.held for u in under])[:, None, :, None]
         deeper = column(depth - 1 for depth in depths)
         fixed = fixed + deeper * column(costs.boundary_bytes(key.samples) for key in keys)
@@ -100,8 +101,8 @@ class UseBounds:
                 load=shallow[i],
                 deep=deep[i],
                 block=float(block[i]),
-                head=self._end(key, costs.head),
-                embedding=self._end(key, costs.embedding),
+                head=self._seconds(costs.head, key.use.pool.rates, key.samples, key.use.tensor),
+                embedding=self._seconds(costs.embedding, key.use.pool.rates, key.samples, key.use.tensor),
                 least_load=float(least[i]),
                 hops=0.0,
             )
@@ -109,14 +110,6 @@ class UseBounds:
             else None
             for i, key in enumerate(keys)
         ]
-
-    def _end(self, key: _Key, what: Callable[..., Seconds]) -> float:
-        """Seconds of the LM head or the embedding on a use's stages."""
-        place = (what.__name__, key.use.pool.rates, key.samples, key.use.tensor)
-        found = self._ends.get(place)
-        if found is None:
-            found = self._ends[place] = what(key.use.pool.rates, key.samples, tensor=key.use.tensor).both
-        return found
 
     def _depth(self, key: _Key) -> int:
         return min((key.use.stages + 1) // 2, key.micro_batches) if self.problem.forwards_ahead is None else 1
@@ -129,6 +122,10 @@ class _Key(NamedTuple):
     samples: int  # of a micro-batch, on the fullest rank
     micro_batches: int
     wait: float
+
+
+def _seconds(what: Callable[..., Seconds], rates: Rates, samples: int, tensor: int) -> float:
+    return what(rates, samples, tensor=tensor).both
 
 
 def _least(loads: Floats) -> Floats:
@@ -148,10 +145,10 @@ def lower_bounds(
     """
     shape = tuple(len(o) for o in options)
     combos: Whole = np.indices(shape, dtype=np.int64).reshape(len(shape), -1)
-    depth = _gather([[float(b.use.stages) for b in o] for o in options], combos, "sum")
+    depth = _gather([[float(b.use.stages) for b in o] for o in options], combos)
     fill = _fill(options, combos, depth, layers)
     # whatever the split, a stage's load is at least proportional to its layers
-    flow = _gather([[b.use.stages / max(b.least_load, 1e-15) for b in o] for o in options], combos, "sum")
+    flow = _gather([[b.use.stages / max(b.least_load, 1e-15) for b in o] for o in options], combos)
     keep = (depth <= layers if stages is None else depth == stages) & (fill + layers / flow < limit)
     combos, fill = combos[:, keep], fill[keep]
     if not combos.shape[1]:
@@ -167,11 +164,11 @@ def lower_bounds(
 
 def _fill(options: Sequence[Sequence[UseBound]], combos: Whole, depth: Floats, layers: int) -> Floats:
     """Least seconds of one micro-batch through all stages and back."""
-    fill = _gather([[b.use.stages * b.block for b in o] for o in options], combos, "sum")
-    fill += (layers - depth) * _gather([[b.block for b in o] for o in options], combos, "min")
-    fill += _gather([[b.head for b in o] for o in options], combos, "min")
-    fill += _gather([[b.hops for b in o] for o in options], combos, "sum")
-    return fill + _gather([[b.embedding for b in o] for o in options], combos, "min")
+    fill = _gather([[b.use.stages * b.block for b in o] for o in options], combos)
+    fill += (layers - depth) * _gather([[b.block for b in o] for o in options], combos, np.minimum)
+    fill += _gather([[b.head for b in o] for o in options], combos, np.minimum)
+    fill += _gather([[b.hops for b in o] for o in options], combos)
+    return fill + _gather([[b.embedding for b in o] for o in options], combos, np.minimum)
 
 
 def _grid(options: Sequence[Sequence[UseBound]], micro_batches: int, limit: float) -> Floats:
@@ -229,9 +226,7 @@ def _first_with_room(
     return below, possible
 
 
-def _gather(values: Sequence[Sequence[float]], combos: Whole, how: str) -> Floats:
-    parts: list[Floats] = [np.asarray(v, dtype=np.float64)[combos[i]] for i, v in enumerate(values)]
-    total: Floats = parts[0].copy()
-    for part in parts[1:]:
-        total = total + part if how == "sum" else np.minimum(total, part)
-    return total
+def _gather(values: Sequence[Sequence[float]], combos: Whole, how: np.ufunc = np.add) -> Floats:
+    """What each combination's options come to, added up (or the least of them)."""
+    parts: list[Floats] = [np.array(v, dtype=np.float64)[combos[i]] for i, v in enumerate(values)]
+    return reduce(how, parts)

@@ -6,9 +6,9 @@ From the hardware table seconds are FLOPs over sustained FLOPS; a measured profi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -75,9 +75,6 @@ class Seconds:
 
     def __add__(self, other: Seconds) -> Seconds:
         return Seconds(self.forward + other.forward, self.backward + other.backward)
-
-    def __mul__(self, factor: float) -> Seconds:
-        return Seconds(self.forward * factor, self.backward * factor)
 
 
 NOTHING = Seconds(0.0, 0.0)
@@ -170,12 +167,10 @@ class LayerCosts:
         """Bytes of hidden states (or of their gradients) that cross a stage boundary, for so many samples."""
         return samples * self.seq_len * self.shape.hidden * self.value_bytes.compute
 
-    def _block(self, rates: Rates, samples: float, tensor: int) -> Seconds:
-        key = (rates, samples, tensor)
-        found = self._blocks.get(key)
-        if found is None:
-            found = self._blocks[key] = self._new_block(rates, samples, tensor)
-        return found
+    @cached_property
+    def _block(self) -> Callable[[Rates, float, int], Seconds]:
+        """One block that keeps everything, each worked out once."""
+        return cache(self._new_block)
 
     def _new_block(self, rates: Rates, samples: float, tensor: int) -> Seconds:
         if measured := self.measured(rates, tensor):
@@ -194,10 +189,6 @@ class LayerCosts:
         if self.native_sums:
             return 2 * (tensor - 1) / tensor * seconds_of(self.native_sums, self.boundary_bytes(samples))
         return 2 * (tensor - 1) / tensor * self.boundary_bytes(samples) / rates.native_bytes_per_s + rates.launch_s
-
-    @cached_property
-    def _blocks(self) -> dict[tuple[Rates, float, int], Seconds]:
-        return {}
 
     # bytes
 
@@ -257,13 +248,10 @@ class LayerCosts:
         largest = max(block, self.shape.head_parameters / tensor if last else 0)
         return (largest + block) * (self.value_bytes.compute + self.value_bytes.gradients)
 
-    def under(self, modes: tuple[Mode, ...], rates: Rates, samples: float, *, tensor: int = 1) -> ModeCosts:
-        """One block under each of the modes."""
-        key = (modes, rates, samples, tensor)
-        found = self._under.get(key)
-        if found is None:
-            found = self._under[key] = self._new_under(modes, rates, samples, tensor)
-        return found
+    @cached_property
+    def under(self) -> Callable[[tuple[Mode, ...], Rates, float, int], ModeCosts]:
+        """One block under each of some modes, for so many samples in a tensor group of so many, worked out once."""
+        return cache(self._new_under)
 
     def _new_under(self, modes: tuple[Mode, ...], rates: Rates, samples: float, tensor: int) -> ModeCosts:
         blocks = [self.block(rates, samples, tensor=tensor, mode=mode) for mode in modes]
@@ -278,10 +266,6 @@ class LayerCosts:
             [count * kept for count in under_way],
         )
         return ModeCosts(*(np.array(c, dtype=np.float64) for c in columns))
-
-    @cached_property
-    def _under(self) -> dict[tuple[tuple[Mode, ...], Rates, float, int], ModeCosts]:
-        return {}
 
     @cached_property
     def _kept_values(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NoReturn
@@ -65,14 +65,12 @@ def what_binds(problem: Problem, chosen: Prediction) -> str:
     fullest, place = 0.0, ""
     saves = False
     for pipeline in chosen.candidate.pipelines:
-        within: dict[int, int] = {}
-        for use, need, choice in zip(pipeline.stage_uses, pipeline.memory_bytes, pipeline.choices, strict=True):
-            rank = use.stage_ranks(within.get(id(use), 0) % use.stages)[0]
-            within[id(use)] = within.get(id(use), 0) + 1
+        stages = zip(pipeline.stage_uses, pipeline.stage_ranks, pipeline.memory_bytes, pipeline.choices, strict=True)
+        for use, ranks, need, choice in stages:
             saves |= choice.mode != PLAIN
             share = need / usable_bytes(use.pool.rates)
             if share > fullest:
-                fullest, place = share, f"rank {rank} ({use.pool.name})"
+                fullest, place = share, f"rank {ranks[0]} ({use.pool.name})"
     if saves:
         return f"Memory binds: {place} is the fullest ({fullest:.0%} of what is usable), so work is done twice to fit."
     if chosen.bridge_share > 0.03:
@@ -106,10 +104,8 @@ def _changes(problem: Problem, chosen: Prediction) -> Iterator[tuple[str, Proble
         what = f"A second rail per device between {a} and {b}"
         yield what, dataclasses.replace(problem, links=dataclasses.replace(problem.links, bridges=bridges))
     for index, pool in enumerate(problem.pools):
-        memory = pool.rates.memory_bytes + pool.rates.memory_bytes // 2
-        rates = dataclasses.replace(pool.rates, memory_bytes=memory)
         if _used_up(chosen, pool):
-            richer = _with(problem, index, dataclasses.replace(pool, rates=rates))
+            richer = _with(problem, index, _with_memory(pool, pool.rates.memory_bytes // 2))
             yield f"Half as much memory again on {pool.name}", richer
         first = sum(p.size for p in problem.pools) + 1
         hosts = (*pool.hosts, tuple(range(first, first + HOST)))
@@ -131,6 +127,12 @@ def _used_up(chosen: Prediction, pool: Pool) -> bool:
 
 def _with(problem: Problem, index: int, pool: Pool) -> Problem:
     return dataclasses.replace(problem, pools=(*problem.pools[:index], pool, *problem.pools[index + 1 :]))
+
+
+def _with_memory(pool: Pool, extra: int) -> Pool:
+    """With so many bytes more on each device."""
+    rates = dataclasses.replace(pool.rates, memory_bytes=pool.rates.memory_bytes + extra)
+    return dataclasses.replace(pool, rates=rates)
 
 
 def _runner_up(problem: Problem, predictions: tuple[Prediction, ...]) -> str:
@@ -162,15 +164,13 @@ def _order(problem: Problem, chosen: Prediction) -> str:
 
 
 def _slowest_bridge(chosen: Prediction) -> str:
-    worst: Mapping[str, float] = {}
-    for pipeline in chosen.candidate.pipelines:
-        uses = pipeline.stage_uses
-        for (a, b), hop in zip(pairwise(uses), pipeline.hops, strict=True):
-            if a.pool.island != b.pool.island:
-                worst = {**worst, f"{a.pool.island} - {b.pool.island}": hop}
-    if worst:
-        return max(worst, key=lambda name: worst[name])
-    return "between the replicas"
+    hops = {
+        f"{a.pool.island} - {b.pool.island}": hop
+        for pipeline in chosen.candidate.pipelines
+        for (a, b), hop in zip(pairwise(pipeline.stage_uses), pipeline.hops, strict=True)
+        if a.pool.island != b.pool.island
+    }
+    return max(hops, key=lambda name: hops[name], default="between the replicas")
 
 
 def refuse(problem: Problem) -> NoReturn:
@@ -195,10 +195,7 @@ def refuse(problem: Problem) -> NoReturn:
 
 def _fits(problem: Problem, extra: int) -> list[Candidate]:
     """Plans with `extra` bytes more on every device."""
-    pools = tuple(
-        dataclasses.replace(p, rates=dataclasses.replace(p.rates, memory_bytes=p.rates.memory_bytes + extra))
-        for p in problem.pools
-    )
+    pools = tuple(_with_memory(pool, extra) for pool in problem.pools)
     return Search(dataclasses.replace(problem, pools=pools), keep=1).run().candidates
 
 
@@ -206,10 +203,8 @@ def _lacks(candidate: Candidate, extra: int) -> str:
     """The stage that lacks most in a plan made with `extra` bytes more on every device than there are."""
     worst, sentence = float("-inf"), ""
     for number, pipeline in enumerate(candidate.pipelines):
-        within: dict[int, int] = {}
-        for index, (use, need) in enumerate(zip(pipeline.stage_uses, pipeline.memory_bytes, strict=True)):
-            ranks = use.stage_ranks(within.get(id(use), 0))
-            within[id(use)] = within.get(id(use), 0) + 1
+        stages = zip(pipeline.stage_uses, pipeline.stage_ranks, pipeline.memory_bytes, strict=True)
+        for index, (use, ranks, need) in enumerate(stages):
             have = usable_bytes(use.pool.rates) - extra * USABLE_SHARE
             if need - have > worst:
                 worst = need - have

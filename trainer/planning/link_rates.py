@@ -78,15 +78,13 @@ def read_link_rates(
         nic[pool.island] = min(nic.get(pool.island, float("inf")), pool.rates.nic_bytes_per_s)
     bridges: dict[frozenset[str], LinkRate] = {}
     refused: dict[frozenset[str], HetctlError] = {}
-    names = list(nic)
-    for i, a in enumerate(names):
-        for b in names[i + 1 :]:
-            try:
-                transport = choose_transport(cluster.link(a, b), a, b, forced=forced, measured=measured)
-            except HetctlError as error:
-                refused[frozenset((a, b))] = error
-            else:
-                bridges[frozenset((a, b))] = _link(transport, min(nic[a], nic[b]), measured)
+    for a, b in combinations(nic, 2):
+        try:
+            transport = choose_transport(cluster.link(a, b), a, b, forced=forced, measured=measured)
+        except HetctlError as error:
+            refused[frozenset((a, b))] = error
+        else:
+            bridges[frozenset((a, b))] = _link(transport, min(nic[a], nic[b]), measured)
     return LinkRates(bridges, refused, tuple(measured))
 
 

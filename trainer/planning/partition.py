@@ -5,6 +5,7 @@ All blocks of a model are alike, so a stage is described by tables over its numb
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -149,14 +150,7 @@ def _first_feasible(thresholds: Floats, tables: Sequence[StageTable], loads: Map
             total += count * most
         return total >= layers
 
-    low, high = 0, len(thresholds)
-    while low < high:
-        middle = (low + high) // 2
-        if reaches(float(thresholds[middle])):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect_left(range(len(thresholds)), True, key=lambda index: reaches(float(thresholds[index])))
 
 
 def _least_sum(

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 from hetctl.trainer.planning.arrange import Batching, Pipeline, arrange, schedules
@@ -52,10 +53,9 @@ class Pipelines:
         self.use_bounds = UseBounds(problem)
         self.bounded, self.tried, self.level = 0, 0, 0
         self._known: dict[WantedPipeline, _Known] = {}
-        self._uses_of: dict[tuple[Pool, int, int], list[PoolUse]] = {}
-        self._blocks: dict[tuple[Rates, int, int], float] = {}
+        self._uses, self._orders = cache(self._new_uses), cache(self._new_orders)
+        self._block_seconds = cache(self._new_block_seconds)
         self._combinations: dict[tuple[tuple[Pool, ...], int, int, int], BoundedCombinations] = {}
-        self._order: dict[tuple[Pool, ...], list[tuple[int, ...]]] = {}
 
     def bound(self, wanted: WantedPipeline, limit: float) -> float:
         """A lower bound on the time, at most `limit` where that is all that matters."""
@@ -117,7 +117,7 @@ class Pipelines:
 
     def _options(self, wanted: WantedPipeline, limit: float) -> Iterator[list[list[UseBound]]]:
         """Options per pool, in sets whose product is to be searched; the grid is thinned until that is possible."""
-        every = [self._uses(pool, wanted) for pool in wanted.pools]
+        every = [self._uses(p, wanted.batching.micro_batch_size, wanted.clones) for p in wanted.pools]
         for level in range(len(LEVELS)):
             sets = _thinned(every, level)
             if level == len(LEVELS) - 1 or sum(math.prod(map(len, s)) for s in sets) <= COMBINATIONS:
@@ -139,7 +139,7 @@ class Pipelines:
             return options
         further, layers = wanted.batching.micro_batches - 1, self.problem.costs.shape.layers
         size = wanted.batching.micro_batch_size
-        beats = [[self._block_seconds(u, share(size, u.width)) for u in uses] for uses in options]
+        beats = [[self._block_seconds(u.pool.rates, u.tensor, share(size, u.width)) for u in uses] for uses in options]
         flows = [
             [u.stages / t for u, t in zip(uses, times, strict=True)] for uses, times in zip(options, beats, strict=True)
         ]
@@ -156,23 +156,14 @@ class Pipelines:
             near.append(kept)
         return near
 
-    def _block_seconds(self, use: PoolUse, samples: int) -> float:
-        key = (use.pool.rates, use.tensor, samples)
-        found = self._blocks.get(key)
-        if found is None:
-            found = self._blocks[key] = self.problem.costs.block(use.pool.rates, samples, tensor=use.tensor).both
-        return found
+    def _new_block_seconds(self, rates: Rates, tensor: int, samples: int) -> float:
+        return self.problem.costs.block(rates, samples, tensor=tensor).both
 
-    def _uses(self, pool: Pool, wanted: WantedPipeline) -> list[PoolUse]:
-        problem, size, clones = self.problem, wanted.batching.micro_batch_size, wanted.clones
-        known = self._uses_of.get((pool, size, clones))
-        if known is not None:
-            return known
-        layers = problem.costs.shape.layers
+    def _new_uses(self, pool: Pool, size: int, clones: int) -> list[PoolUse]:
+        problem, layers = self.problem, self.problem.costs.shape.layers
         uses = pool_uses(pool, layers=layers, micro_batch_size=size, pins=problem.pins, tensors=problem.tensors)
         if clones > 1:
-            uses = [replace(u, copies=clones) for u in uses if u.width % clones == 0]
-        self._uses_of[pool, size, clones] = uses
+            return [replace(u, copies=clones) for u in uses if u.width % clones == 0]
         return uses
 
     def _waits(self, wanted: WantedPipeline) -> bool:
@@ -213,12 +204,10 @@ class Pipelines:
         depth = sum(u.stages for u in uses)
         return 2 * hops / depth * (batching.micro_batches - 1) < self.problem.tolerance * limit
 
-    def _orders(self, pools: tuple[Pool, ...]) -> list[tuple[int, ...]]:
-        if pools not in self._order:
-            links = self.problem.links
-            found = orders(pools, self.problem.pins, alike=links.alike(pools))
-            self._order[pools] = [o for o in found if all(links.can_talk(pools[a], pools[b]) for a, b in pairwise(o))]
-        return self._order[pools]
+    def _new_orders(self, pools: tuple[Pool, ...]) -> list[tuple[int, ...]]:
+        links = self.problem.links
+        found = orders(pools, self.problem.pins, alike=links.alike(pools))
+        return [o for o in found if all(links.can_talk(pools[a], pools[b]) for a, b in pairwise(o))]
 
 
 class BoundedCombinations:

@@ -81,11 +81,9 @@ class Pool:
 
 def members(cluster: Cluster) -> Iterator[tuple[int, str, Member]]:
     """(rank, island name, member) of every device: ranks count through the islands in order."""
-    rank = 0
-    for island in cluster.islands:
-        for member in island.members:
-            yield rank, island.name, member
-            rank += 1
+    placed = ((island.name, member) for island in cluster.islands for member in island.members)
+    for rank, (island, member) in enumerate(placed):
+        yield rank, island, member
 
 
 def read_pools(cluster: Cluster, *, speeds: Mapping[str, float] | None = None) -> tuple[Pool, ...]:

@@ -19,7 +19,7 @@ from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Candidate, Search
 from hetctl.trainer.planning.simulate import PipelineTimes, Simulated, StageTimes, simulate
 from hetctl.trainer.planning.space import Pins
-from hetctl.trainer.planning.stages import Coefficients, StagePlace, coefficients, share
+from hetctl.trainer.planning.stages import Coefficients, coefficients, share
 from hetctl.trainer.schedule import SCHEDULES, Schedule, most_held
 
 WORTH_SAYING = 0.02  # relative gain
@@ -59,14 +59,8 @@ def stage_coefficients(problem: Problem, pipeline: Pipeline) -> list[Coefficient
     found = []
     uses, batching = pipeline.stage_uses, pipeline.batching
     for index, (use, choice) in enumerate(zip(uses, pipeline.choices, strict=True)):
-        place = StagePlace(
-            first=index == 0,
-            last=index == len(uses) - 1,
-            samples=share(batching.micro_batch_size, use.width),
-            held=min(pipeline.forwards_ahead[index], batching.micro_batches),
-            sync=batching.sync,
-            replicas=batching.replicas,
-        )
+        held = min(pipeline.forwards_ahead[index], batching.micro_batches)
+        place = batching.place(index, len(uses), width=use.width, held=held)
         found.append(coefficients(problem.costs, use.site, place, choice))
     return found
 
@@ -231,12 +225,5 @@ def _memory(problem: Problem, pipeline: Pipeline, stage: int, layers: int, held:
     """Bytes per rank of a stage (of all `stages`) that holds so many layers and micro-batches."""
     devices = len(pipeline.layers)
     use, choice = pipeline.stage_uses[stage % devices], pipeline.choices[stage % devices]
-    place = StagePlace(
-        first=stage == 0,
-        last=stage == stages - 1,
-        samples=share(pipeline.batching.micro_batch_size, use.width),
-        held=held,
-        sync=pipeline.batching.sync,
-        replicas=pipeline.batching.replicas,
-    )
+    place = pipeline.batching.place(stage, stages, width=use.width, held=held)
     return coefficients(problem.costs, use.site, place, choice).memory.at(layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hetctl.trainer.planning.arrange import Pipeline
@@ -141,17 +142,15 @@ def _schedules(pipelines: Sequence[Pipeline]) -> list[str]:
 
 
 def _left_out(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
-    used: dict[str, int] = {}
-    for pipeline in pipelines:
-        for use in pipeline.uses:
-            used[use.pool.island] = used.get(use.pool.island, 0) + use.stages * use.width * use.tensor
-    have: dict[str, int] = {}
+    used, have = Counter[str](), Counter[str]()
+    for use in (use for pipeline in pipelines for use in pipeline.uses):
+        used[use.pool.island] += use.stages * use.width * use.tensor
     for pool in problem.pools:
-        have[pool.island] = have.get(pool.island, 0) + pool.size
+        have[pool.island] += pool.size
     said = [
-        f"{count - used.get(name, 0)} of {count} devices of {name} stay idle: they would not make the step faster."
+        f"{count - used[name]} of {count} devices of {name} stay idle: they would not make the step faster."
         for name, count in have.items()
-        if used.get(name, 0) < count
+        if used[name] < count
     ]
     return said + [refusal.message + "." for refusal in problem.links.refused.values()]
 

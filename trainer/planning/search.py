@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from hetctl.trainer.planning.arrange import Batching, Pipeline
 from hetctl.trainer.planning.batching import TABULATED, balance, divisors, largest_remainder
@@ -138,13 +139,7 @@ class Search:
 
     def _all_talk(self, replicas: Sequence[Sequence[Pool]]) -> bool:
         links = self.problem.links
-        return all(
-            links.can_talk(a, b)
-            for i, one in enumerate(replicas)
-            for other in replicas[i + 1 :]
-            for a in one
-            for b in other
-        )
+        return all(links.can_talk(a, b) for one, other in combinations(replicas, 2) for a in one for b in other)
 
     def _speed(self, pool: Pool) -> float:
         """Samples per second that a pool could at most contribute, on whole models."""
@@ -161,8 +156,8 @@ class Search:
         batchings = [Batching(s, total // s) for s in sizes if s % grouping.clones == 0]
         every = [WantedPipeline(grouping.replicas[0], b, grouping.clones) for b in batchings]
         bounded = [(self.pipelines.combinations(wanted, self.limit), wanted) for wanted in every]
-        for combinations, wanted in sorted(bounded, key=lambda pair: pair[0].bound):
-            for pipeline in self.pipelines.exact(wanted, combinations, lambda: self.limit):
+        for bounds, wanted in sorted(bounded, key=lambda pair: pair[0].bound):
+            for pipeline in self.pipelines.exact(wanted, bounds, lambda: self.limit):
                 self._offer(Candidate((pipeline,), pipeline.seconds, grouping.clones))
 
     def _together(self, grouping: Grouping) -> None:
@@ -211,10 +206,10 @@ class Search:
 
     def _unequal(self, grouping: Grouping, batch: Batch, weights: Sequence[float], parts: int) -> UnequalReplicas:
         replicas = grouping.replicas
-        rates = [self._sync_rate(replicas, i) for i in range(len(replicas))]
+        rates = tuple(slowest_sync(self.problem.links, replicas, i) for i in range(len(replicas)))
         per_part = self.problem.samples / parts
         speeds = tuple(w / per_part for w in weights)
-        return UnequalReplicas(self.pipelines, grouping, batch, tuple(rates), speeds, lambda: self._across)
+        return UnequalReplicas(self.pipelines, grouping, batch, rates, speeds, lambda: self._across)
 
     def _balanced(self, grouping: Grouping, weights: Sequence[float], unequal: UnequalReplicas, parts: int) -> None:
         """Offer the grouping with its samples shared so that the slowest replica is fastest."""
@@ -228,9 +223,6 @@ class Search:
         # in larger searches few candidates are simulated, so they have to be ranked well before
         seconds = together(pipelines) if self.tolerance else shares[1]
         self._offer(Candidate(pipelines, seconds, grouping.clones, handicap))
-
-    def _sync_rate(self, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
-        return slowest_sync(self.problem.links, replicas, index)
 
 
 @dataclass(frozen=True)

@@ -82,14 +82,6 @@ class Simulated:
     step_time_s: float
     spans: tuple[SimulatedSpan, ...]
 
-    def busy_seconds(self, replica: int, stage: int) -> float:
-        """Seconds of the step that a stage computes."""
-        return sum(
-            s.end_s - s.start_s
-            for s in self.spans
-            if s.replica == replica and s.stage == stage and s.kind in ("F", "B", "W", "update")
-        )
-
 
 def simulate(replicas: Sequence[PipelineTimes]) -> Simulated:
     """The step of these replicas: pipelines side by side, then gradient sums, then the update everywhere.

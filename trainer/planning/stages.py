@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -91,21 +91,14 @@ class StageCostCache:
 
     def __init__(self, costs: LayerCosts, modes: tuple[Mode, ...]) -> None:
         self.costs, self.modes = costs, modes
-        self._known: dict[tuple[StageSite, StagePlace], StageCosts] = {}
+        self.of = cache(self._of)
 
-    def of(self, site: StageSite, place: StagePlace) -> StageCosts:
+    def _of(self, site: StageSite, place: StagePlace) -> StageCosts:
         """The tables of a stage."""
-        key = (site, place)
-        found = self._known.get(key)
-        if found is not None:
-            return found
         if place.wait_s or place.ratio != 1.0:  # waiting changes nothing else
             bare = self.of(site, replace(place, ratio=1.0, wait_s=0.0))
-            found = replace(bare, table=replace(bare.table, ratio=place.ratio, wait=place.wait_s))
-        else:
-            found = stage_costs(self.costs, site, place, self.modes)
-        self._known[key] = found
-        return found
+            return replace(bare, table=replace(bare.table, ratio=place.ratio, wait=place.wait_s))
+        return stage_costs(self.costs, site, place, self.modes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +151,7 @@ def coefficient_arrays(
     """
     rates, compute, gradients = sites[0].rates, costs.value_bytes.compute, costs.value_bytes.gradients
     kinds = [(n, s.tensor) for n, s in zip(samples, sites, strict=True)]
-    under = [costs.under(modes, rates, n, tensor=t) for n, t in kinds]
+    under = [costs.under(modes, rates, n, t) for n, t in kinds]
     mode = ModeCosts(*(np.stack(values)[:, None, :, None] for values in zip(*under, strict=True)))
     extras = [NOTHING] * len(kinds)
     if place.first:

@@ -16,8 +16,8 @@ from hetctl.comm.contract.plan import Plan, Predicted, StageCost
 from hetctl.trainer.adapt.resplit import resplit, why_uncut
 from hetctl.trainer.checkpoint.per_host import make_file_group
 from hetctl.trainer.job import Job
-from hetctl.trainer.loop import monitor, restart
-from hetctl.trainer.loop.build import build
+from hetctl.trainer.loop import monitor
+from hetctl.trainer.loop.build import build, rebuild, save_with
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe, plan_of
 from tests.trainer.parity import SEQ_LEN, SHAPE, STEPS, Trace, UnevenSamples, difference, recipe, reference, traced_step
@@ -121,7 +121,7 @@ def moved(rank: int, asked: Any, shape: Any, folder: str, paces: Mapping[int, fl
     plan = priced(plan_of(MIXED, seq_len=SEQ_LEN))
     trainer = build(Job(plan, asked, shape, folder), torch.device("cpu"), training=UnevenSamples(8))
     file_group = make_file_group()
-    restart.save_with(trainer, notes, file_group, beyond=0)
+    save_with(trainer, notes, file_group, beyond=0)
     watcher, trace = monitor.SpeedMonitor(trainer, notes, adapt=True), Trace([], [], [])
     for step in range(STEPS):
         traced_step(trainer, step, trace)
@@ -132,7 +132,7 @@ def moved(rank: int, asked: Any, shape: Any, folder: str, paces: Mapping[int, fl
             better = watcher.better_layers(7)
             assert better is not None
             old = [weakref.ref(p) for model in trainer.models for p in model.parameters()]
-            trainer = restart.rebuild(trainer, better, 7, notes, file_group)
+            trainer = rebuild(trainer, better, 7, notes, file_group)
             watcher.follow(trainer)
             assert not [kept for kept in old if kept() is not None], "the old models' memory"
     trainer.batches.close()

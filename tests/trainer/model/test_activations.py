@@ -15,13 +15,14 @@ from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import load_recipe
+from tests.trainer.parity import initialise
 
 SHAPE = ModelShape("tiny", "llama", layers=5, hidden=16, heads=4, kv_heads=2, intermediate=24, vocab=48)
 
 
 def model() -> StageModel:
     made = StageModel(SHAPE, (1, 4))
-    made.initialise(3)
+    initialise(made, 3)
     return made
 
 

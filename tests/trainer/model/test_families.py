@@ -26,7 +26,18 @@ from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import ModelSection, Recipe
 from tests.comm.spawn import on_islands
-from tests.trainer.parity import SEQ_LEN, SHAPE, STEPS, Trace, UnevenSamples, difference, recipe, reference, traced_step
+from tests.trainer.parity import (
+    SEQ_LEN,
+    SHAPE,
+    STEPS,
+    Trace,
+    UnevenSamples,
+    difference,
+    initialise,
+    recipe,
+    reference,
+    traced_step,
+)
 
 
 class SandwichBlock(Block):
@@ -120,7 +131,7 @@ def test_its_shape_travels_to_config_json_and_back(config: Path) -> None:
 def test_its_files_call_tensors_by_its_own_names(config: Path) -> None:
     shape, folder = find_shape(str(config)), config.parent
     model = StageModel(shape, (0, shape.layers))
-    model.initialise(3)
+    initialise(model, 3)
     named: dict[str, nn.Parameter] = model.named()
     write_model(folder, CONFIG, named, lambda name: named[name].detach(), dtype=torch.float32)
     check_weights(folder, shape)

@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.trainer.model.config import config_of, find_shape, shape_from_config
-from hetctl.trainer.model.head_loss import IGNORED, head_loss, summed_loss
+from hetctl.trainer.model.head_loss import IGNORED, head_loss
 from hetctl.trainer.model.huggingface import WeightFiles, check_weights, write_model
 from hetctl.trainer.model.initial_weights import CHUNK, fill_normal
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.shapes import ModelShape
+from tests.trainer.parity import initialise, summed_loss
 
 transformers = pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {
@@ -104,7 +105,7 @@ def test_stages_together_are_the_whole_model() -> None:
     shape = shape_from_config({"model_type": "qwen2", **SIZES}, where="x")
     whole, first, last = (StageModel(shape, span) for span in ((0, 3), (0, 1), (1, 3)))
     for model in (whole, first, last):
-        model.initialise(7)
+        initialise(model, 7)
     tokens = torch.randint(0, 128, (1, 16))
     with torch.no_grad():
         assert torch.equal(whole(tokens), last(first(tokens)))
