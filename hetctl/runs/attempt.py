@@ -24,7 +24,7 @@ from hetctl.runs.summary import RunSummary
 from hetctl.trainer.adapt.pace import yardstick
 from hetctl.trainer.adapt.resplit import with_layers
 from hetctl.trainer.checkpoint.copy_targets import say_where_shards_live
-from hetctl.trainer.checkpoint.listing import check_goes_on
+from hetctl.trainer.checkpoint.resume import check_goes_on
 from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
 from hetctl.trainer.model.config import find_weights
