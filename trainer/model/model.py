@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hetctl.comm.contract.plan import Span
 from hetctl.trainer.model.activations import HostActivations, Recompute, recomputing
-from hetctl.trainer.model.families import family_of
+from hetctl.trainer.model.families import FAMILIES
 from hetctl.trainer.model.head_loss import LossKernel, head_loss, loss_and_gradient
 from hetctl.trainer.model.shapes import ModelShape, RopeScaling
 from hetctl.trainer.model.split_backward import Projection, WeightGradients
@@ -96,7 +96,7 @@ class MLP(nn.Module):
         super().__init__()
         self.tensor = tensor
         inner = shape.intermediate // tensor.degree
-        family = family_of(shape.family)
+        family = FAMILIES[shape.family]
         self.activation = ACTIVATIONS[family.activations[0]]
         self.gate_proj = Projection(shape.hidden, inner, bias=False) if family.gated else None
         self.up_proj = Projection(shape.hidden, inner, bias=False)
@@ -143,7 +143,7 @@ class StageModel(nn.Module):
         super().__init__()
         self.shape, self.tensor = shape, tensor
         self.first, self.past_last = layers
-        block = (family_of(shape.family).block or (lambda: Block))()
+        block = (FAMILIES[shape.family].block or (lambda: Block))()
         self.layers = nn.ModuleDict({str(i): block(shape, recompute=recompute, tensor=tensor) for i in range(*layers)})
         words = cut_of(EMBEDDING, shape, degree=tensor.degree, index=tensor.index)
         self.embed_tokens = nn.Embedding(words.shape[0], shape.hidden) if self.is_first else None
