@@ -105,13 +105,12 @@ def _make_alone(section: DataSection, folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_made(folder):
             return  # another process made them meanwhile
-        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-        try:
-            _make(section, temporary)
+        with tempfile.TemporaryDirectory(
+            dir=folder.parent, prefix=f".{folder.name}.", ignore_cleanup_errors=True
+        ) as temporary:
+            _make(section, Path(temporary))
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(temporary, folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _is_made(folder: Path) -> bool:

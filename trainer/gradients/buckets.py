@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetctl.comm.operation.device import has_streams
-from hetctl.trainer.gradients.layout import BucketLayout, Interval, Slot, aligned, take_parts, wholes_of
-from hetctl.trainer.gradients.sharding import Shards
+from hetctl.trainer.gradients.layout import BucketLayout, Interval, Shards, Slot, aligned, take_parts, wholes_of
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.tensor_parallel import TensorShare
 

@@ -7,19 +7,18 @@ A bucket's sum starts as soon as its last micro-batch's backward has passed it, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from hetctl.comm.contract.plan import Plan
 from hetctl.trainer.gradients.buckets import Bucket, install
-from hetctl.trainer.gradients.layout import Interval, Slot, layouts_of
+from hetctl.trainer.gradients.layout import Interval, Slot
 from hetctl.trainer.gradients.sharded_bucket import ShardedBucket
-from hetctl.trainer.gradients.sharding import may_share, shards_of, shards_over
 from hetctl.trainer.gradients.unit_weights import UnitWeights
 from hetctl.trainer.model.model import StageModel
-from hetctl.trainer.ranks.groups import Place, ProcessGroups
+from hetctl.trainer.model.tensor_parallel import ALONE
 from hetctl.trainer.ranks.timeline import Timeline
 
 WHOLE_SCATTERS = 2  # micro-batch gradients of sharded buckets on their way into shards: each is a bucket's, whole
@@ -39,11 +38,11 @@ class Gradients:
         overlap: bool = True,
         timeline: Timeline,
     ) -> None:
-        model = models[0]
         self.buckets, self.rank, self.overlap, self.timeline = list(buckets), rank, overlap, timeline
-        self.tensor = model.tensor
+        self.tensor = models[0].tensor if models else ALONE  # a rank without a stage has no models, hence no buckets
+        self.device = self.buckets[0].weights.device if self.buckets else torch.device("cpu")
         self.parameters = install(models, self.buckets)
-        self.weights = UnitWeights(self.buckets, plan, rank, layers=model.shape.layers, timeline=timeline)
+        self.weights = UnitWeights(self.buckets, plan, rank, timeline=timeline)
         for one in models:
             one.before_unit, one.before_backward = self.weights.before_unit, self.weights.before_backward
         self._begun: set[Bucket] = set()  # whose sums of this step are under way or done
@@ -94,7 +93,7 @@ class Gradients:
 
     def squared_norm(self) -> Tensor:
         """Sum of squares of the shards that count on this rank, fp64: over all ranks, each element once."""
-        total = self.buckets[0].gradient_shard.new_zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for bucket in self.buckets:
             for part in bucket.counted():
                 total += torch.linalg.vector_norm(part).double().square()
@@ -160,30 +159,3 @@ class Gradients:
         self._summing_whole.append(bucket)
         if len(self._summing_whole) > WHOLE_SUMS:
             self._summing_whole.popleft().finish_sum()
-
-
-def make_buckets(
-    models: Sequence[StageModel],
-    plan: Plan,
-    place: Place,
-    groups: ProcessGroups,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    whole: bool,
-    over_replicas: bool,
-) -> Iterator[Bucket]:
-    """A rank's buckets. `whole`: only optimiser state is sharded; `over_replicas`: among all holders, not in stages."""
-    in_stage = shards_of(plan, place, groups)
-    kind = Bucket if whole or in_stage.count == 1 else ShardedBucket
-    for layout in layouts_of(models, plan, rank=place.rank):
-        over = over_replicas and may_share(plan, layout)
-        yield kind(
-            layout,
-            shards_over(layout, place.rank, groups) if over else in_stage,
-            dtype=dtype,
-            device=device,
-            group=groups.reduce_group(layout.holders) if len(layout.holders) > 1 else None,
-            bridged=plan.crosses_islands(layout.holders),
-            offload=plan.replicas[place.replica].stages[place.stage].offload,
-        )

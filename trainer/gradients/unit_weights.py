@@ -20,15 +20,15 @@ UNITS_AHEAD = 4  # of a model, each some 50 to 150 launches; the queue holds abo
 class UnitWeights:
     """Called before every unit, forward and backward; units: 0 embedding, i + 1 block i, layers + 1 norm and head."""
 
-    def __init__(self, buckets: Sequence[Bucket], plan: Plan, rank: int, *, layers: int, timeline: Timeline) -> None:
-        self.rank, self.timeline = rank, timeline
+    def __init__(self, buckets: Sequence[Bucket], plan: Plan, rank: int, *, timeline: Timeline) -> None:
+        self.rank, self.timeline, layers = rank, timeline, plan.layer_count
         self.tied = [b for b in buckets if b.layout.key == layers + 2]
         self._ends = (0, layers + 1)  # both use what is tied
         self._of_unit = {unit: bucket for bucket in buckets for unit in bucket.layout.units}
         self._bridged = {bucket: plan.crosses_islands(bucket.shards.ranks) for bucket in buckets}
         self._in_use: list[Bucket] = []
-        bridged = plan.crosses_islands(range(plan.world_size))
-        self._launch_limit = LaunchLimit() if has_cuda_runtime(buckets[0].weights.device) and bridged else None
+        launches = any(has_cuda_runtime(bucket.weights.device) for bucket in buckets)
+        self._launch_limit = LaunchLimit() if launches and plan.crosses_islands(range(plan.world_size)) else None
 
     def before_unit(self, unit: int) -> None:
         """The model is about to compute this unit forward: its weights must be there, the next ones may follow."""

@@ -24,9 +24,11 @@ from hetctl.trainer.checkpoint.per_host import Copier, make_copier
 from hetctl.trainer.checkpoint.reader import Reader
 from hetctl.trainer.checkpoint.writer import Checkpoints
 from hetctl.trainer.data.batches import Batches, Dataset
-from hetctl.trainer.gradients.gradients import Gradients, make_buckets
+from hetctl.trainer.gradients.buckets import Bucket
+from hetctl.trainer.gradients.gradients import Gradients
+from hetctl.trainer.gradients.layout import keeps_whole, layouts_of, may_share, shards_of, shards_over, tensor_share_of
 from hetctl.trainer.gradients.optimizer import build_optimizer
-from hetctl.trainer.gradients.sharding import keeps_whole, tensor_share_of
+from hetctl.trainer.gradients.sharded_bucket import ShardedBucket
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop.trainer import Trainer
 from hetctl.trainer.model.activations import HostActivations
@@ -93,14 +95,26 @@ def _gradients(
     models: Sequence[StageModel],
     timeline: Timeline,
 ) -> Gradients:
+    """All buckets: whole, or sharded where memory asks for that; state shared in the stage, or by all holders."""
     plan, train = job.plan, job.recipe.train
     dtype, parameters = compute_dtype(train.precision, device), sum(map(parameters_of, models))
     over_replicas = plan.over_replicas if train.sharded == "auto" else train.sharded == "replicas"
     whole = over_replicas or keeps_whole(plan, place, train.sharded, parameters=parameters, dtype=dtype)
-    buckets = make_buckets(
-        models, plan, place, groups, dtype=dtype, device=device, whole=whole, over_replicas=over_replicas
-    )
-    return Gradients(models, list(buckets), plan, place.rank, overlap=train.overlap, timeline=timeline)
+    in_stage = shards_of(plan, place, groups)
+    kind = Bucket if whole or in_stage.count == 1 else ShardedBucket
+    buckets = [
+        kind(
+            layout,
+            shards_over(layout, place.rank, groups) if over_replicas and may_share(plan, layout) else in_stage,
+            dtype=dtype,
+            device=device,
+            group=groups.reduce_group(layout.holders) if len(layout.holders) > 1 else None,
+            bridged=plan.crosses_islands(layout.holders),
+            offload=plan.replicas[place.replica].stages[place.stage].offload,
+        )
+        for layout in layouts_of(models, plan, rank=place.rank)
+    ]
+    return Gradients(models, buckets, plan, place.rank, overlap=train.overlap, timeline=timeline)
 
 
 def _initialise(gradients: Gradients, job: Job, device: torch.device) -> None:
@@ -136,7 +150,7 @@ def _idle(
     """The trainer of a rank without a stage: it meets the others where all ranks meet, and computes nothing."""
     optimizer = torch.optim.SGD([torch.zeros(1)])
     pipeline: Any = IdlePipeline()
-    gradients: Any = IdleGradients()
+    gradients = Gradients((), (), job.plan, place.rank, timeline=timeline)
     return Trainer(job, device, place, (), pipeline, gradients, optimizer, timeline, batches, groups)
 
 
@@ -148,27 +162,6 @@ class IdlePipeline:
 
     def evaluate(self, batch: Sequence[Any]) -> tuple[Tensor, Tensor]:
         return torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-
-
-class IdleGradients:
-    """No buckets."""
-
-    buckets: tuple[Any, ...] = ()
-    parameters: dict[str, Any] = {}  # noqa: RUF012
-
-    def shards(self) -> tuple[Any, ...]:
-        return ()
-
-    def whole_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {}
-
-    def squared_norm(self) -> Tensor:
-        return torch.zeros((), dtype=torch.float64)
-
-    def nothing(self, *_: Any) -> None:
-        """What other ranks do to their gradients."""
-
-    begin_step = close = synchronise = scale_ = publish = prepare_update = arrive = nothing
 
 
 def save_with(

@@ -100,7 +100,6 @@ class HostActivations:
         self._least = LEAST_BYTES if self._on_device else 0
         self._out, self._back = (self._streams.Stream(device) if self._on_device else None for _ in range(2))
         self._leaving: list[Any] = []  # the events behind which blocks have left
-        self.bytes_out = 0
         self._last: SavedBlock | None = None
         self._kept: set[int] = set()
         self.keep(*kept)
@@ -140,7 +139,6 @@ class HostActivations:
         """A block has ended: its activations leave."""
         if self._out is None:
             for held in unit.held.values():
-                self._count(held)
                 held.to_host()
             return
         if len(self._leaving) >= UNITS_UNDER_WAY:
@@ -148,13 +146,8 @@ class HostActivations:
         self._out.wait_stream(self._streams.current_stream())
         with self._streams.stream(self._out):
             for held in unit.held.values():
-                self._count(held)
                 held.to_host()
             self._leaving.append(self._out.record_event())
-
-    def _count(self, held: SavedTensor) -> None:
-        assert held.device is not None
-        self.bytes_out += held.device.nbytes
 
     def _unpack(self, unit: SavedBlock, packed: Tensor | SavedTensor) -> Tensor:
         if isinstance(packed, Tensor):

@@ -30,18 +30,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square norm with a learned scale; the mean is taken in at least fp32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
 class Attention(nn.Module):
     """Causal grouped-query attention with rotary positions; of the heads, this rank's share."""
 
@@ -57,15 +45,11 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[batch, seq, hidden] -> the same; cos and sin are [seq, head_dim]."""
         batch, seq, _ = x.shape
-        x = enter(x, self.tensor)
-        q, k, v = (p(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for p in self._inner)
+        x, inner = enter(x, self.tensor), (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (p(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for p in inner)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y = causal_attention(q, k, v).transpose(1, 2).reshape(batch, seq, -1)
         return summed_linear(self.o_proj, y, self.tensor)
-
-    @property
-    def _inner(self) -> tuple[Projection, Projection, Projection]:
-        return self.q_proj, self.k_proj, self.v_proj
 
 
 def summed_linear(layer: Projection, x: Tensor, tensor: TensorShare) -> Tensor:
@@ -119,8 +103,8 @@ class Block(nn.Module):
         self.recompute = recompute
         self.self_attn = Attention(shape, tensor)
         self.mlp = MLP(shape, tensor)
-        self.input_layernorm = RMSNorm(shape.hidden, shape.rms_eps)
-        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.rms_eps)
+        self.input_layernorm = nn.RMSNorm(shape.hidden, shape.rms_eps)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, shape.rms_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return recomputing(self._forward, x, cos, sin, recompute=self.recompute)
@@ -147,7 +131,7 @@ class StageModel(nn.Module):
         self.layers = nn.ModuleDict({str(i): block(shape, recompute=recompute, tensor=tensor) for i in range(*layers)})
         words = cut_of(EMBEDDING, shape, degree=tensor.degree, index=tensor.index)
         self.embed_tokens = nn.Embedding(words.shape[0], shape.hidden) if self.is_first else None
-        self.norm = RMSNorm(shape.hidden, shape.rms_eps) if self.is_last else None
+        self.norm = nn.RMSNorm(shape.hidden, shape.rms_eps) if self.is_last else None
         self.lm_head = nn.Linear(shape.hidden, words.shape[0], bias=False) if self.is_last else None
         if shape.tied_embeddings and self.embed_tokens is not None and self.lm_head is not None:
             self.lm_head.weight = self.embed_tokens.weight

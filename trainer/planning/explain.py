@@ -55,12 +55,10 @@ def explain(problem: Problem, predictions: tuple[Prediction, ...]) -> Explanatio
     chosen = predictions[0]
     devices = sum(p.size for p in problem.pools)
     improvements = what_would_help(problem, chosen) if devices <= MOST_DEVICES else ()
-    return Explanation(
-        _runner_up(problem, predictions), _order(problem, chosen), what_binds(problem, chosen), improvements
-    )
+    return Explanation(_runner_up(problem, predictions), _order(problem, chosen), what_binds(chosen), improvements)
 
 
-def what_binds(problem: Problem, chosen: Prediction) -> str:
+def what_binds(chosen: Prediction) -> str:
     """The constraint that holds the plan back: memory of a rank, a bridge, bubbles, or compute alone."""
     fullest, place = 0.0, ""
     saves = False

@@ -19,7 +19,7 @@ def reasons(
     """Why this plan: arrangement, split, micro-batches, memory, schedule, what stays idle or out of reach."""
     pipelines = chosen.candidate.pipelines
     said = [_arrangement(pipelines, chosen.candidate.clones), _split(problem, pipelines), _batches(problem, pipelines)]
-    said += _memory(problem, pipelines)
+    said += _memory(pipelines)
     said += _tensors(problem, pipelines)
     said += _schedules(pipelines)
     said += [
@@ -107,7 +107,7 @@ def _batches(problem: Problem, pipelines: Sequence[Pipeline]) -> str:
     return "Sizes and counts follow the speeds, so all finish together."
 
 
-def _memory(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
+def _memory(pipelines: Sequence[Pipeline]) -> list[str]:
     said = []
     for number, pipeline in enumerate(pipelines):
         for index, (use, choice) in enumerate(zip(pipeline.stage_uses, pipeline.choices, strict=True)):

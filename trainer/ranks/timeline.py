@@ -177,7 +177,7 @@ def shares(steps_of_ranks: Sequence[Sequence[Sequence[Span]]], among: Iterable[i
         for rank in counted:
             spans = spans_of[rank]
             for span in spans:
-                _account(span, rank, ready, totals)
+                _account(span, ready, totals)
             # what no span covers is idle time too: before the first action or after the last
             totals["bubble"] += (end - begin) - sum(s.end - s.start for s in spans if s.kind != WEIGHTS)
         totals["all"] += (end - begin) * len(counted)
@@ -247,7 +247,7 @@ def _ready_times(spans_of: Sequence[Sequence[Span]]) -> Ready:
     return ready
 
 
-def _account(span: Span, rank: int, ready: Ready, totals: dict[str, float]) -> None:
+def _account(span: Span, ready: Ready, totals: dict[str, float]) -> None:
     seconds = span.end - span.start
     if span.kind in COMPUTE:
         totals["compute"] += seconds

@@ -9,7 +9,7 @@ import torch
 
 from hetctl.comm.contract.plan import Plan, Predicted
 from hetctl.comm.contract.units import GiB
-from hetctl.trainer.gradients.sharding import keeps_whole
+from hetctl.trainer.gradients.layout import keeps_whole
 from hetctl.trainer.ranks.groups import Place
 from tests.layouts import Cut, Layout, Pipe, plan_of
 

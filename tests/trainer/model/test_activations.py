@@ -37,12 +37,12 @@ def test_blocks_save_nothing_but_parameters_and_tables_on_the_device(monkeypatch
 
     monkeypatch.setattr(activations.SavedTensor, "to_host", noted)
     moved, plain = model(), model()
-    host = moved.host_activations = HostActivations(torch.device("cpu"), kept=moved.parameters())
+    moved.host_activations = HostActivations(torch.device("cpu"), kept=moved.parameters())
     x = torch.randn(2, 6, 16, requires_grad=True)
     y = moved(x)
     own = {p.data_ptr() for p in moved.parameters()} | {t.data_ptr() for t in moved.rotary(x)}
     assert not own & {t.data_ptr() for t in left}
-    assert host.bytes_out == sum(t.nbytes for t in left) > 3 * 24 * 2 * 6 * 4  # more than the MLPs' inner values
+    assert sum(t.nbytes for t in left) > 3 * 24 * 2 * 6 * 4  # more than the MLPs' inner values
     y.backward(torch.ones_like(y))
     z = x.detach().clone().requires_grad_()
     plain(z).backward(torch.ones_like(y))

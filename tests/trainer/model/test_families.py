@@ -19,7 +19,7 @@ from hetctl.trainer.loop.build import build
 from hetctl.trainer.model.config import config_of, find_shape
 from hetctl.trainer.model.families import FAMILIES, Family
 from hetctl.trainer.model.huggingface import WeightFiles, check_weights, write_model
-from hetctl.trainer.model.model import Block, RMSNorm, StageModel
+from hetctl.trainer.model.model import Block, StageModel
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.executable import check_trainable
 from hetctl.trainer.planning.hardware import CLASSES
@@ -45,7 +45,7 @@ class SandwichBlock(Block):
 
     def __init__(self, shape: ModelShape, **more: object) -> None:
         super().__init__(shape, **more)  # type: ignore[arg-type]
-        self.after_norm = RMSNorm(shape.hidden, shape.rms_eps)
+        self.after_norm = nn.RMSNorm(shape.hidden, shape.rms_eps)
 
     def _forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.after_norm(self.self_attn(self.input_layernorm(x), cos, sin))
