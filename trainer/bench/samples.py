@@ -23,12 +23,9 @@ class RandomSamples:
         return tokens[:, :-1], tokens[:, 1:]
 
 
-class UnevenSamples:
+class UnevenSamples(RandomSamples):
     """Random tokens that depend on the sample's number alone; each sample has its own number of valid targets, some as
     few as one, so that a mean of means is no mean."""
-
-    def __init__(self, vocab: int, seq_len: int) -> None:
-        self.vocab, self.seq_len = vocab, seq_len
 
     def batch(self, step: int, first: int, past_last: int) -> tuple[Samples, Samples]:
         inputs, targets = [], []

@@ -229,7 +229,8 @@ class LayerCosts:
         if mode.recompute == "full":
             return tokens * c * s.hidden
         cut = c * (self._kept_values - 4 * s.hidden)  # norms' inputs and outputs are whole on every rank
-        spared = c * (2 * s.hidden + self._made_again * s.intermediate) if mode.recompute == "selective" else 0
+        made_again = 2 if s.gated else 1  # vectors of the intermediate size: activation and product, if gated
+        spared = c * (2 * s.hidden + made_again * s.intermediate) if mode.recompute == "selective" else 0
         return tokens * (4 * c * s.hidden + cut / tensor - spared / tensor)
 
     def projection_gradient_bytes(self, samples: float, *, tensor: int = 1) -> float:
@@ -277,11 +278,6 @@ class LayerCosts:
         q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
         gates = 4 if s.gated else 2
         return 4 * s.hidden + 2 * q + 2 * kv + gates * s.intermediate
-
-    @property
-    def _made_again(self) -> int:
-        """Vectors of the intermediate size that selective recomputation spares: activation and product, if gated."""
-        return 2 if self.shape.gated else 1
 
     @cached_property
     def _elementwise_bytes(self) -> int:

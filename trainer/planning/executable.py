@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from hetctl.comm.contract.errors import ConfigError, nearest
-from hetctl.comm.contract.plan import Plan, Replica, Stage
+from hetctl.comm.contract.plan import Plan, Replica
 from hetctl.trainer.model.families import family_of, trained_families
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.tensor_cuts import cannot_cut
@@ -62,10 +64,6 @@ def _check_chunks(plan: Plan, number: int, replica: Replica) -> None:
     if why := schedule.why_not(devices, replica.stages[0].micro_batches):
         raise ConfigError(f"{place}: {why}", hint="choose another parallelism.schedule or batch")
     for stages in held:
-        alike = {_manner(replica.stages[s]) for s in stages}
-        if len(alike) > 1:
+        manner = attrgetter("ranks", "micro_batch_size", "tensor_parallel", "shards", "offload")
+        if len({manner(replica.stages[s]) for s in stages}) > 1:
             raise ConfigError(f"{place}: stages {list(stages)} are on the same devices, but not alike")
-
-
-def _manner(stage: Stage) -> tuple[object, ...]:
-    return stage.ranks, stage.micro_batch_size, stage.tensor_parallel, stage.shards, stage.offload
