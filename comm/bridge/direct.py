@@ -22,9 +22,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from hetctl.comm.bridge.bridge import P2P, Bridge, LaneKey
-from hetctl.comm.bridge.choice import Making
-from hetctl.comm.bridge.connecting import ConnectWait
-from hetctl.comm.bridge.control import Control, accept, offer
+from hetctl.comm.bridge.connecting import ConnectWait, Control, accept, offer
 from hetctl.comm.bridge.device_memory import allocate, flush_for, pin, registrable_device, unpin
 from hetctl.comm.bridge.engines.base import PEER_COPY, EnginePort, Memory, Region
 from hetctl.comm.bridge.engines.shared import EngineUse, use, wires_here
@@ -33,6 +31,7 @@ from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
 from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, Posted, SingleRail, SlotReleases
 from hetctl.comm.bridge.rdma_ports import POLL_SECONDS, LaneTransfers, connect, described
 from hetctl.comm.bridge.staging import TRAILER_BYTES, engine_for
+from hetctl.comm.bridge.transports import Making
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.transports import TRANSPORTS
 from hetctl.comm.contract.units import MiB

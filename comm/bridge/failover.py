@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hetctl.comm.operation.c10d import Store
 from hetctl.comm.operation.recorder import RECORDER
+from hetctl.comm.operation.work import Store
 
 POLL_SECONDS = 0.5
 STALL_SECONDS = 4.0  # a chunk that takes longer, at both ends, counts as lost

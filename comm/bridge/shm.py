@@ -25,17 +25,15 @@ from typing import Any
 import torch
 
 from hetctl.comm.bridge.bridge import P2P, Bridge, LaneKey
-from hetctl.comm.bridge.choice import Making
-from hetctl.comm.bridge.connecting import HANDSHAKE_SECONDS, ConnectWait
-from hetctl.comm.bridge.control import MOST_SECONDS
+from hetctl.comm.bridge.connecting import HANDSHAKE_SECONDS, MOST_SECONDS, ConnectWait
 from hetctl.comm.bridge.device_memory import pin, unpin
 from hetctl.comm.bridge.failover import Position
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
 from hetctl.comm.bridge.lane_end import Flow, Posted, SingleRail, SlotReleases
 from hetctl.comm.bridge.staging import engine_for
+from hetctl.comm.bridge.transports import Making
 from hetctl.comm.contract.units import MiB
-from hetctl.comm.operation.c10d import Store
-from hetctl.comm.operation.work import OperationDeadline
+from hetctl.comm.operation.work import OperationDeadline, Store
 
 MESSAGES = Flow(8 * MiB, window=8)  # larger than over rails: a chunk here costs Python time only
 MOST_RINGS = 16  # of messages to or from one peer, while their lanes are idle: one is 64 MiB and five descriptors

@@ -18,19 +18,18 @@ from typing import Any
 import torch
 
 from hetctl.comm.bridge.bridge import Bridge, LaneKey
-from hetctl.comm.bridge.choice import Making
 from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.failover import Loss, Movable, Position, RailWatch, remaining, route, say
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
 from hetctl.comm.bridge.lane_end import Flow, Posted
 from hetctl.comm.bridge.staging import CHUNK_BYTES, TRAILER_BYTES, CopyEngine, engine_for
+from hetctl.comm.bridge.transports import Making
 from hetctl.comm.contract.placement import NICS_VARIABLE
 from hetctl.comm.contract.units import KiB
 from hetctl.comm.operation.byte_counter import METER
-from hetctl.comm.operation.c10d import Gloo, PrefixStore, Store
 from hetctl.comm.operation.device import accelerator
 from hetctl.comm.operation.store_connections import GroupStore
-from hetctl.comm.operation.work import reason_of
+from hetctl.comm.operation.work import Gloo, PrefixStore, Store, reason_of
 
 RAILS_VARIABLE = "HETCTL_RAILS"
 MAIN = -1  # the rail of the data addresses, where two ends share no other network

@@ -10,12 +10,36 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import read_yaml, write_yaml
 from hetctl.comm.contract.natives import NativeName
 from hetctl.comm.contract.transports import TransportKind as TransportKind
 from hetctl.comm.contract.values import decode, encode
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where SSH connects and as whom, which Python, which environment. `address` None is this machine, no SSH.
+
+    What is None is left to `~/.ssh/config` and its defaults.
+    """
+
+    address: str | None = None  # an alias of ~/.ssh/config, a name, or an IP address
+    user: str | None = None
+    port: int | None = None
+    identity_file: str | None = None
+    proxy_jump: str | None = None  # [user@]host[:port], several joined by commas
+    python: str = "python3"
+    prefix: tuple[str, ...] = ()  # enters a container there: docker exec -i NAME
+    env: Mapping[str, str | None] = field(default_factory=dict)  # None: the value of whoever launches
+    exclude_nics: tuple[str, ...] = ()
+    gpus: tuple[int, ...] | None = None  # the devices to use, None for all
+
+    @property
+    def local(self) -> bool:
+        """Whether this machine is meant, without SSH."""
+        return self.address is None
+
 
 SCHEMA_VERSION = 1
 NetworkKind = Literal["infiniband", "roce", "ethernet", "host"]

@@ -15,7 +15,7 @@ TransportKind = Literal["direct", "rdma", "tcp", "shm", "native"]
 class TransportRow:
     """One way between two islands. `reached` to `unknown_rate` hold where nothing was measured."""
 
-    made_by: str  # module:function, given a `bridge.choice.Making`: by name, as only ranks have torch
+    made_by: str  # module:function, given a `bridge.transports.Making`: by name, as only ranks have torch
     reached: float  # share of the links' rate
     latency_s: float
     unknown_rate: float  # bytes per second of one rank's lane where the links do not tell theirs

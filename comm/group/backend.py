@@ -12,7 +12,7 @@ from hetctl.comm.contract.placement import Placement, current_placement
 from hetctl.comm.group.group import HetGroup
 from hetctl.comm.group.native import Membership, make_native
 from hetctl.comm.operation.byte_counter import METER
-from hetctl.comm.operation.c10d import PrefixStore, ProcessGroup
+from hetctl.comm.operation.work import PrefixStore, ProcessGroup
 
 NAME = "het"
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from hetctl.comm.group.native import NativeCommunicator
-from hetctl.comm.operation.c10d import ProcessGroup, Store
-from hetctl.comm.operation.work import CombinedWork
+from hetctl.comm.operation.work import CombinedWork, ProcessGroup, Store
 
 
 class Identity(ProcessGroup):  # type: ignore[misc]

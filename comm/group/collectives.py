@@ -17,14 +17,13 @@ from hetctl.comm.bridge.bridge import Message
 from hetctl.comm.bridge.staging import CHUNK_BYTES
 from hetctl.comm.contract.units import KiB, MiB
 from hetctl.comm.group.native import settle
-from hetctl.comm.group.pipelined_blocks import BroadcastPiece, GatheredPiece, ScatteredPiece
-from hetctl.comm.group.pipelined_sums import ReducedSpan
+from hetctl.comm.group.pipelined import BroadcastPiece, GatheredPiece, ReducedSpan, ScatteredPiece
 from hetctl.comm.group.reductions import Reduction
 from hetctl.comm.group.runner import Part, at_once, extent
 from hetctl.comm.group.steps import CollectiveSteps, Run, arrive, in_turn, padded
-from hetctl.comm.operation.c10d import Reduce
 from hetctl.comm.operation.intervals import Interval, edges, even, meet, pieces
 from hetctl.comm.operation.views import as_bytes
+from hetctl.comm.operation.work import Reduce
 
 SPANS = 6  # of a middling collective on the host: as many as are on their way at once
 SPAN_CHUNKS = 16  # of a large one a rank, at most: a span costs Python time, and scratch where islands have more ranks

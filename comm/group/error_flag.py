@@ -10,8 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from hetctl.comm.operation.c10d import Store
-from hetctl.comm.operation.work import BridgeError
+from hetctl.comm.operation.work import BridgeError, Store
 
 POLL_SECONDS = 0.5
 PAUSE_SECONDS = 0.05

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,22 +16,19 @@ from hetctl.comm.bridge.failover import RailWatch
 from hetctl.comm.bridge.transports import TransportSelector
 from hetctl.comm.contract.natives import HOST, native_of
 from hetctl.comm.contract.placement import Placement
-from hetctl.comm.group.any_source import AnySource, PendingReceive
-from hetctl.comm.group.at_exit import end_at_exit, forget_at_exit
 from hetctl.comm.group.c10d_calls import Operations
 from hetctl.comm.group.collectives import Collectives
 from hetctl.comm.group.error_flag import ErrorFlag
+from hetctl.comm.group.messages import AnySource, NativeMessage, PendingReceive
 from hetctl.comm.group.native import NativeCommunicator, break_native, make_island
-from hetctl.comm.group.native_messages import NativeMessage
 from hetctl.comm.group.pending_work import PendingDeviceWork
 from hetctl.comm.group.runner import Part, Runner
 from hetctl.comm.group.steps import Run
-from hetctl.comm.operation.c10d import PrefixStore
 from hetctl.comm.operation.intervals import IslandLayout
 from hetctl.comm.operation.recorder import RECORDER, RecordedOperation
 from hetctl.comm.operation.store_connections import GroupStore
 from hetctl.comm.operation.views import Returning, is_plain, plain
-from hetctl.comm.operation.work import BridgeError, HetWork, OperationDeadline
+from hetctl.comm.operation.work import BridgeError, HetWork, OperationDeadline, PrefixStore
 
 
 class HetGroup(Operations):
@@ -69,7 +69,7 @@ class HetGroup(Operations):
             on_error=self._error_flag.report,
         )
         self._collectives = Collectives(self._layout, self._native, self._bridge)
-        end_at_exit(self)
+        _end_at_exit(self)
         self._any = AnySource(self._post_unbounded, tuple(r for r in range(self._size) if r != self._rank))
 
     def _make_natives(self) -> None:
@@ -116,7 +116,7 @@ class HetGroup(Operations):
 
     def shutdown(self) -> None:
         """Finish what is queued, then end threads and connections."""
-        forget_at_exit(self)
+        _live.discard(self)
         if self._any.under_way():  # receives that nothing will answer any more
             self._break(BridgeError(f"the process group '{self._name}' was destroyed"))
         seconds = 1.0 if self._bridge.error is not None else self._timeout.total_seconds()
@@ -294,3 +294,28 @@ def _layout(rank: int, ranks: tuple[int, ...], placement: Placement) -> IslandLa
     position = {world: index for index, world in enumerate(ranks)}
     islands = placement.islands_of(ranks)
     return IslandLayout(rank, tuple(tuple(position[w] for w in members) for members in islands))
+
+
+# A process that ends while operations are under way, by an exception as a rule: they are ended before Python is, which
+# ends threads that ask for its lock then. In the middle of C++ that must not throw, that is an abort, and a launcher
+# would see SIGABRT instead of the program's own exit code.
+EXIT_SECONDS = 2.0  # for a group's threads to end, and before that for what is being sent
+_live: weakref.WeakSet[HetGroup] = weakref.WeakSet()
+_registered_in = 0  # the process whose end is watched: forked ones have the groups, but not their threads
+
+
+def _end_at_exit(group: HetGroup) -> None:
+    """Have a group end with this process, as long as anybody holds it."""
+    global _registered_in
+    if _registered_in != os.getpid():
+        _registered_in = os.getpid()
+        _live.clear()
+        # before threads are joined, whose pools may have one that waits for a peer; `atexit` comes after that
+        getattr(threading, "_register_atexit", atexit.register)(_end_live)
+    _live.add(group)
+
+
+def _end_live() -> None:
+    if _registered_in == os.getpid():
+        for group in list(_live):
+            group.end_with_process(EXIT_SECONDS)

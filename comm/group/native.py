@@ -25,8 +25,7 @@ from torch._C._distributed_c10d import (
 from hetctl.comm.bridge.tcp import break_pair, main_device
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.natives import HOST, native_of
-from hetctl.comm.operation.c10d import Gloo, PrefixStore, Store
-from hetctl.comm.operation.work import NativeFailed, OperationDeadline, reason_of
+from hetctl.comm.operation.work import Gloo, NativeFailed, OperationDeadline, PrefixStore, Store, reason_of
 
 ABORT_SECONDS = 5.0  # communicators that take longer are left to themselves
 NATIVE_GRACE = timedelta(seconds=60)  # NCCL's watchdog ends the process, so a `het` group's own deadline comes first

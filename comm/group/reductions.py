@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from hetctl.comm.bridge.staging import Combine
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.operation.c10d import Reduce
+from hetctl.comm.operation.work import Reduce
 
 
 def _minimum(target: torch.Tensor, other: torch.Tensor) -> object:

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 
-from hetctl.comm.operation.c10d import PrefixStore, Store
+from hetctl.comm.operation.work import PrefixStore, Store
 
 _OWN_PREFIXES = 2  # what torch.distributed puts before a group's keys: its name's and its device's
 

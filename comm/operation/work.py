@@ -9,14 +9,22 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._C._autograd import _record_function_with_args_enter as enter_span
 from torch._C._autograd import _record_function_with_args_exit as leave_span
 from torch.autograd import _profiler_enabled as profiling
 
 from hetctl.comm.contract.errors import BridgeError as BridgeError
 from hetctl.comm.contract.errors import reason_of as reason_of
-from hetctl.comm.operation.c10d import Work
 from hetctl.comm.operation.device import module_of
+
+# the parts of torch.distributed whose type stubs are incomplete, under one roof and typed as what they are: Any
+Work: Any = dist.distributed_c10d.Work
+Store = Any  # its stub lacks clone()
+ProcessGroup: Any = dist.ProcessGroup  # several signatures a name fit no single override
+Gloo: Any = dist.ProcessGroupGloo
+PrefixStore: Any = dist.distributed_c10d.PrefixStore
+Reduce: Any = dist.ReduceOp.RedOpType
 
 GRACE_SECONDS = 8.0
 TICK_SECONDS = 0.002  # gloo's waits end up to a millisecond early: it counts whole ones

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.cluster import Access
 from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.facts import HostFacts
 from hetctl.discovery.fabric import Report

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from hetctl.comm.contract.access import Access
-from hetctl.comm.contract.cluster import Cluster, Device, Host, Island, Member, Network
+from hetctl.comm.contract.cluster import Access, Cluster, Device, Host, Island, Member, Network
 from hetctl.comm.contract.facts import HostFacts, facts_to_data
 from hetctl.discovery.devices import devices_of
 from hetctl.discovery.networks import Ignored, NetworkPort, Subnets, name_networks, ports_of, twins_apart

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hetctl.comm.contract.access import Access
-from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.cluster import Access, Cluster
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import read_text
 from hetctl.comm.contract.units import MiB

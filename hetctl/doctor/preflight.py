@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from hetctl.comm.contract.access import Access
-from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.cluster import Access, Cluster
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.facts import HostFacts, facts_from_data
 from hetctl.comm.contract.plan import Plan

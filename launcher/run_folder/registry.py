@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.cluster import Access
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.values import decode, encode

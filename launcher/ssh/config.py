@@ -13,7 +13,7 @@ from pathlib import Path
 
 import paramiko
 
-from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.cluster import Access
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.hosts.shell import ShellError
 from hetctl.launcher.ssh.known_hosts import KnownHosts, read_known_hosts

@@ -12,7 +12,7 @@ import paramiko
 from paramiko.auth_strategy import AuthSource, AuthStrategy, SourceResult
 from paramiko.ssh_exception import IncompatiblePeer
 
-from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.cluster import Access
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.shell import ShellError, timed_out

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.cluster import Access
 from hetctl.comm.contract.errors import ConfigError, HetctlError, Unreachable
 from hetctl.comm.contract.files import write_atomically
 from hetctl.launcher.agent import bootstrap

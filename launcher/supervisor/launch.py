@@ -14,8 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from hetctl.comm.contract.access import Access
-from hetctl.comm.contract.cluster import Cluster, Host
+from hetctl.comm.contract.cluster import Access, Cluster, Host
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.natives import NATIVES, native_of
 from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.cluster import (
+    Access,
     Cluster,
     Device,
     Host,

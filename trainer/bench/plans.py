@@ -23,8 +23,8 @@ from hetctl.comm.contract.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.contract.placement import current_placement
 from hetctl.comm.contract.values import decode
 from hetctl.comm.group import backend
-from hetctl.comm.operation.c10d import PrefixStore
 from hetctl.comm.operation.device import has_streams, module_of, peak_device_memory, rank_device
+from hetctl.comm.operation.work import PrefixStore
 from hetctl.trainer.bench.samples import RandomSamples, settle
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop.build import build

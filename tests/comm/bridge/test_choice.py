@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from hetctl.comm.bridge.choice import PEER_COPY, Ability, TransportChoice, choose
 from hetctl.comm.bridge.engines.base import EngineName
+from hetctl.comm.bridge.transports import PEER_COPY, Ability, TransportChoice, choose
 from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.errors import ConfigError
 

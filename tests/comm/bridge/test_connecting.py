@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.bridge import bridge, forwarded, staging
-from hetctl.comm.bridge.connecting import ConnectWait
-from hetctl.comm.bridge.control import accept, offer
+from hetctl.comm.bridge.connecting import ConnectWait, accept, offer
 from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.placement import PlacedBridge
 from hetctl.comm.operation.work import HetWork, OperationDeadline

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from hetctl.comm.bridge.bridge import Bridge, LaneKey, Message
-from hetctl.comm.bridge.choice import Making
+from hetctl.comm.bridge.transports import Making
 
 
 class StoreLane:

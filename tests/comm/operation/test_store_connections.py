@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.operation import store_connections
-from hetctl.comm.operation.c10d import PrefixStore
 from hetctl.comm.operation.store_connections import GroupStore
+from hetctl.comm.operation.work import PrefixStore
 from tests.comm.spawn import on_islands
 
 

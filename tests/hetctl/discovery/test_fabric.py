@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.comm.contract.access import Access
-from hetctl.comm.contract.cluster import Cluster, TransportOption
+from hetctl.comm.contract.cluster import Access, Cluster, TransportOption
 from hetctl.comm.contract.facts import (
     Address,
     Gid,

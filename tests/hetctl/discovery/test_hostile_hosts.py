@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.cluster import Access
 from hetctl.discovery.discover import HostAnswer, discover
 from hetctl.discovery.inventory import InventoryHost
 from hetctl.launcher.hosts.deadline import Deadline

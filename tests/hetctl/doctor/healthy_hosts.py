@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.contract.access import Access
-from hetctl.comm.contract.cluster import Measured
+from hetctl.comm.contract.cluster import Access, Measured
 from hetctl.comm.contract.facts import Folder, HostFacts, Interpreter, Limit, Process, ToolRun
 from hetctl.discovery.fabric import Report, build
 from hetctl.doctor.check import Check, CheckedCluster, ReachAttempt

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.cluster import Access
 from hetctl.discovery.fabric import build
 from hetctl.discovery.inventory import InventoryHost
 from hetctl.doctor import perf, perf_program

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.comm.contract.access import Access
 from hetctl.comm.contract.cluster import (
+    Access,
     Cluster,
     Device,
     Host,

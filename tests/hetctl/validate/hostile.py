@@ -6,8 +6,7 @@ import base64
 import json
 from pathlib import Path
 
-from hetctl.comm.contract.access import Access
-from hetctl.comm.contract.cluster import Cluster, Host
+from hetctl.comm.contract.cluster import Access, Cluster, Host
 from hetctl.comm.contract.facts import GpuFacts, HostFacts, NicFacts, System
 from hetctl.discovery.inventory import InventoryHost
 from hetctl.validate.ground import ClaimHosts

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.comm.contract.access import Access
+from hetctl.comm.contract.cluster import Access
 from hetctl.launcher.hosts.shell import ShellError
 from hetctl.launcher.ssh.config import SshConfig, SshRoute
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetctl.comm.contract.access import Access
-from hetctl.comm.contract.cluster import Cluster, Device, Host, Island, Member, Network, Nic
+from hetctl.comm.contract.cluster import Access, Cluster, Device, Host, Island, Member, Network, Nic
 from hetctl.comm.contract.emulate import Machine, label_machine, parse_spec
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.facts import Address, Gid, HostFacts, NicFacts, facts_to_data
