@@ -144,16 +144,13 @@ class Control:
         except OSError as error:
             raise RuntimeError(f"the other process is gone: {error.strerror}") from None
 
-    def heard(self, most: int = 4096) -> int:
-        """How many slots the other end told of since, `most` at once. Raises RuntimeError when it is gone."""
-        return self._read(most)
-
     def check(self, stop: int) -> None:
         """Raise RuntimeError when `stop` is raised, or the other end is gone; what it has said stays to be heard."""
         self.sleep(stop, 0)
-        self._read(1, socket.MSG_PEEK)
+        self.heard(1, socket.MSG_PEEK)
 
-    def _read(self, most: int, flags: int = 0) -> int:
+    def heard(self, most: int = 4096, flags: int = 0) -> int:
+        """How many slots the other end told of since, `most` at once. Raises RuntimeError when it is gone."""
         try:
             said = self._channel.recv(most, flags)
         except BlockingIOError:

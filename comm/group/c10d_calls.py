@@ -14,10 +14,12 @@ import torch.distributed as dist
 from hetctl.comm.group.c10d_identity import Identity
 from hetctl.comm.group.collectives import Collectives, check_sparse, is_even, is_small, sum_sparse
 from hetctl.comm.group.reductions import Reduction, check, reduction
-from hetctl.comm.group.runner import Part
+from hetctl.comm.group.runner import Part, Runner
 from hetctl.comm.group.steps import Run
 from hetctl.comm.operation.device import settle_current_stream
+from hetctl.comm.operation.recorder import RECORDER, RecordedOperation
 from hetctl.comm.operation.views import Flat, as_bytes, fill, flat_copy, is_plain, plain, room_for, rows
+from hetctl.comm.operation.work import BridgeError, HetWork, OperationDeadline
 
 HALVES = (torch.float16, torch.complex32)  # averages of these are of scaled numbers, as NCCL's are
 
@@ -26,6 +28,8 @@ class Operations(Identity):
     """The collectives of c10d; each queues a call that turns tensors into flat memory and back."""
 
     _collectives: Collectives
+    _runner: Runner
+    _ranks: tuple[int, ...]
 
     def _submit(
         self,
@@ -43,7 +47,41 @@ class Operations(Identity):
         A `parted` one yields what later ones may overtake. Profilers see the shapes of `shown`, by default all it
         touches.
         """
-        raise NotImplementedError
+        check_plain_values(touched)
+        if self._runner.is_here():
+            raise BridgeError(
+                f"{name} in a callback of another collective of group '{self._name}': "
+                "ranks would disagree on its place in the order of the group's collectives",
+                hint="begin it where the program waits for the other one, or in a group of its own",
+            )
+        self._count += 1
+        run = Run(f"{name} {self._count} of group '{self._name}'", self._deadline(opts))
+        work = HetWork(run.what, outputs, deadline=run.deadline)
+        self._record(work, name, peer=None, tensors=touched if shown is None else shown)
+        waited = not getattr(opts, "asyncOp", True)
+        self._runner.put(work, lambda: call(run), touched=touched, waited=waited, parted=parted)
+        return self._noted(work)
+
+    def _record(
+        self, work: HetWork, name: str, *, peer: int | None, tensors: Sequence[torch.Tensor]
+    ) -> RecordedOperation:
+        """Let the flight recorder and a profiler see the operation."""
+        work.show(name, tensors)
+        world = None if peer is None else self._ranks[peer]
+        entry = RECORDER.begin(
+            name, group=self._name, peer=world, nbytes=sum(t.numel() * t.element_size() for t in tensors)
+        )
+        work.on_end(lambda: entry.end(work.exception()))
+        return entry
+
+    def _noted(self, work: Any) -> Any:
+        if self._batch is not None:
+            self._batch.append(work)
+        return work
+
+    def _deadline(self, opts: Any) -> OperationDeadline:
+        asked = getattr(opts, "timeout", None)
+        return OperationDeadline((asked if asked and asked.total_seconds() > 0 else self._timeout).total_seconds())
 
     def _reduction(self, opts: Any, tensors: Sequence[torch.Tensor]) -> Reduction:
         """The reduction asked for. Raises TypeError where these tensors do not allow it."""
@@ -294,3 +332,9 @@ def _check_size(out: torch.Tensor, count: int) -> None:
 
 def _op(opts: Any) -> Any:
     return opts.reduceOp if opts is not None else dist.ReduceOp.SUM
+
+
+def check_plain_values(tensors: Sequence[torch.Tensor]) -> None:
+    """Raises TypeError for quantized tensors: their bytes mean nothing without their scales."""
+    if any(t.is_quantized for t in tensors):
+        raise TypeError("quantized tensors cannot be exchanged: send their int_repr(), scales and zero points")

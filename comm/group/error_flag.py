@@ -118,7 +118,7 @@ class ErrorFlag:
         end = time.monotonic() + ANSWER_SECONDS
         while others and time.monotonic() < end:
             others = [r for r in others if not store.check([f"here/{r}"])]
-            self._pause()
+            time.sleep(PAUSE_SECONDS)
         silent = ", ".join(self._names[r] for r in others[:8]) + (" and more" if len(others) > 8 else "")
         verdict = sentence + (f"; no answer from {silent}" if others else "")
         store.set("verdict", verdict)
@@ -131,11 +131,8 @@ class ErrorFlag:
         while time.monotonic() < end:
             if store.check(["verdict"]):
                 return str(store.get("verdict").decode())
-            self._pause()
+            time.sleep(PAUSE_SECONDS)
         return sentence
-
-    def _pause(self) -> None:
-        threading.Event().wait(PAUSE_SECONDS)
 
 
 def _said(error_flag: str) -> str:

@@ -6,7 +6,6 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,16 +15,15 @@ from hetctl.comm.bridge.failover import RailWatch
 from hetctl.comm.bridge.transports import TransportSelector
 from hetctl.comm.contract.natives import HOST, native_of
 from hetctl.comm.contract.placement import Placement
-from hetctl.comm.group.c10d_calls import Operations
+from hetctl.comm.group.c10d_calls import Operations, check_plain_values
 from hetctl.comm.group.collectives import Collectives
 from hetctl.comm.group.error_flag import ErrorFlag
 from hetctl.comm.group.messages import AnySource, NativeMessage, PendingReceive
-from hetctl.comm.group.native import NativeCommunicator, break_native, make_island
+from hetctl.comm.group.native import Membership, NativeCommunicator, break_native, make_island
 from hetctl.comm.group.pending_work import PendingDeviceWork
-from hetctl.comm.group.runner import Part, Runner
-from hetctl.comm.group.steps import Run
+from hetctl.comm.group.runner import Runner
 from hetctl.comm.operation.intervals import IslandLayout
-from hetctl.comm.operation.recorder import RECORDER, RecordedOperation
+from hetctl.comm.operation.recorder import RECORDER
 from hetctl.comm.operation.store_connections import GroupStore
 from hetctl.comm.operation.views import Returning, is_plain, plain
 from hetctl.comm.operation.work import BridgeError, HetWork, OperationDeadline, PrefixStore
@@ -75,11 +73,11 @@ class HetGroup(Operations):
     def _make_natives(self) -> None:
         island = self._placement.island_of_rank[self._ranks[self._rank]]
         mine = tuple(self._ranks[r] for r in self._layout.mine)
-        size, sockets = len(mine), self._placement.spans_islands(mine)
+        sockets = self._placement.spans_islands(mine)
         for name in sorted({island.torch_backend, native_of(device_type=HOST).torch_backend}):
             store = PrefixStore(f"native/{name}/{self._layout.home}/", self._store)
-            made = make_island(store, name, place=self._layout.place, size=size, timeout=self._timeout, sockets=sockets)
-            self._natives[native_of(torch_backend=name).device_type] = made
+            member = Membership(store, self._layout.place, len(mine), self._timeout, sockets=sockets)
+            self._natives[native_of(torch_backend=name).device_type] = make_island(name, member)
 
     def _native(self, device: torch.device) -> NativeCommunicator:
         native = self._natives.get(device.type)
@@ -132,57 +130,10 @@ class HetGroup(Operations):
         """End everything pending with an error, here and at the peers."""
         self._end_all(BridgeError(f"the process group '{self._name}' was aborted"))
 
-    def _deadline(self, opts: Any) -> OperationDeadline:
-        asked = getattr(opts, "timeout", None)
-        return OperationDeadline((asked if asked and asked.total_seconds() > 0 else self._timeout).total_seconds())
-
-    def _submit(
-        self,
-        name: str,
-        call: Callable[[Run], Iterable[Part] | None],
-        *,
-        touched: Sequence[torch.Tensor],
-        shown: Sequence[torch.Tensor] | None = None,
-        outputs: Sequence[torch.Tensor],
-        opts: Any,
-        parted: bool = False,
-    ) -> Any:
-        _check_plain_values(touched)
-        if self._runner.is_here():
-            raise BridgeError(
-                f"{name} in a callback of another collective of group '{self._name}': "
-                "ranks would disagree on its place in the order of the group's collectives",
-                hint="begin it where the program waits for the other one, or in a group of its own",
-            )
-        self._count += 1
-        run = Run(f"{name} {self._count} of group '{self._name}'", self._deadline(opts))
-        work = HetWork(run.what, outputs, deadline=run.deadline)
-        self._record(work, name, peer=None, tensors=touched if shown is None else shown)
-        waited = not getattr(opts, "asyncOp", True)
-        self._runner.put(work, lambda: call(run), touched=touched, waited=waited, parted=parted)
-        return self._noted(work)
-
-    def _record(
-        self, work: HetWork, name: str, *, peer: int | None, tensors: Sequence[torch.Tensor]
-    ) -> RecordedOperation:
-        """Let the flight recorder and a profiler see the operation."""
-        work.show(name, tensors)
-        world = None if peer is None else self._ranks[peer]
-        entry = RECORDER.begin(
-            name, group=self._name, peer=world, nbytes=sum(t.numel() * t.element_size() for t in tensors)
-        )
-        work.on_end(lambda: entry.end(work.exception()))
-        return entry
-
-    def _noted(self, work: Any) -> Any:
-        if self._batch is not None:
-            self._batch.append(work)
-        return work
-
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
         _check_tag(tag)
         _check_peer(dst, self._rank)
-        _check_plain_values(tensors)
+        check_plain_values(tensors)
         data, deadline, what = plain(tensors[0]), self._deadline(None), f"send to {self._who(dst)}"
         if self._layout.local(dst):
             place = self._layout.mine.index(dst)
@@ -196,7 +147,7 @@ class HetGroup(Operations):
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
         _check_tag(tag)
         _check_peer(src, self._rank)
-        _check_plain_values(tensors)
+        check_plain_values(tensors)
         target, deadline, what = tensors[0].detach(), self._deadline(None), f"recv from {self._who(src)}"
         if self._any.knows(tag):
             wanted = PendingReceive(what, tensors, deadline=deadline, on_error=self._error_flag.report_and_wait)
@@ -270,12 +221,6 @@ class HetGroup(Operations):
 
 
 _FOREVER = 3e8  # seconds
-
-
-def _check_plain_values(tensors: Sequence[torch.Tensor]) -> None:
-    """Raises TypeError for quantized tensors: their bytes mean nothing without their scales."""
-    if any(t.is_quantized for t in tensors):
-        raise TypeError("quantized tensors cannot be exchanged: send their int_repr(), scales and zero points")
 
 
 def _check_peer(peer: int, rank: int) -> None:

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -139,29 +139,17 @@ def _carried(data: torch.Tensor) -> torch.Tensor:
     return data.to(torch.int32) if data.dtype == torch.int16 else data
 
 
-def make_island(
-    store: Store, backend: str, *, place: int, size: int, timeout: timedelta, sockets: bool = False
-) -> NativeCommunicator:
+def make_island(backend: str, member: Membership) -> NativeCommunicator:
     """An island's Native over the torch back end of that name; for device libraries one more per direction."""
-    if size == 1:
-        return NativeCommunicator(None, size=size)
+    if member.size == 1:
+        return NativeCommunicator(None, size=1)
     on_host = native_of(torch_backend=backend).device_type == HOST
     collectives, messages = ("group", "second"), () if on_host else ("upward", "downward")
-    made = {
-        name: make_native(
-            backend,
-            Membership(
-                PrefixStore(f"{name}/", store),
-                place,
-                size,
-                timeout if on_host else timeout + NATIVE_GRACE,
-                ahead=name in collectives,
-                sockets=sockets,
-            ),
-        )
-        for name in (*collectives, *messages)
-    }
-    return NativeCommunicator(made.pop("group"), size=size, **made)
+    timeout, made = member.timeout if on_host else member.timeout + NATIVE_GRACE, {}
+    for name in (*collectives, *messages):
+        store = PrefixStore(f"{name}/", member.store)
+        made[name] = make_native(backend, replace(member, store=store, timeout=timeout, ahead=name in collectives))
+    return NativeCommunicator(made.pop("group"), size=member.size, **made)
 
 
 def break_native(native: NativeCommunicator) -> None:
