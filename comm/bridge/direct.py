@@ -12,7 +12,6 @@ import contextlib
 import functools
 import mmap
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from hetctl.comm.bridge.engines.base import PEER_COPY, EnginePort, Memory, Regio
 from hetctl.comm.bridge.engines.shared import EngineUse, use, wires_here
 from hetctl.comm.bridge.failover import Position, say
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, Posted, SingleRail, SlotReleases
+from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, Posted, RingTransport, SingleRail, SlotReleases
 from hetctl.comm.bridge.rdma_ports import POLL_SECONDS, LaneTransfers, connect, described
 from hetctl.comm.bridge.staging import TRAILER_BYTES, engine_for
 from hetctl.comm.bridge.transports import Making
@@ -61,15 +60,12 @@ class DirectMode:
     flush: Callable[[], None] | None = None  # before anything reads what arrived in device memory
 
 
-class DirectTransport:
+class DirectTransport(RingTransport["DirectLaneEnd"]):
     """Lanes over an engine, one ring at each end of each."""
 
     def __init__(self, use: EngineUse, mode: DirectMode) -> None:
+        super().__init__()
         self._use, self._mode = use, mode
-        self._ends: list[DirectLaneEnd] = []
-        self._lock = threading.Lock()  # over the ends
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
-        self._open = True
 
     def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
         made = SendLane if key.sending else RecvLane
@@ -101,35 +97,19 @@ class DirectTransport:
         except BaseException:
             ring.close()
             raise
-        with self._lock:
-            if self._open:
-                self._ends.append(end)
-                return end
-        end.close()
-        raise RuntimeError("the connection was closed")
+        return self.hold(end)
 
     def _pulls(self, rank: int, key: LaneKey) -> bool:
         """Whether the receiver of a lane reads, instead of its sender writing."""
         sender, receiver = (rank, key.peer) if key.sending else (key.peer, rank)
         return {"sender": False, "receiver": True, "lower": receiver < sender}[self._mode.initiator]
 
-    def kill(self) -> None:
-        with self._lock:
-            if self._open:
-                os.eventfd_write(self._stop, 1)  # never read: it stays raised
-
     def close(self) -> None:
         """End the lanes' rings, and the engine if nobody else uses it."""
-        self.kill()
-        with self._lock:
-            ends, was_open = self._ends, self._open
-            self._ends, self._open = [], False
-        if not was_open:
+        ends = self.end()
+        if ends is None:
             return
-        for end in ends:
-            end.close()
         sent = sum(end.sent for end in ends)
-        os.close(self._stop)
         self._use.close(way=self._mode.label, sent=sent, staged=0 if self._mode.on_device else sent)
 
 

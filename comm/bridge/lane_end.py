@@ -8,11 +8,13 @@ the window gives it back to the lane end (`give`). What a lost rail may still to
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -129,6 +131,52 @@ class SingleRail:
 
     def disconnect(self) -> bool:
         return False
+
+
+class RingEnd(Protocol):
+    """One end of a lane that has a ring of slots."""
+
+    def close(self) -> None: ...
+
+
+End = TypeVar("End", bound=RingEnd)
+
+
+class RingTransport(Generic[End]):
+    """The open ends of a transport whose lanes have a ring each, and what stops all of them at once."""
+
+    def __init__(self) -> None:
+        self._ends: dict[End, None] = {}  # in the order they came
+        self._lock = threading.Lock()  # over the ends
+        self._open = True
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def hold(self, end: End) -> End:
+        """Keep an end until the transport is closed. Raises RuntimeError where it is already."""
+        with self._lock:
+            if self._open:
+                self._ends[end] = None
+                return end
+        end.close()
+        raise RuntimeError("the connection was closed")
+
+    def kill(self) -> None:
+        with self._lock:
+            if self._open:
+                os.eventfd_write(self._stop, 1)  # never read: it stays raised
+
+    def end(self) -> list[End] | None:
+        """Close all ends, which are returned; None where that was done before."""
+        self.kill()
+        with self._lock:
+            ends, was_open = list(self._ends), self._open
+            self._ends, self._open = {}, False
+        for end in ends:
+            end.close()
+        if not was_open:
+            return None
+        os.close(self._stop)
+        return ends
 
 
 class SlotReleases:

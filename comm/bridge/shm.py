@@ -29,7 +29,7 @@ from hetctl.comm.bridge.connecting import HANDSHAKE_SECONDS, MOST_SECONDS, Conne
 from hetctl.comm.bridge.device_memory import pin, unpin
 from hetctl.comm.bridge.failover import Position
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.lane_end import Flow, Posted, SingleRail, SlotReleases
+from hetctl.comm.bridge.lane_end import Flow, Posted, RingTransport, SingleRail, SlotReleases
 from hetctl.comm.bridge.staging import engine_for
 from hetctl.comm.bridge.transports import Making
 from hetctl.comm.contract.units import MiB
@@ -59,15 +59,12 @@ class _Handles:
         self.channel.close()
 
 
-class ShmTransport:
+class ShmTransport(RingTransport["ShmLaneEnd"]):
     """Lanes over shared memory, one ring each; of idle lanes of messages, few keep theirs."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._lanes: dict[LaneKey, ForwardedLane] = {}
-        self._ends: set[ShmLaneEnd] = set()
-        self._lock = threading.Lock()  # over the ends
-        self._open = True
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
 
     def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
         made = SendLane if key.sending else RecvLane
@@ -81,13 +78,7 @@ class ShmTransport:
 
     def _connect(self, rings: _Rings, key: LaneKey, flow: Flow, connect_wait: ConnectWait) -> ShmLaneEnd:
         self._spare(key)
-        end = ShmLaneEnd(rings, key, flow, connect_wait=connect_wait, stop=self._stop, forget=self._forget)
-        with self._lock:
-            if self._open:
-                self._ends.add(end)
-                return end
-        end.close()
-        raise RuntimeError("the connection was closed")
+        return self.hold(ShmLaneEnd(rings, key, flow, connect_wait=connect_wait, stop=self._stop, forget=self._forget))
 
     def _spare(self, key: LaneKey) -> None:
         """Have the lanes disconnect that were used longest ago: a program may take a new tag for each of its steps."""
@@ -102,22 +93,11 @@ class ShmTransport:
 
     def _forget(self, end: ShmLaneEnd) -> None:
         with self._lock:
-            self._ends.discard(end)
-
-    def kill(self) -> None:
-        with self._lock:
-            if self._open:
-                os.eventfd_write(self._stop, 1)  # never read: it stays raised
+            self._ends.pop(end, None)
 
     def close(self) -> None:
-        self.kill()
-        with self._lock:
-            ends, was_open = list(self._ends), self._open
-            self._ends, self._lanes, self._open = set(), {}, False
-        for end in ends:
-            end.close()
-        if was_open:
-            os.close(self._stop)
+        self.end()
+        self._lanes = {}
 
 
 def make(making: Making) -> ShmTransport:
