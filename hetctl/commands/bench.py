@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,16 +15,10 @@ app = typer.Typer(help="Measure what a plan stands on: pipelines, bridges, links
 
 
 @app.command("pipeline")
+@options.takes(*options.WHERE, "model", "seq_len", "settings", "bridge")
 def pipeline(
-    cluster: options.ClusterFile = None,
-    emulate: Annotated[
-        str | None, typer.Option("--emulate", metavar="SPEC", help="One island per stage, on this machine.")
-    ] = None,
-    model: Annotated[str, typer.Option("--model", help="The model's shape.")] = "demo",
-    seq_len: options.SeqLen = None,
+    asked: options.RunOptions,
     micro_batches: Annotated[int, typer.Option(help="Micro-batches of one sample a step.")] = 16,
-    settings: options.Settings = None,
-    bridge: options.Bridge = None,
     rounds: Annotated[int, typer.Option(help="Rounds that count, after one that does not.")] = 5,
     as_json: options.Json = False,
 ) -> None:
@@ -33,18 +28,11 @@ def pipeline(
     schedule is the yardstick; ratios are of the same round.
     """
     from hetctl.bench.pipeline import SETTINGS, bench_pipeline, pipeline_table
-    from hetctl.commands.resolve import Options, resolve
+    from hetctl.commands.resolve import resolve
 
     sink = Sink(as_json=as_json)
-    asked = Options(
-        cluster=cluster,
-        emulate=_islands(cluster, emulate),
-        settings=[*(settings or ()), *SETTINGS],
-        model=model,
-        global_batch=micro_batches,
-        seq_len=seq_len,
-        bridge=bridge,
-    )
+    settings = [*(asked.settings or ()), *SETTINGS]
+    asked = replace(_two_islands(asked), settings=settings, global_batch=micro_batches)
     found = resolve(asked, sink, runs=True)
     result = bench_pipeline(found.cluster, found.recipe, rounds=rounds, sink=sink)
     sink.say(pipeline_table(result))
@@ -52,12 +40,9 @@ def pipeline(
 
 
 @app.command("bridge")
+@options.takes(*options.WHERE, "bridge")
 def bridge(
-    cluster: options.ClusterFile = None,
-    emulate: Annotated[
-        str | None, typer.Option("--emulate", metavar="SPEC", help="The islands, on this machine.")
-    ] = None,
-    bridge: options.Bridge = None,
+    asked: options.RunOptions,
     max_size: Annotated[
         str | None, typer.Option("--max-size", metavar="SIZE", help="Largest message; 1GiB on GPUs, 4MiB on CPU.")
     ] = None,
@@ -80,11 +65,11 @@ def bridge(
         profiles_of,
         raise_unless_exact,
     )
-    from hetctl.commands.resolve import Options, resolve_where
+    from hetctl.commands.resolve import resolve_where
 
     sink = Sink(as_json=as_json)
-    where, _ = resolve_where(Options(cluster=cluster, emulate=_islands(cluster, emulate)), sink)
-    found = bench_bridge(where, bridge=bridge, max_size=max_size, sink=sink)
+    where, _ = resolve_where(_two_islands(asked), sink)
+    found = bench_bridge(where, bridge=asked.bridge, max_size=max_size, sink=sink)
     sink.say(bridge_table(found))
     sink.say(collectives_table(found))
     sink.say(cost_table(found))
@@ -95,9 +80,9 @@ def bridge(
     raise_unless_exact(found)
 
 
-def _islands(cluster: Path | None, emulate: str | None) -> str | None:
-    """Two islands of this machine where nothing else is asked for."""
-    return emulate or (None if cluster else "h200:1,mi325x:1")
+def _two_islands(asked: options.RunOptions) -> options.RunOptions:
+    """Of this machine, where nothing else is asked for."""
+    return asked if asked.cluster or asked.emulate else replace(asked, emulate="h200:1,mi325x:1")
 
 
 @app.command("links")
@@ -123,34 +108,18 @@ def links(
 
 
 @app.command("plans")
+@options.takes(*options.WHERE, *options.WHAT, "bridge", "profile")
 def plans(
-    cluster: options.ClusterFile = None,
-    emulate: options.Emulate = None,
-    model: options.Model = None,
-    seq_len: options.SeqLen = None,
-    global_batch: options.GlobalBatch = None,
-    settings: options.Settings = None,
-    bridge: options.Bridge = None,
-    profile: options.Profile = None,
+    asked: options.RunOptions,
     alternatives: Annotated[int, typer.Option(help="How many of the next best plans are run too.")] = 5,
     steps: Annotated[int, typer.Option(help="Steps that count of each plan, after two that do not.")] = 5,
     as_json: options.Json = False,
 ) -> None:
     """Run the chosen plan and the next best ones, and show predicted beside measured step times."""
     from hetctl.bench.plans import bench_plans, candidates, table
-    from hetctl.commands.resolve import Options, resolve
+    from hetctl.commands.resolve import resolve
 
     sink = Sink(as_json=as_json)
-    asked = Options(
-        cluster=cluster,
-        emulate=emulate,
-        settings=settings,
-        model=model,
-        global_batch=global_batch,
-        seq_len=seq_len,
-        bridge=bridge,
-        profile=profile,
-    )
     found = resolve(asked, sink, runs=True)
     cases = candidates(found.cluster, found.recipe, profile=found.profile, alternatives=alternatives)
     result = bench_plans(found.cluster, cases, steps=steps, sink=sink)

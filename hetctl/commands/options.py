@@ -1,9 +1,13 @@
-"""The options that several commands share, once: names, help, and where help lists them."""
+"""The options that several commands share, once: names, help, where help lists them, and how commands get them."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +16,9 @@ _WHERE, _WHAT, _HOW = "Where", "What", "How it is planned"
 Recipe = Annotated[Path | None, typer.Argument(help="A recipe (YAML); left out: the demo.", show_default=False)]
 ClusterFile = Annotated[
     Path | None, typer.Option("--cluster", help="A cluster.yaml from `hetctl discover`.", rich_help_panel=_WHERE)
+]
+PlanFile = Annotated[
+    Path | None, typer.Option("--plan", help="Run on this plan.yaml as it is.", rich_help_panel=_WHERE)
 ]
 Emulate = Annotated[
     str | None,
@@ -66,3 +73,47 @@ Detach = Annotated[
     bool, typer.Option("--detach", help="Leave it running in the background of this machine; see `hetctl ps`.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, the rest on stderr.")]
+
+
+WHERE, WHAT, HOW = (
+    ("cluster", "emulate"),
+    ("model", "global_batch", "seq_len", "settings"),
+    ("profile", "speed", "split", "alpha", "bridge"),
+)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a command line says of where to run, what to train, and what to plan from; None: nothing."""
+
+    recipe: Recipe = None
+    cluster: ClusterFile = None
+    plan: PlanFile = None
+    emulate: Emulate = None
+    model: Model = None
+    global_batch: GlobalBatch = None
+    seq_len: SeqLen = None
+    settings: Settings = None
+    profile: Profile = None
+    speed: Speed = None
+    split: Split = None
+    alpha: Alpha = None
+    bridge: Bridge = None
+
+
+def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these fields of RunOptions as its options: it gets them together, as its first argument."""
+
+    def give(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def called(**given: Any) -> None:
+            command(RunOptions(**{name: given.pop(name) for name in names}), **given)
+
+        shared = inspect.signature(RunOptions, eval_str=True).parameters
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        every = [p.replace(kind=p.KEYWORD_ONLY) for p in (*(shared[name] for name in names), *own)]
+        called.__annotations__ = {p.name: p.annotation for p in every}
+        called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        return called
+
+    return give

@@ -11,19 +11,9 @@ from hetctl.commands import options
 from hetctl.console import Sink
 
 
+@options.takes("recipe", *options.WHERE, *options.WHAT, *options.HOW)
 def plan(
-    recipe: options.Recipe = None,
-    cluster: options.ClusterFile = None,
-    emulate: options.Emulate = None,
-    model: options.Model = None,
-    global_batch: options.GlobalBatch = None,
-    seq_len: options.SeqLen = None,
-    settings: options.Settings = None,
-    profile: options.Profile = None,
-    speed: options.Speed = None,
-    split: options.Split = None,
-    alpha: options.Alpha = None,
-    bridge: options.Bridge = None,
+    asked: options.RunOptions,
     env: Annotated[
         str | None,
         typer.Option("--env", metavar="HOST", help="Show what the ranks of a host are started with, and why."),
@@ -43,7 +33,7 @@ def plan(
     from hetctl.comm.contract.files import write_atomically, write_json
     from hetctl.comm.contract.plan import save_plan
     from hetctl.comm.contract.values import encode
-    from hetctl.commands.resolve import Options, resolve
+    from hetctl.commands.resolve import resolve
     from hetctl.render.plan import show_plan
     from hetctl.render.plan_page import plan_page
     from hetctl.render.trace import chrome_trace
@@ -51,20 +41,6 @@ def plan(
     from hetctl.trainer.planning.planner import weigh
 
     sink = Sink(as_json=as_json)
-    asked = Options(
-        recipe=recipe,
-        cluster=cluster,
-        emulate=emulate,
-        settings=settings,
-        model=model,
-        global_batch=global_batch,
-        seq_len=seq_len,
-        split=split,
-        alpha=alpha,
-        bridge=bridge,
-        profile=profile,
-        speed=speed,
-    )
     found = resolve(asked, sink, runs=False)
     weighed = weigh(found.cluster, found.recipe, speeds=found.speeds, profile=found.profile)
     said = explanation(weighed.problem, weighed.predictions).sentences() if explain else ()

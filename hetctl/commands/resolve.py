@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.commands.options import RunOptions
 from hetctl.console import Sink
 
 if TYPE_CHECKING:
@@ -21,40 +21,6 @@ MAX_SAMPLES = 4096
 
 
 @dataclass(frozen=True)
-class Options:
-    """What a command line says of where to run, what to train, and what to plan from; None and empty: nothing."""
-
-    recipe: Path | None = None
-    cluster: Path | None = None
-    plan: Path | None = None
-    emulate: str | None = None
-    settings: Sequence[str] | None = None
-    model: str | None = None
-    global_batch: int | None = None
-    seq_len: int | None = None
-    split: str | None = None
-    alpha: float | None = None
-    bridge: str | None = None
-    profile: Path | None = None
-    speed: str | None = None
-
-    @property
-    def overrides(self) -> list[tuple[str, Any]]:
-        """Keys of the recipe and their values: those of `--set`, then the options. Raises ConfigError."""
-        from hetctl.trainer.recipe import parse_override
-
-        options = (
-            ("model.name", self.model),
-            ("model.seq_len", self.seq_len),
-            ("batch.global_batch", self.global_batch),
-            ("parallelism.split", self.split),
-            ("parallelism.alpha", self.alpha),
-            ("bridge.transport", self.bridge),
-        )
-        return [*map(parse_override, self.settings or ()), *((k, v) for k, v in options if v is not None)]
-
-
-@dataclass(frozen=True)
 class Resolved:
     """What the options mean."""
 
@@ -65,7 +31,22 @@ class Resolved:
     profile: Profile | None = None
 
 
-def resolve(options: Options, sink: Sink, *, runs: bool) -> Resolved:
+def overrides_of(options: RunOptions) -> list[tuple[str, Any]]:
+    """Keys of the recipe and their values: those of `--set`, then the options. Raises ConfigError."""
+    from hetctl.trainer.recipe import parse_override
+
+    named = (
+        ("model.name", options.model),
+        ("model.seq_len", options.seq_len),
+        ("batch.global_batch", options.global_batch),
+        ("parallelism.split", options.split),
+        ("parallelism.alpha", options.alpha),
+        ("bridge.transport", options.bridge),
+    )
+    return [*map(parse_override, options.settings or ()), *((k, v) for k, v in named if v is not None)]
+
+
+def resolve(options: RunOptions, sink: Sink, *, runs: bool) -> Resolved:
     """Where it `runs`, an emulation labels this machine's devices; otherwise it describes some that need not exist.
 
     Raises ConfigError. What nobody gave is assumed, and said.
@@ -73,16 +54,17 @@ def resolve(options: Options, sink: Sink, *, runs: bool) -> Resolved:
     from hetctl.trainer.planning.profile import load_profile
     from hetctl.trainer.recipe import load_recipe
 
-    recipe = load_recipe(options.recipe, options.overrides)
+    overrides = overrides_of(options)
+    recipe = load_recipe(options.recipe, overrides)
     cluster, plan = resolve_where(options, sink, runs=runs, layers=recipe.shape().layers)
     if options.recipe is None:
-        recipe = _with_sizes(recipe, cluster, plan, sink, given={key for key, _ in options.overrides})
+        recipe = _with_sizes(recipe, cluster, plan, sink, given={key for key, _ in overrides})
     profile = load_profile(options.profile) if options.profile else None
     return Resolved(recipe, cluster, plan, read_speeds(options.speed), profile)
 
 
 def resolve_where(
-    options: Options, sink: Sink, *, runs: bool = True, layers: int | None = None
+    options: RunOptions, sink: Sink, *, runs: bool = True, layers: int | None = None
 ) -> tuple[Cluster, Plan | None]:
     """The cluster that the options mean, and a person's plan, of a model with so many layers. Raises ConfigError."""
     from hetctl.comm.contract.plan import load_plan

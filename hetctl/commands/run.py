@@ -11,17 +11,13 @@ from hetctl.commands import options
 from hetctl.console import Sink
 
 
+@options.takes(*options.WHERE, "plan", "bridge")
 def run(
+    asked: options.RunOptions,
     program: Annotated[
         list[str],
         typer.Argument(metavar="-- python SCRIPT ...", help="The program each rank runs.", show_default=False),
     ],
-    cluster: options.ClusterFile = None,
-    plan_file: Annotated[
-        Path | None, typer.Option("--plan", help="Take islands and bridges from this plan.", rich_help_panel="Where")
-    ] = None,
-    emulate: options.Emulate = None,
-    bridge: options.Bridge = None,
     as_nccl: Annotated[
         bool, typer.Option("--as-nccl", help="A program that asks for nccl gets het for groups across islands.")
     ] = False,
@@ -36,21 +32,21 @@ def run(
     Each rank gets torchrun's environment and the back end `het`: `dist.init_process_group("het")` gives native
     groups inside an island and bridged ones across. `python` becomes the host's configured interpreter.
     """
-    from hetctl.commands.resolve import Options, resolve_where
+    from hetctl.commands.resolve import resolve_where
     from hetctl.launcher.run_folder.folder import create_run
     from hetctl.launcher.supervisor.supervise import raise_unless_done
     from hetctl.runs.handover import Handover, outside_allocation, run_in_background, submit
     from hetctl.runs.program import ProgramRun, check_program, run_program
 
     sink = Sink(as_json=as_json)
-    where, plan = resolve_where(Options(cluster=cluster, plan=plan_file, emulate=emulate), sink)
-    asked = ProgramRun(tuple(program), where, plan, bridge or "auto", as_nccl, verify_bridge, launcher)
-    check_program(asked, sink)
-    folder = create_run(run_dir, asked.label)
+    where, plan = resolve_where(asked, sink)
+    begun = ProgramRun(tuple(program), where, plan, asked.bridge or "auto", as_nccl, verify_bridge, launcher)
+    check_program(begun, sink)
+    folder = create_run(run_dir, begun.label)
     if detach or outside_allocation(launcher):
         hand_on = run_in_background if detach else submit
-        sink.result(hand_on(Handover(program=asked), folder, sink))
+        sink.result(hand_on(Handover(program=begun), folder, sink))
         return
-    summary = run_program(asked, folder, sink)
+    summary = run_program(begun, folder, sink)
     sink.result(summary)
     raise_unless_done(summary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,22 +12,9 @@ from hetctl.commands import options
 from hetctl.console import Sink
 
 
+@options.takes("recipe", "plan", *options.WHERE, *options.WHAT, *options.HOW)
 def train(
-    recipe: options.Recipe = None,
-    cluster: options.ClusterFile = None,
-    plan_file: Annotated[
-        Path | None, typer.Option("--plan", help="Run this plan.yaml as it is.", rich_help_panel="Where")
-    ] = None,
-    emulate: options.Emulate = None,
-    model: options.Model = None,
-    global_batch: options.GlobalBatch = None,
-    seq_len: options.SeqLen = None,
-    settings: options.Settings = None,
-    profile: options.Profile = None,
-    speed: options.Speed = None,
-    split: options.Split = None,
-    alpha: options.Alpha = None,
-    bridge: options.Bridge = None,
+    asked: options.RunOptions,
     resume: Annotated[
         str,
         typer.Option(help="auto continues the run in --run-dir; never starts anew; or a checkpoint's path."),
@@ -57,7 +45,7 @@ def train(
     ranks and reports. With nothing configured it trains a small Llama across an emulated NVIDIA + AMD pair on
     this machine, on the source text of Python's standard library, in about a minute.
     """
-    from hetctl.commands.resolve import Options, resolve
+    from hetctl.commands.resolve import resolve
     from hetctl.doctor.preflight import check_before
     from hetctl.launcher.run_folder.folder import create_run
     from hetctl.launcher.supervisor.supervise import raise_unless_done
@@ -70,21 +58,7 @@ def train(
     sink = Sink(as_json=as_json)
     more = [f"train.profile_step={profile_step}"] if profile_step is not None else []
     more += ["train.adapt=true"] if adapt else []
-    asked = Options(
-        recipe=recipe,
-        cluster=cluster,
-        plan=plan_file,
-        emulate=emulate,
-        settings=[*(settings or ()), *more],
-        model=model,
-        global_batch=global_batch,
-        seq_len=seq_len,
-        split=split,
-        alpha=alpha,
-        bridge=bridge,
-        profile=profile,
-        speed=speed,
-    )
+    asked = replace(asked, settings=[*(asked.settings or ()), *more])
     found = resolve(asked, sink, runs=True)
     prepared = prepare(
         found.recipe,

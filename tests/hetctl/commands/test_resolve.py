@@ -10,7 +10,8 @@ from hetctl.comm.contract.cluster import save_cluster
 from hetctl.comm.contract.emulate import describe_cluster, parse_spec
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.plan import save_plan
-from hetctl.commands.resolve import Options, Resolved, resolve
+from hetctl.commands.options import RunOptions
+from hetctl.commands.resolve import Resolved, resolve
 from hetctl.console import Sink
 from hetctl.runs.prepare import prepare
 from hetctl.trainer.planning.hardware import CLASSES
@@ -19,7 +20,7 @@ from hetctl.trainer.planning.planner import make_plan
 SPEC = "cpu:1,cpu:1"
 
 
-def planned(folder: Path, options: Options) -> tuple[Path, Resolved]:
+def planned(folder: Path, options: RunOptions) -> tuple[Path, Resolved]:
     """What `hetctl plan -o plan.yaml` writes with these options."""
     found = resolve(options, Sink(), runs=False)
     save_plan(folder / "plan.yaml", make_plan(found.cluster, found.recipe))
@@ -32,21 +33,21 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_of_a_named_model_is_taken_by_train_with_the_same_words(tmp_path: Path) -> None:
-    file, made = planned(tmp_path, Options(model="llama-160m", emulate=SPEC))
-    found = resolve(Options(model="llama-160m", plan=file), Sink(), runs=True)
+    file, made = planned(tmp_path, RunOptions(model="llama-160m", emulate=SPEC))
+    found = resolve(RunOptions(model="llama-160m", plan=file), Sink(), runs=True)
     assert (found.recipe.model.seq_len, found.recipe.batch.global_batch) == (
         made.recipe.model.seq_len,
         made.recipe.batch.global_batch,
     )
     text = tmp_path / "text"
     text.write_text("what a text says. " * 60_000)
-    found = resolve(Options(model="llama-160m", plan=file, settings=[f"data.source={text}"]), Sink(), runs=True)
+    found = resolve(RunOptions(model="llama-160m", plan=file, settings=[f"data.source={text}"]), Sink(), runs=True)
     prepared = prepare(found.recipe, found.cluster, plan=found.plan, speeds=found.speeds, way="local", sink=Sink())
     assert prepared.plan.global_batch == made.recipe.batch.global_batch
 
 
 def test_plan_and_train_assume_the_same_sizes_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
-    options = Options(model="llama-160m", emulate=SPEC)
+    options = RunOptions(model="llama-160m", emulate=SPEC)
     sizes = [resolve(options, Sink(), runs=runs).recipe for runs in (False, True)]
     assert sizes[0] == sizes[1]
     said = capsys.readouterr().err
@@ -55,8 +56,8 @@ def test_plan_and_train_assume_the_same_sizes_and_say_so(capsys: pytest.CaptureF
 
 
 def test_sizes_that_a_person_gave_are_not_the_plans(tmp_path: Path) -> None:
-    file, _ = planned(tmp_path, Options(model="llama-160m", emulate=SPEC))
-    found = resolve(Options(model="llama-160m", plan=file, seq_len=256), Sink(), runs=True)
+    file, _ = planned(tmp_path, RunOptions(model="llama-160m", emulate=SPEC))
+    found = resolve(RunOptions(model="llama-160m", plan=file, seq_len=256), Sink(), runs=True)
     with pytest.raises(ConfigError, match="the recipe asks for"):
         prepare(found.recipe, found.cluster, plan=found.plan, speeds=found.speeds, way="local", sink=Sink())
 
@@ -66,7 +67,7 @@ def test_a_cluster_file_may_be_emulated_by_plan_and_by_train(
 ) -> None:
     described = describe_cluster(parse_spec("h200:2@0.5,mi325x:1~64GiB", CLASSES), CLASSES)
     save_cluster(tmp_path / "there.yaml", described)
-    options = Options(emulate=str(tmp_path / "there.yaml"))
+    options = RunOptions(emulate=str(tmp_path / "there.yaml"))
     assert resolve(options, Sink(), runs=False).cluster == described
     here = resolve(options, Sink(), runs=True).cluster
     assert here.source == "emulated"
@@ -79,6 +80,6 @@ def test_a_cluster_file_may_be_emulated_by_plan_and_by_train(
 
 def test_where_is_said_once() -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
-        resolve(Options(cluster=Path("a.yaml"), emulate=SPEC), Sink(), runs=True)
+        resolve(RunOptions(cluster=Path("a.yaml"), emulate=SPEC), Sink(), runs=True)
     with pytest.raises(ConfigError, match="--plan already says where"):
-        resolve(Options(plan=Path("a.yaml"), emulate=SPEC), Sink(), runs=True)
+        resolve(RunOptions(plan=Path("a.yaml"), emulate=SPEC), Sink(), runs=True)
