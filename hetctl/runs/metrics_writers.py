@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib.util
 import netrc
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -96,8 +98,8 @@ class _TensorBoard:
     """An event file in the run's folder `tensorboard`."""
 
     def __init__(self, folder: RunFolder, step: int) -> None:
-        from tensorboardX import SummaryWriter
-
+        with _torch_hidden():
+            from tensorboardX import SummaryWriter
         self._writer = SummaryWriter(logdir=str(folder.path / "tensorboard"), purge_step=step + 1, flush_secs=10)
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
@@ -106,6 +108,17 @@ class _TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
+
+
+@contextmanager
+def _torch_hidden() -> Iterator[None]:
+    """tensorboardX imports torch where it finds it, for tensors that nobody gives it here: seconds of every start."""
+    hidden = sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # as the import system documents
+    try:
+        yield
+    finally:
+        if hidden is None:
+            del sys.modules["torch"]
 
 
 def _wandb(folder: RunFolder, config: Mapping[str, Any], step: int) -> MetricsWriter | str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -119,3 +120,21 @@ def test_a_slow_board_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not opened.is_set()
     opened.set()
     writers.end({})
+
+
+def test_the_event_file_costs_no_import_of_torch(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.runs.metrics_writers import MetricsWriters
+writers = MetricsWriters(RunFolder(Path(sys.argv[1])), {}, sys.exit)
+writers.begin(0)
+writers.step({"step": 1, "loss": 0.5})
+writers.end({})
+print("torch" in sys.modules, flush=True)
+import torch  # where it is wanted it can still be had
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    assert events(tmp_path / "tensorboard") == [(1, "loss", 0.5)]
