@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from hetctl.bench import pipeline
-from hetctl.commands.resolve import Options, resolve
+from hetctl.commands.options import RunOptions
+from hetctl.commands.resolve import resolve
 from hetctl.console import Sink
 from hetctl.trainer.planning.profile import load_profile
 
@@ -51,7 +52,7 @@ def test_a_pipeline_leaves_ranks_idle_that_have_no_sample() -> None:
 
 def test_a_pipeline_where_no_native_library_spans_the_islands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "speak_alike", lambda cluster: False)
-    asked = Options(emulate="cpu:1,cpu:1", model="demo", seq_len=16, global_batch=2, settings=pipeline.SETTINGS)
+    asked = RunOptions(emulate="cpu:1,cpu:1", model="demo", seq_len=16, global_batch=2, settings=pipeline.SETTINGS)
     resolved = resolve(asked, Sink(), runs=True)
     found = pipeline.bench_pipeline(resolved.cluster, resolved.recipe, rounds=1, sink=Sink())
     assert set(found["tokens_per_s"]) == {"bridged", "naive"}
