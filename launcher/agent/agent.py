@@ -231,6 +231,8 @@ class Agent:
         worker.signal_group(signal.SIGKILL)  # children it left behind
         oom = self.oom.killed(worker.process.pid) if code == -signal.SIGKILL else None
         asked = self.deadline is not None and reason is None
+        if code == -signal.SIGKILL and asked:  # whoever is killed before the deadline was killed by somebody else
+            asked = time.monotonic() >= (self.deadline or 0.0)
         error = worker.error()
         if worker.failing and code in (-signal.SIGTERM, -signal.SIGKILL):
             code = 1  # it failed by itself, and was only helped to end
