@@ -8,8 +8,9 @@ demo: .venv/ready
 	$(BIN)/hetctl train
 
 # Two tests a core side by side, since most of their time is waiting; a file's tests stay together, for what they
-# share. Compiled sources are kept even where the environment says otherwise: each test's processes import them anew.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# share, and files are begun in the order that tests/conftest.py gives them. Compiled sources are kept even where the
+# environment says otherwise: each test's processes import them anew.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 WORKERS ?= auto
 
 # What one runs often: all but what is marked slow (pyproject.toml says what that is)

@@ -3,6 +3,7 @@ in the home of whoever runs the tests; what was skipped is said once, with how t
 
 import os
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,28 @@ settings.load_profile("hetctl")
 @pytest.fixture(autouse=True, scope="session")
 def _own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+# Rooms whose files take longest, longest first
+LONG = (
+    "hetctl/runs",
+    "trainer/loop",
+    "hetctl/validate",
+    "hetctl/bench",
+    "hetctl/discovery",
+    "hetctl/doctor",
+    "trainer",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long is begun first, and what is short fills the end: no core waits for a last long file."""
+
+    def place(item: pytest.Item) -> int:
+        room = item.path.relative_to(Path(__file__).parent).as_posix()
+        return next((number for number, name in enumerate(LONG) if room.startswith(name)), len(LONG))
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)

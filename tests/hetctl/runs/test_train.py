@@ -21,19 +21,19 @@ from tests.hetctl.runs.test_metrics_writers import events
 
 ROOT = Path(__file__).parents[3]
 WHOLE = ("steps", "first_loss", "last_loss", "tokens")  # of the run, however often it was resumed
+UNEVEN = "h200:1,mi325x:2"
 SMALL = ("model.seq_len=32", "batch.global_batch=8", "train.validation_samples=8", "optimizer.warmup_steps=2")
 
 
-def command(run: Path, *more: str, steps: int) -> list[str]:
+def command(run: Path, *more: str, steps: int, islands: str = "h200:1,mi325x:1") -> list[str]:
     settings = [word for key in (*SMALL, f"train.steps={steps}") for word in ("--set", key)]
-    argv = [sys.executable, "-m", "hetctl", "train", "--emulate", "h200:1,mi325x:2", "--run-dir", str(run)]
+    argv = [sys.executable, "-m", "hetctl", "train", "--emulate", islands, "--run-dir", str(run)]
     return [*argv, *settings, *more]
 
 
-def start(run: Path, *more: str, steps: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(run, *more, steps=steps), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+def start(run: Path, *more: str, steps: int, islands: str = "h200:1,mi325x:1") -> subprocess.Popen[str]:
+    argv = command(run, *more, steps=steps, islands=islands)
+    return subprocess.Popen(argv, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def processes_of(run: Path) -> list[int]:
@@ -67,7 +67,7 @@ def steps_done(run: Path) -> int:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run of 12 steps, the third traced, and the document `--json` printed."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    argv = command(run, "--json", "--profile-step", "3", steps=12)
+    argv = command(run, "--json", "--profile-step", "3", steps=12, islands=UNEVEN)
     done = subprocess.run(argv, cwd=ROOT, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
@@ -216,11 +216,12 @@ def test_a_run_continues_from_its_checkpoint_as_if_never_stopped(
 ) -> None:
     """12 steps at once, or 5, a checkpoint, a new process, and 7: the same losses to the last digit."""
     run = tmp_path / "run"
-    first = start(run, "--set", "checkpoint.every=5", steps=12)
+    first = start(run, "--set", "checkpoint.every=5", steps=12, islands=UNEVEN)
     wait_for(lambda: (run / "checkpoints" / "step-00000005").is_dir())
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=400)
-    again = subprocess.run(command(run, steps=12), cwd=ROOT, text=True, capture_output=True, check=False)
+    argv = command(run, steps=12, islands=UNEVEN)
+    again = subprocess.run(argv, cwd=ROOT, text=True, capture_output=True, check=False)
     assert again.returncode == 0, again.stderr
     losses = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
