@@ -27,7 +27,7 @@ from hetctl.comm.bridge.engines.base import PEER_COPY, EnginePort, Memory, Regio
 from hetctl.comm.bridge.engines.shared import EngineUse, use, wires_here
 from hetctl.comm.bridge.failover import Position, say
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, Posted, RingTransport, SingleRail, SlotReleases
+from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, LaneEnd, Posted, RingTransport, SlotReleases
 from hetctl.comm.bridge.rdma_ports import POLL_SECONDS, LaneTransfers, connect, described
 from hetctl.comm.bridge.staging import TRAILER_BYTES, engine_for
 from hetctl.comm.bridge.transports import Making
@@ -178,7 +178,7 @@ class Ring:
                 self._map.close()
 
 
-class DirectLaneEnd(SingleRail):
+class DirectLaneEnd(LaneEnd):
     """One end of a lane; slots are used in turn, the same number at both ends."""
 
     def __init__(

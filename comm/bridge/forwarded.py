@@ -20,6 +20,7 @@ from hetctl.comm.bridge.lane_end import Flow, LaneEnd
 from hetctl.comm.bridge.staging import CopyEngine, TrailerMismatch, seal, trailer_of, unseal
 from hetctl.comm.bridge.window import Chunk, ThreadReplaced, Window
 from hetctl.comm.operation.byte_counter import METER
+from hetctl.comm.operation.device import passed
 from hetctl.comm.operation.intervals import spread
 from hetctl.comm.operation.views import may_write
 from hetctl.comm.operation.work import BridgeError, reason_of
@@ -262,19 +263,19 @@ class SendLane(ForwardedLane):
         chunk.copied = self._engine.out(message, chunk.span, chunk.slot, ready, trailer)
         self._copying.append(chunk)
         if message.outgoing is not None:
-            message.outgoing.add(chunk.past, chunk.copied.event)
-        if chunk.last and chunk.copied.event is not None:
+            message.outgoing.add(chunk.past, chunk.copied)
+        if chunk.last and chunk.copied is not None:
             # on a device the memory may be written again behind this event; `close` still sees the slots off
-            self._bridge.end(message, ready=chunk.copied.event)
+            self._bridge.end(message, ready=chunk.copied)
 
     def _send(self) -> None:
         chunk = self._copying[0]
-        assert chunk.copied is not None
         soon = time.monotonic() + SOON_SECONDS
-        while not chunk.copied.over() and self.window.lane_end.advance():
+        while not passed(chunk.copied) and self.window.lane_end.advance():
             if time.monotonic() > soon:  # it is behind something of the program's
                 time.sleep(POLL_SECONDS)
-        chunk.copied.wait()
+        if chunk.copied is not None:
+            chunk.copied.synchronize()
         if not chunk.sealed:
             operation, number = chunk.position
             seal(chunk.slot, operation=operation, chunk=number, length=chunk.length, checked=self._bridge.verify)
@@ -285,8 +286,7 @@ class SendLane(ForwardedLane):
     def _finish(self) -> None:
         chunk = self.window.finish()
         self.window.retire(chunk)
-        assert chunk.copied is not None
-        if chunk.last and chunk.copied.event is None:  # else its message has ended with the copy
+        if chunk.last and chunk.copied is None:  # else its message has ended with the copy
             self._bridge.end(chunk.message)
 
 

@@ -29,7 +29,7 @@ from hetctl.comm.bridge.connecting import HANDSHAKE_SECONDS, MOST_SECONDS, Conne
 from hetctl.comm.bridge.device_memory import pin, unpin
 from hetctl.comm.bridge.failover import Position
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.lane_end import Flow, Posted, RingTransport, SingleRail, SlotReleases
+from hetctl.comm.bridge.lane_end import Flow, LaneEnd, Posted, RingTransport, SlotReleases
 from hetctl.comm.bridge.staging import engine_for
 from hetctl.comm.bridge.transports import Making
 from hetctl.comm.contract.units import MiB
@@ -120,7 +120,7 @@ class _Rings:
         return handles
 
 
-class ShmLaneEnd(SingleRail):
+class ShmLaneEnd(LaneEnd):
     """One end of a ring; slots are used in turn, filled by one end and freed by the other.
 
     A sender whose slots are all free again may give the ring up, and says so; the receiver, which may wait for the next

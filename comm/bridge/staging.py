@@ -151,21 +151,6 @@ def side_stream(device: torch.device) -> Any:
 _shared_stream = functools.cache(side_stream)
 
 
-class Copied:
-    """A copy that was started; `event` marks its end on devices with streams."""
-
-    def __init__(self, event: Any = None) -> None:
-        self.event = event
-
-    def over(self) -> bool:
-        return self.event is None or bool(self.event.query())
-
-    def wait(self) -> None:
-        """Block the host until the copy is done."""
-        if self.event is not None:
-            self.event.synchronize()
-
-
 @dataclass(frozen=True)
 class Landed:
     """A chunk that was taken in: the events behind which its slot is read, and its target written; None on the host."""
@@ -195,9 +180,10 @@ class CopyEngine(Protocol):
     def enter(self) -> None:
         """Get the calling thread ready for copies; they are only made by threads that did so."""
 
-    def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
+    def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Any:
         """Start copying these bytes into a slot, after the event `ready`, which a message's first chunk brings.
 
+        Returns the event behind which the copy is over; None on the host.
         A device slot gets its `trailer` by the same copy; elsewhere, and with a checksum in it, it is `seal`ed later.
         """
 
@@ -224,11 +210,11 @@ class HostEngine:
     def enter(self) -> None:
         return None
 
-    def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
+    def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Any:
         first, past = span
         slot[: past - first].copy_(source.octets[first:past])
         METER.touch(2 * (past - first))
-        return Copied()
+        return None
 
     def into(
         self, slot: torch.Tensor, target: torch.Tensor, span: Span, combine: Combine | None, ready: Sequence[Any]
@@ -290,7 +276,7 @@ class StreamEngine:
         self._copies = self._copies or side_stream(self.device)
         self._streams.set_stream(self._copies)
 
-    def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
+    def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Any:
         first, past = span
         size = past - first
         if ready is not None:
@@ -305,7 +291,7 @@ class StreamEngine:
         else:
             slot[:size].copy_(source.octets[first:past], non_blocking=True)
             METER.touch(size)
-        return Copied(self._copies.record_event())
+        return self._copies.record_event()
 
     def into(
         self, slot: torch.Tensor, target: torch.Tensor, span: Span, combine: Combine | None, ready: Sequence[Any]

@@ -21,7 +21,7 @@ from hetctl.comm.bridge.bridge import Bridge, LaneKey
 from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.failover import Loss, Movable, Position, RailWatch, remaining, route, say
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.lane_end import Flow, Posted
+from hetctl.comm.bridge.lane_end import Flow, LaneEnd, Posted
 from hetctl.comm.bridge.staging import CHUNK_BYTES, TRAILER_BYTES, CopyEngine, engine_for
 from hetctl.comm.bridge.transports import Making
 from hetctl.comm.contract.placement import NICS_VARIABLE
@@ -214,7 +214,7 @@ def make(making: Making) -> TcpTransport:
     return TcpTransport(making.watch)
 
 
-class TcpLaneEnd:
+class TcpLaneEnd(LaneEnd):
     """One end of a lane over rails: chunks take the rails in turn, around those that are lost."""
 
     def __init__(
@@ -267,18 +267,6 @@ class TcpLaneEnd:
 
     def give(self, slot: torch.Tensor, event: Any) -> None:
         self._engine.give(slot, event)
-
-    def landed(self, slot: torch.Tensor) -> torch.Tensor:
-        return slot
-
-    def idle(self) -> None:
-        return None
-
-    def advance(self) -> bool:
-        return False
-
-    def disconnect(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def answers_first(rank: int) -> bool:
 
     def out(self: Any, *args: Any) -> Any:
         copies.append(true_out(self, *args))
-        return staging.Copied(Behind()) if len(copies) == 2 else copies[-1]
+        return Behind() if len(copies) == 2 else copies[-1]
 
     staging.HostEngine.out = out  # type: ignore[method-assign]
     works = [dist.isend(x, 1), dist.isend(y, 1)]
