@@ -17,10 +17,10 @@ from hetctl.comm.bridge.bridge import Message
 from hetctl.comm.bridge.staging import CHUNK_BYTES
 from hetctl.comm.contract.units import KiB, MiB
 from hetctl.comm.group.native import settle
-from hetctl.comm.group.pipelined import BroadcastPiece, GatheredPiece, ReducedSpan, ScatteredPiece
+from hetctl.comm.group.pipelined import BroadcastPiece, GatheredPiece, ReducedSpan, ScatteredPiece, in_turn
 from hetctl.comm.group.reductions import Reduction
 from hetctl.comm.group.runner import Part, at_once, extent
-from hetctl.comm.group.steps import CollectiveSteps, Run, arrive, in_turn, padded
+from hetctl.comm.group.steps import CollectiveSteps, Run, arrive, padded
 from hetctl.comm.operation.intervals import Interval, edges, even, meet, pieces
 from hetctl.comm.operation.views import as_bytes
 from hetctl.comm.operation.work import Reduce

@@ -131,9 +131,7 @@ class HetGroup(Operations):
         self._end_all(BridgeError(f"the process group '{self._name}' was aborted"))
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
-        _check_tag(tag)
-        _check_peer(dst, self._rank)
-        check_plain_values(tensors)
+        self._check_message(tensors, dst, tag)
         data, deadline, what = plain(tensors[0]), self._deadline(None), f"send to {self._who(dst)}"
         if self._layout.local(dst):
             place = self._layout.mine.index(dst)
@@ -145,24 +143,20 @@ class HetGroup(Operations):
         return self._noted(work)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
-        _check_tag(tag)
-        _check_peer(src, self._rank)
-        check_plain_values(tensors)
+        self._check_message(tensors, src, tag)
         target, deadline, what = tensors[0].detach(), self._deadline(None), f"recv from {self._who(src)}"
         if self._any.knows(tag):
             wanted = PendingReceive(what, tensors, deadline=deadline, on_error=self._error_flag.report_and_wait)
             if self._any.claims(target, src, tag, wanted):
                 return self._noted(wanted)
-        work = HetWork(what, tensors, deadline=deadline)
+        data = target if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
         if self._layout.local(src):
             place = self._layout.mine.index(src)
-            landing = None if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
-            written = target if landing is None else landing
-            native = self._native(target.device).messenger(place, self._layout.place).recv([written], place, tag)
+            native = self._native(target.device).messenger(place, self._layout.place).recv([data], place, tag)
+            landing = None if data is target else data
             return self._local(what, tensors, native, peer=src, deadline=deadline, landing=landing)
-        data = target if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
-        if data is not target:
-            work = Returning(what, target, data, deadline)
+        returning = data is not target
+        work = Returning(what, target, data, deadline) if returning else HetWork(what, tensors, deadline=deadline)
         work.source = src
         self._record(work, "recv", peer=src, tensors=tensors)
         self._bridge.recv(data.view(-1), src, tag=tag, kind=P2P, work=work, deadline=deadline)
@@ -178,6 +172,13 @@ class HetGroup(Operations):
         self._record(work, "recvAnySource", peer=None, tensors=tensors)
         self._any.recv(tensors[0].detach(), tag, work)
         return self._noted(work)
+
+    def _check_message(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:
+        """Raises ValueError or TypeError for a message that no transport carries, such as one to oneself."""
+        _check_tag(tag)
+        if peer == self._rank:
+            raise ValueError("a rank cannot exchange messages with itself over the 'het' back end: copy the tensor")
+        check_plain_values(tensors)
 
     def _post_unbounded(self, data: torch.Tensor, peer: int, tag: int) -> HetWork:
         """A receive that may stay unanswered for as long as the group lives."""
@@ -221,12 +222,6 @@ class HetGroup(Operations):
 
 
 _FOREVER = 3e8  # seconds
-
-
-def _check_peer(peer: int, rank: int) -> None:
-    """Raises ValueError for a message to oneself, which no transport carries."""
-    if peer == rank:
-        raise ValueError("a rank cannot exchange messages with itself over the 'het' back end: copy the tensor")
 
 
 def _check_tag(tag: int) -> None:
