@@ -71,6 +71,10 @@ class Prepare(Order, kind="spec"):
     lease_s: float = 0.0
     grace_s: float = 0.0
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(worker.rank for worker in self.workers)
+
 
 @dataclass(frozen=True)
 class Start(Order, kind="start"):

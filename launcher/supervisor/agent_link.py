@@ -13,7 +13,7 @@ from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.events import Done, Gone, Lost, Told, told
 from hetctl.launcher.agent.orders import Order, Part, order_line
 from hetctl.launcher.hosts.deadline import Deadline
-from hetctl.launcher.hosts.shell import Session
+from hetctl.launcher.hosts.shell import Session, Shell
 
 SILENT_S = 7.0  # agents answer every beat; this long without a word the line counts as lost
 RETRY_S = 1.0
@@ -32,9 +32,16 @@ class AgentLink:
     """One agent of a run. `Gone` is the last event when it was lost for good."""
 
     def __init__(
-        self, host: str, session: Session, *, first: bytes = b"", reopen: Reopen | None = None, lease_s: float = 0.0
+        self,
+        host: str,
+        session: Session,
+        shells: list[Shell],
+        *,
+        first: bytes = b"",
+        reopen: Reopen | None = None,
+        lease_s: float = 0.0,
     ) -> None:
-        self.host = host
+        self.host, self._shells = host, shells  # `reopen` adds to them
         self.finished = False  # it said its last word
         self._session, self._buffer = session, first
         self._reopen, self._lease_s = reopen, lease_s
@@ -71,6 +78,8 @@ class AgentLink:
             self._thread.join(max(0.0, until - time.monotonic()))
         self._closing.set()
         self._session.close()
+        for shell in self._shells:
+            shell.close()
 
     def complaint(self) -> str:
         """The last thing it said on stderr."""

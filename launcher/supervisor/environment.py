@@ -29,10 +29,6 @@ class Setting:
     secret: bool = False  # taken from who launches: never shown
     device: int | None = None  # of the host: for its rank alone; None: for all of the host's ranks
 
-    @property
-    def shown(self) -> str:
-        return _HIDDEN if self.secret else self.value
-
 
 @dataclass(frozen=True)
 class Seat:
@@ -47,7 +43,6 @@ class Seat:
 class HostShape:
     """What the settings of a host's ranks depend on, beside the seats."""
 
-    name: str
     cores: int
     device_type: str  # cpu or a row of NATIVES: what the ranks of this host really use
     master_address: str
@@ -288,7 +283,7 @@ def _own(name: str, value: str | None, environment: Mapping[str, str] | None, ho
 
 def without_secrets(settings: Sequence[Setting]) -> list[Setting]:
     """The settings as they may be shown."""
-    return [replace(s, value=s.shown) for s in settings]
+    return [replace(s, value=_HIDDEN) if s.secret else s for s in settings]
 
 
 def _facts(host: Host) -> HostFacts:
