@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -287,11 +286,11 @@ def make_group(transport: TransportKind) -> Any:
     """A group of all ranks whose bridges take this transport, whatever the placement says."""
     name = f"het{transport}"
 
-    def create(transport: TransportKind, options: Any, backend_options: Any = None) -> Any:
+    def create(options: Any, backend_options: Any = None) -> Any:
         return create_over(options, over(current_placement(), transport))
 
     if name.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(name, partial(create, transport), extended_api=True, devices=device_types())
+        dist.Backend.register_backend(name, create, extended_api=True, devices=device_types())
     return dist.new_group(backend=name, timeout=TIMEOUT)
 
 

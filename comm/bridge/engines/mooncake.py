@@ -114,7 +114,7 @@ def settings(wires: Wires) -> dict[str, str]:
     Left alone it chooses among a port's GIDs by itself.
     """
     found = {"MC_LOG_LEVEL": "WARNING", "GLOG_minloglevel": "1"}
-    index = next(iter(wires.gid_indices), None)
+    index = next((wire.gid_index for wire in wires.each_port), None)
     if wires.alike and index is not None:
         found["MC_GID_INDEX"] = str(index)
     return found

@@ -249,7 +249,7 @@ def port_settings(wires: Wires) -> dict[str, str]:
     if wires.sockets or not wires.ports:
         return {}
     found = [f"NET_DEVICES={port}" for port in wires.ports]
-    found += [f"IB_GID_INDEX={index}" for index in wires.gid_indices if index is not None]
+    found += [f"IB_GID_INDEX={wire.gid_index}" for wire in wires.each_port if wire.gid_index is not None]
     return {"engine_config": ",".join(found)}
 
 
