@@ -26,9 +26,10 @@ from hetctl.comm.contract.natives import backend_words, device_types
 from hetctl.comm.contract.placement import PlacedBridge, Placement, current_placement
 from hetctl.comm.contract.units import GiB, KiB, MiB
 from hetctl.comm.contract.values import decode
-from hetctl.comm.group.backend import create_over, register
-from hetctl.comm.operation.byte_counter import METER
+from hetctl.comm.group.autoload import register
+from hetctl.comm.group.backend import create_over
 from hetctl.comm.operation.device import has_streams, rank_device, synchronize
+from hetctl.comm.operation.recorder import METER
 
 VARIABLE = "HETCTL_MEASURE"  # names a JSON file with a Task
 IN_FLIGHT = 4  # messages under way at once

@@ -15,9 +15,11 @@ from typing import Any, Protocol
 import torch
 
 from hetctl.comm.bridge.device_memory import await_stream, start_copy
+from hetctl.comm.bridge.failover import Position
+from hetctl.comm.contract.errors import BridgeError
 from hetctl.comm.contract.units import MiB
-from hetctl.comm.operation.byte_counter import METER
 from hetctl.comm.operation.device import has_streams, module_of
+from hetctl.comm.operation.recorder import METER
 
 CHUNK_BYTES = 4 * MiB  # what a share of a large collective is made of, and a message over rails
 TRAILERS_AHEAD = 16  # on their way to device slots behind their chunks: more than a lane has slots
@@ -28,7 +30,7 @@ Span = tuple[int, int]  # bytes [first, past) of a message
 Combine = Callable[[torch.Tensor, torch.Tensor], object]  # (target in place, incoming)
 
 
-class TrailerMismatch(Exception):
+class TrailerMismatch(BridgeError):
     """A slot held another chunk than the one expected, or other bytes than were sent."""
 
 
@@ -37,15 +39,14 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def trailer_of(*, operation: int, chunk: int, length: int, checksum: int = 0) -> bytes:
+def trailer_of(position: Position, length: int, *, checksum: int = 0) -> bytes:
     """The trailer of a chunk; 0: without a checksum."""
-    return _TRAILER.pack(operation, chunk, checksum, length)
+    return _TRAILER.pack(*position, checksum, length)
 
 
-def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> None:
+def seal(slot: torch.Tensor, position: Position, length: int, *, checked: bool) -> None:
     """Write the trailer behind `length` payload bytes of `slot`, on the host or on a device."""
-    checksum = _checksum(slot[:length]) if checked else 0
-    trailer = trailer_of(operation=operation, chunk=chunk, length=length, checksum=checksum)
+    trailer = trailer_of(position, length, checksum=_checksum(slot[:length]) if checked else 0)
     if not slot.is_cpu:
         _scratch(slot.device).write(slot.data_ptr() + length, trailer)
     else:
@@ -53,20 +54,20 @@ def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked
         ctypes.memmove(slot.data_ptr() + length, trailer, TRAILER_BYTES)
 
 
-def unseal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> None:
+def unseal(slot: torch.Tensor, position: Position, length: int, *, checked: bool) -> None:
     """Raises TrailerMismatch unless the first `length` bytes of a received slot are exactly the expected chunk."""
     if not slot.is_cpu:
         trailer = _scratch(slot.device).read(slot.data_ptr() + length)
     else:
         assert length + TRAILER_BYTES <= slot.numel(), "a slot too small for its trailer"
         trailer = ctypes.string_at(slot.data_ptr() + length, TRAILER_BYTES)
-    got = _TRAILER.unpack(trailer)
-    if (got[0], got[1], got[3]) != (operation, chunk, length):
+    (operation, chunk), (*found, checksum, found_length) = position, _TRAILER.unpack(trailer)
+    if (*found, found_length) != (operation, chunk, length):
         raise TrailerMismatch(
             f"expected chunk {chunk} of message {operation} with {length} bytes, "
-            f"found chunk {got[1]} of message {got[0]} with {got[3]} bytes"
+            f"found chunk {found[1]} of message {found[0]} with {found_length} bytes"
         )
-    if checked and got[2] != _checksum(slot[:length]):
+    if checked and checksum != _checksum(slot[:length]):
         raise TrailerMismatch(f"chunk {chunk} of message {operation} arrived with other bytes than were sent")
 
 

@@ -26,8 +26,8 @@ from hetctl.comm.bridge.staging import CHUNK_BYTES, TRAILER_BYTES, CopyEngine, e
 from hetctl.comm.bridge.transports import Making
 from hetctl.comm.contract.placement import NICS_VARIABLE
 from hetctl.comm.contract.units import KiB
-from hetctl.comm.operation.byte_counter import METER
 from hetctl.comm.operation.device import accelerator
+from hetctl.comm.operation.recorder import METER
 from hetctl.comm.operation.store_connections import GroupStore
 from hetctl.comm.operation.work import Gloo, PrefixStore, Store, reason_of
 
@@ -133,7 +133,7 @@ class TcpRails:
         less those that are down at either end."""
         here, there = ("to", "from") if self._sending else ("from", "to")
         key, names = f"link/{self._name}/rails/", [name for name, _ in self._devices]
-        up, networks, nics = [_is_up(n) for n in names], [_network(n) for n in names], len(set(names))
+        up, networks, nics = [_is_up(n) for n in names], [_near().get(n, "") for n in names], len(set(names))
         store.set(key + here, json.dumps([up, networks, nics]))
         their_up, their_networks, their_nics = json.loads(connect_wait.value_of(store, key + there))
         self._nics = max(nics, their_nics)
@@ -333,10 +333,6 @@ def _near() -> dict[str, str]:
     """Interface -> network, of `HETCTL_NICS=ens1@roce0,ens2@roce0`."""
     words = [word.partition("@") for word in os.environ.get(NICS_VARIABLE, "").split(",") if word]
     return {name: network for name, _, network in words}
-
-
-def _network(interface: str) -> str:
-    return _near().get(interface, "")
 
 
 class _Devices(list[tuple[str, Any]]):

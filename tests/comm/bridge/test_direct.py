@@ -86,13 +86,13 @@ def flipped(rank: int) -> str:
     """The error of a message of two chunks, the second of which changes on its way."""
     data = torch.arange(7 << 20, dtype=torch.uint8)
 
-    def harmful(slot: torch.Tensor, **trailer: int) -> None:
-        seal(slot, **trailer)  # type: ignore[arg-type]
-        if trailer["chunk"] == 1:
+    def harmful(slot: torch.Tensor, position: tuple[int, int], length: int, *, checked: bool) -> None:
+        seal(slot, position, length, checked=checked)
+        if position[1] == 1:
             slot[100] ^= 1
 
     if rank == 0:
-        forwarded.seal = harmful  # type: ignore[assignment]
+        forwarded.seal = harmful
     try:
         dist.send(data, 1) if rank == 0 else dist.recv(data, 0)
         dist.all_reduce(torch.ones(1))
