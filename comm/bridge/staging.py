@@ -169,11 +169,20 @@ class Source(Protocol):
     def octets(self) -> torch.Tensor: ...
 
 
-class CopyEngine(Protocol):
-    """How bytes of one device type enter and leave slots."""
+def engine_for(device: torch.device) -> CopyEngine:
+    """A copy engine with streams of its own: one lane's copies must not queue behind another's that wait."""
+    return StreamEngine(device) if has_streams(device) else CopyEngine()
+
+
+class CopyEngine:
+    """How bytes of one device type enter and leave slots.
+
+    As it stands here on the host: a slot is fresh memory, and a copy is over when the call returns.
+    """
 
     def take(self, nbytes: int) -> torch.Tensor:
         """A host slot for `nbytes` of payload and the trailer."""
+        return torch.empty(nbytes + TRAILER_BYTES, dtype=torch.uint8, device="cpu")
 
     def give(self, slot: torch.Tensor, event: Any) -> None:
         """Hand back a slot; the device still reads it until `event`, where there is one."""
@@ -187,31 +196,6 @@ class CopyEngine(Protocol):
         Returns the event behind which the copy is over; None on the host.
         A device slot gets its `trailer` by the same copy; elsewhere, and with a checksum in it, it is `seal`ed later.
         """
-
-    def into(
-        self, slot: torch.Tensor, target: torch.Tensor, span: Span, combine: Combine | None, ready: Sequence[Any]
-    ) -> Landed:
-        """Copy or combine a slot's payload into these bytes of a flat tensor, behind the events `ready`."""
-
-
-def engine_for(device: torch.device) -> CopyEngine:
-    """A copy engine with streams of its own: one lane's copies must not queue behind another's that wait."""
-    return StreamEngine(device) if has_streams(device) else HostEngine()
-
-
-class HostEngine:
-    """Host tensors: a slot is fresh memory and a copy is over when the call returns."""
-
-    def take(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes + TRAILER_BYTES, dtype=torch.uint8, device="cpu")
-
-    def give(self, slot: torch.Tensor, event: Any) -> None:
-        return None
-
-    def enter(self) -> None:
-        return None
-
-    def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Any:
         first, past = span
         slot[: past - first].copy_(source.octets[first:past])
         METER.touch(2 * (past - first))
@@ -220,6 +204,7 @@ class HostEngine:
     def into(
         self, slot: torch.Tensor, target: torch.Tensor, span: Span, combine: Combine | None, ready: Sequence[Any]
     ) -> Landed:
+        """Copy or combine a slot's payload into these bytes of a flat tensor, behind the events `ready`."""
         payload, target = _typed(slot, target, span)
         if combine is None:
             target.copy_(payload)
@@ -229,7 +214,7 @@ class HostEngine:
         return Landed()
 
 
-class StreamEngine:
+class StreamEngine(CopyEngine):
     """Device tensors: pinned slots and side streams, so that copies never touch the program's stream.
 
     A lane's thread keeps the stream of its copies as its current one: switching to and fro for each chunk took longer

@@ -61,13 +61,6 @@ class Making:
     lost: Mapping[str, str]  # ports that the chosen engine cannot use, and why
 
 
-def make(making: Making) -> Transport:
-    """The transport that was chosen, by what its row names."""
-    module, _, function = TRANSPORTS[making.choice.kind].made_by.partition(":")
-    made: Transport = getattr(importlib.import_module(module), function)(making)
-    return made
-
-
 def choose(
     mine: Ability,
     theirs: Ability,
@@ -154,7 +147,9 @@ class TransportSelector:
             name = (choice.kind, choice.engine)
             if name not in self._made:
                 lost = self._mine.trials[choice.engine].lost if self._mine and choice.engine else {}
-                self._made[name] = make(Making(choice, key.device, self._watch, self._local, lost))
+                module, _, function = TRANSPORTS[choice.kind].made_by.partition(":")
+                making = Making(choice, key.device, self._watch, self._local, lost)
+                self._made[name] = getattr(importlib.import_module(module), function)(making)
             return self._made[name]
 
     def _planned(self, peer: int) -> TransportKind:

@@ -10,13 +10,13 @@ from math import inf
 from pathlib import Path
 from typing import Literal
 
-from hetctl.comm.contract.cluster import SCHEMA_VERSION, TransportKind, check_schema_version
+from hetctl.comm.contract.cluster import SCHEMA_VERSION, TransportKind, read_versioned
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.files import read_yaml, write_yaml
+from hetctl.comm.contract.files import write_yaml
 from hetctl.comm.contract.natives import NativeName
 from hetctl.comm.contract.placement import joined_natively
 from hetctl.comm.contract.transports import NATIVE
-from hetctl.comm.contract.values import decode, encode
+from hetctl.comm.contract.values import encode
 
 GroupKind = Literal["tensor", "data", "pipeline", "segment"]
 BackendName = Literal[NativeName, "het"]
@@ -337,9 +337,7 @@ def tied_groups(replicas: Iterable[Replica]) -> tuple[tuple[int, ...], ...]:
 
 def load_plan(path: Path, *, layers: int | None = None) -> Plan:
     """A plan.yaml, validated (against the model's number of blocks, where given). Raises ConfigError."""
-    data = read_yaml(path, what="plan")
-    check_schema_version(data, where=str(path))
-    plan = decode(Plan, data, where=path.name)
+    plan = read_versioned(path, Plan, what="plan")
     plan.validate(where=path.name, layers=layers)
     return plan
 

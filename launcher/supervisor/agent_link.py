@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hetctl.comm.contract.errors import HetctlError
-from hetctl.comm.contract.events import Done, Gone, Lost, Told, told
-from hetctl.launcher.agent.orders import Order, Part, order_line
+from hetctl.comm.contract.events import Done, Gone, Lost, Told, document, told
+from hetctl.launcher.agent.orders import Order, Part
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.shell import Session, Shell
 
@@ -59,7 +59,7 @@ class AgentLink:
 
     def send(self, order: Order) -> None:
         """One order. An agent that is gone says so by its silence, not here."""
-        data = json.dumps({**order_line(order), "got": self._got}).encode() + b"\n"
+        data = json.dumps({**document(order), "got": self._got}).encode() + b"\n"
         until = time.monotonic() + SEND_S
         with self._lock:
             session = self._session

@@ -122,6 +122,7 @@ class Engine(Protocol):
 
     def serve(self) -> bool:
         """Do what peers' transfers need of this end; whether it has to be called again while they last."""
+        return False  # it has threads for that
 
     def evidence(self) -> Evidence: ...
 

@@ -7,16 +7,23 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hetctl.comm.bridge.engines.base import CannotRegister, EngineFailed, EngineName, Evidence, Memory, Region, Wires
+from hetctl.comm.bridge.engines.base import (
+    CannotRegister,
+    Engine,
+    EngineFailed,
+    EngineName,
+    Evidence,
+    Memory,
+    Region,
+    Wires,
+)
 from hetctl.comm.bridge.engines.counters import is_down
 from hetctl.comm.contract.errors import reason_of
 
 _DONE, _WAITING = 1, 0
 
 
-class MooncakeEngine:
-    """See `base.Engine`."""
-
+class MooncakeEngine(Engine):
     name: EngineName = "mooncake"
 
     def __init__(self, wires: Wires) -> None:
@@ -91,9 +98,6 @@ class MooncakeEngine:
 
     def drop(self, handles: Sequence[Any]) -> None:
         """It frees a batch when its end is seen, and the others with itself."""
-
-    def serve(self) -> bool:
-        return False  # it has threads for that
 
     def evidence(self) -> Evidence:
         """It tells nothing but what it was started with: the port counters beside it must show the bytes."""

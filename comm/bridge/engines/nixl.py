@@ -21,7 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hetctl.comm.bridge.engines.base import CannotRegister, EngineFailed, EngineName, Evidence, Memory, Region, Wires
+from hetctl.comm.bridge.engines.base import (
+    CannotRegister,
+    Engine,
+    EngineFailed,
+    EngineName,
+    Evidence,
+    Memory,
+    Region,
+    Wires,
+)
 from hetctl.comm.contract.errors import reason_of
 
 _MOST_IDLE = 256  # transfers that are over and kept: a few rings' slots
@@ -54,9 +63,7 @@ class _Transfer:
             self.held.release()
 
 
-class NixlEngine:
-    """See `base.Engine`."""
-
+class NixlEngine(Engine):
     name: EngineName = "nixl"
 
     def __init__(self, wires: Wires) -> None:

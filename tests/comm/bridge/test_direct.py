@@ -116,7 +116,7 @@ def answers_first(rank: int) -> bool:
             dist.recv(got, 0)
             dist.send(answer, 0)
         return bool((got == 1).all())
-    answered, copies, true_out = threading.Event(), list[Any](), staging.HostEngine.out
+    answered, copies, true_out = threading.Event(), list[Any](), staging.CopyEngine.out
 
     class Behind:
         def query(self) -> bool:
@@ -129,7 +129,7 @@ def answers_first(rank: int) -> bool:
         copies.append(true_out(self, *args))
         return Behind() if len(copies) == 2 else copies[-1]
 
-    staging.HostEngine.out = out  # type: ignore[method-assign]
+    staging.CopyEngine.out = out  # type: ignore[method-assign]
     works = [dist.isend(x, 1), dist.isend(y, 1)]
     dist.recv(answer, 1)
     answered.set()
