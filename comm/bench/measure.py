@@ -224,9 +224,8 @@ def costs(ends: Ends, *, total: int) -> dict[str, float | None]:
 def way(ends: Ends, max_bytes: int) -> dict[str, Any]:
     """Everything about one way between the islands, and whether it is exact."""
     sizes = sizes_up_to(max_bytes)
-    cost = costs(
-        ends, total=min(max(max_bytes * 8, 128 * MiB), 2 * GiB)
-    )  # first: what it holds includes what it starts with
+    # first: what it holds includes what it starts with
+    cost = costs(ends, total=min(max(max_bytes * 8, 128 * MiB), 2 * GiB))
     seconds = {size: all_reduce_seconds(ends, size) for size in sizes}
     return {
         "exact": exact.proved(ends),
@@ -254,12 +253,8 @@ def raw_ceilings(ends: Ends, *, nbytes: int = 64 * MiB) -> dict[str, float]:
     words = ("pinned copy down", "pinned copy up") if pinned else ("host copy",)
     rates = {word: copy(*pair) for word, pair in zip(words, ((host, there), (there, host)), strict=False)}
     groups = [dist.new_group([0, ends.world - 1], backend="gloo") for _ in range(GROUPS)]
-    rates[f"{GROUPS} gloo groups"] = (
-        nbytes
-        / mean_seconds(lambda: _raw_stream(ends, groups, [host, torch.zeros_like(host)]), 4, settle=ends.settle)
-        * RAW_MESSAGES
-    )
-    return rates
+    stream = lambda: _raw_stream(ends, groups, [host, torch.zeros_like(host)])  # noqa: E731
+    return rates | {f"{GROUPS} gloo groups": RAW_MESSAGES * nbytes / mean_seconds(stream, 4, settle=ends.settle)}
 
 
 def _raw_stream(ends: Ends, groups: list[Any], messages: list[torch.Tensor]) -> None:

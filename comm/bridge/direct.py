@@ -167,9 +167,6 @@ class Ring:
     def close(self) -> None:
         for rail, region in zip(self._rails, self.regions, strict=False):  # fewer when one was refused
             rail.engine.deregister(region)
-        self._release()
-
-    def _release(self) -> None:
         if self._pinned:
             unpin(self.memory)
         self.memory, self._slots = torch.empty(0, dtype=torch.uint8), ()

@@ -183,12 +183,8 @@ class TcpTransport:
             self._links[key.sending, key.peer] = link
         made, engine = (SendLane if key.sending else RecvLane), engine_for(key.device)
         flow = HOST_FLOW if key.device.type == "cpu" else DEVICE_FLOW
-
         name = f"{key.link_name(bridge.rank)}/{key.wire_tag}"
-
-        def watch(window: Movable) -> None:
-            self._watch.add(name, key.peer, window, sending=key.sending)
-
+        watch = functools.partial(self._watch.add, name, key.peer, sending=key.sending)
         return made(
             bridge,
             key,

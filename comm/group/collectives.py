@@ -28,9 +28,8 @@ from hetctl.comm.operation.work import Reduce
 SPANS = 6  # of a middling collective on the host: as many as are on their way at once
 SPAN_CHUNKS = 16  # of a large one a rank, at most: a span costs Python time, and scratch where islands have more ranks
 DEVICE_SPANS = 2  # on devices spans are fewer, and whole slots: one costs more than its copies
-SLOT_BYTES = (
-    16 * MiB - 8 * KiB
-)  # the most that fills a slot over shm, and chunks over tcp (two, or four halves), without a rest
+# the most that fills a slot over shm, and chunks over tcp (two, or four halves), without a rest
+SLOT_BYTES = 16 * MiB - 8 * KiB
 PIECE_BYTES = 512 * MiB  # of all ranks' blocks that are on their way together, where that leaves each rank a slot
 FLAT_BYTES = 64 * KiB  # up to here one whole vector per peer costs less than two more native steps
 

@@ -71,9 +71,8 @@ class Runner:
         self._open: dict[int, QueuedCollective] = {}
         self._parts = 0  # handed over and not yet ended
         self._pending_device_work = pending_device_work or PendingDeviceWork()
-        self._begun: deque[tuple[QueuedCollective, Step, Any]] = (
-            deque()
-        )  # the second thread's: parts whose end is still to do
+        # the second thread's: parts whose end is still to do
+        self._begun: deque[tuple[QueuedCollective, Step, Any]] = deque()
         self._error: BaseException | None = None
         self._on_error = on_error
         self._streams: dict[tuple[torch.device, bool], Any] = {}

@@ -42,9 +42,8 @@ class RunOutcome:
 
     exits: list[Exit] = field(default_factory=list)
     errors: dict[int, RankError] = field(default_factory=dict)
-    pending: dict[int, Sequence[Mapping[str, Any]]] = field(
-        default_factory=dict
-    )  # what ranks waited for when they failed
+    # what ranks waited for when they failed
+    pending: dict[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     left: int = 0
     unverified: list[str] = field(default_factory=list)  # hosts that could not say that nothing is left
     lost: list[str] = field(default_factory=list)  # hosts that stopped answering
