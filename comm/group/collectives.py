@@ -160,7 +160,8 @@ class Collectives(CollectiveSteps):
         got = sent.new_empty(sum(out_counts))
         native = self.native(sent.device)
         settle(native.all_to_all(got, sent, out_counts=out_counts, counts=counts), run.deadline, what=run.what)
-        _deal(got, [out[r] for r in layout.mine])
+        for rank, part in zip(layout.mine, got.split(out_counts), strict=True):
+            out[rank].copy_(part)
         arrive(moves)
 
     def barrier(self, run: Run) -> None:
@@ -192,14 +193,6 @@ def is_small(data: torch.Tensor) -> bool:
 def is_even(blocks: Sequence[torch.Tensor]) -> bool:
     """Whether all ranks' blocks are of one size."""
     return all(block.numel() == blocks[0].numel() for block in blocks)
-
-
-def _deal(whole: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
-    """Copy consecutive parts of `whole` into the targets."""
-    first = 0
-    for target in targets:
-        target.copy_(whole[first : first + target.numel()])
-        first += target.numel()
 
 
 def check_sparse(op: Any) -> None:

@@ -20,8 +20,7 @@ from hetctl.comm.group.collectives import Collectives
 from hetctl.comm.group.error_flag import ErrorFlag
 from hetctl.comm.group.messages import AnySource, NativeMessage, PendingReceive
 from hetctl.comm.group.native import Membership, NativeCommunicator, break_native, make_island
-from hetctl.comm.group.pending_work import PendingDeviceWork
-from hetctl.comm.group.runner import Runner
+from hetctl.comm.group.runner import PendingDeviceWork, Runner
 from hetctl.comm.operation.intervals import IslandLayout
 from hetctl.comm.operation.recorder import RECORDER
 from hetctl.comm.operation.store_connections import GroupStore
@@ -122,7 +121,7 @@ class HetGroup(Operations):
         self._bridge.close(seconds=seconds)
         self._error_flag.close()
         for native in self._natives.values():
-            for group in native.groups():
+            for group in native.groups:
                 group.shutdown()
         self._natives = {}
 

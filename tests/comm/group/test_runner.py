@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from hetctl.comm.group.pending_work import PendingItem
-from hetctl.comm.group.runner import PARTS_AHEAD, Part, QueuedCollective, Runner
+from hetctl.comm.group.runner import PARTS_AHEAD, Part, PendingItem, QueuedCollective, Runner
 from hetctl.comm.operation.work import BridgeError, HetWork, NativeFailed
 
 SECONDS = 20
