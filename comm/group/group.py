@@ -20,7 +20,7 @@ from hetctl.comm.group.collectives import Collectives
 from hetctl.comm.group.error_flag import ErrorFlag
 from hetctl.comm.group.messages import AnySource, NativeMessage, PendingReceive
 from hetctl.comm.group.native import Membership, NativeCommunicator, break_native, make_island
-from hetctl.comm.group.runner import PendingDeviceWork, Runner
+from hetctl.comm.group.runner import Runner
 from hetctl.comm.operation.intervals import IslandLayout
 from hetctl.comm.operation.recorder import RECORDER
 from hetctl.comm.operation.store_connections import GroupStore
@@ -41,15 +41,9 @@ class HetGroup(Operations):
         self._natives = {}
         self._make_natives()
         names = [self._who(r) for r in range(self._size)]
-        self._pending_device_work = PendingDeviceWork()
-        self._error_flag = ErrorFlag(
-            shared.talk, rank=self._rank, names=names, on_verdict=self._end_all, overdue=self._overdue
-        )
-        self._runner = Runner(
-            f"het collectives {self._name}",
-            on_error=self._error_flag.report,
-            pending_device_work=self._pending_device_work,
-        )
+        late = lambda: self._runner.overdue()  # noqa: E731
+        self._error_flag = ErrorFlag(shared.talk, rank=self._rank, names=names, on_verdict=self._end_all, overdue=late)
+        self._runner = Runner(f"het collectives {self._name}", on_error=self._error_flag.report)
         self._error_flag.watch()
         watch = RailWatch(self._rank, shared.talk, self._who)
         self._transports_of = TransportSelector(
@@ -87,10 +81,6 @@ class HetGroup(Operations):
     def _who(self, rank: int) -> str:
         world, hosts = self._ranks[rank], self._placement.hosts
         return f"rank {world}" + (f" on {hosts[world]}" if world < len(hosts) else "")
-
-    def _overdue(self) -> str | None:
-        """What is late here that no transport waits for: on a device, or never begun."""
-        return self._pending_device_work.overdue() or self._runner.overdue()
 
     def _end_all(self, error: BridgeError) -> None:
         """The verdict on a failure anywhere: end what is pending, native parts too, and keep a record."""
@@ -210,7 +200,7 @@ class HetGroup(Operations):
             deadline=deadline,
             on_error=failed,
             landing=landing,
-            pending_device_work=self._pending_device_work,
+            pending_device_work=self._runner.pending_device_work,
         )
         work.source = peer
         entry = self._record(work, what.split()[0], peer=peer, tensors=tensors)

@@ -3,7 +3,6 @@
 The first begins them; the second ends those that come in parts, so that the next collective is reduced and sent while
 what other islands hold of this one is still on its way. On every communicator and every lane the order is the
 program's, whatever the threads' timing (second halves have a communicator of their own), so all ranks agree unasked.
-What devices still owe is kept: operations that ended for the host, while kernels run or wait for a rank that is gone.
 """
 
 from __future__ import annotations
@@ -36,7 +35,10 @@ Call = Callable[[], Iterable[Part] | None]
 
 @dataclass(frozen=True, eq=False)
 class PendingItem:
-    """One of them: what it is, the event behind its kernels, and the memory that later ones have to mind."""
+    """What ended for the host, while its kernels run or wait for a rank that is gone.
+
+    `event` is behind them; `extents` is the memory that later ones have to mind.
+    """
 
     what: str
     deadline: OperationDeadline | None
@@ -51,7 +53,7 @@ class PendingItem:
 
 
 class PendingDeviceWork:
-    """The open ones of a group; any thread may ask."""
+    """What the devices of a group still owe; any thread may ask."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -123,16 +125,14 @@ class QueuedCollective:
 class Runner:
     """One ordered queue of collectives and the two threads that run them."""
 
-    def __init__(
-        self, name: str, *, on_error: Callable[[str], None], pending_device_work: PendingDeviceWork | None = None
-    ) -> None:
+    def __init__(self, name: str, *, on_error: Callable[[str], None]) -> None:
         self._first = TaskQueue(name, self._begin)
         self._second = TaskQueue(f"{name}, second halves", self._continue)
         self._state = threading.Condition()
         self._turn = threading.Lock()  # one collective begins at a time, whosever thread it is in
         self._open: dict[int, QueuedCollective] = {}
         self._parts = 0  # handed over and not yet ended
-        self._pending_device_work = pending_device_work or PendingDeviceWork()
+        self.pending_device_work = PendingDeviceWork()
         # the second thread's: parts whose end is still to do
         self._begun: deque[tuple[QueuedCollective, Step, Any]] = deque()
         self._error: BaseException | None = None
@@ -181,7 +181,7 @@ class Runner:
                 stream.wait_event(job.start)
                 if waits:
                     stream.wait_stream(self._side(job.device, second=True))
-                for event in self._pending_device_work.on(job.extents):
+                for event in self.pending_device_work.on(job.extents):
                     stream.wait_event(event)
             if parted:
                 for part in job.call() or ():
@@ -266,7 +266,7 @@ class Runner:
             ready = module_of(job.device).current_stream(job.device).record_event()
         if ready is not None:  # before it is no longer open: whoever touches its memory next finds one or the other
             minded = job.extents if job.parted else None
-            self._pending_device_work.add(PendingItem(job.work.what, job.work.deadline, ready, job.device, minded))
+            self.pending_device_work.add(PendingItem(job.work.what, job.work.deadline, ready, job.device, minded))
         with self._state:
             self._open.pop(id(job), None)
         job.work.finish(ready=ready, error=error)
@@ -300,7 +300,9 @@ class Runner:
             return bool(self._open)
 
     def overdue(self) -> str | None:
-        """A sentence on a collective that should have ended a while ago, which whoever carries it did not say."""
+        """A sentence on what is late here, said by no transport: on a device, or a collective that has not ended."""
+        if (owed := self.pending_device_work.overdue()) is not None:
+            return owed
         with self._state:
             works = [job.work for job in self._open.values()]
         late = [(w, w.deadline) for w in works if w.deadline is not None and w.deadline.passed(since=OVERDUE_SECONDS)]

@@ -13,6 +13,7 @@ from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.events import Done, Gone, Lost, Told, document, told
 from hetctl.launcher.agent.orders import Order, Part
 from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.fanout import fan_out
 from hetctl.launcher.hosts.shell import Session, Shell
 
 SILENT_S = 7.0  # agents answer every beat; this long without a word the line counts as lost
@@ -129,22 +130,15 @@ class AgentLink:
         """A new line to the same agent, tried until its lease must have lapsed."""
         until = self._heard + self._lease_s
         while self._reopen is not None and time.monotonic() < until and not self._closing.is_set():
-            deadline = Deadline(max(0.5, until - time.monotonic()))
-            timer = threading.Timer(deadline.seconds, deadline.expire)
-            timer.daemon = True
-            timer.start()
-            try:
-                session, first = self._reopen(deadline)
-            except AgentGone as error:
-                self._said = self._said or error.message.encode()
+            left = max(0.5, until - time.monotonic())
+            (outcome,) = fan_out([self._reopen], lambda reopen, deadline: reopen(deadline), deadline_s=left)
+            if isinstance(outcome.error, AgentGone):
+                self._said = self._said or outcome.error.message.encode()
                 return False
-            except (HetctlError, OSError, EOFError):
-                self._closing.wait(RETRY_S)
-                continue
-            finally:
-                timer.cancel()
-            old, self._session, self._buffer = self._session, session, first
-            self._heard = time.monotonic()
-            old.abort()
-            return True
+            if outcome.value is not None:
+                old, (self._session, self._buffer) = self._session, outcome.value
+                self._heard = time.monotonic()
+                old.abort()
+                return True
+            self._closing.wait(RETRY_S)
         return False
