@@ -42,7 +42,7 @@ from torch.testing._internal.distributed import distributed_test  # noqa: E402
 for _list in ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"):
     getattr(distributed_test, _list).append("het")
 if os.environ.get("SUITE_BACKEND", "het") == "het":
-    from hetctl.comm.group.backend import register
+    from hetctl.comm.group.autoload import register
 
     register()
     _init = torch.distributed.init_process_group

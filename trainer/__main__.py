@@ -10,7 +10,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm.contract.errors import with_hints
 from hetctl.comm.contract.events import Reporter
-from hetctl.comm.group import backend
+from hetctl.comm.group import autoload
 from hetctl.comm.operation.device import rank_device
 from hetctl.trainer.job import current_job
 from hetctl.trainer.loop.loop import run
@@ -24,7 +24,7 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     device = rank_device()
     cap_memory(device, job.plan.ranks[rank].memory_bytes)
-    backend.register()
+    autoload.register()
     dist.init_process_group("het", timeout=timedelta(seconds=job.timeout_s))
     with at_speed(device, job.plan.ranks[rank].speed) as reduced:
         if reduced is not None:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,10 @@ from hetctl.comm.contract.natives import backend_words, device_types
 from hetctl.comm.contract.placement import PlacedBridge, Placement, current_placement
 from hetctl.comm.contract.units import GiB, KiB, MiB
 from hetctl.comm.contract.values import decode
-from hetctl.comm.group.backend import create_over, register
-from hetctl.comm.operation.byte_counter import METER
+from hetctl.comm.group.autoload import register
+from hetctl.comm.group.backend import create_over
 from hetctl.comm.operation.device import has_streams, rank_device, synchronize
+from hetctl.comm.operation.recorder import METER
 
 VARIABLE = "HETCTL_MEASURE"  # names a JSON file with a Task
 IN_FLIGHT = 4  # messages under way at once
@@ -224,9 +224,8 @@ def costs(ends: Ends, *, total: int) -> dict[str, float | None]:
 def way(ends: Ends, max_bytes: int) -> dict[str, Any]:
     """Everything about one way between the islands, and whether it is exact."""
     sizes = sizes_up_to(max_bytes)
-    cost = costs(
-        ends, total=min(max(max_bytes * 8, 128 * MiB), 2 * GiB)
-    )  # first: what it holds includes what it starts with
+    # first: what it holds includes what it starts with
+    cost = costs(ends, total=min(max(max_bytes * 8, 128 * MiB), 2 * GiB))
     seconds = {size: all_reduce_seconds(ends, size) for size in sizes}
     return {
         "exact": exact.proved(ends),
@@ -254,12 +253,8 @@ def raw_ceilings(ends: Ends, *, nbytes: int = 64 * MiB) -> dict[str, float]:
     words = ("pinned copy down", "pinned copy up") if pinned else ("host copy",)
     rates = {word: copy(*pair) for word, pair in zip(words, ((host, there), (there, host)), strict=False)}
     groups = [dist.new_group([0, ends.world - 1], backend="gloo") for _ in range(GROUPS)]
-    rates[f"{GROUPS} gloo groups"] = (
-        nbytes
-        / mean_seconds(lambda: _raw_stream(ends, groups, [host, torch.zeros_like(host)]), 4, settle=ends.settle)
-        * RAW_MESSAGES
-    )
-    return rates
+    stream = lambda: _raw_stream(ends, groups, [host, torch.zeros_like(host)])  # noqa: E731
+    return rates | {f"{GROUPS} gloo groups": RAW_MESSAGES * nbytes / mean_seconds(stream, 4, settle=ends.settle)}
 
 
 def _raw_stream(ends: Ends, groups: list[Any], messages: list[torch.Tensor]) -> None:
@@ -287,11 +282,11 @@ def make_group(transport: TransportKind) -> Any:
     """A group of all ranks whose bridges take this transport, whatever the placement says."""
     name = f"het{transport}"
 
-    def create(transport: TransportKind, options: Any, backend_options: Any = None) -> Any:
+    def create(options: Any, backend_options: Any = None) -> Any:
         return create_over(options, over(current_placement(), transport))
 
     if name.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(name, partial(create, transport), extended_api=True, devices=device_types())
+        dist.Backend.register_backend(name, create, extended_api=True, devices=device_types())
     return dist.new_group(backend=name, timeout=TIMEOUT)
 
 

@@ -29,12 +29,14 @@ class Outgoing:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._copies: list[tuple[int, Any]] = []  # (bytes copied, the event behind which they are)
+        self._past = -1  # of the last one
         self._over = False
 
     def add(self, past: int, event: Any) -> None:
         """The copy of everything up to byte `past` has been started and is over behind `event`."""
         with self._changed:
             self._copies.append((past, event))
+            self._past = past
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -46,12 +48,9 @@ class Outgoing:
     def behind(self, past: int, seconds: float) -> Any:
         """The event behind which what lies before byte `past` may be written over. Raises BridgeError if none comes."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._over or self._reaches(past), seconds):
+            if not self._changed.wait_for(lambda: self._over or self._past >= past, seconds):
                 raise BridgeError("the outgoing copy of the same memory did not end")
             return next((event for copied, event in self._copies if copied >= past), None)
-
-    def _reaches(self, past: int) -> bool:
-        return bool(self._copies) and self._copies[-1][0] >= past
 
 
 @dataclass(eq=False)

@@ -148,7 +148,7 @@ def flush_for(device: int) -> tuple[Flush | None, str]:
     if not supported:
         return None, "the device's driver does not support GPUDirect RDMA for it"
     if ordering >= _OWNER:
-        return _nothing, ""
+        return (lambda: None), ""
     if options & _BY_HOST:
         return functools.partial(_flush, driver, device), ""
     return None, "neither are RDMA writes ordered for the device's kernels, nor can the host flush them"
@@ -171,7 +171,3 @@ def _flush(driver: ctypes.CDLL, device: int) -> None:
         code = driver.cuFlushGPUDirectRDMAWrites(_CURRENT_CONTEXT, _TO_OWNER)
     if code != 0:
         raise RuntimeError(f"the device's driver did not flush RDMA writes (error {code}): what arrived is not read")
-
-
-def _nothing() -> None:
-    return None

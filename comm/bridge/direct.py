@@ -27,7 +27,7 @@ from hetctl.comm.bridge.engines.base import PEER_COPY, EnginePort, Memory, Regio
 from hetctl.comm.bridge.engines.shared import EngineUse, use, wires_here
 from hetctl.comm.bridge.failover import Position, say
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, Posted, RingTransport, SingleRail, SlotReleases
+from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, LaneEnd, Posted, RingTransport, SlotReleases
 from hetctl.comm.bridge.rdma_ports import POLL_SECONDS, LaneTransfers, connect, described
 from hetctl.comm.bridge.staging import TRAILER_BYTES, engine_for
 from hetctl.comm.bridge.transports import Making
@@ -167,9 +167,6 @@ class Ring:
     def close(self) -> None:
         for rail, region in zip(self._rails, self.regions, strict=False):  # fewer when one was refused
             rail.engine.deregister(region)
-        self._release()
-
-    def _release(self) -> None:
         if self._pinned:
             unpin(self.memory)
         self.memory, self._slots = torch.empty(0, dtype=torch.uint8), ()
@@ -178,7 +175,7 @@ class Ring:
                 self._map.close()
 
 
-class DirectLaneEnd(SingleRail):
+class DirectLaneEnd(LaneEnd):
     """One end of a lane; slots are used in turn, the same number at both ends."""
 
     def __init__(

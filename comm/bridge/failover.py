@@ -84,6 +84,7 @@ class Movable(Protocol):
 
 @dataclass
 class _Receiver:
+    peer: int
     lane: Movable
     question: int | None = None  # the number of the one that is not answered
     about: Position | None = None
@@ -99,7 +100,7 @@ class RailWatch:
     store: Store
     who: Callable[[int], str]
     _sending: dict[str, tuple[int, Movable]] = field(default_factory=dict)
-    _receiving: dict[str, tuple[int, _Receiver]] = field(default_factory=dict)
+    _receiving: dict[str, _Receiver] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.Lock)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -110,7 +111,7 @@ class RailWatch:
             if sending:
                 self._sending[name] = (peer, lane)
             else:
-                self._receiving[name] = (peer, _Receiver(lane))
+                self._receiving[name] = _Receiver(peer, lane)
             if self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(target=self._run, name="het rails", daemon=True)
                 self._thread.start()
@@ -134,14 +135,14 @@ class RailWatch:
                 while answered < asked and store.check([f"rails/ask/{self.rank}/{answered + 1}"]):
                     answered += 1
                     self._answer(store, answered)
-                for name, (peer, receiver) in list(self._receiving.items()):
-                    self._hear(store, peer, receiver)
-                    self._ask(store, name, peer, receiver)
+                for name, receiver in list(self._receiving.items()):
+                    self._hear(store, receiver)
+                    self._ask(store, name, receiver)
         except Exception as error:  # the store is gone, which the group's alarm reports; rails are watched no more
             if not self._stop.is_set():
                 RECORDER.note(f"rails are watched no more: {error}"[:200])
 
-    def _ask(self, store: Store, name: str, peer: int, receiver: _Receiver) -> None:
+    def _ask(self, store: Store, name: str, receiver: _Receiver) -> None:
         """Ask the sender about a chunk that is late."""
         stall, now = receiver.lane.stall(), time.monotonic()
         if stall is None or receiver.question is not None or not (stall.broken or stall.seconds > STALL_SECONDS):
@@ -151,6 +152,7 @@ class RailWatch:
         if now < receiver.next:
             return
         receiver.next, receiver.pause = now + receiver.pause, min(2 * receiver.pause, ASK_SECONDS[1])
+        peer = receiver.peer
         receiver.question = store.add(f"rails/numbers/{peer}", 1)
         question = {"lane": name, "position": stall.position, "rail": stall.rail, "broken": stall.broken}
         store.set(f"rails/ask/{peer}/{receiver.question}", json.dumps(question))
@@ -169,14 +171,15 @@ class RailWatch:
                 self._say(lost, "to", peer)
         store.set(f"rails/answer/{self.rank}/{number}", json.dumps([answer, loss.rail, loss.since]))
 
-    def _hear(self, store: Store, peer: int, receiver: _Receiver) -> None:
+    def _hear(self, store: Store, receiver: _Receiver) -> None:
         """Do as the sender did, once it has answered."""
-        if receiver.question is None or not store.check([f"rails/answer/{peer}/{receiver.question}"]):
+        key = f"rails/answer/{receiver.peer}/{receiver.question}"
+        if receiver.question is None or not store.check([key]):
             return
-        answer, rail, (operation, chunk) = json.loads(store.get(f"rails/answer/{peer}/{receiver.question}"))
+        answer, rail, (operation, chunk) = json.loads(store.get(key))
         receiver.question = None
         if answer == "lost":
-            self._say(receiver.lane.lose(Loss(rail, (operation, chunk))), "from", peer)
+            self._say(receiver.lane.lose(Loss(rail, (operation, chunk))), "from", receiver.peer)
 
     def _say(self, rail: str, way: str, peer: int) -> None:
         say(f"{rail} {way} {self.who(peer)} is lost; its chunks go over the other rails")

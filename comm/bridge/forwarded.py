@@ -17,12 +17,13 @@ from typing import Any
 from hetctl.comm.bridge.bridge import Bridge, LaneKey, Message
 from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.lane_end import Flow, LaneEnd
-from hetctl.comm.bridge.staging import CopyEngine, TrailerMismatch, seal, trailer_of, unseal
+from hetctl.comm.bridge.staging import CopyEngine, seal, trailer_of, unseal
 from hetctl.comm.bridge.window import Chunk, ThreadReplaced, Window
-from hetctl.comm.operation.byte_counter import METER
+from hetctl.comm.operation.device import passed
 from hetctl.comm.operation.intervals import spread
+from hetctl.comm.operation.recorder import METER
 from hetctl.comm.operation.views import may_write
-from hetctl.comm.operation.work import BridgeError, reason_of
+from hetctl.comm.operation.work import reason_of
 
 PYTHONS_SWITCH_SECONDS, SWITCH_SECONDS = 0.005, 0.0005  # after which a waiting thread is let in, by default and here
 SOON_SECONDS, POLL_SECONDS = 200e-6, 50e-6  # within which a copy is over, and between looks at one that is not
@@ -256,28 +257,26 @@ class SendLane(ForwardedLane):
     def _copy(self, chunk: Chunk) -> None:
         message = chunk.message
         ready = None if chunk.first else message.ready
-        operation, number = chunk.position
         chunk.sealed = not chunk.slot.is_cpu and not self._bridge.verify  # no sum: the copy brings the trailer
-        trailer = trailer_of(operation=operation, chunk=number, length=chunk.length) if chunk.sealed else b""
+        trailer = trailer_of(chunk.position, chunk.length) if chunk.sealed else b""
         chunk.copied = self._engine.out(message, chunk.span, chunk.slot, ready, trailer)
         self._copying.append(chunk)
         if message.outgoing is not None:
-            message.outgoing.add(chunk.past, chunk.copied.event)
-        if chunk.last and chunk.copied.event is not None:
+            message.outgoing.add(chunk.past, chunk.copied)
+        if chunk.last and chunk.copied is not None:
             # on a device the memory may be written again behind this event; `close` still sees the slots off
-            self._bridge.end(message, ready=chunk.copied.event)
+            self._bridge.end(message, ready=chunk.copied)
 
     def _send(self) -> None:
         chunk = self._copying[0]
-        assert chunk.copied is not None
         soon = time.monotonic() + SOON_SECONDS
-        while not chunk.copied.over() and self.window.lane_end.advance():
+        while not passed(chunk.copied) and self.window.lane_end.advance():
             if time.monotonic() > soon:  # it is behind something of the program's
                 time.sleep(POLL_SECONDS)
-        chunk.copied.wait()
+        if chunk.copied is not None:
+            chunk.copied.synchronize()
         if not chunk.sealed:
-            operation, number = chunk.position
-            seal(chunk.slot, operation=operation, chunk=number, length=chunk.length, checked=self._bridge.verify)
+            seal(chunk.slot, chunk.position, chunk.length, checked=self._bridge.verify)
         self.window.post(chunk)
         self._copying.popleft()  # only now: a lane whose message has ended is busy until it was sent
         METER.add(chunk.length)
@@ -285,8 +284,7 @@ class SendLane(ForwardedLane):
     def _finish(self) -> None:
         chunk = self.window.finish()
         self.window.retire(chunk)
-        assert chunk.copied is not None
-        if chunk.last and chunk.copied.event is None:  # else its message has ended with the copy
+        if chunk.last and chunk.copied is None:  # else its message has ended with the copy
             self._bridge.end(chunk.message)
 
 
@@ -306,18 +304,8 @@ class RecvLane(ForwardedLane):
 
     def _take(self, chunk: Chunk) -> None:
         message = chunk.message
-        operation, number = chunk.position
         chunk.slot = self.window.lane_end.landed(chunk.slot)
-        try:
-            unseal(
-                chunk.slot,
-                operation=operation,
-                chunk=number,
-                length=chunk.length,
-                checked=self._bridge.verify,
-            )
-        except TrailerMismatch as mismatch:
-            raise BridgeError(str(mismatch)) from None
+        unseal(chunk.slot, chunk.position, chunk.length, checked=self._bridge.verify)
         with may_write([message.data]):
             landed = self._engine.into(chunk.slot, message.data, chunk.span, message.combine, self._until(chunk))
         self.window.retire(chunk, read=landed.read)

@@ -20,6 +20,7 @@ import torch
 
 from hetctl.comm.bridge.failover import Loss, Movable, Position
 from hetctl.comm.contract.units import KiB
+from hetctl.comm.operation.device import passed
 
 PAGE_BYTES = 4 * KiB
 TRAILER_ROOM = PAGE_BYTES  # in a ring's slots
@@ -58,28 +59,41 @@ class Posted(Protocol):
     def wait(self, timeout: timedelta) -> bool | None: ...
 
 
-class LaneEnd(Protocol):
-    """One end of a lane: gives slots, sends or receives them in order, takes them back."""
+class LaneEnd:
+    """One end of a lane: gives slots, sends or receives them in order, takes them back.
 
-    ways: int  # that chunks take in turn: the same number at both ends
+    What is answered here holds where chunks have a single way, so that nothing can be lost and moved.
+    """
+
+    ways = 1  # that chunks take in turn: the same number at both ends
 
     def rail(self, position: Position) -> str:
         """The name of the rail that a chunk takes, for people."""
+        raise NotImplementedError
 
     def take(self, nbytes: int, number: int) -> torch.Tensor:
         """The slot for the next chunk; at most a window of them is out at a time."""
+        raise NotImplementedError
 
     def post(self, slot: torch.Tensor, length: int, position: Position) -> Posted:
         """Start sending or receiving the first `length` bytes and the trailer of a slot."""
+        raise NotImplementedError
+
+    def give(self, slot: torch.Tensor, event: Any) -> None:
+        """Take a slot back, each once and in order; the device still reads it until `event`, where there is one."""
+        raise NotImplementedError
 
     def movable(self) -> bool:
         """Whether chunks can take another rail when theirs is lost."""
+        return False
 
     def route(self, position: Position) -> int:
         """The number of the rail that a chunk takes."""
+        return 0
 
     def lose(self, loss: Loss) -> str:
         """Route around a lost rail from now on; its name, '' where that cannot be."""
+        return ""
 
     def cut(self, rail: int) -> None:
         """End whatever still waits on a rail."""
@@ -89,57 +103,24 @@ class LaneEnd(Protocol):
 
     def landed(self, slot: torch.Tensor) -> torch.Tensor:
         """Where the oldest chunk that is received has come: in the slot that was given for it, as a rule."""
-
-    def give(self, slot: torch.Tensor, event: Any) -> None:
-        """Take a slot back, each once and in order; the device still reads it until `event`, where there is one."""
+        return slot
 
     def idle(self) -> None:
         """Nothing is left to do for now: settle what was put off."""
 
     def advance(self) -> bool:
         """Whether a slot on its way needs this thread, which has just seen to it: to be asked again while it waits."""
+        return False
 
     def disconnect(self) -> bool:
         """Nothing is under way: give this end up, where the other one does so too. Whether it is given up."""
-
-
-class SingleRail:
-    """What a lane end answers that has a single way for its chunks: nothing can be lost and moved."""
-
-    ways = 1
-
-    def movable(self) -> bool:
         return False
 
-    def route(self, position: Position) -> int:
-        return 0
-
-    def lose(self, loss: Loss) -> str:
-        return ""
-
-    def cut(self, rail: int) -> None:
-        return None
-
-    def watch(self, window: Movable) -> None:
-        return None
-
-    def landed(self, slot: torch.Tensor) -> torch.Tensor:
-        return slot
-
-    def advance(self) -> bool:
-        return False
-
-    def disconnect(self) -> bool:
-        return False
+    def close(self) -> None:
+        """For good: let go of what this end alone holds."""
 
 
-class RingEnd(Protocol):
-    """One end of a lane that has a ring of slots."""
-
-    def close(self) -> None: ...
-
-
-End = TypeVar("End", bound=RingEnd)
+End = TypeVar("End", bound=LaneEnd)
 
 
 class RingTransport(Generic[End]):
@@ -190,7 +171,7 @@ class SlotReleases:
     def give(self, event: Any) -> None:
         """A slot whose reader is `event` (None: it is read)."""
         self._events.append(event)
-        while self._events and (len(self._events) > LAG or _passed(self._events[0])):
+        while self._events and (len(self._events) > LAG or passed(self._events[0])):
             self._oldest()
 
     def idle(self) -> None:
@@ -203,7 +184,3 @@ class SlotReleases:
         if event is not None:
             event.synchronize()
         self._free()
-
-
-def _passed(event: Any) -> bool:
-    return event is None or bool(event.query())

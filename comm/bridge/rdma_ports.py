@@ -80,10 +80,7 @@ class LaneTransfers:
         self._under_way: deque[_LaneTransfer] = deque()  # oldest first
         self._begun = 0
         self._failed = ""
-        self._since: tuple[_LaneTransfer | None, float] = (
-            None,
-            0.0,
-        )  # the oldest, and since when
+        self._since: tuple[_LaneTransfer | None, float] = None, 0.0  # the oldest, and since when
 
     def __len__(self) -> int:
         return len(self._under_way)

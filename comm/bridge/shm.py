@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import mmap
 import os
 import resource
@@ -29,7 +30,7 @@ from hetctl.comm.bridge.connecting import HANDSHAKE_SECONDS, MOST_SECONDS, Conne
 from hetctl.comm.bridge.device_memory import pin, unpin
 from hetctl.comm.bridge.failover import Position
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.lane_end import Flow, Posted, RingTransport, SingleRail, SlotReleases
+from hetctl.comm.bridge.lane_end import Flow, LaneEnd, Posted, RingTransport, SlotReleases
 from hetctl.comm.bridge.staging import engine_for
 from hetctl.comm.bridge.transports import Making
 from hetctl.comm.contract.units import MiB
@@ -59,6 +60,9 @@ class _Handles:
         self.channel.close()
 
 
+NextRing = Callable[[ConnectWait], _Handles]  # makes or gets the next one of a lane, together with the other end
+
+
 class ShmTransport(RingTransport["ShmLaneEnd"]):
     """Lanes over shared memory, one ring each; of idle lanes of messages, few keep theirs."""
 
@@ -69,16 +73,15 @@ class ShmTransport(RingTransport["ShmLaneEnd"]):
     def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
         made = SendLane if key.sending else RecvLane
         flow = MESSAGES if key.kind == P2P else SUMS
-        rings = _Rings(bridge, key, flow.ring_bytes)
-        connect = functools.partial(self._connect, rings, key, flow)
+        connect = functools.partial(self._connect, _rings(bridge, key, flow.ring_bytes), key, flow)
         lane = self._lanes[key] = made(bridge, key, connect, flow=flow, engine=engine_for(key.device))
         if len(self._lanes) > MOST_RINGS:  # busy ones wait for no other: the peer may want any of them first
             _allow_more_descriptors()
         return lane
 
-    def _connect(self, rings: _Rings, key: LaneKey, flow: Flow, connect_wait: ConnectWait) -> ShmLaneEnd:
+    def _connect(self, next_ring: NextRing, key: LaneKey, flow: Flow, connect_wait: ConnectWait) -> ShmLaneEnd:
         self._spare(key)
-        return self.hold(ShmLaneEnd(rings, key, flow, connect_wait=connect_wait, stop=self._stop, forget=self._forget))
+        return self.hold(ShmLaneEnd(next_ring, key, flow, connect_wait, stop=self._stop, forget=self._forget))
 
     def _spare(self, key: LaneKey) -> None:
         """Have the lanes disconnect that were used longest ago: a program may take a new tag for each of its steps."""
@@ -105,22 +108,14 @@ def make(making: Making) -> ShmTransport:
     return ShmTransport()
 
 
-class _Rings:
+def _rings(bridge: Bridge, key: LaneKey, nbytes: int) -> NextRing:
     """The rings of one lane, one after the other: both ends count them, and meet for each under its number."""
-
-    def __init__(self, bridge: Bridge, key: LaneKey, nbytes: int) -> None:
-        self._store, self._name = bridge.store.talk, f"shm/{key.link_name(bridge.rank)}/{key.wire_tag}"
-        self._meet = functools.partial(_offer, nbytes=nbytes) if key.sending else _accept
-        self._count = 0
-
-    def next(self, connect_wait: ConnectWait) -> _Handles:
-        """Make or get the next ring, together with the other end."""
-        handles = self._meet(self._store, f"{self._name}/{self._count}", connect_wait)
-        self._count += 1
-        return handles
+    meet = functools.partial(_offer, nbytes=nbytes) if key.sending else _accept
+    name, numbers = f"shm/{key.link_name(bridge.rank)}/{key.wire_tag}", itertools.count()
+    return lambda connect_wait: meet(bridge.store.talk, f"{name}/{next(numbers)}", connect_wait)
 
 
-class ShmLaneEnd(SingleRail):
+class ShmLaneEnd(LaneEnd):
     """One end of a ring; slots are used in turn, filled by one end and freed by the other.
 
     A sender whose slots are all free again may give the ring up, and says so; the receiver, which may wait for the next
@@ -129,15 +124,15 @@ class ShmLaneEnd(SingleRail):
 
     def __init__(
         self,
-        rings: _Rings,
+        next_ring: NextRing,
         key: LaneKey,
         flow: Flow,
-        *,
         connect_wait: ConnectWait,
+        *,
         stop: int,
         forget: Callable[[ShmLaneEnd], None],
     ) -> None:
-        self._rings, self.key, self._flow, self._stop = rings, key, flow, stop
+        self._next_ring, self.key, self._flow, self._stop = next_ring, key, flow, stop
         self._connect_wait, self._forget = connect_wait, forget
         self._lock, self._held, self._closed = threading.Lock(), False, False
         self._releases = SlotReleases(self._free)
@@ -145,7 +140,7 @@ class ShmLaneEnd(SingleRail):
 
     def _begin(self, connect_wait: ConnectWait) -> None:
         """Go on with the next ring."""
-        handles = self._rings.next(connect_wait)
+        handles = self._next_ring(connect_wait)
         handles.channel.setblocking(False)
         with self._lock:
             if self._closed:

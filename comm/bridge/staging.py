@@ -15,9 +15,11 @@ from typing import Any, Protocol
 import torch
 
 from hetctl.comm.bridge.device_memory import await_stream, start_copy
+from hetctl.comm.bridge.failover import Position
+from hetctl.comm.contract.errors import BridgeError
 from hetctl.comm.contract.units import MiB
-from hetctl.comm.operation.byte_counter import METER
 from hetctl.comm.operation.device import has_streams, module_of
+from hetctl.comm.operation.recorder import METER
 
 CHUNK_BYTES = 4 * MiB  # what a share of a large collective is made of, and a message over rails
 TRAILERS_AHEAD = 16  # on their way to device slots behind their chunks: more than a lane has slots
@@ -28,7 +30,7 @@ Span = tuple[int, int]  # bytes [first, past) of a message
 Combine = Callable[[torch.Tensor, torch.Tensor], object]  # (target in place, incoming)
 
 
-class TrailerMismatch(Exception):
+class TrailerMismatch(BridgeError):
     """A slot held another chunk than the one expected, or other bytes than were sent."""
 
 
@@ -37,15 +39,14 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def trailer_of(*, operation: int, chunk: int, length: int, checksum: int = 0) -> bytes:
+def trailer_of(position: Position, length: int, *, checksum: int = 0) -> bytes:
     """The trailer of a chunk; 0: without a checksum."""
-    return _TRAILER.pack(operation, chunk, checksum, length)
+    return _TRAILER.pack(*position, checksum, length)
 
 
-def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> None:
+def seal(slot: torch.Tensor, position: Position, length: int, *, checked: bool) -> None:
     """Write the trailer behind `length` payload bytes of `slot`, on the host or on a device."""
-    checksum = _checksum(slot[:length]) if checked else 0
-    trailer = trailer_of(operation=operation, chunk=chunk, length=length, checksum=checksum)
+    trailer = trailer_of(position, length, checksum=_checksum(slot[:length]) if checked else 0)
     if not slot.is_cpu:
         _scratch(slot.device).write(slot.data_ptr() + length, trailer)
     else:
@@ -53,20 +54,20 @@ def seal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked
         ctypes.memmove(slot.data_ptr() + length, trailer, TRAILER_BYTES)
 
 
-def unseal(slot: torch.Tensor, *, operation: int, chunk: int, length: int, checked: bool) -> None:
+def unseal(slot: torch.Tensor, position: Position, length: int, *, checked: bool) -> None:
     """Raises TrailerMismatch unless the first `length` bytes of a received slot are exactly the expected chunk."""
     if not slot.is_cpu:
         trailer = _scratch(slot.device).read(slot.data_ptr() + length)
     else:
         assert length + TRAILER_BYTES <= slot.numel(), "a slot too small for its trailer"
         trailer = ctypes.string_at(slot.data_ptr() + length, TRAILER_BYTES)
-    got = _TRAILER.unpack(trailer)
-    if (got[0], got[1], got[3]) != (operation, chunk, length):
+    (operation, chunk), (*found, checksum, found_length) = position, _TRAILER.unpack(trailer)
+    if (*found, found_length) != (operation, chunk, length):
         raise TrailerMismatch(
             f"expected chunk {chunk} of message {operation} with {length} bytes, "
-            f"found chunk {got[1]} of message {got[0]} with {got[3]} bytes"
+            f"found chunk {found[1]} of message {found[0]} with {found_length} bytes"
         )
-    if checked and got[2] != _checksum(slot[:length]):
+    if checked and checksum != _checksum(slot[:length]):
         raise TrailerMismatch(f"chunk {chunk} of message {operation} arrived with other bytes than were sent")
 
 
@@ -151,21 +152,6 @@ def side_stream(device: torch.device) -> Any:
 _shared_stream = functools.cache(side_stream)
 
 
-class Copied:
-    """A copy that was started; `event` marks its end on devices with streams."""
-
-    def __init__(self, event: Any = None) -> None:
-        self.event = event
-
-    def over(self) -> bool:
-        return self.event is None or bool(self.event.query())
-
-    def wait(self) -> None:
-        """Block the host until the copy is done."""
-        if self.event is not None:
-            self.event.synchronize()
-
-
 @dataclass(frozen=True)
 class Landed:
     """A chunk that was taken in: the events behind which its slot is read, and its target written; None on the host."""
@@ -183,11 +169,20 @@ class Source(Protocol):
     def octets(self) -> torch.Tensor: ...
 
 
-class CopyEngine(Protocol):
-    """How bytes of one device type enter and leave slots."""
+def engine_for(device: torch.device) -> CopyEngine:
+    """A copy engine with streams of its own: one lane's copies must not queue behind another's that wait."""
+    return StreamEngine(device) if has_streams(device) else CopyEngine()
+
+
+class CopyEngine:
+    """How bytes of one device type enter and leave slots.
+
+    As it stands here on the host: a slot is fresh memory, and a copy is over when the call returns.
+    """
 
     def take(self, nbytes: int) -> torch.Tensor:
         """A host slot for `nbytes` of payload and the trailer."""
+        return torch.empty(nbytes + TRAILER_BYTES, dtype=torch.uint8, device="cpu")
 
     def give(self, slot: torch.Tensor, event: Any) -> None:
         """Hand back a slot; the device still reads it until `event`, where there is one."""
@@ -195,44 +190,21 @@ class CopyEngine(Protocol):
     def enter(self) -> None:
         """Get the calling thread ready for copies; they are only made by threads that did so."""
 
-    def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
+    def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Any:
         """Start copying these bytes into a slot, after the event `ready`, which a message's first chunk brings.
 
+        Returns the event behind which the copy is over; None on the host.
         A device slot gets its `trailer` by the same copy; elsewhere, and with a checksum in it, it is `seal`ed later.
         """
+        first, past = span
+        slot[: past - first].copy_(source.octets[first:past])
+        METER.touch(2 * (past - first))
+        return None
 
     def into(
         self, slot: torch.Tensor, target: torch.Tensor, span: Span, combine: Combine | None, ready: Sequence[Any]
     ) -> Landed:
         """Copy or combine a slot's payload into these bytes of a flat tensor, behind the events `ready`."""
-
-
-def engine_for(device: torch.device) -> CopyEngine:
-    """A copy engine with streams of its own: one lane's copies must not queue behind another's that wait."""
-    return StreamEngine(device) if has_streams(device) else HostEngine()
-
-
-class HostEngine:
-    """Host tensors: a slot is fresh memory and a copy is over when the call returns."""
-
-    def take(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes + TRAILER_BYTES, dtype=torch.uint8, device="cpu")
-
-    def give(self, slot: torch.Tensor, event: Any) -> None:
-        return None
-
-    def enter(self) -> None:
-        return None
-
-    def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
-        first, past = span
-        slot[: past - first].copy_(source.octets[first:past])
-        METER.touch(2 * (past - first))
-        return Copied()
-
-    def into(
-        self, slot: torch.Tensor, target: torch.Tensor, span: Span, combine: Combine | None, ready: Sequence[Any]
-    ) -> Landed:
         payload, target = _typed(slot, target, span)
         if combine is None:
             target.copy_(payload)
@@ -242,7 +214,7 @@ class HostEngine:
         return Landed()
 
 
-class StreamEngine:
+class StreamEngine(CopyEngine):
     """Device tensors: pinned slots and side streams, so that copies never touch the program's stream.
 
     A lane's thread keeps the stream of its copies as its current one: switching to and fro for each chunk took longer
@@ -290,7 +262,7 @@ class StreamEngine:
         self._copies = self._copies or side_stream(self.device)
         self._streams.set_stream(self._copies)
 
-    def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Copied:
+    def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Any:
         first, past = span
         size = past - first
         if ready is not None:
@@ -305,7 +277,7 @@ class StreamEngine:
         else:
             slot[:size].copy_(source.octets[first:past], non_blocking=True)
             METER.touch(size)
-        return Copied(self._copies.record_event())
+        return self._copies.record_event()
 
     def into(
         self, slot: torch.Tensor, target: torch.Tensor, span: Span, combine: Combine | None, ready: Sequence[Any]

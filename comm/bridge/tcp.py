@@ -21,13 +21,13 @@ from hetctl.comm.bridge.bridge import Bridge, LaneKey
 from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.failover import Loss, Movable, Position, RailWatch, remaining, route, say
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.lane_end import Flow, Posted
+from hetctl.comm.bridge.lane_end import Flow, LaneEnd, Posted
 from hetctl.comm.bridge.staging import CHUNK_BYTES, TRAILER_BYTES, CopyEngine, engine_for
 from hetctl.comm.bridge.transports import Making
 from hetctl.comm.contract.placement import NICS_VARIABLE
 from hetctl.comm.contract.units import KiB
-from hetctl.comm.operation.byte_counter import METER
 from hetctl.comm.operation.device import accelerator
+from hetctl.comm.operation.recorder import METER
 from hetctl.comm.operation.store_connections import GroupStore
 from hetctl.comm.operation.work import Gloo, PrefixStore, Store, reason_of
 
@@ -133,7 +133,7 @@ class TcpRails:
         less those that are down at either end."""
         here, there = ("to", "from") if self._sending else ("from", "to")
         key, names = f"link/{self._name}/rails/", [name for name, _ in self._devices]
-        up, networks, nics = [_is_up(n) for n in names], [_network(n) for n in names], len(set(names))
+        up, networks, nics = [_is_up(n) for n in names], [_near().get(n, "") for n in names], len(set(names))
         store.set(key + here, json.dumps([up, networks, nics]))
         their_up, their_networks, their_nics = json.loads(connect_wait.value_of(store, key + there))
         self._nics = max(nics, their_nics)
@@ -183,12 +183,8 @@ class TcpTransport:
             self._links[key.sending, key.peer] = link
         made, engine = (SendLane if key.sending else RecvLane), engine_for(key.device)
         flow = HOST_FLOW if key.device.type == "cpu" else DEVICE_FLOW
-
         name = f"{key.link_name(bridge.rank)}/{key.wire_tag}"
-
-        def watch(window: Movable) -> None:
-            self._watch.add(name, key.peer, window, sending=key.sending)
-
+        watch = functools.partial(self._watch.add, name, key.peer, sending=key.sending)
         return made(
             bridge,
             key,
@@ -214,7 +210,7 @@ def make(making: Making) -> TcpTransport:
     return TcpTransport(making.watch)
 
 
-class TcpLaneEnd:
+class TcpLaneEnd(LaneEnd):
     """One end of a lane over rails: chunks take the rails in turn, around those that are lost."""
 
     def __init__(
@@ -267,18 +263,6 @@ class TcpLaneEnd:
 
     def give(self, slot: torch.Tensor, event: Any) -> None:
         self._engine.give(slot, event)
-
-    def landed(self, slot: torch.Tensor) -> torch.Tensor:
-        return slot
-
-    def idle(self) -> None:
-        return None
-
-    def advance(self) -> bool:
-        return False
-
-    def disconnect(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True)
@@ -345,10 +329,6 @@ def _near() -> dict[str, str]:
     """Interface -> network, of `HETCTL_NICS=ens1@roce0,ens2@roce0`."""
     words = [word.partition("@") for word in os.environ.get(NICS_VARIABLE, "").split(",") if word]
     return {name: network for name, _, network in words}
-
-
-def _network(interface: str) -> str:
-    return _near().get(interface, "")
 
 
 class _Devices(list[tuple[str, Any]]):

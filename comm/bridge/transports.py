@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from itertools import combinations
@@ -28,17 +28,16 @@ from hetctl.comm.bridge.failover import RailWatch, say
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.placement import Placement
 from hetctl.comm.contract.transports import FALLBACK, TRANSPORTS, WITHIN_HOST, TransportKind, carriers
-from hetctl.comm.contract.values import encode
+from hetctl.comm.contract.values import decode, encode
 from hetctl.comm.operation.work import BridgeError, OperationDeadline, Store
 
 
 @dataclass(frozen=True)
 class Ability:
-    """What one rank proved: per engine why host and why device memory cannot be used, '' where they can."""
+    """What one rank proved, and the name of its host."""
 
-    host: Mapping[str, str] = field(default_factory=dict)
-    device: Mapping[str, str] = field(default_factory=dict)
-    name: str = ""  # of its host
+    trials: Mapping[EngineName, EngineTrial]
+    host: str
 
 
 @dataclass(frozen=True)
@@ -62,13 +61,6 @@ class Making:
     lost: Mapping[str, str]  # ports that the chosen engine cannot use, and why
 
 
-def make(making: Making) -> Transport:
-    """The transport that was chosen, by what its row names."""
-    module, _, function = TRANSPORTS[making.choice.kind].made_by.partition(":")
-    made: Transport = getattr(importlib.import_module(module), function)(making)
-    return made
-
-
 def choose(
     mine: Ability,
     theirs: Ability,
@@ -84,12 +76,12 @@ def choose(
     A forced way that is impossible raises ConfigError. Host tensors of a direct bridge take host memory. Two ranks of
     one host share memory; a peer copy between their devices is taken only where direct was forced, RDMA never.
     """
-    same_host, from_device = mine.name == theirs.name, TRANSPORTS[planned].device_memory
+    same_host, from_device = mine.host == theirs.host, TRANSPORTS[planned].device_memory
     if same_host and not (forced and from_device and on_device):
         if forced and not from_device:
-            why = f"both ranks are on {mine.name}"
+            why = f"both ranks are on {mine.host}"
             raise ConfigError(f"the bridge {pair} cannot be {planned}: {why}", hint=f"--bridge {WITHIN_HOST}")
-        return TransportChoice(WITHIN_HOST, None, f"both ranks are on {mine.name}", WITHIN_HOST)
+        return TransportChoice(WITHIN_HOST, None, f"both ranks are on {mine.host}", WITHIN_HOST)
     wanted = carriers(engine=True)[::-1] if not forced or from_device else [planned]
     refused = []
     for kind in wanted:
@@ -111,17 +103,14 @@ def choose(
 
 def _missing(mine: Ability, theirs: Ability, kind: TransportKind, engine: EngineName) -> str:
     for end in (mine, theirs):
-        found = (end.device if TRANSPORTS[kind].device_memory else end.host).get(engine, "it was not tried")
+        trial = end.trials.get(engine, _UNTRIED)
+        found = trial.device if TRANSPORTS[kind].device_memory else trial.host
         if found:
-            return f"{end.name}: {found}"
+            return f"{end.host}: {found}"
     return ""
 
 
-def ability_of(store: Store, rank: int, timeout: timedelta) -> Ability:
-    """What another rank published; waits for it. Raises RuntimeError."""
-    connect_wait = ConnectWait(lambda: None).within(OperationDeadline(timeout.total_seconds()))
-    found: dict[str, Any] = json.loads(connect_wait.value_of(store, f"ability/{rank}"))
-    return Ability(found["host"], found["device"], found["name"])
+_UNTRIED = EngineTrial("it was not tried", "it was not tried")
 
 
 class TransportSelector:
@@ -144,7 +133,6 @@ class TransportSelector:
         self._lock = threading.Lock()
         self._mine: Ability | None = None
         self._tried = threading.Event()
-        self._lost: dict[EngineName, Mapping[str, str]] = {}  # ports that an engine cannot use, and why
 
     def prepare(self) -> None:
         """Where the plan says RDMA for a pair of this rank's island: try the engines, and let the others know."""
@@ -158,8 +146,10 @@ class TransportSelector:
         with self._lock:
             name = (choice.kind, choice.engine)
             if name not in self._made:
-                lost = self._lost.get(choice.engine, {}) if choice.engine is not None else {}
-                self._made[name] = make(Making(choice, key.device, self._watch, self._local, lost))
+                lost = self._mine.trials[choice.engine].lost if self._mine and choice.engine else {}
+                module, _, function = TRANSPORTS[choice.kind].made_by.partition(":")
+                making = Making(choice, key.device, self._watch, self._local, lost)
+                self._made[name] = getattr(importlib.import_module(module), function)(making)
             return self._made[name]
 
     def _planned(self, peer: int) -> TransportKind:
@@ -184,19 +174,19 @@ class TransportSelector:
         return all(len(hosts[one] | hosts[other]) == 1 for one, other in needing)
 
     def _try(self) -> None:
-        host, device = dict[str, str](), dict[str, str]()
+        trials = dict[EngineName, EngineTrial]()
         number = registrable_device()
         try:
             wires, lacking = wires_here(local=self._local and number is not None)
             for engine in self._engines():
                 found = ability(engine, wires, number) if wires is not None else EngineTrial(lacking, lacking)
-                host[engine], device[engine], self._lost[engine] = found.host, found.device, found.lost
-                if number is not None and not self._local and not device[engine]:
-                    device[engine] = flush_for(number)[1]
-        except ConfigError as error:
-            host["engine"] = error.message
+                if number is not None and not self._local and not found.device:
+                    found = replace(found, device=flush_for(number)[1])
+                trials[engine] = found
+        except ConfigError:
+            return  # whoever asks for a lane is told
         finally:
-            self._mine = Ability(host, device, self._host(self._rank))
+            self._mine = Ability(trials, self._host(self._rank))
             self._store.set(f"ability/{self._rank}", json.dumps(encode(self._mine)))
             self._tried.set()
 
@@ -214,7 +204,9 @@ class TransportSelector:
             return found
         if not self._tried.wait(self._timeout.total_seconds()) or self._mine is None:
             raise BridgeError("the engines of the direct bridge were not tried in time")
-        theirs = ability_of(self._store, key.peer, self._timeout)
+        connect_wait = ConnectWait(lambda: None).within(OperationDeadline(self._timeout.total_seconds()))
+        published = json.loads(connect_wait.value_of(self._store, f"ability/{key.peer}"))
+        theirs = decode(Ability, published, where=f"the ability of rank {key.peer}")
         one, other = self._islands(key.peer)
         planned = self._placement.transport(one, other)
         found = choose(

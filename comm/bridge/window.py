@@ -15,7 +15,7 @@ import torch
 from hetctl.comm.bridge.bridge import Bridge, LaneKey, Message
 from hetctl.comm.bridge.failover import STALL_SECONDS, Loss, Position, Stall
 from hetctl.comm.bridge.lane_end import LaneEnd, Posted
-from hetctl.comm.bridge.staging import Copied, Span
+from hetctl.comm.bridge.staging import Span
 from hetctl.comm.operation.device import module_of
 from hetctl.comm.operation.work import BridgeError
 
@@ -37,7 +37,7 @@ class Chunk:
     position: Position
     last: bool
     slot: torch.Tensor
-    copied: Copied | None = None
+    copied: Any = None  # the event behind which it is in its slot; None: it is, or nothing was copied
     sealed: bool = False  # its trailer came with the copy
     posted: Posted | None = None
     since: float = 0.0  # when it was posted

@@ -14,7 +14,7 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import read_yaml, write_yaml
 from hetctl.comm.contract.natives import NativeName
 from hetctl.comm.contract.transports import TransportKind as TransportKind
-from hetctl.comm.contract.values import decode, encode
+from hetctl.comm.contract.values import T, decode, encode
 
 
 @dataclass(frozen=True)
@@ -227,9 +227,7 @@ class Cluster:
 
 def load_cluster(path: Path) -> Cluster:
     """A cluster.yaml, validated. Raises ConfigError."""
-    data = read_yaml(path, what="cluster file")
-    check_schema_version(data, where=str(path))
-    cluster = decode(Cluster, data, where=path.name)
+    cluster = read_versioned(path, Cluster, what="cluster file")
     cluster.validate(where=path.name)
     return cluster
 
@@ -239,11 +237,13 @@ def save_cluster(path: Path, cluster: Cluster) -> None:
     write_yaml(path, encode(cluster), header="Written by `hetctl discover`: what this cluster is.")
 
 
-def check_schema_version(data: Any, *, where: str) -> None:
-    """Raise ConfigError unless `data` is a mapping of the schema this hetctl reads."""
+def read_versioned(path: Path, cls: type[T], *, what: str) -> T:
+    """The value in a YAML file of the schema that this hetctl reads. Raises ConfigError."""
+    data = read_yaml(path, what=what)
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{where}: expected keys and values")
+        raise ConfigError(f"{path}: expected keys and values")
     version = data.get("schema_version")
     if version != SCHEMA_VERSION:
         found = "has no schema_version" if version is None else f"has schema_version {version!r}"
-        raise ConfigError(f"{where} {found}; this hetctl reads {SCHEMA_VERSION}")
+        raise ConfigError(f"{path} {found}; this hetctl reads {SCHEMA_VERSION}")
+    return decode(cls, data, where=path.name)

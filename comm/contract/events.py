@@ -18,18 +18,27 @@ from hetctl.comm.contract.files import finite
 from hetctl.comm.contract.values import decode, encode
 
 VARIABLE = "HETCTL_EVENTS_FD"
-_KINDS: dict[str, type[Event]] = {}
 
 
 @dataclass(frozen=True)
-class Event:
-    """Anything told. A further kind is one more class: `class Name(Event, kind="word")`."""
+class Line:
+    """What stands on a line: {its key: its kind, its fields}."""
 
+    key: ClassVar[str]
     kind: ClassVar[str]
+    kinds: ClassVar[dict[str, type[Any]]]  # of the key
 
-    def __init_subclass__(cls, *, kind: str) -> None:
-        cls.kind = kind
-        _KINDS[kind] = cls
+    def __init_subclass__(cls, *, key: str = "", kind: str = "") -> None:
+        if key:
+            cls.key, cls.kinds = key, {}
+        else:
+            cls.kind = kind
+            cls.kinds[kind] = cls
+
+
+@dataclass(frozen=True)
+class Event(Line, key="event"):
+    """Anything told. A further kind is one more class: `class Name(Event, kind="word")`."""
 
 
 @dataclass(frozen=True)
@@ -242,9 +251,9 @@ class Told:
         return self.rank
 
 
-def document(event: Event) -> dict[str, Any]:
-    """The event as it goes on the line."""
-    return {"event": event.kind, **present(event)}
+def document(line: Line) -> dict[str, Any]:
+    """An event or an order as it goes on the line."""
+    return {line.key: line.kind, **present(line)}
 
 
 def present(value: Any) -> dict[str, Any]:
@@ -255,11 +264,11 @@ def present(value: Any) -> dict[str, Any]:
 
 def told(line: Mapping[str, Any], host: str) -> Told | None:
     """A line's event; None for kinds that are not ours. One of ours that does not fit is passed on as a Note."""
-    kind = _KINDS.get(str(line.get("event")))
+    kind = Event.kinds.get(str(line.get(Event.key)))
     if kind is None:
         return None
     rank = line.get("rank") if isinstance(line.get("rank"), int) else None
-    values = {k: v for k, v in line.items() if k not in ("event", "rank", "n", "late")}
+    values = {k: v for k, v in line.items() if k not in (Event.key, "rank", "n", "late")}
     try:
         event = decode(kind, values, where=kind.kind)
     except ConfigError as error:

@@ -339,13 +339,9 @@ class HostFacts:
     sources: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
 
-    def source_of(self, path: str) -> str | None:
-        """Where the value at `path` (gpus[3].uuid) was read, None when nobody said."""
-        return _entry(self.sources, path)
-
     def why_unknown(self, path: str) -> str | None:
-        """The reason why the value at `path` could not be read, None when it was not tried."""
-        return _entry(self.unknown, path)
+        """The reason why the value at `path` (gpus[3].uuid) could not be read, None when it was not tried."""
+        return self.unknown.get(path) or self.unknown.get(_INDEX.sub("[*]", path))
 
     def gpu(self, identity: str) -> GpuFacts | None:
         """The GPU that a Reach names (`nvidia:0`)."""
@@ -364,10 +360,6 @@ def facts_from_data(data: object, *, where: str) -> HostFacts:
 
 
 _INDEX = re.compile(r"\[\d+\]")
-
-
-def _entry(notes: Mapping[str, str], path: str) -> str | None:
-    return notes.get(path) or notes.get(_INDEX.sub("[*]", path))
 
 
 def _prune(data: Any) -> Any:

@@ -10,13 +10,13 @@ from math import inf
 from pathlib import Path
 from typing import Literal
 
-from hetctl.comm.contract.cluster import SCHEMA_VERSION, TransportKind, check_schema_version
+from hetctl.comm.contract.cluster import SCHEMA_VERSION, TransportKind, read_versioned
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.files import read_yaml, write_yaml
+from hetctl.comm.contract.files import write_yaml
 from hetctl.comm.contract.natives import NativeName
 from hetctl.comm.contract.placement import joined_natively
 from hetctl.comm.contract.transports import NATIVE
-from hetctl.comm.contract.values import decode, encode
+from hetctl.comm.contract.values import encode
 
 GroupKind = Literal["tensor", "data", "pipeline", "segment"]
 BackendName = Literal[NativeName, "het"]
@@ -295,8 +295,11 @@ def segments_of(replicas: tuple[Replica, ...]) -> tuple[Span, ...]:
 
 def segment_of(replicas: Sequence[Replica], span: Span) -> Segment:
     """Who sums the gradients of a span: one group per tensor shard where all holders shard alike."""
-    holders = [s for r in replicas for s in r.stages if s.layers[0] <= span[0] and span[1] <= s.layers[1]]
-    return Segment(span, tensor_peers(holders))
+    return Segment(span, tensor_peers(_holders(replicas, span)))
+
+
+def _holders(replicas: Sequence[Replica], span: Span) -> list[Stage]:
+    return [s for r in replicas for s in r.stages if s.layers[0] <= span[0] and span[1] <= s.layers[1]]
 
 
 def summing_groups(
@@ -337,9 +340,7 @@ def tied_groups(replicas: Iterable[Replica]) -> tuple[tuple[int, ...], ...]:
 
 def load_plan(path: Path, *, layers: int | None = None) -> Plan:
     """A plan.yaml, validated (against the model's number of blocks, where given). Raises ConfigError."""
-    data = read_yaml(path, what="plan")
-    check_schema_version(data, where=str(path))
-    plan = decode(Plan, data, where=path.name)
+    plan = read_versioned(path, Plan, what="plan")
     plan.validate(where=path.name, layers=layers)
     return plan
 
@@ -446,13 +447,7 @@ def _check_segments(plan: Plan, where: str) -> None:
     if spans != segments_of(plan.replicas):
         raise ConfigError(f"{where}: the segments do not match the stages' cuts: expected {segments_of(plan.replicas)}")
     for segment in plan.segments:
-        holders = {
-            rank
-            for replica in plan.replicas
-            for stage in replica.stages
-            if stage.layers[0] <= segment.layers[0] and segment.layers[1] <= stage.layers[1]
-            for rank in stage.ranks
-        }
+        holders = {rank for stage in _holders(plan.replicas, segment.layers) for rank in stage.ranks}
         listed = [rank for group in segment.groups for rank in group]
         if set(listed) != holders or len(listed) != len(holders):
             odd = sorted(set(listed) ^ holders)

@@ -1,29 +1,60 @@
-"""What `import torch` runs of hetctl: it makes the word `het` known, lazily, and never lets an error out."""
+"""What `import torch` runs of hetctl: it makes the word `het` known, lazily, and never lets an error out.
+
+Programs that hard-code nccl may have `het` instead (HETCTL_AS_NCCL): every group that they ask for by that word, or by
+none. Inside one island `het` hands out the native group, so such a program loses nothing there.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from typing import Any
 
 
 def load() -> None:
-    """Register a creator that imports the back end when a group is first made (entry point `torch.backends`)."""
+    """The entry point `torch.backends`."""
     try:
-        from torch.distributed import Backend
-
-        if "HET" not in Backend._plugins:
-            from hetctl.comm.contract.natives import device_types
-
-            Backend.register_backend("het", _create, extended_api=True, devices=device_types())
+        register()
         if os.environ.get("HETCTL_AS_NCCL") == "1":
-            from hetctl.comm.group.as_nccl import redirect
-
             redirect()
     except Exception:  # an entry point that raises breaks every `import torch` on the machine
         return
 
 
-def _create(options: Any, backend_options: Any = None) -> Any:
-    from hetctl.comm.group.backend import create
+def register() -> None:
+    """Have the back end imported when a group is first made; calling it again changes nothing."""
+    from torch.distributed import Backend
 
-    return create(options, backend_options)
+    from hetctl.comm.contract.natives import device_types
+
+    if "HET" not in Backend._plugins:
+        Backend.register_backend("het", _create, extended_api=True, devices=device_types())
+
+
+def redirect() -> None:
+    """Make torch.distributed create `het` where a program asks for nccl; calling it again changes nothing."""
+    import torch.distributed.distributed_c10d as c10d
+
+    original = c10d._new_process_group_helper
+    if hasattr(original, "__wrapped__"):
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def helper(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        asked = str(bound.arguments["backend"])
+        if asked == c10d.Backend.UNDEFINED or "nccl" in asked:
+            bound.arguments["backend"] = c10d.Backend("het")
+            bound.arguments["backend_options"] = None  # they are ProcessGroupNCCL's own
+        return original(*bound.args, **bound.kwargs)
+
+    c10d._new_process_group_helper = helper
+
+
+def _create(options: Any, backend_options: Any = None) -> Any:
+    from hetctl.comm.contract.placement import current_placement
+    from hetctl.comm.group.backend import create_over
+
+    return create_over(options, current_placement())

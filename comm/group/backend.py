@@ -5,22 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from hetctl.comm.contract.natives import HOST, device_types, native_of
-from hetctl.comm.contract.placement import Placement, current_placement
+from hetctl.comm.contract.natives import HOST, native_of
+from hetctl.comm.contract.placement import Placement
 from hetctl.comm.group.group import HetGroup
 from hetctl.comm.group.native import Membership, make_native
-from hetctl.comm.operation.byte_counter import METER
+from hetctl.comm.operation.recorder import METER
 from hetctl.comm.operation.work import PrefixStore, ProcessGroup
-
-NAME = "het"
-
-
-def register() -> None:
-    """Make the word `het` known to torch.distributed; calling it again changes nothing."""
-    if NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(NAME, create, extended_api=True, devices=device_types())
 
 
 def bridge_bytes() -> int:
@@ -28,13 +19,8 @@ def bridge_bytes() -> int:
     return METER.sent
 
 
-def create(options: Any, backend_options: Any = None) -> Any:
-    """The process group for `options.global_ranks_in_group`: native inside one island, else a HetGroup."""
-    return create_over(options, current_placement())
-
-
 def create_over(options: Any, placement: Placement) -> Any:
-    """The same over a given placement."""
+    """The process group for `options.global_ranks_in_group`: native inside one island, else a HetGroup."""
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     if len(placement.islands_of(ranks)) == 1:
         return _native_group(options, ranks, placement)

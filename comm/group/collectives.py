@@ -17,10 +17,10 @@ from hetctl.comm.bridge.bridge import Message
 from hetctl.comm.bridge.staging import CHUNK_BYTES
 from hetctl.comm.contract.units import KiB, MiB
 from hetctl.comm.group.native import settle
-from hetctl.comm.group.pipelined import BroadcastPiece, GatheredPiece, ReducedSpan, ScatteredPiece
+from hetctl.comm.group.pipelined import BroadcastPiece, GatheredPiece, ReducedSpan, ScatteredPiece, in_turn
 from hetctl.comm.group.reductions import Reduction
 from hetctl.comm.group.runner import Part, at_once, extent
-from hetctl.comm.group.steps import CollectiveSteps, Run, arrive, in_turn, padded
+from hetctl.comm.group.steps import CollectiveSteps, Run, arrive, padded
 from hetctl.comm.operation.intervals import Interval, edges, even, meet, pieces
 from hetctl.comm.operation.views import as_bytes
 from hetctl.comm.operation.work import Reduce
@@ -28,9 +28,8 @@ from hetctl.comm.operation.work import Reduce
 SPANS = 6  # of a middling collective on the host: as many as are on their way at once
 SPAN_CHUNKS = 16  # of a large one a rank, at most: a span costs Python time, and scratch where islands have more ranks
 DEVICE_SPANS = 2  # on devices spans are fewer, and whole slots: one costs more than its copies
-SLOT_BYTES = (
-    16 * MiB - 8 * KiB
-)  # the most that fills a slot over shm, and chunks over tcp (two, or four halves), without a rest
+# the most that fills a slot over shm, and chunks over tcp (two, or four halves), without a rest
+SLOT_BYTES = 16 * MiB - 8 * KiB
 PIECE_BYTES = 512 * MiB  # of all ranks' blocks that are on their way together, where that leaves each rank a slot
 FLAT_BYTES = 64 * KiB  # up to here one whole vector per peer costs less than two more native steps
 
@@ -161,7 +160,8 @@ class Collectives(CollectiveSteps):
         got = sent.new_empty(sum(out_counts))
         native = self.native(sent.device)
         settle(native.all_to_all(got, sent, out_counts=out_counts, counts=counts), run.deadline, what=run.what)
-        _deal(got, [out[r] for r in layout.mine])
+        for rank, part in zip(layout.mine, got.split(out_counts), strict=True):
+            out[rank].copy_(part)
         arrive(moves)
 
     def barrier(self, run: Run) -> None:
@@ -193,14 +193,6 @@ def is_small(data: torch.Tensor) -> bool:
 def is_even(blocks: Sequence[torch.Tensor]) -> bool:
     """Whether all ranks' blocks are of one size."""
     return all(block.numel() == blocks[0].numel() for block in blocks)
-
-
-def _deal(whole: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
-    """Copy consecutive parts of `whole` into the targets."""
-    first = 0
-    for target in targets:
-        target.copy_(whole[first : first + target.numel()])
-        first += target.numel()
 
 
 def check_sparse(op: Any) -> None:

@@ -20,7 +20,6 @@ from hetctl.comm.group.collectives import Collectives
 from hetctl.comm.group.error_flag import ErrorFlag
 from hetctl.comm.group.messages import AnySource, NativeMessage, PendingReceive
 from hetctl.comm.group.native import Membership, NativeCommunicator, break_native, make_island
-from hetctl.comm.group.pending_work import PendingDeviceWork
 from hetctl.comm.group.runner import Runner
 from hetctl.comm.operation.intervals import IslandLayout
 from hetctl.comm.operation.recorder import RECORDER
@@ -42,15 +41,9 @@ class HetGroup(Operations):
         self._natives = {}
         self._make_natives()
         names = [self._who(r) for r in range(self._size)]
-        self._pending_device_work = PendingDeviceWork()
-        self._error_flag = ErrorFlag(
-            shared.talk, rank=self._rank, names=names, on_verdict=self._end_all, overdue=self._overdue
-        )
-        self._runner = Runner(
-            f"het collectives {self._name}",
-            on_error=self._error_flag.report,
-            pending_device_work=self._pending_device_work,
-        )
+        late = lambda: self._runner.overdue()  # noqa: E731
+        self._error_flag = ErrorFlag(shared.talk, rank=self._rank, names=names, on_verdict=self._end_all, overdue=late)
+        self._runner = Runner(f"het collectives {self._name}", on_error=self._error_flag.report)
         self._error_flag.watch()
         watch = RailWatch(self._rank, shared.talk, self._who)
         self._transports_of = TransportSelector(
@@ -89,10 +82,6 @@ class HetGroup(Operations):
         world, hosts = self._ranks[rank], self._placement.hosts
         return f"rank {world}" + (f" on {hosts[world]}" if world < len(hosts) else "")
 
-    def _overdue(self) -> str | None:
-        """What is late here that no transport waits for: on a device, or never begun."""
-        return self._pending_device_work.overdue() or self._runner.overdue()
-
     def _end_all(self, error: BridgeError) -> None:
         """The verdict on a failure anywhere: end what is pending, native parts too, and keep a record."""
         self._break(error)
@@ -122,7 +111,7 @@ class HetGroup(Operations):
         self._bridge.close(seconds=seconds)
         self._error_flag.close()
         for native in self._natives.values():
-            for group in native.groups():
+            for group in native.groups:
                 group.shutdown()
         self._natives = {}
 
@@ -131,9 +120,7 @@ class HetGroup(Operations):
         self._end_all(BridgeError(f"the process group '{self._name}' was aborted"))
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
-        _check_tag(tag)
-        _check_peer(dst, self._rank)
-        check_plain_values(tensors)
+        self._check_message(tensors, dst, tag)
         data, deadline, what = plain(tensors[0]), self._deadline(None), f"send to {self._who(dst)}"
         if self._layout.local(dst):
             place = self._layout.mine.index(dst)
@@ -145,24 +132,20 @@ class HetGroup(Operations):
         return self._noted(work)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
-        _check_tag(tag)
-        _check_peer(src, self._rank)
-        check_plain_values(tensors)
+        self._check_message(tensors, src, tag)
         target, deadline, what = tensors[0].detach(), self._deadline(None), f"recv from {self._who(src)}"
         if self._any.knows(tag):
             wanted = PendingReceive(what, tensors, deadline=deadline, on_error=self._error_flag.report_and_wait)
             if self._any.claims(target, src, tag, wanted):
                 return self._noted(wanted)
-        work = HetWork(what, tensors, deadline=deadline)
+        data = target if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
         if self._layout.local(src):
             place = self._layout.mine.index(src)
-            landing = None if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
-            written = target if landing is None else landing
-            native = self._native(target.device).messenger(place, self._layout.place).recv([written], place, tag)
+            native = self._native(target.device).messenger(place, self._layout.place).recv([data], place, tag)
+            landing = None if data is target else data
             return self._local(what, tensors, native, peer=src, deadline=deadline, landing=landing)
-        data = target if is_plain(target) else torch.empty_like(target, memory_format=torch.contiguous_format)
-        if data is not target:
-            work = Returning(what, target, data, deadline)
+        returning = data is not target
+        work = Returning(what, target, data, deadline) if returning else HetWork(what, tensors, deadline=deadline)
         work.source = src
         self._record(work, "recv", peer=src, tensors=tensors)
         self._bridge.recv(data.view(-1), src, tag=tag, kind=P2P, work=work, deadline=deadline)
@@ -178,6 +161,13 @@ class HetGroup(Operations):
         self._record(work, "recvAnySource", peer=None, tensors=tensors)
         self._any.recv(tensors[0].detach(), tag, work)
         return self._noted(work)
+
+    def _check_message(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:
+        """Raises ValueError or TypeError for a message that no transport carries, such as one to oneself."""
+        _check_tag(tag)
+        if peer == self._rank:
+            raise ValueError("a rank cannot exchange messages with itself over the 'het' back end: copy the tensor")
+        check_plain_values(tensors)
 
     def _post_unbounded(self, data: torch.Tensor, peer: int, tag: int) -> HetWork:
         """A receive that may stay unanswered for as long as the group lives."""
@@ -210,7 +200,7 @@ class HetGroup(Operations):
             deadline=deadline,
             on_error=failed,
             landing=landing,
-            pending_device_work=self._pending_device_work,
+            pending_device_work=self._runner.pending_device_work,
         )
         work.source = peer
         entry = self._record(work, what.split()[0], peer=peer, tensors=tensors)
@@ -221,12 +211,6 @@ class HetGroup(Operations):
 
 
 _FOREVER = 3e8  # seconds
-
-
-def _check_peer(peer: int, rank: int) -> None:
-    """Raises ValueError for a message to oneself, which no transport carries."""
-    if peer == rank:
-        raise ValueError("a rank cannot exchange messages with itself over the 'het' back end: copy the tensor")
 
 
 def _check_tag(tag: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hetctl.comm.group.pending_work import PendingDeviceWork, PendingItem
+from hetctl.comm.group.runner import PendingDeviceWork, PendingItem
 from hetctl.comm.operation.device import captures_graph, module_of
 from hetctl.comm.operation.views import may_write
 from hetctl.comm.operation.work import BridgeError, HetWork, OperationDeadline, reason_of

@@ -40,6 +40,7 @@ class NativeCommunicator:
     def __init__(self, group: Any, *, size: int, second: Any = None, upward: Any = None, downward: Any = None) -> None:
         self.group, self._second = group, second or group
         self._upward, self._downward = upward or group, downward or group
+        self.groups = [g for g in (group, second, upward, downward) if g is not None]  # all, each once
         self.size = size
         self._on_host = isinstance(group, Gloo)
 
@@ -97,12 +98,6 @@ class NativeCommunicator:
         """
         return self._upward if source < target else self._downward
 
-    def groups(self) -> list[Any]:
-        """All communicators of the island, each once."""
-        return list(
-            {id(g): g for g in (self.group, self._second, self._upward, self._downward) if g is not None}.values()
-        )
-
     def _started(self, work: Any, back: Callable[[], object] | None = None) -> StartedNative:
         return StartedNative(work, on_host=self._on_host, back=back)
 
@@ -159,7 +154,7 @@ def break_native(native: NativeCommunicator) -> None:
     kernels, which may hang.
     """
     aborts = []
-    for group in native.groups():
+    for group in native.groups:
         if isinstance(group, Gloo):
             break_pair(group, 1 if group.rank() == 0 else 0)
         else:

@@ -9,8 +9,7 @@ for each island that needs it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -23,122 +22,8 @@ from hetctl.comm.operation.intervals import edges, even, overlaps, shares
 from hetctl.comm.operation.views import used_here
 
 
-class ReducedSpan:
-    """One span of an all-reduce (or, with `to`, of a reduce into that island) on its way through the stages."""
-
-    def __init__(
-        self, lines: CollectiveSteps, data: torch.Tensor, how: Reduction, run: Run, *, to: int | None = None
-    ) -> None:
-        self._lines, self._data, self._how, self._run, self._to = lines, data, how, run, to
-        self._native = lines.native(data.device)
-        self._pending: Any = None
-        self._moves: list[Message] = []
-        self._got: list[torch.Tensor] = []
-
-    def begin(self) -> None:
-        """Start the native reduce-scatter of the span."""
-        layout = self._lines.layout
-        self._whole = padded(self._data, layout.common_parts)
-        alone = len(layout.mine) == 1  # then the shard is the whole, and nothing needs copying
-        self._shard = self._whole if alone else self._whole.new_empty(self._whole.numel() // len(layout.mine))
-        start = layout.place * self._shard.numel()
-        self._mine = (start, start + self._shard.numel())
-        self._pending = None if alone else self._native.reduce_scatter(self._shard, self._whole, self._how.native)
-
-    def swap(self) -> Part:
-        """Start the exchange of the shard with its holders in other islands. Returns what is left to do."""
-        settle(self._pending, self._run.deadline, what=self._run.what)
-        layout = self._lines.layout
-        if self._to is not None:
-            self._swap_one_way(self._to)
-        elif len(layout.islands) == 2:
-            self._swap_with(layout.foreign[0])
-        else:
-            self._swap_parts()
-            return self.reduce_across, self.gather_inside
-        return None, self.gather_inside
-
-    def _swap_with(self, island: int) -> None:
-        """Two islands: each part is combined as it lands, once its outgoing copy has left."""
-        lines, members = self._lines, self._lines.layout.islands[island]
-        for place, part in self._parts(island):
-            sent = lines.send(part, members[place], self._run)
-            got = lines.recv(part, members[place], self._run, combine=self._how.combine, after=sent)
-            self._moves += [sent, got]
-
-    def _swap_one_way(self, to: int) -> None:
-        layout = self._lines.layout
-        for island in layout.foreign if layout.home == to else [to]:
-            members = layout.islands[island]
-            other = torch.empty_like(self._shard) if layout.home == to else self._shard
-            for place, part in self._parts(island, of=other):
-                move = self._lines.recv if layout.home == to else self._lines.send
-                self._moves.append(move(part, members[place], self._run))
-            self._got += [other] if layout.home == to else []
-
-    def _parts(self, island: int, *, of: torch.Tensor | None = None) -> list[tuple[int, torch.Tensor]]:
-        """(place, part of this rank's shard) for each rank of an island that holds a part of it."""
-        start, shard = self._mine[0], self._shard if of is None else of
-        cut = shares(self._whole.numel(), len(self._lines.layout.islands[island]))
-        return [(place, shard[a - start : b - start]) for place, (a, b) in overlaps(self._mine, cut)]
-
-    def _swap_parts(self) -> None:
-        """More islands: of each atom (held by one rank per island) an island reduces the part that is its own."""
-        lines, layout = self._lines, self._lines.layout
-        self._atoms = list(self._cut_atoms())
-        for holders, parts in self._atoms:
-            got = []
-            for island in layout.foreign:
-                self._moves.append(lines.send(parts[island], holders[island], self._run))
-                got.append(torch.empty_like(parts[layout.home]))
-                self._moves.append(lines.recv(got[-1], holders[island], self._run))
-            self._got += got
-
-    def _cut_atoms(self) -> Iterator[tuple[list[int], list[torch.Tensor]]]:
-        """(holder of each island, one part per island) for each interval of the shard with one holder per island."""
-        layout, start = self._lines.layout, self._mine[0]
-        cuts = [shares(self._whole.numel(), len(island)) for island in layout.islands]
-        edges = sorted({e for cut in cuts for pair in cut for e in pair if self._mine[0] <= e <= self._mine[1]})
-        for first, past in itertools.pairwise(edges):
-            places = [next(p for p, (a, b) in enumerate(cut) if a <= first and past <= b) for cut in cuts]
-            holders = [layout.islands[i][place] for i, place in enumerate(places)]
-            atom = self._shard[first - start : past - start]
-            yield holders, [atom[a:b] for a, b in shares(past - first, len(layout.islands))]
-
-    def reduce_across(self) -> None:
-        """More islands: combine what came, and start the exchange of the reduced parts."""
-        arrive(self._moves)
-        layout, each = self._lines.layout, len(self._lines.layout.foreign)
-        self._moves = []
-        for index, (holders, parts) in enumerate(self._atoms):
-            mine = parts[layout.home]
-            self._lines.combine_in_order(mine, self._got[index * each : (index + 1) * each], self._how)
-            for island in layout.foreign:
-                self._moves.append(self._lines.send(mine, holders[island], self._run, second=True))
-                self._moves.append(self._lines.recv(parts[island], holders[island], self._run, second=True))
-
-    def gather_inside(self) -> None:
-        """Take in what other islands sent, and gather the reduced shards from all ranks of this one."""
-        arrive(self._moves)
-        if self._to == self._lines.layout.home:
-            self._lines.combine_in_order(self._shard, self._got, self._how)
-        if self._shard is not self._whole and self._to in (None, self._lines.layout.home):
-            gathered = self._native.all_gather(self._whole, self._shard, second=True)
-            settle(gathered, self._run.deadline, what=self._run.what)
-        if self._whole is not self._data:
-            self._data.copy_(self._whole[: self._data.numel()])
-        self._free()
-
-    def _free(self) -> None:
-        """Scratch was made on the stream of the first half; this one has read it too."""
-        for scratch in (self._whole, self._shard, *self._got):
-            used_here(scratch)
-        self._moves, self._got = [], []
-        del self._whole, self._shard
-
-
-class _BlockPiece:
-    """What both directions share: who is where, what is under way, and its scratch.
+class CollectivePiece:
+    """A part of a large collective on its way: who is where, what is under way, and its scratch.
 
     `_inside` is the first half's alone, and goes as soon as its stream is ordered behind the native operation: it is as
     large as the pieces of a whole island. `_scratch` is what both halves' streams use.
@@ -146,9 +31,18 @@ class _BlockPiece:
 
     def __init__(self, lines: CollectiveSteps, run: Run, device: torch.device) -> None:
         self._lines, self._run, self._layout, self._native = lines, run, lines.layout, lines.native(device)
+        self._pending: StartedNative | None = None
         self._moves: list[Message] = []
         self._inside: list[torch.Tensor] = []
         self._scratch: list[torch.Tensor] = []
+
+    def begin(self) -> None:
+        """Start what happens inside the island."""
+        raise NotImplementedError
+
+    def swap(self) -> Part:
+        """Start the exchange with other islands. Returns what is left to do."""
+        raise NotImplementedError
 
     def _await(self, started: StartedNative | None) -> None:
         settle(started, self._run.deadline, what=self._run.what)
@@ -164,7 +58,126 @@ class _BlockPiece:
         self._moves, self._scratch = [], []
 
 
-class ScatteredPiece(_BlockPiece):
+def in_turn(pieces: Iterable[CollectivePiece]) -> Iterator[Part]:
+    """Begin each piece while the one before it is reduced or gathered inside; yields what is left once it is sent."""
+    last: CollectivePiece | None = None
+    for piece in pieces:
+        piece.begin()
+        if last is not None:
+            yield last.swap()
+        last = piece
+    if last is not None:
+        yield last.swap()
+
+
+class ReducedSpan(CollectivePiece):
+    """One span of an all-reduce (or, with `to`, of a reduce into that island) on its way through the stages."""
+
+    def __init__(
+        self, lines: CollectiveSteps, data: torch.Tensor, how: Reduction, run: Run, *, to: int | None = None
+    ) -> None:
+        super().__init__(lines, run, data.device)
+        self._data, self._how, self._to = data, how, to
+        self._got: list[torch.Tensor] = []
+
+    def begin(self) -> None:
+        """Start the native reduce-scatter of the span."""
+        layout = self._layout
+        self._whole = padded(self._data, layout.common_parts)
+        self._scratch.append(self._whole)
+        alone = len(layout.mine) == 1  # then the shard is the whole, and nothing needs copying
+        self._shard = self._whole if alone else self._new(self._whole, self._whole.numel() // len(layout.mine))
+        start = layout.place * self._shard.numel()
+        self._mine = (start, start + self._shard.numel())
+        self._pending = None if alone else self._native.reduce_scatter(self._shard, self._whole, self._how.native)
+
+    def swap(self) -> Part:
+        """Start the exchange of the shard with its holders in other islands. Returns what is left to do."""
+        self._await(self._pending)
+        layout = self._layout
+        if self._to is not None:
+            self._swap_one_way(self._to)
+        elif len(layout.islands) == 2:
+            self._swap_with(layout.foreign[0])
+        else:
+            self._swap_parts()
+            return self.reduce_across, self.gather_inside
+        return None, self.gather_inside
+
+    def _swap_with(self, island: int) -> None:
+        """Two islands: each part is combined as it lands, once its outgoing copy has left."""
+        lines, members = self._lines, self._layout.islands[island]
+        for place, part in self._parts(island):
+            sent = lines.send(part, members[place], self._run)
+            got = lines.recv(part, members[place], self._run, combine=self._how.combine, after=sent)
+            self._moves += [sent, got]
+
+    def _swap_one_way(self, to: int) -> None:
+        layout = self._layout
+        for island in layout.foreign if layout.home == to else [to]:
+            members = layout.islands[island]
+            other = self._new(self._shard, self._shard.numel()) if layout.home == to else self._shard
+            for place, part in self._parts(island, of=other):
+                move = self._lines.recv if layout.home == to else self._lines.send
+                self._moves.append(move(part, members[place], self._run))
+            self._got += [other] if layout.home == to else []
+
+    def _parts(self, island: int, *, of: torch.Tensor | None = None) -> list[tuple[int, torch.Tensor]]:
+        """(place, part of this rank's shard) for each rank of an island that holds a part of it."""
+        start, shard = self._mine[0], self._shard if of is None else of
+        cut = shares(self._whole.numel(), len(self._layout.islands[island]))
+        return [(place, shard[a - start : b - start]) for place, (a, b) in overlaps(self._mine, cut)]
+
+    def _swap_parts(self) -> None:
+        """More islands: of each atom (held by one rank per island) an island reduces the part that is its own."""
+        lines, layout = self._lines, self._layout
+        self._atoms = list(self._cut_atoms())
+        for holders, parts in self._atoms:
+            got = []
+            for island in layout.foreign:
+                self._moves.append(lines.send(parts[island], holders[island], self._run))
+                got.append(self._new(self._shard, parts[layout.home].numel()))
+                self._moves.append(lines.recv(got[-1], holders[island], self._run))
+            self._got += got
+
+    def _cut_atoms(self) -> Iterator[tuple[list[int], list[torch.Tensor]]]:
+        """(holder of each island, one part per island) for each interval of the shard with one holder per island."""
+        layout, start = self._layout, self._mine[0]
+        cuts = [shares(self._whole.numel(), len(island)) for island in layout.islands]
+        edges = sorted({e for cut in cuts for pair in cut for e in pair if self._mine[0] <= e <= self._mine[1]})
+        for first, past in itertools.pairwise(edges):
+            places = [next(p for p, (a, b) in enumerate(cut) if a <= first and past <= b) for cut in cuts]
+            holders = [layout.islands[i][place] for i, place in enumerate(places)]
+            atom = self._shard[first - start : past - start]
+            yield holders, [atom[a:b] for a, b in shares(past - first, len(layout.islands))]
+
+    def reduce_across(self) -> None:
+        """More islands: combine what came, and start the exchange of the reduced parts."""
+        arrive(self._moves)
+        layout, each = self._layout, len(self._layout.foreign)
+        self._moves = []
+        for index, (holders, parts) in enumerate(self._atoms):
+            mine = parts[layout.home]
+            self._lines.combine_in_order(mine, self._got[index * each : (index + 1) * each], self._how)
+            for island in layout.foreign:
+                self._moves.append(self._lines.send(mine, holders[island], self._run, second=True))
+                self._moves.append(self._lines.recv(parts[island], holders[island], self._run, second=True))
+
+    def gather_inside(self) -> None:
+        """Take in what other islands sent, and gather the reduced shards from all ranks of this one."""
+        arrive(self._moves)
+        if self._to == self._layout.home:
+            self._lines.combine_in_order(self._shard, self._got, self._how)
+        if self._shard is not self._whole and self._to in (None, self._layout.home):
+            self._await(self._native.all_gather(self._whole, self._shard, second=True))
+        if self._whole is not self._data:
+            self._data.copy_(self._whole[: self._data.numel()])
+        self._free()
+        self._got = []
+        del self._whole, self._shard
+
+
+class ScatteredPiece(CollectivePiece):
     """A piece of every block of a reduce-scatter, on the way to the block's rank."""
 
     def __init__(
@@ -225,7 +238,7 @@ class ScatteredPiece(_BlockPiece):
         self._free()
 
 
-class GatheredPiece(_BlockPiece):
+class GatheredPiece(CollectivePiece):
     """A piece of every block of an all-gather, on the way to all ranks; tensors are bytes."""
 
     def __init__(self, lines: CollectiveSteps, out: Sequence[torch.Tensor], data: torch.Tensor, run: Run) -> None:
@@ -275,7 +288,7 @@ class GatheredPiece(_BlockPiece):
         self._free()
 
 
-class BroadcastPiece(_BlockPiece):
+class BroadcastPiece(CollectivePiece):
     """A piece of what one rank holds, on the way to all; tensors are bytes. Each rank of its island sends a share."""
 
     def __init__(self, lines: CollectiveSteps, data: torch.Tensor, root: int, run: Run) -> None:

@@ -12,20 +12,11 @@ from hetctl.comm.bridge.staging import Combine
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.operation.work import Reduce
 
-
-def _minimum(target: torch.Tensor, other: torch.Tensor) -> object:
-    return torch.minimum(target, other, out=target)
-
-
-def _maximum(target: torch.Tensor, other: torch.Tensor) -> object:
-    return torch.maximum(target, other, out=target)
-
-
 _COMBINE: dict[Any, Combine] = {
     Reduce.SUM: torch.Tensor.add_,
     Reduce.PRODUCT: torch.Tensor.mul_,
-    Reduce.MIN: _minimum,
-    Reduce.MAX: _maximum,
+    Reduce.MIN: lambda target, other: torch.minimum(target, other, out=target),
+    Reduce.MAX: lambda target, other: torch.maximum(target, other, out=target),
     Reduce.BAND: torch.Tensor.bitwise_and_,
     Reduce.BOR: torch.Tensor.bitwise_or_,
     Reduce.BXOR: torch.Tensor.bitwise_xor_,

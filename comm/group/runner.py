@@ -19,18 +19,82 @@ from typing import Any
 import torch
 
 from hetctl.comm.bridge.staging import side_stream
-from hetctl.comm.group.pending_work import Extents, PendingDeviceWork, PendingItem
 from hetctl.comm.operation.device import has_streams, module_of
 from hetctl.comm.operation.intervals import meet
 from hetctl.comm.operation.task_queue import TaskQueue
 from hetctl.comm.operation.views import may_write
-from hetctl.comm.operation.work import HetWork, NativeFailed, ended_by
+from hetctl.comm.operation.work import HetWork, NativeFailed, OperationDeadline, ended_by, reason_of
 
+Extents = list[tuple[int, int]]  # addresses, from the first byte to behind the last
 OVERDUE_SECONDS = 2.0  # after its deadline: transports say more of what they wait for
 PARTS_AHEAD = 8  # handed over and not yet ended: bounds the memory of what is on its way
 Step = Callable[[], None]
 Part = tuple[Step | None, Step]  # what its second half begins with, and ends with: others' beginnings may come between
 Call = Callable[[], Iterable[Part] | None]
+
+
+@dataclass(frozen=True, eq=False)
+class PendingItem:
+    """What ended for the host, while its kernels run or wait for a rank that is gone.
+
+    `event` is behind them; `extents` is the memory that later ones have to mind.
+    """
+
+    what: str
+    deadline: OperationDeadline | None
+    event: Any
+    device: torch.device
+    extents: Extents | None = None
+
+    def over(self) -> bool:
+        """Ask the device; of a thread that never chose one, a question would make a context on the first."""
+        with module_of(self.device).device(self.device) if has_streams(self.device) else contextlib.nullcontext():
+            return bool(self.event.query())
+
+
+class PendingDeviceWork:
+    """What the devices of a group still owe; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: deque[PendingItem] = deque()  # they end in about this order
+
+    def add(self, item: PendingItem) -> None:
+        """Remember one, and forget those that are over."""
+        with self._lock:
+            self._forget()
+            self._open.append(item)
+
+    def on(self, extents: Extents) -> list[Any]:
+        """The events behind which this memory may be touched again."""
+        with self._lock:
+            self._forget()
+            return [item.event for item in self._open if item.extents is not None and meet(item.extents, extents)]
+
+    def _forget(self) -> None:
+        """Those that are over, up to the first that is not: however far ahead the host is, few are asked about."""
+        while self._open and self._open[0].over():
+            self._open.popleft()
+
+    def overdue(self) -> str | None:
+        """A sentence on one that should have been over by its deadline and is not, if there is any.
+
+        No device is asked before that: a question disturbs a graph that the program may be capturing.
+        """
+        with self._lock:
+            late = [(d, d.deadline) for d in self._open if d.deadline is not None and d.deadline.passed()]
+        for item, deadline in late:
+            try:
+                if not item.over():
+                    return f"{item.what} has not ended on its device: {deadline.verdict}"
+            except RuntimeError as error:
+                if "captur" in str(error):  # a graph is being made: asked again later
+                    continue
+                return f"{item.what} failed on its device: {reason_of(error)}"
+            with self._lock:
+                if item in self._open:
+                    self._open.remove(item)
+        return None
 
 
 @dataclass(eq=False)
@@ -61,19 +125,16 @@ class QueuedCollective:
 class Runner:
     """One ordered queue of collectives and the two threads that run them."""
 
-    def __init__(
-        self, name: str, *, on_error: Callable[[str], None], pending_device_work: PendingDeviceWork | None = None
-    ) -> None:
+    def __init__(self, name: str, *, on_error: Callable[[str], None]) -> None:
         self._first = TaskQueue(name, self._begin)
         self._second = TaskQueue(f"{name}, second halves", self._continue)
         self._state = threading.Condition()
         self._turn = threading.Lock()  # one collective begins at a time, whosever thread it is in
         self._open: dict[int, QueuedCollective] = {}
         self._parts = 0  # handed over and not yet ended
-        self._pending_device_work = pending_device_work or PendingDeviceWork()
-        self._begun: deque[tuple[QueuedCollective, Step, Any]] = (
-            deque()
-        )  # the second thread's: parts whose end is still to do
+        self.pending_device_work = PendingDeviceWork()
+        # the second thread's: parts whose end is still to do
+        self._begun: deque[tuple[QueuedCollective, Step, Any]] = deque()
         self._error: BaseException | None = None
         self._on_error = on_error
         self._streams: dict[tuple[torch.device, bool], Any] = {}
@@ -120,7 +181,7 @@ class Runner:
                 stream.wait_event(job.start)
                 if waits:
                     stream.wait_stream(self._side(job.device, second=True))
-                for event in self._pending_device_work.on(job.extents):
+                for event in self.pending_device_work.on(job.extents):
                     stream.wait_event(event)
             if parted:
                 for part in job.call() or ():
@@ -205,7 +266,7 @@ class Runner:
             ready = module_of(job.device).current_stream(job.device).record_event()
         if ready is not None:  # before it is no longer open: whoever touches its memory next finds one or the other
             minded = job.extents if job.parted else None
-            self._pending_device_work.add(PendingItem(job.work.what, job.work.deadline, ready, job.device, minded))
+            self.pending_device_work.add(PendingItem(job.work.what, job.work.deadline, ready, job.device, minded))
         with self._state:
             self._open.pop(id(job), None)
         job.work.finish(ready=ready, error=error)
@@ -239,7 +300,9 @@ class Runner:
             return bool(self._open)
 
     def overdue(self) -> str | None:
-        """A sentence on a collective that should have ended a while ago, which whoever carries it did not say."""
+        """A sentence on what is late here, said by no transport: on a device, or a collective that has not ended."""
+        if (owed := self.pending_device_work.overdue()) is not None:
+            return owed
         with self._state:
             works = [job.work for job in self._open.values()]
         late = [(w, w.deadline) for w in works if w.deadline is not None and w.deadline.passed(since=OVERDUE_SECONDS)]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from hetctl.comm.bridge.bridge import COLLECTIVE, Bridge, Message
 from hetctl.comm.group.native import NativeCommunicator
 from hetctl.comm.group.reductions import Reduction
-from hetctl.comm.group.runner import Part
 from hetctl.comm.operation.intervals import Interval, IslandLayout, overlaps
 from hetctl.comm.operation.work import HetWork, OperationDeadline
 
@@ -80,28 +79,6 @@ class CollectiveSteps:
             self.recv(data[first - start : past - start], members[place], run, **how)
             for place, (first, past) in overlaps(wanted, held)
         ]
-
-
-class CollectivePiece(Protocol):
-    """A part of a large collective, on its way through native and bridge stages."""
-
-    def begin(self) -> None:
-        """Start what happens inside the island."""
-
-    def swap(self) -> Part:
-        """Start the exchange with other islands. Returns what is left to do."""
-
-
-def in_turn(pieces: Iterable[CollectivePiece]) -> Iterator[Part]:
-    """Begin each piece while the one before it is reduced or gathered inside; yields what is left once it is sent."""
-    last: CollectivePiece | None = None
-    for piece in pieces:
-        piece.begin()
-        if last is not None:
-            yield last.swap()
-        last = piece
-    if last is not None:
-        yield last.swap()
 
 
 def arrive(messages: Sequence[Message]) -> None:

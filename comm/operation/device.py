@@ -40,6 +40,11 @@ def has_cuda_runtime(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def passed(event: Any) -> bool:
+    """Whether a stream has come past an event; None stands for what was over when its call returned."""
+    return event is None or bool(event.query())
+
+
 def accelerator() -> str | None:
     """The first device type of the table that this process can compute on; None where there is the host alone."""
     return next((kind for kind in device_types() if kind != HOST and _is_here(kind)), None)

@@ -170,12 +170,11 @@ class HetWork(Work):  # type: ignore[misc]
 
     def get_future(self) -> torch.futures.Future[Any]:
         with self._lock:
-            if self._future is None:
-                held: list[Any] = list({t.device for t in self._outputs if not t.is_cpu and t.device.index is not None})
-                self._future = torch.futures.Future(devices=held or None)
-                ended = self._done.is_set()
-            else:
-                ended = False
+            if self._future is not None:
+                return self._future
+            held: list[Any] = list({t.device for t in self._outputs if not t.is_cpu and t.device.index is not None})
+            self._future = torch.futures.Future(devices=held or None)
+            ended = self._done.is_set()
         if ended:
             self._settle(self._future)
         return self._future

@@ -34,7 +34,7 @@ def show_environment(plan: Plan, cluster: Cluster, name: str, sink: Sink) -> dic
         raise ConfigError(f"no rank of the plan is on '{name}'", hint=nearest(name, {s.host for s in seats}))
     host, master = cluster.host_by_name[name], cluster.host_by_name[seats[0].host]
     cores = host.facts.get("system", {}).get("cpu", {}).get("allowed") or len(mine)
-    shape = HostShape(name, cores, launch.device_type, master.data_address or LATER, interface_of(host), LATER)
+    shape = HostShape(cores, launch.device_type, master.data_address or LATER, interface_of(host), LATER)
     environment = {n: os.environ.get(n, "") for n in (host.access.env if host.access else {})}
     own = host_settings(cluster, host, seats, environment=environment)
     files = {v: Path(LATER) for v in ("TORCHELASTIC_ERROR_FILE", "HETCTL_JOB", "HETCTL_PLACEMENT", "HETCTL_FLIGHT_DIR")}

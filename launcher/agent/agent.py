@@ -49,7 +49,6 @@ from hetctl.launcher.agent.workers import (
     reap_orphans,
 )
 
-PROTOCOL = 1
 TICK_S = 0.1
 HELLO_S = 60.0  # how long a supervisor may take to say what it wants
 SOCKET = "agent.sock"
@@ -76,7 +75,7 @@ class Agent:
     def run(self) -> int:
         """Until every worker is gone. Returns 0 when all of them ended well."""
         self.wire.listen(os.path.join(self.folder, SOCKET))
-        self.wire.tell(event="hello", protocol=PROTOCOL, pid=os.getpid(), socket=self.wire.path)
+        self.wire.tell(event="hello", pid=os.getpid(), socket=self.wire.path)
         while not (self.started and all(w.reported for w in self.workers)):
             self._turn()
             self._check_lease()

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from typing import Any
 
 MIN_PYTHON = (3, 11)
+BOOT = "import sys;sys.path.insert(0,sys.argv[1]);from hetctl.launcher.agent.agent import main;main()"  # given the code
 KEEP_BUNDLES = 6  # unused ones beyond these are removed, oldest first
 PATIENCE_S = 15.0  # without a byte from the launcher: it is gone, or the way to it is cut
 FRESH_S = 86400.0  # one that was used within a day is never removed
@@ -56,8 +57,7 @@ def enter(asked: dict[str, Any]) -> None:
         elif step["do"] == "become":
             code = place(step["digest"])
             os.environ["HETCTL_RUN"] = asked["run"]  # by which `clean` finds an agent, too
-            boot = "import sys;sys.path.insert(0,sys.argv[1]);from hetctl.launcher.agent.agent import main;main()"
-            os.execv(sys.executable, [sys.executable, "-I", "-c", boot, code])
+            os.execv(sys.executable, [sys.executable, "-I", "-c", BOOT, code])
     sys.exit(1)  # whoever asked went away
 
 

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-from hetctl.comm.contract.events import present
+from hetctl.comm.contract.events import Line
 from hetctl.comm.contract.values import decode
-
-_KINDS: dict[str, type[Order]] = {}
 
 
 @dataclass(frozen=True)
-class Order:
+class Order(Line, key="do"):
     """Anything told to an agent."""
-
-    kind: ClassVar[str]
-
-    def __init_subclass__(cls, *, kind: str) -> None:
-        cls.kind = kind
-        _KINDS[kind] = cls
 
 
 @dataclass(frozen=True)
@@ -71,6 +63,10 @@ class Prepare(Order, kind="spec"):
     lease_s: float = 0.0
     grace_s: float = 0.0
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(worker.rank for worker in self.workers)
+
 
 @dataclass(frozen=True)
 class Start(Order, kind="start"):
@@ -110,11 +106,8 @@ class Part(Order, kind="part"):
     """The last word was heard."""
 
 
-def order_line(order: Order) -> dict[str, Any]:
-    """An order as it goes on the line."""
-    return {"do": order.kind, **present(order)}
-
-
 def order_of(line: Mapping[str, Any]) -> Order:
     """A line's order. Raises ConfigError."""
-    return decode(_KINDS[line["do"]], {k: v for k, v in line.items() if k not in ("do", "got")}, where=line["do"])
+    kind, values = line[Order.key], {k: v for k, v in line.items() if k not in (Order.key, "got")}
+    order: Order = decode(Order.kinds[kind], values, where=kind)
+    return order

@@ -70,15 +70,10 @@ class Worker:
         self.pending = self.pending[-MAX_EVENT_BYTES:]
         return [event for line in lines if (event := _event(line)) is not None]
 
-    def signal_group(self, number: int) -> bool:
-        """Signal the worker's process group; False when nothing of it is left."""
-        try:
+    def signal_group(self, number: int) -> None:
+        """Signal the worker's process group, if anything of it is left."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
 
     def stopped_for(self) -> float:
         """Seconds since somebody stopped the process (SIGSTOP); 0 while it runs."""

@@ -27,10 +27,6 @@ class HostOutcome(Generic[Item, Value]):
     error: HetctlError | None
     seconds: float
 
-    @property
-    def ok(self) -> bool:
-        return self.error is None
-
 
 def fan_out(
     items: Sequence[Item],

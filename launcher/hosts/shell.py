@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -107,17 +107,16 @@ def run(
     deadline: Deadline,
     stdin: bytes = b"",
     max_bytes: int = MAX_OUTPUT_BYTES,
-    on_output: Callable[[OutputPiece], None] | None = None,
 ) -> Finished:
     """Run a command to its end, feeding `stdin` and collecting at most `max_bytes` of its output.
 
-    `on_output` sees each piece as it comes. Raises ShellError: timeout, too-much-output, connection-lost, ...
+    Raises ShellError: timeout, too-much-output, connection-lost, ...
     """
     begin = time.monotonic()
     session = shell.start(argv, deadline=deadline)
     deadline.on_expiry(session.abort)
     try:
-        collected = _see_through(session, stdin, deadline, max_bytes, on_output)
+        collected = _see_through(session, stdin, deadline, max_bytes)
         if session.exit_code is None:
             raise ShellError("connection-lost", f"the connection was lost while {deadline.phase}")
         return Finished(session.exit_code, collected["out"], collected["err"], time.monotonic() - begin)
@@ -134,9 +133,7 @@ def timed_out(deadline: Deadline) -> ShellError:
     )
 
 
-def _see_through(
-    session: Session, stdin: bytes, deadline: Deadline, max_bytes: int, on_output: Callable[[OutputPiece], None] | None
-) -> dict[Stream, bytes]:
+def _see_through(session: Session, stdin: bytes, deadline: Deadline, max_bytes: int) -> dict[Stream, bytes]:
     kept: dict[Stream, bytearray] = {"out": bytearray(), "err": bytearray()}
     unsent = memoryview(stdin)
     sending = True
@@ -149,11 +146,8 @@ def _see_through(
                 session.finish()
                 sending = False
         piece = session.read(min(deadline.left(), 0.01 if sending else 1.0))
-        if piece is None:
-            continue
-        if on_output is not None:
-            on_output(piece)
-        _keep(kept, piece, max_bytes)
+        if piece is not None:
+            _keep(kept, piece, max_bytes)
     return {stream: bytes(data) for stream, data in kept.items()}
 
 

@@ -36,11 +36,6 @@ class SshRoute:
     known_as: str  # the name its host keys are filed under
     known_hosts: tuple[Path, ...]
 
-    @property
-    def key(self) -> tuple[str, int, str, tuple[str, ...]]:
-        """What makes two routes the same connection."""
-        return self.hostname, self.port, self.user, self.jumps
-
     def __str__(self) -> str:
         where = self.hostname if self.port == 22 else f"{self.hostname}:{self.port}"
         return where if self.hostname == self.name else f"{self.name} ({where})"

@@ -227,7 +227,7 @@ def _through(route: SshRoute, access: Access, book: SshConfig, deadline: Deadlin
     if not jump.lock.acquire(timeout=max(0.1, deadline.left())):
         raise timed_out(deadline)
     try:
-        if jump.error is None and not _alive(jump.client):
+        if jump.error is None and _live(jump.client) is None:
             jump.client = _open_jump(last, ",".join(before), access, book, deadline)
     except ShellError as error:
         jump.error = ShellError("proxy-failed", f"the jump host failed: {error.message}", hint=error.hint)
@@ -235,8 +235,8 @@ def _through(route: SshRoute, access: Access, book: SshConfig, deadline: Deadlin
         jump.lock.release()
     if jump.error is not None:
         raise jump.error
-    transport = jump.client.get_transport() if jump.client is not None else None
-    if transport is None or not transport.is_active():
+    transport = _live(jump.client)
+    if transport is None:
         raise ShellError("proxy-failed", f"the jump host {last} closed the connection")
     deadline.phase = f"connecting to {route} through {last}"
     try:
@@ -250,9 +250,9 @@ def _through(route: SshRoute, access: Access, book: SshConfig, deadline: Deadlin
         raise _named(error, route, deadline) from None
 
 
-def _alive(client: paramiko.SSHClient | None) -> bool:
+def _live(client: paramiko.SSHClient | None) -> paramiko.Transport | None:
     transport = client.get_transport() if client is not None else None
-    return transport is not None and transport.is_active()
+    return transport if transport is not None and transport.is_active() else None
 
 
 def _open_jump(hop: str, before: str, access: Access, book: SshConfig, deadline: Deadline) -> paramiko.SSHClient:

@@ -54,7 +54,7 @@ class SshSession:
         channel.setblocking(False)
         self._poll = select.poll()
         self._poll.register(channel.fileno(), select.POLLIN)  # readable on output of either stream, and at its end
-        self._ended = False
+        self.ended = False
 
     def write(self, data: bytes) -> int:
         if self._channel.closed:
@@ -81,16 +81,12 @@ class SshSession:
             channel = self._channel
             if channel.closed or (channel.eof_received and channel.exit_status_ready()):
                 piece = self._take()  # what came between the last look and the end
-                self._ended = piece is None
+                self.ended = piece is None
                 return piece
             left = end - time.monotonic()
             if left <= 0:
                 return None
             self._await(min(left, _LINGER_S))
-
-    @property
-    def ended(self) -> bool:
-        return self._ended
 
     @property
     def exit_code(self) -> int | None:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from hetctl.comm.contract.errors import HetctlError
-from hetctl.comm.contract.events import Done, Gone, Lost, Told, told
-from hetctl.launcher.agent.orders import Order, Part, order_line
+from hetctl.comm.contract.events import Done, Gone, Lost, Told, document, told
+from hetctl.launcher.agent.orders import Order, Part
 from hetctl.launcher.hosts.deadline import Deadline
-from hetctl.launcher.hosts.shell import Session
+from hetctl.launcher.hosts.fanout import fan_out
+from hetctl.launcher.hosts.shell import Session, Shell
 
 SILENT_S = 7.0  # agents answer every beat; this long without a word the line counts as lost
 RETRY_S = 1.0
@@ -32,9 +33,16 @@ class AgentLink:
     """One agent of a run. `Gone` is the last event when it was lost for good."""
 
     def __init__(
-        self, host: str, session: Session, *, first: bytes = b"", reopen: Reopen | None = None, lease_s: float = 0.0
+        self,
+        host: str,
+        session: Session,
+        shells: list[Shell],
+        *,
+        first: bytes = b"",
+        reopen: Reopen | None = None,
+        lease_s: float = 0.0,
     ) -> None:
-        self.host = host
+        self.host, self._shells = host, shells  # `reopen` adds to them
         self.finished = False  # it said its last word
         self._session, self._buffer = session, first
         self._reopen, self._lease_s = reopen, lease_s
@@ -52,7 +60,7 @@ class AgentLink:
 
     def send(self, order: Order) -> None:
         """One order. An agent that is gone says so by its silence, not here."""
-        data = json.dumps({**order_line(order), "got": self._got}).encode() + b"\n"
+        data = json.dumps({**document(order), "got": self._got}).encode() + b"\n"
         until = time.monotonic() + SEND_S
         with self._lock:
             session = self._session
@@ -71,6 +79,8 @@ class AgentLink:
             self._thread.join(max(0.0, until - time.monotonic()))
         self._closing.set()
         self._session.close()
+        for shell in self._shells:
+            shell.close()
 
     def complaint(self) -> str:
         """The last thing it said on stderr."""
@@ -120,22 +130,15 @@ class AgentLink:
         """A new line to the same agent, tried until its lease must have lapsed."""
         until = self._heard + self._lease_s
         while self._reopen is not None and time.monotonic() < until and not self._closing.is_set():
-            deadline = Deadline(max(0.5, until - time.monotonic()))
-            timer = threading.Timer(deadline.seconds, deadline.expire)
-            timer.daemon = True
-            timer.start()
-            try:
-                session, first = self._reopen(deadline)
-            except AgentGone as error:
-                self._said = self._said or error.message.encode()
+            left = max(0.5, until - time.monotonic())
+            (outcome,) = fan_out([self._reopen], lambda reopen, deadline: reopen(deadline), deadline_s=left)
+            if isinstance(outcome.error, AgentGone):
+                self._said = self._said or outcome.error.message.encode()
                 return False
-            except (HetctlError, OSError, EOFError):
-                self._closing.wait(RETRY_S)
-                continue
-            finally:
-                timer.cancel()
-            old, self._session, self._buffer = self._session, session, first
-            self._heard = time.monotonic()
-            old.abort()
-            return True
+            if outcome.value is not None:
+                old, (self._session, self._buffer) = self._session, outcome.value
+                self._heard = time.monotonic()
+                old.abort()
+                return True
+            self._closing.wait(RETRY_S)
         return False

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,7 @@ from hetctl.launcher.hosts.shell import Session, Shell
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agent_link import AgentGone, AgentLink
 
-PROTOCOL = 1  # the agent's, see launcher.agent
 STARTING_S = 120.0
-BOOT = "import sys;sys.path.insert(0,sys.argv[1]);from hetctl.launcher.agent.agent import main;main()"
 
 OpenShell = Callable[[Deadline], Shell]
 
@@ -48,14 +46,15 @@ class TargetHost:
 class AgentRequest:
     """What every host is asked before anything starts: is it all there, what has it, what must it take in?"""
 
-    run: str
+    folder: RunFolder  # the launcher's, taken where every host sees the run's identity in it
     lease_s: float
     code: Bundle
-    program: Bundle | None = None
-    token: tuple[str, str] | None = None  # a file of the launcher's run folder, and what stands in it
-    folder: RunFolder | None = None  # the launcher's run folder, taken where every host sees the token in it
-    paths: tuple[str, ...] = ()  # data that must be readable there
-    packages: tuple[str, ...] = NEEDED
+    program: Bundle | None
+    paths: tuple[str, ...]  # data that must be readable there
+
+    @property
+    def bundles(self) -> list[Bundle]:
+        return [self.code, *([self.program] if self.program else [])]
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Site:
     checkpoints: tuple[str, ...] = ()  # names of the whole checkpoints it holds
 
 
-StartedAgent = tuple[Site, AgentLink, list[Shell]]
+StartedAgent = tuple[Site, AgentLink]
 
 
 @dataclass
@@ -83,7 +82,6 @@ class Agents:
 
     sites: tuple[Site, ...]
     links: tuple[AgentLink, ...]
-    _shells: list[list[Shell]] = field(default_factory=list)
     on_close: Callable[[], None] = lambda: None  # what else was opened for it
 
     @property
@@ -98,19 +96,19 @@ class Agents:
         """Hang up everywhere; agents end their ranks and then themselves."""
         for link in self.links:
             link.close(wait_s=wait_s if link.finished else 1.0)
-        for shells in self._shells:
-            for shell in shells:
-                shell.close()
         self.on_close()
 
 
-def this_site(name: str, folder: RunFolder, code: Path) -> Site:
-    """This machine, for ranks that talk among themselves."""
-    cores = len(os.sched_getaffinity(0))
-    return Site(name, sys.executable, code_path(code, folder.launch / "site"), folder, True, cores, "127.0.0.1", "lo")
+def start_agent_here(name: str, folder: RunFolder, code: Path) -> Agents:
+    """This machine's agent, for ranks that talk among themselves: no SSH, no shipping; `code` holds the package."""
+    python, cores = sys.executable, len(os.sched_getaffinity(0))
+    site = Site(name, python, _code_path(code, folder.launch / "site"), folder, True, cores, "127.0.0.1", "lo")
+    shell = LocalShell()
+    session = shell.start([python, "-I", "-c", bootstrap.BOOT, str(code)], deadline=Deadline(STARTING_S))
+    return Agents((site,), (AgentLink(name, session, [shell]),))
 
 
-def code_path(root: Path, site: Path) -> str:
+def _code_path(root: Path, site: Path) -> str:
     """A PYTHONPATH that finds this very hetctl, and makes torch find its back end also where it is not installed.
 
     Torch loads the entry points of `torch.backends` from package metadata, so `site` holds a few lines of it.
@@ -122,19 +120,8 @@ def code_path(root: Path, site: Path) -> str:
     return os.pathsep.join([str(root), str(site), *([inherited] if inherited else [])])
 
 
-def start_agent_here(site: Site, code: str) -> Agents:
-    """The agent of this machine, without SSH or shipping: `code` is the folder that holds the hetctl package."""
-    shell = LocalShell()
-    session = shell.start([sys.executable, "-I", "-c", BOOT, code], deadline=Deadline(STARTING_S))
-    return Agents((site,), (AgentLink(site.name, session),), [[shell]])
-
-
 def start_agents(
-    targets: Sequence[TargetHost],
-    orders: AgentRequest,
-    *,
-    timeout_s: float = STARTING_S,
-    on_refusal: Callable[[str, HetctlError], None] = lambda host, error: None,
+    targets: Sequence[TargetHost], orders: AgentRequest, *, on_refusal: Callable[[str, HetctlError], None]
 ) -> Agents:
     """Agents on all hosts. Raises one Unreachable or ConfigError naming every host that cannot take part.
 
@@ -143,11 +130,9 @@ def start_agents(
     found: dict[str, StartedAgent] = {}
     errors: dict[str, HetctlError] = {}
 
-    def work(target: TargetHost, deadline: Deadline) -> StartedAgent:
-        return _start_one(target, orders, deadline)
-
+    start = lambda target, deadline: _start_one(target, orders, deadline)  # noqa: E731
     try:
-        for outcome in fan_out(targets, work, deadline_s=timeout_s):
+        for outcome in fan_out(targets, start, deadline_s=STARTING_S):
             if outcome.value is not None:
                 found[outcome.item.name] = outcome.value
             elif outcome.error is not None:
@@ -160,7 +145,7 @@ def start_agents(
     if errors:
         agents.close(wait_s=0.0)
         raise refusal(errors, len(targets))
-    if orders.folder is not None and all(site.shared for site in agents.sites):
+    if all(site.shared for site in agents.sites):
         agents.sites = tuple(replace(site, folder=orders.folder) for site in agents.sites)
     else:  # one of them keeps its files to itself: so do all, because nobody commits a checkpoint for others then
         agents.sites = tuple(replace(site, shared=False) for site in agents.sites)
@@ -180,7 +165,7 @@ def refusal(errors: Mapping[str, HetctlError], count: int) -> HetctlError:
 
 def _agents(targets: Iterable[TargetHost], found: Mapping[str, StartedAgent]) -> Agents:
     rows = [found[b.name] for b in targets if b.name in found]
-    return Agents(tuple(r[0] for r in rows), tuple(r[1] for r in rows), [r[2] for r in rows])
+    return Agents(tuple(site for site, _ in rows), tuple(link for _, link in rows))
 
 
 def _start_one(target: TargetHost, orders: AgentRequest, deadline: Deadline) -> StartedAgent:
@@ -197,8 +182,6 @@ def _start_one(target: TargetHost, orders: AgentRequest, deadline: Deadline) -> 
         deadline.phase = "starting the agent"
         dialogue.send({"do": "become", "digest": orders.code.digest}, deadline=deadline)
         hello = _answer(dialogue, "hello", deadline)
-        if hello.get("protocol") != PROTOCOL:
-            raise ConfigError(f"its agent speaks protocol {hello.get('protocol')}, this launcher {PROTOCOL}")
     except BaseException:
         shell.close()
         raise
@@ -208,7 +191,7 @@ def _start_one(target: TargetHost, orders: AgentRequest, deadline: Deadline) -> 
     def reopen(deadline: Deadline) -> tuple[Session, bytes]:
         return _reopen(target, str(hello["socket"]), shells, deadline)
 
-    return site, AgentLink(target.name, session, first=first, reopen=reopen, lease_s=orders.lease_s), shells
+    return site, AgentLink(target.name, session, shells, first=first, reopen=reopen, lease_s=orders.lease_s)
 
 
 def _reopen(target: TargetHost, socket: str, shells: list[Shell], deadline: Deadline) -> tuple[Session, bytes]:
@@ -244,12 +227,12 @@ def ask(target: TargetHost, request: Mapping[str, Any], answer: str, deadline: D
 
 
 def _request(orders: AgentRequest, host: str) -> dict[str, Any]:
-    bundles = [orders.code, *([orders.program] if orders.program else [])]
+    token = orders.folder.launch / "identity"
     return {
-        "run": orders.run,
-        "packages": orders.packages,
-        "digests": [b.digest for b in bundles],
-        "token": {"path": orders.token[0], "text": orders.token[1]} if orders.token else None,
+        "run": orders.folder.identity,
+        "packages": NEEDED,
+        "digests": [b.digest for b in orders.bundles],
+        "token": {"path": str(token), "text": token.read_text(encoding="utf-8")},
         "paths": orders.paths,
         "host": re.sub(r"[^A-Za-z0-9._-]", "_", host).lstrip(".") or "_",
     }
@@ -291,5 +274,4 @@ def _judge(target: TargetHost, orders: AgentRequest, about: dict[str, Any]) -> t
         program=about["code"] + orders.program.digest if orders.program else None,
         checkpoints=tuple(about["checkpoints"]),
     )
-    bundles = [orders.code, *([orders.program] if orders.program else [])]
-    return site, [b for b in bundles if b.digest not in about["have"]]
+    return site, [b for b in orders.bundles if b.digest not in about["have"]]

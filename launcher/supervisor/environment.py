@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,10 +29,6 @@ class Setting:
     secret: bool = False  # taken from who launches: never shown
     device: int | None = None  # of the host: for its rank alone; None: for all of the host's ranks
 
-    @property
-    def shown(self) -> str:
-        return _HIDDEN if self.secret else self.value
-
 
 @dataclass(frozen=True)
 class Seat:
@@ -47,7 +43,6 @@ class Seat:
 class HostShape:
     """What the settings of a host's ranks depend on, beside the seats."""
 
-    name: str
     cores: int
     device_type: str  # cpu or a row of NATIVES: what the ranks of this host really use
     master_address: str
@@ -191,37 +186,35 @@ def _own_device(seats: Sequence[Seat], seat: Seat, more: Sequence[Setting]) -> S
 def _rdma(cluster: Cluster, host: Host) -> list[Setting]:
     """The RDMA ports that the host's islands share, and the GID that reaches their network."""
     fabrics = {i.fabric for i in cluster.islands if any(m.host == host.name for m in i.members)}
-    kinds = {n.name: n.kind for n in cluster.networks}
-    nics = [
-        n
-        for n in host.nics
-        if n.rdma_device and n.network in fabrics and kinds.get(n.network) in ("infiniband", "roce")
-    ]
-    if not nics:
+    ports = _rdma_ports(cluster, host, fabrics)
+    if not ports:
         return []
-    ports = {n.name: p for n in _facts(host).nics for p in (n,)}
-    names = [_hca(n, ports.get(n.name)) for n in nics]
-    networks = ", ".join(sorted({str(n.network) for n in nics}))
+    names = [_hca(nic, port) for nic, port in ports]
+    networks = ", ".join(sorted({str(nic.network) for nic, _ in ports}))
     settings = [Setting("NCCL_IB_HCA", "=" + ",".join(names), f"the RDMA ports in {networks}; '=' for exact names")]
-    if any(n.kind == "roce" for n in nics):
-        indices = {_gid_index(ports.get(n.name)) for n in nics if n.kind == "roce"}
-        if len(indices) == 1 and None not in indices:
-            why = "the routable RoCE v2 GID of these ports, found by its content"
-            settings.append(Setting("NCCL_IB_GID_INDEX", str(indices.pop()), why))
+    indices = {_gid_index(port) for nic, port in ports if nic.kind == "roce"}
+    if len(indices) == 1 and None not in indices:
+        why = "the routable RoCE v2 GID of these ports, found by its content"
+        settings.append(Setting("NCCL_IB_GID_INDEX", str(indices.pop()), why))
     return settings
+
+
+def _rdma_ports(cluster: Cluster, host: Host, networks: Container[str | None]) -> list[tuple[Nic, NicFacts | None]]:
+    """A host's RDMA ports in these networks, each with what was read of it."""
+    kinds = {n.name: n.kind for n in cluster.networks}
+    nics = [n for n in host.nics if n.rdma_device and n.network in networks]
+    nics = [n for n in nics if kinds.get(n.network or "") in ("infiniband", "roce")]
+    known = {n.netdev or n.name: n for n in _facts(host).nics} if nics else {}
+    return [(n, known.get(n.name)) for n in nics]
 
 
 def _wires(cluster: Cluster, host: Host, devices: Sequence[Device]) -> list[Setting]:
     """The RDMA ports that reach hosts of other islands, with their GID indices: what each rank's bridge may use."""
-    kinds = {n.name: n.kind for n in cluster.networks}
     reached = {n.network for other in _abroad(cluster, host) for n in other.nics if n.rdma_device}
-    ports = {n.netdev or n.name: n for n in _facts(host).nics}
     words = {}
-    for nic in host.nics:
-        if nic.rdma_device and nic.network in reached and kinds.get(nic.network or "") in ("infiniband", "roce"):
-            port = ports.get(nic.name)
-            index = _gid_index(port) if nic.kind == "roce" else None
-            words[nic.name] = _hca(nic, port) + ("" if index is None else f"={index}") + f"@{nic.network}"
+    for nic, port in _rdma_ports(cluster, host, reached):
+        index = _gid_index(port) if nic.kind == "roce" else None
+        words[nic.name] = _hca(nic, port) + ("" if index is None else f"={index}") + f"@{nic.network}"
     why = "the RDMA ports that reach other islands, and their GIDs there"
     if len({n.network for n in host.nics if n.name in words}) > 1:
         # a network for each rail: any two ranks may have to talk, and those of different rails would share none
@@ -288,7 +281,7 @@ def _own(name: str, value: str | None, environment: Mapping[str, str] | None, ho
 
 def without_secrets(settings: Sequence[Setting]) -> list[Setting]:
     """The settings as they may be shown."""
-    return [replace(s, value=s.shown) for s in settings]
+    return [replace(s, value=_HIDDEN) if s.secret else s for s in settings]
 
 
 def _facts(host: Host) -> HostFacts:

@@ -14,9 +14,8 @@ from hetctl.launcher.agent.orders import Prepare, StoreOrder, WorkerOrder
 from hetctl.launcher.supervisor.agents import Agents, Site
 from hetctl.launcher.supervisor.environment import RUN_VARIABLE, HostShape, Seat, Setting, rank_settings
 from hetctl.launcher.supervisor.launch import Launch
-from hetctl.launcher.supervisor.supervisor import END_GRACE_S, LEASE_S, HostSpec
+from hetctl.launcher.supervisor.supervisor import END_GRACE_S, LEASE_S
 
-STORE_BOOT = "import sys;sys.path.insert(0,sys.argv.pop(1));from hetctl.launcher.agent.store import main;main()"
 SPREAD_VARIABLE = "HETCTL_SPREAD"
 
 
@@ -31,22 +30,20 @@ class Work:
     goes_on: bool = False  # with what an earlier attempt did
 
 
-def host_specs(agents: Agents, launch: Launch, work: Work, *, run: str) -> list[HostSpec]:
-    """What each host's agent is given: one worker per seat, and the run's files. Raises ConfigError."""
+def host_specs(agents: Agents, launch: Launch, work: Work, *, run: str) -> dict[str, Prepare]:
+    """What each host's agent is given, by name: one worker per seat, and the run's files. Raises ConfigError."""
     master = agents.site(launch.seats[0].host)
     settings, placement = launch.settings(), launch.placement.to_json()
-    specs = []
+    specs = {}
     for site, host in zip(agents.sites, launch.hosts, strict=True):
         more = [*settings[site.name], *work.settings]
         more.append(Setting(RUN_VARIABLE, run, "what `hetctl clean` looks for"))
         more.append(Setting("HETCTL_HOST", site.name, "this host's name in the plan"))
         more += [Setting(SPREAD_VARIABLE, "1", "the hosts share no run folder")] if agents.spread else []
-        shape = HostShape(
-            site.name, site.cores, launch.device_type, master.data_address, site.interface, site.code_path
-        )
+        shape = HostShape(site.cores, launch.device_type, master.data_address, site.interface, site.code_path)
         texts = {**work.files(site), PLACEMENT_VARIABLE: placement}
         paths = {name: site.folder.launch / f"{name.removeprefix('HETCTL_').lower()}.json" for name in texts}
-        orders = Prepare(
+        specs[site.name] = Prepare(
             workers=tuple(
                 _worker(site, shape, launch.seats, seat, work, paths, more)
                 for seat in launch.seats
@@ -65,7 +62,6 @@ def host_specs(agents: Agents, launch: Launch, work: Work, *, run: str) -> list[
             lease_s=LEASE_S,
             grace_s=END_GRACE_S,
         )
-        specs.append(HostSpec(site.name, orders, site.data_address))
     return specs
 
 
@@ -103,5 +99,5 @@ def _worker(
 
 
 def _store(site: Site, shape: HostShape, run: str) -> StoreOrder:
-    boot = (site.python, "-c", STORE_BOOT, site.code_path.split(os.pathsep)[0])
-    return StoreOrder(site.data_address, store_ports(), boot, {RUN_VARIABLE: run, "PYTHONPATH": shape.code_path})
+    program = (site.python, "-P", "-m", "hetctl.launcher.agent.store")
+    return StoreOrder(site.data_address, store_ports(), program, {RUN_VARIABLE: run, "PYTHONPATH": shape.code_path})

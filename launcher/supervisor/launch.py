@@ -34,7 +34,6 @@ from hetctl.launcher.supervisor.agents import (
     TargetHost,
     start_agent_here,
     start_agents,
-    this_site,
 )
 from hetctl.launcher.supervisor.environment import (
     Seat,
@@ -159,23 +158,15 @@ def start_agents_on(
     Raises one HetctlError that names every host that cannot take part.
     """
     if launch.here:  # no SSH, nothing shipped
-        site = this_site(launch.hosts[0].name, folder, code_root())
-        enlist(folder.identity, folder.path, {site.name: Access()}, way=launch.way)
-        return start_agent_here(site, str(code_root()))
+        name = launch.hosts[0].name
+        enlist(folder.identity, folder.path, {name: Access()}, way=launch.way)
+        return start_agent_here(name, folder, code_root())
     if launch.way == "local":
         raise ConfigError(f"--launcher local starts ranks here only, the cluster has {launch.hosts[0].name} and others")
     if launch.way == "slurm":
         check_allocation([h.name for h in launch.hosts], os.environ.get("SLURM_JOB_NODELIST", ""))
-    token = folder.launch / "identity"
-    request = AgentRequest(
-        run=folder.identity,
-        lease_s=LEASE_S,
-        code=code_bundle(code_root() / "hetctl"),
-        program=folder_bundle(program) if program else None,
-        token=(str(token), token.read_text(encoding="utf-8")),
-        folder=folder,
-        paths=tuple(paths),
-    )
+    code, taken_along = code_bundle(code_root() / "hetctl"), folder_bundle(program) if program else None
+    request = AgentRequest(folder, LEASE_S, code, taken_along, tuple(paths))
     open_shell, close = shell_opener(launch.way)
     try:
         targets = [target_of(host, open_shell) for host in launch.hosts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -25,12 +25,13 @@ from hetctl.comm.contract.events import (
     document,
 )
 from hetctl.comm.contract.files import write_json
+from hetctl.launcher.agent.orders import Prepare
 from hetctl.launcher.agent.run_files import sweep
 from hetctl.launcher.run_folder.failure import failed_all_the_same, find_failure
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.registry import delist
 from hetctl.launcher.supervisor.agents import Agents
-from hetctl.launcher.supervisor.supervisor import LEASE_S, HostSpec, RunOutcome, Supervisor
+from hetctl.launcher.supervisor.supervisor import LEASE_S, RunOutcome, Supervisor
 
 # kept in events.jsonl
 KEPT = (Started, Exited, Failing, RankFailed, PeerUnreachable, Lost, Gone, Done, PortChanged)
@@ -39,7 +40,7 @@ MAX_LOG_BYTES = 64 << 20  # of one rank's log that is kept here when it lives on
 
 def supervise(
     agents: Agents,
-    specs: Sequence[HostSpec],
+    specs: Mapping[str, Prepare],
     on_event: Callable[[Told], None],
     *,
     folder: RunFolder,

@@ -36,28 +36,14 @@ WIND_UP_S = 10.0
 NEIGHBOURS = 4  # hosts that each host knocks at, beside the store's
 
 
-@dataclass(frozen=True)
-class HostSpec:
-    """One host of a run: what its agent is to prepare, and where its ranks talk."""
-
-    host: str
-    orders: Prepare
-    data_address: str
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(worker.rank for worker in self.orders.workers)
-
-
 @dataclass
 class RunOutcome:
     """How a run ended: every rank's exit, processes left behind (0 when verified), and whether it was stopped."""
 
     exits: list[Exit] = field(default_factory=list)
     errors: dict[int, RankError] = field(default_factory=dict)
-    pending: dict[int, Sequence[Mapping[str, Any]]] = field(
-        default_factory=dict
-    )  # what ranks waited for when they failed
+    # what ranks waited for when they failed
+    pending: dict[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     left: int = 0
     unverified: list[str] = field(default_factory=list)  # hosts that could not say that nothing is left
     lost: list[str] = field(default_factory=list)  # hosts that stopped answering
@@ -68,14 +54,15 @@ class RunOutcome:
 
 
 class Supervisor:
-    """One run from orders to verified end."""
+    """One run from orders (`specs`: what each host's agent is to prepare) to verified end."""
 
-    def __init__(self, agents: Agents, specs: Sequence[HostSpec], on_event: Callable[[Told], None]) -> None:
+    def __init__(self, agents: Agents, specs: Mapping[str, Prepare], on_event: Callable[[Told], None]) -> None:
         self.agents, self.specs, self.on_event = agents, specs, on_event
         self.outcome = RunOutcome()
         self._events: queue.SimpleQueue[Told | Order] = queue.SimpleQueue()  # signal handlers put orders
         self._done: set[str] = set()
         self._ended: set[int] = set()
+        self._next_beat = 0.0
         self._begun = False  # a rank reported work: stopping it can be polite
         self._ending = False
 
@@ -84,8 +71,8 @@ class Supervisor:
         try:
             for link in self.agents.links:
                 link.watch(self._events)
-            for spec in self.specs:
-                self._link(spec.host).send(spec.orders)
+            for host, spec in self.specs.items():
+                self._link(host).send(spec)
             self._start(self._wait_ready())
             self._loop()
         finally:
@@ -108,9 +95,8 @@ class Supervisor:
     def _wait_ready(self) -> dict[str, Ready] | None:
         """What each host says once it is ready; None where somebody asks for an early end."""
         ready: dict[str, Ready] = {}
-        due, until = 0.0, time.monotonic() + READY_S
+        until = time.monotonic() + READY_S
         while len(ready) < len(self.specs):
-            due = self._beat(due)
             item = self._next()
             if item is None and time.monotonic() < until:
                 continue
@@ -135,25 +121,25 @@ class Supervisor:
             self._broadcast(Kill())
             return
         port = next(r.store_port for r in ready.values() if r.store_port)
-        probes = {host: r.probe_port for host, r in ready.items()}
-        for number, spec in enumerate(self.specs):
-            self._link(spec.host).send(Start(port, _peers(number, self.specs, probes)))
+        for number, host in enumerate(self.specs):
+            peers = {
+                peer: (self.agents.site(peer).data_address, probe)
+                for peer in _peers(number, self.specs)
+                if (probe := ready[peer].probe_port)
+            }
+            self._link(host).send(Start(port, peers))
 
     def _loop(self) -> None:
-        next_beat = 0.0
         while len(self._done) < len(self.specs):
-            next_beat = self._beat(next_beat)
             event = self._next()
             if event is not None:
                 self._handle(event)
 
-    def _beat(self, due: float) -> float:
-        if time.monotonic() < due:
-            return due
-        self._broadcast(Beat())
-        return time.monotonic() + BEAT_S
-
     def _next(self) -> Told | Order | None:
+        """What comes within a moment; now and then the agents are told that somebody is there."""
+        if time.monotonic() >= self._next_beat:
+            self._broadcast(Beat())
+            self._next_beat = time.monotonic() + BEAT_S
         try:
             return self._events.get(timeout=0.2)
         except queue.Empty:
@@ -177,7 +163,7 @@ class Supervisor:
             case PeerUnreachable(peer, address):
                 sentence = f"{host} cannot reach {peer} at {address}: the data network is cut between them"
                 # agents that end close what others knock at
-                self._fail(self._spec(host).ranks[0], sentence, asked=self._ending or self.outcome.interrupted)
+                self._fail(self.specs[host].ranks[0], sentence, asked=self._ending or self.outcome.interrupted)
             case Lost(left):
                 self._host_ended(host, "its agent was killed, and its ranks with it", left=left)
             case Done(left):
@@ -223,7 +209,7 @@ class Supervisor:
     def _host_ended(self, host: str, reason: str, *, left: int) -> None:
         self.outcome.left += left
         self._done.add(host)
-        for rank in self._spec(host).ranks:
+        for rank in self.specs[host].ranks:
             if rank not in self._ended:  # a host is lost, not told to end, also where its ranks' peers noticed first
                 known = is_own(self.outcome.errors.get(rank))  # it had said why before
                 self._fail(rank, None if known else reason, asked=self.outcome.interrupted)
@@ -238,7 +224,7 @@ class Supervisor:
     def _announce(self, exit_: Exit) -> None:
         """Say the first failure as soon as it is known; the verdict over all exits comes at the end."""
         if not (self._ending or exit_.asked):
-            host = next(s.host for s in self.specs if exit_.rank in s.ranks)
+            host = next(host for host, spec in self.specs.items() if exit_.rank in spec.ranks)
             reason = reason_of(exit_, self.outcome.errors.get(exit_.rank))
             self.on_event(Told(RankFailed(reason), host, exit_.rank))
 
@@ -248,25 +234,17 @@ class Supervisor:
             self._ending = True
             self._broadcast(Stop(END_GRACE_S, failed=True))
 
-    def _spec(self, host: str) -> HostSpec:
-        return next(s for s in self.specs if s.host == host)
-
     def _link(self, host: str) -> Any:
         return next(link for link in self.agents.links if link.host == host)
 
     def _broadcast(self, order: Order) -> None:
-        for spec in self.specs:
-            if spec.host not in self._done:
-                self._link(spec.host).send(order)
+        for host in self.specs:
+            if host not in self._done:
+                self._link(host).send(order)
 
 
-def _peers(number: int, specs: Sequence[HostSpec], probes: Mapping[str, int | None]) -> dict[str, tuple[str, int]]:
+def _peers(number: int, specs: Mapping[str, Prepare]) -> list[str]:
     """The hosts that one host knocks at: the next few in the ring, and the store's."""
-    ring = [specs[(number + step) % len(specs)] for step in range(1, NEIGHBOURS + 1)]
-    wanted = [s for s in (*ring, *(s for s in specs if s.orders.store)) if s.host != specs[number].host]
-    found = {}
-    for spec in wanted:
-        port = probes.get(spec.host)
-        if port:
-            found[spec.host] = (spec.data_address, port)
-    return found
+    hosts = list(specs)
+    ring = [hosts[(number + step) % len(hosts)] for step in range(1, NEIGHBOURS + 1)]
+    return [host for host in (*ring, *(h for h in hosts if specs[h].store)) if host != hosts[number]]

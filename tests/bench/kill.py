@@ -176,7 +176,7 @@ def rank_of_job(rank: int, settings: dict[str, Any]) -> None:
 
     from hetctl.comm.contract import placement
     from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement
-    from hetctl.comm.group.backend import register
+    from hetctl.comm.group.autoload import register
 
     folder, job = Path(settings["folder"]), Job(**settings["job"])
     world, kind = len(job.ranks), ("nvidia", "nccl") if job.gpus else ("cpu", "gloo")

@@ -84,7 +84,7 @@ def rank_of_job(rank: int, settings: dict[str, Any]) -> None:
 
     from hetctl.comm.contract import placement
     from hetctl.comm.contract.placement import PlacedIsland, Placement
-    from hetctl.comm.group.backend import register
+    from hetctl.comm.group.autoload import register
     from hetctl.comm.operation.recorder import RECORDER
 
     first, world = SIZES[0], sum(SIZES)

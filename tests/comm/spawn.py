@@ -114,7 +114,7 @@ def _rank(
     torch.set_num_threads(1)
     os.environ.update(variables)
     os.environ[VARIABLE] = str(Path(folder) / "placement.json")
-    from hetctl.comm.group.backend import register
+    from hetctl.comm.group.autoload import register
 
     register()
     store = dist.FileStore(str(Path(folder) / "store"), world)

@@ -269,7 +269,7 @@ def one_rank(rank: int, world: int, name: str, folder: str, answers: Any) -> Non
         torch.cuda.set_device(gpu_of(rank))
         if backend == "het":
             os.environ[VARIABLE] = str(Path(folder) / "placement.json")
-            from hetctl.comm.group.backend import register
+            from hetctl.comm.group.autoload import register
 
             register()
         store = dist.FileStore(str(Path(folder) / "store"), world)

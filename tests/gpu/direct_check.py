@@ -31,7 +31,7 @@ from hetctl.comm.bench import exact, measure
 from hetctl.comm.bridge.device_memory import allocate
 from hetctl.comm.contract.events import VARIABLE as EVENTS_VARIABLE
 from hetctl.comm.contract.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
-from hetctl.comm.operation.byte_counter import METER
+from hetctl.comm.operation.recorder import METER
 
 MIB = 2**20
 SECONDS = 240
@@ -46,7 +46,7 @@ def bridged(rank: int, folder: Path, engine: str, verify: bool) -> dict[str, Any
     events = os.open(folder / f"events-{rank}", os.O_RDWR | os.O_CREAT)
     os.environ.update({VARIABLE: str(folder / f"placement-{rank}.json"), EVENTS_VARIABLE: str(events)})
     os.environ["HETCTL_ENGINE"] = engine
-    from hetctl.comm.group.backend import register
+    from hetctl.comm.group.autoload import register
 
     register()
     store = dist.FileStore(str(folder / "store"), 2)

@@ -41,7 +41,7 @@ def rank(number: int, folder: Path, results: Any) -> None:
     placement = Placement(ISLANDS, (PlacedBridge(("ib", "roce"), "native"),), hosts=("one", "two"))
     (folder / f"placement-{number}").write_text(placement.to_json())
     os.environ[VARIABLE] = str(folder / f"placement-{number}")
-    from hetctl.comm.group.backend import register
+    from hetctl.comm.group.autoload import register
 
     register()
     device = torch.device("cuda", number)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm.contract.events import Reporter
-from hetctl.comm.group import backend
+from hetctl.comm.group import autoload, backend
 from hetctl.comm.operation.device import rank_device
 from hetctl.trainer.bench.samples import UnevenSamples
 from hetctl.trainer.job import current_job
@@ -22,7 +22,7 @@ from hetctl.trainer.loop.build import build
 def main() -> None:
     """Train the job's steps over `het`; rank 0 reports."""
     job, device = current_job(), rank_device()
-    backend.register()
+    autoload.register()
     dist.init_process_group("het", timeout=timedelta(seconds=job.timeout_s))
     trainer = build(job, device, training=UnevenSamples(job.shape.vocab, job.plan.seq_len))
     for step in range(job.recipe.train.steps):

@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm.contract.events import Reporter
 from hetctl.comm.contract.natives import backend_words, native_of
-from hetctl.comm.group import backend
+from hetctl.comm.group import autoload
 from hetctl.comm.operation.device import accelerator, peak_device_memory, rank_device
 from hetctl.trainer.bench.samples import RandomSamples, settle
 from hetctl.trainer.job import Job, current_job
@@ -119,7 +119,7 @@ def main() -> None:
     """Build the stages, let the variants take turns, report from rank 0."""
     job = current_job()
     rank, device = int(os.environ["RANK"]), rank_device()
-    backend.register()
+    autoload.register()
     timeout = timedelta(seconds=job.timeout_s)
     own = backend_words(device.type)
     dist.init_process_group(own if os.environ.get(NATIVE_VARIABLE) else "het", timeout=timeout)

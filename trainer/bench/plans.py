@@ -22,7 +22,7 @@ from hetctl.comm.contract.events import Reporter
 from hetctl.comm.contract.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.contract.placement import current_placement
 from hetctl.comm.contract.values import decode
-from hetctl.comm.group import backend
+from hetctl.comm.group import autoload
 from hetctl.comm.operation.device import has_streams, module_of, peak_device_memory, rank_device
 from hetctl.comm.operation.work import PrefixStore
 from hetctl.trainer.bench.samples import RandomSamples, settle
@@ -95,7 +95,7 @@ def main() -> None:
     jobs = [decode(Job, j, where="job") for j in json.loads(Path(os.environ[JOBS_VARIABLE]).read_text("utf-8"))]
     placements = json.loads(Path(os.environ[PLACEMENTS_VARIABLE]).read_text("utf-8"))
     device = rank_device()
-    backend.register()
+    autoload.register()
     found = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=jobs[0].timeout_s))))
     reporter = Reporter(active=found[1] == 0)
     for number, job in enumerate(jobs):

@@ -7,10 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from hetctl.comm.contract.cluster import SCHEMA_VERSION, TransportKind, check_schema_version
+from hetctl.comm.contract.cluster import SCHEMA_VERSION, TransportKind, read_versioned
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.files import read_yaml, write_yaml
-from hetctl.comm.contract.values import decode, encode
+from hetctl.comm.contract.files import write_yaml
+from hetctl.comm.contract.values import encode
 from hetctl.trainer.model.shapes import ModelShape
 
 LayerKind = Literal["embedding", "block", "head"]
@@ -138,9 +138,7 @@ def _what(entry: ClassProfile) -> tuple[object, ...]:
 
 def load_profile(path: Path) -> Profile:
     """A profile.yaml, validated. Raises ConfigError."""
-    data = read_yaml(path, what="profile")
-    check_schema_version(data, where=str(path))
-    profile = decode(Profile, data, where=path.name)
+    profile = read_versioned(path, Profile, what="profile")
     profile.validate(where=path.name)
     return profile
 

@@ -34,16 +34,22 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Wires:
-    """What engines may use: RDMA ports of this host (`mlx5_0:1`), or their own sockets, to try them without any.
+class Wire:
+    """One RDMA port of this host (`mlx5_0:1`), or what stands for one where engines take their own sockets."""
 
-    `gid_indices` and `networks` go with `ports`: None lets the library choose, '' is a network that nobody named.
+    port: str
+    gid_index: int | None = None  # None: the library chooses
+    network: str = ""  # '': one that nobody named
+
+
+@dataclass(frozen=True)
+class Wires:
+    """What engines may use: RDMA ports, or their own sockets, to try them without any.
+
     `address` is this host's, for the engine's handshakes.
     """
 
-    ports: tuple[str, ...] = ()
-    gid_indices: tuple[int | None, ...] = ()
-    networks: tuple[str, ...] = ()
+    each_port: tuple[Wire, ...] = ()
     address: str = "127.0.0.1"
     sockets: bool = False
     local: bool = False  # both ends are on one host: device memory takes the driver's peer copy
@@ -51,20 +57,17 @@ class Wires:
 
     def each(self) -> tuple[Wires, ...]:
         """One port each: an engine of its own goes over every port."""
-        rows, alike = zip(self.ports, self.gid_indices, self.networks, strict=True), len(set(self.gid_indices)) < 2
-        found = [replace(self, ports=(p,), gid_indices=(g,), networks=(n,), alike=alike) for p, g, n in rows]
-        return tuple(found) or (self,)
+        alike = len({wire.gid_index for wire in self.each_port}) < 2
+        return tuple(replace(self, each_port=(wire,), alike=alike) for wire in self.each_port) or (self,)
 
     def without(self, ports: Iterable[str]) -> Wires:
         """Those that are left when some ports are not used."""
         gone = set(ports)
-        left = [one for one in self.each() if not gone.intersection(one.ports)]
-        return replace(
-            self,
-            ports=tuple(p for one in left for p in one.ports),
-            gid_indices=tuple(g for one in left for g in one.gid_indices),
-            networks=tuple(n for one in left for n in one.networks),
-        )
+        return replace(self, each_port=tuple(wire for wire in self.each_port if wire.port not in gone))
+
+    @property
+    def ports(self) -> tuple[str, ...]:
+        return tuple(wire.port for wire in self.each_port)
 
     @property
     def name(self) -> str:
@@ -119,6 +122,7 @@ class Engine(Protocol):
 
     def serve(self) -> bool:
         """Do what peers' transfers need of this end; whether it has to be called again while they last."""
+        return False  # it has threads for that
 
     def evidence(self) -> Evidence: ...
 

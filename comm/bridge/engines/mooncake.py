@@ -7,16 +7,23 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hetctl.comm.bridge.engines.base import CannotRegister, EngineFailed, EngineName, Evidence, Memory, Region, Wires
+from hetctl.comm.bridge.engines.base import (
+    CannotRegister,
+    Engine,
+    EngineFailed,
+    EngineName,
+    Evidence,
+    Memory,
+    Region,
+    Wires,
+)
 from hetctl.comm.bridge.engines.counters import is_down
 from hetctl.comm.contract.errors import reason_of
 
 _DONE, _WAITING = 1, 0
 
 
-class MooncakeEngine:
-    """See `base.Engine`."""
-
+class MooncakeEngine(Engine):
     name: EngineName = "mooncake"
 
     def __init__(self, wires: Wires) -> None:
@@ -92,9 +99,6 @@ class MooncakeEngine:
     def drop(self, handles: Sequence[Any]) -> None:
         """It frees a batch when its end is seen, and the others with itself."""
 
-    def serve(self) -> bool:
-        return False  # it has threads for that
-
     def evidence(self) -> Evidence:
         """It tells nothing but what it was started with: the port counters beside it must show the bytes."""
         ways = tuple(f"{self._protocol}/{port}" for port in self._ports) or (self._protocol,)
@@ -114,7 +118,7 @@ def settings(wires: Wires) -> dict[str, str]:
     Left alone it chooses among a port's GIDs by itself.
     """
     found = {"MC_LOG_LEVEL": "WARNING", "GLOG_minloglevel": "1"}
-    index = next(iter(wires.gid_indices), None)
+    index = next((wire.gid_index for wire in wires.each_port), None)
     if wires.alike and index is not None:
         found["MC_GID_INDEX"] = str(index)
     return found

@@ -21,7 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hetctl.comm.bridge.engines.base import CannotRegister, EngineFailed, EngineName, Evidence, Memory, Region, Wires
+from hetctl.comm.bridge.engines.base import (
+    CannotRegister,
+    Engine,
+    EngineFailed,
+    EngineName,
+    Evidence,
+    Memory,
+    Region,
+    Wires,
+)
 from hetctl.comm.contract.errors import reason_of
 
 _MOST_IDLE = 256  # transfers that are over and kept: a few rings' slots
@@ -54,9 +63,7 @@ class _Transfer:
             self.held.release()
 
 
-class NixlEngine:
-    """See `base.Engine`."""
-
+class NixlEngine(Engine):
     name: EngineName = "nixl"
 
     def __init__(self, wires: Wires) -> None:
@@ -249,7 +256,7 @@ def port_settings(wires: Wires) -> dict[str, str]:
     if wires.sockets or not wires.ports:
         return {}
     found = [f"NET_DEVICES={port}" for port in wires.ports]
-    found += [f"IB_GID_INDEX={index}" for index in wires.gid_indices if index is not None]
+    found += [f"IB_GID_INDEX={wire.gid_index}" for wire in wires.each_port if wire.gid_index is not None]
     return {"engine_config": ",".join(found)}
 
 

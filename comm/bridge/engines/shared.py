@@ -8,7 +8,7 @@ import threading
 import warnings
 
 from hetctl.comm.bridge.connecting import own_address
-from hetctl.comm.bridge.engines.base import Engine, EngineFailed, EngineName, EnginePort, Wires
+from hetctl.comm.bridge.engines.base import Engine, EngineFailed, EngineName, EnginePort, Wire, Wires
 from hetctl.comm.bridge.engines.counters import port_counters
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.events import EngineAccount, Reporter
@@ -39,22 +39,19 @@ def wires_here(*, local: bool = False) -> tuple[Wires | None, str]:
     text = os.environ.get(PORTS_VARIABLE, "")
     words = text.split(",")
     if set(words) == {"sockets"}:
-        names = tuple(f"sockets{number}" for number in range(len(words)))
-        return Wires(names, (None,) * len(names), ("",) * len(names), own_address(), sockets=True), ""
+        return Wires(tuple(Wire(f"sockets{n}") for n in range(len(words))), own_address(), sockets=True), ""
     if local:
         return Wires(address=own_address(), local=True), ""
     if not text:
         return None, f"this host's facts name no RDMA port that reaches the other island ({PORTS_VARIABLE} is not set)"
-    ports, indices, networks = [], [], []
+    found: dict[str, Wire] = {}
     for word in words:
         rest, _, network = word.partition("@")
         port, _, index = rest.partition("=")
-        if not port or port in ports or (index and not index.isdecimal()):
+        if not port or port in found or (index and not index.isdecimal()):
             raise ConfigError(f"{PORTS_VARIABLE}={text!r} is no list of RDMA ports", hint="rxe0:1=1@roce0,mlx5_0:1")
-        ports.append(port)
-        indices.append(int(index) if index else None)
-        networks.append(network)
-    return Wires(tuple(ports), tuple(indices), tuple(networks), own_address()), ""
+        found[port] = Wire(port, int(index) if index else None, network)
+    return Wires(tuple(found.values()), own_address()), ""
 
 
 class EngineUse:
@@ -89,7 +86,9 @@ class _SharedEngines:
         found: list[EnginePort] = []
         try:
             for one in self.wires.each():
-                found.append(EnginePort(one.name, next(iter(one.networks), ""), start(self.name, one)))
+                found.append(
+                    EnginePort(one.name, one.each_port[0].network if one.each_port else "", start(self.name, one))
+                )
         except BaseException:
             for rail in found:
                 rail.engine.close()

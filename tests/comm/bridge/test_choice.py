@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from hetctl.comm.bridge.engines.base import EngineName
+from hetctl.comm.bridge.engines.probe import EngineTrial
 from hetctl.comm.bridge.transports import PEER_COPY, Ability, TransportChoice, choose
 from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.errors import ConfigError
@@ -16,8 +17,8 @@ BOTH: tuple[EngineName, ...] = ("nixl", "mooncake")
 
 def able(name: str, *, host: str = "", device: str = "", only: EngineName | None = None) -> Ability:
     """A rank that can use both engines, but for the reasons given; `only` one engine is there."""
-    gone = {e: "no such engine here" for e in BOTH if only not in (None, e)}
-    return Ability({**dict.fromkeys(BOTH, host), **gone}, {**dict.fromkeys(BOTH, device), **gone}, name)
+    no = "no such engine here"
+    return Ability({e: EngineTrial(host, device) if only in (None, e) else EngineTrial(no, no) for e in BOTH}, name)
 
 
 def pick(
@@ -71,6 +72,6 @@ def test_two_devices_of_one_host_are_a_peer_copy_and_only_when_forced() -> None:
 
 def test_both_ends_choose_alike() -> None:
     kinds = [able("x"), able("x", device="no"), able("x", host="no", device="no"), able("x", only="nixl")]
-    others = [Ability(k.host, k.device, "y") for k in kinds]
+    others = [Ability(k.trials, "y") for k in kinds]
     for one, other in itertools.product(kinds, others):
         assert pick(one, other).kind == pick(other, one).kind

@@ -86,13 +86,13 @@ def flipped(rank: int) -> str:
     """The error of a message of two chunks, the second of which changes on its way."""
     data = torch.arange(7 << 20, dtype=torch.uint8)
 
-    def harmful(slot: torch.Tensor, **trailer: int) -> None:
-        seal(slot, **trailer)  # type: ignore[arg-type]
-        if trailer["chunk"] == 1:
+    def harmful(slot: torch.Tensor, position: tuple[int, int], length: int, *, checked: bool) -> None:
+        seal(slot, position, length, checked=checked)
+        if position[1] == 1:
             slot[100] ^= 1
 
     if rank == 0:
-        forwarded.seal = harmful  # type: ignore[assignment]
+        forwarded.seal = harmful
     try:
         dist.send(data, 1) if rank == 0 else dist.recv(data, 0)
         dist.all_reduce(torch.ones(1))
@@ -116,7 +116,7 @@ def answers_first(rank: int) -> bool:
             dist.recv(got, 0)
             dist.send(answer, 0)
         return bool((got == 1).all())
-    answered, copies, true_out = threading.Event(), list[Any](), staging.HostEngine.out
+    answered, copies, true_out = threading.Event(), list[Any](), staging.CopyEngine.out
 
     class Behind:
         def query(self) -> bool:
@@ -127,9 +127,9 @@ def answers_first(rank: int) -> bool:
 
     def out(self: Any, *args: Any) -> Any:
         copies.append(true_out(self, *args))
-        return staging.Copied(Behind()) if len(copies) == 2 else copies[-1]
+        return Behind() if len(copies) == 2 else copies[-1]
 
-    staging.HostEngine.out = out  # type: ignore[method-assign]
+    staging.CopyEngine.out = out  # type: ignore[method-assign]
     works = [dist.isend(x, 1), dist.isend(y, 1)]
     dist.recv(answer, 1)
     answered.set()

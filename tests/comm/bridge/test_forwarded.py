@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hetctl.comm.bridge import forwarded
 from hetctl.comm.bridge.bridge import LaneKey, Message
 from hetctl.comm.bridge.forwarded import RecvLane, SendLane
-from hetctl.comm.bridge.lane_end import PAGE_BYTES, Flow, SingleRail
+from hetctl.comm.bridge.lane_end import PAGE_BYTES, Flow, LaneEnd
 from hetctl.comm.bridge.staging import TRAILER_BYTES, engine_for
 from hetctl.comm.operation.work import HetWork, OperationDeadline
 
@@ -34,7 +34,7 @@ class Wire:
         self.spoil: Callable[[bytearray], object] = lambda data: None
 
 
-class End(SingleRail):
+class End(LaneEnd):
     """One end, which knows of each of its slots whether it is out."""
 
     def __init__(self, wire: Wire, *, sending: bool) -> None:

@@ -17,28 +17,28 @@ from tests.comm.spawn import on_islands
 def slot_with(payload: bytes, *, operation: int = 7, chunk: int = 2, checked: bool = True) -> torch.Tensor:
     slot = torch.zeros(len(payload) + TRAILER_BYTES, dtype=torch.uint8)
     slot[: len(payload)] = torch.tensor(list(payload), dtype=torch.uint8)
-    seal(slot, operation=operation, chunk=chunk, length=len(payload), checked=checked)
+    seal(slot, (operation, chunk), len(payload), checked=checked)
     return slot
 
 
 def test_a_sealed_slot_opens_as_what_it_is() -> None:
     slot = slot_with(b"weights")
-    unseal(slot, operation=7, chunk=2, length=7, checked=True)
+    unseal(slot, (7, 2), 7, checked=True)
     assert bytes(slot[:7].tolist()) == b"weights"
 
 
 @pytest.mark.parametrize(("operation", "chunk"), [(6, 2), (7, 3)], ids=["stale", "swapped"])
 def test_another_chunk_than_the_expected_one_is_refused(operation: int, chunk: int) -> None:
     with pytest.raises(TrailerMismatch, match="expected chunk 2 of message 7"):
-        unseal(slot_with(b"weights", operation=operation, chunk=chunk), operation=7, chunk=2, length=7, checked=False)
+        unseal(slot_with(b"weights", operation=operation, chunk=chunk), (7, 2), 7, checked=False)
 
 
 def test_one_flipped_bit_is_seen_only_where_checksums_are_on() -> None:
     slot = slot_with(b"weights")
     slot[3] ^= 1
-    unseal(slot, operation=7, chunk=2, length=7, checked=False)
+    unseal(slot, (7, 2), 7, checked=False)
     with pytest.raises(TrailerMismatch, match="other bytes than were sent"):
-        unseal(slot, operation=7, chunk=2, length=7, checked=True)
+        unseal(slot, (7, 2), 7, checked=True)
 
 
 def flipped(rank: int) -> str:
@@ -46,13 +46,13 @@ def flipped(rank: int) -> str:
     group = dist.new_group(timeout=timedelta(seconds=5))
     data = torch.arange(9 * 2**20, dtype=torch.uint8)
 
-    def harmful(slot: torch.Tensor, **trailer: int) -> None:
-        seal(slot, **trailer)  # type: ignore[arg-type]
-        if trailer["chunk"] == 1:
+    def harmful(slot: torch.Tensor, position: tuple[int, int], length: int, *, checked: bool) -> None:
+        seal(slot, position, length, checked=checked)
+        if position[1] == 1:
             slot[100] ^= 1
 
     if rank == 0:
-        forwarded.seal = harmful  # type: ignore[assignment]
+        forwarded.seal = harmful
     try:
         dist.send(data, 1, group=group) if rank == 0 else dist.recv(data, 0, group=group)
         dist.all_reduce(torch.ones(1), group=group)

@@ -13,7 +13,7 @@ import torch
 from hetctl.comm.bridge import window
 from hetctl.comm.bridge.bridge import LaneKey
 from hetctl.comm.bridge.failover import Loss, route
-from hetctl.comm.bridge.lane_end import SingleRail, SlotReleases
+from hetctl.comm.bridge.lane_end import LaneEnd, SlotReleases
 from hetctl.comm.operation.work import OperationDeadline
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ class Several(Rails):
         return torch.full((1,), 100 + number, dtype=torch.uint8)
 
 
-class Single(SingleRail):
+class Single(LaneEnd):
     def __init__(self) -> None:
         self.given: list[tuple[int, Any]] = []
 

@@ -13,7 +13,7 @@ from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement, joined_natively
 from hetctl.comm.group.native import Membership, make_native
-from hetctl.comm.operation.byte_counter import METER
+from hetctl.comm.operation.recorder import METER
 from tests.comm.spawn import on_islands
 
 ISLANDS = (PlacedIsland("a", "cpu", "gloo", (0,)), PlacedIsland("b", "cpu", "gloo", (1,)))

@@ -14,7 +14,7 @@ from tests.comm.spawn import placement_of
 
 PROGRAM = """
 import sys, torch, torch.distributed as dist
-from hetctl.comm.group.backend import register
+from hetctl.comm.group.autoload import register
 register()
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("het", rank=rank, world_size=2, store=dist.FileStore(folder + "/store", 2))

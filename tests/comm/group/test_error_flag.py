@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from hetctl.comm.group.error_flag import ErrorFlag
 from hetctl.comm.group.native import NativeCommunicator, StartedNative, break_native, settle
-from hetctl.comm.group.pending_work import PendingDeviceWork, PendingItem
+from hetctl.comm.group.runner import PendingDeviceWork, PendingItem
 from hetctl.comm.operation.recorder import VARIABLE
 from hetctl.comm.operation.work import NativeFailed, OperationDeadline
 from tests.bench import kill

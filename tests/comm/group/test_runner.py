@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from hetctl.comm.group.pending_work import PendingItem
-from hetctl.comm.group.runner import PARTS_AHEAD, Part, QueuedCollective, Runner
+from hetctl.comm.group.runner import PARTS_AHEAD, Part, PendingItem, QueuedCollective, Runner
 from hetctl.comm.operation.work import BridgeError, HetWork, NativeFailed
 
 SECONDS = 20
@@ -89,7 +88,7 @@ def test_what_the_device_still_owes_is_waited_for_where_memory_is_common(runner:
     def extents(data: torch.Tensor) -> list[tuple[int, int]]:
         return QueuedCollective(HetWork("a collective"), lambda: None, [data], parted=True).extents
 
-    data, event, pending_device_work = torch.ones(4), Event(), runner._pending_device_work
+    data, event, pending_device_work = torch.ones(4), Event(), runner.pending_device_work
     pending_device_work.add(PendingItem("a collective", None, event, data.device, extents(data[:3])))
     assert pending_device_work.on(extents(torch.ones(4))) == []
     assert pending_device_work.on(extents(data[3:])) == []

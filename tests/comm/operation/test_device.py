@@ -43,7 +43,7 @@ def test_a_toy_is_planned_for_and_its_ranks_get_their_device() -> None:
     assert {i.vendor: i.torch_backend for i in launch.placement.islands} == {"toys": "toyccl", "nvidia": "nccl"}
     of_rank, own = {}, launch.settings()
     for seat in launch.seats:
-        shape = HostShape(seat.host, 8, "cuda", "10.0.0.1", None, "")
+        shape = HostShape(8, "cuda", "10.0.0.1", None, "")
         settings = {s.name: s.value for s in rank_settings(launch.seats, seat, shape, files={}, more=own[seat.host])}
         of_rank[seat.rank] = settings["HETCTL_DEVICE_TYPE"], "TOY_VISIBLE_DEVICES" in settings
     by_vendor = {i.vendor: {of_rank[r] for r in i.ranks} for i in plan.islands}

@@ -46,7 +46,7 @@ def test_a_dressed_nvidia_host(tmp_path: Path) -> None:
     assert (nic.rate_bytes_per_s, nic.sm_lid, nic.subnet_prefix) == (50e9, 1, "fe80:0000:0000:0000")
     assert facts.rdma.dma_buf is True
     assert facts.rdma.peer_memory_modules == ("nvidia_peermem",)
-    assert facts.source_of("gpus[5].numa_node") == "sysfs"
+    assert facts.sources["gpus[*].numa_node"] == "sysfs"
 
 
 def test_a_dressed_amd_host(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_older_tool_replaces_the_one_that_fails(tmp_path: Path) -> None:
     tool(dress.tools, "rocm-smi", {words: json.dumps(card)}, delay_s=0)
     facts = parse(probe(Options(root=str(dress.root), path=str(dress.tools))))
     assert facts.gpus[0].name == "AMD Instinct MI325X"
-    assert facts.source_of("gpus[0].name") == "rocm-smi"
+    assert facts.sources["gpus[0].name"] == "rocm-smi"
 
 
 def test_no_secret_leaves_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_two_vendors_in_one_host(tmp_path: Path) -> None:
         ("amd:1", "0001:23:00.0"),
     ]
     assert [(r.to, r.path) for r in facts.gpus[1].gpus] == [("amd:1", "xgmi"), ("nvidia:0", "node")]
-    assert facts.source_of("gpus[0].architecture") != facts.source_of("gpus[1].architecture")
+    assert facts.sources["gpus[0].architecture"] != facts.sources["gpus[1].architecture"]
 
 
 def test_without_a_driver_a_gpu_is_reported_and_not_used() -> None:

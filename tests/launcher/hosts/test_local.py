@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -54,21 +55,17 @@ def test_stderr_is_cut_and_never_fatal() -> None:
     assert len(done.stderr) == MAX_STDERR_BYTES
 
 
-def test_the_deadline_kills_the_whole_group() -> None:
+def test_the_deadline_kills_the_whole_group(tmp_path: Path) -> None:
     source = (
-        "import os, subprocess, sys, time\n"
+        "import pathlib, subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        "print(child.pid, flush=True)\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
         "time.sleep(600)"
     )
-    pids: list[int] = []
-    deadline = Deadline(2.0)
     with pytest.raises(ShellError) as caught:
-        run(
-            LocalShell(), PYTHON, deadline=deadline, stdin=source.encode(), on_output=lambda p: pids.append(int(p.data))
-        )
+        run(LocalShell(), PYTHON, deadline=Deadline(2.0), stdin=source.encode())
     assert caught.value.problem == "timeout"
-    assert _gone(pids[0])
+    assert _gone(int((tmp_path / "pid").read_text()))
 
 
 def test_a_grandchild_that_holds_the_pipe_does_not_hold_us() -> None:

@@ -80,7 +80,7 @@ def test_the_gid_is_chosen_by_its_content() -> None:
 def test_the_interface_is_the_one_with_the_data_address() -> None:
     one = host("a", "nvidia")
     assert interface_of(one) == "mgmt0"
-    shape = HostShape("a", 8, "cuda", "10.0.0.1", interface_of(one), "/code")
+    shape = HostShape(8, "cuda", "10.0.0.1", interface_of(one), "/code")
     own = host_settings(cluster(one), one, SEATS)
     found = {s.name: s.value for s in rank_settings(SEATS, SEATS[2], shape, files={}, more=own)}
     assert found["GLOO_SOCKET_IFNAME"] == "mgmt0"
@@ -92,7 +92,7 @@ def test_the_interface_is_the_one_with_the_data_address() -> None:
 
 def test_a_persons_value_wins_but_not_over_the_ranks_numbers() -> None:
     one = host("a", "nvidia", env={"NCCL_IB_HCA": "mlx5_1", "RANK": "9"})
-    shape = HostShape("a", 8, "cuda", "10.0.0.1", None, "/code")
+    shape = HostShape(8, "cuda", "10.0.0.1", None, "/code")
     own = host_settings(cluster(one), one, SEATS)
     found = {s.name: s.value for s in rank_settings(SEATS, SEATS[1], shape, files={}, more=own)}
     assert (found["NCCL_IB_HCA"], found["RANK"]) == ("mlx5_1", "1")
@@ -133,7 +133,7 @@ def test_each_rank_bridges_over_the_ports_near_its_device() -> None:
     )
     both = Cluster((one, other), islands, (Network("fast", "roce", ("a", "b")),))
     seats = (Seat(0, "a", 0), Seat(1, "a", 3), Seat(2, "b", 0))
-    shape = HostShape("a", 8, "cuda", "10.0.0.1", interface_of(one), "/code")
+    shape = HostShape(8, "cuda", "10.0.0.1", interface_of(one), "/code")
     own = host_settings(both, one, seats)
     found = [{s.name: s.value for s in rank_settings(seats, seat, shape, files={}, more=own)} for seat in seats[:2]]
     assert [f["HETCTL_RDMA"] for f in found] == ["mlx5_0:1=3@fast", "mlx5_1:1=3@fast"]
@@ -156,7 +156,7 @@ def test_ranks_of_islands_that_share_gpus_are_told_the_real_ones() -> None:
     machine = Machine("here", "nccl", (40, 40, 40), gpus=2)
     labelled = label_machine(spec, machine)
     seats = tuple(Seat(i, "here", i) for i in range(3))
-    shape = HostShape("here", 8, "cuda", "127.0.0.1", None, "/code")
+    shape = HostShape(8, "cuda", "127.0.0.1", None, "/code")
     own = host_settings(labelled, labelled.hosts[0], seats)
     found = [{s.name: s.value for s in rank_settings(seats, s, shape, files={}, more=own)} for s in seats]
     assert [one["HETCTL_DEVICE_INDEX"] for one in found] == ["0", "1", "0"]

@@ -12,7 +12,7 @@ from hetctl.comm.contract.events import Done, Event, Exited, Failing, Gone, Lost
 from hetctl.launcher.agent.orders import Order, Prepare, Start, Stop, WorkerOrder
 from hetctl.launcher.run_folder.failure import Failure, find_failure
 from hetctl.launcher.supervisor.agents import Agents
-from hetctl.launcher.supervisor.supervisor import HostSpec, Supervisor
+from hetctl.launcher.supervisor.supervisor import Supervisor
 
 Line = tuple[Event, int | None]  # an event and the rank that it is of
 HOSTS = ("alpha", "beta")
@@ -49,7 +49,7 @@ class Script:
 def failure(first: list[Line], second: list[Line]) -> Failure | None:
     """What is named when alpha (rank 0) says the second lines after beta (rank 1) has said the first ones."""
     links: Any = (Script("beta", first), Script("alpha", second))
-    specs = [HostSpec(host, Prepare((WorkerOrder(HOSTS.index(host)),)), "127.0.0.1") for host in ("beta", "alpha")]
+    specs = {host: Prepare((WorkerOrder(HOSTS.index(host)),)) for host in ("beta", "alpha")}
     outcome = Supervisor(Agents((), links), specs, lambda event: None).run()
     return find_failure(outcome.exits, HOSTS, outcome.errors)
 

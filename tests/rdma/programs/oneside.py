@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from hetctl.comm.bridge.engines.base import CannotRegister, EngineFailed, Memory, Wires
+from hetctl.comm.bridge.engines.base import CannotRegister, EngineFailed, Memory, Wire, Wires
 from hetctl.comm.bridge.engines.shared import start
 
 BYTES, PORT = 1 << 20, 7400
@@ -25,8 +25,7 @@ SPARE = ("0x1005\n", "0x1044\n")  # the machine's random number device
 
 
 def main(role: str, engine: str, ports: str, address: str, *peer: str) -> None:
-    names = tuple(ports.split(","))
-    running = start(engine, Wires(names, (1,) * len(names), ("",) * len(names), address))  # type: ignore[arg-type]
+    running = start(engine, Wires(tuple(Wire(port, 1) for port in ports.split(",")), address))  # type: ignore[arg-type]
     {"target": target, "writer": writer, "bar": bar}[role](running, *peer)
     sys.stdout.flush()
     os._exit(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.comm.bridge.engines.base import Wires
+from hetctl.comm.bridge.engines.base import Wire, Wires
 from hetctl.comm.bridge.engines.probe import _summary
 from hetctl.comm.bridge.engines.shared import wires_here
 from hetctl.comm.contract.errors import ConfigError
@@ -13,7 +13,7 @@ from hetctl.comm.contract.errors import ConfigError
 def test_ports_come_with_their_gid_and_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HETCTL_RDMA", "rxe0:1=1@roce0,mlx5_0:1@ib0,mlx5_1:2=3")
     wires, _ = wires_here()
-    assert wires == Wires(("rxe0:1", "mlx5_0:1", "mlx5_1:2"), (1, None, 3), ("roce0", "ib0", ""))
+    assert wires == Wires((Wire("rxe0:1", 1, "roce0"), Wire("mlx5_0:1", None, "ib0"), Wire("mlx5_1:2", 3)))
     assert [one.name for one in wires.each()] == ["rxe0:1", "mlx5_0:1", "mlx5_1:2"]
     monkeypatch.setenv("HETCTL_RDMA", "sockets,sockets")
     wires, _ = wires_here()

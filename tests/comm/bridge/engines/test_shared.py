@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetctl.comm.bridge.engines import mooncake, nixl
-from hetctl.comm.bridge.engines.base import Wires
+from hetctl.comm.bridge.engines.base import Wire, Wires
 from hetctl.comm.bridge.engines.counters import is_down, port_counters
 from hetctl.comm.bridge.engines.nixl import parse_protocols
 
-TWO = Wires(("mlx5_0:1", "mlx5_3:1"), (3, 3), ("a", "b"), "10.0.0.1")
-MIXED = Wires(("a:1", "b:1"), (1, 3), ("", ""))
+TWO = Wires((Wire("mlx5_0:1", 3, "a"), Wire("mlx5_3:1", 3, "b")), "10.0.0.1")
+MIXED = Wires((Wire("a:1", 1), Wire("b:1", 3)))
 TABLES = """\
 [1.5] [h:1:0]      ucp_worker.c:1997 UCX  INFO    me inter-node cfg#1 rma(rc_mlx5/mlx5_0:1 rc_mlx5/mlx5_3:1)
 [1.5] [h:1:0]   +-------+--------+--------------------+-----------------------------+
@@ -44,7 +44,7 @@ def test_ucx_gets_the_wires_and_nothing_else() -> None:
     own = [nixl.port_settings(one)["engine_config"] for one in (*TWO.each(), *MIXED.each())]
     assert own[:2] == ["NET_DEVICES=mlx5_0:1,IB_GID_INDEX=3", "NET_DEVICES=mlx5_3:1,IB_GID_INDEX=3"]
     assert own[2:] == ["NET_DEVICES=a:1,IB_GID_INDEX=1", "NET_DEVICES=b:1,IB_GID_INDEX=3"]
-    assert nixl.port_settings(Wires(("sockets0",), (None,), ("",), sockets=True)) == {}
+    assert nixl.port_settings(Wires((Wire("sockets0"),), sockets=True)) == {}
 
 
 def test_mooncake_is_told_a_gid_index_only_where_it_is_right_for_all_ports() -> None:
@@ -53,7 +53,7 @@ def test_mooncake_is_told_a_gid_index_only_where_it_is_right_for_all_ports() -> 
 
 
 def test_what_is_left_without_some_ports() -> None:
-    assert TWO.without(["mlx5_0:1"]) == Wires(("mlx5_3:1",), (3,), ("b",), "10.0.0.1")
+    assert TWO.without(["mlx5_0:1"]) == Wires((Wire("mlx5_3:1", 3, "b"),), "10.0.0.1")
     assert TWO.without([]) == TWO
 
 
