@@ -13,7 +13,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from hetctl.launcher.agent.orders import Order, Prepare, Start, Stop, WorkerOrder, order_line
+from hetctl.comm.contract.events import document
+from hetctl.launcher.agent.orders import Order, Prepare, Start, Stop, WorkerOrder
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
 
@@ -33,7 +34,7 @@ def test_who_is_killed_before_its_time_is_over_was_killed_by_somebody_else(tmp_p
     events, line = map(json.loads, agent.stdout), agent.stdin
 
     def order(what: Order) -> None:
-        line.write(json.dumps(order_line(what)) + "\n")
+        line.write(json.dumps(document(what)) + "\n")
         line.flush()
 
     order(Prepare(workers, lease_s=60.0))
