@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ClusterShell.RangeSet import RangeSet
+from rich.console import RenderableType
 from rich.table import Table
 from rich.tree import Tree
 
@@ -15,23 +16,10 @@ from hetctl.console import Sink
 
 def show_plan(sink: Sink, plan: Plan) -> None:
     """Print islands, stages, groups, bridges, the prediction and the reasons."""
-    sink.say(f"{plan.model}: {plan.global_batch} samples of {plan.seq_len} tokens a step on {plan.world_size} devices")
-    sink.say(_islands(plan))
-    sink.say(_stages(plan))
-    sink.say(_groups(plan))
-    if plan.predicted is not None:
-        p = plan.predicted
-        parts = [
-            f"step {show_seconds(p.step_time_s)}",
-            f"{p.tokens_per_s:,.0f} tokens/s",
-            f"bubble {p.bubble_share:.1%}",
-            f"bridge {p.bridge_share:.1%}",
-        ]
-        if p.efficiency is not None:
-            parts.append(f"efficiency {p.efficiency:.1%} of what the islands reach alone")
-        sink.say(f"predicted ({p.basis}): " + ", ".join(parts))
-    for reason in plan.reasons:
-        sink.say(f"- {reason}")
+    title = f"{plan.model}: {plan.global_batch} samples of {plan.seq_len} tokens a step on {plan.world_size} devices"
+    parts: list[RenderableType] = [title, _islands(plan), _stages(plan), _groups(plan), *_prediction(plan)]
+    for part in (*parts, *(f"- {reason}" for reason in plan.reasons)):
+        sink.say(part)
 
 
 def show_ranks(ranks: Sequence[int]) -> str:
@@ -90,3 +78,17 @@ def _groups(plan: Plan) -> Table:
     for (kind, backend, net), count in counts.items():
         table.add_row(str(count), kind, backend, net)
     return table
+
+
+def _prediction(plan: Plan) -> list[str]:
+    if (p := plan.predicted) is None:
+        return []
+    parts = [
+        f"step {show_seconds(p.step_time_s)}",
+        f"{p.tokens_per_s:,.0f} tokens/s",
+        f"bubble {p.bubble_share:.1%}",
+        f"bridge {p.bridge_share:.1%}",
+    ]
+    if p.efficiency is not None:
+        parts.append(f"efficiency {p.efficiency:.1%} of what the islands reach alone")
+    return [f"predicted ({p.basis}): " + ", ".join(parts)]

@@ -47,6 +47,11 @@ class Prepared:
         """The same run with its checkpoints kept otherwise (`checkpoint.store`)."""
         return replace(self, recipe=replace(self.recipe, checkpoint=replace(self.recipe.checkpoint, store=store)))
 
+    def planned_on(self, cluster: Cluster) -> Prepared:
+        """The same run on another cluster, planned anew. Raises Infeasible."""
+        plan = make_plan(cluster, self.recipe, speeds=self.speeds, profile=self.profile)
+        return replace(self, cluster=cluster, plan=plan)
+
 
 def prepare(
     recipe: Recipe,
@@ -72,12 +77,6 @@ def prepare(
         _check_data(recipe)
     _check_start(recipe, shape, sink)
     return prepared
-
-
-def planned_on(prepared: Prepared, cluster: Cluster) -> Prepared:
-    """The same run on another cluster, planned anew. Raises Infeasible."""
-    plan = make_plan(cluster, prepared.recipe, speeds=prepared.speeds, profile=prepared.profile)
-    return replace(prepared, cluster=cluster, plan=plan)
 
 
 def _checked_plan(plan: Plan, cluster: Cluster, recipe: Recipe, sink: Sink) -> Plan:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError, HetctlError
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
@@ -15,13 +13,11 @@ from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.launch import start_agents_on
 from hetctl.render.plan import show_plan
 from hetctl.runs.attempt import Attempt, show_end, write_end
-from hetctl.runs.prepare import Prepared, planned_on
+from hetctl.runs.prepare import Prepared
 from hetctl.runs.restarts import Restarts, unreachable_hosts, without
 from hetctl.runs.resume import paths_to_read
 from hetctl.runs.summary import RunSummary
 from hetctl.trainer.checkpoint import listing
-
-Replan = Callable[[Prepared, Cluster], Prepared]
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,8 @@ def train(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -> Ru
     restarts, resume = Restarts(how.max_restarts, how.allow_missing), how.resume
     while True:
         prepared, agents = _start_agents(prepared, folder, restarts, resume, sink)
-        attempt = Attempt(_kept_twice(prepared, agents, restarts, sink), folder, agents, resume, sink)
+        prepared = _kept_twice(prepared, agents, restarts, sink)
+        attempt = Attempt(prepared, folder, agents, resume, sink)
         restarts.began(attempt.start.name if attempt.start else None)
         summary, outcome, follower = attempt.train()
         restarts.saved |= follower.saved
@@ -88,9 +85,7 @@ def _kept_twice(prepared: Prepared, agents: Agents, restarts: Restarts, sink: Si
     return prepared.kept_in("replicate:2")
 
 
-def _remaining(
-    prepared: Prepared, gone: dict[str, str], restarts: Restarts, sink: Sink, *, replan: Replan = planned_on
-) -> Prepared:
+def _remaining(prepared: Prepared, gone: dict[str, str], restarts: Restarts, sink: Sink) -> Prepared:
     """The run on the hosts that remain, planned anew; as it was when nothing is gone or that is not allowed."""
     if not gone or not restarts.allow_missing:
         return prepared
@@ -99,7 +94,8 @@ def _remaining(
     for host, why in gone.items():
         sink.warn(f"going on without {host}: {why}")
     restarts.missing |= gone
-    left = replan(prepared, without(prepared.cluster, gone))
+    cluster = without(prepared.cluster, gone)
+    left = prepared.planned_on(cluster)
     if _store(prepared).removeprefix("gather:") in gone:
         sink.warn(f"checkpoint.store={_store(prepared)} ends with its host: it is auto from now on")
         left = left.kept_in("auto")

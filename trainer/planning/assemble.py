@@ -30,7 +30,7 @@ from hetctl.comm.contract.plan import (
 )
 from hetctl.comm.contract.transports import NATIVE
 from hetctl.comm.contract.units import show_rate
-from hetctl.trainer.planning.pools import members
+from hetctl.trainer.planning.pools import seats
 from hetctl.trainer.planning.profile import BridgeProfile
 from hetctl.trainer.recipe import Recipe
 
@@ -126,8 +126,7 @@ def _ranks(cluster: Cluster, replicas: Sequence[Replica]) -> tuple[PlannedRank, 
             for rank in stage.ranks:
                 placed[rank] = (number, (*placed.get(rank, (number, ()))[1], index))
     ranks = []
-    for rank, island, member in members(cluster):
-        device = cluster.device(member)
+    for rank, island, member, device in seats(cluster):
         replica, stages = placed.get(rank, (None, ()))
         ranks.append(
             PlannedRank(

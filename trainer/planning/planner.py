@@ -14,7 +14,7 @@ from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.assemble import assemble
 from hetctl.trainer.planning.costs import usable_bytes
 from hetctl.trainer.planning.explain import refuse
-from hetctl.trainer.planning.pools import members
+from hetctl.trainer.planning.pools import seats
 from hetctl.trainer.planning.predict import (
     Prediction,
     alone_samples_per_s,
@@ -130,7 +130,7 @@ def _plan(
     why: tuple[str, ...],
 ) -> Plan:
     replicas = _replicas(chosen.candidate)
-    limits = [cluster.device(member).memory_bytes for _, _, member in members(cluster)]
+    limits = [device.memory_bytes for _, _, _, device in seats(cluster)]
     replicas, memory, over = with_whole(
         replicas,
         _memory(problem, chosen, replicas),

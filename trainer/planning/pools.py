@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 from itertools import groupby
 
-from hetctl.comm.contract.cluster import Cluster, Host, Member
+from hetctl.comm.contract.cluster import Cluster, Device, Host, Member
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.trainer.planning.hardware import CLASSES, DeviceClass
 
@@ -79,11 +79,11 @@ class Pool:
         return self.island if self.island == self.device_class else f"{self.island}/{self.device_class}"
 
 
-def members(cluster: Cluster) -> Iterator[tuple[int, str, Member]]:
-    """(rank, island name, member) of every device: ranks count through the islands in order."""
+def seats(cluster: Cluster) -> Iterator[tuple[int, str, Member, Device]]:
+    """(rank, island name, member, device) of every device: ranks count through the islands in order."""
     placed = ((island.name, member) for island in cluster.islands for member in island.members)
     for rank, (island, member) in enumerate(placed):
-        yield rank, island, member
+        yield rank, island, member, cluster.device(member)
 
 
 def read_pools(cluster: Cluster, *, speeds: Mapping[str, float] | None = None) -> tuple[Pool, ...]:
@@ -99,9 +99,8 @@ def read_pools(cluster: Cluster, *, speeds: Mapping[str, float] | None = None) -
     found: dict[tuple[str, str, float, int], tuple[Rates, list[tuple[str, int]]]] = {}
     rates_of: dict[tuple[str, str, float, int | None], Rates] = {}
     equal: dict[tuple[object, ...], Rates] = {}
-    for rank, island, member in members(cluster):
+    for rank, island, member, device in seats(cluster):
         host = cluster.host_by_name[member.host]
-        device = cluster.device(member)
         known = (member.host, device.device_class, device.speed, device.memory_bytes)
         if known not in rates_of:
             made = _rates(cluster, host, device.device_class, device.speed, device.memory_bytes, speeds)
