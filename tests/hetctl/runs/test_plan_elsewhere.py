@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from hetctl.comm.contract.emulate import Machine, label_machine, parse_spec
-from hetctl.commands.resolve import Options
 from hetctl.console import Sink
 from hetctl.runs.prepare import _checked_plan
 from hetctl.trainer.planning.hardware import CLASSES
@@ -22,7 +21,7 @@ def test_ranks_are_held_to_the_memory_of_the_devices_here(
     here: int, tight: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ["parallelism.pipeline=2", "model.name=llama-1b-untied"]
-    recipe = load_recipe(None, Options(settings=settings, seq_len=2048, global_batch=8).overrides)
+    recipe = load_recipe(None, RunOptions(settings=settings, seq_len=2048, global_batch=8).overrides)
     spec, machine = parse_spec("h200:1,mi325x:1", CLASSES), Machine("there", "nccl", (140 * GiB,) * 2)
     plan = make_plan(label_machine(spec, machine), recipe)
     mine = label_machine(spec, replace(machine, host="here", memory_bytes=(here,) * 2, gpus=1))
