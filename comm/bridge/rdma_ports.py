@@ -151,10 +151,8 @@ class LaneTransfers:
                 self._without(port, error)
 
     def _call(self, port: ConnectedPort, offset: int, nbytes: int, *, write: bool) -> Any:
-        engine, there = port.rail.engine, self._address + offset
-        if write:
-            return engine.post_write(port.peer, port.region, offset, to=there, nbytes=nbytes)
-        return engine.post_read(port.peer, port.region, offset, origin=there, nbytes=nbytes)
+        there = self._address + offset
+        return port.rail.engine.post(port.peer, port.region, offset, there=there, nbytes=nbytes, write=write)
 
     def _over(self, transfer: _LaneTransfer) -> bool:
         try:

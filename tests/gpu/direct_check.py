@@ -115,7 +115,7 @@ def raw(rank: int, folder: Path, engine: str, verify: bool) -> dict[str, Any]:
                     flying = flying[1:]
                 if number < count:
                     at = number % 3 * 64 * MIB
-                    flying.append(running.post_write(peer, region, at, to=address + at, nbytes=64 * MIB))
+                    flying.append(running.post(peer, region, at, there=address + at, nbytes=64 * MIB, write=True))
             return time.perf_counter() - began
 
         for depth in (3, 1):

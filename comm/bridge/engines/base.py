@@ -108,11 +108,9 @@ class Engine(Protocol):
     def connect(self, descriptor: Mapping[str, Any]) -> Any:
         """The peer that owns a region, by its descriptor. Raises EngineFailed."""
 
-    def post_write(self, peer: Any, region: Region, offset: int, *, to: int, nbytes: int) -> Any:
-        """Start writing [offset, offset + nbytes) of a region of ours to the peer's address `to`; a handle to poll."""
-
-    def post_read(self, peer: Any, region: Region, offset: int, *, origin: int, nbytes: int) -> Any:
-        """Start reading the peer's address `origin` into a region of ours; a handle to poll."""
+    def post(self, peer: Any, region: Region, offset: int, *, there: int, nbytes: int, write: bool) -> Any:
+        """Start writing [offset, offset + nbytes) of a region of ours to the peer's address `there`, or reading it from
+        there; a handle to poll."""
 
     def poll(self, handle: Any) -> bool:
         """Whether a transfer is over, memory at both ends included. Raises EngineFailed when it failed."""
