@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
@@ -27,7 +27,7 @@ from hetctl.comm.bridge.engines.base import PEER_COPY, EnginePort, Memory, Regio
 from hetctl.comm.bridge.engines.shared import EngineUse, use, wires_here
 from hetctl.comm.bridge.failover import Position, say
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, LaneEnd, Posted, RingTransport, SlotReleases
+from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, Posted, RingEnd, RingTransport
 from hetctl.comm.bridge.rdma_ports import POLL_SECONDS, LaneTransfers, connect, described
 from hetctl.comm.bridge.staging import TRAILER_BYTES, engine_for
 from hetctl.comm.bridge.transports import Making
@@ -175,7 +175,7 @@ class Ring:
                 self._map.close()
 
 
-class DirectLaneEnd(LaneEnd):
+class DirectLaneEnd(RingEnd):
     """One end of a lane; slots are used in turn, the same number at both ends."""
 
     def __init__(
@@ -189,11 +189,11 @@ class DirectLaneEnd(LaneEnd):
         pull: bool,
         stop: int,
     ) -> None:
-        self._ring, self._control, self._key, self._mode, self._stop = ring, control, key, mode, stop
+        super().__init__(key)
+        self._ring, self._control, self._mode, self._stop = ring, control, mode, stop
         self._transfers, self._pull = transfers, pull
         self._asked = self._taken = 0  # slots begun here, and slots given out
         self._ready = 0  # slots that came, or that are free again
-        self._releases = SlotReleases(control.tell)
         self.sent = 0
 
     def introduce(self, *, lower: bool, timeout: timedelta) -> None:
@@ -227,7 +227,7 @@ class DirectLaneEnd(LaneEnd):
         return self._ring.slot(self._taken - 1)
 
     def post(self, slot: torch.Tensor, length: int, position: Position) -> Posted:
-        if self._key.sending:
+        if self.key.sending:
             self.sent += length
             if self._pull:
                 self._control.tell()
@@ -262,34 +262,29 @@ class DirectLaneEnd(LaneEnd):
     def _advance(self) -> None:
         """Take in what the other end told, and end transfers that are over, in order."""
         heard = self._control.heard()
-        if self._pull and not self._key.sending:
+        if self._pull and not self.key.sending:
             for _ in range(heard):
                 self._begin(self._ring.slot_bytes)
         else:
             self._arrived(heard)
         ended = self._transfers.ended()
-        if ended and self._key.sending:
+        if ended and self.key.sending:
             self._control.tell(ended)
         else:
             self._arrived(ended)
 
     def _arrived(self, count: int) -> None:
-        if count and not self._key.sending and self._mode.flush is not None:
+        if count and not self.key.sending and self._mode.flush is not None:
             self._mode.flush()
         self._ready += count
 
-    def give(self, slot: torch.Tensor, event: Any) -> None:
-        if not self._key.sending:
-            self._releases.give(event)
+    def _free(self) -> None:
+        self._control.tell()
 
     def advance(self) -> bool:
         if self._transfers:
             self._advance()
         return bool(self._transfers)
-
-    def idle(self) -> None:
-        """Free every slot that the device still reads."""
-        self._releases.idle()
 
     def close(self) -> None:
         """Forget what is under way, deregister, release."""
