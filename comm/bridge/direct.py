@@ -24,7 +24,7 @@ from hetctl.comm.bridge.bridge import P2P, Bridge, LaneKey
 from hetctl.comm.bridge.connecting import ConnectWait, Control, accept, offer
 from hetctl.comm.bridge.device_memory import allocate, flush_for, pin, registrable_device, unpin
 from hetctl.comm.bridge.engines.base import PEER_COPY, EnginePort, Memory, Region
-from hetctl.comm.bridge.engines.shared import EngineUse, use, wires_here
+from hetctl.comm.bridge.engines.shared import SharedEngines, use, wires_here
 from hetctl.comm.bridge.failover import Position, say
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
 from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, Posted, RingEnd, RingTransport
@@ -63,9 +63,9 @@ class DirectMode:
 class DirectTransport(RingTransport["DirectLaneEnd"]):
     """Lanes over an engine, one ring at each end of each."""
 
-    def __init__(self, use: EngineUse, mode: DirectMode) -> None:
+    def __init__(self, engines: SharedEngines, mode: DirectMode) -> None:
         super().__init__()
-        self._use, self._mode = use, mode
+        self._engines, self._mode = engines, mode
 
     def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
         made = SendLane if key.sending else RecvLane
@@ -76,10 +76,10 @@ class DirectTransport(RingTransport["DirectLaneEnd"]):
         return made(bridge, key, connect, flow=flow, engine=engine_for(key.device))
 
     def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow, connect_wait: ConnectWait) -> DirectLaneEnd:
-        ring = Ring(self._use.rails, flow, key.device, on_device=self._mode.on_device)
+        ring = Ring(self._engines.rails, flow, key.device, on_device=self._mode.on_device)
 
         def lose(port: str, why: str) -> None:
-            if self._use.lose(port, why):
+            if self._engines.lose(port, why):
                 say(
                     f"{self._mode.label} {'to' if key.sending else 'from'} {bridge.who(key.peer)} without {port}: {why}"
                 )
@@ -87,10 +87,10 @@ class DirectTransport(RingTransport["DirectLaneEnd"]):
         name = f"{self._mode.label}/{key.link_name(bridge.rank)}/{key.wire_tag}"
         try:
             meet = accept if key.sending else offer
-            about = {"ports": described(self._use.rails, ring.regions), "address": ring.memory.data_ptr()}
+            about = {"ports": described(self._engines.rails, ring.regions), "address": ring.memory.data_ptr()}
             control, peer = meet(bridge.store.talk, name, about, connect_wait)
             pull = self._pulls(bridge.rank, key)
-            found = connect(self._use.rails, ring.regions, peer["ports"], lose)
+            found = connect(self._engines.rails, ring.regions, peer["ports"], lose)
             transfers = LaneTransfers(found, int(peer["address"]), lose, write=not pull)
             end = DirectLaneEnd(ring, transfers, control, key, self._mode, pull=pull, stop=self._stop)
             end.introduce(lower=bridge.rank < key.peer, timeout=bridge.timeout)
@@ -110,7 +110,7 @@ class DirectTransport(RingTransport["DirectLaneEnd"]):
         if ends is None:
             return
         sent = sum(end.sent for end in ends)
-        self._use.close(way=self._mode.label, sent=sent, staged=0 if self._mode.on_device else sent)
+        self._engines.close(way=self._mode.label, sent=sent, staged=0 if self._mode.on_device else sent)
 
 
 def make(making: Making) -> DirectTransport:
