@@ -99,7 +99,7 @@ class LaneTransfers:
         count = 0
         while self._under_way and self._over(self._under_way[0]):
             transfer = self._under_way.popleft()
-            transfer.port.rail.engine.drop([transfer.handle])
+            transfer.port.rail.engine.drop(transfer.handle)
             count += 1
         if self._under_way:
             self._check_stall(self._under_way[0])
@@ -126,7 +126,7 @@ class LaneTransfers:
                         raise RuntimeError("timed out")
                     check()
                     time.sleep(POLL_SECONDS)
-                port.rail.engine.drop([handle])
+                port.rail.engine.drop(handle)
             except EngineFailed as error:
                 self._without(port, error)
 
@@ -138,7 +138,7 @@ class LaneTransfers:
     def drop(self) -> None:
         """Forget what is under way."""
         for transfer in self._under_way:
-            transfer.port.rail.engine.drop([transfer.handle])
+            transfer.port.rail.engine.drop(transfer.handle)
         self._under_way.clear()
 
     def _start(self, offset: int, nbytes: int) -> _LaneTransfer:
@@ -158,7 +158,7 @@ class LaneTransfers:
         try:
             return transfer.port.rail.engine.poll(transfer.handle)
         except EngineFailed as error:
-            transfer.port.rail.engine.drop([transfer.handle])
+            transfer.port.rail.engine.drop(transfer.handle)
             self._without(transfer.port, error)
         again = self._start(transfer.offset, transfer.nbytes)
         transfer.port, transfer.handle = again.port, again.handle

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -115,8 +115,8 @@ class Engine(Protocol):
     def poll(self, handle: Any) -> bool:
         """Whether a transfer is over, memory at both ends included. Raises EngineFailed when it failed."""
 
-    def drop(self, handles: Sequence[Any]) -> None:
-        """Forget transfers, ended or not."""
+    def drop(self, handle: Any) -> None:
+        """Forget a transfer, ended or not."""
 
     def serve(self) -> bool:
         """Do what peers' transfers need of this end; whether it has to be called again while they last."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from hetctl.comm.bridge.engines.base import (
@@ -94,7 +94,7 @@ class MooncakeEngine(Engine):
         if down:
             raise EngineFailed(f"the port {', '.join(down)} is down")
 
-    def drop(self, handles: Sequence[Any]) -> None:
+    def drop(self, handle: Any) -> None:
         """It frees a batch when its end is seen, and the others with itself."""
 
     def evidence(self) -> Evidence:

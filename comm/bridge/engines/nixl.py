@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,16 +170,15 @@ class NixlEngine(Engine):
             raise EngineFailed("a transfer of NIXL failed: the peer or the way to it is gone")
         return over
 
-    def drop(self, handles: Sequence[Any]) -> None:
+    def drop(self, handle: Any) -> None:
         with self._lock:
-            for handle in handles:
-                transfer = self._open.pop(handle, None)
-                if transfer is None:
-                    continue
-                if transfer.over and transfer.move not in self._idle and len(self._idle) < _MOST_IDLE:
-                    self._idle[transfer.move] = transfer
-                else:
-                    transfer.release()
+            transfer = self._open.pop(handle, None)
+            if transfer is None:
+                return
+            if transfer.over and transfer.move not in self._idle and len(self._idle) < _MOST_IDLE:
+                self._idle[transfer.move] = transfer
+            else:
+                transfer.release()
 
     def serve(self) -> bool:
         if self._serves:

@@ -151,7 +151,7 @@ def _to_itself(engine: Engine, memory: Memory) -> None:
         if time.monotonic() > end:
             raise TimeoutError("a transfer to itself did not end")
         time.sleep(0.001)
-    engine.drop([handle])
+    engine.drop(handle)
     engine.deregister(region)
 
 

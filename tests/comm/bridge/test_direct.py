@@ -201,7 +201,7 @@ def test_over_sockets_a_stopped_process_receives_nothing(engine: EngineName, tmp
         peer = running.connect(descriptor)
         first = running.post(peer, region, 0, there=address, nbytes=data.numel(), write=True)
         assert moved(running, first, seconds=30)
-        running.drop([first])
+        running.drop(first)
         assert set(np.unique(there)) == {1}
         assert target.pid is not None
         os.kill(target.pid, signal.SIGSTOP)
@@ -212,7 +212,7 @@ def test_over_sockets_a_stopped_process_receives_nothing(engine: EngineName, tmp
         assert set(np.unique(there)) == {1}
         os.kill(target.pid, signal.SIGCONT)
         assert moved(running, second, seconds=30)
-        running.drop([second])
+        running.drop(second)
         assert set(np.unique(there)) == {9}
     finally:
         target.kill()

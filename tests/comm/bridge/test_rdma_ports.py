@@ -40,8 +40,8 @@ class FakeEngine:
             raise EngineFailed("a transfer failed")
         return handle in self.finished
 
-    def drop(self, handles: list[int]) -> None:
-        self.dropped += handles
+    def drop(self, handle: int) -> None:
+        self.dropped.append(handle)
 
 
 class Case:

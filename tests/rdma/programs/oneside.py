@@ -90,7 +90,7 @@ def move(engine, peer, region, remote: int) -> None:  # type: ignore[no-untyped-
     while not engine.poll(handle):
         assert time.monotonic() < end, "the write does not end"
         time.sleep(0.001)
-    engine.drop([handle])
+    engine.drop(handle)
 
 
 def bar(engine) -> None:  # type: ignore[no-untyped-def]
