@@ -61,7 +61,7 @@ def sizes_up_to(most: int) -> list[int]:
     return [*(KiB * 8**i for i in range(20) if KiB * 8**i < most), most]
 
 
-def message_rate(ends: Ends, size: int, *, count: int | None = None) -> float:
+def message_rate(ends: Ends, size: int) -> float:
     """Bytes per second of messages of `size` bytes from the first to the last rank, a few of them in flight."""
     data = [torch.zeros(size, dtype=torch.uint8, device=ends.device) for _ in range(IN_FLIGHT)]
 
@@ -73,8 +73,8 @@ def message_rate(ends: Ends, size: int, *, count: int | None = None) -> float:
         return time.perf_counter() - began
 
     seconds(1)  # connects
-    turns = count or _enough(ends, seconds(IN_FLIGHT) / IN_FLIGHT)
-    if count is None and turns > IN_FLIGHT:  # of four messages, the barrier takes as long as they do
+    turns = _enough(ends, seconds(IN_FLIGHT) / IN_FLIGHT)
+    if turns > IN_FLIGHT:  # of four messages, the barrier takes as long as they do
         turns = _enough(ends, seconds(turns) / turns)
     return size * turns / seconds(turns)
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
@@ -24,10 +24,10 @@ from hetctl.comm.bridge.bridge import P2P, Bridge, LaneKey
 from hetctl.comm.bridge.connecting import ConnectWait, Control, accept, offer
 from hetctl.comm.bridge.device_memory import allocate, flush_for, pin, registrable_device, unpin
 from hetctl.comm.bridge.engines.base import PEER_COPY, EnginePort, Memory, Region
-from hetctl.comm.bridge.engines.shared import EngineUse, use, wires_here
+from hetctl.comm.bridge.engines.shared import SharedEngines, use, wires_here
 from hetctl.comm.bridge.failover import Position, say
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, LaneEnd, Posted, RingTransport, SlotReleases
+from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, Posted, RingEnd, RingTransport
 from hetctl.comm.bridge.rdma_ports import POLL_SECONDS, LaneTransfers, connect, described
 from hetctl.comm.bridge.staging import TRAILER_BYTES, engine_for
 from hetctl.comm.bridge.transports import Making
@@ -63,9 +63,9 @@ class DirectMode:
 class DirectTransport(RingTransport["DirectLaneEnd"]):
     """Lanes over an engine, one ring at each end of each."""
 
-    def __init__(self, use: EngineUse, mode: DirectMode) -> None:
+    def __init__(self, engines: SharedEngines, mode: DirectMode) -> None:
         super().__init__()
-        self._use, self._mode = use, mode
+        self._engines, self._mode = engines, mode
 
     def lane(self, bridge: Bridge, key: LaneKey) -> ForwardedLane:
         made = SendLane if key.sending else RecvLane
@@ -76,10 +76,10 @@ class DirectTransport(RingTransport["DirectLaneEnd"]):
         return made(bridge, key, connect, flow=flow, engine=engine_for(key.device))
 
     def _connect(self, bridge: Bridge, key: LaneKey, flow: Flow, connect_wait: ConnectWait) -> DirectLaneEnd:
-        ring = Ring(self._use.rails, flow, key.device, on_device=self._mode.on_device)
+        ring = Ring(self._engines.rails, flow, key.device, on_device=self._mode.on_device)
 
         def lose(port: str, why: str) -> None:
-            if self._use.lose(port, why):
+            if self._engines.lose(port, why):
                 say(
                     f"{self._mode.label} {'to' if key.sending else 'from'} {bridge.who(key.peer)} without {port}: {why}"
                 )
@@ -87,10 +87,10 @@ class DirectTransport(RingTransport["DirectLaneEnd"]):
         name = f"{self._mode.label}/{key.link_name(bridge.rank)}/{key.wire_tag}"
         try:
             meet = accept if key.sending else offer
-            about = {"ports": described(self._use.rails, ring.regions), "address": ring.memory.data_ptr()}
+            about = {"ports": described(self._engines.rails, ring.regions), "address": ring.memory.data_ptr()}
             control, peer = meet(bridge.store.talk, name, about, connect_wait)
             pull = self._pulls(bridge.rank, key)
-            found = connect(self._use.rails, ring.regions, peer["ports"], lose)
+            found = connect(self._engines.rails, ring.regions, peer["ports"], lose)
             transfers = LaneTransfers(found, int(peer["address"]), lose, write=not pull)
             end = DirectLaneEnd(ring, transfers, control, key, self._mode, pull=pull, stop=self._stop)
             end.introduce(lower=bridge.rank < key.peer, timeout=bridge.timeout)
@@ -110,7 +110,7 @@ class DirectTransport(RingTransport["DirectLaneEnd"]):
         if ends is None:
             return
         sent = sum(end.sent for end in ends)
-        self._use.close(way=self._mode.label, sent=sent, staged=0 if self._mode.on_device else sent)
+        self._engines.close(way=self._mode.label, sent=sent, staged=0 if self._mode.on_device else sent)
 
 
 def make(making: Making) -> DirectTransport:
@@ -175,7 +175,7 @@ class Ring:
                 self._map.close()
 
 
-class DirectLaneEnd(LaneEnd):
+class DirectLaneEnd(RingEnd):
     """One end of a lane; slots are used in turn, the same number at both ends."""
 
     def __init__(
@@ -189,11 +189,11 @@ class DirectLaneEnd(LaneEnd):
         pull: bool,
         stop: int,
     ) -> None:
-        self._ring, self._control, self._key, self._mode, self._stop = ring, control, key, mode, stop
+        super().__init__(key)
+        self._ring, self._control, self._mode, self._stop = ring, control, mode, stop
         self._transfers, self._pull = transfers, pull
         self._asked = self._taken = 0  # slots begun here, and slots given out
         self._ready = 0  # slots that came, or that are free again
-        self._releases = SlotReleases(control.tell)
         self.sent = 0
 
     def introduce(self, *, lower: bool, timeout: timedelta) -> None:
@@ -227,7 +227,7 @@ class DirectLaneEnd(LaneEnd):
         return self._ring.slot(self._taken - 1)
 
     def post(self, slot: torch.Tensor, length: int, position: Position) -> Posted:
-        if self._key.sending:
+        if self.key.sending:
             self.sent += length
             if self._pull:
                 self._control.tell()
@@ -262,34 +262,29 @@ class DirectLaneEnd(LaneEnd):
     def _advance(self) -> None:
         """Take in what the other end told, and end transfers that are over, in order."""
         heard = self._control.heard()
-        if self._pull and not self._key.sending:
+        if self._pull and not self.key.sending:
             for _ in range(heard):
                 self._begin(self._ring.slot_bytes)
         else:
             self._arrived(heard)
         ended = self._transfers.ended()
-        if ended and self._key.sending:
+        if ended and self.key.sending:
             self._control.tell(ended)
         else:
             self._arrived(ended)
 
     def _arrived(self, count: int) -> None:
-        if count and not self._key.sending and self._mode.flush is not None:
+        if count and not self.key.sending and self._mode.flush is not None:
             self._mode.flush()
         self._ready += count
 
-    def give(self, slot: torch.Tensor, event: Any) -> None:
-        if not self._key.sending:
-            self._releases.give(event)
+    def _free(self) -> None:
+        self._control.tell()
 
     def advance(self) -> bool:
         if self._transfers:
             self._advance()
         return bool(self._transfers)
-
-    def idle(self) -> None:
-        """Free every slot that the device still reads."""
-        self._releases.idle()
 
     def close(self) -> None:
         """Forget what is under way, deregister, release."""

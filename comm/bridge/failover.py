@@ -32,17 +32,10 @@ class Loss:
     since: Position
 
 
-@dataclass(frozen=True)
-class RailRoute:
-    """The rail that a chunk takes, and the loss that moved it there (1, 2, ..; 0: its own rail)."""
+def route(position: Position, rails: int, losses: Sequence[Loss]) -> tuple[int, int]:
+    """The rail that a chunk takes, and the loss that moved it there (1, 2, ..; 0: its own rail).
 
-    rail: int
-    moved: int
-
-
-def route(position: Position, rails: int, losses: Sequence[Loss]) -> RailRoute:
-    """Where a chunk goes: in turn over the rails, and what a lost rail would carry in turn over those left.
-
+    Chunks go in turn over the rails, and what a lost rail would carry in turn over those left.
     Each message begins one rail further than the one before it, so that many of one chunk use all rails too.
     """
     turn = sum(position)
@@ -51,7 +44,7 @@ def route(position: Position, rails: int, losses: Sequence[Loss]) -> RailRoute:
         if rail == loss.rail and position >= loss.since:
             left = remaining(rails, losses[:number])
             rail, moved = left[turn // rails % len(left)], number
-    return RailRoute(rail, moved)
+    return rail, moved
 
 
 def remaining(rails: int, losses: Sequence[Loss]) -> list[int]:

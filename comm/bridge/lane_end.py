@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from hetctl.comm.bridge.bridge import LaneKey
 from hetctl.comm.bridge.failover import Loss, Movable, Position
 from hetctl.comm.contract.units import KiB
 from hetctl.comm.operation.device import passed
@@ -120,7 +120,37 @@ class LaneEnd:
         """For good: let go of what this end alone holds."""
 
 
-End = TypeVar("End", bound=LaneEnd)
+class RingEnd(LaneEnd):
+    """One end of a ring. Received slots that a device may still read are freed once each, in order, as soon as it has
+    passed the event behind them."""
+
+    def __init__(self, key: LaneKey) -> None:
+        self.key = key
+        self._read: deque[Any] = deque()  # events, each behind what reads a slot; None: it is read
+
+    def _free(self) -> None:
+        """Tell the other end that the oldest slot is free."""
+        raise NotImplementedError
+
+    def give(self, slot: torch.Tensor, event: Any) -> None:
+        if self.key.sending:
+            return
+        self._read.append(event)
+        while self._read and (len(self._read) > LAG or passed(self._read[0])):
+            self._free_oldest()
+
+    def idle(self) -> None:
+        while self._read:
+            self._free_oldest()
+
+    def _free_oldest(self) -> None:
+        event = self._read.popleft()
+        if event is not None:
+            event.synchronize()
+        self._free()
+
+
+End = TypeVar("End", bound=RingEnd)
 
 
 class RingTransport(Generic[End]):
@@ -158,29 +188,3 @@ class RingTransport(Generic[End]):
             return None
         os.close(self._stop)
         return ends
-
-
-class SlotReleases:
-    """Received slots that a device may still read: `free` is called once for each, in order, as soon as it has passed
-    the event behind it."""
-
-    def __init__(self, free: Callable[[], None]) -> None:
-        self._free = free
-        self._events: deque[Any] = deque()
-
-    def give(self, event: Any) -> None:
-        """A slot whose reader is `event` (None: it is read)."""
-        self._events.append(event)
-        while self._events and (len(self._events) > LAG or passed(self._events[0])):
-            self._oldest()
-
-    def idle(self) -> None:
-        """Free every slot, waiting for the device: there is nothing else to do."""
-        while self._events:
-            self._oldest()
-
-    def _oldest(self) -> None:
-        event = self._events.popleft()
-        if event is not None:
-            event.synchronize()
-        self._free()

@@ -99,7 +99,7 @@ class LaneTransfers:
         count = 0
         while self._under_way and self._over(self._under_way[0]):
             transfer = self._under_way.popleft()
-            transfer.port.rail.engine.drop([transfer.handle])
+            transfer.port.rail.engine.drop(transfer.handle)
             count += 1
         if self._under_way:
             self._check_stall(self._under_way[0])
@@ -126,7 +126,7 @@ class LaneTransfers:
                         raise RuntimeError("timed out")
                     check()
                     time.sleep(POLL_SECONDS)
-                port.rail.engine.drop([handle])
+                port.rail.engine.drop(handle)
             except EngineFailed as error:
                 self._without(port, error)
 
@@ -138,7 +138,7 @@ class LaneTransfers:
     def drop(self) -> None:
         """Forget what is under way."""
         for transfer in self._under_way:
-            transfer.port.rail.engine.drop([transfer.handle])
+            transfer.port.rail.engine.drop(transfer.handle)
         self._under_way.clear()
 
     def _start(self, offset: int, nbytes: int) -> _LaneTransfer:
@@ -151,16 +151,14 @@ class LaneTransfers:
                 self._without(port, error)
 
     def _call(self, port: ConnectedPort, offset: int, nbytes: int, *, write: bool) -> Any:
-        engine, there = port.rail.engine, self._address + offset
-        if write:
-            return engine.post_write(port.peer, port.region, offset, to=there, nbytes=nbytes)
-        return engine.post_read(port.peer, port.region, offset, origin=there, nbytes=nbytes)
+        there = self._address + offset
+        return port.rail.engine.post(port.peer, port.region, offset, there=there, nbytes=nbytes, write=write)
 
     def _over(self, transfer: _LaneTransfer) -> bool:
         try:
             return transfer.port.rail.engine.poll(transfer.handle)
         except EngineFailed as error:
-            transfer.port.rail.engine.drop([transfer.handle])
+            transfer.port.rail.engine.drop(transfer.handle)
             self._without(transfer.port, error)
         again = self._start(transfer.offset, transfer.nbytes)
         transfer.port, transfer.handle = again.port, again.handle

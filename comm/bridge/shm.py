@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,7 +29,7 @@ from hetctl.comm.bridge.connecting import HANDSHAKE_SECONDS, MOST_SECONDS, Conne
 from hetctl.comm.bridge.device_memory import pin, unpin
 from hetctl.comm.bridge.failover import Position
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
-from hetctl.comm.bridge.lane_end import Flow, LaneEnd, Posted, RingTransport, SlotReleases
+from hetctl.comm.bridge.lane_end import Flow, Posted, RingEnd, RingTransport
 from hetctl.comm.bridge.staging import engine_for
 from hetctl.comm.bridge.transports import Making
 from hetctl.comm.contract.units import MiB
@@ -115,7 +114,7 @@ def _rings(bridge: Bridge, key: LaneKey, nbytes: int) -> NextRing:
     return lambda connect_wait: meet(bridge.store.talk, f"{name}/{next(numbers)}", connect_wait)
 
 
-class ShmLaneEnd(LaneEnd):
+class ShmLaneEnd(RingEnd):
     """One end of a ring; slots are used in turn, filled by one end and freed by the other.
 
     A sender whose slots are all free again may give the ring up, and says so; the receiver, which may wait for the next
@@ -132,10 +131,10 @@ class ShmLaneEnd(LaneEnd):
         stop: int,
         forget: Callable[[ShmLaneEnd], None],
     ) -> None:
-        self._next_ring, self.key, self._flow, self._stop = next_ring, key, flow, stop
+        super().__init__(key)
+        self._next_ring, self._flow, self._stop = next_ring, flow, stop
         self._connect_wait, self._forget = connect_wait, forget
         self._lock, self._held, self._closed = threading.Lock(), False, False
-        self._releases = SlotReleases(self._free)
         self._begin(connect_wait)
 
     def _begin(self, connect_wait: ConnectWait) -> None:
@@ -222,15 +221,6 @@ class ShmLaneEnd(LaneEnd):
             return self._handles.channel.recv(len(_GIVEN_UP)) == _GIVEN_UP
         except OSError:
             return False
-
-    def give(self, slot: torch.Tensor, event: Any) -> None:
-        if self.key.sending:
-            return
-        self._releases.give(event)
-
-    def idle(self) -> None:
-        """Free every slot that the device still reads, waiting for it: there is nothing else to do."""
-        self._releases.idle()
 
     def disconnect(self) -> bool:
         if not self.key.sending and not self._given_up():

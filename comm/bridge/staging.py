@@ -61,11 +61,11 @@ def unseal(slot: torch.Tensor, position: Position, length: int, *, checked: bool
     else:
         assert length + TRAILER_BYTES <= slot.numel(), "a slot too small for its trailer"
         trailer = ctypes.string_at(slot.data_ptr() + length, TRAILER_BYTES)
-    (operation, chunk), (*found, checksum, found_length) = position, _TRAILER.unpack(trailer)
-    if (*found, found_length) != (operation, chunk, length):
+    operation, chunk, checksum, found_length = _TRAILER.unpack(trailer)
+    if (operation, chunk) != position or found_length != length:
         raise TrailerMismatch(
-            f"expected chunk {chunk} of message {operation} with {length} bytes, "
-            f"found chunk {found[1]} of message {found[0]} with {found_length} bytes"
+            f"expected chunk {position[1]} of message {position[0]} with {length} bytes, "
+            f"found chunk {chunk} of message {operation} with {found_length} bytes"
         )
     if checked and checksum != _checksum(slot[:length]):
         raise TrailerMismatch(f"chunk {chunk} of message {operation} arrived with other bytes than were sent")

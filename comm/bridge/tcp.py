@@ -229,7 +229,7 @@ class TcpLaneEnd(LaneEnd):
         return left > 1 and self._key.wire_tag < _MOVED_BIT and len(self._losses) < MOST_LOSSES
 
     def route(self, position: Position) -> int:
-        return route(position, len(self._rails), self._losses).rail
+        return route(position, len(self._rails), self._losses)[0]
 
     def lose(self, loss: Loss) -> str:
         if not self.movable() or loss.rail in {known.rail for known in self._losses}:
@@ -249,10 +249,10 @@ class TcpLaneEnd(LaneEnd):
 
     def post(self, slot: torch.Tensor, length: int, position: Position) -> Posted:
         METER.touch(length)
-        whole, way = slot[: length + TRAILER_BYTES], route(position, len(self._rails), self._losses)
-        rail, tag = self._rails[way.rail], self._key.wire_tag
-        if way.moved:  # an order of their own, apart from what this rail carries anyway
-            tag |= _MOVED_BIT << (way.moved - 1)
+        number, moved = route(position, len(self._rails), self._losses)
+        whole, rail, tag = slot[: length + TRAILER_BYTES], self._rails[number], self._key.wire_tag
+        if moved:  # an order of their own, apart from what this rail carries anyway
+            tag |= _MOVED_BIT << (moved - 1)
         start = rail.group.send if self._key.sending else rail.group.recv
         try:
             return rail.post(lambda: start([whole], self._peer, tag), length)

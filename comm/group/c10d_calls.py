@@ -147,19 +147,16 @@ class Operations(Identity):
         self, name: str, outputs: Sequence[Sequence[torch.Tensor]], inputs: list[torch.Tensor], opts: Any
     ) -> Any:
         def call(run: Run) -> Iterator[Part]:
-            for outs, data in zip(outputs, inputs, strict=True):
-                yield from self._gather_all(outs, data, run)
+            for group, data in zip(outputs, inputs, strict=True):
+                targets = [as_bytes(t) if is_plain(t) else room_for(t) for t in group]
+                yield from self._collectives.all_gather(targets, as_bytes(data), run)
+                for out, part in zip(group, targets, strict=True):
+                    if not is_plain(out):
+                        yield None, functools.partial(fill, out, part)
 
         outs = [t for group in outputs for t in group]
         parted = not any(map(is_small, inputs)) and all(map(is_even, outputs))
         return self._submit(name, call, touched=[*inputs, *outs], shown=inputs, outputs=outs, opts=opts, parted=parted)
-
-    def _gather_all(self, outs: Sequence[torch.Tensor], data: torch.Tensor, run: Run) -> Iterator[Part]:
-        targets = [as_bytes(t) if is_plain(t) else room_for(t) for t in outs]
-        yield from self._collectives.all_gather(targets, as_bytes(data), run)
-        for out, part in zip(outs, targets, strict=True):
-            if not is_plain(out):
-                yield None, functools.partial(fill, out, part)
 
     def allgather_coalesced(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None

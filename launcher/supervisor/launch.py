@@ -28,13 +28,7 @@ from hetctl.launcher.hosts.local import LocalShell
 from hetctl.launcher.hosts.shell import Shell
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.registry import delist, enlist
-from hetctl.launcher.supervisor.agents import (
-    AgentRequest,
-    Agents,
-    TargetHost,
-    start_agent_here,
-    start_agents,
-)
+from hetctl.launcher.supervisor.agents import AgentRequest, Agents, TargetHost, start_agent_here, start_agents
 from hetctl.launcher.supervisor.environment import (
     Seat,
     Setting,

@@ -111,11 +111,11 @@ def raw(rank: int, folder: Path, engine: str, verify: bool) -> dict[str, Any]:
                 if len(flying) == depth or number >= count:
                     while flying and not running.poll(flying[0]):
                         pass
-                    running.drop(flying[:1])
-                    flying = flying[1:]
+                    if flying:
+                        running.drop(flying.pop(0))
                 if number < count:
                     at = number % 3 * 64 * MIB
-                    flying.append(running.post_write(peer, region, at, to=address + at, nbytes=64 * MIB))
+                    flying.append(running.post(peer, region, at, there=address + at, nbytes=64 * MIB, write=True))
             return time.perf_counter() - began
 
         for depth in (3, 1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -108,17 +108,15 @@ class Engine(Protocol):
     def connect(self, descriptor: Mapping[str, Any]) -> Any:
         """The peer that owns a region, by its descriptor. Raises EngineFailed."""
 
-    def post_write(self, peer: Any, region: Region, offset: int, *, to: int, nbytes: int) -> Any:
-        """Start writing [offset, offset + nbytes) of a region of ours to the peer's address `to`; a handle to poll."""
-
-    def post_read(self, peer: Any, region: Region, offset: int, *, origin: int, nbytes: int) -> Any:
-        """Start reading the peer's address `origin` into a region of ours; a handle to poll."""
+    def post(self, peer: Any, region: Region, offset: int, *, there: int, nbytes: int, write: bool) -> Any:
+        """Start writing [offset, offset + nbytes) of a region of ours to the peer's address `there`, or reading it from
+        there; a handle to poll."""
 
     def poll(self, handle: Any) -> bool:
         """Whether a transfer is over, memory at both ends included. Raises EngineFailed when it failed."""
 
-    def drop(self, handles: Sequence[Any]) -> None:
-        """Forget transfers, ended or not."""
+    def drop(self, handle: Any) -> None:
+        """Forget a transfer, ended or not."""
 
     def serve(self) -> bool:
         """Do what peers' transfers need of this end; whether it has to be called again while they last."""

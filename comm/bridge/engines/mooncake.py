@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from hetctl.comm.bridge.engines.base import (
@@ -63,23 +63,21 @@ class MooncakeEngine(Engine):
     def connect(self, descriptor: Mapping[str, Any]) -> Any:
         return str(descriptor["segment"])
 
-    def post_write(self, peer: Any, region: Region, offset: int, *, to: int, nbytes: int) -> Any:
+    def post(self, peer: Any, region: Region, offset: int, *, there: int, nbytes: int, write: bool) -> Any:
         self._check_ports()
+        mine = region.memory.address + offset
+        if not write:  # over when it returns: its reads have no handle that could be asked without waiting
+            code = self._engine.transfer_sync_read(peer, mine, there, nbytes)
+            if code != 0:
+                raise EngineFailed(f"a transfer of Mooncake failed (code {code})")
+            self._read += nbytes
+            return None
         with self._lock:
-            batch = self._engine.transfer_submit_write(peer, region.memory.address + offset, to, nbytes)
+            batch = self._engine.transfer_submit_write(peer, mine, there, nbytes)
         if batch < 0:
             raise EngineFailed("Mooncake does not start a transfer: it does not reach the peer's memory")
         self._written += nbytes
         return batch
-
-    def post_read(self, peer: Any, region: Region, offset: int, *, origin: int, nbytes: int) -> Any:
-        """Over when it returns: its reads have no handle that could be asked without waiting."""
-        self._check_ports()
-        code = self._engine.transfer_sync_read(peer, region.memory.address + offset, origin, nbytes)
-        if code != 0:
-            raise EngineFailed(f"a transfer of Mooncake failed (code {code})")
-        self._read += nbytes
-        return None
 
     def poll(self, handle: Any) -> bool:
         if handle is None:
@@ -96,7 +94,7 @@ class MooncakeEngine(Engine):
         if down:
             raise EngineFailed(f"the port {', '.join(down)} is down")
 
-    def drop(self, handles: Sequence[Any]) -> None:
+    def drop(self, handle: Any) -> None:
         """It frees a batch when its end is seen, and the others with itself."""
 
     def evidence(self) -> Evidence:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,17 +127,13 @@ class NixlEngine(Engine):
                     raise EngineFailed(f"NIXL does not reach the peer: {reason_of(error)}") from None
         return name, descriptor["kind"], descriptor["device"]
 
-    def post_write(self, peer: Any, region: Region, offset: int, *, to: int, nbytes: int) -> Any:
-        self._written += nbytes
-        return self._post("WRITE", peer, region, offset, to, nbytes)
-
-    def post_read(self, peer: Any, region: Region, offset: int, *, origin: int, nbytes: int) -> Any:
-        self._read += nbytes
-        return self._post("READ", peer, region, offset, origin, nbytes)
-
-    def _post(self, what: str, peer: Any, region: Region, offset: int, remote: int, nbytes: int) -> Any:
-        name, kind, number = peer
-        move = _TransferKey(what, name, kind, number, region.memory.address, offset, remote, nbytes)
+    def post(self, peer: Any, region: Region, offset: int, *, there: int, nbytes: int, write: bool) -> Any:
+        if write:
+            self._written += nbytes
+        else:
+            self._read += nbytes
+        what, (name, kind, number) = "WRITE" if write else "READ", peer
+        move = _TransferKey(what, name, kind, number, region.memory.address, offset, there, nbytes)
         with self._lock:
             if self._closed:
                 raise EngineFailed("NIXL was closed")
@@ -174,16 +170,15 @@ class NixlEngine(Engine):
             raise EngineFailed("a transfer of NIXL failed: the peer or the way to it is gone")
         return over
 
-    def drop(self, handles: Sequence[Any]) -> None:
+    def drop(self, handle: Any) -> None:
         with self._lock:
-            for handle in handles:
-                transfer = self._open.pop(handle, None)
-                if transfer is None:
-                    continue
-                if transfer.over and transfer.move not in self._idle and len(self._idle) < _MOST_IDLE:
-                    self._idle[transfer.move] = transfer
-                else:
-                    transfer.release()
+            transfer = self._open.pop(handle, None)
+            if transfer is None:
+                return
+            if transfer.over and transfer.move not in self._idle and len(self._idle) < _MOST_IDLE:
+                self._idle[transfer.move] = transfer
+            else:
+                transfer.release()
 
     def serve(self) -> bool:
         if self._serves:

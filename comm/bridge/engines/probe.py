@@ -144,13 +144,14 @@ def _device(engine: Engine, device: int) -> str:
 def _to_itself(engine: Engine, memory: Memory) -> None:
     """Write the first half of a region over its second half, through the engine."""
     region = engine.register(memory)
-    handle = engine.post_write(engine.connect(region.descriptor), region, 0, to=memory.address + _BYTES, nbytes=_BYTES)
+    peer, there = engine.connect(region.descriptor), memory.address + _BYTES
+    handle = engine.post(peer, region, 0, there=there, nbytes=_BYTES, write=True)
     end = time.monotonic() + 20
     while not engine.poll(handle):
         if time.monotonic() > end:
             raise TimeoutError("a transfer to itself did not end")
         time.sleep(0.001)
-    engine.drop([handle])
+    engine.drop(handle)
     engine.deregister(region)
 
 

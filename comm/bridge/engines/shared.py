@@ -54,25 +54,11 @@ def wires_here(*, local: bool = False) -> tuple[Wires | None, str]:
     return Wires(tuple(found.values()), own_address()), ""
 
 
-class EngineUse:
-    """One user's hold on the process's engines of a name; the last one to let go closes them and tells of them."""
+class SharedEngines:
+    """Running engines, what they were used for, and the port counters from before.
 
-    def __init__(self, held: _SharedEngines) -> None:
-        self.rails, self._held, self._open = held.rails, held, True
-
-    def lose(self, port: str, why: str) -> bool:
-        """A port is not used, or no more: keep it for the account; whether this is news."""
-        return self._held.lose(port, why)
-
-    def close(self, *, way: str, sent: int, staged: int | None) -> None:
-        """Let go. `way` is what it was for, `staged` how many of the `sent` bytes stopped in host memory."""
-        if self._open:
-            self._open = False
-            self._held.release(way, sent, staged)
-
-
-class _SharedEngines:
-    """Running engines, what they were used for, and the port counters from before."""
+    The last user to let go closes them and tells of them.
+    """
 
     def __init__(self, name: EngineName, wires: Wires) -> None:
         self.name, self.wires, self.users = name, wires, 0
@@ -80,15 +66,14 @@ class _SharedEngines:
         self.rails = self._start()
         self.lost: dict[str, str] = {}
         self._used_for: set[str] = set()
-        self._sent, self._staged = 0, [0]
+        self._sent = self._staged = 0
 
     def _start(self) -> tuple[EnginePort, ...]:
         found: list[EnginePort] = []
         try:
             for one in self.wires.each():
-                found.append(
-                    EnginePort(one.name, one.each_port[0].network if one.each_port else "", start(self.name, one))
-                )
+                network = one.each_port[0].network if one.each_port else ""
+                found.append(EnginePort(one.name, network, start(self.name, one)))
         except BaseException:
             for rail in found:
                 rail.engine.close()
@@ -96,17 +81,19 @@ class _SharedEngines:
         return tuple(found)
 
     def lose(self, port: str, why: str) -> bool:
+        """A port is not used, or no more: keep it for the account; whether this is news."""
         with _lock:
             news = port not in self.lost
             self.lost.setdefault(port, why)
         return news
 
-    def release(self, way: str, sent: int, staged: int | None) -> None:
+    def close(self, *, way: str, sent: int, staged: int) -> None:
+        """A user lets go. `way` is what it was for, `staged` how many of the `sent` bytes stopped in host memory."""
         with _lock:
             self.users -= 1
             self._used_for.add(way)
             self._sent += sent
-            self._staged = self._staged if staged is None else [*self._staged, staged]
+            self._staged += staged
             last = self.users == 0
             if last:
                 del _held[self.name]
@@ -131,7 +118,7 @@ class _SharedEngines:
             engine=self.name,
             ways=tuple(sorted(self._used_for)),
             sent_bytes=self._sent,
-            staged_bytes=self._sent if any(buffered) else sum(self._staged),
+            staged_bytes=self._sent if any(buffered) else self._staged,
             buffered_by_engine=any(buffered) if buffered else None,
             transports=tuple(way for one in found for way in one.transports),
             rails={
@@ -147,16 +134,16 @@ class _SharedEngines:
 
 
 _lock = threading.Lock()
-_held: dict[EngineName, _SharedEngines] = {}
+_held: dict[EngineName, SharedEngines] = {}
 
 
-def use(name: EngineName, wires: Wires) -> EngineUse:
-    """A hold on the process's engines. Raises EngineFailed, also where they already run over other wires."""
+def use(name: EngineName, wires: Wires) -> SharedEngines:
+    """The process's engines, with one user more. Raises EngineFailed, also where they already run over other wires."""
     with _lock:
         held = _held.get(name)
         if held is None:
-            held = _held[name] = _SharedEngines(name, wires)
+            held = _held[name] = SharedEngines(name, wires)
         elif held.wires != wires:
             raise EngineFailed(f"{name} runs in this process already, over {held.wires.name}")
         held.users += 1
-    return EngineUse(held)
+    return held

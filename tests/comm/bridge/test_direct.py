@@ -199,20 +199,20 @@ def test_over_sockets_a_stopped_process_receives_nothing(engine: EngineName, tmp
             time.sleep(0.05)
         descriptor, address = json.loads((tmp_path / "descriptor").read_text())
         peer = running.connect(descriptor)
-        first = running.post_write(peer, region, 0, to=address, nbytes=data.numel())
+        first = running.post(peer, region, 0, there=address, nbytes=data.numel(), write=True)
         assert moved(running, first, seconds=30)
-        running.drop([first])
+        running.drop(first)
         assert set(np.unique(there)) == {1}
         assert target.pid is not None
         os.kill(target.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, target.pid, os.WSTOPPED | os.WNOWAIT)
         data.fill_(9)
-        second = running.post_write(peer, region, 0, to=address, nbytes=data.numel())
+        second = running.post(peer, region, 0, there=address, nbytes=data.numel(), write=True)
         assert not moved(running, second, seconds=3)
         assert set(np.unique(there)) == {1}
         os.kill(target.pid, signal.SIGCONT)
         assert moved(running, second, seconds=30)
-        running.drop([second])
+        running.drop(second)
         assert set(np.unique(there)) == {9}
     finally:
         target.kill()

@@ -28,10 +28,11 @@ class FakeEngine:
             raise EngineFailed("it does not reach the peer")
         return str(descriptor)
 
-    def post_write(self, peer: Any, region: Region, offset: int, *, to: int, nbytes: int) -> int:
+    def post(self, peer: Any, region: Region, offset: int, *, there: int, nbytes: int, write: bool) -> int:
+        assert write
         if self.broken:
             raise EngineFailed("it does not start a transfer")
-        self.posted.append((to, nbytes))
+        self.posted.append((there, nbytes))
         return len(self.posted) - 1
 
     def poll(self, handle: int) -> bool:
@@ -39,8 +40,8 @@ class FakeEngine:
             raise EngineFailed("a transfer failed")
         return handle in self.finished
 
-    def drop(self, handles: list[int]) -> None:
-        self.dropped += handles
+    def drop(self, handle: int) -> None:
+        self.dropped.append(handle)
 
 
 class Case:

@@ -13,7 +13,7 @@ import torch
 from hetctl.comm.bridge import window
 from hetctl.comm.bridge.bridge import LaneKey
 from hetctl.comm.bridge.failover import Loss, route
-from hetctl.comm.bridge.lane_end import LaneEnd, SlotReleases
+from hetctl.comm.bridge.lane_end import LaneEnd, RingEnd
 from hetctl.comm.operation.work import OperationDeadline
 
 CPU = torch.device("cpu")
@@ -171,15 +171,20 @@ class Reading:
 
 
 def test_slots_that_a_device_reads_are_freed_in_order_and_two_may_wait() -> None:
-    device, freed = Reading(), list[int]()
-    releases = SlotReleases(lambda: freed.append(len(freed)))
-    releases.give(None)
+    device, freed, slot = Reading(), list[int](), torch.empty(0)
+
+    class Receiving(RingEnd):
+        def _free(self) -> None:
+            freed.append(len(freed))
+
+    end = Receiving(LaneKey(False, 1, 0, 0, CPU))
+    end.give(slot, None)
     assert len(freed) == 1
     for number in range(3):
-        releases.give(device.event(number))
+        end.give(slot, device.event(number))
     assert (len(freed), device.passed) == (2, 1)  # the third made the receiver wait for the first
     device.passed = 2
-    releases.give(device.event(3))
+    end.give(slot, device.event(3))
     assert len(freed) == 3
-    releases.idle()
+    end.idle()
     assert (len(freed), device.passed) == (5, 4)

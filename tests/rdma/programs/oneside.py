@@ -85,11 +85,12 @@ def reach(peer: str) -> socket.socket:
 
 
 def move(engine, peer, region, remote: int) -> None:  # type: ignore[no-untyped-def]
-    handle, end = engine.post_write(peer, region, 0, to=remote, nbytes=BYTES), time.monotonic() + 60
+    handle = engine.post(peer, region, 0, there=remote, nbytes=BYTES, write=True)
+    end = time.monotonic() + 60
     while not engine.poll(handle):
         assert time.monotonic() < end, "the write does not end"
         time.sleep(0.001)
-    engine.drop([handle])
+    engine.drop(handle)
 
 
 def bar(engine) -> None:  # type: ignore[no-untyped-def]

@@ -31,10 +31,10 @@ def one_end(
     for writer in (1, 0):
         end = time.monotonic() + seconds
         if writer == rank:
-            handle = engine.post_write(peer, region, 0, to=address + 4096, nbytes=4096)
+            handle = engine.post(peer, region, 0, there=address + 4096, nbytes=4096, write=True)
             while not (ended := engine.poll(handle)) and time.monotonic() < end:
                 time.sleep(1e-4)
-            engine.drop([handle])
+            engine.drop(handle)
             said.put((rank, ended))
             theirs.put("written")
         while writer != rank and mine.empty():
