@@ -100,6 +100,21 @@ class RunOptions:
     alpha: Alpha = None
     bridge: Bridge = None
 
+    @property
+    def overrides(self) -> list[tuple[str, Any]]:
+        """Keys of the recipe and their values: those of `--set`, then the options. Raises ConfigError."""
+        from hetctl.trainer.recipe import parse_override
+
+        named = (
+            ("model.name", self.model),
+            ("model.seq_len", self.seq_len),
+            ("batch.global_batch", self.global_batch),
+            ("parallelism.split", self.split),
+            ("parallelism.alpha", self.alpha),
+            ("bridge.transport", self.bridge),
+        )
+        return [*map(parse_override, self.settings or ()), *((k, v) for k, v in named if v is not None)]
+
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these fields of RunOptions as its options: it gets them together, as its first argument."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.commands.options import RunOptions
@@ -31,21 +31,6 @@ class Resolved:
     profile: Profile | None = None
 
 
-def overrides_of(options: RunOptions) -> list[tuple[str, Any]]:
-    """Keys of the recipe and their values: those of `--set`, then the options. Raises ConfigError."""
-    from hetctl.trainer.recipe import parse_override
-
-    named = (
-        ("model.name", options.model),
-        ("model.seq_len", options.seq_len),
-        ("batch.global_batch", options.global_batch),
-        ("parallelism.split", options.split),
-        ("parallelism.alpha", options.alpha),
-        ("bridge.transport", options.bridge),
-    )
-    return [*map(parse_override, options.settings or ()), *((k, v) for k, v in named if v is not None)]
-
-
 def resolve(options: RunOptions, sink: Sink, *, runs: bool) -> Resolved:
     """Where it `runs`, an emulation labels this machine's devices; otherwise it describes some that need not exist.
 
@@ -54,11 +39,10 @@ def resolve(options: RunOptions, sink: Sink, *, runs: bool) -> Resolved:
     from hetctl.trainer.planning.profile import load_profile
     from hetctl.trainer.recipe import load_recipe
 
-    overrides = overrides_of(options)
-    recipe = load_recipe(options.recipe, overrides)
+    recipe = load_recipe(options.recipe, options.overrides)
     cluster, plan = resolve_where(options, sink, runs=runs, layers=recipe.shape().layers)
     if options.recipe is None:
-        recipe = _with_sizes(recipe, cluster, plan, sink, given={key for key, _ in overrides})
+        recipe = _with_sizes(recipe, cluster, plan, sink, given={key for key, _ in options.overrides})
     profile = load_profile(options.profile) if options.profile else None
     return Resolved(recipe, cluster, plan, read_speeds(options.speed), profile)
 

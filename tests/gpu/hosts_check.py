@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from hetctl.bench import plans
 from hetctl.comm.contract.cluster import Island, IslandLink, TransportOption, load_cluster, save_cluster
 from hetctl.comm.contract.plan import Replica, Stage, load_plan, save_plan
-from hetctl.commands.resolve import Options
+from hetctl.commands.options import RunOptions
 from hetctl.trainer.planning.assemble import assemble
 from hetctl.trainer.recipe import load_recipe
 from tests.rigs import netns
@@ -97,7 +97,7 @@ def split_in_two(file: Path) -> None:
 def write_wide_plan(folder: Path) -> None:
     """The planner's plan, but each stage on all ranks of its island: of so small a model it leaves most to one."""
     cluster = load_cluster(folder / "cluster.yaml")
-    recipe = load_recipe(None, Options(settings=LLAMA).overrides)
+    recipe = load_recipe(None, RunOptions(settings=LLAMA).overrides)
     (case,) = plans.candidates(cluster, recipe, profile=None, alternatives=0)
     stages = []
     for stage in case.plan.replicas[0].stages:

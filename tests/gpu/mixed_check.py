@@ -36,7 +36,7 @@ from hetctl.bench.plans import PlanCase
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.plan import Plan
-from hetctl.commands.resolve import Options
+from hetctl.commands.options import RunOptions
 from hetctl.console import Sink
 from hetctl.discovery.which_cluster import Where, running_cluster
 from hetctl.trainer.planning.assemble import assemble
@@ -65,7 +65,7 @@ class Check:
         o = self.options
         given = (*settings, "train.precision=auto", "checkpoint.last=false")
         return load_recipe(
-            None, Options(settings=given, model=o.model, global_batch=samples, seq_len=o.seq_len).overrides
+            None, RunOptions(settings=given, model=o.model, global_batch=samples, seq_len=o.seq_len).overrides
         )
 
     def case(self, name: str, spec: str, *settings: str, samples: int) -> PlanCase:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from hetctl.bench import plans
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.emulate import Machine, label_machine, parse_spec
-from hetctl.commands.resolve import Options
+from hetctl.commands.options import RunOptions
 from hetctl.console import Sink
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
@@ -104,7 +104,7 @@ def cluster_of(spec: str) -> Cluster:
 
 
 def planned(case: Case, cluster: Cluster, profile: Path) -> plans.PlanCase:
-    asked = Options(
+    asked = RunOptions(
         settings=["parallelism.tensor=1", "optimizer.lr=1.0e-5", *case.settings],
         model=case.model,
         global_batch=case.samples,
