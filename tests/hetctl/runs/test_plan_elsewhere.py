@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hetctl.comm.contract.emulate import Machine, label_machine, parse_spec
+from hetctl.commands.options import RunOptions
 from hetctl.console import Sink
 from hetctl.runs.prepare import _checked_plan
 from hetctl.trainer.planning.hardware import CLASSES
