@@ -79,7 +79,6 @@ class Wires:
 class Evidence:
     """What an engine can prove: by which transports bytes really went, and how they left this process's memory."""
 
-    engine: EngineName
     transports: tuple[str, ...] = ()  # `zero-copy rc_mlx5/mlx5_0:1`; empty where it does not say
     staged: bool | None = None  # whether any transfer was buffered on its way; None: the engine does not tell
     registered: int = 0  # regions now
@@ -97,8 +96,6 @@ class Region:
 
 class Engine(Protocol):
     """One engine in this process. All calls may come from any thread."""
-
-    name: EngineName
 
     def register(self, memory: Memory) -> Region:
         """Raises CannotRegister."""

@@ -7,16 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from hetctl.comm.bridge.engines.base import (
-    CannotRegister,
-    Engine,
-    EngineFailed,
-    EngineName,
-    Evidence,
-    Memory,
-    Region,
-    Wires,
-)
+from hetctl.comm.bridge.engines.base import CannotRegister, Engine, EngineFailed, Evidence, Memory, Region, Wires
 from hetctl.comm.bridge.engines.counters import is_down
 from hetctl.comm.contract.errors import reason_of
 
@@ -24,8 +15,6 @@ _DONE, _WAITING = 1, 0
 
 
 class MooncakeEngine(Engine):
-    name: EngineName = "mooncake"
-
     def __init__(self, wires: Wires) -> None:
         for name, value in settings(wires).items():
             os.environ.setdefault(name, value)
@@ -101,7 +90,7 @@ class MooncakeEngine(Engine):
         """It tells nothing but what it was started with: the port counters beside it must show the bytes."""
         ways = tuple(f"{self._protocol}/{port}" for port in self._ports) or (self._protocol,)
         staged = None if self._protocol == "rdma" else True
-        return Evidence(self.name, ways, staged, len(self._registered), self._written, self._read)
+        return Evidence(ways, staged, len(self._registered), self._written, self._read)
 
     def close(self) -> None:
         with self._lock:

@@ -21,16 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hetctl.comm.bridge.engines.base import (
-    CannotRegister,
-    Engine,
-    EngineFailed,
-    EngineName,
-    Evidence,
-    Memory,
-    Region,
-    Wires,
-)
+from hetctl.comm.bridge.engines.base import CannotRegister, Engine, EngineFailed, Evidence, Memory, Region, Wires
 from hetctl.comm.contract.errors import reason_of
 
 _MOST_IDLE = 256  # transfers that are over and kept: a few rings' slots
@@ -64,8 +55,6 @@ class _Transfer:
 
 
 class NixlEngine(Engine):
-    name: EngineName = "nixl"
-
     def __init__(self, wires: Wires) -> None:
         for name, value in settings(wires, _log()).items():
             os.environ.setdefault(name, value)  # UCX reads the environment; what a person set is theirs
@@ -191,7 +180,7 @@ class NixlEngine(Engine):
         """UCX's own account of the protocols it used (UCX_PROTO_INFO=used), which it writes when it is closed."""
         used = parse_protocols(self._said)
         staged = any(not p.startswith("zero-copy") for p in used) if used else None
-        return Evidence(self.name, tuple(used), staged, len(self._registered), self._written, self._read)
+        return Evidence(tuple(used), staged, len(self._registered), self._written, self._read)
 
     def close(self) -> None:
         with self._lock:
