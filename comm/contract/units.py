@@ -1,8 +1,9 @@
-"""Sizes and rates between text and numbers: bytes (binary and decimal units) and bytes per second."""
+"""Sizes, rates, durations and lists of names, as people write them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from hetctl.comm.contract.errors import ConfigError
 
@@ -55,3 +56,8 @@ def show_seconds(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.1f}s"
     return f"{seconds * 1e3:.1f}ms"
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """`a, b, c and 4 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from hetctl.comm.contract.cluster import Cluster, Device, Host, Island
-from hetctl.comm.contract.units import show_bytes, show_rate, show_seconds
+from hetctl.comm.contract.units import listed, show_bytes, show_rate, show_seconds
 from hetctl.console import Sink
 from hetctl.discovery.fabric import Note, Report
 from hetctl.probe.raw import printable
@@ -103,8 +103,7 @@ def _show_notes(sink: Sink, notes: Sequence[Note]) -> None:
     for note in notes:
         hosts[note.sentence] += [note.host] if note.host is not None else []
     for sentence, who in list(hosts.items())[:_MOST_NOTES]:
-        names = ", ".join(who[:4]) + (f" and {len(who) - 4} more" if len(who) > 4 else "")
-        sink.warn(printable(f"{names}: {sentence}" if who else sentence, limit=400))
+        sink.warn(printable(f"{listed(who, 4)}: {sentence}" if who else sentence, limit=400))
     if len(hosts) > _MOST_NOTES:
         sink.warn(f"and {len(hosts) - _MOST_NOTES} more notes; all of them are in --json")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hetctl.comm.contract.cluster import Host, Island, IslandLink, TransportOption, native_way
 from hetctl.comm.contract.facts import HostFacts
-from hetctl.comm.contract.units import MiB, show_bytes
+from hetctl.comm.contract.units import MiB, listed, show_bytes
 from hetctl.discovery.networks import NetworkPort
 
 _MEMLOCK_NEEDED = 64 * MiB  # less does not hold the pinned slots of one rail
@@ -65,7 +65,7 @@ def _tcp(a: Island, b: Island, ground: TransportFacts) -> TransportOption:
     common = _common(hosts, ground, lambda port: port.subnet if port.address else None)
     if common:
         rate = _rate(a, b, ground, lambda port: port.subnet in common and port.address is not None)
-        return TransportOption("tcp", True, f"all have addresses in {_words(common)}", rate)
+        return TransportOption("tcp", True, f"all have addresses in {listed(sorted(common), 3)}", rate)
     if ground.declared >= set(hosts):
         return TransportOption("tcp", True, "all have a data address in the inventory; not measured")
     lonely = next((h for h in hosts if not any(p.address for p in ground.ports.get(h, ()))), None)
@@ -83,7 +83,7 @@ def _rdma(a: Island, b: Island, ground: TransportFacts) -> TransportOption:
         return TransportOption("rdma", False, missing)
     common = _common_rdma(hosts, ground)
     rate = _rate(a, b, ground, lambda port: ground.networks.get((port.host, port.facts.name)) in common)
-    return TransportOption("rdma", True, f"all reach {_words(common)}, from pinned host memory", rate)
+    return TransportOption("rdma", True, f"all reach {listed(sorted(common), 3)}, from pinned host memory", rate)
 
 
 def _direct(a: Island, b: Island, ground: TransportFacts) -> TransportOption:
@@ -177,8 +177,3 @@ def _rate(a: Island, b: Island, ground: TransportFacts, counts: Callable[[Networ
             total += sum(r for r in known if r * 2 >= max(known))  # as rails are chosen
         totals.append(total)
     return min(totals)
-
-
-def _words(names: set[str]) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

@@ -12,11 +12,11 @@ from typing import Any
 
 from hetctl.comm.contract.cluster import Measured
 from hetctl.comm.contract.errors import HetctlError
-from hetctl.comm.contract.units import show_rate
+from hetctl.comm.contract.units import listed, show_rate
 from hetctl.discovery.discover import shell_opener
 from hetctl.discovery.inventory import InventoryHost
 from hetctl.doctor import reach
-from hetctl.doctor.check import Check, CheckedCluster, ReachAttempt, State, Verdict, listed
+from hetctl.doctor.check import Check, CheckedCluster, ReachAttempt, State, Verdict
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import Dialogue, converse
 from hetctl.launcher.hosts.fanout import fan_out

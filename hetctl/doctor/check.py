@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -170,8 +170,3 @@ def switched_off(nic: NicFacts) -> bool:
 def worker_python(facts: HostFacts) -> Interpreter | None:
     """The Python that ranks would run on: the configured one comes first."""
     return facts.interpreters[0] if facts.interpreters else None
-
-
-def listed(names: Sequence[str], most: int = 6) -> str:
-    """`a, b, c and 4 more`."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -7,14 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from hetctl.comm.contract.facts import GpuFacts
-from hetctl.comm.contract.units import GiB, show_bytes
+from hetctl.comm.contract.units import GiB, listed, show_bytes
 from hetctl.doctor.check import (
     Check,
     CheckedCluster,
     HostCase,
     Verdict,
     fail,
-    listed,
     ok,
     unknown,
     warn,

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterator
 
 from hetctl.comm.contract.facts import Folder
-from hetctl.comm.contract.units import GiB, MiB, show_bytes, show_seconds
-from hetctl.doctor.check import Check, CheckedCluster, HostCase, State, Verdict, fail, listed, ok, unknown, warn, worst
+from hetctl.comm.contract.units import GiB, MiB, listed, show_bytes, show_seconds
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, State, Verdict, fail, ok, unknown, warn, worst
 
 _NO_GPU = "no GPU here"
 _GUESTS = re.compile(r"QEMU|KVM|VMware|Xen|Microsoft Corporation|Google|innotek|OpenStack|Parallels|Amazon EC2", re.I)

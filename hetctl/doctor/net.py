@@ -8,14 +8,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from hetctl.comm.contract.facts import NicFacts
-from hetctl.comm.contract.units import show_rate
+from hetctl.comm.contract.units import listed, show_rate
 from hetctl.doctor.check import (
     Check,
     CheckedCluster,
     HostCase,
     Verdict,
     fail,
-    listed,
     ok,
     switched_off,
     unknown,

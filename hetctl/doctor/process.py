@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hetctl.comm.contract.facts import Bytes
-from hetctl.comm.contract.units import GiB, show_bytes
-from hetctl.doctor.check import Check, HostCase, Verdict, fail, listed, ok, unknown, warn
+from hetctl.comm.contract.units import GiB, listed, show_bytes
+from hetctl.doctor.check import Check, HostCase, Verdict, fail, ok, unknown, warn
 
 _SLOW = (
     "NCCL_P2P_DISABLE",

@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterator
 from itertools import combinations
 
 from hetctl.comm.contract.facts import HostFacts, NicFacts
-from hetctl.comm.contract.units import show_rate
+from hetctl.comm.contract.units import listed, show_rate
 from hetctl.doctor.check import (
     Check,
     CheckedCluster,
     HostCase,
     Verdict,
     fail,
-    listed,
     ok,
     switched_off,
     unknown,

@@ -9,21 +9,10 @@ from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.doctor import between, gpu, host, net, perf, process, rdma, software, ssh
 from hetctl.doctor.check import Check, Level
 
-# one cannot be mended before what stands above it
+# beginnings of ids: one cannot be mended before what stands above it
 _ORDER = (
-    *(
-        "ssh.reach",
-        "ssh.hostkey",
-        "sw.interpreter",
-        "host.name",
-        "net.ifname",
-        "net.",
-        "ssh.",
-        "lim.",
-        "rdma.",
-        "roce.",
-    ),
-    *("gpu.", "sw.", "env.", "host.", "perf.", "island."),
+    *("ssh.reach", "ssh.hostkey", "sw.interpreter", "host.name", "net.ifname"),
+    *("net.", "ssh.", "lim.", "rdma.", "roce.", "gpu.", "sw.", "env.", "host.", "perf.", "island."),
 )
 THEMES = ("ssh", "net", "rdma", "roce", "lim", "gpu", "sw", "env", "host", "perf", "island")
 _MODULES = (ssh, net, rdma, process, gpu, software, host, perf, between)
@@ -31,9 +20,7 @@ _MODULES = (ssh, net, rdma, process, gpu, software, host, perf, between)
 
 def rank(identity: str) -> int:
     """Where a check stands in the order of mending, lower first."""
-    exact = [i for i, word in enumerate(_ORDER) if word == identity]
-    theme = [i for i, word in enumerate(_ORDER) if word.endswith(".") and identity.startswith(word)]
-    return (exact or theme or [len(_ORDER)])[0]
+    return next((place for place, word in enumerate(_ORDER) if identity.startswith(word)), len(_ORDER))
 
 
 CHECKS: tuple[Check, ...] = tuple(

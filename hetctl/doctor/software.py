@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from hetctl.comm.contract.facts import HostFacts
 from hetctl.comm.contract.natives import NATIVES
-from hetctl.doctor.check import Check, CheckedCluster, HostCase, Verdict, fail, listed, ok, unknown, worker_python
+from hetctl.comm.contract.units import listed
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, Verdict, fail, ok, unknown, worker_python
 from hetctl.doctor.ssh import ENTERED
 
 LEAST_TORCH, LEAST_PYTHON = (2, 11), (3, 11)

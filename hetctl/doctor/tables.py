@@ -11,7 +11,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from hetctl.comm.contract.units import show_seconds
+from hetctl.comm.contract.units import listed, show_seconds
 from hetctl.comm.contract.values import encode
 from hetctl.console import Sink
 from hetctl.doctor.check import Check, Finding
@@ -26,7 +26,6 @@ MARKS = {
     "fail": "[red] x[/]",
     "unknown": "[cyan] ?[/]",
 }
-_MOST_HOSTS = 6
 _MOST_WAITING = 16
 
 
@@ -60,7 +59,7 @@ def show_check(sink: Sink, findings: Sequence[Finding], *, verbose: bool) -> Non
     sink.say(f"{MARKS[state]} {findings[0].check:<20} {_summary(findings)}", markup=True)
     for (how, reason, fix), hosts in _alike(findings).items():
         if how in ("fail", "warn") or (how == "unknown" and (verbose or findings[0].essential)) or verbose:
-            sink.say(f"     {_names(hosts)}: {escape(reason)}", markup=True)
+            sink.say(f"     {escape(listed(hosts))}: {escape(reason)}", markup=True)
             if fix and (how in ("fail", "warn") or verbose):
                 sink.say(f"       [bold]{escape(fix)}[/]", markup=True)
     if verbose and findings[0].source:
@@ -86,11 +85,6 @@ def _alike(findings: Sequence[Finding]) -> dict[tuple[str, str, str], list[str]]
     return {(state, reason, group[0].fix): [f.host for f in group] for (state, reason), group in found.items()}
 
 
-def _names(hosts: Sequence[str]) -> str:
-    more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
-    return escape(", ".join(hosts[:_MOST_HOSTS])) + more
-
-
 def drift_table(rows: Sequence[Drift], *, verbose: bool) -> Table | None:
     """What differs inside each vendor group (with `verbose` also what does not); None when there is nothing."""
     shown = [r for r in rows if verbose or len(r.values) > 1]
@@ -100,7 +94,7 @@ def drift_table(rows: Sequence[Drift], *, verbose: bool) -> Table | None:
     table = Table(*heads, box=None, pad_edge=False, title="drift inside vendor groups", title_justify="left")
     for row in shown:
         for value, hosts in sorted(row.values.items(), key=lambda pair: -len(pair[1])):
-            table.add_row(escape(row.group), row.what, escape(value), _names(hosts))
+            table.add_row(escape(row.group), row.what, escape(value), escape(listed(hosts)))
     return table
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from hetctl.comm.contract.cluster import Host
 from hetctl.comm.contract.errors import ConfigError, Unreachable, WorkFailed
-from hetctl.comm.contract.units import show_seconds
+from hetctl.comm.contract.units import listed, show_seconds
 from hetctl.console import Sink
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.fanout import fan_out
@@ -37,7 +37,7 @@ def list_runs(sink: Sink) -> list[dict[str, Any]]:
     for run in active():
         state = "running" if run.supervised else "lost: its supervisor is gone (hetctl clean)"
         age, steps = time.time() - run.started, _progress(RunFolder(Path(run.folder)))
-        hosts = ", ".join(list(run.hosts)[:8]) + (f" and {len(run.hosts) - 8} more" if len(run.hosts) > 8 else "")
+        hosts = listed(list(run.hosts), 8)
         row = (run.name, state, "-" if steps is None else str(steps), hosts, show_seconds(age), run.folder)
         table.add_row(*map(escape, row))
         about = {"run": run.name, "state": "running" if run.supervised else "lost", "hosts": list(run.hosts)}
