@@ -43,7 +43,7 @@ class Rails:
         return True
 
     def route(self, position: tuple[int, int]) -> int:
-        return route(position, 3, []).rail
+        return route(position, 3, [])[0]
 
     def post(self, slot: torch.Tensor, length: int, position: tuple[int, int]) -> Any:
         return Posted()
@@ -80,7 +80,7 @@ class Several(Rails):
         self.cuts: list[int] = []
 
     def route(self, position: tuple[int, int]) -> int:
-        return route(position, 3, self.losses).rail
+        return route(position, 3, self.losses)[0]
 
     def lose(self, loss: Loss) -> str:
         self.losses.append(loss)
