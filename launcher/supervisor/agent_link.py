@@ -55,6 +55,7 @@ class AgentLink:
 
     def watch(self, events: queue.SimpleQueue[Any]) -> None:
         """Put its events into the queue from now on."""
+        self._heard = time.monotonic()  # nobody listened before: what the launcher does first may take long
         self._thread = threading.Thread(target=self._run, args=(events,), name=f"agent {self.host}", daemon=True)
         self._thread.start()
 

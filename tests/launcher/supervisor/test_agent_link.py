@@ -1,0 +1,38 @@
+"""An agent's line: how long it may be silent is counted from when somebody listens."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from hetctl.comm.contract.errors import Unreachable
+from hetctl.comm.contract.events import Done, Gone
+from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.local import LocalShell
+from hetctl.launcher.hosts.shell import Session
+from hetctl.launcher.supervisor import agent_link
+from hetctl.launcher.supervisor.agent_link import AgentLink
+
+AGENT = 'import sys; sys.stdin.readline(); print(\'{"event": "done", "left": 0, "n": 1}\', flush=True)'
+
+
+def test_what_a_launcher_does_before_it_listens_costs_the_agent_no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_link, "SILENT_S", 20.0)
+
+    def reopen(deadline: Deadline) -> tuple[Session, bytes]:
+        raise Unreachable("nobody asked for that")
+
+    session = LocalShell().start([sys.executable, "-c", AGENT], deadline=Deadline(20))
+    link = AgentLink("alpha", session, [], reopen=reopen, lease_s=20.0)
+    link._heard -= 60.0  # its launcher read a plan and a checkpoint meanwhile
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    link.watch(events)
+    time.sleep(0.2)
+    session.write(b"\n")
+    told = [events.get(timeout=20).event, events.get(timeout=20).event]
+    link.close(wait_s=5.0)
+    assert told == [Done(0), Gone(True, "")]
