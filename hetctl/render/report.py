@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hetctl.comm.contract.files import write_atomically
-from hetctl.comm.contract.plan import Plan
+from hetctl.comm.contract.plan import Plan, load_plan
 from hetctl.comm.contract.units import show_bytes, show_seconds
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.render.run import show_efficiency
@@ -46,9 +46,9 @@ margin-right:.35em;vertical-align:-.1em}}</style>
 """
 
 
-def write_report(folder: RunFolder, plan: Plan, summary: dict[str, Any]) -> None:
-    """Write the run's report.html atomically, from its metrics and summary."""
-    metrics = folder.read_metrics()
+def write_report(folder: RunFolder, summary: dict[str, Any]) -> None:
+    """Write the run's report.html atomically, from its plan, metrics and summary. Raises OSError and ConfigError."""
+    plan, metrics = load_plan(folder.plan), folder.read_metrics()
     page = _PAGE.format(
         name=html.escape(folder.name),
         status=html.escape(summary["status"]),

@@ -32,7 +32,7 @@ def report_run(word: str | None, sink: Sink) -> dict[str, Any]:
     timeline = _read(folder.timeline) if ended and folder.timeline.is_file() else []
     if not isinstance(timeline, list) or not all(isinstance(spans, list) for spans in timeline):
         raise ConfigError(f"{folder.timeline} is damaged: it is no list for each rank", hint=WITHOUT)
-    write_report(folder, plan, {**summary, "timeline": timeline})
+    write_report(folder, {**summary, "timeline": timeline})
     sink.say(summary_table(summary))
     sink.say(f"report: {folder.report}")
     return {**summary, "report": str(folder.report)}

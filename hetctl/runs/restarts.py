@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from hetctl.comm.contract.cluster import Cluster
@@ -56,7 +56,7 @@ def without(cluster: Cluster, hosts: Collection[str]) -> Cluster:
     )
 
 
-def unreachable_hosts(error: HetctlError, hosts: Sequence[str]) -> dict[str, str]:
-    """The hosts that an error of boarding names as unreachable, if others could take part."""
+def unreachable_hosts(error: HetctlError) -> dict[str, str]:
+    """The hosts that an error of starting agents names as unreachable, where it names no other."""
     gone = {name: e.message for name, e in error.hosts.items() if e.exit_code == 4}
-    return gone if gone and len(gone) == len(error.hosts) < len(hosts) else {}
+    return gone if len(gone) == len(error.hosts) else {}

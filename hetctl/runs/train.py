@@ -38,8 +38,9 @@ def train(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -> Ru
     """Run it, again after failures where that was asked for."""
     began = time.monotonic()
     restarts, resume = Restarts(how.max_restarts, how.allow_missing), how.resume
+    gone: dict[str, str] = {}
     while True:
-        prepared, agents = _start_agents(prepared, folder, restarts, resume, sink)
+        prepared, agents = _start_agents(prepared, gone, folder, restarts, resume, sink)
         prepared = _kept_twice(prepared, agents, restarts, sink)
         attempt = Attempt(prepared, folder, agents, resume, sink)
         restarts.began(attempt.start.name if attempt.start else None)
@@ -48,33 +49,33 @@ def train(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -> Ru
         summary = replace(
             summary, wall_s=time.monotonic() - began, restarts=restarts.used, missing_hosts=dict(restarts.missing)
         )
-        write_end(summary, prepared, folder, sink)
+        write_end(summary, folder, sink)
         show_end(summary, outcome, folder, sink)
         why_not = restarts.why_not_again(summary.error_type) if summary.status == "failed" else ""
-        if why_not is None:
-            restarts.used += 1
-            resume = "auto" if restarts.saved else resume
-            prepared = _remaining(prepared, dict.fromkeys(outcome.lost, "it stopped answering"), restarts, sink)
-            sink.warn(f"restart {restarts.used} of {how.max_restarts} after: {summary.failure}")
-            continue
-        if why_not:
-            sink.warn(f"no further restart: {why_not}")
-        return summary
+        if why_not is not None:
+            if why_not:
+                sink.warn(f"no further restart: {why_not}")
+            return summary
+        restarts.used += 1
+        resume = "auto" if restarts.saved else resume
+        sink.warn(f"restart {restarts.used} of {how.max_restarts} after: {summary.failure}")
+        gone = dict.fromkeys(outcome.lost, "it stopped answering")
 
 
 def _start_agents(
-    prepared: Prepared, folder: RunFolder, restarts: Restarts, resume: str, sink: Sink
+    prepared: Prepared, gone: dict[str, str], folder: RunFolder, restarts: Restarts, resume: str, sink: Sink
 ) -> tuple[Prepared, Agents]:
-    """Agents on all hosts; where it is allowed, on those that can be reached, under a plan for them."""
+    """Agents on all hosts; where it is allowed, without those that are gone, under a plan for the others."""
+    paths = paths_to_read(prepared.recipe, resume)
     while True:
-        paths = paths_to_read(prepared.recipe, resume)
+        if gone and restarts.allow_missing:
+            prepared = _without(prepared, gone, restarts, sink)
         try:
             return prepared, start_agents_on(prepared.launch, folder, paths=paths, console=sink)
         except HetctlError as error:
-            gone = unreachable_hosts(error, [h.name for h in prepared.launch.hosts]) if restarts.allow_missing else {}
-            if not gone:
+            gone = unreachable_hosts(error) if restarts.allow_missing else {}
+            if not 0 < len(gone) < len(prepared.launch.hosts):
                 raise
-            prepared = _remaining(prepared, gone, restarts, sink)
 
 
 def _kept_twice(prepared: Prepared, agents: Agents, restarts: Restarts, sink: Sink) -> Prepared:
@@ -85,10 +86,8 @@ def _kept_twice(prepared: Prepared, agents: Agents, restarts: Restarts, sink: Si
     return prepared.kept_in("replicate:2")
 
 
-def _remaining(prepared: Prepared, gone: dict[str, str], restarts: Restarts, sink: Sink) -> Prepared:
-    """The run on the hosts that remain, planned anew; as it was when nothing is gone or that is not allowed."""
-    if not gone or not restarts.allow_missing:
-        return prepared
+def _without(prepared: Prepared, gone: dict[str, str], restarts: Restarts, sink: Sink) -> Prepared:
+    """The run on the hosts that remain, planned anew. Raises Infeasible, and ConfigError where the plan is fixed."""
     if prepared.fixed:
         raise ConfigError("a plan file says which hosts take part", hint="leave out --plan to go on without some")
     for host, why in gone.items():

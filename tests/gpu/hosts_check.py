@@ -107,6 +107,7 @@ def write_wide_plan(folder: Path) -> None:
     plan = assemble(
         cluster,
         recipe,
+        recipe.shape(),
         replicas=(Replica(tuple(stages)),),
         schedule=case.plan.schedule,
         forwards_ahead=case.plan.forwards_ahead,

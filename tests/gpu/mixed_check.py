@@ -126,6 +126,7 @@ def memory(check: Check) -> None:
     plan = assemble(
         ours.cluster,
         blind.recipe,
+        blind.recipe.shape(),
         replicas=blind.plan.replicas,
         schedule=blind.plan.schedule,
         forwards_ahead=blind.plan.forwards_ahead,
@@ -278,6 +279,7 @@ def _crossed(cluster: Cluster, recipe: Recipe, plan: Plan) -> Plan:
     return assemble(
         cluster,
         recipe,
+        recipe.shape(),
         replicas=replicas,
         schedule=plan.schedule,
         forwards_ahead=plan.forwards_ahead,

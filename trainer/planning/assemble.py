@@ -30,6 +30,7 @@ from hetctl.comm.contract.plan import (
 )
 from hetctl.comm.contract.transports import NATIVE
 from hetctl.comm.contract.units import show_rate
+from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.pools import seats
 from hetctl.trainer.planning.profile import BridgeProfile
 from hetctl.trainer.recipe import Recipe
@@ -38,6 +39,7 @@ from hetctl.trainer.recipe import Recipe
 def assemble(
     cluster: Cluster,
     recipe: Recipe,
+    shape: ModelShape,
     *,
     replicas: tuple[Replica, ...],
     schedule: str,
@@ -52,7 +54,7 @@ def assemble(
     islands = _islands(cluster, ranks)
     segments = tuple(segment_of(replicas, span) for span in segments_of(replicas))
     where = {r.rank: r.island for r in ranks}
-    tied = tied_groups(replicas) if recipe.shape().tied_embeddings else ()
+    tied = tied_groups(replicas) if shape.tied_embeddings else ()
     pairs = _crossings(replicas, segments, where, tied)
     bridges = tuple(_bridge(cluster, recipe, ranks, pair, measured) for pair in pairs)
     groups = _Groups(cluster, ranks, bridges).all(replicas, segments, tied)

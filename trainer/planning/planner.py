@@ -149,6 +149,7 @@ def _plan(
     return assemble(
         cluster,
         recipe,
+        problem.costs.shape,
         replicas=replicas,
         schedule=longest.schedule,
         forwards_ahead=longest.forwards_ahead,
