@@ -34,19 +34,18 @@ def validate(
     3: something could not be determined.
     """
     from hetctl.comm.contract.errors import ConfigError
+    from hetctl.validate import report
     from hetctl.validate.bundle import check_target, masked_files, write_bundle
     from hetctl.validate.claims import exit_code
     from hetctl.validate.ground import find_ground
     from hetctl.validate.identities import masker_for
-    from hetctl.validate.report import document, inventory, markdown, versions
     from hetctl.validate.runner import run_claims
     from hetctl.validate.table import choose
-    from hetctl.validate.tables import claim_line, claims_table, results_table, show_contents
 
     sink = Sink(as_json=as_json)
     claims = choose([word.strip() for word in (only or "").split(",") if word.strip()])
     if show_list:
-        sink.say(claims_table(claims))
+        sink.say(report.claims_table(claims))
         sink.result([{"id": c.id, "claim": c.sentence, "needs": c.needs, "how": c.how} for c in claims])
         return
     if cluster is not None and emulate is not None:
@@ -61,17 +60,17 @@ def validate(
             ground,
             evidence,
             on_begin=lambda claim: sink.warn(f"{claims.index(claim) + 1} of {len(claims)}: {claim.id}"),
-            on_end=lambda result: sink.say(claim_line(result), markup=True),
+            on_end=lambda result: sink.say(report.claim_line(result), markup=True),
         )
         sink.say()
-        sink.say(results_table(results))
-        found = document(results, ground)
+        sink.say(report.results_table(results))
+        found = report.document(results, ground)
         if bundle is not None:
             masker = masker_for(ground, evidence=evidence)
-            documents = {"report.json": found, "report.md": markdown(results, ground)}
-            documents |= {"versions.json": versions(ground), "inventory.json": inventory(ground)}
+            documents = {"report.json": found, "report.md": report.markdown(results, ground)}
+            documents |= {"versions.json": report.versions(ground), "inventory.json": report.inventory(ground)}
             files = masked_files(documents, evidence, masker)
-            show_contents(sink, bundle, files, masker.counts)
+            report.show_contents(sink, bundle, files, masker.counts)
             write_bundle(bundle, files)
             sink.say(f"wrote {bundle}: look through it, then send it as report.md says")
     sink.result(found | {"bundle": str(bundle) if bundle else None})

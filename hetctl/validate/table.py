@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetctl.doctor.registry import pick
-from hetctl.validate.bench import (
-    judge_engines,
-    judge_islands,
-    judge_parity,
-    judge_pipeline,
-    lacks_device_ground,
-    lacks_group,
-    lacks_islands,
-    measure_engines,
-    measure_islands,
-    measure_pipeline,
-    over,
-    parity,
-)
+from hetctl.validate import bench
 from hetctl.validate.claims import Claim
 from hetctl.validate.discovery import COMPARED, IBV, agreement, compared, gpu_rows, lacks_gpus, lacks_rdma, nic_rows
 from hetctl.validate.doctor import examined, judge_numerics, judge_rdma
@@ -83,9 +70,9 @@ CLAIMS: tuple[Claim, ...] = (
         (_README, "library (NCCL, RCCL) inside its **islands**"),
         "an island of two devices or more",
         "sums of whole numbers over each island, in fp32 and fp64; the library that really ran says its version",
-        lacks_group,
-        measure_islands,
-        judge_islands,
+        bench.lacks_group,
+        bench.measure_islands,
+        bench.judge_islands,
         "islands.json",
     ),
     Claim(
@@ -95,7 +82,7 @@ CLAIMS: tuple[Claim, ...] = (
         "two islands on one host",
         "`hetctl bench bridge --bridge shm`, with sums and messages of whole numbers before",
         lambda ground: ground.lacking("shm"),
-        *over("shm"),
+        *bench.over("shm"),
     ),
     Claim(
         "bridge.tcp",
@@ -104,7 +91,7 @@ CLAIMS: tuple[Claim, ...] = (
         "two islands that an IP network joins",
         "`hetctl bench bridge --bridge tcp`, with sums and messages of whole numbers before",
         lambda ground: ground.lacking("tcp"),
-        *over("tcp"),
+        *bench.over("tcp"),
     ),
     Claim(
         "engine.self-test",
@@ -113,8 +100,8 @@ CLAIMS: tuple[Claim, ...] = (
         "two hosts on one RDMA network, nixl or mooncake in their Python",
         "each engine in a process of its own on every host; host memory must, device memory is told",
         lambda ground: ground.lacking("rdma"),
-        measure_engines,
-        judge_engines,
+        bench.measure_engines,
+        bench.judge_engines,
         "engines.json",
     ),
     Claim(
@@ -124,7 +111,7 @@ CLAIMS: tuple[Claim, ...] = (
         "two islands on one RDMA network, an engine on both",
         "`hetctl bench bridge --bridge rdma`; the engines' evidence and the ports' counters are kept",
         lambda ground: ground.lacking("rdma"),
-        *over("rdma"),
+        *bench.over("rdma"),
     ),
     Claim(
         "bridge.direct",
@@ -132,8 +119,8 @@ CLAIMS: tuple[Claim, ...] = (
         (_README, "device-direct bridge"),
         "the same, and device memory that NICs can register",
         "`hetctl bench bridge --bridge direct`; refused is not wrong, but then nobody can tell",
-        lacks_device_ground,
-        *over("direct"),
+        bench.lacks_device_ground,
+        *bench.over("direct"),
     ),
     Claim(
         "parity.pipeline",
@@ -141,9 +128,9 @@ CLAIMS: tuple[Claim, ...] = (
         _AS_ONE,
         "two islands",
         "a tiny model, one stage per island, samples of uneven length; the same on one device alone",
-        lacks_islands,
-        parity("pipeline"),
-        judge_parity,
+        bench.lacks_islands,
+        bench.parity("pipeline"),
+        bench.judge_parity,
         "parity.json",
     ),
     Claim(
@@ -152,9 +139,9 @@ CLAIMS: tuple[Claim, ...] = (
         _AS_ONE,
         "two islands",
         "a tiny model, gradients summed over the bridge, samples of uneven length; the same on one device alone",
-        lacks_islands,
-        parity("data"),
-        judge_parity,
+        bench.lacks_islands,
+        bench.parity("data"),
+        bench.judge_parity,
         "parity.json",
     ),
     Claim(
@@ -163,9 +150,9 @@ CLAIMS: tuple[Claim, ...] = (
         (_BENCHMARKS, "A pipeline across islands, against all-native"),
         "GPUs in two islands",
         "`hetctl bench pipeline` with a Llama of 1.2 billion parameters, the one device an island, five rounds",
-        lacks_islands,
-        measure_pipeline,
-        judge_pipeline,
+        bench.lacks_islands,
+        bench.measure_pipeline,
+        bench.judge_pipeline,
         "pipeline.json",
     ),
 )
