@@ -35,6 +35,7 @@ def test_a_bridge_is_measured_beside_native_and_raw_ways() -> None:
     assert "1 KiB p99" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_native_way_between_islands_of_one_vendor_is_a_transport(tmp_path: Path) -> None:
     profile = tmp_path / "profile.yaml"
     done = bench("--emulate", "h200:1,h100:1", "--max-size", "8KiB", "--bridge", "native", "--json", "-o", str(profile))
@@ -43,6 +44,7 @@ def test_the_native_way_between_islands_of_one_vendor_is_a_transport(tmp_path: P
     assert [b.transport for b in load_profile(profile).bridges] == ["native"]
 
 
+@pytest.mark.slow
 def test_a_pipeline_leaves_ranks_idle_that_have_no_sample() -> None:
     argv = ["--emulate", "cpu:2,cpu:1", "--rounds", "1", "--seq-len", "16", "--micro-batches", "2", "--json"]
     done = bench(*argv, what="pipeline")

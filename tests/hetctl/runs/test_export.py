@@ -96,6 +96,7 @@ def write_tokenizer(folder: Path) -> None:
     made.save(str(folder / "tokenizer.json"))
 
 
+@pytest.mark.slow
 def test_the_model_s_own_tokenizer_is_taken_and_exported(folder: Path, tmp_path: Path) -> None:
     write_tokenizer(folder)
     text = tmp_path / "a.txt"

@@ -20,6 +20,7 @@ SETTINGS = ("model.seq_len=16", "batch.global_batch=4", "train.validation_sample
 SETTINGS = (*SETTINGS, "parallelism.pipeline=2", "parallelism.data=1")
 
 
+@pytest.mark.slow
 def test_the_host_that_gathers_shards_has_all_that_an_export_needs(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()

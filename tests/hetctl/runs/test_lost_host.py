@@ -62,6 +62,7 @@ def test_a_run_goes_on_without_a_lost_host_from_the_shared_checkpoint(tmp_path: 
     assert steps.count(1) == 1, "it began again at the checkpoint"
 
 
+@pytest.mark.slow
 def test_a_lost_host_is_named_and_only_copies_replace_its_shards(tmp_path: Path) -> None:
     """Three runs on hosts that share nothing: one insists on its hosts, one has none of their copies, one has."""
     mine = tmp_path / "mine"

@@ -58,7 +58,9 @@ def run(
     return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=400, check=False)
 
 
-@pytest.mark.parametrize(("word", "options"), [("het", ()), ("nccl", ("--as-nccl",))])
+@pytest.mark.parametrize(
+    ("word", "options"), [pytest.param("het", (), marks=pytest.mark.slow), ("nccl", ("--as-nccl",))]
+)
 def test_a_stock_program_runs_across_islands(tmp_path: Path, word: str, options: tuple[str, ...]) -> None:
     done = run(tmp_path, word, options=options)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -79,6 +81,7 @@ def test_a_program_that_fails_is_explained(tmp_path: Path) -> None:
     assert "\033" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named_though_its_peers_lost_patience_first(tmp_path: Path) -> None:
     done = run(tmp_path, program=STOPPED)
     assert done.returncode == 1

@@ -274,6 +274,7 @@ def test_one_run_has_one_launcher(rig: netns.Rig, mine: Path) -> None:
     assert run.end()[0] == 143
 
 
+@pytest.mark.slow
 def test_a_rail_that_goes_down_is_named_within_a_minute(mine: Path, tmp_path: Path) -> None:
     with netns.hosts([netns.HostSpec(hide=(str(mine),)) for _ in range(2)], tmp_path, rails=2) as rig:
         cluster = write_cluster(rig, ISLANDS, mine / "rails.yaml")

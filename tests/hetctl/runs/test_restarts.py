@@ -58,12 +58,13 @@ def test_attempts_end_when_used_up_or_without_progress() -> None:
 def test_only_unreachable_hosts_may_be_missing() -> None:
     gone = refusal({"b": Unreachable("no answer")}, 3)
     assert gone.exit_code == 4
-    assert unreachable_hosts(gone, ["a", "b", "c"]) == {"b": "no answer"}
+    assert unreachable_hosts(gone) == {"b": "no answer"}
     both = refusal({"b": Unreachable("no answer"), "c": ConfigError("no torch")}, 3)
-    assert unreachable_hosts(both, ["a", "b", "c"]) == {}
-    assert unreachable_hosts(refusal({"a": Unreachable("x")}, 1), ["a"]) == {}
+    assert unreachable_hosts(both) == {}
+    assert unreachable_hosts(refusal({"a": Unreachable("x")}, 1)) == {"a": "x"}  # a run needs another to go on
 
 
+@pytest.mark.slow
 def test_a_crash_costs_the_steps_since_the_last_checkpoint(tmp_path: Path) -> None:
     words = [w for key in (*SETTINGS, "train.steps=40") for w in ("--set", key)]
     argv = [sys.executable, "-m", "hetctl", "train", "--emulate", "h200:1,mi325x:1", "--max-restarts", "1"]

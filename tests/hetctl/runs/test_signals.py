@@ -94,6 +94,7 @@ def test_a_term_or_a_closed_terminal_stops_and_saves(running: Running, number: i
     assert running.checkpoints() == [f"step-{summary['steps']:08d}"]
 
 
+@pytest.mark.slow
 def test_a_last_save_that_fails_is_said_though_the_run_was_interrupted(running: Running) -> None:
     """The checkpoints' folder is in the way of itself: it is a file."""
     shutil.rmtree(running.run / "checkpoints", ignore_errors=True)
@@ -109,6 +110,7 @@ def test_a_last_save_that_fails_is_said_though_the_run_was_interrupted(running: 
     assert "may be lost" in said
 
 
+@pytest.mark.slow
 def test_what_failed_before_is_not_blamed_once_a_run_goes_on(running: Running) -> None:
     running.process.send_signal(signal.SIGINT)
     running.end()
@@ -121,6 +123,7 @@ def test_what_failed_before_is_not_blamed_once_a_run_goes_on(running: Running) -
     again.end()
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(running: Running) -> None:
     """The ranks are stopped, so that only a kill can end them: the first one waits for their step."""
     ranks = [e["pid"] for e in map(json.loads, (running.run / "events.jsonl").open()) if e["event"] == "started"]
@@ -139,6 +142,7 @@ def test_a_second_ctrl_c_ends_at_once(running: Running) -> None:
     assert not running.checkpoints()
 
 
+@pytest.mark.slow
 def test_figures_that_a_lost_launcher_never_heard_reach_the_next_one(running: Running) -> None:
     """The launcher is frozen while ranks go on, then killed: what they did meanwhile is told when the run goes on."""
     os.kill(running.process.pid, signal.SIGUSR1)
@@ -157,6 +161,7 @@ def test_figures_that_a_lost_launcher_never_heard_reach_the_next_one(running: Ru
     assert not (running.run / "launch" / "unheard.json").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_z_does_not_suspend_the_launcher(running: Running) -> None:
     running.process.send_signal(signal.SIGTSTP)
     running.await_steps(running.steps() + 2)

@@ -132,6 +132,7 @@ def test_the_run_folder_holds_what_it_promises(whole: tuple[Path, dict[str, Any]
     assert "http" not in page.replace("http-equiv", "")
 
 
+@pytest.mark.slow
 def test_validation_takes_no_time_from_the_figures_of_training(tmp_path: Path) -> None:
     """After every step it looks at far more samples than a step trains on."""
     settings = ("train.validate_every=1", "train.validation_samples=256")

@@ -66,6 +66,7 @@ def test_what_hosts_hold_and_what_came_back(trained: Path, rig: netns.Rig) -> No
         assert [p for p in host.pids() if "python" in Path(f"/proc/{p}/comm").read_text()] == []
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_shards_on_its_hosts(trained: Path, rig: netns.Rig, mine: Path) -> None:
     for host in rig.hosts:  # as if the run had died between saving on some hosts and on others
         for last in (host.folder / "home").glob(".local/state/hetctl/runs/*/*/checkpoints/step-00000004"):

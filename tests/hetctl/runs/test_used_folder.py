@@ -46,6 +46,7 @@ def used(first: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_a_run_from_the_beginning_leaves_the_old_checkpoints_apart(used: Path) -> None:
     done = train(used, "--resume", "never", "--set", "checkpoint.every=2", steps=4)
     assert done.returncode == 0, done.stderr
@@ -98,6 +99,7 @@ def test_a_setting_that_is_refused_late_leaves_the_run_as_it_was_and_none_on_fil
     assert not list((used.parent / ".local").rglob("active/*.json"))
 
 
+@pytest.mark.slow
 def test_other_samples_are_announced_and_a_finished_run_saves_nothing_twice(used: Path) -> None:
     newest = used / "checkpoints" / "step-00000006"
     inode = newest.stat().st_ino
@@ -107,6 +109,7 @@ def test_other_samples_are_announced_and_a_finished_run_saves_nothing_twice(used
     assert newest.stat().st_ino == inode
 
 
+@pytest.mark.slow
 def test_a_restart_before_the_first_checkpoint_goes_on_from_where_the_run_was_told_to(used: Path) -> None:
     run, older = used.parent / "other", used / "checkpoints" / "step-00000004"
     words = ("--resume", str(older), "--max-restarts", "1", "--set", "checkpoint.every=0")
@@ -121,6 +124,7 @@ def test_a_restart_before_the_first_checkpoint_goes_on_from_where_the_run_was_to
     assert [m["step"] for m in RunFolder(run).read_metrics()] == list(range(5, 201))
 
 
+@pytest.mark.slow
 def test_what_an_older_recipe_says_is_compared_not_judged(used: Path) -> None:
     recipe = used / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("profile_step: null", "profile_step: 50"))
@@ -134,6 +138,7 @@ def test_what_an_older_recipe_says_is_compared_not_judged(used: Path) -> None:
     assert "--set data.tokenizer=/some/tokenizer.json goes on" in done.stderr
 
 
+@pytest.mark.slow
 def test_text_that_changed_under_the_same_name_is_said_on_going_on(tmp_path: Path) -> None:
     text, run = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("".join(f"the line {n} of the text\n" for n in range(20_000)))

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hetctl.app import main
 from hetctl.validate.table import CLAIMS
 from tests.busy import busy
 
@@ -130,15 +131,24 @@ def test_an_interruption_ends_the_claim_and_writes_nothing(tmp_path: Path) -> No
         (("--timeout", "0"), "--timeout"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_at_once(tmp_path: Path, argv: tuple[str, ...], says: str) -> None:
+def test_what_cannot_be_meant_is_refused_at_once(
+    tmp_path: Path,
+    argv: tuple[str, ...],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (tmp_path / "there.tgz").write_bytes(b"mine")
-    done = validate(tmp_path, *argv)
-    assert done.returncode == 2, done.stderr
-    assert says in " ".join(done.stderr.split())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["hetctl", "validate", *argv])
+    with pytest.raises(SystemExit, check=lambda error: error.code == 2):
+        main()
+    assert says in " ".join(capsys.readouterr().err.split())
     assert (tmp_path / "there.tgz").read_bytes() == b"mine"
 
 
-def test_the_list(tmp_path: Path) -> None:
-    done = validate(tmp_path, "--list", "--json")
-    assert done.returncode == 0
-    assert [c["id"] for c in json.loads(done.stdout)] == [c.id for c in CLAIMS]
+def test_the_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["hetctl", "validate", "--list", "--json"])
+    with pytest.raises(SystemExit, check=lambda error: error.code == 0):
+        main()
+    assert [c["id"] for c in json.loads(capsys.readouterr().out)] == [c.id for c in CLAIMS]

@@ -16,6 +16,7 @@ WHY_NOT = netns.unavailable()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
+@pytest.mark.slow
 def test_two_hosts_and_one_that_is_away(tmp_path: Path) -> None:
     with netns.hosts(
         [netns.HostSpec(), netns.HostSpec(), netns.HostSpec(sshd=False)], tmp_path / "rig", rails=1

@@ -181,7 +181,13 @@ def deviation(
     return difference(found, reference(asked, shape))
 
 
-@pytest.mark.parametrize("name", ["2+2", "1+1+1", "replicas 5:3", "interleaved", "zero bubble"])
+JOINED = [
+    "2+2",
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ("1+1+1", "replicas 5:3", "interleaved", "zero bubble")),
+]
+
+
+@pytest.mark.parametrize("name", JOINED)
 def test_islands_that_one_native_library_joins_train_as_one_process_does(name: str) -> None:
     layout, asked = LAYOUTS[name], recipe("adamw", clip_norm=0.5, global_batch=8)
     sizes = tuple(map(len, layout.islands))
