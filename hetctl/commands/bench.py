@@ -55,29 +55,20 @@ def bridge(
 
     Beside them, where the islands are emulated, the native library, and raw ceilings: host copies and gloo groups.
     """
-    from hetctl.bench import ops
-    from hetctl.bench.bridge import (
-        bench_bridge,
-        bridge_table,
-        collectives_table,
-        cost_table,
-        native_sums_of,
-        profiles_of,
-        raise_unless_exact,
-    )
+    from hetctl.bench import bridge, ops
     from hetctl.commands.resolve import resolve_where
 
     sink = Sink(as_json=as_json)
     where, _ = resolve_where(_two_islands(asked), sink)
-    found = bench_bridge(where, bridge=asked.bridge, max_size=max_size, sink=sink)
-    sink.say(bridge_table(found))
-    sink.say(collectives_table(found))
-    sink.say(cost_table(found))
+    found = bridge.bench_bridge(where, bridge=asked.bridge, max_size=max_size, sink=sink)
+    sink.say(bridge.bridge_table(found))
+    sink.say(bridge.collectives_table(found))
+    sink.say(bridge.cost_table(found))
     if output is not None:
-        ops.add_to_profile(output, *profiles_of(found), native_sums=native_sums_of(found))
+        ops.add_to_profile(output, *bridge.profiles_of(found), native_sums=bridge.native_sums_of(found))
         sink.warn(f"wrote {output}")
     sink.result(found)
-    raise_unless_exact(found)
+    bridge.raise_unless_exact(found)
 
 
 def _two_islands(asked: options.RunOptions) -> options.RunOptions:

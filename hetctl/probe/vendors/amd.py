@@ -9,18 +9,8 @@ from hetctl.comm.contract.facts import GpuFacts, Health, Partition, Pcie, Proces
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
-from hetctl.probe.vendors.amd_smi import (
-    KFD,
-    KfdNode,
-    Metric,
-    kfd_nodes,
-    parse_metric,
-    parse_processes,
-    parse_ras,
-    parse_rocm_smi,
-    parse_static,
-    parse_topology,
-)
+from hetctl.probe.vendors import amd_smi
+from hetctl.probe.vendors.amd_smi import KFD, KfdNode, Metric
 from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie
 from hetctl.probe.words import count, node, told
 
@@ -44,7 +34,7 @@ TOOLS = {
 def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     """Every GPU that a process on the host can use, in KFD's order, which is the order in which HIP counts them."""
     bound = [pci for pci, driver in bound_devices(raw, pci_vendor=PCI_VENDOR).items() if driver == DRIVER]
-    nodes = kfd_nodes(raw)
+    nodes = amd_smi.kfd_nodes(raw)
     tools = _ask_tools(raw, notes, expected=bool(nodes or bound))
     if nodes:
         shown = [(GpuFacts(NAME, i, pci=n.pci), n) for i, n in enumerate(nodes)]
@@ -58,7 +48,7 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
 
 def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reach]:
     """(GPU id, GPU id) -> xGMI as KFD's links say, or as `amd-smi topology` does where KFD is silent."""
-    nodes = kfd_nodes(raw)
+    nodes = amd_smi.kfd_nodes(raw)
     by_node = {n.number: g.id for n, g in zip(nodes, gpus, strict=False)}
     found = {
         (by_node[n.number], by_node[peer]): Reach(by_node[peer], "xgmi")
@@ -66,8 +56,8 @@ def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reac
         for peer in n.xgmi
         if n.number in by_node and peer in by_node
     }
-    told_by_tool = parsed(raw, TOPO, parse_topology, Notes(), strict=False) or {}
-    statics = parsed(raw, STATIC, parse_static, Notes(), strict=False) or ()
+    told_by_tool = parsed(raw, TOPO, amd_smi.parse_topology, Notes(), strict=False) or {}
+    statics = parsed(raw, STATIC, amd_smi.parse_static, Notes(), strict=False) or ()
     ids = {s.index: g.id for s in statics for g in gpus if s.pci and s.pci == g.pci}
     for (a, b), kind in told_by_tool.items():
         if kind == "XGMI" and a in ids and b in ids and ids[a] != ids[b]:
@@ -77,9 +67,9 @@ def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reac
 
 def opinion(raw: Raw) -> tuple[GpuFacts, ...]:
     """The GPUs as rocm-smi tells them, or amd-smi where that is all there is, apart from KFD and sysfs."""
-    static = parsed(raw, STATIC, parse_static, Notes(), strict=False) or ()
+    static = parsed(raw, STATIC, amd_smi.parse_static, Notes(), strict=False) or ()
     # amd-smi's firmware is the IFWI's version where sysfs and rocm-smi tell the VBIOS's part number
-    return parsed(raw, OPINION, parse_rocm_smi, Notes(), strict=False) or tuple(
+    return parsed(raw, OPINION, amd_smi.parse_rocm_smi, Notes(), strict=False) or tuple(
         replace(g, firmware=None) for g in static
     )
 
@@ -107,13 +97,13 @@ class Tools:
 
 def _ask_tools(raw: Raw, notes: Notes, *, expected: bool) -> Tools:
     quiet = Notes()
-    static = parsed(raw, STATIC, parse_static, quiet, strict=False) or ()
-    rocm = parsed(raw, ROCM, parse_rocm_smi, quiet, strict=False) or ()
+    static = parsed(raw, STATIC, amd_smi.parse_static, quiet, strict=False) or ()
+    rocm = parsed(raw, ROCM, amd_smi.parse_rocm_smi, quiet, strict=False) or ()
     if expected and not static and not rocm:
         for sentence in quiet.warnings:
             notes.warn(sentence)
-    metrics = parsed(raw, METRIC, parse_metric, quiet, strict=False) or ()
-    processes = parsed(raw, PROCESS, parse_processes, quiet, strict=False) or {}
+    metrics = parsed(raw, METRIC, amd_smi.parse_metric, quiet, strict=False) or ()
+    processes = parsed(raw, PROCESS, amd_smi.parse_processes, quiet, strict=False) or {}
     return Tools(static, rocm, {m.index: m for m in metrics}, processes)
 
 
@@ -171,7 +161,7 @@ def _free(raw: Raw, notes: Notes, base: str, kfd: KfdNode, metric: Metric | None
 
 
 def _health(raw: Raw, notes: Notes, base: str, kfd: KfdNode, static: GpuFacts, metric: Metric | None) -> Health:
-    corrected, uncorrected = parse_ras(raw.files.get(base + "/ras/umc_err_count", ""))
+    corrected, uncorrected = amd_smi.parse_ras(raw.files.get(base + "/ras/umc_err_count", ""))
     told_by_tool = metric.health if metric else Health()
     return Health(
         ecc_corrected=notes.pick("health.ecc_corrected", (told_by_tool.ecc_corrected, METRIC), (corrected, "sysfs")),

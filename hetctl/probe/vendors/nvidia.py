@@ -10,17 +10,9 @@ from hetctl.comm.contract.facts import GpuFacts, Health, Partition, Reach
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
+from hetctl.probe.vendors import nvidia_smi
 from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie
-from hetctl.probe.vendors.nvidia_smi import (
-    QUERY_FIELDS,
-    SmiAnswer,
-    parse_compute_capabilities,
-    parse_instances,
-    parse_nvlink,
-    parse_query,
-    parse_topology,
-    parse_xml,
-)
+from hetctl.probe.vendors.nvidia_smi import QUERY_FIELDS, SmiAnswer
 from hetctl.probe.words import key_values, node, pci_address, told
 
 NAME, PCI_VENDOR, DRIVER = "nvidia", "0x10de", "nvidia"
@@ -42,14 +34,16 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     """Every GPU that a process on the host can use, in PCI order (nvidia-smi's and CUDA_DEVICE_ORDER=PCI_BUS_ID's)."""
     bound = [pci for pci, driver in bound_devices(raw, pci_vendor=PCI_VENDOR).items() if driver == DRIVER]
     in_proc = sorted(a for a in map(pci_address, {p[len(PROC) :].split("/")[0] for p in _proc_files(raw)}) if a)
-    answer = parsed(raw, XML, parse_xml, notes if bound or in_proc else Notes(), name="nvidia-smi") or SmiAnswer()
+    answer = (
+        parsed(raw, XML, nvidia_smi.parse_xml, notes if bound or in_proc else Notes(), name="nvidia-smi") or SmiAnswer()
+    )
     shown = sorted(answer.gpus, key=lambda g: g.pci or "")
     if shown:
         _warn_of_hidden(notes, bound, shown)
     else:
         shown = [GpuFacts(NAME, index, pci=pci) for index, pci in enumerate(in_proc or bound)]
-    capabilities = parse_compute_capabilities(raw.tool(QUERY).stdout)
-    states = parse_nvlink(raw.tool(NVLINK).stdout)
+    capabilities = nvidia_smi.parse_compute_capabilities(raw.tool(QUERY).stdout)
+    states = nvidia_smi.parse_nvlink(raw.tool(NVLINK).stdout)
     found = []
     for index, gpu in enumerate(shown):
         below = notes.at(f"gpus[{NAME}:{index}]")
@@ -69,7 +63,7 @@ def _warn_of_hidden(notes: Notes, bound: list[str], shown: list[GpuFacts]) -> No
 
 def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reach]:
     """(GPU id, GPU id or RDMA device) -> how near, as `nvidia-smi topo -m` says."""
-    matrix = parse_topology(raw.tool(TOPO).stdout)
+    matrix = nvidia_smi.parse_topology(raw.tool(TOPO).stdout)
     names = {f"GPU{g.index}": g.id for g in gpus} | dict(matrix.nics)
     found: dict[tuple[str, str], Reach] = {}
     for (row, column), (path, lanes) in matrix.cells.items():
@@ -87,7 +81,7 @@ def dma_buf_blocker(raw: Raw) -> str | None:
 
 def opinion(raw: Raw) -> tuple[GpuFacts, ...]:
     """The GPUs as nvidia-smi's own query tells them, apart from the XML, procfs and sysfs."""
-    return parse_query(raw.tool(OPINION).stdout)
+    return nvidia_smi.parse_query(raw.tool(OPINION).stdout)
 
 
 def _merge(raw: Raw, notes: Notes, gpu: GpuFacts, answer: SmiAnswer) -> GpuFacts:
@@ -132,7 +126,7 @@ def _with_text(
 
 def _named_instances(raw: Raw, notes: Notes, gpu: GpuFacts) -> Partition:
     notes.pick("partition.mode", (gpu.partition.mode, XML))
-    named = parse_instances(raw.tool(LIST).stdout).get(gpu.uuid or "", ())
+    named = nvidia_smi.parse_instances(raw.tool(LIST).stdout).get(gpu.uuid or "", ())
     known = gpu.partition.instances
     if len(named) == len(known):
         pairs = zip(named, known, strict=True)
