@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.plan import Plan
-from hetctl.comm.contract.values import decode, encode
+from hetctl.comm.contract.values import encode
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.recipe import Recipe
-
-VARIABLE = "HETCTL_JOB"
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,4 @@ class Job:
 
 def current_job() -> Job:
     """The job of this process, from the file `HETCTL_JOB` names. Raises ConfigError."""
-    path = os.environ.get(VARIABLE)
-    if not path:
-        raise ConfigError(f"{VARIABLE} is not set", hint="ranks are started by `hetctl train`")
-    return decode(Job, json.loads(Path(path).read_text(encoding="utf-8")), where=VARIABLE)
+    return variables.read_named(variables.JOB, Job)

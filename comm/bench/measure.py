@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -20,18 +19,17 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hetctl.comm.bench import exact
 from hetctl.comm.bench.exact import Ends
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.events import Reporter
 from hetctl.comm.contract.natives import backend_words, device_types
 from hetctl.comm.contract.placement import PlacedBridge, Placement, current_placement
 from hetctl.comm.contract.units import GiB, KiB, MiB
-from hetctl.comm.contract.values import decode
 from hetctl.comm.group.autoload import register
 from hetctl.comm.group.backend import create_over
 from hetctl.comm.operation.device import has_streams, rank_device, synchronize
 from hetctl.comm.operation.recorder import METER
 
-VARIABLE = "HETCTL_MEASURE"  # names a JSON file with a Task
 IN_FLIGHT = 4  # messages under way at once
 ENOUGH_SECONDS = 0.25  # of messages, up to MOST_MESSAGES: filling the pipeline and the last barrier take milliseconds;
 FEWEST, MOST_COLLECTIVES, MOST_MESSAGES = 4, 50, 1000  # of collectives too, where a few calls swing by half
@@ -312,7 +310,7 @@ def _prove(task: Task, device: torch.device) -> None:
 @record
 def main() -> None:
     """Prove and measure what the task asks for; rank 0 reports, and who is first on its island or host."""
-    task = decode(Task, json.loads(Path(os.environ[VARIABLE]).read_text(encoding="utf-8")), where=VARIABLE)
+    task = variables.read_named(variables.MEASURE, Task)
     device = rank_device()
     register()
     dist.init_process_group(backend_words(device.type) if task.native else "het", timeout=TIMEOUT)

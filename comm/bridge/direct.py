@@ -31,6 +31,7 @@ from hetctl.comm.bridge.lane_end import TRAILER_ROOM, Flow, Posted, RingEnd, Rin
 from hetctl.comm.bridge.rdma_ports import POLL_SECONDS, LaneTransfers, connect, described
 from hetctl.comm.bridge.staging import TRAILER_BYTES, engine_for
 from hetctl.comm.bridge.transports import Making
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.transports import TRANSPORTS
 from hetctl.comm.contract.units import MiB
@@ -43,7 +44,6 @@ DEVICE_FLOW = Flow(32 * MiB, window=4, copies_ahead=0)
 PEER_MESSAGES = Flow(64 * MiB, window=4, copies_ahead=0)
 SERVE_SECONDS = 1e-3  # between turns of an engine that has no thread of its own, while a lane waits
 
-INITIATOR_VARIABLE = "HETCTL_INITIATOR"  # sender, receiver or lower (the lower rank), the same on all ranks
 Initiator = Literal["sender", "receiver", "lower"]  # who moves the bytes; `lower` is the lower rank, both ways
 # Who makes contact before there is anything to move: nobody, the lower rank, or both ends in turn, the lower one first.
 Introduce = Literal["none", "lower", "both"]
@@ -123,9 +123,9 @@ def make(making: Making) -> DirectTransport:
     on_device = TRANSPORTS[choice.kind].device_memory
     # a peer copy is over, and visible, when the sender hears of its end: only NICs need more
     flush = flush_for(making.device.index or 0)[0] if on_device and choice.label != PEER_COPY else None
-    asked = os.environ.get(INITIATOR_VARIABLE) or "sender"
+    asked = os.environ.get(variables.INITIATOR) or "sender"
     if asked not in get_args(Initiator):
-        raise ConfigError(f"{INITIATOR_VARIABLE}={asked} is nobody", hint=", ".join(get_args(Initiator)))
+        raise ConfigError(f"{variables.INITIATOR}={asked} is nobody", hint=", ".join(get_args(Initiator)))
     initiator: Initiator = asked  # type: ignore[assignment]
     # Mooncake's connections break when both ends call each other at once; for peer copies NIXL has no thread
     introduce: Introduce = "lower" if choice.engine == "mooncake" else "both" if wires.local else "none"

@@ -24,14 +24,13 @@ from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
 from hetctl.comm.bridge.lane_end import Flow, LaneEnd, Posted
 from hetctl.comm.bridge.staging import CHUNK_BYTES, TRAILER_BYTES, CopyEngine, engine_for
 from hetctl.comm.bridge.transports import Making
-from hetctl.comm.contract.placement import NICS_VARIABLE
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.units import KiB
 from hetctl.comm.operation.device import accelerator
 from hetctl.comm.operation.recorder import METER
 from hetctl.comm.operation.store_connections import GroupStore
 from hetctl.comm.operation.work import Gloo, PrefixStore, Store, reason_of
 
-RAILS_VARIABLE = "HETCTL_RAILS"
 MAIN = -1  # the rail of the data addresses, where two ends share no other network
 DEVICE_RAILS = 8  # loopback moved 6.7 GB/s with one gloo group, 23.9 with eight
 HOST_FLOW = Flow(CHUNK_BYTES, window=16)
@@ -327,7 +326,7 @@ def _has_address(interface: str) -> bool:
 
 def _near() -> dict[str, str]:
     """Interface -> network, of `HETCTL_NICS=ens1@roce0,ens2@roce0`."""
-    words = [word.partition("@") for word in os.environ.get(NICS_VARIABLE, "").split(",") if word]
+    words = [word.partition("@") for word in os.environ.get(variables.NICS, "").split(",") if word]
     return {name: network for name, _, network in words}
 
 
@@ -345,7 +344,7 @@ _SHARING = threading.Lock()
 def _devices() -> list[tuple[str, Any]]:
     """The devices of this process, made anew where no link has any."""
     names = _interfaces()
-    count = int(os.environ.get(RAILS_VARIABLE) or max(len(names), DEVICE_RAILS if accelerator() is not None else 1))
+    count = int(os.environ.get(variables.RAILS) or max(len(names), DEVICE_RAILS if accelerator() is not None else 1))
     taken = tuple(names[i % len(names)] if names else "" for i in range(count))
     with _SHARING:
         found = _SHARED.get(taken)

@@ -23,8 +23,9 @@ from hetctl.comm.bridge.connecting import ConnectWait
 from hetctl.comm.bridge.device_memory import flush_for, registrable_device
 from hetctl.comm.bridge.engines.base import PEER_COPY, EngineName
 from hetctl.comm.bridge.engines.probe import EngineTrial, ability
-from hetctl.comm.bridge.engines.shared import ENGINE_VARIABLE, ENGINES, wires_here
+from hetctl.comm.bridge.engines.shared import ENGINES, wires_here
 from hetctl.comm.bridge.failover import RailWatch, say
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.placement import Placement
 from hetctl.comm.contract.transports import FALLBACK, TRANSPORTS, WITHIN_HOST, TransportKind, carriers
@@ -192,9 +193,9 @@ class TransportSelector:
 
     def _engines(self) -> tuple[Any, ...]:
         """Which engines may be used, in the order of preference."""
-        asked = os.environ.get(ENGINE_VARIABLE)
+        asked = os.environ.get(variables.ENGINE)
         if asked and asked not in ENGINES:
-            raise ConfigError(f"{ENGINE_VARIABLE}={asked} is no engine", hint=" or ".join(ENGINES))
+            raise ConfigError(f"{variables.ENGINE}={asked} is no engine", hint=" or ".join(ENGINES))
         return (asked,) if asked else ENGINES
 
     def _choice(self, key: LaneKey) -> TransportChoice:

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import finite
 from hetctl.comm.contract.values import decode, encode
-
-VARIABLE = "HETCTL_EVENTS_FD"
 
 
 @dataclass(frozen=True)
@@ -286,7 +285,7 @@ class Reporter:
     """Writes a rank's events; silent where no launcher listens. Only rank 0 reports figures."""
 
     def __init__(self, *, active: bool) -> None:
-        descriptor = os.environ.get(VARIABLE)
+        descriptor = os.environ.get(variables.EVENTS)
         self._fd = int(descriptor) if descriptor and active else None
 
     def emit(self, event: Event) -> None:

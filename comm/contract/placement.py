@@ -6,22 +6,16 @@ The launcher writes it, `HETCTL_PLACEMENT` names it, and the `het` back end of a
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import combinations
-from pathlib import Path
 from typing import Protocol
 
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.transports import FALLBACK, NATIVE, TransportKind
-from hetctl.comm.contract.values import decode, encode
-
-VARIABLE = "HETCTL_PLACEMENT"
-# rxe0:1=1@roce0,mlx5_0:1=3 (device:port=GID index@network), or `sockets`, once per rail, to try engines without RDMA
-NICS_VARIABLE = "HETCTL_NICS"  # the interfaces that a rank's tcp rails take, and the network of each
-PORTS_VARIABLE = "HETCTL_RDMA"
+from hetctl.comm.contract.values import encode
 
 
 @dataclass(frozen=True)
@@ -123,10 +117,4 @@ def joined_natively(islands: Iterable[str], bridges: Iterable[Joint]) -> list[tu
 @cache
 def current_placement() -> Placement:
     """The placement of this process, from the file `HETCTL_PLACEMENT` names. Raises ConfigError."""
-    path = os.environ.get(VARIABLE)
-    if not path:
-        raise ConfigError(
-            f"the 'het' back end needs a placement: {VARIABLE} is not set",
-            hint="start the program with `hetctl run` or `hetctl train`",
-        )
-    return decode(Placement, json.loads(Path(path).read_text(encoding="utf-8")), where=VARIABLE)
+    return variables.read_named(variables.PLACEMENT, Placement)

@@ -11,12 +11,14 @@ import inspect
 import os
 from typing import Any
 
+from hetctl.comm.contract import variables
+
 
 def load() -> None:
     """The entry point `torch.backends`."""
     try:
         register()
-        if os.environ.get("HETCTL_AS_NCCL") == "1":
+        if os.environ.get(variables.AS_NCCL) == "1":
             redirect()
     except Exception:  # an entry point that raises breaks every `import torch` on the machine
         return

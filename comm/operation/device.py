@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.natives import HOST, device_types
-
-TYPE_VARIABLE, INDEX_VARIABLE = "HETCTL_DEVICE_TYPE", "HETCTL_DEVICE_INDEX"  # which device is a rank's, by its launcher
 
 
 @functools.cache
@@ -71,10 +70,10 @@ def settle_current_stream() -> None:
 
 def rank_device() -> torch.device:
     """The device that this rank was given by its launcher, chosen for the calling thread; the host where none was."""
-    kind = os.environ.get(TYPE_VARIABLE, HOST)
+    kind = os.environ.get(variables.DEVICE_TYPE, HOST)
     if kind == HOST:
         return torch.device(HOST)
-    device = torch.device(kind, int(os.environ.get(INDEX_VARIABLE, "0")))
+    device = torch.device(kind, int(os.environ.get(variables.DEVICE_INDEX, "0")))
     module_of(device).set_device(device)
     return device
 

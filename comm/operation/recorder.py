@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.files import write_json
 
-VARIABLE = "HETCTL_FLIGHT_DIR"  # where dumps go; none are written where it is unset
 LENGTH = 2000
 
 
@@ -70,7 +70,7 @@ class Recorder:
 
     def dump(self, rank: int, *, reason: str) -> Path | None:
         """Write the ring to the folder that HETCTL_FLIGHT_DIR names; None where it is unset."""
-        folder = os.environ.get(VARIABLE)
+        folder = os.environ.get(variables.FLIGHT)
         if not folder:
             return None
         path = Path(folder) / f"flight-rank-{rank}.json"

@@ -13,6 +13,7 @@ from rich.table import Table
 from hetctl.bench.ranks import run_ranks
 from hetctl.comm.bridge.engines.base import PEER_COPY
 from hetctl.comm.bridge.engines.shared import ENGINES, installed
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.cluster import Cluster, TransportKind
 from hetctl.comm.contract.errors import ConfigError, WorkFailed
 from hetctl.comm.contract.natives import HOST
@@ -23,7 +24,6 @@ from hetctl.launcher.supervisor.environment import Setting
 from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.planning.profile import BridgeProfile, SumPoint
 
-TASK_VARIABLE = "HETCTL_MEASURE"  # what comm.measure reads; importing it here would import torch
 LARGEST, LARGEST_OF_HOSTS = GiB, 4 * MiB  # where nothing is asked for
 
 
@@ -97,7 +97,7 @@ def _measured(
         "hetctl.comm.bench.measure",
         Launch.of(cluster),
         on_figures,
-        files=lambda folder: {TASK_VARIABLE: json.dumps(task)},
+        files=lambda folder: {variables.MEASURE: json.dumps(task)},
         settings={s.name: s.value for s in settings},
         sink=sink,
         keep=keep,

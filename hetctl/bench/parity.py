@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from hetctl.bench.plans import layout
 from hetctl.bench.ranks import run_ranks
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.plan import Plan
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.launch import Launch
-from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import Recipe, load_recipe, parse_override
@@ -77,7 +77,7 @@ def _run(cluster: Cluster, plan: Plan, recipe: Recipe, sink: Sink, keep: Path | 
             found["bridge_bytes"] += values["bytes"]
 
     def files(folder: RunFolder) -> dict[str, str]:
-        return {JOB_VARIABLE: Job(plan, recipe, recipe.shape(), str(folder.checkpoints)).to_json()}
+        return {variables.JOB: Job(plan, recipe, recipe.shape(), str(folder.checkpoints)).to_json()}
 
     run_ranks("hetctl.trainer.bench.parity", Launch.of(cluster, plan), on_figures, files=files, sink=sink, keep=keep)
     if "losses" not in found:

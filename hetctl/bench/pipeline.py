@@ -10,17 +10,16 @@ from typing import Any
 from rich.table import Table
 
 from hetctl.bench.ranks import run_ranks
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.launch import Launch
-from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import Recipe
 
-ROUNDS_VARIABLE, NATIVE_VARIABLE = "HETCTL_BENCH_ROUNDS", "HETCTL_BENCH_NATIVE"
 MEASURE_TIMEOUT_S = 600.0
 SETTINGS = ("batch.micro_batch_size=1", "parallelism.order=given")  # of the recipe
 
@@ -47,11 +46,11 @@ def bench_pipeline(
 
     def files(folder: RunFolder) -> dict[str, str]:
         job = Job(plan, recipe, recipe.shape(), str(folder.checkpoints), timeout_s=MEASURE_TIMEOUT_S)
-        return {JOB_VARIABLE: job.to_json()}
+        return {variables.JOB: job.to_json()}
 
-    settings = {ROUNDS_VARIABLE: str(rounds)}
+    settings = {variables.BENCH_ROUNDS: str(rounds)}
     if speak_alike(cluster):
-        settings[NATIVE_VARIABLE] = "1"
+        settings[variables.BENCH_NATIVE] = "1"
     else:
         sink.say("no native library spans these islands: the bridge itself is the yardstick")
     module, launch = "hetctl.trainer.bench.pipeline", Launch.of(cluster, plan)

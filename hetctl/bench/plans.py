@@ -12,6 +12,7 @@ from rich.table import Table
 
 from hetctl.bench.pipeline import MEASURE_TIMEOUT_S
 from hetctl.bench.ranks import run_ranks
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.plan import Plan
@@ -24,9 +25,6 @@ from hetctl.trainer.job import Job
 from hetctl.trainer.planning.planner import weigh
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.recipe import Recipe
-
-JOBS_VARIABLE, STEPS_VARIABLE = "HETCTL_BENCH_JOBS", "HETCTL_BENCH_STEPS"
-PLACEMENTS_VARIABLE = "HETCTL_BENCH_PLACEMENTS"
 
 
 @dataclass(frozen=True)
@@ -60,9 +58,9 @@ def bench_plans(cluster: Cluster, cases: Sequence[PlanCase], *, steps: int, sink
         kept, limit = str(folder.checkpoints), MEASURE_TIMEOUT_S
         jobs = [encode(Job(c.plan, c.recipe, c.recipe.shape(), kept, timeout_s=limit)) for c in cases]
         bridged = [Launch.of(c.cluster or cluster, bridges=c.plan.bridges).placement.to_json() for c in cases]
-        return {JOBS_VARIABLE: json.dumps(jobs), PLACEMENTS_VARIABLE: json.dumps(bridged)}
+        return {variables.BENCH_JOBS: json.dumps(jobs), variables.BENCH_PLACEMENTS: json.dumps(bridged)}
 
-    launch, settings = Launch.of(cluster, bridges=cases[0].plan.bridges), {STEPS_VARIABLE: str(steps)}
+    launch, settings = Launch.of(cluster, bridges=cases[0].plan.bridges), {variables.BENCH_STEPS: str(steps)}
     run_ranks("hetctl.trainer.bench.plans", launch, on_figures, files=files, settings=settings, sink=sink)
     if len(rows) != len(cases):
         raise WorkFailed(f"only {len(rows)} of {len(cases)} plans were measured")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from hetctl.comm.contract import variables
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import write_json, write_yaml
 from hetctl.comm.contract.plan import save_plan
 from hetctl.comm.contract.values import encode
@@ -25,7 +27,6 @@ from hetctl.trainer.adapt.pace import yardstick
 from hetctl.trainer.adapt.resplit import with_layers
 from hetctl.trainer.checkpoint.copy_targets import say_where_shards_live
 from hetctl.trainer.checkpoint.resume import check_goes_on
-from hetctl.trainer.job import VARIABLE as JOB_VARIABLE
 from hetctl.trainer.job import Job
 from hetctl.trainer.model.config import find_weights
 
@@ -84,7 +85,7 @@ class Attempt:
                 weights=str(weights) if weights else None,
                 timeout_s=prepared.recipe.train.timeout_s,
             )
-            return {JOB_VARIABLE: job.to_json()}
+            return {variables.JOB: job.to_json()}
 
         return Work(("python", "-m", "hetctl.trainer"), files, goes_on=self.start is not None)
 
@@ -134,14 +135,14 @@ class Attempt:
         )
 
 
-def write_end(summary: RunSummary, prepared: Prepared, folder: RunFolder, sink: Sink) -> None:
+def write_end(summary: RunSummary, folder: RunFolder, sink: Sink) -> None:
     """summary.json, and the page; on a full disk what the run came to is said all the same."""
     timeline = encode(summary.ended.timeline) if summary.ended else []
     try:
         folder.write_summary(summary.document())
         write_json(folder.timeline, timeline)
-        write_report(folder, prepared.plan, {**summary.document(), "timeline": timeline})
-    except OSError as error:
+        write_report(folder, {**summary.document(), "timeline": timeline})
+    except (OSError, ConfigError) as error:
         sink.warn(f"the run's summary and report are not whole: {error}")
 
 

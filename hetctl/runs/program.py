@@ -9,6 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.events import EngineAccount, Told, present
@@ -22,8 +23,6 @@ from hetctl.launcher.supervisor.launch import Launch, choose_way, say_unverified
 from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise
 from hetctl.render.run import failure_lines
 from hetctl.trainer.planning.assemble import choose_transport
-
-AS_NCCL = "HETCTL_AS_NCCL"
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def run_program(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any
     agents = start_agents_on(launch, folder, program=script.parent if script else None, console=sink)
     work = Work(
         tuple(w if script is None or w != str(script) else script.name for w in run.program),
-        settings=(Setting(AS_NCCL, "1", "--as-nccl"),) if run.as_nccl else (),
+        settings=(Setting(variables.AS_NCCL, "1", "--as-nccl"),) if run.as_nccl else (),
         cwd=str(Path.cwd()) if launch.here else None,
     )
     specs = host_specs(agents, launch, work, run=folder.identity)

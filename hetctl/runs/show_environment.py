@@ -9,6 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.plan import Plan
@@ -37,7 +38,7 @@ def show_environment(plan: Plan, cluster: Cluster, name: str, sink: Sink) -> dic
     shape = HostShape(cores, launch.device_type, master.data_address or LATER, interface_of(host), LATER)
     environment = {n: os.environ.get(n, "") for n in (host.access.env if host.access else {})}
     own = host_settings(cluster, host, seats, environment=environment)
-    files = {v: Path(LATER) for v in ("TORCHELASTIC_ERROR_FILE", "HETCTL_JOB", "HETCTL_PLACEMENT", "HETCTL_FLIGHT_DIR")}
+    files = {v: Path(LATER) for v in ("TORCHELASTIC_ERROR_FILE", variables.JOB, variables.PLACEMENT, variables.FLIGHT)}
     ranks = {s.rank: without_secrets(rank_settings(seats, s, shape, files=files, more=own)) for s in mine}
     table = Table("variable", "value", "because", title=f"rank {mine[0].rank} on {name}", title_justify="left")
     for setting in ranks[mine[0].rank]:

@@ -22,32 +22,13 @@ import time
 from collections.abc import Sequence
 
 from hetctl.comm.contract.events import Done, Event, Exited, Failing, Lost, Ready, Refused, Started, Step, document
+from hetctl.launcher.agent import run_files, workers
 from hetctl.launcher.agent.neighbours import Neighbours
 from hetctl.launcher.agent.oom import OomWatch
 from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Signal, Start, Stop, StoreOrder, order_of
 from hetctl.launcher.agent.port_watch import PortWatch
-from hetctl.launcher.agent.run_files import (
-    SWEEP_FILE,
-    LogTail,
-    is_full,
-    keep,
-    kept,
-    last_words,
-    pending,
-    sweep_for,
-    write,
-)
 from hetctl.launcher.agent.supervisor_connection import SupervisorConnection
-from hetctl.launcher.agent.workers import (
-    HELD_UP_S,
-    STOPPED_S,
-    Worker,
-    adopt_orphans,
-    die_with_parent,
-    guard,
-    kill_descendants,
-    reap_orphans,
-)
+from hetctl.launcher.agent.workers import Worker
 
 TICK_S = 0.1
 HELLO_S = 60.0  # how long a supervisor may take to say what it wants
@@ -64,7 +45,7 @@ class Agent:
         self.folder = folder  # short-lived: the socket and what ranks keep in TMPDIR
         self.spec = Prepare(lease_s=HELLO_S)
         self.workers: list[Worker] = []
-        self.tails: list[LogTail] = []
+        self.tails: list[run_files.LogTail] = []
         self.store: subprocess.Popen[bytes] | None = None
         self.neighbours, self.links = Neighbours(), PortWatch()
         self.oom = OomWatch()
@@ -124,7 +105,7 @@ class Agent:
     def _report_held_up(self) -> None:
         """Those that somebody stopped, and that held up the others until one of them lost patience."""
         for worker in self.workers:
-            if not worker.reported and worker.stopped_for() > HELD_UP_S:
+            if not worker.reported and worker.stopped_for() > workers.HELD_UP_S:
                 self._report_stopped(worker)
 
     def _prepare(self) -> None:
@@ -133,9 +114,9 @@ class Agent:
             if self.spec.private:  # nobody else's: what ranks print may hold secrets
                 os.makedirs(self.spec.private, exist_ok=True)
                 os.chmod(self.spec.private, 0o700)
-            write(os.path.join(self.folder, SWEEP_FILE), json.dumps(self.spec.sweep))
+            run_files.write(os.path.join(self.folder, run_files.SWEEP_FILE), json.dumps(self.spec.sweep))
             for path, text in self.spec.files.items():
-                write(path, text)
+                run_files.write(path, text)
             port = self._serve_store(self.spec.store) if self.spec.store else None
             probe = self.neighbours.listen(self.spec.probe_address) if self.spec.probe_address else None
         except OSError as error:
@@ -155,7 +136,7 @@ class Agent:
             env={**os.environ, **store.env},
             pass_fds=(listener.fileno(),),
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=workers.die_with_parent,
         )
         listener.close()
         return port
@@ -173,9 +154,9 @@ class Agent:
             self.workers.append(worker)
             self.selector.register(worker.events_fd, selectors.EVENT_READ, worker)
             if self.spec.private:
-                self.tails.append(LogTail(worker.rank, worker.log, worker.log_start))
+                self.tails.append(run_files.LogTail(worker.rank, worker.log, worker.log_start))
             self._tell(Started(worker.process.pid), worker.rank)
-        for line in kept(self.spec.unheard):
+        for line in run_files.kept(self.spec.unheard):
             if self.spec.goes_on:
                 self.wire.tell(**{**line, "late": True})
         self.neighbours.watch(order.peers)
@@ -212,7 +193,7 @@ class Agent:
             code = worker.process.poll()
             if code is not None:
                 self._report(worker, code)
-            elif self.deadline is None and worker.stopped_for() > STOPPED_S:
+            elif self.deadline is None and worker.stopped_for() > workers.STOPPED_S:
                 self._report_stopped(worker)
             elif not worker.failing and (error := worker.error()) is not None:
                 worker.failing = True  # its end may take long: libraries wait for peers, or hang
@@ -236,11 +217,11 @@ class Agent:
         if worker.failing and code in (-signal.SIGTERM, -signal.SIGKILL):
             code = 1  # it failed by itself, and was only helped to end
         mute = error is None and (code > 0 or code == -signal.SIGABRT)
-        if mute and not reason and is_full(os.path.dirname(worker.log)):
+        if mute and not reason and run_files.is_full(os.path.dirname(worker.log)):
             how = f"ended with exit code {code}" if code > 0 else "was ended by SIGABRT"
             reason = f"it {how}, and could not say why: No space left on its disk"
-        said = last_words(worker.log) if mute else None
-        waited = tuple(pending(self.spec.flight, worker.rank) or ()) if code else None
+        said = run_files.last_words(worker.log) if mute else None
+        waited = tuple(run_files.pending(self.spec.flight, worker.rank) or ()) if code else None
         told = Exited(
             code, time.time(), asked, error, said, waited, reason=None if oom is not None else reason, oom=oom
         )
@@ -255,17 +236,17 @@ class Agent:
     def _finish(self) -> int:
         """End the store and whatever ranks left behind, verify it, and say so as the last thing."""
         store = self.store.pid if self.store else None
-        reap_orphans(spare=(store,) if store else ())
+        workers.reap_orphans(spare=(store,) if store else ())
         if self.store is not None:
             self.store.kill()
             self.store.wait()
-        left = kill_descendants()
+        left = workers.kill_descendants()
         self.neighbours.close()
         self.links.close()
         for tail in self.tails:
             if text := tail.last():
                 self._tell(text, tail.rank)
-        sweep_for(self.folder)
+        run_files.sweep_for(self.folder)
         self._part(self._tell(Done(left)))
         shutil.rmtree(self.folder, ignore_errors=True)
         return 0 if all(w.process.returncode == 0 for w in self.workers) else 1
@@ -281,7 +262,7 @@ class Agent:
                 break
             self._turn()
         if figures := self.wire.unheard(FIGURES):
-            keep(self.spec.unheard, figures)
+            run_files.keep(self.spec.unheard, figures)
         self.wire.close()
 
 
@@ -304,13 +285,13 @@ def main() -> None:
     stdout = sys.stdout.fileno()
 
     def last_word(left: int) -> None:
-        sweep_for(folder)
+        run_files.sweep_for(folder)
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.write(stdout, json.dumps(document(Lost(left))).encode() + b"\n")
 
-    guard(last_word)
-    adopt_orphans()
+    workers.guard(last_word)
+    workers.adopt_orphans()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides
     sys.exit(Agent(sys.stdin.fileno(), stdout, folder).run())

@@ -15,6 +15,7 @@ import subprocess
 import time
 from typing import Any
 
+from hetctl.comm.contract import variables
 from hetctl.launcher.agent.orders import WorkerOrder
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -33,7 +34,7 @@ class Worker:
         self.rank, self.log = spec.rank, spec.log
         self.error_file = spec.env.get("TORCHELASTIC_ERROR_FILE", "")
         self.events_fd, write_end = os.pipe()
-        environment = {**os.environ, **spec.env, **extra_env, "HETCTL_EVENTS_FD": str(write_end)}
+        environment = {**os.environ, **spec.env, **extra_env, variables.EVENTS: str(write_end)}
         os.makedirs(os.path.dirname(self.log), mode=0o700, exist_ok=True)  # what ranks print may hold secrets
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.error_file)

@@ -6,16 +6,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.cluster import Cluster, Device, Host, Nic
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.facts import HostFacts, NicFacts, facts_from_data
 from hetctl.comm.contract.natives import HOST, NATIVES, native_of
-from hetctl.comm.contract.placement import NICS_VARIABLE, PORTS_VARIABLE
 from hetctl.launcher.agent.orders import WatchedPort
 
-RUN_VARIABLE = "HETCTL_RUN"  # by which `hetctl clean` knows what belongs to a run
-DEVICE_TYPE = "HETCTL_DEVICE_TYPE"  # the torch device type that a process computes on
-DEVICE_INDEX = "HETCTL_DEVICE_INDEX"  # which of the devices that a process sees is its own
 _HIDDEN = "(from your environment)"
 
 
@@ -78,7 +75,7 @@ def rank_settings(
         for s in (
             Setting("OMP_NUM_THREADS", str(threads), f"{host.cores} cores shared by {len(local)} ranks"),
             Setting("PYTHONUNBUFFERED", "1", "logs are read while they grow"),
-            Setting(DEVICE_TYPE, host.device_type, "what this host's ranks compute on"),
+            Setting(variables.DEVICE_TYPE, host.device_type, "what this host's ranks compute on"),
             *_sockets(host.socket_interface),
             *(s for s in more if s.device in (None, seat.device)),
             Setting("RANK", str(seat.rank), "from the plan"),
@@ -161,7 +158,9 @@ def visible_devices(devices: Sequence[Device]) -> list[Setting]:
 def _shared(devices: Sequence[Device]) -> list[Setting]:
     """Under emulation: the real device of each label that shares one with others."""
     why = "a GPU that several emulated devices share"
-    return [Setting(DEVICE_INDEX, str(d.ordinal), why, device=d.index) for d in devices if d.ordinal is not None]
+    return [
+        Setting(variables.DEVICE_INDEX, str(d.ordinal), why, device=d.index) for d in devices if d.ordinal is not None
+    ]
 
 
 def _unlike_types(cluster: Cluster, devices: Sequence[Device]) -> list[Setting]:
@@ -170,17 +169,17 @@ def _unlike_types(cluster: Cluster, devices: Sequence[Device]) -> list[Setting]:
     if cluster.runs is not None or len(types) < 2:
         return []
     why = "the device type of its vendor"
-    return [Setting(DEVICE_TYPE, NATIVES[d.vendor].device_type, why, device=d.index) for d in devices]
+    return [Setting(variables.DEVICE_TYPE, NATIVES[d.vendor].device_type, why, device=d.index) for d in devices]
 
 
 def _own_device(seats: Sequence[Seat], seat: Seat, more: Sequence[Setting]) -> Setting:
     """A rank's device as its process counts: its place among the visible ones, else as told, else the plan's index."""
-    if (told := next((s for s in more if s.name == DEVICE_INDEX and s.device == seat.device), None)) is not None:
-        return told
+    if told := [s for s in more if s.name == variables.DEVICE_INDEX and s.device == seat.device]:
+        return told[0]
     place = seat.device
     if any(s.name == n.visible_devices for s in more for n in NATIVES.values() if n.visible_devices):
         place = [s.rank for s in seats if s.host == seat.host].index(seat.rank)
-    return Setting(DEVICE_INDEX, str(place), "the plan's device of this rank")
+    return Setting(variables.DEVICE_INDEX, str(place), "the plan's device of this rank")
 
 
 def _rdma(cluster: Cluster, host: Host) -> list[Setting]:
@@ -218,8 +217,8 @@ def _wires(cluster: Cluster, host: Host, devices: Sequence[Device]) -> list[Sett
     why = "the RDMA ports that reach other islands, and their GIDs there"
     if len({n.network for n in host.nics if n.name in words}) > 1:
         # a network for each rail: any two ranks may have to talk, and those of different rails would share none
-        return [Setting(PORTS_VARIABLE, ",".join(words.values()), why)]
-    return _shared_out(PORTS_VARIABLE, words, devices, why)
+        return [Setting(variables.RDMA, ",".join(words.values()), why)]
+    return _shared_out(variables.RDMA, words, devices, why)
 
 
 def _nics(cluster: Cluster, host: Host, devices: Sequence[Device]) -> list[Setting]:
@@ -231,7 +230,7 @@ def _nics(cluster: Cluster, host: Host, devices: Sequence[Device]) -> list[Setti
     if {n.name for n in nics} <= {interface_of(host)}:
         return []
     words = {n.name: f"{n.name}@{n.network}" for n in nics}
-    return _shared_out(NICS_VARIABLE, words, devices, "the interfaces that reach other islands")
+    return _shared_out(variables.NICS, words, devices, "the interfaces that reach other islands")
 
 
 def _abroad(cluster: Cluster, host: Host) -> list[Host]:

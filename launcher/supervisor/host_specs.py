@@ -7,16 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.placement import VARIABLE as PLACEMENT_VARIABLE
-from hetctl.comm.operation.recorder import VARIABLE as FLIGHT_VARIABLE
 from hetctl.launcher.agent.orders import Prepare, StoreOrder, WorkerOrder
 from hetctl.launcher.supervisor.agents import Agents, Site
-from hetctl.launcher.supervisor.environment import RUN_VARIABLE, HostShape, Seat, Setting, rank_settings
+from hetctl.launcher.supervisor.environment import HostShape, Seat, Setting, rank_settings
 from hetctl.launcher.supervisor.launch import Launch
 from hetctl.launcher.supervisor.supervisor import END_GRACE_S, LEASE_S
-
-SPREAD_VARIABLE = "HETCTL_SPREAD"
 
 
 @dataclass(frozen=True)
@@ -37,11 +34,11 @@ def host_specs(agents: Agents, launch: Launch, work: Work, *, run: str) -> dict[
     specs = {}
     for site, host in zip(agents.sites, launch.hosts, strict=True):
         more = [*settings[site.name], *work.settings]
-        more.append(Setting(RUN_VARIABLE, run, "what `hetctl clean` looks for"))
-        more.append(Setting("HETCTL_HOST", site.name, "this host's name in the plan"))
-        more += [Setting(SPREAD_VARIABLE, "1", "the hosts share no run folder")] if agents.spread else []
+        more.append(Setting(variables.RUN, run, "what `hetctl clean` looks for"))
+        more.append(Setting(variables.HOST, site.name, "this host's name in the plan"))
+        more += [Setting(variables.SPREAD, "1", "the hosts share no run folder")] if agents.spread else []
         shape = HostShape(site.cores, launch.device_type, master.data_address, site.interface, site.code_path)
-        texts = {**work.files(site), PLACEMENT_VARIABLE: placement}
+        texts = {**work.files(site), variables.PLACEMENT: placement}
         paths = {name: site.folder.launch / f"{name.removeprefix('HETCTL_').lower()}.json" for name in texts}
         specs[site.name] = Prepare(
             workers=tuple(
@@ -67,12 +64,12 @@ def host_specs(agents: Agents, launch: Launch, work: Work, *, run: str) -> dict[
 
 def store_ports() -> tuple[int, ...]:
     """The ports the run's store may listen at: HETCTL_PORTS=29500-29520, else any free one. Raises ConfigError."""
-    text = os.environ.get("HETCTL_PORTS")
+    text = os.environ.get(variables.PORTS)
     if not text:
         return (0,)
     low, _, high = text.partition("-")
     if not low.isdigit() or not (high or low).isdigit() or not 0 < int(low) <= int(high or low) < 65536:
-        raise ConfigError(f"HETCTL_PORTS={text!r} is not a range of ports", hint="for example 29500-29520")
+        raise ConfigError(f"{variables.PORTS}={text!r} is not a range of ports", hint="for example 29500-29520")
     return tuple(range(int(low), int(high or low) + 1))
 
 
@@ -88,7 +85,7 @@ def _worker(
     files = {
         **files,
         "TORCHELASTIC_ERROR_FILE": site.folder.error_file(seat.rank),
-        FLIGHT_VARIABLE: site.folder.flight,
+        variables.FLIGHT: site.folder.flight,
     }
     environment = {s.name: s.value for s in rank_settings(seats, seat, shape, files=files, more=more)}
     first, *words = work.program
@@ -100,4 +97,4 @@ def _worker(
 
 def _store(site: Site, shape: HostShape, run: str) -> StoreOrder:
     program = (site.python, "-P", "-m", "hetctl.launcher.agent.store")
-    return StoreOrder(site.data_address, store_ports(), program, {RUN_VARIABLE: run, "PYTHONPATH": shape.code_path})
+    return StoreOrder(site.data_address, store_ports(), program, {variables.RUN: run, "PYTHONPATH": shape.code_path})

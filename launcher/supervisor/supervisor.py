@@ -8,21 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetctl.comm.contract import events
 from hetctl.comm.contract.errors import WorkFailed
-from hetctl.comm.contract.events import (
-    Begin,
-    Done,
-    Exited,
-    Failing,
-    Gone,
-    Lost,
-    PeerUnreachable,
-    PortChanged,
-    RankFailed,
-    Ready,
-    Refused,
-    Told,
-)
+from hetctl.comm.contract.events import Told
 from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Signal, Start, Stop
 from hetctl.launcher.run_folder.failure import Exit, RankError, is_own, parse_rank_error, reason_of
 from hetctl.launcher.supervisor.agents import Agents
@@ -92,9 +80,9 @@ class Supervisor:
             self._events.put(Signal("SIGUSR2" if then_end else "SIGUSR1"))
         return self._begun
 
-    def _wait_ready(self) -> dict[str, Ready] | None:
+    def _wait_ready(self) -> dict[str, events.Ready] | None:
         """What each host says once it is ready; None where somebody asks for an early end."""
-        ready: dict[str, Ready] = {}
+        ready: dict[str, events.Ready] = {}
         until = time.monotonic() + READY_S
         while len(ready) < len(self.specs):
             item = self._next()
@@ -105,17 +93,17 @@ class Supervisor:
             if isinstance(item, Order):
                 return None
             match item.event:
-                case Ready() as event:
+                case events.Ready() as event:
                     ready[item.host] = event
-                case Refused(reason):
+                case events.Refused(reason):
                     raise WorkFailed(f"{item.host} cannot start its ranks: {reason}")
-                case Gone() | Lost() as event:
+                case events.Gone() | events.Lost() as event:
                     self._done.add(item.host)
-                    why = event.reason if isinstance(event, Gone) else ""
+                    why = event.reason if isinstance(event, events.Gone) else ""
                     raise WorkFailed(f"{item.host} cannot start its ranks: {why or 'its agent ended'}")
         return ready
 
-    def _start(self, ready: Mapping[str, Ready] | None) -> None:
+    def _start(self, ready: Mapping[str, events.Ready] | None) -> None:
         """Have every host start its ranks: with the store's port, and whom each host knocks at."""
         if ready is None:
             self._broadcast(Kill())
@@ -152,24 +140,24 @@ class Supervisor:
             return
         host = item.host
         match item.event:
-            case Begin():
+            case events.Begin():
                 self._begun = True
-            case Exited() as event:
+            case events.Exited() as event:
                 self._exited(item.source, event)
-            case Failing() as event:
+            case events.Failing() as event:
                 self._failing(item.source, event)
-            case PortChanged(nic, problem):
+            case events.PortChanged(nic, problem):
                 self.outcome.links.append({"host": host, "nic": nic, "problem": problem, "at": time.time()})
-            case PeerUnreachable(peer, address):
+            case events.PeerUnreachable(peer, address):
                 sentence = f"{host} cannot reach {peer} at {address}: the data network is cut between them"
                 # agents that end close what others knock at
                 self._fail(self.specs[host].ranks[0], sentence, asked=self._ending or self.outcome.interrupted)
-            case Lost(left):
+            case events.Lost(left):
                 self._host_ended(host, "its agent was killed, and its ranks with it", left=left)
-            case Done(left):
+            case events.Done(left):
                 self.outcome.left += left
                 self._done.add(host)
-            case Gone(_, reason) if host not in self._done:
+            case events.Gone(_, reason) if host not in self._done:
                 self.outcome.lost.append(host)
                 self.outcome.unverified.append(host)
                 self._host_ended(host, f"{host} stopped answering{f' ({reason})' if reason else ''}", left=0)
@@ -182,10 +170,10 @@ class Supervisor:
             self._broadcast(Kill())
         while len(self._done) < len(self.specs) and time.monotonic() < until:
             item = self._next()
-            if isinstance(item, Told) and isinstance(item.event, (Done, Gone, Lost)):
+            if isinstance(item, Told) and isinstance(item.event, (events.Done, events.Gone, events.Lost)):
                 self._done.add(item.host)
 
-    def _failing(self, rank: int, event: Failing) -> None:
+    def _failing(self, rank: int, event: events.Failing) -> None:
         """A rank wrote down an error: it is about to end."""
         self._note_error(rank, event.error)
         self._announce(Exit(rank, 1, event.at))
@@ -195,7 +183,7 @@ class Supervisor:
         if written and (error := parse_rank_error(written)):
             self.outcome.errors[rank] = error
 
-    def _exited(self, rank: int, event: Exited) -> None:
+    def _exited(self, rank: int, event: events.Exited) -> None:
         self._ended.add(rank)
         self._note_error(rank, event.error)
         if event.pending:
@@ -226,7 +214,7 @@ class Supervisor:
         if not (self._ending or exit_.asked):
             host = next(host for host, spec in self.specs.items() if exit_.rank in spec.ranks)
             reason = reason_of(exit_, self.outcome.errors.get(exit_.rank))
-            self.on_event(Told(RankFailed(reason), host, exit_.rank))
+            self.on_event(Told(events.RankFailed(reason), host, exit_.rank))
 
     def _end_all(self) -> None:
         """One rank has failed: its peers can only wait for it now."""

@@ -25,6 +25,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from hetctl.comm.contract import variables
 from tests.busy import busy
 from tests.rigs import netns
 
@@ -174,7 +175,6 @@ def rank_of_job(rank: int, settings: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from hetctl.comm.contract import placement
     from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement
     from hetctl.comm.group.autoload import register
 
@@ -187,7 +187,7 @@ def rank_of_job(rank: int, settings: dict[str, Any]) -> None:
     bridges = (PlacedBridge(("one", "two"), job.bridge),)  # type: ignore[arg-type]
     path = folder / f"placement-{rank}.json"
     path.write_text(Placement(islands, bridges, hosts=tuple(job.host_of(r) for r in job.ranks)).to_json())
-    os.environ[placement.VARIABLE] = str(path)
+    os.environ[variables.PLACEMENT] = str(path)
     torch.set_num_threads(1)
     register()
     port = folder / "port"

@@ -20,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from hetctl.comm.contract import variables
 from tests.rigs import netns
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +83,6 @@ def rank_of_job(rank: int, settings: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from hetctl.comm.contract import placement
     from hetctl.comm.contract.placement import PlacedIsland, Placement
     from hetctl.comm.group.autoload import register
     from hetctl.comm.operation.recorder import RECORDER
@@ -94,7 +94,7 @@ def rank_of_job(rank: int, settings: dict[str, Any]) -> None:
     )
     path = Path(settings["folder"]) / f"placement-{rank}.json"
     path.write_text(Placement(islands, hosts=("a",) * first + ("b",) * (world - first)).to_json())
-    os.environ[placement.VARIABLE] = str(path)
+    os.environ[variables.PLACEMENT] = str(path)
     torch.set_num_threads(1)
     register()
     store = dist.TCPStore(settings["store"], 29517, world, is_master=rank == 0)

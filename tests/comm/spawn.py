@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from hetctl.comm.contract.placement import VARIABLE, PlacedIsland, Placement
+from hetctl.comm.contract.placement import PlacedIsland, Placement
 from tests.busy import busy
 
 # torch._dynamo: the first update of an optimiser imports it, which takes each rank nearly two seconds
@@ -113,7 +113,7 @@ def _rank(
 ) -> None:
     torch.set_num_threads(1)
     os.environ.update(variables)
-    os.environ[VARIABLE] = str(Path(folder) / "placement.json")
+    os.environ[variables.PLACEMENT] = str(Path(folder) / "placement.json")
     from hetctl.comm.group.autoload import register
 
     register()

@@ -27,7 +27,8 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.bench import exact, measure
-from hetctl.comm.contract.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
+from hetctl.comm.contract import variables
+from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement
 from tests.gpu.emulated import gpu_of
 
 MIB = 2**20
@@ -268,7 +269,7 @@ def one_rank(rank: int, world: int, name: str, folder: str, answers: Any) -> Non
     try:
         torch.cuda.set_device(gpu_of(rank))
         if backend == "het":
-            os.environ[VARIABLE] = str(Path(folder) / "placement.json")
+            os.environ[variables.PLACEMENT] = str(Path(folder) / "placement.json")
             from hetctl.comm.group.autoload import register
 
             register()

@@ -29,8 +29,8 @@ import torch.distributed as dist
 
 from hetctl.comm.bench import exact, measure
 from hetctl.comm.bridge.device_memory import allocate
-from hetctl.comm.contract.events import VARIABLE as EVENTS_VARIABLE
-from hetctl.comm.contract.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
+from hetctl.comm.contract import variables
+from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement
 from hetctl.comm.operation.recorder import METER
 
 MIB = 2**20
@@ -44,7 +44,7 @@ def bridged(rank: int, folder: Path, engine: str, verify: bool) -> dict[str, Any
     placement = Placement(ISLANDS, bridges, hosts=("here", "here"), verify_bridge=verify)
     (folder / f"placement-{rank}.json").write_text(placement.to_json())
     events = os.open(folder / f"events-{rank}", os.O_RDWR | os.O_CREAT)
-    os.environ.update({VARIABLE: str(folder / f"placement-{rank}.json"), EVENTS_VARIABLE: str(events)})
+    os.environ.update({variables.PLACEMENT: str(folder / f"placement-{rank}.json"), variables.EVENTS: str(events)})
     os.environ["HETCTL_ENGINE"] = engine
     from hetctl.comm.group.autoload import register
 

@@ -27,7 +27,8 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.bench import exact, measure
-from hetctl.comm.contract.placement import VARIABLE, PlacedBridge, PlacedIsland, Placement
+from hetctl.comm.contract import variables
+from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement
 
 MIB = 2**20
 ISLANDS = (PlacedIsland("ib", "nvidia", "nccl", (0,)), PlacedIsland("roce", "nvidia", "nccl", (1,)))
@@ -40,7 +41,7 @@ def rank(number: int, folder: Path, results: Any) -> None:
     os.environ.update(debug, NCCL_HOSTID=f"host{number}", NCCL_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")
     placement = Placement(ISLANDS, (PlacedBridge(("ib", "roce"), "native"),), hosts=("one", "two"))
     (folder / f"placement-{number}").write_text(placement.to_json())
-    os.environ[VARIABLE] = str(folder / f"placement-{number}")
+    os.environ[variables.PLACEMENT] = str(folder / f"placement-{number}")
     from hetctl.comm.group.autoload import register
 
     register()

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.events import Reporter
 from hetctl.comm.contract.natives import backend_words, native_of
 from hetctl.comm.group import autoload
@@ -30,9 +31,6 @@ from hetctl.trainer.pipeline.boundary import Boundary
 from hetctl.trainer.pipeline.pipeline import StagePipeline
 from hetctl.trainer.ranks.groups import ProcessGroups, create_groups
 from hetctl.trainer.schedule import SCHEDULES
-
-ROUNDS_VARIABLE = "HETCTL_BENCH_ROUNDS"
-NATIVE_VARIABLE = "HETCTL_BENCH_NATIVE"  # set where one native library serves all islands
 
 
 class NativeBoundary(Boundary):
@@ -83,7 +81,7 @@ def variants(trainer: Trainer, job: Job, timeout: timedelta) -> dict[str, StageP
 
     host = create_groups(plan, timeout=timeout, backend="gloo")
     ways = {"bridged": trainer.pipeline, "naive": pipeline(plain, host, NaiveBoundary)}
-    if not os.environ.get(NATIVE_VARIABLE):
+    if not os.environ.get(variables.BENCH_NATIVE):
         return ways
     native = create_groups(plan, timeout=timeout, backend=native_of(device_type=trainer.device.type).torch_backend)
     return {
@@ -122,12 +120,12 @@ def main() -> None:
     autoload.register()
     timeout = timedelta(seconds=job.timeout_s)
     own = backend_words(device.type)
-    dist.init_process_group(own if os.environ.get(NATIVE_VARIABLE) else "het", timeout=timeout)
+    dist.init_process_group(own if os.environ.get(variables.BENCH_NATIVE) else "het", timeout=timeout)
     reporter = Reporter(active=rank == 0)
     with device:  # parameters are made where they will be: drawing billions of numbers on the host takes minutes
         trainer = build(job, device, training=RandomSamples(job.shape.vocab, job.plan.seq_len))
     ways = variants(trainer, job, timeout)
-    rounds = int(os.environ.get(ROUNDS_VARIABLE, "5"))
+    rounds = int(os.environ.get(variables.BENCH_ROUNDS, "5"))
     rates = measure(trainer, ways, rounds, lambda **about: reporter.figures("round", **about))
     native = [n for n in rates if n.startswith("native")]
     best = max(native or ["bridged"], key=lambda n: statistics.median(rates[n]))

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.events import Reporter
-from hetctl.comm.contract.placement import VARIABLE as PLACEMENT_VARIABLE
 from hetctl.comm.contract.placement import current_placement
 from hetctl.comm.contract.values import decode
 from hetctl.comm.group import autoload
@@ -30,9 +30,6 @@ from hetctl.trainer.job import Job
 from hetctl.trainer.loop.build import build
 from hetctl.trainer.ranks.emulated_device import at_speed, cap_memory
 
-JOBS_VARIABLE = "HETCTL_BENCH_JOBS"  # names a JSON list of jobs
-PLACEMENTS_VARIABLE = "HETCTL_BENCH_PLACEMENTS"  # names a JSON list of placements, one a job: islands may be relabelled
-STEPS_VARIABLE = "HETCTL_BENCH_STEPS"
 WARM_UP = 2
 
 
@@ -64,7 +61,7 @@ def placed(text: str) -> Iterator[None]:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         file.write(text)
         file.flush()
-        os.environ[PLACEMENT_VARIABLE] = file.name
+        os.environ[variables.PLACEMENT] = file.name
         current_placement.cache_clear()
         yield
 
@@ -92,15 +89,15 @@ def one_plan(
 @record
 def main() -> None:
     """Run every plan, report each from rank 0."""
-    jobs = [decode(Job, j, where="job") for j in json.loads(Path(os.environ[JOBS_VARIABLE]).read_text("utf-8"))]
-    placements = json.loads(Path(os.environ[PLACEMENTS_VARIABLE]).read_text("utf-8"))
+    jobs = [decode(Job, j, where="job") for j in json.loads(Path(os.environ[variables.BENCH_JOBS]).read_text("utf-8"))]
+    placements = json.loads(Path(os.environ[variables.BENCH_PLACEMENTS]).read_text("utf-8"))
     device = rank_device()
     autoload.register()
     found = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=jobs[0].timeout_s))))
     reporter = Reporter(active=found[1] == 0)
     for number, job in enumerate(jobs):
         with placed(placements[number]):
-            outcome = one_plan(job, number, device, lambda: found, int(os.environ[STEPS_VARIABLE]))
+            outcome = one_plan(job, number, device, lambda: found, int(os.environ[variables.BENCH_STEPS]))
         reporter.figures("plan", number=number, **outcome)
 
 

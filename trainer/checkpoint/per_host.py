@@ -18,13 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.units import MiB
 from hetctl.trainer.checkpoint.copy_targets import targets_of
 from hetctl.trainer.checkpoint.listing import MANIFEST
 
-VARIABLE = "HETCTL_SPREAD"  # set by the launcher where the hosts of a run share no folder
 CHUNK_BYTES = 64 * MiB
 FILES_SECONDS = 3600.0  # of one operation; a rank that ends is noticed at once all the same, by its agent
 
@@ -44,7 +44,7 @@ def meet(group: Any = None) -> None:
 
 def spread() -> bool:
     """Whether every host keeps its own part of a checkpoint."""
-    return os.environ.get(VARIABLE) == "1"
+    return os.environ.get(variables.SPREAD) == "1"
 
 
 def leads() -> bool:
@@ -104,7 +104,7 @@ def gather(path: Path, names: Iterable[str], *, group: Any = None) -> Path:
     target = path.with_name(f"gathered-{path.name}")
     manifest = _merged(path, group)
     about: dict[str, Any] = {
-        "host": os.environ.get("HETCTL_HOST", str(dist.get_rank())),
+        "host": os.environ.get(variables.HOST, str(dist.get_rank())),
         "leads": leads(),
         "has": [f for f in manifest["files"] if (path / f).is_file()],
         "needs": _needed(manifest, set(names)),

@@ -10,11 +10,10 @@ import warnings
 from hetctl.comm.bridge.connecting import own_address
 from hetctl.comm.bridge.engines.base import Engine, EngineFailed, EngineName, EnginePort, Wire, Wires
 from hetctl.comm.bridge.engines.counters import port_counters
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.events import EngineAccount, Reporter
-from hetctl.comm.contract.placement import PORTS_VARIABLE
 
-ENGINE_VARIABLE = "HETCTL_ENGINE"  # nixl or mooncake; else the first that both ends have
 ENGINES: tuple[EngineName, ...] = ("nixl", "mooncake")
 PACKAGES = {"nixl": "nixl", "mooncake": "mooncake"}  # the modules they are imported as
 
@@ -36,20 +35,20 @@ def start(engine: EngineName, wires: Wires) -> Engine:
 
 def wires_here(*, local: bool = False) -> tuple[Wires | None, str]:
     """The wires that this process was given, and why it has none. `local`: peers are on this host."""
-    text = os.environ.get(PORTS_VARIABLE, "")
+    text = os.environ.get(variables.RDMA, "")
     words = text.split(",")
     if set(words) == {"sockets"}:
         return Wires(tuple(Wire(f"sockets{n}") for n in range(len(words))), own_address(), sockets=True), ""
     if local:
         return Wires(address=own_address(), local=True), ""
     if not text:
-        return None, f"this host's facts name no RDMA port that reaches the other island ({PORTS_VARIABLE} is not set)"
+        return None, f"this host's facts name no RDMA port that reaches the other island ({variables.RDMA} is not set)"
     found: dict[str, Wire] = {}
     for word in words:
         rest, _, network = word.partition("@")
         port, _, index = rest.partition("=")
         if not port or port in found or (index and not index.isdecimal()):
-            raise ConfigError(f"{PORTS_VARIABLE}={text!r} is no list of RDMA ports", hint="rxe0:1=1@roce0,mlx5_0:1")
+            raise ConfigError(f"{variables.RDMA}={text!r} is no list of RDMA ports", hint="rxe0:1=1@roce0,mlx5_0:1")
         found[port] = Wire(port, int(index) if index else None, network)
     return Wires(tuple(found.values()), own_address()), ""
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from hetctl.comm.bridge import failover, tcp, window
 from hetctl.comm.bridge.failover import Loss, remaining, route
+from hetctl.comm.contract import variables
 from hetctl.comm.operation.recorder import RECORDER
 from tests.comm.spawn import on_islands
 
@@ -80,7 +81,7 @@ def swallow_rail(lost: int, *, after: int) -> list[int]:
 
 
 def loses_a_rail(rank: int, kind: str) -> tuple[list[str], int]:
-    os.environ[tcp.RAILS_VARIABLE] = "3"
+    os.environ[variables.RAILS] = "3"
     failover.STALL_SECONDS = window.STALL_SECONDS = 1.0
     true_devices = tcp._devices  # as if each rail had a NIC of its own: messages are cut for three
     tcp._devices = lambda: [(f"nic{i}", d) for i, (_, d) in enumerate(true_devices())]  # type: ignore[assignment]
@@ -147,7 +148,7 @@ class Late:
 
 
 def slow_rails(rank: int) -> list[str]:
-    os.environ[tcp.RAILS_VARIABLE] = "2"
+    os.environ[variables.RAILS] = "2"
     failover.STALL_SECONDS = window.STALL_SECONDS = 1.0
     true_post = tcp.TcpLaneEnd.post
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from hetctl.comm.bridge import tcp
 from hetctl.comm.bridge.tcp import MAIN, paired
+from hetctl.comm.contract import variables
 from tests.comm.spawn import on_islands
 
 RAILS = 3
@@ -24,7 +25,7 @@ def meets(group: dist.ProcessGroup, rank: int) -> None:
 
 def groups_come_and_go(rank: int) -> list[tuple[int, int]]:
     """(devices known, sockets open) with one group, with two, with the second alone, without any, and with a third."""
-    os.environ[tcp.RAILS_VARIABLE] = str(RAILS)
+    os.environ[variables.RAILS] = str(RAILS)
     found = []
 
     def note() -> None:

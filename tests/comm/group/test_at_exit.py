@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.comm.contract.placement import VARIABLE, PlacedBridge
+from hetctl.comm.contract import variables
+from hetctl.comm.contract.placement import PlacedBridge
 from tests.comm.spawn import placement_of
 
 PROGRAM = """
@@ -29,7 +30,7 @@ raise SystemExit(3)
 def test_an_exit_with_collectives_under_way_is_no_abort(tmp_path: Path, way: str) -> None:
     placement = placement_of((1, 1), bridges=(PlacedBridge(("island0", "island1"), way),))  # type: ignore[arg-type]
     (tmp_path / "placement.json").write_text(placement.to_json())
-    environment = os.environ | {VARIABLE: str(tmp_path / "placement.json")}
+    environment = os.environ | {variables.PLACEMENT: str(tmp_path / "placement.json")}
     ranks = [
         subprocess.Popen([sys.executable, "-c", PROGRAM, str(rank), str(tmp_path)], env=environment)
         for rank in range(2)

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hetctl.comm.contract import variables
 from hetctl.comm.group.error_flag import ErrorFlag
 from hetctl.comm.group.native import NativeCommunicator, StartedNative, break_native, settle
 from hetctl.comm.group.runner import PendingDeviceWork, PendingItem
-from hetctl.comm.operation.recorder import VARIABLE
 from hetctl.comm.operation.work import NativeFailed, OperationDeadline
 from tests.bench import kill
 from tests.busy import busy
@@ -28,7 +28,7 @@ TIMEOUT = 3.0
 
 
 def loses(rank: int, victim: int, number: int, folder: str) -> tuple[str, float]:
-    os.environ[VARIABLE] = folder
+    os.environ[variables.FLIGHT] = folder
     group = dist.new_group(timeout=timedelta(seconds=TIMEOUT))
     data = torch.ones(200_000)
     dist.all_reduce(data, group=group)

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.bridge.bridge import MOST_TAG
-from hetctl.comm.operation.recorder import RECORDER, VARIABLE
+from hetctl.comm.contract import variables
+from hetctl.comm.operation.recorder import RECORDER
 from hetctl.doctor.runs import who_waited
 from hetctl.launcher.agent.run_files import pending
 from tests.comm.spawn import on_islands
@@ -93,7 +94,7 @@ def forgets(rank: int, folder: str) -> None:
         states = [e["state"] for e in RECORDER.entries() if e["operation"] == "send"]
         assert states == ["posted", "done"]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(VARIABLE, folder)
+            patch.setenv(variables.FLIGHT, folder)
             path = RECORDER.dump(0, reason="a test")
         assert path is not None
         assert pending(folder, 0) == []

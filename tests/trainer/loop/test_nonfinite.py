@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import WorkFailed
-from hetctl.comm.contract.events import VARIABLE, Reporter
+from hetctl.comm.contract.events import Reporter
 from hetctl.trainer.gradients.gradients import Gradients
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import loop
@@ -76,7 +77,7 @@ def run_that_skips(rank: int, folder: str) -> list[dict[str, Any]]:
     data = replace(asked.data, source=f"{folder}/text", validation_share=0.3)
     asked = replace(asked, data=data, train=replace(asked.train, steps=3))
     told = Path(folder) / f"events-{rank}"
-    os.environ[VARIABLE] = str(os.open(told, os.O_RDWR | os.O_CREAT))
+    os.environ[variables.EVENTS] = str(os.open(told, os.O_RDWR | os.O_CREAT))
     right, count = Gradients.squared_norm, [0]
 
     def wrong(self: Any) -> torch.Tensor:
