@@ -52,7 +52,7 @@ def discover(
     from hetctl.comm.contract.values import encode
     from hetctl.discovery.discover import recordings
     from hetctl.discovery.fabric import build
-    from hetctl.discovery.links import measure_aloud
+    from hetctl.discovery.links import measure_links
     from hetctl.discovery.tables import show_cluster
     from hetctl.discovery.unusual import unusual
     from hetctl.probe.capture import write_capture
@@ -63,7 +63,7 @@ def discover(
     meant, answers = _replayed(from_capture, sink) if from_capture else _asked(hosts or [], inventory, timeout, sink)
     reports = [answer.report for answer in answers]
     fabric = build(reports, named=meant.networks)
-    cluster = measure_aloud(fabric.cluster, meant.entries, timeout_s=timeout, sink=sink) if links else fabric.cluster
+    cluster = measure_links(fabric.cluster, meant.entries, timeout_s=timeout, sink=sink) if links else fabric.cluster
     save_cluster(output, cluster)
     if capture:
         write_capture(capture, recordings(answers))

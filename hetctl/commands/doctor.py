@@ -27,9 +27,6 @@ class Level(StrEnum):
     pairs = "pairs"
 
 
-Ids = Annotated[str | None, typer.Option(metavar="ID,..", help="Only these checks or themes.", show_default=False)]
-
-
 def doctor(
     hosts: Hosts = None,
     inventory: InventoryPath = None,
@@ -37,7 +34,7 @@ def doctor(
         Level,
         typer.Option(help="quick reads; perf also computes on every device; pairs also tries every pair of hosts."),
     ] = Level.quick,
-    only: Ids = None,
+    only: options.Only = None,
     skip: Annotated[
         str | None, typer.Option(metavar="ID,..", help="Not these checks or themes.", show_default=False)
     ] = None,
@@ -63,7 +60,7 @@ def doctor(
     machine. Nothing on the hosts is changed, and no root is needed. Exit code 0: all well (warnings only);
     1: something failed; 3: something essential could not be determined; 4: hosts were not reached.
     """
-    from hetctl.doctor.registry import choose
+    from hetctl.doctor.registry import THEMES, choose
     from hetctl.doctor.runner import exit_code
     from hetctl.doctor.tables import check_table, document, list_document, show_findings
 
@@ -71,9 +68,9 @@ def doctor(
     if run is not None:
         _read_run(run, sink)
         return
-    checks = choose(level=level.value, only=_words(only), skip=_words(skip))
+    checks = choose(level=level.value, only=options.words(only), skip=options.words(skip))
     if show_list:
-        every = checks if only or skip else choose(level="quick", only=_themes())
+        every = checks if only or skip else choose(level="quick", only=THEMES)
         sink.say(check_table(every))
         sink.result(list_document(every))
         return
@@ -96,16 +93,6 @@ def _examined(
     count = len(meant.entries)
     sink.warn(f"examining {count} host{'s' * (count > 1)} from {meant.origin}")
     return examine(meant, checks, timeout_s=timeout, folders=folders, say=sink.warn)
-
-
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
-
-
-def _themes() -> list[str]:
-    from hetctl.doctor.registry import THEMES
-
-    return list(THEMES)
 
 
 def _write_lists(folder: Path, found: CheckRun, sink: Sink) -> None:

@@ -72,6 +72,7 @@ Launcher = Annotated[
 Detach = Annotated[
     bool, typer.Option("--detach", help="Leave it running in the background of this machine; see `hetctl ps`.")
 ]
+Only = Annotated[str | None, typer.Option(metavar="ID,..", help="Only these, by id or theme.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, the rest on stderr.")]
 
 
@@ -114,6 +115,11 @@ class RunOptions:
             ("bridge.transport", self.bridge),
         )
         return [*map(parse_override, self.settings or ()), *((k, v) for k, v in named if v is not None)]
+
+
+def words(text: str | None) -> list[str]:
+    """The words of an option that takes several, separated by commas."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -19,9 +19,7 @@ def validate(
         Path | None, typer.Option("--bundle", metavar="FILE.tgz", help="Pack results and evidence, masked, into this.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle if it exists.")] = False,
-    only: Annotated[
-        str | None, typer.Option(metavar="ID,..", help="Only these claims or themes.", show_default=False)
-    ] = None,
+    only: options.Only = None,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes: whether things work, not how fast.")] = False,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds for each claim.")] = 600.0,
     show_list: Annotated[bool, typer.Option("--list", help="Show the claims, and stop.")] = False,
@@ -33,7 +31,7 @@ def validate(
     changed there; ranks run for some minutes. Exit code 0: all that applies holds; 1: something does not;
     3: something could not be determined.
     """
-    from hetctl.comm.contract.errors import ConfigError
+    from hetctl.discovery.which_cluster import Where
     from hetctl.validate import report
     from hetctl.validate.bundle import check_target, masked_files, write_bundle
     from hetctl.validate.claims import exit_code
@@ -43,18 +41,17 @@ def validate(
     from hetctl.validate.table import choose
 
     sink = Sink(as_json=as_json)
-    claims = choose([word.strip() for word in (only or "").split(",") if word.strip()])
+    claims = choose(options.words(only))
     if show_list:
         sink.say(report.claims_table(claims))
         sink.result([{"id": c.id, "claim": c.sentence, "needs": c.needs, "how": c.how} for c in claims])
         return
-    if cluster is not None and emulate is not None:
-        raise ConfigError("--cluster and --emulate exclude each other", hint="give one of them")
+    where = Where(cluster, emulate)
     if bundle is not None:
         check_target(bundle, force=force)
     with tempfile.TemporaryDirectory(prefix="hetctl-validate-") as folder:
         evidence = Path(folder)
-        ground = find_ground(cluster, emulate, quick=quick, timeout_s=timeout, sink=sink)
+        ground = find_ground(where, quick=quick, timeout_s=timeout, sink=sink)
         results = run_claims(
             claims,
             ground,

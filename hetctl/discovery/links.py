@@ -6,7 +6,7 @@ import inspect
 import re
 import secrets
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -57,17 +57,16 @@ class RailToMeasure:
 
 
 def measure_links(
-    cluster: Cluster,
-    entries: Sequence[InventoryHost],
-    *,
-    connect_s: float,
-    on_pair: Callable[[Pair, Sequence[Measured]], None] = lambda pair, found: None,
+    cluster: Cluster, entries: Sequence[InventoryHost], *, timeout_s: float, sink: Sink | None = None
 ) -> Cluster:
-    """The cluster with what was measured between its hosts, its links' TCP and RDMA rates replaced by it."""
+    """The cluster with what was measured between its hosts, its links' TCP and RDMA rates replaced by it.
+
+    `timeout_s` is for entering a host. The sink is told of each pair as it is known.
+    """
     wanted = [entry for entry in entries if cluster.host_by_name[entry.name].status == "ok"]
     found: list[Measured] = []
     with shell_opener(wanted) as open_shell:
-        entered = fan_out(wanted, open_shell, deadline_s=connect_s)
+        entered = fan_out(wanted, open_shell, deadline_s=timeout_s)
         shells = {o.item.name: o.value for o in entered if o.value is not None}
         pythons = {entry.name: entry.access.python for entry in wanted}
 
@@ -80,22 +79,15 @@ def measure_links(
                 for outcome in fan_out(turn, measure, deadline_s=PAIR_DEADLINE_S):
                     why = printable(outcome.error.message) if outcome.error else ""
                     rows = outcome.value or [Measured(outcome.item, ("", ""), "tcp", problem=why or "no common way")]
-                    on_pair(outcome.item, rows)
                     found += rows
+                    if sink is not None:
+                        sink.say(pair_line(outcome.item, rows))
         finally:
             for shell in shells.values():
                 shell.close()
-    return with_measured(cluster, found)
-
-
-def measure_aloud(cluster: Cluster, entries: Sequence[InventoryHost], *, timeout_s: float, sink: Sink) -> Cluster:
-    """`measure_links`, with a line for each pair as it is known."""
-    measured = measure_links(
-        cluster, entries, connect_s=timeout_s, on_pair=lambda pair, rows: sink.say(pair_line(pair, rows))
-    )
-    if not measured.measured:
+    if sink is not None and not found:
         sink.warn("there is no pair of hosts to measure between")
-    return measured
+    return with_measured(cluster, found)
 
 
 def measure_file(path: Path, *, timeout_s: float, sink: Sink) -> Cluster:
@@ -104,7 +96,7 @@ def measure_file(path: Path, *, timeout_s: float, sink: Sink) -> Cluster:
     entries = entries_of(cluster)
     if len(entries) < 2:
         raise ConfigError(f"{path} names fewer than two hosts that can be reached", hint="make it by hetctl discover")
-    return measure_aloud(cluster, entries, timeout_s=timeout_s, sink=sink)
+    return measure_links(cluster, entries, timeout_s=timeout_s, sink=sink)
 
 
 def pairs_of(cluster: Cluster, reached: Iterable[str]) -> list[Pair]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from hetctl.discovery.discover import discover
 from hetctl.discovery.fabric import build
@@ -23,6 +24,7 @@ from hetctl.probe import Options
 from hetctl.probe.raw import printable
 
 _AGAIN_S = 2.0  # between two readings of error counters
+C = TypeVar("C", HostCase, CheckedCluster)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def examine(
         checked = between.tried(reached, checked, timeout_s=timeout_s, folders=folders)
     if ids & {"perf.pair"} and len(reached) > 1:
         say("measuring between hosts")
-        checked = replace(checked, cluster=measure_links(checked.cluster, reached, connect_s=timeout_s))
+        checked = replace(checked, cluster=measure_links(checked.cluster, reached, timeout_s=timeout_s))
     return CheckRun(tuple(judge(checked, checks)), checked, tuple(checks), time.monotonic() - began)
 
 
@@ -113,21 +115,16 @@ def options_for(entry: InventoryHost, *, ids: set[str], folders: Sequence[str]) 
 
 def _findings(checked: CheckedCluster, check: Check) -> list[Finding]:
     if check.rule is not None:
-        rule = check.rule
-        asked = [r for r in checked.reports if r.ok or check.of_silent]
-        return [
-            _finding(check, report.name, verdict)
-            for report in asked
-            for verdict in _guarded(lambda report=report: [rule(HostCase(report, checked))])  # type: ignore[misc]
-        ]
-    survey = check.survey
-    assert survey is not None
-    return [_finding(check, v.about or "all", v) for v in _guarded(lambda: survey(checked))]
+        cases = [HostCase(r, checked) for r in checked.reports if r.ok or check.of_silent]
+        return [_finding(check, case.name, verdict) for case in cases for verdict in _guarded(check.rule, case)]
+    assert check.survey is not None
+    return [_finding(check, v.about or "all", v) for v in _guarded(check.survey, checked)]
 
 
-def _guarded(ask: Callable[[], Iterable[Verdict]]) -> list[Verdict]:
+def _guarded(ask: Callable[[C], Verdict | Iterable[Verdict]], about: C) -> list[Verdict]:
     try:
-        return list(ask())
+        said = ask(about)
+        return [said] if isinstance(said, Verdict) else list(said)
     except Exception as error:
         return [Verdict("unknown", f"the check itself broke: {type(error).__name__}: {error}")]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from pathlib import Path
 
 from hetctl.comm.contract.cluster import Cluster, load_cluster
 from hetctl.comm.contract.facts import HostFacts
@@ -58,18 +57,16 @@ class ClaimHosts:
         return reasons[0] if reasons else "nothing is known of how the islands can talk"
 
 
-def find_ground(
-    cluster_file: Path | None, emulate: str | None, *, quick: bool, timeout_s: float, sink: Sink
-) -> ClaimHosts:
+def find_ground(where: Where, *, quick: bool, timeout_s: float, sink: Sink) -> ClaimHosts:
     """The cluster of a file or an emulation, else this machine; its hosts are asked what they are."""
-    if cluster_file is None and emulate is None and HERE.is_file():
+    if where == Where() and HERE.is_file():
         sink.warn("using ./cluster.yaml")
-        cluster_file = HERE
-    cluster = load_cluster(cluster_file) if cluster_file else None
+        where = Where(HERE)
+    cluster = load_cluster(where.file) if where.file else None
     entries = (entries_of(cluster) if cluster else ()) or this_machine().entries  # an emulation stands on this machine
     sink.say(f"asking {len(entries)} host{'s' * (len(entries) > 1)} what they are")
     answers = ask(entries, timeout_s)
-    cluster = cluster or (running_cluster(Where(None, emulate), sink) if emulate else _this_cluster(answers, sink))
+    cluster = cluster or (running_cluster(where, sink) if where.emulate else _this_cluster(answers, sink))
     facts = {a.report.name: a.report.facts for a in answers if a.report.facts is not None}
     silent = {a.report.name: a.report.reason or a.report.status for a in answers if a.report.facts is None}
     for name, why in silent.items():

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from hetctl.comm.contract import variables as environment
 from hetctl.comm.contract.placement import PlacedIsland, Placement
 from tests.busy import busy
 
@@ -109,11 +110,11 @@ def _rank(
     args: tuple[Any, ...],
     seconds: float,
     broken: bool,
-    variables: Mapping[str, str],
+    more: Mapping[str, str],
 ) -> None:
     torch.set_num_threads(1)
-    os.environ.update(variables)
-    os.environ[variables.PLACEMENT] = str(Path(folder) / "placement.json")
+    os.environ.update(more)
+    os.environ[environment.PLACEMENT] = str(Path(folder) / "placement.json")
     from hetctl.comm.group.autoload import register
 
     register()
