@@ -68,6 +68,7 @@ def test_a_bridge_that_cannot_be_is_refused() -> None:
     assert bench("--emulate", "h200:2").returncode == 2
 
 
+@pytest.mark.slow
 def test_layers_are_measured_as_a_tensor_groups_part_beside_whole_ones(tmp_path: Path) -> None:
     for degree in ("1", "2"):
         out = str(tmp_path / "p.yaml")

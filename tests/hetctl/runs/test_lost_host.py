@@ -45,6 +45,7 @@ def summary_of(run: Path) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_a_lost_host_from_the_shared_checkpoint(tmp_path: Path) -> None:
     with netns.hosts(2, tmp_path / "rig", rails=1) as rig:
         write_cluster(rig, {"h200": ((0, 1),), "mi325x": ((1, 1),)}, tmp_path / "cluster.yaml")

@@ -42,6 +42,7 @@ def sent(host: netns.RigHost, nic: str) -> int:
     return int(host.run("cat", f"/sys/class/net/{nic}/statistics/tx_bytes").stdout)
 
 
+@pytest.mark.slow
 def test_each_rank_takes_the_nics_near_its_device_and_shares_out_the_others(tmp_path: Path) -> None:
     (tmp_path / "sums.py").write_text(PROGRAM)
     with netns.hosts(2, tmp_path / "rig", rails=4) as rig:

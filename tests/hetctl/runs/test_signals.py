@@ -85,7 +85,8 @@ def test_usr1_saves_and_goes_on_usr2_saves_and_ends_well(running: Running) -> No
     assert running.checkpoints() == [*saved, f"step-{summary['steps']:08d}"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_term_or_a_closed_terminal_stops_and_saves(running: Running, number: int) -> None:
     running.process.send_signal(number)
     summary = running.end()

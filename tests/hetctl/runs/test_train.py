@@ -212,6 +212,7 @@ def report(run: Path) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_a_run_continues_from_its_checkpoint_as_if_never_stopped(
     whole: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:

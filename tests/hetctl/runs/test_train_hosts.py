@@ -48,6 +48,7 @@ def trained(rig: netns.Rig, mine: Path) -> Path:
     return mine / "run"
 
 
+@pytest.mark.slow
 def test_the_losses_are_those_of_one_machine(trained: Path, rig: netns.Rig, mine: Path) -> None:
     plan = trained / "plan.yaml"
     done = train(mine, rig, "--plan", str(plan), "--run-dir", "alone", steps=4)

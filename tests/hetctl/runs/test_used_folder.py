@@ -57,6 +57,7 @@ def test_a_run_from_the_beginning_leaves_the_old_checkpoints_apart(used: Path) -
     assert json.loads(exported.stdout)["step"] == 4
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_with_the_one_to_go_on_from_and_that_is_kept(used: Path) -> None:
     shard = next((used / "checkpoints" / "step-00000006").glob("shard-*.safetensors"))
     data = bytearray(shard.read_bytes())
