@@ -77,7 +77,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
     folder = tmp_path_factory.mktemp("plain")
     python = interpreter(folder / "venv", "2.13.0+cpu")
     specs = [netns.HostSpec(tools={"python3": wrapper(python)}) for _ in range(4)]
-    with netns.hosts(specs, folder, rails=1, rate="200mbit") as rig:
+    with netns.hosts(specs, folder, rails=1, rate="50mbit") as rig:
         yield Plain(rig, folder, python)
 
 
@@ -190,7 +190,7 @@ def test_ports_that_are_closed(plain: Plain) -> None:
 def test_a_rail_at_a_tenth_of_its_peers_rate(plain: Plain) -> None:
     space = plain.rig.hosts[3].namespace
     shape = ["tc", "-n", space, "qdisc", "replace", "dev", "rail0", "root", "tbf", "rate", "{}", "burst", "256kb"]
-    slow, usual = ([w.format(rate) for w in shape] + ["latency", "50ms"] for rate in ("20mbit", "200mbit"))
+    slow, usual = ([w.format(rate) for w in shape] + ["latency", "50ms"] for rate in ("5mbit", "50mbit"))
     subprocess.run(slow, check=True, capture_output=True)
     try:
         run = plain.doctor("--only", "ssh.reach,perf.pair")
