@@ -7,7 +7,7 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 demo: .venv/ready
 	$(BIN)/hetctl train
 
-# Two tests a core side by side, since most of their time is waiting; a file's tests stay together, for what they
+# Three tests a core side by side, since most of their time is waiting; a file's tests stay together, for what they
 # share, and files are begun in the order that tests/conftest.py gives them. Compiled sources are kept even where the
 # environment says otherwise: each test's processes import them anew.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -40,8 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two a core: more than half of the tests' time is spent waiting. Each may hold a GiB."""
-    return min(2 * len(os.sched_getaffinity(0)), 16)
+    """Three a core: more than half of the tests' time is spent waiting. Each may hold a GiB."""
+    return min(3 * len(os.sched_getaffinity(0)), 16)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
