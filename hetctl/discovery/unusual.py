@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from hetctl.comm.contract.cluster import Cluster, Measured
+from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.facts import GpuFacts, HostFacts, NicFacts
 from hetctl.comm.contract.units import show_rate
 from hetctl.discovery.fabric import Note, Report
+from hetctl.discovery.links import rails_alike
 
 
 def unusual(reports: Sequence[Report], cluster: Cluster) -> list[Note]:
@@ -102,14 +102,9 @@ def _slow_ports(seen: Mapping[str, HostFacts]) -> Iterator[Note]:
 
 def _slow_pairs(cluster: Cluster) -> Iterator[Note]:
     """Measured rails at less than half of what rails of the same NICs usually reach."""
-    groups: dict[tuple[str, tuple[str, str]], list[Measured]] = defaultdict(list)
-    for row in cluster.measured:
-        if row.rate_bytes_per_s is not None:
-            groups[row.tool, row.nics].append(row)
-    for rows in groups.values():
-        usual = statistics.median(row.rate_bytes_per_s or 0.0 for row in rows)
+    for usual, rows, _ in rails_alike(cluster.measured):
         for row in rows:
-            if (row.rate_bytes_per_s or 0.0) * 2 < usual:
+            if row.rate_bytes_per_s is not None and row.rate_bytes_per_s * 2 < usual:
                 between = f"{' - '.join(row.hosts)} over {'-'.join(row.nics)}"
                 yield Note(None, f"{between} reached {show_rate(row.rate_bytes_per_s)}, its like {show_rate(usual)}")
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import inspect
 import secrets
-import statistics
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hetctl.comm.contract.cluster import Measured
 from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.units import listed, show_rate
 from hetctl.discovery.discover import shell_opener
 from hetctl.discovery.inventory import InventoryHost
+from hetctl.discovery.links import rails_alike
 from hetctl.doctor import reach
 from hetctl.doctor.check import Check, CheckedCluster, ReachAttempt, State, Verdict
 from hetctl.launcher.hosts.deadline import Deadline
@@ -24,7 +22,7 @@ from hetctl.launcher.hosts.shell import Shell
 from hetctl.probe.raw import printable
 
 PORTS = (29_500, 29_999)  # what a run's store and bridges may use
-_GOOD_SHARE, _BAD_SHARE = 0.8, 0.5  # of what rails of the same NICs reach
+_BAD_SHARE = 0.5  # of what rails of the same NICs reach
 NEED_TRAFFIC = {"ssh.peer", "net.firewall", "net.path_mtu", "host.sharedfs"}
 
 
@@ -231,12 +229,8 @@ def pair(checked: CheckedCluster) -> Iterator[Verdict]:
         yield Verdict(
             "ok" if not checked.several else "unknown", "one host" if not checked.several else "nothing was measured"
         )
-    alike: dict[tuple[str, tuple[str, str]], list[Measured]] = defaultdict(list)
-    for row in rows:
-        alike[row.tool, row.nics].append(row)
-    for (tool, nics), group in alike.items():
-        usual = statistics.median([m.rate_bytes_per_s or 0.0 for m in group]) or 1.0
-        slow = [m for m in group if m.rate_bytes_per_s is not None and m.rate_bytes_per_s < _GOOD_SHARE * usual]
+    for usual, group, slow in rails_alike(rows):
+        nics, tool = group[0].nics, group[0].tool
         common = set.intersection(*(set(m.hosts) for m in slow)) if len(slow) > 1 else set()
         for row in group:
             about, over = " - ".join(row.hosts), f"{'-'.join(nics)} by {tool}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from hetctl.comm.contract.cluster import (
+    Access,
     Cluster,
     Device,
     Host,
@@ -22,7 +24,8 @@ from hetctl.comm.contract.cluster import (
     TransportOption,
     native_way,
 )
-from hetctl.discovery import traffic
+from hetctl.discovery import links, traffic
+from hetctl.discovery.inventory import InventoryHost
 from hetctl.discovery.links import (
     RailEnd,
     lanes_between,
@@ -118,6 +121,32 @@ def test_a_slow_rail_is_noticed() -> None:
     rows = [Measured(("a0", f"b{i}"), ("e", "e"), "tcp", None, 1e9 if i else 0.1e9) for i in range(3)]
     [note] = unusual([], with_measured(cluster(), rows))
     assert note.sentence == "a0 - b0 over e-e reached 100.0 MB/s, its like 1.0 GB/s"
+
+
+def test_what_is_slower_than_its_like_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rail that one busy second slowed is cleared by the second look; one that is slow stays slow."""
+    names = [f"a{n}" for n in range(4)]
+    busy, slow = ("a0", "a1"), ("a2", "a3")
+    looks: dict[tuple[str, str], int] = {}
+
+    def measure_pair(a: links.RailEnd, b: links.RailEnd, **_: object) -> list[Measured]:
+        pair = (a.host.name, b.host.name)
+        looks[pair] = looks.get(pair, 0) + 1
+        rate = 1e8 if pair == slow or (pair == busy and looks[pair] == 1) else 1e9
+        return [Measured(pair, ("eth0", "eth0"), "tcp", 1e-5, rate)]
+
+    monkeypatch.setattr(links, "measure_pair", measure_pair)
+    monkeypatch.setattr(
+        links, "shell_opener", lambda entries: contextlib.nullcontext(lambda entry, deadline: LocalShell())
+    )
+    everyone = Cluster(tuple(Host(name) for name in names), islands=(), links=())
+    monkeypatch.setattr(
+        links, "pairs_of", lambda cluster, reached: [busy, slow, ("a0", "a2"), ("a1", "a3"), ("a0", "a3")]
+    )
+    found = links.measure_links(everyone, [InventoryHost(name, Access()) for name in names], timeout_s=5.0)
+    assert {row.hosts: row.rate_bytes_per_s for row in found.measured}[busy] == 1e9
+    assert [m.hosts for _, _, slow_ones in links.rails_alike(found.measured) for m in slow_ones] == [slow]
+    assert (looks[busy], looks[slow], looks["a0", "a2"]) == (2, 2, 1)
 
 
 def test_perftest_commands_and_tables() -> None:
