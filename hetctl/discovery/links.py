@@ -17,6 +17,7 @@ from typing import Any, Literal
 from hetctl.comm.contract.cluster import (
     Cluster,
     Host,
+    Island,
     IslandLink,
     Measured,
     Nic,
@@ -25,12 +26,12 @@ from hetctl.comm.contract.cluster import (
     native_way,
 )
 from hetctl.comm.contract.errors import ConfigError, HetctlError
+from hetctl.comm.contract.ports import RDMA_KINDS, Side, sides
 from hetctl.comm.contract.units import show_rate
 from hetctl.console import Sink
 from hetctl.discovery import traffic
 from hetctl.discovery.discover import shell_opener
 from hetctl.discovery.inventory import InventoryHost, entries_of
-from hetctl.discovery.transports import hosts_of
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import Dialogue, converse
 from hetctl.launcher.hosts.fanout import fan_out
@@ -41,7 +42,6 @@ SECONDS = 1.0  # of traffic per rail and direction
 PAIR_DEADLINE_S = 90.0
 GOOD_SHARE = 0.8  # of what rails of the same NICs reach
 _PORTS = range(20_000, 30_000)  # for perftest, which cannot choose one itself
-_RDMA = ("infiniband", "roce")
 
 Pair = tuple[str, str]
 PerftestTool = Literal["ib_write_bw", "ib_write_lat"]
@@ -129,12 +129,12 @@ def pairs_of(cluster: Cluster, reached: Iterable[str]) -> list[Pair]:
     there = set(reached)
     pairs: dict[frozenset[str], Pair] = {}
     for a, b in combinations(cluster.islands, 2):
-        left, right = ([h for h in hosts_of(i) if h in there] for i in (a, b))
+        left, right = ([h for h in i.hosts if h in there] for i in (a, b))
         for n in range(max(len(left), len(right)) if left and right else 0):
             pair = (left[n % len(left)], right[n % len(right)])
             pairs.setdefault(frozenset(pair), pair)
     for island in cluster.islands:
-        own = [h for h in hosts_of(island) if h in there]
+        own = [h for h in island.hosts if h in there]
         for pair in zip(own, own[1:] + own[:1], strict=True):
             pairs.setdefault(frozenset(pair), pair)
     return [pair for key, pair in pairs.items() if len(key) == 2]
@@ -195,24 +195,29 @@ def with_measured(cluster: Cluster, found: Sequence[Measured]) -> Cluster:
 
 def _relinked(link: IslandLink, cluster: Cluster, by_pair: Mapping[frozenset[str], Sequence[Measured]]) -> IslandLink:
     a, b = (i for name in link.islands for i in cluster.islands if i.name == name)
-    left, right = set(hosts_of(a)), set(hosts_of(b))
+    left, right = set(a.hosts), set(b.hosts)
     rows = {pair: rows for pair, rows in by_pair.items() if len(pair) == 2 and pair & left and pair & right}
-    ways = [_rated(way, rows, min(len(left), len(right))) for way in link.transports]
+    ways = [_rated(way, rows, cluster, (a, b)) for way in link.transports]
     tcp = next((way for way in ways if way.kind == "tcp"), None)
     if tcp is not None:  # files of older versions do not have it
         ways = [*(way for way in ways if way.kind != "native"), native_way(a, b, tcp)]
     return replace(link, transports=tuple(sorted(ways, key=lambda way: not way.usable)))
 
 
-def _rated(way: TransportOption, rows: Mapping[frozenset[str], Sequence[Measured]], lanes: int) -> TransportOption:
-    """A transport with measured figures: the middle pair's rails together, times the pairs that talk at once."""
+def _rated(
+    way: TransportOption,
+    rows: Mapping[frozenset[str], Sequence[Measured]],
+    cluster: Cluster,
+    islands: tuple[Island, Island],
+) -> TransportOption:
+    """A transport with measured figures: what the middle pair of hosts reached of its ports holds for them all."""
     if way.kind not in ("tcp", "rdma") or not rows:
         return way
     of_kind = [[m for m in pair if (m.tool == "tcp") == (way.kind == "tcp")] for pair in rows.values()]
     problem = next((f"{m.hosts[0]} to {m.hosts[1]}: {m.problem}" for pair in of_kind for m in pair if m.problem), None)
     if problem is not None and way.kind == "tcp":
         return replace(way, usable=False, reason=f"tried and failed: {problem}", rate_bytes_per_s=None, measured=True)
-    rates = [rate for pair in of_kind if (rate := _together(pair)) is not None]
+    rates = {pair: rate for pair, found in zip(rows, of_kind, strict=True) if (rate := _together(found)) is not None}
     if not rates:
         return way
     latency = [m.latency_s for pair in of_kind for m in pair if m.latency_s is not None]
@@ -220,10 +225,21 @@ def _rated(way: TransportOption, rows: Mapping[frozenset[str], Sequence[Measured
         way,
         usable=True,
         reason=f"{way.reason if way.usable else 'reached all the same'}; measured between {len(rates)} pairs of hosts",
-        rate_bytes_per_s=statistics.median(rates) * lanes,
+        rate_bytes_per_s=_of_all(rates, sides(cluster, *islands, way.kind), islands),
         latency_s=statistics.median(latency) if latency else None,
         measured=True,
     )
+
+
+def _of_all(
+    rates: Mapping[frozenset[str], float], ends: tuple[Side, Side] | None, islands: tuple[Island, Island]
+) -> float:
+    """What all hosts carry at once, from pairs of them: limited by the island whose ports carry less."""
+    if ends is None:
+        return statistics.median(rates.values()) * min(len(island.hosts) for island in islands)
+    ports = {**ends[0].hosts, **ends[1].hosts}
+    reached = statistics.median(rate / min(ports[host] for host in pair) for pair, rate in rates.items())
+    return reached * min(side.total for side in ends)
 
 
 def _together(rows: Sequence[Measured]) -> float | None:
@@ -236,7 +252,7 @@ def _together(rows: Sequence[Measured]) -> float | None:
 def _lane(x: Nic, y: Nic) -> RailToMeasure:
     assert x.address is not None
     assert y.address is not None
-    rdma = x.kind in _RDMA and y.kind in _RDMA
+    rdma = x.kind in RDMA_KINDS and y.kind in RDMA_KINDS
     devices = (x.rdma_device, y.rdma_device) if rdma else (None, None)
     return RailToMeasure((x.name, y.name), (x.address, y.address), devices)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from hetctl.comm.contract.cluster import Host, Island, IslandLink, TransportOption, native_way
 from hetctl.comm.contract.facts import HostFacts
+from hetctl.comm.contract.ports import RDMA_KINDS
 from hetctl.comm.contract.units import MiB, listed, show_bytes
 from hetctl.discovery.networks import NetworkPort
 
 _MEMLOCK_NEEDED = 64 * MiB  # less does not hold the pinned slots of one rail
-_RDMA_KINDS = ("infiniband", "roce")
 _ENGINES = {  # package -> what it is
     "nixl": "nixl",
     "mooncake_transfer_engine": "mooncake",
@@ -43,14 +43,9 @@ def link_between(a: Island, b: Island, ground: TransportFacts) -> IslandLink:
     return IslandLink((a.name, b.name), tuple(sorted(ways, key=lambda way: not way.usable)))
 
 
-def hosts_of(island: Island) -> tuple[str, ...]:
-    """The hosts an island has devices on."""
-    return tuple(dict.fromkeys(m.host for m in island.members))
-
-
 def _shm(a: Island, b: Island) -> TransportOption:
-    shared = set(hosts_of(a)) & set(hosts_of(b))
-    everyone = set(hosts_of(a)) | set(hosts_of(b))
+    shared = set(a.hosts) & set(b.hosts)
+    everyone = set(a.hosts) | set(b.hosts)
     if shared == everyone and len(shared) == 1:
         return TransportOption("shm", True, f"both are on {min(shared)}")
     if shared:
@@ -110,7 +105,7 @@ def rdma_missing(hosts: Sequence[str], ground: TransportFacts) -> str:
         return "both are on one host"
     for host in hosts:
         kinds = {p.kind for p in ground.ports.get(host, ())}
-        if not kinds & set(_RDMA_KINDS):
+        if not kinds & set(RDMA_KINDS):
             return f"{host} has no RDMA port in use"
     if not _common_rdma(hosts, ground):
         return "no InfiniBand subnet or RoCE network holds all their hosts"
@@ -149,12 +144,12 @@ def _host_lacks(facts: HostFacts) -> str:
 
 
 def _both(a: Island, b: Island) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(hosts_of(a) + hosts_of(b)))
+    return tuple(dict.fromkeys(a.hosts + b.hosts))
 
 
 def _common_rdma(hosts: Sequence[str], ground: TransportFacts) -> set[str]:
     return _common(
-        hosts, ground, lambda p: ground.networks.get((p.host, p.facts.name)) if p.kind in _RDMA_KINDS else None
+        hosts, ground, lambda p: ground.networks.get((p.host, p.facts.name)) if p.kind in RDMA_KINDS else None
     )
 
 
@@ -169,7 +164,7 @@ def _rate(a: Island, b: Island, ground: TransportFacts, counts: Callable[[Networ
     totals: list[float] = []
     for island in (a, b):
         total = 0.0
-        for host in hosts_of(island):
+        for host in island.hosts:
             rates = [p.facts.rate_bytes_per_s for p in ground.ports.get(host, ()) if counts(p)]
             known = [r for r in rates if r is not None]
             if not known or len(known) < len(rates):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 
-from hetctl.comm.contract.cluster import Cluster, IslandLink, TransportOption
+from hetctl.comm.contract.cluster import Cluster, IslandLink, Nic, TransportOption
 from hetctl.comm.contract.errors import ConfigError, Undetermined
 from hetctl.comm.contract.natives import NATIVES
 from hetctl.comm.contract.placement import joined_natively
@@ -28,6 +28,7 @@ from hetctl.comm.contract.plan import (
     summing_groups,
     tied_groups,
 )
+from hetctl.comm.contract.ports import carrying, nearest, sides
 from hetctl.comm.contract.transports import NATIVE
 from hetctl.comm.contract.units import show_rate
 from hetctl.trainer.model.shapes import ModelShape
@@ -254,24 +255,43 @@ def _bridge(
     transport = choose_transport(cluster.link(a, b), a, b, forced=recipe.bridge.transport, measured=measured)
     chosen = "forced by the recipe" if recipe.bridge.transport != "auto" else "the best usable one"
     reason = f"{transport.kind} between {a} and {b}, {chosen}: {transport.reason}"
-    sides = [[r for r in ranks if r.island == name and r.replica is not None] for name in pair]
-    count = min(len(s) for s in sides)
-    lanes = [(sides[0][k * len(sides[0]) // count], sides[1][k * len(sides[1]) // count]) for k in range(count)]
-    rates = [_lane_rates(cluster, [lane[side] for lane in lanes]) for side in (0, 1)]
+    ends = [[r for r in ranks if r.island == name and r.replica is not None] for name in pair]
+    count = min(len(e) for e in ends)
+    lanes = [(ends[0][k * len(ends[0]) // count], ends[1][k * len(ends[1]) // count]) for k in range(count)]
+    rails = _rails(cluster, pair, lanes, transport)
+    return PlannedBridge(pair, transport.kind, rails, reason, recipe.bridge.transport != "auto")
+
+
+def _rails(
+    cluster: Cluster,
+    pair: tuple[str, str],
+    lanes: Sequence[tuple[PlannedRank, PlannedRank]],
+    transport: TransportOption,
+) -> tuple[PlannedRail, ...]:
+    """Each lane on ports that share a network, and its share of them: together they carry what discovery found."""
+    a, b = (next(i for i in cluster.islands if i.name == name) for name in pair)
+    ports, joint = carrying(cluster, (a, b), transport.kind), sides(cluster, a, b, transport.kind)
+    ends = [_lane_ports(cluster, lane, ports) for lane in lanes]
+    used = [[(rank.host, nic) for rank, nic in zip(*end, strict=True)] for end in zip(lanes, ends, strict=True)]
+    users = Counter(chain.from_iterable(used))
+    rates = {(h.name, n.name): n.rate_bytes_per_s or 0.0 for h in cluster.hosts for n in h.nics}
+    total = transport.rate_bytes_per_s
     rails = []
-    for lane, from_rate, to_rate in zip(lanes, *rates, strict=True):
-        rate = None if from_rate is None or to_rate is None else min(from_rate, to_rate)
-        rails.append(PlannedRail(lane[0].rank, _nic(lane[0]), lane[1].rank, _nic(lane[1]), rate))
-    return PlannedBridge(pair, transport.kind, tuple(rails), reason, recipe.bridge.transport != "auto")
+    for lane, nics, ports_used in zip(lanes, ends, used, strict=True):
+        rate = None if total is None else total / len(lanes)
+        if joint is not None:
+            share = min(rates[port] / users[port] for port in ports_used)
+            nominal = min(side.total for side in joint)
+            rate = share * (total or nominal) / nominal
+        rails.append(PlannedRail(lane[0].rank, nics[0], lane[1].rank, nics[1], rate))
+    return tuple(rails)
 
 
-def _nic(rank: PlannedRank) -> str:
-    return rank.nics[0] if rank.nics else ""
-
-
-def _lane_rates(cluster: Cluster, side: Sequence[PlannedRank]) -> list[float | None]:
-    """Each lane's share of its NIC; unknown stays unknown."""
-    users = Counter((rank.host, _nic(rank)) for rank in side)
-    rates = {(h.name, n.name): n.rate_bytes_per_s for h in cluster.hosts for n in h.nics}
-    found = [(rates.get((r.host, _nic(r))), users[r.host, _nic(r)]) for r in side]
-    return [rate / count if rate is not None else None for rate, count in found]
+def _lane_ports(
+    cluster: Cluster, lane: tuple[PlannedRank, PlannedRank], ports: Mapping[str, Sequence[Nic]]
+) -> tuple[str, str]:
+    """The nearest two ports of a lane's ranks on one network; where no ports are known to carry it, the nearest."""
+    ours, theirs = (nearest(r.nics, ports.get(r.host, ())) for r in lane)
+    joined = ((a.name, b.name) for a in ours for b in theirs if a.network == b.network)
+    first, second = ((*r.nics, "")[0] for r in lane)
+    return next(joined, (first, second))

@@ -96,8 +96,7 @@ def _changes(problem: Problem, chosen: Prediction) -> Iterator[tuple[str, Proble
     """(what, changed problem): bridges where the plan waits for them, memory where it is used up, and more devices."""
     waited = chosen.bridge_share > WORTH_SAYING
     for pair, link in problem.links.bridges.items() if waited else ():
-        faster = dataclasses.replace(link, per_rank=2 * link.per_rank, total=2 * link.total)
-        bridges = {**problem.links.bridges, pair: faster}
+        bridges = {**problem.links.bridges, pair: link.faster(2)}
         a, b = sorted(pair)
         what = f"A second rail per device between {a} and {b}"
         yield what, dataclasses.replace(problem, links=dataclasses.replace(problem.links, bridges=bridges))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
+from math import inf
 
-from hetctl.comm.contract.cluster import Cluster, TransportOption
+from hetctl.comm.contract.cluster import Cluster, Island, TransportOption
 from hetctl.comm.contract.errors import HetctlError
-from hetctl.comm.contract.transports import TRANSPORTS
+from hetctl.comm.contract.ports import RDMA_KINDS, sides
+from hetctl.comm.contract.transports import NATIVE, TRANSPORTS
 from hetctl.trainer.planning.assemble import choose_transport
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.profile import BridgeProfile
@@ -20,13 +22,26 @@ NATIVE_LATENCY_S = 10e-6
 
 @dataclass(frozen=True)
 class LinkRate:
-    """A bridge as a stage boundary sees it: bytes per second of one rank's link and of all together."""
+    """What joins two islands, or the hosts of one: bytes per second of one rank alone, of a host, and of all together.
+
+    Ports are shared: ranks of one host never get more than its ports carry, however many they are.
+    """
 
     per_rank: float
     total: float
     latency_s: float
     transport: str
     sums: float | None = None  # bytes of a sum per second that ranks of two islands reach together, where measured
+    per_host: tuple[float, float] = (inf, inf)  # of the islands in the order of their names
+
+    def faster(self, times: float) -> LinkRate:
+        """The link if all its ports were so many times as fast."""
+        hosts = (times * self.per_host[0], times * self.per_host[1])
+        return replace(self, per_rank=times * self.per_rank, total=times * self.total, per_host=hosts)
+
+    def host_of(self, island: str, other: str) -> float:
+        """What a host of `island` carries towards the other one."""
+        return self.per_host[island > other]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +50,7 @@ class LinkRates:
 
     bridges: Mapping[frozenset[str], LinkRate]
     refused: Mapping[frozenset[str], HetctlError]
+    inside: Mapping[str, LinkRate]  # between the hosts of an island
     measured: tuple[BridgeProfile, ...] = ()
 
     def can_talk(self, a: Pool, b: Pool) -> bool:
@@ -53,39 +69,40 @@ class LinkRates:
         """
         ranks = min(a.width * a.tensor, b.width * b.tensor)
         joined = max(_joining(u, payload) for u in (a, b))
-        if a.pool.island != b.pool.island:
-            link = self.bridges[frozenset((a.pool.island, b.pool.island))]
-            return link.latency_s + payload / min(ranks * link.per_rank, link.total) + joined
-        near = a.pool is b.pool and a.site.per_host >= a.width * a.tensor + b.width * b.tensor
-        rates = (a.pool.rates, b.pool.rates)
-        each = min(r.native_bytes_per_s if near else r.nic_bytes_per_s for r in rates)
-        return NATIVE_LATENCY_S + payload / (ranks * each) + joined
+        if a.pool is b.pool and a.site.per_host >= a.width * a.tensor + b.width * b.tensor:
+            return NATIVE_LATENCY_S + payload / (ranks * a.pool.rates.native_bytes_per_s) + joined
+        link = self._between(a.pool, b.pool)
+        here, there = (u.hosts * link.host_of(u.pool.island, v.pool.island) for u, v in ((a, b), (b, a)))
+        return link.latency_s + payload / min(ranks * link.per_rank, here, there, link.total) + joined
+
+    def _between(self, a: Pool, b: Pool) -> LinkRate:
+        return self.inside[a.island] if a.island == b.island else self.bridges[frozenset((a.island, b.island))]
 
     def sync_rate(self, inside: Pool, outside: Pool) -> SyncRate:
         """How fast ranks of two pools exchange gradients."""
         if inside.island == outside.island:
-            return SyncRate(min(inside.rates.nic_bytes_per_s, outside.rates.nic_bytes_per_s), float("inf"))
-        link = self.bridges[frozenset((inside.island, outside.island))]
-        return SyncRate(link.sums or link.per_rank, link.total)
+            return SyncRate(min(inside.rates.nic_bytes_per_s, outside.rates.nic_bytes_per_s), inf, inf)
+        link = self._between(inside, outside)
+        return SyncRate(link.sums or link.per_rank, link.host_of(inside.island, outside.island), link.total)
 
 
 def read_link_rates(
     cluster: Cluster, pools: tuple[Pool, ...], *, forced: str = "auto", measured: Sequence[BridgeProfile] = ()
 ) -> LinkRates:
     """The bridges of a cluster as the recipe's transport leaves them; a profile's rates where links have none."""
-    nic: dict[str, float] = {}
-    for pool in pools:
-        nic[pool.island] = min(nic.get(pool.island, float("inf")), pool.rates.nic_bytes_per_s)
+    islands = {i.name: i for i in cluster.islands}
+    names = list(dict.fromkeys(p.island for p in pools))
     bridges: dict[frozenset[str], LinkRate] = {}
     refused: dict[frozenset[str], HetctlError] = {}
-    for a, b in combinations(nic, 2):
+    for a, b in combinations(names, 2):
         try:
             transport = choose_transport(cluster.link(a, b), a, b, forced=forced, measured=measured)
         except HetctlError as error:
             refused[frozenset((a, b))] = error
         else:
-            bridges[frozenset((a, b))] = _link(transport, min(nic[a], nic[b]), measured)
-    return LinkRates(bridges, refused, tuple(measured))
+            bridges[frozenset((a, b))] = _link(cluster, islands[a], islands[b], transport, measured)
+    inside = {n: _inside(cluster, islands[n], [p for p in pools if p.island == n]) for n in names}
+    return LinkRates(bridges, refused, inside, tuple(measured))
 
 
 def _joining(use: PoolUse, payload: float) -> float:
@@ -95,16 +112,43 @@ def _joining(use: PoolUse, payload: float) -> float:
     return (use.tensor - 1) / use.tensor * payload / use.width / use.pool.rates.native_bytes_per_s
 
 
-def _link(transport: TransportOption, nic: float, measured: Sequence[BridgeProfile]) -> LinkRate:
-    known = next((b for b in measured if b.transport == transport.kind), None)
-    if known is not None and not transport.measured:
-        each = known.message_bytes_per_s
-        return LinkRate(each, float("inf"), known.latency_s, transport.kind, sums=known.all_reduce_bytes_per_s)
-    latency = TRANSPORTS[transport.kind].latency_s if transport.latency_s is None else transport.latency_s
-    if transport.rate_bytes_per_s is None:
-        each = TRANSPORTS[transport.kind].unknown_rate
-        return LinkRate(each, float("inf"), latency, transport.kind)
-    reached = 1.0 if transport.measured else TRANSPORTS[transport.kind].reached
-    total = transport.rate_bytes_per_s * reached
-    each = min(nic * reached, total) if not transport.measured else total
-    return LinkRate(each, total, latency, transport.kind)
+def _inside(cluster: Cluster, island: Island, pools: Sequence[Pool]) -> LinkRate:
+    """The native library between an island's hosts: over its fabric's ports, or each device's share of the usual."""
+    rdma = {n.name: n.kind for n in cluster.networks}.get(island.fabric) in RDMA_KINDS
+    found = sides(cluster, island, island, "rdma" if rdma else "tcp")
+    if found is None:
+        return LinkRate(min(p.rates.nic_bytes_per_s for p in pools), inf, NATIVE_LATENCY_S, NATIVE)
+    own, host = found[0].per_device, found[0].total / len(found[0].hosts)
+    return LinkRate(own, inf, NATIVE_LATENCY_S, NATIVE, per_host=(host, host))
+
+
+def _link(
+    cluster: Cluster, a: Island, b: Island, transport: TransportOption, measured: Sequence[BridgeProfile]
+) -> LinkRate:
+    """What a transport between two islands carries: measured where it was, otherwise a share of what its ports do."""
+    row, known = TRANSPORTS[transport.kind], next((m for m in measured if m.transport == transport.kind), None)
+    a, b = sorted((a, b), key=lambda island: island.name)
+    ends = sides(cluster, a, b, transport.kind)
+    nominal = min(side.total for side in ends) if ends else None
+    own = min(side.per_device for side in ends) if ends else None
+    rate = transport.rate_bytes_per_s or nominal
+    reached = 1.0 if transport.measured else row.reached
+    if known and own and not transport.measured:
+        reached = max(reached, known.message_bytes_per_s / own)  # what one rank gets, its port carries
+    total = inf if rate is None else rate * reached
+    if ends and own and nominal and rate:
+        each, hosts = own * total / nominal, [side.total / len(side.hosts) * total / nominal for side in ends]
+    else:
+        each = row.unknown_rate if rate is None else total
+        hosts = [total / min(len(a.hosts), len(b.hosts))] * 2
+    latency = row.latency_s if transport.latency_s is None else transport.latency_s
+    if known and not transport.measured:
+        latency = known.latency_s
+    return LinkRate(
+        min(known.message_bytes_per_s if known else each, total),
+        total,
+        latency,
+        transport.kind,
+        sums=known.all_reduce_bytes_per_s if known else None,
+        per_host=(hosts[0], hosts[1]),
+    )

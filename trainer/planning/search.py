@@ -276,7 +276,7 @@ def slowest_sync(links: LinkRates, replicas: Sequence[Sequence[Pool]], index: in
     """How fast the ranks of a replica can exchange with the others, by the slowest of what joins them."""
     others = [p for i, pools in enumerate(replicas) for p in pools if i != index]
     rates = [links.sync_rate(a, b) for a in replicas[index] for b in others]
-    return SyncRate(min(r.per_rank for r in rates), min(r.total for r in rates))
+    return SyncRate(*(min(column) for column in zip(*rates, strict=True)))
 
 
 def _sizes(count: int) -> Batch:

@@ -33,6 +33,11 @@ class PoolUse:
     def site(self) -> StageSite:
         return StageSite(self.pool.rates, self.width, self.tensor, self.pool.per_host, self.copies)
 
+    @property
+    def hosts(self) -> int:
+        """How many hosts one stage is on."""
+        return -(-self.width * self.tensor // self.pool.per_host)
+
     def stage_ranks(self, index: int) -> tuple[int, ...]:
         """Ranks of the pool's stage `index`, tensor groups never across hosts."""
         units = tensor_units(self.pool, self.tensor)[index * self.width : (index + 1) * self.width]

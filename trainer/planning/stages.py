@@ -44,9 +44,10 @@ class StageSite:
 
 
 class SyncRate(NamedTuple):
-    """Bytes per second towards other replicas: of one rank, and of a stage's ranks together."""
+    """Bytes per second towards other replicas: of one rank, of a host's ranks, and of a stage's ranks together."""
 
     per_rank: float
+    per_host: float
     total: float
 
 
@@ -203,7 +204,8 @@ def _sync_seconds(
     if place.sync is None:
         return seconds
     # islands exchange shards: each rank carries its part of what the stage holds
-    rate = np.minimum(place.sync.per_rank, place.sync.total / (width * tensor))
+    rate = np.minimum(place.sync.per_rank, place.sync.per_host / (inside * tensor))
+    rate = np.minimum(rate, place.sync.total / (width * tensor))
     return seconds + (place.replicas - 1) / place.replicas * (value_bytes.exchanged / width) / rate
 
 

@@ -105,7 +105,7 @@ def test_measured_figures_replace_believed_ones() -> None:
     assert tcp.rate_bytes_per_s == pytest.approx(2 * 1.25e9)  # two hosts a side, the middle of 1 and 1.5
     assert tcp.latency_s == pytest.approx(30e-6)
     [native] = [way for way in link.transports if way.kind == "native"]
-    assert (native.usable, native.measured, native.rate_bytes_per_s) == (True, False, None)
+    assert (native.usable, native.measured, native.rate_bytes_per_s) == (True, True, tcp.rate_bytes_per_s)
 
 
 def test_a_pair_that_cannot_connect_makes_the_transport_unusable() -> None:

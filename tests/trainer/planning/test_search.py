@@ -39,7 +39,8 @@ def problem(
     costs = LayerCosts(shape, 64, ValueBytes(2, 4, 4, 8))
     names = sorted({p.island for p in pools})
     bridges = {frozenset(pair): LinkRate(lane, 2 * lane, 1e-5, "tcp") for pair in combinations(names, 2)}
-    return Problem(costs, pools, LinkRates(bridges, {}), MODES, tensors, Pins(), samples)
+    inside = {name: LinkRate(1e9, math.inf, 1e-5, "native") for name in names}
+    return Problem(costs, pools, LinkRates(bridges, {}, inside), MODES, tensors, Pins(), samples)
 
 
 @st.composite
@@ -86,11 +87,8 @@ def grown(instance: Problem, index: int, how: str) -> Problem:
     """The instance with more of something on one pool, or on the bridges."""
     chosen = instance.pools[index % len(instance.pools)]
     if how == "bridge":
-        faster = {
-            k: dataclasses.replace(v, per_rank=2 * v.per_rank, total=2 * v.total)
-            for k, v in instance.links.bridges.items()
-        }
-        return dataclasses.replace(instance, links=LinkRates(faster, {}))
+        faster = {k: v.faster(2) for k, v in instance.links.bridges.items()}
+        return dataclasses.replace(instance, links=dataclasses.replace(instance.links, bridges=faster))
     if how == "memory":
         rates = dataclasses.replace(chosen.rates, memory_bytes=2 * chosen.rates.memory_bytes)
         richer = dataclasses.replace(chosen, rates=rates)

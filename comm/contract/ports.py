@@ -1,0 +1,75 @@
+"""Which ports of hosts carry what crosses between islands, and how fast: shared by all that cross them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hetctl.comm.contract.cluster import Cluster, Island, Nic, TransportKind
+from hetctl.comm.contract.transports import TRANSPORTS
+
+RDMA_KINDS = ("infiniband", "roce")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One island's end of a link: bytes per second of each host's ports together, and of one device's own ports."""
+
+    hosts: Mapping[str, float]
+    per_device: float  # of the device with the least
+
+    @property
+    def total(self) -> float:
+        return sum(self.hosts.values())
+
+
+def carrying(cluster: Cluster, islands: Sequence[Island], kind: TransportKind) -> dict[str, list[Nic]]:
+    """Per host of these islands the ports on networks that all the hosts reach; empty within one host."""
+    hosts = [cluster.host_by_name[name] for name in dict.fromkeys(h for i in islands for h in i.hosts)]
+    usable = {h.name: [n for n in h.nics if _suits(n, cluster, kind)] for h in hosts}
+    if len(hosts) < 2:
+        return {}
+    common = set.intersection(*({n.network for n in nics} for nics in usable.values()))
+    return {name: _rails([n for n in nics if n.network in common]) for name, nics in usable.items()} if common else {}
+
+
+def sides(cluster: Cluster, a: Island, b: Island, kind: TransportKind) -> tuple[Side, Side] | None:
+    """Both ends of what joins two islands (or, the same twice, an island's hosts); None where a rate is unknown."""
+    ports = carrying(cluster, (a, b), kind)
+    if not ports or any(n.rate_bytes_per_s is None for nics in ports.values() for n in nics):
+        return None
+    return _side(cluster, a, ports), _side(cluster, b, ports)
+
+
+def nearest(own: Sequence[str], ports: Sequence[Nic]) -> list[Nic]:
+    """The carrying ports of a host, a device's own (by name, nearest first) before the others."""
+    place = {name: k for k, name in enumerate(own)}
+    return sorted(ports, key=lambda n: place.get(n.name, len(place)))
+
+
+def _side(cluster: Cluster, island: Island, ports: Mapping[str, Sequence[Nic]]) -> Side:
+    hosts = {name: _sum(ports[name]) for name in island.hosts}
+    own = []
+    for member in island.members:
+        mine = set(cluster.device(member).nics)
+        own.append(_sum(n for n in ports[member.host] if n.name in mine) or hosts[member.host])
+    return Side(hosts, min(own))
+
+
+def _sum(nics: Iterable[Nic]) -> float:
+    return sum(n.rate_bytes_per_s or 0.0 for n in nics)
+
+
+def _suits(nic: Nic, cluster: Cluster, kind: TransportKind) -> bool:
+    """Whether a port may carry a transport at all. Described ports have no address, and could have one."""
+    if nic.network is None:
+        return False
+    if TRANSPORTS[kind].engine:
+        return nic.kind in RDMA_KINDS
+    return nic.address is not None or cluster.source == "described"
+
+
+def _rails(nics: Sequence[Nic]) -> list[Nic]:
+    """Those worth being rails: none slower than half the fastest."""
+    fastest = max((n.rate_bytes_per_s or 0.0 for n in nics), default=0.0)
+    return [n for n in nics if n.rate_bytes_per_s is None or n.rate_bytes_per_s * 2 >= fastest]
