@@ -409,8 +409,7 @@ def _check_forwards(plan: Plan, number: int, replica: Replica, place: str) -> No
 
 
 def _check_stage(plan: Plan, stage: Stage, replica: Replica, place: str) -> None:
-    first, past_last = stage.layers
-    if past_last <= first:
+    if stage.depth < 1:
         raise ConfigError(f"{place} holds no layer")
     if not stage.ranks or len(set(stage.ranks)) != len(stage.ranks):
         raise ConfigError(f"{place} must list its ranks, each once")
@@ -425,8 +424,13 @@ def _check_stage(plan: Plan, stage: Stage, replica: Replica, place: str) -> None
             f"by a width of {stage.width}",
             hint="every rank of a stage needs at least one sample of each micro-batch",
         )
-    if stage.micro_batch_size * stage.micro_batches != replica.samples:
-        raise ConfigError(f"{place} takes other samples than the first stage of its replica")
+    first = replica.stages[0]
+    if (stage.micro_batch_size, stage.micro_batches) != (first.micro_batch_size, first.micro_batches):
+        raise ConfigError(
+            f"{place} takes {stage.micro_batches} micro-batches of {stage.micro_batch_size} samples, the first stage "
+            f"of its replica {first.micro_batches} of {first.micro_batch_size}",
+            hint="micro-batches go through a replica's stages as they are: give all its stages the same",
+        )
 
 
 def _check_tensor_groups(plan: Plan, stage: Stage, place: str) -> None:

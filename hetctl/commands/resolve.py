@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SAMPLES_PER_DEVICE = 24  # divides by many numbers of devices and micro-batches
 MAX_SAMPLES = 4096
+_PLANNED = ("parallelism.split", "parallelism.alpha", "parallelism.order")  # nothing in a plan file tells of these
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,13 @@ def resolve_where(
 
     if options.plan is not None and options.emulate is not None:
         raise ConfigError("--plan already says where: leave out --emulate")
+    given = [key for key, _ in options.overrides if key in _PLANNED] if options.plan else []
+    given += [f"--{name}" for name in ("profile", "speed") if options.plan and getattr(options, name) is not None]
+    if given:
+        raise ConfigError(
+            f"--plan is decided already: {' and '.join(given)} would change nothing",
+            hint="leave it out, or make the plan anew with it: `hetctl plan ... -o plan.yaml`",
+        )
     where = Where(options.cluster, options.emulate)
     plan = load_plan(options.plan, layers=layers) if options.plan else None
     return (running_cluster(where, sink, plan=plan) if runs else described_cluster(where, sink)), plan

@@ -17,7 +17,7 @@ from hetctl.trainer.data.sources import source_files
 from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.model.config import find_weights, model_folder, refuse_unread_weights
 from hetctl.trainer.model.shapes import ModelShape
-from hetctl.trainer.planning.executable import check_executable, check_trainable
+from hetctl.trainer.planning.executable import check_executable, check_trainable, check_wishes
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.recipe import TOKENIZER, Recipe
@@ -89,6 +89,7 @@ def _checked_plan(plan: Plan, cluster: Cluster, recipe: Recipe, sink: Sink) -> P
         )
     check_executable(plan, compiled=recipe.train.compile)
     check_trainable(recipe.shape(), plan)
+    check_wishes(plan, recipe)
     if plan.cluster_digest != cluster.digest:
         sink.warn("the plan was made for another cluster (its digest differs); its ranks fit, so it is used")
         return _held_to(plan, cluster, sink)

@@ -343,6 +343,23 @@ def test_a_plan_edited_wrongly(empty: Path, edit: Any, words: str) -> None:
     assert sorted(p.name for p in empty.iterdir()) == ["plan.yaml"]
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--split", "uniform"), "parallelism.split would change nothing"),
+        (("--speed", "h200=500"), "--speed would change nothing"),
+        (("--set", "parallelism.order=given"), "parallelism.order would change nothing"),
+        (("--bridge", "tcp"), "the plan was made with bridge.transport shm, the recipe asks for tcp"),
+        (("--set", "parallelism.data=3"), "the plan was made with parallelism.data 1, the recipe asks for 3"),
+    ],
+)
+def test_what_stands_beside_a_plan_is_used_or_refused(empty: Path, words: tuple[str, ...], named: str) -> None:
+    (empty / "plan.yaml").write_text(yaml.safe_dump(encode(plan_of(TWO_EACH, seq_len=Recipe().model.seq_len))))
+    error = outcome("train", "--plan", "plan.yaml", *words)
+    assert error.exit_code == 2
+    assert named in error.message
+
+
 def test_forwards_that_grow_only_beyond_the_micro_batches_are_no_more_of_them(empty: Path) -> None:
     plan = plan_of(replace(TWO_EACH, ahead=(4, 9)), seq_len=Recipe().model.seq_len)
     plan.validate(where="plan")  # GPipe: there are four micro-batches

@@ -9,6 +9,7 @@ from hetctl.comm.contract.plan import Plan, Replica
 from hetctl.trainer.model.families import family_of, trained_families
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.tensor_cuts import cannot_cut
+from hetctl.trainer.recipe import Recipe
 from hetctl.trainer.schedule import SCHEDULES
 
 
@@ -44,6 +45,40 @@ def check_executable(plan: Plan, *, compiled: bool = False) -> None:
         ):
             if odd:
                 raise ConfigError(f"the plan asks for {what}, which the trainer does not run yet")
+
+
+def check_wishes(plan: Plan, recipe: Recipe) -> None:
+    """Raise ConfigError where a recipe pins what a plan has otherwise: the plan is run as it is."""
+    wish, stages = recipe.parallelism, [s for r in plan.replicas for s in r.stages]
+    piped = [r for r in plan.replicas if len(r.stages) > 1]
+    longest = max(plan.replicas, key=lambda r: len(r.stages))
+    has: dict[str, tuple[object, set[object]]] = {
+        "parallelism.data": (wish.data, {len(plan.replicas)}),
+        "parallelism.pipeline": (wish.pipeline, {len({s.ranks for s in r.stages}) for r in plan.replicas}),
+        "parallelism.tensor": (wish.tensor, {s.tensor_parallel for s in stages}),
+        "parallelism.layers": (wish.layers or "auto", {_layers(r) for r in plan.replicas}),
+        "parallelism.schedule": (wish.schedule, {plan.schedule} if piped else {wish.schedule}),
+        "parallelism.forwards_ahead": (wish.forwards_ahead, {longest.forwards_ahead or plan.forwards_ahead}),
+        "parallelism.recompute": (wish.recompute, {s.recompute for s in stages}),
+        "parallelism.activations": (wish.activations, {"host" if s.offload_activations else "device" for s in stages}),
+        "batch.micro_batch_size": (recipe.batch.micro_batch_size, {s.micro_batch_size for s in stages}),
+        "bridge.transport": (recipe.bridge.transport, {b.transport for b in plan.bridges} or {recipe.bridge.transport}),
+    }
+    for key, (wanted, found) in has.items():
+        if wanted != "auto" and found != {wanted}:
+            there = " and ".join(sorted(map(str, found)))
+            raise ConfigError(
+                f"the plan was made with {key} {there}, the recipe asks for {wanted}",
+                hint=f"leave it out, or make the plan anew: `hetctl plan --set {key}=... -o plan.yaml`",
+            )
+
+
+def _layers(replica: Replica) -> tuple[int, ...]:
+    """How many layers each device of a replica holds, along its pipeline."""
+    held: dict[tuple[int, ...], int] = {}
+    for stage in replica.stages:
+        held[stage.ranks] = held.get(stage.ranks, 0) + stage.depth
+    return tuple(held.values())
 
 
 def _check_chunks(plan: Plan, number: int, replica: Replica) -> None:
