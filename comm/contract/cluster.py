@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import read_yaml, write_yaml
 from hetctl.comm.contract.natives import NativeName
@@ -176,13 +177,17 @@ class Cluster:
     source: Literal["discovered", "emulated", "described"] = "discovered"
     runs: NativeName | None = None  # emulation: the native library this machine really has
     runs_class: str | None = None  # emulation: what its devices really are, whatever they are labelled
+    classes: tuple[DeviceClass, ...] = ()  # what a person said of device classes, in place of the hardware table
     schema_version: int = SCHEMA_VERSION
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 over what plans depend on: not raw facts (free memory, counters), nor how hosts are entered."""
         bare = replace(self, hosts=tuple(replace(h, facts={}, access=None) for h in self.hosts))
-        text = json.dumps(encode(bare), sort_keys=True)
+        plain = encode(bare)
+        if not self.classes:
+            del plain["classes"]  # older files do not have it, and plans made for them hold
+        text = json.dumps(plain, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @cached_property

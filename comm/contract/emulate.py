@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Protocol
 
 from hetctl.comm.contract.cluster import (
     Cluster,
@@ -23,24 +22,14 @@ from hetctl.comm.contract.cluster import (
     TransportOption,
     native_way,
 )
-from hetctl.comm.contract.errors import ConfigError, nearest
+from hetctl.comm.contract.device_class import DeviceClass
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.natives import NativeName
 from hetctl.comm.contract.units import parse_bytes
 
 GPUS_PER_HOST = 8
 _PART = re.compile(r"(?P<name>[^:@~]+):(?P<count>[^@~]*)(?:@(?P<speed>[^~]*))?(?:~(?P<memory>.*))?")
 _SHAPE = "write CLASS:COUNT[@SPEED][~MEMORY], for example h200:2,mi325x:2@0.6"
-
-
-class ClassRow(Protocol):
-    """What emulation needs to know of a device class (a row of the hardware table)."""
-
-    @property
-    def vendor(self) -> str: ...
-    @property
-    def memory_bytes(self) -> int: ...
-    @property
-    def nic_bytes_per_s(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +65,7 @@ class Machine:
     gpus: int | None = None  # real ones that the devices take turns on, where there are fewer than devices
 
 
-def parse_spec(text: str, classes: Mapping[str, ClassRow]) -> tuple[SpecIsland, ...]:
+def parse_spec(text: str, classes: Mapping[str, DeviceClass]) -> tuple[SpecIsland, ...]:
     """The islands of a SPEC. Raises ConfigError naming what is wrong and the nearest known class."""
     islands = []
     for island_text in text.split(","):
@@ -143,7 +132,7 @@ def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
     )
 
 
-def describe_cluster(spec: Sequence[SpecIsland], classes: Mapping[str, ClassRow]) -> Cluster:
+def describe_cluster(spec: Sequence[SpecIsland], classes: Mapping[str, DeviceClass]) -> Cluster:
     """A cluster nobody here owns: table values, 8 GPUs a host, one default NIC per GPU, one RoCE network."""
     hosts: list[Host] = []
     islands: list[Island] = []
@@ -173,7 +162,7 @@ def describe_cluster(spec: Sequence[SpecIsland], classes: Mapping[str, ClassRow]
     return Cluster(tuple(hosts), tuple(islands), (network,), tuple(links), source="described")
 
 
-def _described_host(name: str, parts: Sequence[SpecPart], classes: Mapping[str, ClassRow]) -> Host:
+def _described_host(name: str, parts: Sequence[SpecPart], classes: Mapping[str, DeviceClass]) -> Host:
     devices, nics = [], []
     for index, part in enumerate(parts):
         row = classes[part.device_class]
@@ -184,13 +173,11 @@ def _described_host(name: str, parts: Sequence[SpecPart], classes: Mapping[str, 
     return Host(name, devices=tuple(devices), nics=tuple(nics))
 
 
-def _parse_part(part: str, text: str, classes: Mapping[str, ClassRow]) -> SpecPart:
+def _parse_part(part: str, text: str, classes: Mapping[str, DeviceClass]) -> SpecPart:
     match = _PART.fullmatch(part)
     if match is None:
         raise ConfigError(f"'{part}' in the SPEC '{text}' is not a class and a count", hint=_SHAPE)
-    name = match["name"].strip().lower()
-    if name not in classes:
-        raise ConfigError(f"'{match['name']}' is not a device class hetctl knows", hint=nearest(name, classes))
+    name = classes[match["name"].strip().lower()].name
     count = _whole(match["count"], part)
     speed = 1.0 if match["speed"] is None else _speed(match["speed"], part)
     memory = None if match["memory"] is None else parse_bytes(match["memory"])

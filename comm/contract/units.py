@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import inf
 
 from hetctl.comm.contract.errors import ConfigError
 
 KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
 _FACTORS = {"": 1, "B": 1, "KIB": KiB, "MIB": MiB, "GIB": GiB, "TIB": TiB}
 _FACTORS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_RATE = re.compile(
+    r"\s*(?P<value>\d+(?:\.\d+)?(?:e\d+)?)\s*(?P<unit>(?P<factor>[kMGT]?)(?:(?P<byte>B/s)|b/s|bit/s|bps|bE))?\s*"
+)
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -24,6 +29,20 @@ def parse_bytes(text: str | int) -> int:
     value = int(float(match.group(1)) * factor)
     if value <= 0:
         raise ConfigError(f"'{text}' is not a positive size", hint="write for example 40GiB")
+    return value
+
+
+def parse_rate(text: str | float) -> float:
+    """Bytes per second of `696GB/s`, `25GbE`, `400Gb/s`, `1.25e9`. Raises ConfigError for anything else, and for zero.
+
+    Links are sold in bits (a small b, or GbE), memories in bytes; both decimal.
+    """
+    match = _RATE.fullmatch(str(text))
+    value = float(match["value"]) * _DECIMAL[match["factor"] or ""] * (1 if match["byte"] else 1 / 8) if match else 0.0
+    if match and not match["unit"]:
+        value = float(match["value"])
+    if not 0 < value < inf:
+        raise ConfigError(f"'{text}' is not a rate", hint="write for example 696GB/s, 400Gb/s or 25GbE")
     return value
 
 

@@ -56,13 +56,14 @@ def discover(
     from hetctl.discovery.tables import show_cluster
     from hetctl.discovery.unusual import unusual
     from hetctl.probe.capture import write_capture
+    from hetctl.trainer.planning.own_hardware import own_classes
 
     sink = Sink(as_json=as_json)
     if from_capture and (hosts or links):
         raise ConfigError("--from-capture asks no hosts: neither HOSTS nor --links go with it")
     meant, answers = _replayed(from_capture, sink) if from_capture else _asked(hosts or [], inventory, timeout, sink)
     reports = [answer.report for answer in answers]
-    fabric = build(reports, named=meant.networks)
+    fabric = build(reports, named=meant.networks, classes=own_classes(None))
     cluster = measure_links(fabric.cluster, meant.entries, timeout_s=timeout, sink=sink) if links else fabric.cluster
     save_cluster(output, cluster)
     if capture:

@@ -29,6 +29,19 @@ Emulate = Annotated[
         rich_help_panel=_WHERE,
     ),
 ]
+Hardware = Annotated[
+    Path | None,
+    typer.Option("--hardware", help="Device classes of your own (hardware.yaml).", rich_help_panel=_WHERE),
+]
+OwnDevice = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--device",
+        metavar="CLASS=KEY:VALUE,..",
+        help="A device class: tflops (sustained) or peak, memory, bandwidth, vendor, like, ...",
+        rich_help_panel=_WHERE,
+    ),
+]
 Model = Annotated[
     str | None,
     typer.Option("--model", metavar="NAME|config.json", help="The model's shape.", rich_help_panel=_WHAT),
@@ -77,7 +90,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout,
 
 
 WHERE, WHAT, HOW = (
-    ("cluster", "emulate"),
+    ("cluster", "emulate", "hardware", "device"),
     ("model", "global_batch", "seq_len", "settings"),
     ("profile", "speed", "split", "alpha", "bridge"),
 )
@@ -91,6 +104,8 @@ class RunOptions:
     cluster: ClusterFile = None
     plan: PlanFile = None
     emulate: Emulate = None
+    hardware: Hardware = None
+    device: OwnDevice = None
     model: Model = None
     global_batch: GlobalBatch = None
     seq_len: SeqLen = None

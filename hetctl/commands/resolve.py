@@ -54,6 +54,7 @@ def resolve_where(
     """The cluster that the options mean, and a person's plan, of a model with so many layers. Raises ConfigError."""
     from hetctl.comm.contract.plan import load_plan
     from hetctl.discovery.which_cluster import Where, described_cluster, running_cluster
+    from hetctl.trainer.planning.own_hardware import own_classes, with_own
 
     if options.plan is not None and options.emulate is not None:
         raise ConfigError("--plan already says where: leave out --emulate")
@@ -64,9 +65,10 @@ def resolve_where(
             f"--plan is decided already: {' and '.join(given)} would change nothing",
             hint="leave it out, or make the plan anew with it: `hetctl plan ... -o plan.yaml`",
         )
-    where = Where(options.cluster, options.emulate)
+    own = own_classes(options.hardware, options.device or ())
+    where = Where(options.cluster, options.emulate, own)
     plan = load_plan(options.plan, layers=layers) if options.plan else None
-    return (running_cluster(where, sink, plan=plan) if runs else described_cluster(where, sink)), plan
+    return with_own(running_cluster(where, sink, plan=plan) if runs else described_cluster(where, sink), own), plan
 
 
 def _with_sizes(recipe: Recipe, cluster: Cluster, plan: Plan | None, sink: Sink, *, given: set[str]) -> Recipe:

@@ -8,20 +8,24 @@ from hetctl.comm.contract.cluster import Device
 from hetctl.comm.contract.facts import NEARNESS, GpuFacts, HostFacts, Instance
 from hetctl.comm.contract.natives import NATIVES
 from hetctl.discovery.networks import NetworkPort
-from hetctl.trainer.planning.hardware import class_of_product
+from hetctl.trainer.planning.hardware import CLASSES, Hardware
 
 _WHOLE = (None, "none", "disabled", "spx")  # partition modes that leave a GPU in one piece
 _UNKNOWN_DISTANCE = len(NEARNESS)
 
 
 def devices_of(
-    facts: HostFacts, ports: Sequence[NetworkPort], *, only: Sequence[int] | None = None
+    facts: HostFacts,
+    ports: Sequence[NetworkPort],
+    *,
+    only: Sequence[int] | None = None,
+    table: Hardware = CLASSES,
 ) -> tuple[tuple[Device, ...], list[str]]:
     """A host's devices with their rails, and what could not be taken, in words. `only` keeps these device numbers."""
     notes: list[str] = []
     found: list[tuple[GpuFacts, Instance | None, str]] = []
     for gpu in facts.gpus:
-        known, why = device_class(gpu)
+        known, why = device_class(gpu, table)
         if known is None:
             notes.append(why)
             continue
@@ -39,15 +43,15 @@ def devices_of(
     return tuple(_device(index, gpu, part, name, nics) for (index, gpu, part, name), nics in rows), notes
 
 
-def device_class(gpu: GpuFacts) -> tuple[str | None, str]:
+def device_class(gpu: GpuFacts, table: Hardware = CLASSES) -> tuple[str | None, str]:
     """The device class (`h200`, `mi300x/cpx`) of a GPU, or None and why it has none."""
     if gpu.vendor not in NATIVES:
         return None, f"GPU {gpu.id} is of the vendor '{gpu.vendor}', which hetctl has no native library for"
     if gpu.name is None:
         return None, f"GPU {gpu.id} does not say what product it is"
-    row = class_of_product(gpu.vendor, gpu.name)
+    row = table.of_product(gpu.vendor, gpu.name)
     if row is None:
-        return None, f"GPU {gpu.id} is a '{gpu.name}', which is not in the hardware table"
+        return None, f"GPU {gpu.id} is a '{gpu.name}', which is not in the hardware table (hardware.yaml can name it)"
     mode = gpu.partition.mode
     whole = mode in _WHOLE or mode == "mig"  # MIG names its instances, not the GPU
     return row.name if whole else f"{row.name}/{mode}", ""

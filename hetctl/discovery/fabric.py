@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from hetctl.comm.contract.cluster import Access, Cluster, Device, Host, Island, Member, Network
+from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.facts import HostFacts, facts_to_data
 from hetctl.discovery.devices import devices_of
 from hetctl.discovery.networks import Ignored, NetworkPort, Subnets, name_networks, ports_of, twins_apart
 from hetctl.discovery.transports import TransportFacts, link_between
+from hetctl.trainer.planning.hardware import CLASSES, Hardware
+from hetctl.trainer.planning.own_hardware import with_own
 
 _FABRIC_ORDER = {"infiniband": 0, "roce": 1, "ethernet": 2, "host": 3}
 
@@ -52,19 +55,22 @@ class NotedCluster:
     notes: tuple[Note, ...]
 
 
-def build(reports: Sequence[Report], *, named: Subnets | None = None) -> NotedCluster:
+def build(
+    reports: Sequence[Report], *, named: Subnets | None = None, classes: Sequence[DeviceClass] = ()
+) -> NotedCluster:
     """The cluster that the reports describe. Hosts without facts stay in it with their status and reason."""
     notes: list[Note] = []
     ports = _all_ports(reports, named or {}, notes)
     networks, names = name_networks([p for host in ports.values() for p in host])
     with_gpus = any(r.facts is not None and r.facts.gpus for r in reports)
-    devices = {r.name: _devices(r, ports.get(r.name, []), with_gpus, notes) for r in reports}
+    table = CLASSES.with_own(classes)
+    devices = {r.name: _devices(r, ports.get(r.name, []), with_gpus, notes, table) for r in reports}
     addresses = data_addresses(reports, ports)
     hosts = tuple(_host(r, devices[r.name], ports.get(r.name, []), names, addresses.get(r.name)) for r in reports)
     islands = find_islands(hosts, networks)
     ground = TransportFacts(hosts, {r.name: r.facts for r in reports if r.facts}, ports, names, _declared(reports))
     links = tuple(link_between(a, b, ground) for a, b in combinations(islands, 2))
-    return NotedCluster(Cluster(hosts, islands, networks, links), tuple(notes))
+    return NotedCluster(with_own(Cluster(hosts, islands, networks, links), classes), tuple(notes))
 
 
 def find_islands(hosts: Sequence[Host], networks: Sequence[Network]) -> tuple[Island, ...]:
@@ -126,10 +132,12 @@ def _all_ports(reports: Sequence[Report], named: Subnets, notes: list[Note]) -> 
     return by_host
 
 
-def _devices(report: Report, ports: Sequence[NetworkPort], with_gpus: bool, notes: list[Note]) -> tuple[Device, ...]:
+def _devices(
+    report: Report, ports: Sequence[NetworkPort], with_gpus: bool, notes: list[Note], table: Hardware
+) -> tuple[Device, ...]:
     if report.facts is None:
         return ()
-    devices, problems = devices_of(report.facts, ports, only=report.access.gpus if with_gpus else None)
+    devices, problems = devices_of(report.facts, ports, only=report.access.gpus if with_gpus else None, table=table)
     notes += [Note(report.name, sentence) for sentence in problems]
     for vendor, state in report.facts.vendors.items():
         if state not in ("present", "absent"):

@@ -12,7 +12,7 @@ import psutil
 
 from hetctl.comm.contract.emulate import Machine
 from hetctl.comm.contract.natives import HOST, NATIVES, NativeName, native_of
-from hetctl.trainer.planning.hardware import class_of_product
+from hetctl.trainer.planning.hardware import CLASSES
 
 
 def this_machine(counts: Sequence[int]) -> tuple[Machine, str]:
@@ -43,7 +43,7 @@ def gpu_class() -> str | None:
     if not _gpu_memories():
         return None
     product = _devices().get_device_name(0)
-    rows = (class_of_product(vendor, product) for vendor in NATIVES)
+    rows = (CLASSES.of_product(vendor, product) for vendor in NATIVES)
     return next((row.name for row in rows if row is not None), None)
 
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.comm.contract.cluster import Cluster, load_cluster
+from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.emulate import SpecIsland, SpecPart, describe_cluster, label_machine, parse_spec
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.plan import Plan
 from hetctl.console import Sink
 from hetctl.discovery.this_machine import this_machine
-from hetctl.trainer.planning.hardware import CLASSES
+from hetctl.trainer.planning.hardware import CLASSES, Hardware
 
 DEFAULT_SPEC = "h200:2,mi325x:2"
 HERE = Path("cluster.yaml")
@@ -23,10 +24,16 @@ class Where:
 
     file: Path | None = None
     emulate: str | None = None
+    classes: tuple[DeviceClass, ...] = ()  # that a person described
 
     def __post_init__(self) -> None:
         if self.file is not None and self.emulate is not None:
             raise ConfigError("--cluster and --emulate exclude each other", hint="give one of them")
+
+    @property
+    def hardware(self) -> Hardware:
+        """The hardware table with a person's rows."""
+        return CLASSES.with_own(self.classes)
 
     @property
     def emulated_file(self) -> Path | None:
@@ -44,7 +51,7 @@ def described_cluster(where: Where, sink: Sink) -> Cluster:
     if where.emulate is None:
         said = f"planning for {DEFAULT_SPEC}, which you need not own"
         sink.warn(f"no --cluster, no --emulate and no ./cluster.yaml: {said}")
-    return describe_cluster(parse_spec(where.emulate or DEFAULT_SPEC, CLASSES), CLASSES)
+    return describe_cluster(parse_spec(where.emulate or DEFAULT_SPEC, where.hardware), where.hardware)
 
 
 def running_cluster(where: Where, sink: Sink, *, plan: Plan | None = None) -> Cluster:
@@ -59,7 +66,7 @@ def running_cluster(where: Where, sink: Sink, *, plan: Plan | None = None) -> Cl
     if file := where.emulated_file:
         return _labelled(_islands_of(load_cluster(file)), str(file), sink)
     words = where.emulate or DEFAULT_SPEC
-    return _labelled(parse_spec(words, CLASSES), words, sink)
+    return _labelled(parse_spec(words, where.hardware), words, sink)
 
 
 def _labelled(spec: tuple[SpecIsland, ...], words: str, sink: Sink) -> Cluster:

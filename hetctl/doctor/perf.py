@@ -11,7 +11,9 @@ from contextlib import closing
 from itertools import combinations
 from typing import Any, Literal
 
-from hetctl.comm.contract.facts import HostFacts
+from hetctl.comm.contract.device_class import DeviceClass
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.facts import GpuFacts, HostFacts
 from hetctl.comm.contract.units import show_rate
 from hetctl.discovery.devices import device_class
 from hetctl.discovery.discover import shell_opener
@@ -35,7 +37,7 @@ from hetctl.launcher.hosts.dialogue import converse
 from hetctl.launcher.hosts.fanout import fan_out
 from hetctl.launcher.supervisor.environment import visible_devices
 from hetctl.probe.raw import printable
-from hetctl.trainer.planning.hardware import CLASSES, DeviceClass
+from hetctl.trainer.planning.hardware import CLASSES, Hardware
 
 Program = Literal["alive", "perf"]
 GOOD, BEARABLE = 0.90, 0.75  # of what is expected
@@ -133,7 +135,7 @@ def _speed(
             like = [
                 d.get(key) for host in case.checked.performance for n, d in _devices(case.checked, host) if n == name
             ]
-            row = CLASSES.get(name.partition("/")[0])
+            row = _row(case.checked, name)
             reference, of = _reference(like, expected(row) if row and row.name != "cpu" else None)
             verdicts.append(_against(float(value), reference, of, f"device {device.get('index')}", unit))
         figures = [float(d[key]) for _, d in mine if isinstance(d.get(key), (int, float))]
@@ -161,9 +163,25 @@ def _devices(checked: CheckedCluster, host: str) -> list[tuple[str, Mapping[str,
     """(device class, what was measured) of a host's devices."""
     found = checked.performance.get(host, {}).get("devices")
     gpus = checked.facts[host].gpus if host in checked.facts else ()
-    named = {i: device_class(gpu)[0] or "?" for i, gpu in enumerate(gpus)} or {0: "cpu"}
+    named = {i: _class(checked, gpu) or "?" for i, gpu in enumerate(gpus)} or {0: "cpu"}
     listed = found if isinstance(found, list) else []
     return [(named.get(d.get("index", i), "?"), d) for i, d in enumerate(listed) if isinstance(d, Mapping)]
+
+
+def _table(checked: CheckedCluster) -> Hardware:
+    return CLASSES.with_own(checked.cluster.classes)
+
+
+def _class(checked: CheckedCluster, gpu: GpuFacts) -> str | None:
+    return device_class(gpu, _table(checked))[0]
+
+
+def _row(checked: CheckedCluster, name: str) -> DeviceClass | None:
+    """What is known of a class, or of a part of one."""
+    try:
+        return _table(checked)[name]
+    except ConfigError:
+        return None
 
 
 def _why_not(case: HostCase) -> Verdict:
@@ -180,13 +198,13 @@ def allreduce(case: HostCase) -> Verdict:
     value = found.get("allreduce_bytes_per_s")
     if not isinstance(value, (int, float)):
         return unknown(str(found.get("problem", "it was not measured")))
-    kinds = [device_class(g)[0] for g in case.gpus]
+    kinds = [_class(case.checked, g) for g in case.gpus]
     like = [
         measured.get("allreduce_bytes_per_s")
         for host, measured in case.checked.performance.items()
-        if host in case.checked.facts and [device_class(g)[0] for g in case.checked.facts[host].gpus] == kinds
+        if host in case.checked.facts and [_class(case.checked, g) for g in case.checked.facts[host].gpus] == kinds
     ]
-    row = CLASSES.get((kinds[0] or "").partition("/")[0])
+    row = _row(case.checked, kinds[0] or "")
     reference, of = _reference(like, row.native_bytes_per_s * 0.5 if row else None)
     return _against(float(value), reference, of, "64 MiB", show_rate)
 

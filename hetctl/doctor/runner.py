@@ -22,6 +22,7 @@ from hetctl.doctor.check import WORST_FIRST, Check, CheckedCluster, Finding, Hos
 from hetctl.doctor.registry import rank
 from hetctl.probe import Options
 from hetctl.probe.raw import printable
+from hetctl.trainer.planning.own_hardware import own_classes
 
 _AGAIN_S = 2.0  # between two readings of error counters
 C = TypeVar("C", HostCase, CheckedCluster)
@@ -51,7 +52,7 @@ def examine(
     ids = {check.id for check in checks}
     answers = discover(entries, timeout_s=timeout_s, options=lambda e: options_for(e, ids=ids, folders=folders))
     reports = tuple(a.report for a in answers)
-    checked = CheckedCluster(reports, build(reports, named=inventory.networks).cluster)
+    checked = CheckedCluster(reports, build(reports, named=inventory.networks, classes=own_classes(None)).cluster)
     reached = [e for e in entries if e.name in checked.facts]
     program = perf.program_for(ids)
     if program is not None:

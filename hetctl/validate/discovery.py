@@ -13,7 +13,7 @@ from hetctl.probe.nics import parse_ibv_ports
 from hetctl.probe.raw import Raw
 from hetctl.probe.vendors import VENDORS
 from hetctl.probe.words import integer, told
-from hetctl.trainer.planning.hardware import class_of_product
+from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.validate.claims import Judge, Judgement, Measure, could_not_tell, does_not_hold, holds
 from hetctl.validate.ground import ClaimHosts, ask
 
@@ -128,7 +128,7 @@ def _port(nic: NicFacts) -> str:
 
 def _gpu_pairs(ours: GpuFacts, theirs: GpuFacts) -> Pairs:
     names = (ours.name, theirs.name)
-    products = [class_of_product(g.vendor, g.name) if g.name else None for g in (ours, theirs)]
+    products = [CLASSES.of_product(g.vendor, g.name) if g.name else None for g in (ours, theirs)]
     if products[0] is not None and products[0] == products[1]:
         names = (ours.name, ours.name)  # two tools' words for one product
     whole = (ours.partition.mode or "spx") in _WHOLE

@@ -349,7 +349,7 @@ def test_a_plan_edited_wrongly(empty: Path, edit: Any, words: str) -> None:
         (("--split", "uniform"), "parallelism.split would change nothing"),
         (("--speed", "h200=500"), "--speed would change nothing"),
         (("--set", "parallelism.order=given"), "parallelism.order would change nothing"),
-        (("--bridge", "tcp"), "the plan was made with bridge.transport shm, the recipe asks for tcp"),
+        (("--bridge", "shm"), "the plan was made with bridge.transport tcp, the recipe asks for shm"),
         (("--set", "parallelism.data=3"), "the plan was made with parallelism.data 1, the recipe asks for 3"),
     ],
 )

@@ -9,8 +9,9 @@ from functools import cached_property
 from itertools import groupby
 
 from hetctl.comm.contract.cluster import Cluster, Device, Host, Member
+from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.errors import ConfigError, nearest
-from hetctl.trainer.planning.hardware import CLASSES, DeviceClass
+from hetctl.trainer.planning.hardware import CLASSES
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,10 +125,7 @@ def base_class(cluster: Cluster, label: str) -> DeviceClass:
     if cluster.source == "emulated":
         fallback = "cpu" if cluster.runs == "gloo" else cluster.hosts[0].devices[0].device_class
         name = cluster.runs_class or fallback
-    row = CLASSES.get(name)
-    if row is None:
-        raise ConfigError(f"'{name}' is not a device class hetctl knows", hint=nearest(name, CLASSES))
-    return row
+    return CLASSES.with_own(cluster.classes)[name]
 
 
 def _rates(

@@ -30,7 +30,7 @@ from hetctl.discovery.devices import assign_rails, device_class
 from hetctl.discovery.fabric import NotedCluster, Report, build
 from hetctl.discovery.networks import ports_of
 from hetctl.discovery.unusual import unusual
-from hetctl.trainer.planning.hardware import class_of_product
+from hetctl.trainer.planning.hardware import CLASSES
 
 GB = 1e9
 VERBS = RdmaFacts(
@@ -290,7 +290,8 @@ def test_rails_are_shared_evenly(gpus: int, nics: int, random: object) -> None:
         ("nvidia", "NVIDIA H200", "h200"),
         ("nvidia", "NVIDIA GH200 480GB", "gh200"),
         ("nvidia", "NVIDIA L40S", "l40s"),
-        ("nvidia", "NVIDIA L40", None),
+        ("nvidia", "NVIDIA L40", "l40"),
+        ("nvidia", "NVIDIA L40G", None),
         ("nvidia", "Tesla V100-SXM2-32GB", "v100"),
         ("amd", "AMD Instinct MI250X", "mi250x"),
         ("amd", "AMD Instinct MI300X VF", "mi300x"),
@@ -298,7 +299,7 @@ def test_rails_are_shared_evenly(gpus: int, nics: int, random: object) -> None:
     ],
 )
 def test_product_names(vendor: str, product: str, name: str | None) -> None:
-    row = class_of_product(vendor, product)
+    row = CLASSES.of_product(vendor, product)
     assert (row.name if row else None) == name
 
 

@@ -1,0 +1,63 @@
+"""What plans assume of one kind of accelerator: a row of the hardware table, or what a person says of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from hetctl.comm.contract.units import GiB
+
+DEFAULT_MFU = 0.45
+_CHIPLET_MODES = {"spx": 1, "dpx": 2, "tpx": 3, "qpx": 4}  # into how many equal parts; cpx: one a chiplet
+_SLICES = re.compile(r"(?P<slices>\d+)g\.(?P<memory>\d+)gb.*")  # of MIG: compute slices and gigabytes
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """One kind of accelerator: GPUs that compute alike."""
+
+    name: str
+    vendor: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    peak_tflops: float  # dense bf16 (fp16 where the class has no bf16); 0: unknown
+    published_tflops: float | None = None  # sustained in training, from a publication
+    nic_bytes_per_s: float = 25e9  # the usual NIC beside one such GPU
+    native_bytes_per_s: float = 300e9  # to a neighbour in the same host, one way, as collectives reach it
+    host_bytes_per_s: float = 25e9  # pinned copies to and from the host, one way
+    launch_s: float = 20e-6  # what starting one layer's forward costs, whatever its size
+    runtime_bytes: int = 2 * GiB  # context, communicators, workspaces
+    product_names: tuple[str, ...] = ()  # substrings of what drivers report, most specific first
+    price_per_hour: float | None = None  # in whatever currency all prices are
+    slices: int = 0  # of compute, that MIG shares out; 0: it cannot be partitioned so
+    chiplets: int = 0  # that partition modes share out; 0: it cannot be partitioned so
+
+    @property
+    def sustained_tflops(self) -> float:
+        return self.published_tflops or self.peak_tflops * DEFAULT_MFU
+
+    def part(self, mode: str) -> DeviceClass | None:
+        """A partition (`3g.40gb` of MIG, `cpx`, `dpx`) as its share of the whole; None where it is not known."""
+        count = self.chiplets if mode == "cpx" else _CHIPLET_MODES.get(mode, 0)
+        if count and self.chiplets and self.chiplets % count == 0:
+            return self._share(mode, 1 / count, self.memory_bytes // count)
+        found = _SLICES.fullmatch(mode)
+        if found is None or int(found["slices"]) > self.slices:
+            return None
+        return self._share(mode, int(found["slices"]) / self.slices, min(int(found["memory"]) * GiB, self.memory_bytes))
+
+    def _share(self, mode: str, compute: float, memory: int) -> DeviceClass:
+        part = memory / self.memory_bytes
+        return replace(
+            self,
+            name=f"{self.name}/{mode}",
+            memory_bytes=memory,
+            memory_bytes_per_s=self.memory_bytes_per_s * part,
+            peak_tflops=self.peak_tflops * compute,
+            published_tflops=self.published_tflops and self.published_tflops * compute,
+            nic_bytes_per_s=self.nic_bytes_per_s * part,
+            native_bytes_per_s=self.native_bytes_per_s * part,
+            host_bytes_per_s=self.host_bytes_per_s * part,
+            product_names=(),
+            price_per_hour=self.price_per_hour and self.price_per_hour * part,
+        )
