@@ -133,6 +133,7 @@ class TransportOption:
     rate_bytes_per_s: float | None = None  # of all rails together
     latency_s: float | None = None
     measured: bool = False
+    networks: tuple[str, ...] = ()  # it crosses these; none named: all that every host of both islands reaches
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def native_way(a: Island, b: Island, tcp: TransportOption) -> TransportOption:
     if not tcp.usable:
         return TransportOption("native", False, tcp.reason)
     why = f"both are {a.vendor}: its own library, over sockets between hosts, on the ports that TCP takes"
-    return TransportOption("native", True, why, tcp.rate_bytes_per_s, tcp.latency_s, tcp.measured)
+    return TransportOption("native", True, why, tcp.rate_bytes_per_s, tcp.latency_s, tcp.measured, tcp.networks)
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,10 @@ class Cluster:
         """SHA-256 over what plans depend on: not raw facts (free memory, counters), nor how hosts are entered."""
         bare = replace(self, hosts=tuple(replace(h, facts={}, access=None) for h in self.hosts))
         plain = encode(bare)
-        if not self.classes:
-            del plain["classes"]  # older files do not have it, and plans made for them hold
+        optional = [(plain, "classes"), *((t, "networks") for link in plain["links"] for t in link["transports"])]
+        for where, key in optional:
+            if not where[key]:
+                del where[key]  # older files do not have it, and plans made for them hold
         text = json.dumps(plain, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

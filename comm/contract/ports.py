@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetctl.comm.contract.cluster import Cluster, Island, Nic, TransportKind
+from hetctl.comm.contract.cluster import Cluster, Island, Nic, TransportKind, TransportOption
 from hetctl.comm.contract.transports import TRANSPORTS
 
 RDMA_KINDS = ("infiniband", "roce")
@@ -23,19 +23,20 @@ class Side:
         return sum(self.hosts.values())
 
 
-def carrying(cluster: Cluster, islands: Sequence[Island], kind: TransportKind) -> dict[str, list[Nic]]:
-    """Per host of these islands the ports on networks that all the hosts reach; empty within one host."""
+def carrying(cluster: Cluster, islands: Sequence[Island], way: TransportOption) -> dict[str, list[Nic]]:
+    """Per host of these islands the ports that carry a transport, on networks that all hosts reach; {} in one host."""
     hosts = [cluster.host_by_name[name] for name in dict.fromkeys(h for i in islands for h in i.hosts)]
-    usable = {h.name: [n for n in h.nics if _suits(n, cluster, kind)] for h in hosts}
+    usable = {h.name: [n for n in h.nics if _suits(n, cluster, way.kind)] for h in hosts}
     if len(hosts) < 2:
         return {}
     common = set.intersection(*({n.network for n in nics} for nics in usable.values()))
+    common = {network for network in common if not way.networks or network in way.networks}
     return {name: _rails([n for n in nics if n.network in common]) for name, nics in usable.items()} if common else {}
 
 
-def sides(cluster: Cluster, a: Island, b: Island, kind: TransportKind) -> tuple[Side, Side] | None:
+def sides(cluster: Cluster, a: Island, b: Island, way: TransportOption) -> tuple[Side, Side] | None:
     """Both ends of what joins two islands (or, the same twice, an island's hosts); None where a rate is unknown."""
-    ports = carrying(cluster, (a, b), kind)
+    ports = carrying(cluster, (a, b), way)
     if not ports or any(n.rate_bytes_per_s is None for nics in ports.values() for n in nics):
         return None
     return _side(cluster, a, ports), _side(cluster, b, ports)

@@ -25,7 +25,7 @@ Emulate = Annotated[
     typer.Option(
         "--emulate",
         metavar="SPEC|F",
-        help="Islands to emulate: CLASS:COUNT\\[@SPEED]\\[~MEMORY], ',' between islands; or a cluster.yaml.",
+        help="Islands to emulate: CLASS:COUNT\\[@SPEED]\\[~MEMORY]\\[/FABRIC], ',' between islands; or a cluster.yaml.",
         rich_help_panel=_WHERE,
     ),
 ]
@@ -39,6 +39,15 @@ OwnDevice = Annotated[
         "--device",
         metavar="CLASS=KEY:VALUE,..",
         help="A device class: tflops (sustained) or peak, memory, bandwidth, vendor, like, ...",
+        rich_help_panel=_WHERE,
+    ),
+]
+Link = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--link",
+        metavar="A-B=NETWORK",
+        help="With --emulate: what joins two islands (25GbE, roce200, ib400x8).",
         rich_help_panel=_WHERE,
     ),
 ]
@@ -90,7 +99,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout,
 
 
 WHERE, WHAT, HOW = (
-    ("cluster", "emulate", "hardware", "device"),
+    ("cluster", "emulate", "hardware", "device", "link"),
     ("model", "global_batch", "seq_len", "settings"),
     ("profile", "speed", "split", "alpha", "bridge"),
 )
@@ -106,6 +115,7 @@ class RunOptions:
     emulate: Emulate = None
     hardware: Hardware = None
     device: OwnDevice = None
+    link: Link = None
     model: Model = None
     global_batch: GlobalBatch = None
     seq_len: SeqLen = None

@@ -66,7 +66,7 @@ def resolve_where(
             hint="leave it out, or make the plan anew with it: `hetctl plan ... -o plan.yaml`",
         )
     own = own_classes(options.hardware, options.device or ())
-    where = Where(options.cluster, options.emulate, own)
+    where = Where(options.cluster, options.emulate, own, tuple(options.link or ()))
     plan = load_plan(options.plan, layers=layers) if options.plan else None
     return with_own(running_cluster(where, sink, plan=plan) if runs else described_cluster(where, sink), own), plan
 

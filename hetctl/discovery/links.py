@@ -225,7 +225,7 @@ def _rated(
         way,
         usable=True,
         reason=f"{way.reason if way.usable else 'reached all the same'}; measured between {len(rates)} pairs of hosts",
-        rate_bytes_per_s=_of_all(rates, sides(cluster, *islands, way.kind), islands),
+        rate_bytes_per_s=_of_all(rates, sides(cluster, *islands, way), islands),
         latency_s=statistics.median(latency) if latency else None,
         measured=True,
     )

@@ -25,10 +25,13 @@ class Where:
     file: Path | None = None
     emulate: str | None = None
     classes: tuple[DeviceClass, ...] = ()  # that a person described
+    links: tuple[str, ...] = ()  # A-B=NETWORK, between islands of a SPEC
 
     def __post_init__(self) -> None:
         if self.file is not None and self.emulate is not None:
             raise ConfigError("--cluster and --emulate exclude each other", hint="give one of them")
+        if self.links and (self.file is not None or self.emulate is None or self.emulated_file is not None):
+            raise ConfigError("--link describes a network between islands of --emulate SPEC", hint="a file has its own")
 
     @property
     def hardware(self) -> Hardware:
@@ -51,7 +54,8 @@ def described_cluster(where: Where, sink: Sink) -> Cluster:
     if where.emulate is None:
         said = f"planning for {DEFAULT_SPEC}, which you need not own"
         sink.warn(f"no --cluster, no --emulate and no ./cluster.yaml: {said}")
-    return describe_cluster(parse_spec(where.emulate or DEFAULT_SPEC, where.hardware), where.hardware)
+    spec = parse_spec(where.emulate or DEFAULT_SPEC, where.hardware)
+    return describe_cluster(spec, where.hardware, where.links)
 
 
 def running_cluster(where: Where, sink: Sink, *, plan: Plan | None = None) -> Cluster:
@@ -73,6 +77,8 @@ def _labelled(spec: tuple[SpecIsland, ...], words: str, sink: Sink) -> Cluster:
     """This machine's devices as the islands of `spec`, said aloud."""
     machine, devices = this_machine([island.count for island in spec])
     sink.say(f"emulating {words}: {devices}")
+    if any(island.said for island in spec):
+        sink.warn("hosts and networks of the SPEC are for `hetctl plan`: here islands talk as this machine can")
     cluster = label_machine(spec, machine)
     held = any(part.speed != 1 for island in spec for part in island.parts)
     if held and cluster.runs == "gloo":

@@ -270,7 +270,7 @@ def _rails(
 ) -> tuple[PlannedRail, ...]:
     """Each lane on ports that share a network, and its share of them: together they carry what discovery found."""
     a, b = (next(i for i in cluster.islands if i.name == name) for name in pair)
-    ports, joint = carrying(cluster, (a, b), transport.kind), sides(cluster, a, b, transport.kind)
+    ports, joint = carrying(cluster, (a, b), transport), sides(cluster, a, b, transport)
     ends = [_lane_ports(cluster, lane, ports) for lane in lanes]
     used = [[(rank.host, nic) for rank, nic in zip(*end, strict=True)] for end in zip(lanes, ends, strict=True)]
     users = Counter(chain.from_iterable(used))

@@ -115,7 +115,8 @@ def _joining(use: PoolUse, payload: float) -> float:
 def _inside(cluster: Cluster, island: Island, pools: Sequence[Pool]) -> LinkRate:
     """The native library between an island's hosts: over its fabric's ports, or each device's share of the usual."""
     rdma = {n.name: n.kind for n in cluster.networks}.get(island.fabric) in RDMA_KINDS
-    found = sides(cluster, island, island, "rdma" if rdma else "tcp")
+    over = TransportOption("rdma" if rdma else "tcp", True, "", networks=(island.fabric,))
+    found = sides(cluster, island, island, over)
     if found is None:
         return LinkRate(min(p.rates.nic_bytes_per_s for p in pools), inf, NATIVE_LATENCY_S, NATIVE)
     own, host = found[0].per_device, found[0].total / len(found[0].hosts)
@@ -128,7 +129,7 @@ def _link(
     """What a transport between two islands carries: measured where it was, otherwise a share of what its ports do."""
     row, known = TRANSPORTS[transport.kind], next((m for m in measured if m.transport == transport.kind), None)
     a, b = sorted((a, b), key=lambda island: island.name)
-    ends = sides(cluster, a, b, transport.kind)
+    ends = sides(cluster, a, b, transport)
     nominal = min(side.total for side in ends) if ends else None
     own = min(side.per_device for side in ends) if ends else None
     rate = transport.rate_bytes_per_s or nominal

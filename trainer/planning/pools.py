@@ -98,13 +98,14 @@ def read_pools(cluster: Cluster, *, speeds: Mapping[str, float] | None = None) -
         if name not in present:
             raise ConfigError(f"--speed names '{name}', which this cluster does not have", hint=nearest(name, present))
     found: dict[tuple[str, str, float, int], tuple[Rates, list[tuple[str, int]]]] = {}
-    rates_of: dict[tuple[str, str, float, int | None], Rates] = {}
+    rates_of: dict[tuple[str, str, str, float, int | None], Rates] = {}
+    fabrics = {island.name: island.fabric for island in cluster.islands}
     equal: dict[tuple[object, ...], Rates] = {}
     for rank, island, member, device in seats(cluster):
         host = cluster.host_by_name[member.host]
-        known = (member.host, device.device_class, device.speed, device.memory_bytes)
+        known = (member.host, island, device.device_class, device.speed, device.memory_bytes)
         if known not in rates_of:
-            made = _rates(cluster, host, device.device_class, device.speed, device.memory_bytes, speeds)
+            made = _rates(cluster, host, fabrics[island], device, speeds)
             rates_of[known] = equal.setdefault(astuple(made), made)
         rates = rates_of[known]
         key = (island, device.device_class, device.speed, rates.memory_bytes)
@@ -128,12 +129,12 @@ def base_class(cluster: Cluster, label: str) -> DeviceClass:
     return CLASSES.with_own(cluster.classes)[name]
 
 
-def _rates(
-    cluster: Cluster, host: Host, label: str, speed: float, memory: int | None, speeds: Mapping[str, float]
-) -> Rates:
+def _rates(cluster: Cluster, host: Host, fabric: str, device: Device, speeds: Mapping[str, float]) -> Rates:
+    label, speed, memory = device.device_class, device.speed, device.memory_bytes
     row = base_class(cluster, label)
     tflops = speeds.get(label, row.sustained_tflops) * speed
-    nics = [n.rate_bytes_per_s for n in host.nics if n.rate_bytes_per_s]
+    known = [n for n in host.nics if n.rate_bytes_per_s]
+    nics = [n.rate_bytes_per_s or 0.0 for n in known if n.network == fabric or fabric == "host"]
     share = sum(nics) / max(1, len(host.devices)) if nics else row.nic_bytes_per_s
     return Rates(
         flops_per_s=tflops * 1e12,
