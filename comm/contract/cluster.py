@@ -87,6 +87,7 @@ class Host:
     reason: str | None = None
     devices: tuple[Device, ...] = ()
     nics: tuple[Nic, ...] = ()
+    memory_bytes: int | None = None  # of the host itself
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -186,7 +187,8 @@ class Cluster:
         """SHA-256 over what plans depend on: not raw facts (free memory, counters), nor how hosts are entered."""
         bare = replace(self, hosts=tuple(replace(h, facts={}, access=None) for h in self.hosts))
         plain = encode(bare)
-        optional = [(plain, "classes"), *((t, "networks") for link in plain["links"] for t in link["transports"])]
+        optional = [(plain, "classes"), *((host, "memory_bytes") for host in plain["hosts"])]
+        optional += [(way, "networks") for link in plain["links"] for way in link["transports"]]
         for where, key in optional:
             if not where[key]:
                 del where[key]  # older files do not have it, and plans made for them hold

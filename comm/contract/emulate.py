@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 
 from hetctl.comm.contract.cluster import (
     Cluster,
@@ -31,6 +31,7 @@ from hetctl.comm.contract.natives import NativeName
 from hetctl.comm.contract.units import parse_bytes
 
 GPUS_PER_HOST = 8
+HOST_MEMORY = 2  # of a described host, over its devices': what vendors' reference hosts have
 _PART = re.compile(r"(?P<name>[^:@~]+):(?P<count>[^@~]*)(?:@(?P<speed>[^~]*))?(?:~(?P<memory>.*))?")
 _SHAPE = "write CLASS:COUNT[@SPEED][~MEMORY][/FABRIC], for example h200:2,mi325x:2@0.6 or h200:2x8/ib400"
 _FABRIC = re.compile(r"(?:(?P<kind>ib|roce|eth)(?P<rate>\d+)|(?P<ethernet>\d+)gbe)(?:x(?P<ports>[1-9]\d?))?")
@@ -89,6 +90,7 @@ class Machine:
     native: NativeName
     memory_bytes: tuple[int | None, ...]  # per device; CPU: per process slot
     device_class: str | None = None  # what its devices really are, whatever they are labelled
+    host_memory_bytes: int | None = None  # where devices have memory of their own
     gpus: int | None = None  # real ones that the devices take turns on, where there are fewer than devices
 
 
@@ -167,7 +169,8 @@ def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
                 devices.append(Device(index, *known, speed=part.speed, ordinal=real))
         members = tuple(Member(machine.host, i) for i in range(first, len(devices)))
         islands.append(Island(name, island.vendor, "host", members))
-    host = Host(machine.host, data_address="127.0.0.1", devices=tuple(devices), nics=(nic,))
+    own = machine.host_memory_bytes
+    host = Host(machine.host, data_address="127.0.0.1", devices=tuple(devices), nics=(nic,), memory_bytes=own)
     tcp = TransportOption("tcp", True, "loopback TCP on this machine: what a network would see")
     ways = (
         TransportOption("shm", True, "both islands are on this machine: memory that both processes map"),
@@ -290,7 +293,8 @@ def _described_host(
         memory = min(row.memory_bytes, part.memory_bytes or row.memory_bytes)
         near = (own[index % len(own)].name, *(nics[index % len(nics)].name for nics in others))
         devices.append(Device(index, row.vendor, part.device_class, memory, near, speed=part.speed))
-    return Host(name, devices=tuple(devices), nics=tuple(nic for nics in (own, *others) for nic in nics))
+    memory = HOST_MEMORY * sum(row.memory_bytes for row in rows)
+    return Host(name, devices=tuple(devices), nics=(*own, *chain.from_iterable(others)), memory_bytes=memory)
 
 
 def _parse_part(part: str, text: str, classes: Mapping[str, DeviceClass]) -> tuple[SpecPart, int | None]:

@@ -173,6 +173,7 @@ def _host(
         reason=report.reason,
         devices=devices,
         nics=tuple(p.nic(names.get((p.host, p.facts.name))) for p in ports),
+        memory_bytes=report.facts.system.memory_total_bytes if report.facts is not None else None,
         facts=facts_to_data(report.facts) if report.facts is not None else {},
     )
 

@@ -22,19 +22,19 @@ def this_machine(counts: Sequence[int]) -> tuple[Machine, str]:
     process slot has no memory of its own: it is unknown, and bounded by the whole.
     """
     memories, wanted = _gpu_memories(), sum(counts)
-    name = socket.gethostname()
+    name, memory = socket.gethostname(), psutil.virtual_memory().total
     if memories and len(memories) >= wanted:
         words = f"{wanted} of this machine's {len(memories)} GPUs"
-        return Machine(name, _library(), tuple(memories), gpu_class()), words
+        return Machine(name, _library(), tuple(memories), gpu_class(), memory), words
     if memories and len(memories) >= max(counts):
         most = -(-wanted // len(memories))
         shares = tuple(memories[i % len(memories)] // most for i in range(wanted))
         each = "its GPU is shared" if len(memories) == 1 else f"its {len(memories)} GPUs are shared"
         words = f"{each} by up to {most} ranks each, so speeds say nothing of {wanted} GPUs"
-        return Machine(name, _library(), shares, gpu_class(), gpus=len(memories)), words
+        return Machine(name, _library(), shares, gpu_class(), memory, gpus=len(memories)), words
     cores = len(os.sched_getaffinity(0))
     why = "no GPU here" if not memories else f"only {len(memories)} GPUs here for {wanted} ranks"
-    share = psutil.virtual_memory().total // wanted
+    share = memory // wanted
     return Machine(name, "gloo", (share,) * wanted, "cpu"), f"{why}, so {wanted} CPU processes share {cores} cores"
 
 

@@ -89,6 +89,8 @@ class ModeCosts(NamedTuple):
     state: Floats  # bytes per parameter: weights, gradients, optimiser; shards divide it
     held: Floats  # bytes of a micro-batch until its backward
     working: Floats  # bytes that exist for a moment: blocks computed again or on their way
+    host_state: Floats  # bytes per parameter on the host; shards divide it
+    host_held: Floats  # bytes of a micro-batch on the host until its backward
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,7 +258,7 @@ class LayerCosts:
 
     def _new_under(self, modes: tuple[Mode, ...], rates: Rates, samples: float, tensor: int) -> ModeCosts:
         blocks = [self.block(rates, samples, tensor=tensor, mode=mode) for mode in modes]
-        kept = self.activation_bytes(samples, tensor=tensor)
+        kept, n = self.activation_bytes(samples, tensor=tensor), self.value_bytes
         under_way = [UNDER_WAY if m.activations else int(m.recompute != "none") for m in modes]
         columns = (
             [b.forward for b in blocks],
@@ -265,6 +267,8 @@ class LayerCosts:
             [self.state_bytes_per_parameter(offload=m.offload) for m in modes],
             [self.activation_bytes(samples, tensor=tensor, mode=m) for m in modes],
             [count * kept for count in under_way],
+            [float(n.weights + n.optimizer) if m.offload else 0.0 for m in modes],
+            [kept if m.activations else 0.0 for m in modes],
         )
         return ModeCosts(*(np.array(c, dtype=np.float64) for c in columns))
 

@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from typing import NoReturn
 
 from hetctl.comm.contract.errors import Infeasible
 from hetctl.comm.contract.units import GiB, show_bytes
 from hetctl.trainer.planning.costs import PLAIN, USABLE_SHARE, usable_bytes
 from hetctl.trainer.planning.pools import Pool
-from hetctl.trainer.planning.predict import Prediction, predict
+from hetctl.trainer.planning.predict import Prediction, predict, stage_coefficients
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.reasons import describe
 from hetctl.trainer.planning.search import MOST_MICRO_BATCHES, Candidate, Search
@@ -172,6 +173,13 @@ def _slowest_bridge(chosen: Prediction) -> str:
 
 def refuse(problem: Problem) -> NoReturn:
     """Raise Infeasible: the least that every device lacks and where, or the wishes that cannot be met."""
+    on_devices = _with_hosts_of(problem, inf)
+    if found := Search(on_devices, keep=1).run().candidates:
+        raise Infeasible(
+            f"'{problem.costs.shape.name}' does not fit into its hosts' memory: " + _host_lacks(problem, found[0]),
+            hint="more memory or fewer GPUs in a host, more hosts, or a smaller model",
+        )
+    problem = on_devices
     many = problem.samples > MOST_MICRO_BATCHES
     most = f": a replica takes at most {MOST_MICRO_BATCHES} micro-batches" if many else ""
     if not _fits(problem, PLENTY):
@@ -188,6 +196,31 @@ def refuse(problem: Problem) -> NoReturn:
         hint="more devices or memory, a smaller model, shorter samples, or fewer pins in parallelism"
         + (", or a smaller batch.global_batch" + most if many else ""),
     )
+
+
+def _with_hosts_of(problem: Problem, memory: float) -> Problem:
+    """The problem if each device's share of its host's memory were so large."""
+    pools = (
+        dataclasses.replace(p, rates=dataclasses.replace(p.rates, host_memory_bytes=memory)) for p in problem.pools
+    )
+    return dataclasses.replace(problem, pools=tuple(pools))
+
+
+def _host_lacks(problem: Problem, candidate: Candidate) -> str:
+    """The stage that would need most of its hosts beyond what they have."""
+    shares = {pool.ranks[0]: pool.rates.host_memory_bytes for pool in problem.pools}
+    worst, sentence = float("-inf"), ""
+    for number, pipeline in enumerate(candidate.pipelines):
+        costs = stage_coefficients(problem, pipeline)
+        for index, (use, layers, c) in enumerate(zip(pipeline.stage_uses, pipeline.layers, costs, strict=True)):
+            need, have = c.host.at(layers), min(s for rank, s in shares.items() if rank in use.pool.ranks)
+            if need - have > worst:
+                worst = need - have
+                sentence = (
+                    f"stage {index} of replica {number} on {use.pool.name} puts {show_bytes(need)} a rank there "
+                    f"(state, activations, a checkpoint's copy), its share of the host is {show_bytes(have)}"
+                )
+    return sentence
 
 
 def _fits(problem: Problem, extra: int) -> list[Candidate]:

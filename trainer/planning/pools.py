@@ -7,11 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 from itertools import groupby
+from math import inf
 
 from hetctl.comm.contract.cluster import Cluster, Device, Host, Member
 from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.errors import ConfigError, nearest
+from hetctl.comm.contract.units import GiB
 from hetctl.trainer.planning.hardware import CLASSES
+
+HOST_USABLE_SHARE = 0.9  # of a host's memory: its system and file cache need the rest
+HOST_PROCESS_BYTES = 4 * GiB  # of a rank, whatever it trains: torch, the driver's context, the bridge's pinned slots
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +37,7 @@ class Rates:
     base: str = ""  # the class whose measured profile holds, '' when a speed was given by hand
     speed: float = 1.0  # the share of that profile's speed
     peak_flops_per_s: float = 0.0  # 0: unknown
+    host_memory_bytes: float = inf  # this device's share of what its host has left for training; inf: unknown
 
     def least(self, others: Iterable[Rates]) -> Rates:
         """These rates with every rate and the memory lowered to the least of all."""
@@ -109,7 +115,10 @@ def read_pools(cluster: Cluster, *, speeds: Mapping[str, float] | None = None) -
             rates_of[known] = equal.setdefault(astuple(made), made)
         rates = rates_of[known]
         key = (island, device.device_class, device.speed, rates.memory_bytes)
-        found.setdefault(key, (rates, []))[1].append((member.host, rank))
+        first, placed = found.setdefault(key, (rates, []))
+        if rates.host_memory_bytes < first.host_memory_bytes:  # hosts that differ in it alone are one pool
+            found[key] = (rates, placed)
+        placed.append((member.host, rank))
     pools = []
     for (island, device_class, speed, _), (rates, placed) in found.items():
         hosts = tuple(tuple(rank for _, rank in group) for _, group in groupby(placed, key=lambda p: p[0]))
@@ -127,6 +136,13 @@ def base_class(cluster: Cluster, label: str) -> DeviceClass:
         fallback = "cpu" if cluster.runs == "gloo" else cluster.hosts[0].devices[0].device_class
         name = cluster.runs_class or fallback
     return CLASSES.with_own(cluster.classes)[name]
+
+
+def _share_of_host(host: Host, row: DeviceClass) -> float:
+    """What of its host's memory a device's rank may fill; CPU slots are that memory themselves."""
+    if host.memory_bytes is None or row.name == "cpu":
+        return inf
+    return max(0.0, HOST_USABLE_SHARE * host.memory_bytes / len(host.devices) - HOST_PROCESS_BYTES)
 
 
 def _rates(cluster: Cluster, host: Host, fabric: str, device: Device, speeds: Mapping[str, float]) -> Rates:
@@ -149,4 +165,5 @@ def _rates(cluster: Cluster, host: Host, fabric: str, device: Device, speeds: Ma
         base="" if label in speeds else row.name,
         speed=speed,
         peak_flops_per_s=row.peak_tflops * 1e12,
+        host_memory_bytes=_share_of_host(host, row),
     )

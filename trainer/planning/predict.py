@@ -186,8 +186,8 @@ def _variant(problem: Problem, pipeline: Pipeline, schedule: Schedule, chunks: i
     layers = tuple(spans[d][c] for c in range(chunks) for d in range(devices))
     held, memory = [], []
     for d, use in enumerate(uses):
-        alive, need = _device_memory(problem, pipeline, schedule, d, layers)
-        if need > usable_bytes(use.pool.rates):
+        alive, need, on_host = _device_memory(problem, pipeline, schedule, d, layers)
+        if need > usable_bytes(use.pool.rates) or on_host > use.pool.rates.host_memory_bytes:
             return None
         held.append(alive)
         memory.append(int(need))
@@ -206,24 +206,30 @@ def _variant(problem: Problem, pipeline: Pipeline, schedule: Schedule, chunks: i
 
 def _device_memory(
     problem: Problem, pipeline: Pipeline, schedule: Schedule, device: int, layers: Sequence[int]
-) -> tuple[tuple[int, ...], float]:
-    """(micro-batches held of each of its stages, bytes per rank) of a device under a schedule."""
+) -> tuple[tuple[int, ...], float, float]:
+    """(micro-batches held of each of its stages, bytes per rank, those on its host) of a device under a schedule."""
     batching, use = pipeline.batching, pipeline.stage_uses[device]
     stages = tuple(range(device, len(layers), len(pipeline.layers)))
     ahead = pipeline.forwards_ahead[device]
     actions = schedule.actions(batching.micro_batches, stages=len(layers), held=stages, forwards_ahead=ahead)
     held = most_held(actions, last=schedule.frees)
-    need = sum(_memory(problem, pipeline, s, layers[s], n, len(layers)) for s, n in zip(stages, held, strict=True))
+    each = [_memory(problem, pipeline, s, layers[s], n, len(layers)) for s, n in zip(stages, held, strict=True)]
+    need, on_host = (sum(part) for part in zip(*each, strict=True))
     if schedule.splits_backward:  # what weight gradients will be made of
-        each = problem.costs.projection_gradient_bytes(share(batching.micro_batch_size, use.width), tensor=use.tensor)
+        gradients = problem.costs.projection_gradient_bytes(
+            share(batching.micro_batch_size, use.width), tensor=use.tensor
+        )
         put_off = most_held(actions, first="B", last="W")
-        need += sum(n * layers[s] * each for s, n in zip(stages, put_off, strict=True))
-    return held, need
+        need += sum(n * layers[s] * gradients for s, n in zip(stages, put_off, strict=True))
+    return held, need, on_host
 
 
-def _memory(problem: Problem, pipeline: Pipeline, stage: int, layers: int, held: int, stages: int) -> float:
-    """Bytes per rank of a stage (of all `stages`) that holds so many layers and micro-batches."""
+def _memory(
+    problem: Problem, pipeline: Pipeline, stage: int, layers: int, held: int, stages: int
+) -> tuple[float, float]:
+    """Bytes per rank, on the device and on its host, of a stage (of all `stages`) with so many layers in flight."""
     devices = len(pipeline.layers)
     use, choice = pipeline.stage_uses[stage % devices], pipeline.choices[stage % devices]
     place = pipeline.batching.place(stage, stages, width=use.width, held=held)
-    return coefficients(problem.costs, use.site, place, choice).memory.at(layers)
+    found = coefficients(problem.costs, use.site, place, choice)
+    return found.memory.at(layers), found.host.at(layers)

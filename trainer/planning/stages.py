@@ -122,6 +122,7 @@ class Coefficients(Generic[Value]):
     sums: LinearCost[Value]  # gradient sums, all of them
     update: LinearCost[Value]
     memory: LinearCost[Value]
+    host: LinearCost[Value]  # bytes per rank in its host's memory
 
     def exposed(self, layers: Value | float) -> Value:
         """Gradient sums that the last micro-batch's backward does not hide."""
@@ -133,7 +134,7 @@ class Coefficients(Generic[Value]):
 def coefficients(costs: LayerCosts, site: StageSite, place: StagePlace, choice: MemoryChoice) -> Coefficients[float]:
     """What a stage costs: compute, the collectives that compute cannot hide, state, activations, buffers."""
     one = coefficient_arrays(costs, [site], place, [place.samples], (choice.mode,), [[choice.shards]])
-    lines = (one.forward, one.backward, one.sums, one.update, one.memory)
+    lines = (one.forward, one.backward, one.sums, one.update, one.memory, one.host)
     return Coefficients(*(LinearCost(line.fixed.item(), line.each.item()) for line in lines))
 
 
@@ -171,6 +172,8 @@ def coefficient_arrays(
     scatter = _gather_seconds(rates, inside, count, each * gradients)
     sums = _sync_seconds(rates, place, inside, width, tensor, count, costs.value_bytes)
     update, state = mode.update / count, mode.state / count
+    saved = (costs.value_bytes.weights + costs.value_bytes.optimizer) / width  # a checkpoint's copy, once of each
+    on_host = mode.host_state / count + saved
     working = np.maximum(mode.working, logits) + np.where(count > 1, gathered, 0.0)
     return Coefficients(
         forward=LinearCost(column(e.forward for e in extras), np.maximum(mode.forward, gather)),
@@ -178,6 +181,7 @@ def coefficient_arrays(
         sums=LinearCost(fixed * sums, each * sums),
         update=LinearCost(fixed * update, each * update),
         memory=LinearCost(fixed * state + buffers + working, each * state + place.held * mode.held),
+        host=LinearCost(fixed * on_host, each * on_host + place.held * mode.host_held),
     )
 
 
@@ -227,10 +231,11 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, modes: tu
     every = coefficient_arrays(costs, [site], place, [place.samples], modes, [shards])
     layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
     memory = every.memory.at(layers)
-    wanted = memory[..., 1] <= usable  # one layer at least
+    fits = (memory <= usable) & (every.host.at(layers) <= site.rates.host_memory_bytes)
+    wanted = fits[..., 1]  # one layer at least
     if PLAIN in modes:  # where all layers fit so, nothing is faster than to save no memory
         plain = modes.index(PLAIN)
-        wanted[memory[:, :, plain, -1] <= usable, plain + 1 :] = False
+        wanted[fits[:, :, plain, -1], plain + 1 :] = False
     chosen = np.argwhere(wanted)
     if not len(chosen):
         nothing = np.full((1, len(layers)), np.inf)
@@ -238,8 +243,8 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, modes: tu
             StageTable(nothing, nothing, place.ratio, place.wait_s), nothing, (MemoryChoice(MODES[0], 1),)
         )
     beat, end = every.forward.at(layers) + every.backward.at(layers), every.exposed(layers) + every.update.at(layers)
+    beat, end = (np.where(fits[wanted], seconds[wanted], np.inf) for seconds in (beat, end))
     memory = memory[wanted]
-    beat, end = (np.where(memory <= usable, seconds[wanted], np.inf) for seconds in (beat, end))
     kept = _undominated(beat, end)
     table = StageTable(beat[kept], end[kept], place.ratio, place.wait_s)
     choices = [MemoryChoice(modes[m], shards[s]) for _, s, m in chosen[kept].tolist()]
