@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: demo test test-all test-slow test-faults test-rdma test-kill test-torch-suite benchmarks lint format clean
+.PHONY: demo test test-all test-slow test-faults test-rdma test-kill test-torch-suite benchmarks reference lint format clean
 demo: .venv/ready
 	$(BIN)/hetctl train
 
@@ -48,6 +48,9 @@ test-kill: .venv/ready
 # docs/benchmarks.md and its plots, made of the records in docs/benchmarks/*.json
 benchmarks: .venv/ready
 	$(BIN)/python -m tests.bench.benchmark_tables
+
+reference: .venv/ready
+	$(BIN)/python -m tests.bench.file_reference
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

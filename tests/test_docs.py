@@ -11,8 +11,11 @@ import pytest
 import typer
 
 from hetctl.app import app
+from hetctl.comm.contract.cluster import load_cluster
+from hetctl.trainer.planning.planner import make_plan
+from hetctl.trainer.recipe import load_recipe
 from tests import room_imports
-from tests.bench import benchmark_tables
+from tests.bench import benchmark_tables, file_reference
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -91,6 +94,14 @@ def test_benchmarks_are_what_the_records_make() -> None:
     for path, text in benchmark_tables.made().items():
         assert path.exists(), f"{path.name} was not made: make benchmarks"
         assert path.read_text() == text, f"{path.name} is not what the records make: make benchmarks"
+
+
+def test_the_reference_of_the_cluster_file_is_what_the_code_reads(tmp_path: Path) -> None:
+    assert file_reference.PAGE.read_text() == file_reference.made(), "make reference"
+    [example] = re.findall(r"```yaml\n(.*?)```", file_reference.HEAD, re.DOTALL)
+    (tmp_path / "cluster.yaml").write_text(example)
+    cluster = load_cluster(tmp_path / "cluster.yaml")
+    assert {r.island for r in make_plan(cluster, load_recipe(None)).ranks} == {"h100", "mi300x"}
 
 
 def test_the_picture_of_the_rooms_is_today_s() -> None:
