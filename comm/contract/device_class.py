@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from hetctl.comm.contract.units import GiB
 
+Precision = Literal["bf16", "fp32", "fp64"]
 DEFAULT_MFU = 0.45
+_GUESSED = {"fp32": 16.0, "fp64": 64.0}  # times slower than bf16, where no figure is known
 _CHIPLET_MODES = {"spx": 1, "dpx": 2, "tpx": 3, "qpx": 4}  # into how many equal parts; cpx: one a chiplet
 _SLICES = re.compile(r"(?P<slices>\d+)g\.(?P<memory>\d+)gb.*")  # of MIG: compute slices and gigabytes
 
@@ -29,12 +32,28 @@ class DeviceClass:
     runtime_bytes: int = 2 * GiB  # context, communicators, workspaces
     product_names: tuple[str, ...] = ()  # substrings of what drivers report, most specific first
     price_per_hour: float | None = None  # in whatever currency all prices are
+    bf16: bool = True  # whether it multiplies bf16 in hardware
+    fp32_tflops: float | None = None  # the vendor's dense peak, without TF32
+    fp64_tflops: float | None = None
     slices: int = 0  # of compute, that MIG shares out; 0: it cannot be partitioned so
     chiplets: int = 0  # that partition modes share out; 0: it cannot be partitioned so
 
     @property
     def sustained_tflops(self) -> float:
         return self.published_tflops or self.peak_tflops * DEFAULT_MFU
+
+    def peak_in(self, precision: Precision) -> float:
+        """The dense peak in TFLOPS; 0 where the vendor's is unknown. TF32 is never taken unasked."""
+        if precision == "bf16":
+            return self.peak_tflops
+        return (self.fp32_tflops if precision == "fp32" else self.fp64_tflops) or 0.0
+
+    def sustained_in(self, precision: Precision) -> float:
+        """TFLOPS in training: of every precision's peak the same share; where a peak is unknown, a cautious guess."""
+        if precision == "bf16" or not self.peak_tflops:  # a CPU's figure is of fp32
+            return self.sustained_tflops / (2 if precision == "fp64" else 1)
+        peak = self.peak_in(precision) or self.peak_tflops / _GUESSED[precision]
+        return self.sustained_tflops * peak / self.peak_tflops
 
     def part(self, mode: str) -> DeviceClass | None:
         """A partition (`3g.40gb` of MIG, `cpx`, `dpx`) as its share of the whole; None where it is not known."""
@@ -55,6 +74,8 @@ class DeviceClass:
             memory_bytes_per_s=self.memory_bytes_per_s * part,
             peak_tflops=self.peak_tflops * compute,
             published_tflops=self.published_tflops and self.published_tflops * compute,
+            fp32_tflops=self.fp32_tflops and self.fp32_tflops * compute,
+            fp64_tflops=self.fp64_tflops and self.fp64_tflops * compute,
             nic_bytes_per_s=self.nic_bytes_per_s * part,
             native_bytes_per_s=self.native_bytes_per_s * part,
             host_bytes_per_s=self.host_bytes_per_s * part,

@@ -19,6 +19,7 @@ from hetctl.trainer.model.config import find_weights, model_folder, refuse_unrea
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.executable import check_executable, check_trainable, check_wishes
 from hetctl.trainer.planning.planner import make_plan
+from hetctl.trainer.planning.precision import settled
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.recipe import TOKENIZER, Recipe
 
@@ -66,6 +67,7 @@ def prepare(
     """Make or check the plan, check data and weights. Raises ConfigError or Infeasible; writes nothing."""
     shape = recipe.shape()
     check_trainable(shape)
+    recipe = settled(recipe, cluster)
     way = choose_way(way)
     if plan is not None:
         prepared = Prepared(recipe, cluster, _checked_plan(plan, cluster, recipe, sink), way, fixed=True)

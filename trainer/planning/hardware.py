@@ -108,4 +108,51 @@ _ROWS = (
     _row("max1100", "intel", 48, 1229, 352, "Data Center GPU Max 1100", native=24e9, host=25e9),
     DeviceClass("cpu", "cpu", 4 * GiB, 20e9, 0.0, 0.05, 1.25e9, 4e9, 10e9, launch_s=300e-6, runtime_bytes=GiB // 4),
 )
-CLASSES = Hardware({row.name: row for row in _ROWS})
+_FP32_FP64 = {  # the vendors' dense peaks: of the vector units, or of AMD's and the A100's and H100's fp64 matrix units
+    "p100": (10.6, 5.3),
+    "v100": (15.7, 7.8),
+    "v100s": (16.4, 8.2),
+    "t4": (8.1, 0.25),
+    "rtx2080ti": (13.4, 0.42),
+    "titanrtx": (16.3, 0.51),
+    "a30": (10.3, 10.3),
+    "a40": (37.4, 0.58),
+    "a10": (31.2, 0.49),
+    "a10g": (31.5, 0.49),
+    "l4": (30.3, 0.47),
+    "l20": (59.8, 0.93),
+    "l40": (90.5, 1.41),
+    "l40s": (91.6, 1.43),
+    "rtx3080": (29.8, 0.47),
+    "rtx3090": (35.6, 0.56),
+    "rtx4090": (82.6, 1.29),
+    "rtx5090": (104.8, 1.64),
+    "a5000": (27.8, 0.43),
+    "a6000": (38.7, 0.6),
+    "rtx6000ada": (91.1, 1.42),
+    "a100-40g": (19.5, 19.5),
+    "a100": (19.5, 19.5),
+    "a800": (19.5, 9.7),
+    "h20": (44, 1),
+    "h100": (67, 67),
+    "h800": (67, 1),
+    "h200": (67, 67),
+    "gh200": (67, 67),
+    "mi100": (46.1, 11.5),
+    "mi210": (45.3, 45.3),
+    "mi250x": (47.9, 47.9),
+    "mi300a": (122.6, 122.6),
+    "mi300x": (163.4, 163.4),
+    "mi325x": (163.4, 163.4),
+    "mi350x": (144.2, 72.1),
+    "mi355x": (157.3, 78.6),
+}
+_WITHOUT_BF16 = ("p100", "v100", "v100s", "t4", "rtx2080ti", "titanrtx")
+
+
+def _with_precisions(row: DeviceClass) -> DeviceClass:
+    fp32, fp64 = (peak and float(peak) for peak in _FP32_FP64.get(row.name, (None, None)))
+    return replace(row, bf16=row.name not in _WITHOUT_BF16, fp32_tflops=fp32, fp64_tflops=fp64)
+
+
+CLASSES = Hardware({row.name: _with_precisions(row) for row in _ROWS})

@@ -26,6 +26,9 @@ class OwnDevice:
     vendor: str | None = None
     tflops: float | None = None  # sustained in training
     peak: float | None = None  # of the vendor's data sheet, dense bf16 (or fp16 where it has no bf16)
+    fp32: float | None = None  # peaks, without TF32
+    fp64: float | None = None
+    bf16: bool | None = None  # whether it multiplies bf16 in hardware
     memory: str | int | None = None
     bandwidth: str | float | None = None  # of its memory
     nic: str | float | None = None  # beside one such GPU
@@ -41,7 +44,7 @@ class OwnDevice:
             base = self._new(name, where)
         if self.vendor is not None and self.vendor not in NATIVES:
             raise ConfigError(f"{where}: '{self.vendor}' is no vendor hetctl knows", hint=nearest(self.vendor, NATIVES))
-        for key in ("tflops", "peak", "price"):
+        for key in ("tflops", "peak", "fp32", "fp64", "price"):
             if (value := getattr(self, key)) is not None and not 0 < value < 1e6:
                 raise ConfigError(f"{where}: {key} must be above zero, found {value:g}")
         return replace(
@@ -55,6 +58,9 @@ class OwnDevice:
             host_bytes_per_s=_rate(self.host, base.host_bytes_per_s),
             peak_tflops=base.peak_tflops if self.peak is None else self.peak,
             published_tflops=self.tflops or (base.published_tflops if self.peak is None else None),
+            fp32_tflops=base.fp32_tflops if self.fp32 is None else self.fp32,
+            fp64_tflops=base.fp64_tflops if self.fp64 is None else self.fp64,
+            bf16=base.bf16 if self.bf16 is None else self.bf16,
             price_per_hour=base.price_per_hour if self.price is None else self.price,
             product_names=self.names or (() if self.like else base.product_names),
         )

@@ -10,7 +10,7 @@ from itertools import groupby
 from math import inf
 
 from hetctl.comm.contract.cluster import Cluster, Device, Host, Member
-from hetctl.comm.contract.device_class import DeviceClass
+from hetctl.comm.contract.device_class import DeviceClass, Precision
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.units import GiB
 from hetctl.trainer.planning.hardware import CLASSES
@@ -93,8 +93,10 @@ def seats(cluster: Cluster) -> Iterator[tuple[int, str, Member, Device]]:
         yield rank, island, member, cluster.device(member)
 
 
-def read_pools(cluster: Cluster, *, speeds: Mapping[str, float] | None = None) -> tuple[Pool, ...]:
-    """The pools of a cluster, in order of its islands. `speeds`: sustained TFLOPS per GPU of a class.
+def read_pools(
+    cluster: Cluster, *, speeds: Mapping[str, float] | None = None, precision: Precision = "bf16"
+) -> tuple[Pool, ...]:
+    """The pools of a cluster, in order of its islands. `speeds`: sustained TFLOPS per GPU of a class, as they are.
 
     Raises ConfigError for a speed of a class that the cluster does not have, and for unknown classes.
     """
@@ -111,7 +113,7 @@ def read_pools(cluster: Cluster, *, speeds: Mapping[str, float] | None = None) -
         host = cluster.host_by_name[member.host]
         known = (member.host, island, device.device_class, device.speed, device.memory_bytes)
         if known not in rates_of:
-            made = _rates(cluster, host, fabrics[island], device, speeds)
+            made = _rates(cluster, host, fabrics[island], device, speeds, precision)
             rates_of[known] = equal.setdefault(astuple(made), made)
         rates = rates_of[known]
         key = (island, device.device_class, device.speed, rates.memory_bytes)
@@ -145,10 +147,12 @@ def _share_of_host(host: Host, row: DeviceClass) -> float:
     return max(0.0, HOST_USABLE_SHARE * host.memory_bytes / len(host.devices) - HOST_PROCESS_BYTES)
 
 
-def _rates(cluster: Cluster, host: Host, fabric: str, device: Device, speeds: Mapping[str, float]) -> Rates:
+def _rates(
+    cluster: Cluster, host: Host, fabric: str, device: Device, speeds: Mapping[str, float], precision: Precision
+) -> Rates:
     label, speed, memory = device.device_class, device.speed, device.memory_bytes
     row = base_class(cluster, label)
-    tflops = speeds.get(label, row.sustained_tflops) * speed
+    tflops = speeds.get(label, row.sustained_in(precision)) * speed
     known = [n for n in host.nics if n.rate_bytes_per_s]
     nics = [n.rate_bytes_per_s or 0.0 for n in known if n.network == fabric or fabric == "host"]
     share = sum(nics) / max(1, len(host.devices)) if nics else row.nic_bytes_per_s
@@ -164,6 +168,6 @@ def _rates(cluster: Cluster, host: Host, fabric: str, device: Device, speeds: Ma
         runtime_bytes=row.runtime_bytes,
         base="" if label in speeds else row.name,
         speed=speed,
-        peak_flops_per_s=row.peak_tflops * 1e12,
+        peak_flops_per_s=row.peak_in(precision) * 1e12,
         host_memory_bytes=_share_of_host(host, row),
     )

@@ -12,6 +12,7 @@ from hetctl.trainer.model.tensor_cuts import cannot_cut
 from hetctl.trainer.planning.costs import MODES, LayerCosts, Mode, ValueBytes
 from hetctl.trainer.planning.link_rates import LinkRates, read_link_rates
 from hetctl.trainer.planning.pools import Pool, read_pools
+from hetctl.trainer.planning.precision import on_cpus, precision_of, why_not_bf16
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.space import TENSOR_DEGREES, Pins
 from hetctl.trainer.recipe import Recipe
@@ -59,7 +60,7 @@ def read_problem(
     profile: Profile | None = None,
 ) -> Problem:
     """The problem of a recipe on a cluster. Raises ConfigError for wishes that contradict each other."""
-    pools = read_pools(cluster, speeds=speeds)
+    pools = read_pools(cluster, speeds=speeds, precision=precision_of(cluster, recipe))
     bridges = profile.bridges if profile else ()
     links = read_link_rates(cluster, pools, forced=recipe.bridge.transport, measured=bridges)
     if recipe.bridge.transport != "auto":
@@ -80,7 +81,7 @@ def read_problem(
     costs = layer_costs(cluster, recipe, profile)
     return Problem(
         costs=costs,
-        notes=_notes(costs, pools, profile),
+        notes=(*_notes(costs, pools, profile), *why_not_bf16(cluster, recipe)),
         pools=pools,
         links=links,
         modes=_modes(recipe),
@@ -115,14 +116,13 @@ def _notes(costs: LayerCosts, pools: tuple[Pool, ...], profile: Profile | None) 
 def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> LayerCosts:
     """The cost model of a recipe's layers on a cluster."""
     shape, seq_len = recipe.shape(), recipe.model.seq_len
-    precision = recipe.train.precision
-    if precision == "auto":
-        precision = "fp32" if cluster.runs == "gloo" or {i.vendor for i in cluster.islands} == {"cpu"} else "bf16"
+    precision = precision_of(cluster, recipe)
     width = 8 if precision == "fp64" else 4
     optimizer = 2 * width if recipe.optimizer.name == "adamw" else 0
     compute, over = 2 if precision == "bf16" else width, recipe.train.sharded in ("auto", "replicas")
     value_bytes = ValueBytes(compute, width, width, optimizer, over)
-    profile = profile or Profile(())
+    measured_in = "fp32" if on_cpus(cluster) else "bf16"  # by `hetctl bench ops`
+    profile = profile if profile and precision == measured_in else Profile(())
     return LayerCosts(shape, seq_len, value_bytes, profile.matching(shape, seq_len), profile.native_sums)
 
 

@@ -1,0 +1,65 @@
+"""Precision changes speed and memory, is one for all ranks, and is refused where a device lacks it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.emulate import Machine, describe_cluster, label_machine, parse_spec
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.plan import Plan
+from hetctl.trainer.planning.hardware import CLASSES
+from hetctl.trainer.planning.planner import make_plan
+from hetctl.trainer.planning.precision import precision_of, settled
+from hetctl.trainer.recipe import load_recipe
+
+
+def described(spec: str) -> Cluster:
+    return describe_cluster(parse_spec(spec, CLASSES), CLASSES)
+
+
+SIZES = [("model.name", "llama-1b"), ("model.seq_len", 2048), ("batch.global_batch", 32)]
+PINS = [("parallelism.pipeline", 2), ("batch.micro_batch_size", 1), ("parallelism.recompute", "none")]
+
+
+def planned(spec: str, precision: str) -> Plan:
+    return make_plan(described(spec), load_recipe(None, [*SIZES, *PINS, ("train.precision", precision)]))
+
+
+def test_wider_values_take_longer_and_more_memory() -> None:
+    predicted = [planned("h200:2,a100:2", precision).predicted for precision in ("bf16", "fp32", "fp64")]
+    steps = [p.step_time_s for p in predicted if p]
+    held = [sum(p.memory_bytes) for p in predicted if p]
+    assert steps[1] > 5 * steps[0]
+    assert steps[2] >= steps[1]
+    assert held[0] < held[1] < held[2]
+
+
+def test_the_split_follows_the_precision() -> None:
+    """In bf16 an H100 is three times an A100, in fp32 three and a half; an L40S falls from a third to more than it."""
+    assert CLASSES["l40s"].sustained_in("bf16") < CLASSES["h100"].sustained_in("bf16") / 2
+    assert CLASSES["l40s"].sustained_in("fp32") > CLASSES["a100"].sustained_in("fp32")
+    assert CLASSES["rtx4090"].sustained_in("fp64") < CLASSES["a100"].sustained_in("fp64") / 10
+
+
+def test_without_bf16_all_compute_in_fp32_and_it_is_said() -> None:
+    plan = planned("v100:4,a100:4", "auto")
+    assert any("All compute in fp32, since v100 cannot multiply bf16" in reason for reason in plan.reasons)
+    recipe = load_recipe(None)
+    assert settled(recipe, described("v100:4,a100:4")).train.precision == "fp32"
+    assert settled(recipe, described("h200:4,a100:4")) == recipe
+
+
+def test_what_a_device_lacks_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"bf16 is not possible: v100 and t4 cannot multiply bf16"):
+        planned("v100:4,t4:4,a100:4", "bf16")
+
+
+def test_labels_of_an_emulation_lack_nothing() -> None:
+    """What computes is this machine's devices, whatever they are called."""
+    spec = parse_spec("v100:1,mi325x:1", CLASSES)
+    for native, kind, expected in (("gloo", "cpu", "fp32"), ("nccl", "h100", "bf16")):
+        machine = Machine("here", native, (2**34, 2**34), kind)  # type: ignore[arg-type]
+        recipe = load_recipe(None)
+        assert precision_of(label_machine(spec, machine), recipe) == expected
+        assert settled(recipe, label_machine(spec, machine)) == recipe
