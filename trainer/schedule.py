@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol
 
 Kind = Literal["F", "B", "W"]
@@ -35,6 +36,7 @@ class DeviceActions(Protocol):
     ) -> tuple[Action, ...]: ...
 
 
+@lru_cache(maxsize=1024)
 def stage_actions(micro_batches: int, forwards_ahead: int) -> tuple[Action, ...]:
     """1F1B of one stage: `forwards_ahead` forwards first, then one backward, one forward, until all are done.
 
@@ -141,7 +143,7 @@ class Schedule:
     splits_backward: bool = False  # input gradients at once, weight gradients when there is time
     chunks: tuple[int, ...] = (1,)  # numbers of stages per device to try
     timed_by_search: bool = True  # no: the simulator alone times it, on what the search found with these `in_flight`
-    automatic: Literal["never", "always", "across islands"] = "never"
+    automatic: Literal["never", "always", "on devices"] = "never"  # on devices: not where costs are guessed, on CPUs
     why_not: Callable[[int, int], str] = lambda devices, micro_batches: ""  # several stages a device; empty: it can be
     reason: str = ""  # what a plan says of it
 
@@ -159,24 +161,31 @@ SCHEDULES: dict[str, Schedule] = {
             "eager-1f1b",
             in_flight=lambda stages, micro_batches: tuple(2 * (stages - i) - 1 for i in range(stages)),
             hides_transfers=True,
-            automatic="across islands",
-            reason="Eager 1F1B: further forwards in flight hide the transfers over the bridge.",
+            automatic="always",
+            reason="Eager 1F1B: further forwards in flight hide transfers and differences between stages.",
         ),
-        Schedule("gpipe", in_flight=lambda stages, micro_batches: (micro_batches,) * stages, hides_transfers=True),
+        Schedule(
+            "gpipe",
+            in_flight=lambda stages, micro_batches: (micro_batches,) * stages,
+            hides_transfers=True,
+            automatic="on devices",
+        ),
         Schedule(
             "zero-bubble",
             actions=_split,
             splits_backward=True,
             timed_by_search=False,
-            reason="Zero bubble, as asked: weight gradients are put off to where a device would wait.",
+            automatic="on devices",
+            reason="Zero bubble: weight gradients are put off to where a device would wait.",
         ),
         Schedule(
             "interleaved",
             actions=_in_turn,
             chunks=(2, 3, 4),
             timed_by_search=False,
+            automatic="on devices",
             why_not=_uneven_rounds,
-            reason="Interleaved, as asked: {chunks} stages per device were fastest, micro-batches go round as often.",
+            reason="Interleaved: {chunks} stages per device were fastest, micro-batches go round as often.",
         ),
     )
 }

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from hetctl.trainer.planning.partition import Split, best_split, fixed_split, holmes_layers, uniform_layers
-from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.problem import Problem
+from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes, step_seconds
 from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import MemoryChoice, StageCostCache, StageCosts, StagePlace, SyncRate, share
-from hetctl.trainer.schedule import SCHEDULES, Schedule
+from hetctl.trainer.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -37,19 +38,41 @@ class Batching:
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """A replica with everything decided. `hops` are seconds per boundary and direction."""
+    """A replica with everything decided, and what it takes."""
 
     uses: tuple[PoolUse, ...]
     batching: Batching
-    schedule: str
-    forwards_ahead: tuple[int, ...]
-    layers: tuple[int, ...]
     choices: tuple[MemoryChoice, ...]
     memory_bytes: tuple[int, ...]  # per stage, on each of its ranks
-    hops: tuple[float, ...]
-    seconds: float  # of a step, by the closed form
-    end_s: float  # once a step, on the stage where it takes longest: exposed gradient sums, optimiser
-    chunks: int = 1  # stages per device: micro-batches go round all devices so often
+    times: PipelineTimes
+
+    @property
+    def schedule(self) -> str:
+        return self.times.schedule
+
+    @property
+    def forwards_ahead(self) -> tuple[int, ...]:
+        return self.times.forwards_ahead
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Of each stage."""
+        return self.times.layers
+
+    @property
+    def chunks(self) -> int:
+        """Stages per device: micro-batches go round all devices so often."""
+        return self.times.chunks
+
+    @cached_property
+    def seconds(self) -> float:
+        """Of a step, were this replica alone, as simulated."""
+        return step_seconds([self.times])
+
+    @property
+    def end_s(self) -> float:
+        """Once a step, on the stage where it takes longest: exposed gradient sums, optimiser."""
+        return max(stage.sync_s + stage.update_s for stage in self.times.stages)
 
     @property
     def stage_uses(self) -> tuple[PoolUse, ...]:
@@ -67,12 +90,15 @@ class Pipeline:
         return (tuple((u.pool.name, u.tensor, u.stages, u.width) for u in self.uses), self.layers, self.batching)
 
 
-def schedules(problem: Problem, pools: Iterable[Pool]) -> list[Schedule]:
-    """Schedules worth trying for a pipeline of these pools: some only where a bridge is crossed."""
-    if problem.schedule != "auto":
-        return [SCHEDULES[problem.schedule]]
-    wanted = ("always", "across islands") if len({p.island for p in pools}) > 1 else ("always",)
-    return [s for s in SCHEDULES.values() if s.automatic in wanted]
+def searched_schedules(problem: Problem) -> list[Schedule]:
+    """Those that arrangements are found under: others are tried on what 1F1B's in flight make the best.
+
+    GPipe is left out of larger searches: eager 1F1B hides as much with less in flight.
+    """
+    timed = [s for s in problem.schedules if s.timed_by_search]
+    if problem.tolerance and len(timed) > 1:
+        timed = [s for s in timed if s.automatic == "always"]
+    return timed or list(problem.schedules)
 
 
 def arrange(
@@ -84,9 +110,9 @@ def arrange(
     schedule: Schedule,
     bound: float = float("inf"),
 ) -> Pipeline | None:
-    """The exact best split of an arrangement; None when nothing fits or nothing is faster than `bound` seconds.
+    """The best split of an arrangement by the closed form; None when nothing fits or none takes less than `bound`.
 
-    Seconds: `sum(beat) + 2 sum(hop) + max((m - 1) max(hop), max((m - 1) turn + end))`.
+    `sum(beat) + 2 sum(hop) + max((m - 1) max(hop), max((m - 1) turn + end))` seconds; what it takes is simulated.
     """
     stages = tuple(use for use in uses for _ in range(use.stages))
     count = batching.micro_batches
@@ -104,12 +130,25 @@ def arrange(
     split = _split(problem, stages, found, count, floor, bound - fill)
     if split is None:
         return None
-    memory = tuple(int(f.memory[r, k]) for f, r, k in zip(found, split.rows, split.layers, strict=True))
-    choices = tuple(f.choices[r] for f, r in zip(found, split.rows, strict=True))
-    end = max(float(f.table.end[r, k]) for f, r, k in zip(found, split.rows, split.layers, strict=True))
+    held = list(zip(found, split.rows, split.layers, strict=True))
+    timed = [_times(problem, use, batching, *one) for use, one in zip(stages, held, strict=True)]
+    bridged = tuple(a.pool.island != b.pool.island for a, b in pairwise(stages))
     return Pipeline(
-        uses, batching, schedule.name, ahead, split.layers, choices, memory, hops, split.seconds + fill, end
+        uses,
+        batching,
+        tuple(f.choices[r] for f, r, _ in held),
+        tuple(int(f.memory[r, k]) for f, r, k in held),
+        PipelineTimes(tuple(timed), hops, bridged, count, ahead, split.layers, schedule.name),
     )
+
+
+def _times(problem: Problem, use: PoolUse, batching: Batching, costs: StageCosts, row: int, layers: int) -> StageTimes:
+    """What the simulator is told of a stage with so many layers, run in one of its ways."""
+    rates, tensor = use.pool.rates, use.tensor
+    forward, update = float(costs.forward[row, layers]), float(costs.update[row, layers])
+    backward, sums = float(costs.table.beat[row, layers]) - forward, float(costs.table.end[row, layers]) - update
+    weights = problem.costs.weight_gradients(rates, share(batching.micro_batch_size, use.width), tensor=tensor)
+    return StageTimes(forward, backward, max(sums, 0.0), update, layers * weights)
 
 
 def round_trips(hops: Sequence[float], in_flight: Sequence[int], *, micro_batches: int) -> list[tuple[float, float]]:

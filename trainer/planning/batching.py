@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+ROUNDS = 3  # of `settle`
 TABULATED = 16  # totals that are shared by looking at every share
 
 
@@ -82,6 +83,27 @@ def balance(
         if proposed is None or proposed == shares:
             return best
         shares = proposed
+
+
+def settle(total: int, weights: Sequence[float], replicas: Replicas) -> tuple[tuple[int, ...], float] | None:
+    """Shares by weight, then by the paces that these shares showed, a few times: the slowest replica's best.
+
+    Near `balance`, and far cheaper. None where the first shares do not fit.
+    """
+    best: tuple[tuple[int, ...], float] | None = None
+    tried = set[tuple[int, ...]]()
+    for _ in range(ROUNDS):
+        shares = largest_remainder(total, weights, least=1)
+        if shares in tried:
+            break
+        tried.add(shares)
+        seconds = [replicas.seconds(i, share) for i, share in enumerate(shares)]
+        if max(seconds) == math.inf:
+            break
+        if best is None or max(seconds) < best[1]:
+            best = shares, max(seconds)
+        weights = [share / s for share, s in zip(shares, seconds, strict=True)]
+    return best
 
 
 def _proposal(total: int, count: int, replicas: Replicas, limit: float, tolerance: float) -> tuple[int, ...] | None:

@@ -154,8 +154,8 @@ def lower_bounds(
     if not combos.shape[1]:
         return combos.T, np.zeros(0)
     grid = _grid(options, micro_batches, limit)
-    rooms, losses = zip(*(_rooms(o, grid, micro_batches) for o in options), strict=True)
-    slowest, possible = _first_with_room(rooms, losses, combos, layers, grid)
+    room, losses = zip(*(rooms(o, grid, micro_batches) for o in options), strict=True)
+    slowest, possible = _first_with_room(room, losses, combos, layers, grid)
     bounds = (fill + slowest)[possible]
     order = np.argsort(bounds, kind="stable")
     order = order[: int(np.searchsorted(bounds[order], limit))]
@@ -184,7 +184,7 @@ def _grid(options: Sequence[Sequence[UseBound]], micro_batches: int, limit: floa
     return np.concatenate([coarse, np.geomspace(limit * NEAR, top, GRID // 4), [highest]])
 
 
-def _rooms(bounds: Sequence[UseBound], grid: Floats, micro_batches: int) -> tuple[Floats, Floats]:
+def rooms(bounds: Sequence[UseBound], grid: Floats, micro_batches: int) -> tuple[Floats, Floats]:
     """Per use and threshold: layers that all its stages could hold, and those a stage loses by holding the LM head."""
     loads = np.stack([b.load for b in bounds])
     shallow, deeper = _within(loads, grid), _within(np.stack([b.deep for b in bounds]), grid)

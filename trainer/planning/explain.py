@@ -13,9 +13,10 @@ from hetctl.comm.contract.errors import Infeasible
 from hetctl.comm.contract.units import GiB, show_bytes
 from hetctl.trainer.planning.costs import PLAIN, USABLE_SHARE, usable_bytes
 from hetctl.trainer.planning.pools import Pool
-from hetctl.trainer.planning.predict import Prediction, predict, stage_coefficients
+from hetctl.trainer.planning.predict import Prediction, predict
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.reasons import describe
+from hetctl.trainer.planning.reschedule import stage_coefficients
 from hetctl.trainer.planning.search import MOST_MICRO_BATCHES, Candidate, Search
 
 MOST_DEVICES = 256  # beyond, trying what would help takes longer than planning did
@@ -89,7 +90,7 @@ def what_would_help(problem: Problem, chosen: Prediction) -> tuple[Improvement, 
         below = chosen.candidate.seconds * (1 - WORTH_SAYING)
         found = Search(changed, keep=1, below=below).run().candidates
         if found:
-            improvements.append(Improvement(what, chosen.seconds / predict(changed, found[0]).seconds - 1))
+            improvements.append(Improvement(what, chosen.seconds / predict(found[0]).seconds - 1))
     return tuple(sorted((h for h in improvements if h.gain > WORTH_SAYING), key=lambda h: -h.gain))
 
 
@@ -157,7 +158,7 @@ def _order(problem: Problem, chosen: Prediction) -> str:
     found = Search(pinned, keep=1).run().candidates
     if not found:
         return f"In the given order ({', '.join(given)}) nothing fits."
-    slower = predict(pinned, found[0]).seconds / chosen.seconds - 1
+    slower = predict(found[0]).seconds / chosen.seconds - 1
     return f"The order {', '.join(order)} beats the given one ({', '.join(given)}) by {slower:.1%}."
 
 
@@ -165,7 +166,7 @@ def _slowest_bridge(chosen: Prediction) -> str:
     hops = {
         f"{a.pool.island} - {b.pool.island}": hop
         for pipeline in chosen.candidate.pipelines
-        for (a, b), hop in zip(pairwise(pipeline.stage_uses), pipeline.hops, strict=True)
+        for (a, b), hop in zip(pairwise(pipeline.stage_uses), pipeline.times.hops, strict=True)
         if a.pool.island != b.pool.island
     }
     return max(hops, key=lambda name: hops[name], default="between the replicas")

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 
-from hetctl.trainer.planning.arrange import Batching, Pipeline, arrange, schedules
+import numpy as np
+
+from hetctl.trainer.planning.arrange import Batching, Pipeline, arrange, searched_schedules
+from hetctl.trainer.planning.batching import divisors
 from hetctl.trainer.planning.bounds import UseBound, UseBounds, lower_bounds
+from hetctl.trainer.planning.likely_uses import likely_uses
 from hetctl.trainer.planning.partition import Floats, Whole
 from hetctl.trainer.planning.pools import Pool, Rates
 from hetctl.trainer.planning.problem import Problem
-from hetctl.trainer.planning.space import PoolUse, orders, pool_uses
+from hetctl.trainer.planning.space import MANY_POOLS, PoolUse, orders, pool_uses
 from hetctl.trainer.planning.stages import StageCostCache, share
 
-COMBINATIONS = 100_000  # bounded at once; beyond, the grid of uses is thinned, and said so
-LEVELS = (
-    "every use of every pool",
-    "one tensor degree per pipeline",
-    "one tensor degree per pipeline, few stage counts, widest stages",
-    "one tensor degree per pipeline, stage counts of powers of two, widest stages",
-)
-FEW_STAGES = frozenset((1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32))
-POWERS = frozenset((1, 2, 4, 8, 16, 32, 64))
+COMBINATIONS = 100_000  # bounded one by one; of more only the likely ones are looked at
+SLACK = 1.15  # how much slower the closed form may take an arrangement for than it is, to be looked at all the same
+LARGE_SLACK = 1.02  # in larger searches
+LIKELY = 6  # combinations whose split is worked out, of one pipeline and batch; smaller searches look at all
+FEW_COMBINATIONS = 5_000  # of many pools
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,23 @@ class Pipelines:
         self.problem = problem
         self.stage_costs = StageCostCache(problem.costs, problem.modes)
         self.use_bounds = UseBounds(problem)
-        self.bounded, self.tried, self.level = 0, 0, 0
+        self.tried, self.thinned = 0, False
+        self.slack = LARGE_SLACK if problem.tolerance else SLACK
+        self.most_tried = LIKELY if problem.tolerance else None
         self._known: dict[WantedPipeline, _Known] = {}
         self._uses, self._orders = cache(self._new_uses), cache(self._new_orders)
         self._block_seconds = cache(self._new_block_seconds)
+        self.samples_per_s = cache(self._new_samples_per_s)
         self._combinations: dict[tuple[tuple[Pool, ...], int, int, int], BoundedCombinations] = {}
+
+    def _new_samples_per_s(self, pool: Pool) -> float:
+        """What a pool could at most contribute, on whole models."""
+        costs, samples = self.problem.costs, self.problem.samples
+        best = 0.0
+        for n in {*range(1, min(64, samples) + 1), *divisors(samples)}:
+            block = costs.block(pool.rates, n).both
+            best = max(best, n / (costs.shape.layers * block + costs.head(pool.rates, n).both))
+        return best * pool.size
 
     def bound(self, wanted: WantedPipeline, limit: float) -> float:
         """A lower bound on the time, at most `limit` where that is all that matters."""
@@ -94,7 +105,8 @@ class Pipelines:
     def combinations(self, wanted: WantedPipeline, limit: float) -> BoundedCombinations:
         """Every combination of uses that might fit and beat the limit, with its bound.
 
-        Bounds leave out what replicas exchange, so these serve every grouping.
+        Bounds are of the closed form, which takes some arrangements for up to `slack` slower than they are. They leave
+        out what replicas exchange, so these serve every grouping.
         """
         key = (wanted.pools, wanted.batching.micro_batch_size, wanted.batching.micro_batches, wanted.clones)
         seen = self._combinations.get(key)
@@ -104,30 +116,23 @@ class Pipelines:
         return found
 
     def _bounded_combinations(self, wanted: WantedPipeline, limit: float) -> BoundedCombinations:
-        pins, layers = self.problem.pins, self.problem.costs.shape.layers
-        found, count = BoundedCombinations(limit), wanted.batching.micro_batches
-        for options in self._options(wanted, limit):
-            if not all(options):
-                continue
-            self.bounded += math.prod(map(len, options))
-            combos, bounds = lower_bounds(options, layers, micro_batches=count, stages=pins.stages, limit=limit)
-            if len(bounds):
-                found.parts.append((options, combos, bounds))
-        return found
-
-    def _options(self, wanted: WantedPipeline, limit: float) -> Iterator[list[list[UseBound]]]:
-        """Options per pool, in sets whose product is to be searched; the grid is thinned until that is possible."""
-        every = [self._uses(p, wanted.batching.micro_batch_size, wanted.clones) for p in wanted.pools]
-        for level in range(len(LEVELS)):
-            sets = _thinned(every, level)
-            if level == len(LEVELS) - 1 or sum(math.prod(map(len, s)) for s in sets) <= COMBINATIONS:
-                self.level = max(self.level, level)
-                for options in sets:
-                    near = self._near(options, wanted, limit)
-                    if all(near):
-                        waits = self._waits(wanted)
-                        yield [self.use_bounds.of(uses, wanted.batching, waits=waits) for uses in near]
-                return
+        batching, most = wanted.batching, limit * self.slack
+        every = [self._uses(p, batching.micro_batch_size, wanted.clones) for p in wanted.pools]
+        near = self._near(every, wanted, most)
+        waits = self._waits(wanted)
+        options = [self.use_bounds.of(uses, batching, waits=waits) for uses in near]
+        if not all(options):
+            return BoundedCombinations(limit, [], np.zeros((0, 0), dtype=np.int64), np.zeros(0))
+        many = math.prod(map(len, options)) > (COMBINATIONS if len(options) < MANY_POOLS else FEW_COMBINATIONS)
+        self.thinned |= many
+        combos, bounds = (likely_uses if many else lower_bounds)(
+            options,
+            self.problem.costs.shape.layers,
+            micro_batches=batching.micro_batches,
+            stages=self.problem.pins.stages,
+            limit=most,
+        )
+        return BoundedCombinations(limit, options, combos, bounds / self.slack)
 
     def _near(self, options: list[list[PoolUse]], wanted: WantedPipeline, limit: float) -> list[list[PoolUse]]:
         """Uses that could be part of something below the limit, were all others at their best and memory no matter.
@@ -168,7 +173,7 @@ class Pipelines:
 
     def _waits(self, wanted: WantedPipeline) -> bool:
         """Whether no schedule that will be tried hides transfers."""
-        waits = not any(s.hides_transfers for s in schedules(self.problem, wanted.pools))
+        waits = not any(s.hides_transfers for s in searched_schedules(self.problem))
         # in a pipeline deeper than its micro-batches are many nothing waits
         waits &= self.problem.forwards_ahead is None
         return waits and wanted.batching.micro_batches > self.problem.costs.shape.layers
@@ -177,8 +182,8 @@ class Pipelines:
         self, wanted: WantedPipeline, combinations: BoundedCombinations, limit: Callable[[], float]
     ) -> Iterator[Pipeline]:
         """Pipelines faster than the limit as it stands, until no bound is below it."""
-        tried = schedules(self.problem, wanted.pools)
-        for bound, uses in combinations:
+        tried = searched_schedules(self.problem)
+        for bound, uses in islice(combinations, self.most_tried):
             if bound >= limit():
                 return
             for order in self._orders(wanted.pools):
@@ -188,10 +193,11 @@ class Pipelines:
                     if little and self._waits_little(ordered, wanted.batching, limit()):
                         continue
                     self.tried += 1
+                    most = limit() * self.slack
                     made = arrange(
-                        self.problem, self.stage_costs, ordered, wanted.batching, schedule=schedule, bound=limit()
+                        self.problem, self.stage_costs, ordered, wanted.batching, schedule=schedule, bound=most
                     )
-                    if made is not None:
+                    if made is not None and made.seconds < limit():
                         yield made
 
     def _waits_little(self, uses: Sequence[PoolUse], batching: Batching, limit: float) -> bool:
@@ -211,45 +217,17 @@ class Pipelines:
 
 
 class BoundedCombinations:
-    """Combinations of uses with their bounds, most promising first."""
+    """Combinations of uses with their bounds, most promising first; what takes longer than `limit` was left out."""
 
-    def __init__(self, limit: float) -> None:
-        self.limit = limit  # what takes longer was left out
-        self.parts: list[tuple[list[list[UseBound]], Whole, Floats]] = []
+    def __init__(self, limit: float, options: Sequence[Sequence[UseBound]], combos: Whole, bounds: Floats) -> None:
+        self.limit = limit
+        self._options, self._combos, self._bounds = options, combos, bounds
 
     @property
     def bound(self) -> float:
         """The least bound of all; infinity when there is none."""
-        return min((float(bounds[0]) for _, _, bounds in self.parts), default=math.inf)
+        return float(self._bounds[0]) if len(self._bounds) else math.inf
 
     def __iter__(self) -> Iterator[tuple[float, tuple[PoolUse, ...]]]:
-        return heapq.merge(*map(self._walk, self.parts), key=lambda found: found[0])
-
-    @staticmethod
-    def _walk(part: tuple[list[list[UseBound]], Whole, Floats]) -> Iterator[tuple[float, tuple[PoolUse, ...]]]:
-        options, combos, bounds = part
-        for combo, bound in zip(combos, bounds, strict=True):
-            yield float(bound), tuple(o[i].use for o, i in zip(options, combo, strict=True))
-
-
-def _thinned(every: Sequence[list[PoolUse]], level: int) -> list[list[list[PoolUse]]]:
-    """Sets of options per pool at a level of LEVELS; each set's product is searched."""
-    if level == 0:
-        return [list(every)]
-    counts = {1: None, 2: FEW_STAGES, 3: POWERS}[level]
-    tensors = sorted({u.tensor for uses in every for u in uses})
-    sets = []
-    for tensor in tensors:
-        options = [[u for u in uses if u.tensor == tensor and (counts is None or u.stages in counts)] for uses in every]
-        if level >= 2:
-            options = [_widest(uses) for uses in options]
-        sets.append(options)
-    return sets
-
-
-def _widest(uses: Sequence[PoolUse]) -> list[PoolUse]:
-    found: dict[int, PoolUse] = {}
-    for use in uses:
-        if use.stages not in found or use.width > found[use.stages].width:
-            found[use.stages] = use
-    return list(found.values())
+        for combo, bound in zip(self._combos, self._bounds, strict=True):
+            yield float(bound), tuple(o[i].use for o, i in zip(self._options, combo, strict=True))

@@ -21,19 +21,18 @@ from hetctl.trainer.planning.predict import (
     bound_samples_per_s,
     mfu,
     predict,
-    rescheduled,
-    stage_coefficients,
 )
 from hetctl.trainer.planning.problem import Problem, read_problem
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.reasons import reasons
+from hetctl.trainer.planning.reschedule import rescheduled, stage_coefficients
 from hetctl.trainer.planning.search import Candidate, Search, SearchResult
 from hetctl.trainer.planning.space import tensor_units
 from hetctl.trainer.planning.state_sharding import SPARE_BYTES, with_whole
 from hetctl.trainer.recipe import Recipe
-from hetctl.trainer.schedule import SCHEDULES
 
-KEEP = 6  # candidates that are simulated: the choice and the next five
+KEEP = 24  # arrangements that are tried under every schedule
+SIMULATED = 6  # the choice and the next five
 OVER = (
     "Replicas share out optimiser state: each rank sums its part of the gradients, and weights come back "
     "during the next forward (train.sharded)."
@@ -76,22 +75,21 @@ def weigh(
 ) -> Planning:
     """The fastest plan and the candidates it was weighed against. Raises Infeasible or ConfigError."""
     problem = read_problem(cluster, recipe, speeds=speeds, profile=profile)
+    planning = _searched(cluster, recipe, problem)
+    if problem.costs.value_bytes.over_replicas and len(planning.plan.replicas) > 1 and not planning.plan.over_replicas:
+        # the search took it that replicas share out state, and these have no memory for that
+        value_bytes = replace(problem.costs.value_bytes, over_replicas=False)
+        costs = replace(problem.costs, value_bytes=value_bytes)
+        planning = _searched(cluster, recipe, replace(problem, costs=costs))
+    return planning
+
+
+def _searched(cluster: Cluster, recipe: Recipe, problem: Problem) -> Planning:
+    """The fastest of all that the search finds. Raises Infeasible."""
     devices = sum(p.size for p in problem.pools)
     found = Search(problem, keep=KEEP if devices < LARGE else 2).run()
     if not found.candidates:
         refuse(problem)
-    planning = _weighed(cluster, recipe, problem, found)
-    if problem.costs.value_bytes.over_replicas and len(planning.plan.replicas) > 1 and not planning.plan.over_replicas:
-        # the search took it that replicas share out state, and these have no memory for that
-        value_bytes = replace(problem.costs.value_bytes, over_replicas=False)
-        planning = _weighed(
-            cluster, recipe, replace(problem, costs=replace(problem.costs, value_bytes=value_bytes)), found
-        )
-    return planning
-
-
-def _weighed(cluster: Cluster, recipe: Recipe, problem: Problem, found: SearchResult) -> Planning:
-    """The fastest of the candidates found, as this problem prices them."""
     predictions = tuple(sorted(_predictions(problem, found), key=_rank))
     islands = list(dict.fromkeys(p.island for p in problem.pools))
     alone = {name: alone_samples_per_s(problem, name) for name in islands}
@@ -102,19 +100,17 @@ def _weighed(cluster: Cluster, recipe: Recipe, problem: Problem, found: SearchRe
 
 
 def _predictions(problem: Problem, found: SearchResult) -> list[Prediction]:
-    """Every candidate simulated, under the schedule that was asked for. Raises Infeasible where none can have it."""
-    asked = SCHEDULES.get(problem.schedule)
-    if asked is None or asked.timed_by_search:
-        return [predict(problem, c) for c in found.candidates]
-    made = [rescheduled(problem, c, asked) for c in found.candidates]
-    kept = [p for p in made if p is not None]
-    if not kept:
+    """The fastest of all candidates under all schedules. Raises Infeasible where none can have what is asked for."""
+    made = [c for c in found.candidates if any(s.timed_by_search for s in problem.schedules)]
+    for schedule in (s for s in problem.schedules if not s.timed_by_search):
+        made += [other for c in found.candidates for other in rescheduled(problem, c, schedule)]
+    if not made:
         raise Infeasible(
-            f"no plan that was found can run the {asked.name} schedule: memory, or micro-batches that do not "
-            "divide by the stages",
+            f"no plan that was found can run the {problem.schedules[0].name} schedule: memory, or micro-batches that "
+            "do not divide by the stages",
             hint="pin parallelism.pipeline to 2 or more, another batch.micro_batch_size, or leave the schedule free",
         )
-    return kept
+    return [predict(c) for c in sorted(made, key=lambda c: c.step_s * c.handicap)[:SIMULATED]]
 
 
 def _rank(prediction: Prediction) -> float:

@@ -16,7 +16,7 @@ from hetctl.trainer.planning.precision import on_cpus, precision_of, why_not_bf1
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.space import TENSOR_DEGREES, Pins
 from hetctl.trainer.recipe import Recipe
-from hetctl.trainer.schedule import SCHEDULES
+from hetctl.trainer.schedule import SCHEDULES, Schedule
 
 # (most devices, tolerance of the search and of each split)
 TOLERANCES = ((64, 0.0), (512, 0.0005), (2048, 0.001), (math.inf, 0.005))
@@ -37,7 +37,7 @@ class Problem:
     pins: Pins
     samples: int
     micro_batch_size: int | None = None
-    schedule: str = "auto"
+    schedules: tuple[Schedule, ...] = tuple(SCHEDULES.values())  # that may be chosen
     forwards_ahead: tuple[int, ...] | None = None
     layers: tuple[int, ...] | None = None
     split: str = "auto"
@@ -89,7 +89,7 @@ def read_problem(
         pins=_pins(cluster, recipe),
         samples=recipe.batch.global_batch,
         micro_batch_size=size,
-        schedule=wish.schedule,
+        schedules=_schedules(recipe, guessed=cluster.runs == "gloo"),
         forwards_ahead=None if wish.forwards_ahead == "auto" else wish.forwards_ahead,
         layers=wish.layers,
         split=wish.split,
@@ -124,6 +124,15 @@ def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> La
     measured_in = "fp32" if on_cpus(cluster) else "bf16"  # by `hetctl bench ops`
     profile = profile if profile and precision == measured_in else Profile(())
     return LayerCosts(shape, seq_len, value_bytes, profile.matching(shape, seq_len), profile.native_sums)
+
+
+def _schedules(recipe: Recipe, *, guessed: bool) -> tuple[Schedule, ...]:
+    """The one that is asked for, or all that may be chosen: compiled blocks cannot split their backward."""
+    if recipe.parallelism.schedule != "auto":
+        return (SCHEDULES[recipe.parallelism.schedule],)
+    wanted = ("always",) if guessed else ("always", "on devices")
+    compiled = recipe.train.compile
+    return tuple(s for s in SCHEDULES.values() if s.automatic in wanted and not (compiled and s.splits_backward))
 
 
 def _modes(recipe: Recipe) -> tuple[Mode, ...]:

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hetctl.trainer.planning.arrange import Pipeline
-from hetctl.trainer.planning.pipelines import LEVELS
-from hetctl.trainer.planning.predict import Prediction, faster_schedules
+from hetctl.trainer.planning.predict import Prediction
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import SearchResult
 from hetctl.trainer.schedule import SCHEDULES
@@ -22,10 +21,6 @@ def reasons(
     said += _memory(pipelines)
     said += _tensors(problem, pipelines)
     said += _schedules(pipelines)
-    said += [
-        f"By prediction parallelism.schedule={name} would be {gain:.1%} faster; its own costs are not modelled."
-        for name, gain in faster_schedules(problem, chosen)
-    ]
     said += _left_out(problem, pipelines)
     said += [
         f"{name} cannot train this model alone, so there is no efficiency to state."
@@ -41,8 +36,8 @@ def reasons(
             said.append(
                 "Unequal replicas share samples by their own times and are compared by what they take together."
             )
-    if found.level:
-        said.append(f"The grid was thinned for so many devices: {LEVELS[found.level]}.")
+    if found.thinned:
+        said.append("Of so many devices only the likeliest uses and groupings were tried, not all.")
     return tuple(said)
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from functools import cached_property
 
 from hetctl.trainer.planning.arrange import Batching, Pipeline
-from hetctl.trainer.planning.batching import TABULATED, balance, divisors, largest_remainder
-from hetctl.trainer.planning.link_rates import LinkRates
+from hetctl.trainer.planning.batching import TABULATED, balance, divisors, largest_remainder, settle
+from hetctl.trainer.planning.groupings import Grouping, Groupings, slowest_sync
 from hetctl.trainer.planning.pipelines import Pipelines, WantedPipeline
-from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.problem import Problem
-from hetctl.trainer.planning.space import partitions, views
+from hetctl.trainer.planning.simulate import step_seconds
 from hetctl.trainer.planning.stages import SyncRate
 
 SMALL = 32  # devices
+COMPETE = 6  # candidates that are to be the fastest there are
+LIKELY = 4  # micro-batch sizes and counts of unequal replicas, where not every grouping is looked at
 APART = 1.9  # factor between the micro-batch sizes, or counts, that larger searches try
 LEAP = 0.1  # larger searches look for such improvements first: what is fast early prunes all that comes after
 MOST_MICRO_BATCHES = 4096  # of a replica in a step: each is simulated
@@ -39,6 +40,11 @@ class Candidate:
     def rank(self) -> float:
         return self.seconds * self.handicap
 
+    @cached_property
+    def step_s(self) -> float:
+        """Seconds of a step, as all replicas together are simulated."""
+        return step_seconds([p.times for p in self.pipelines])
+
     @property
     def arrangement(self) -> tuple[object, ...]:
         return tuple(p.arrangement for p in self.pipelines)
@@ -50,18 +56,8 @@ class SearchResult:
 
     candidates: list[Candidate] = field(default_factory=list)
     tolerance: float = 0.0  # relative: gains smaller than this were not looked for
-    bounded: int = 0
-    exact: int = 0
-    level: int = 0
-
-
-@dataclass(frozen=True)
-class Grouping:
-    """Pools gathered into replicas, with a bound on the step time from their speeds alone."""
-
-    replicas: tuple[tuple[Pool, ...], ...]
-    clones: int
-    bound: float
+    tried: int = 0  # arrangements whose split was worked out
+    thinned: bool = False  # not every use of a pool, or not every grouping, was looked at
 
 
 class Search:
@@ -72,15 +68,16 @@ class Search:
         self.problem, self.keep = problem, keep
         self.tolerance = problem.tolerance
         self.apart = 1.0 if problem.tolerance == 0 else APART
-        self.compete = keep if self.tolerance == 0 else 1  # how many are to be the fastest there are
+        self.compete = min(keep, COMPETE) if self.tolerance == 0 else 1
         self.pipelines = Pipelines(problem)
+        self.groupings = Groupings(problem, self.pipelines)
         self.found = SearchResult()
 
     def run(self) -> SearchResult:
         """Search everything; `candidates` stays empty when nothing fits."""
         wanted = self.tolerance
-        groupings = sorted(self._groupings(), key=lambda g: g.bound)
-        large = wanted > 0 and not self._small
+        groupings = self.groupings.all()
+        large = wanted > 0 and not self._small and not self.groupings.thinned
         if large:  # of equal bounds first what is looked at soonest: pipelines of few pools
             groupings.sort(key=lambda g: (float(f"{g.bound:.6g}"), -len(g.replicas)))
         for self.tolerance in (LEAP, wanted) if large else (wanted,):
@@ -93,7 +90,7 @@ class Search:
                     self._together(grouping)
         pipelines, found = self.pipelines, self.found
         found.tolerance = self.tolerance
-        found.bounded, found.exact, found.level = pipelines.bounded, pipelines.tried, pipelines.level
+        found.tried, found.thinned = pipelines.tried, pipelines.thinned or self.groupings.thinned
         return found
 
     @property
@@ -117,39 +114,6 @@ class Search:
         kept.insert(place, candidate)
         del kept[self.keep :]
 
-    def _groupings(self) -> Iterator[Grouping]:
-        pins = self.problem.pins
-        for view in views(self.problem.pools):
-            speed = {id(pool): self._speed(pool) for pool in view}
-            for groups in partitions(len(view)):
-                if pins.order is not None and (
-                    len(groups) > 1 or {view[i].island for i in groups[0]} != set(pins.order)
-                ):
-                    continue
-                if pins.replicas is not None and pins.replicas % len(groups):
-                    continue
-                if pins.every_island and {view[i].island for g in groups for i in g} != {p.island for p in view}:
-                    continue
-                replicas = tuple(tuple(view[i] for i in group) for group in groups)
-                clones = 1 if pins.replicas is None else pins.replicas // len(groups)
-                used = [pool for pools in replicas for pool in pools]
-                if len(replicas) > 1 and not self._all_talk(replicas):
-                    continue
-                yield Grouping(replicas, clones, self.problem.samples / sum(speed[id(p)] for p in used))
-
-    def _all_talk(self, replicas: Sequence[Sequence[Pool]]) -> bool:
-        links = self.problem.links
-        return all(links.can_talk(a, b) for one, other in combinations(replicas, 2) for a in one for b in other)
-
-    def _speed(self, pool: Pool) -> float:
-        """Samples per second that a pool could at most contribute, on whole models."""
-        costs = self.problem.costs
-        best = 0.0
-        for samples in {*range(1, min(64, self.problem.samples) + 1), *divisors(self.problem.samples)}:
-            block = costs.block(pool.rates, samples).both
-            best = max(best, samples / (costs.shape.layers * block + costs.head(pool.rates, samples).both))
-        return best * pool.size
-
     def _alone(self, grouping: Grouping) -> None:
         """One replica: every micro-batch size, most promising first."""
         total, sizes = self.problem.samples, self._sizes(grouping)
@@ -167,7 +131,7 @@ class Search:
         other sharing is.
         """
         total, pinned = self.problem.samples, self.problem.micro_batch_size
-        weights = [sum(self._speed(p) for p in pools) for pools in grouping.replicas]
+        weights = [sum(map(self.pipelines.samples_per_s, pools)) for pools in grouping.replicas]
         counts = divisors(total, apart=self.apart) if pinned is None else []
         tasks = [(_sizes(m), total // m) for m in counts if m <= MOST_MICRO_BATCHES]
         tasks += [(_counts(s), total // s) for s in self._sizes(grouping)]
@@ -180,8 +144,9 @@ class Search:
             bounds = [unequal.bound(i, part, self._across) for i, part in enumerate(shares)]
             least = grouping.bound if self._small and parts <= TABULATED else min(bounds)
             weighed.append((max(bounds), least, unequal, parts))
-        for _, least, unequal, parts in sorted(weighed, key=lambda w: w[0]):
-            if least < self._across:
+        thinned = self.groupings.thinned
+        for likely, least, unequal, parts in sorted(weighed, key=lambda w: w[0])[: LIKELY if thinned else None]:
+            if (likely if thinned else least) < self._across:
                 self._balanced(grouping, weights, unequal, parts)
 
     def _sizes(self, grouping: Grouping) -> Sequence[int]:
@@ -204,25 +169,31 @@ class Search:
         """The limit for replicas on several islands, their handicap taken off."""
         return self.limit / self.problem.across
 
+    def _reach(self) -> float:
+        """Up to which a replica's time is asked for; paces of shares that will change yet are of interest too."""
+        return 2 * self._across if self.groupings.thinned else self._across
+
     def _unequal(self, grouping: Grouping, batch: Batch, weights: Sequence[float], parts: int) -> UnequalReplicas:
         replicas = grouping.replicas
         rates = tuple(slowest_sync(self.problem.links, replicas, i) for i in range(len(replicas)))
         per_part = self.problem.samples / parts
         speeds = tuple(w / per_part for w in weights)
-        return UnequalReplicas(self.pipelines, grouping, batch, rates, speeds, lambda: self._across)
+        return UnequalReplicas(self.pipelines, grouping, batch, rates, speeds, self._reach)
 
     def _balanced(self, grouping: Grouping, weights: Sequence[float], unequal: UnequalReplicas, parts: int) -> None:
         """Offer the grouping with its samples shared so that the slowest replica is fastest."""
-        shares = balance(parts, weights, unequal, limit=self._across, tabulate=self._small, tolerance=self.tolerance)
+        if self.groupings.thinned:
+            shares = settle(parts, weights, unequal)
+        else:
+            few, limit = self._small, self._across
+            shares = balance(parts, weights, unequal, limit=limit, tabulate=few, tolerance=self.tolerance)
         if shares is None:
             return
         chosen = [self.pipelines.fastest(unequal.wanted(i, part), math.inf) for i, part in enumerate(shares[0])]
         pipelines = tuple(p for p in chosen if p is not None)
         islands = {u.pool.island for p in pipelines for u in p.uses}
         handicap = self.problem.across if len(islands) > 1 else 1.0
-        # in larger searches few candidates are simulated, so they have to be ranked well before
-        seconds = together(pipelines) if self.tolerance else shares[1]
-        self._offer(Candidate(pipelines, seconds, grouping.clones, handicap))
+        self._offer(Candidate(pipelines, together(pipelines), grouping.clones, handicap))
 
 
 @dataclass(frozen=True)
@@ -270,13 +241,6 @@ class UnequalReplicas:
 def together(pipelines: Sequence[Pipeline]) -> float:
     """Seconds of replicas side by side, as far as closed forms tell: none sums gradients before all have computed."""
     return max(p.seconds - p.end_s for p in pipelines) + max(p.end_s for p in pipelines)
-
-
-def slowest_sync(links: LinkRates, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
-    """How fast the ranks of a replica can exchange with the others, by the slowest of what joins them."""
-    others = [p for i, pools in enumerate(replicas) for p in pools if i != index]
-    rates = [links.sync_rate(a, b) for a in replicas[index] for b in others]
-    return SyncRate(*(min(column) for column in zip(*rates, strict=True)))
 
 
 def _sizes(count: int) -> Batch:

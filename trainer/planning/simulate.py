@@ -1,15 +1,22 @@
-"""An event-driven simulator of a step: every forward, backward, transfer, gradient sum and update with its times."""
+"""A step simulated: every forward, backward, transfer, gradient sum and update with its times.
+
+Devices keep to their action lists and links carry one micro-batch after the other, so the order in which things depend
+on each other is the same whatever they take: it is worked out once, and times follow it (a max-plus recurrence).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Literal
+from functools import lru_cache
+from itertools import accumulate, chain
+from typing import Literal, NamedTuple
 
-from hetctl.trainer.schedule import SCHEDULES, Action
+from hetctl.trainer.schedule import SCHEDULES, Action, Kind
 
 SpanKind = Literal["F", "B", "W", "send", "sync", "update"]
+KINDS: tuple[Kind, ...] = ("F", "B", "W")
+STEADY = 128  # micro-batches after which the rest of a step is taken to go on as evenly
 
 
 @dataclass(frozen=True)
@@ -50,16 +57,33 @@ class PipelineTimes:
         count = len(self.stages) // self.chunks
         return tuple(tuple(range(d, len(self.stages), count)) for d in range(count))
 
-    def actions(self, device: int) -> tuple[Action, ...]:
-        """What a device does."""
-        held = self.devices[device]
-        ahead = min(self.forwards_ahead[held[0]], self.micro_batches)
-        actions = SCHEDULES[self.schedule].actions
-        return actions(self.micro_batches, stages=len(self.stages), held=held, forwards_ahead=ahead)
+    @property
+    def rhythm(self) -> Rhythm:
+        """All that the order of its actions depends on."""
+        return Rhythm(self.schedule, self.micro_batches, len(self.stages), self.chunks, self.forwards_ahead)
 
     def without_bridges(self) -> PipelineTimes:
         """The same with transfers between islands in no time."""
         return replace(self, hops=tuple(0.0 if b else h for h, b in zip(self.hops, self.bridged, strict=True)))
+
+
+class Rhythm(NamedTuple):
+    """What the order of a pipeline's actions depends on: no times."""
+
+    schedule: str
+    micro_batches: int
+    stages: int
+    chunks: int
+    forwards_ahead: tuple[int, ...]
+
+    def of_fewer(self, micro_batches: int) -> Rhythm:
+        """The same for fewer micro-batches; where all were in flight all are again."""
+        ahead = tuple(min(a, micro_batches) if a >= self.micro_batches else a for a in self.forwards_ahead)
+        return self._replace(micro_batches=micro_batches, forwards_ahead=ahead)
+
+
+# device, kind, stage, micro-batch, whether it waits for an input, and the boundary that its result crosses, if any
+OrderedAction = tuple[int, Kind, int, int, bool, int | None]
 
 
 @dataclass(frozen=True)
@@ -112,6 +136,100 @@ def simulate(replicas: Sequence[PipelineTimes]) -> Simulated:
     return Simulated(step, tuple(spans))
 
 
+def step_seconds(replicas: Sequence[PipelineTimes]) -> float:
+    """What `simulate` comes to, without its spans; of many micro-batches the steady middle is taken as even."""
+    ready = chain.from_iterable(_sums_start(replicas, [_finished(times) for times in replicas]))
+    stages = [stage for times in replicas for stage in times.stages]
+    synced = max(start + stage.sync_s for start, stage in zip(ready, stages, strict=True))
+    return synced + max(stage.update_s for stage in stages)
+
+
+def _finished(times: PipelineTimes) -> list[float]:
+    """When each stage's last backward ends."""
+    rhythm, devices = times.rhythm, len(times.stages) // times.chunks
+    step = max(STEADY // 4, len(times.stages)) // devices * devices
+    longer = 4 * step + rhythm.micro_batches % devices
+    if longer >= rhythm.micro_batches:
+        return _ends(times, rhythm)
+    before, there = (_ends(times, rhythm.of_fewer(n)) for n in (longer - step, longer))
+    further = (rhythm.micro_batches - longer) / step
+    return [b + (b - a) * further for a, b in zip(before, there, strict=True)]
+
+
+def _ends(times: PipelineTimes, rhythm: Rhythm) -> list[float]:
+    """The recurrence alone: hot, since the search times thousands of pipelines by it."""
+    split, count = SCHEDULES[times.schedule].splits_backward, rhythm.micro_batches
+    seconds = {kind: [stage.seconds(Action(kind, 0), split=split) for stage in times.stages] for kind in KINDS}
+    free, ends = [0.0] * (len(times.stages) // times.chunks), [0.0] * len(times.stages)
+    links = {kind: [0.0] * len(times.hops) for kind in KINDS}
+    arrived = {kind: [0.0] * (len(times.stages) * count) for kind in KINDS}
+    for device, kind, stage, micro_batch, waits, boundary in action_order(rhythm):
+        start = free[device]
+        if waits:
+            there = arrived[kind][stage * count + micro_batch]
+            if there > start:
+                start = there
+        free[device] = ends[stage] = end = start + seconds[kind][stage]
+        if boundary is not None:
+            link = links[kind]
+            link[boundary] = end = max(end, link[boundary]) + times.hops[boundary]
+            arrived[kind][(stage + 1 if kind == "F" else stage - 1) * count + micro_batch] = end
+    return ends
+
+
+def _pipeline(number: int, times: PipelineTimes) -> tuple[list[SimulatedSpan], list[float]]:
+    """(spans, end of each stage's last backward) of one replica, transfers first come, first served."""
+    split = SCHEDULES[times.schedule].splits_backward
+    free, ends = [0.0] * (len(times.stages) // times.chunks), [0.0] * len(times.stages)
+    arrived: dict[tuple[Kind, int, int], float] = {}
+    links: dict[tuple[Kind, int], float] = {}
+    spans: list[SimulatedSpan] = []
+    for device, kind, stage, micro_batch, waits, boundary in action_order(times.rhythm):
+        start = max(free[device], arrived[kind, stage, micro_batch] if waits else 0.0)
+        end = start + times.stages[stage].seconds(Action(kind, micro_batch), split=split)
+        free[device] = ends[stage] = end
+        spans.append(SimulatedSpan(kind, number, stage, start, end, micro_batch))
+        if boundary is not None:
+            peer, sent = (stage + 1 if kind == "F" else stage - 1), max(end, links.get((kind, boundary), 0.0))
+            there = links[kind, boundary] = arrived[kind, peer, micro_batch] = sent + times.hops[boundary]
+            if there > sent:
+                spans.append(SimulatedSpan("send", number, stage, sent, there, micro_batch, peer))
+    return spans, ends
+
+
+@lru_cache(maxsize=512)
+def action_order(rhythm: Rhythm) -> tuple[OrderedAction, ...]:
+    """The actions of all devices, each after those it waits for. AssertionError: one waits for itself."""
+    count, schedule = rhythm.stages // rhythm.chunks, SCHEDULES[rhythm.schedule]
+    held = [tuple(range(d, rhythm.stages, count)) for d in range(count)]
+    ahead = [min(rhythm.forwards_ahead[stages[0]], rhythm.micro_batches) for stages in held]
+    lists = [
+        schedule.actions(rhythm.micro_batches, stages=rhythm.stages, held=h, forwards_ahead=a)
+        for h, a in zip(held, ahead, strict=True)
+    ]
+    done: set[tuple[Kind, int, int]] = set()
+    order: list[OrderedAction] = []
+    at = [0] * count
+    progress = True
+    while progress:
+        progress = False
+        for device, actions in enumerate(lists):
+            while at[device] < len(actions):
+                action = actions[at[device]]
+                kind, stage, micro_batch = action.kind, held[device][action.chunk], action.micro_batch
+                source, target = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
+                waits = kind != "W" and 0 <= source < rhythm.stages
+                if waits and (kind, source, micro_batch) not in done:
+                    break
+                done.add((kind, stage, micro_batch))
+                boundary = min(stage, target) if kind != "W" and 0 <= target < rhythm.stages else None
+                order.append((device, kind, stage, micro_batch, waits, boundary))
+                at[device] += 1
+                progress = True
+    assert all(i == len(actions) for i, actions in zip(at, lists, strict=True)), "the schedule waits for itself"
+    return tuple(order)
+
+
 def _sums_start(replicas: Sequence[PipelineTimes], ends: Sequence[Sequence[float]]) -> list[list[float]]:
     """When each stage's gradient sums can start: once every stage that shares a layer with it is done."""
     edges = [[0, *accumulate(times.layers)] for times in replicas]
@@ -129,68 +247,3 @@ def _sums_start(replicas: Sequence[PipelineTimes], ends: Sequence[Sequence[float
             mine.append(max(sharing))
         found.append(mine)
     return found
-
-
-class _Device:
-    """A device's place in its action list, and when it is free."""
-
-    def __init__(self, stages: Sequence[int], actions: Sequence[Action]) -> None:
-        self.stages, self.actions = stages, actions
-        self.next = 0
-        self.free = 0.0
-
-
-def _pipeline(number: int, times: PipelineTimes) -> tuple[list[SimulatedSpan], list[float]]:
-    """(spans, end of each stage's last backward) of one replica, transfers first come, first served."""
-    count, split = len(times.stages), SCHEDULES[times.schedule].splits_backward
-    devices = [_Device(held, times.actions(d)) for d, held in enumerate(times.devices)]
-    arrived: dict[tuple[str, int, int], float] = {}  # (kind, stage, micro-batch) -> when its input is there
-    links = {(kind, i): 0.0 for kind in "FB" for i in range(count - 1)}
-    ends = [0.0] * count
-    spans: list[SimulatedSpan] = []
-    progress = True
-    while progress:
-        progress = False
-        for device in devices:
-            while device.next < len(device.actions):
-                action = device.actions[device.next]
-                index = device.stages[action.chunk]
-                ready = _ready(action, index, count, arrived)
-                if ready is None:
-                    break
-                start = max(ready, device.free)
-                device.free = ends[index] = start + times.stages[index].seconds(action, split=split)
-                spans.append(SimulatedSpan(action.kind, number, index, start, device.free, action.micro_batch))
-                spans += _send(number, action, index, count, times.hops, links, arrived, device.free)
-                device.next += 1
-                progress = True
-    assert all(d.next == len(d.actions) for d in devices), "the schedule waits for itself"
-    return spans, ends
-
-
-def _ready(action: Action, index: int, count: int, arrived: dict[tuple[str, int, int], float]) -> float | None:
-    """When an action's input is there; None: not known yet."""
-    starts = action.kind == "W" or (action.kind == "F" and index == 0) or (action.kind == "B" and index == count - 1)
-    return 0.0 if starts else arrived.get((action.kind, index, action.micro_batch))
-
-
-def _send(
-    number: int,
-    action: Action,
-    index: int,
-    count: int,
-    hops: Sequence[float],
-    links: dict[tuple[str, int], float],
-    arrived: dict[tuple[str, int, int], float],
-    now: float,
-) -> list[SimulatedSpan]:
-    """Pass an action's result on, over a link that carries one micro-batch at a time in each direction."""
-    peer = index + 1 if action.kind == "F" else index - 1
-    if not 0 <= peer < count or action.kind == "W":
-        return []
-    boundary = min(index, peer)
-    start = max(now, links[action.kind, boundary])
-    end = start + hops[boundary]
-    links[action.kind, boundary] = end
-    arrived[action.kind, peer, action.micro_batch] = end
-    return [SimulatedSpan("send", number, index, start, end, action.micro_batch, peer)] if end > start else []

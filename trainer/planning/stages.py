@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -78,7 +78,9 @@ class StageCosts:
     """A stage's tables and the choices their rows stand for. Memory is bytes per rank, fitting or not."""
 
     table: StageTable
-    memory: Floats  # [choices, layers + 1]
+    forward: Floats  # [choices, layers + 1]: of the table's beat, and update of its end
+    update: Floats
+    memory: Floats
     choices: tuple[MemoryChoice, ...]
 
 
@@ -131,6 +133,7 @@ class Coefficients(Generic[Value]):
         return left
 
 
+@lru_cache(maxsize=1 << 14)
 def coefficients(costs: LayerCosts, site: StageSite, place: StagePlace, choice: MemoryChoice) -> Coefficients[float]:
     """What a stage costs: compute, the collectives that compute cannot hide, state, activations, buffers."""
     one = coefficient_arrays(costs, [site], place, [place.samples], (choice.mode,), [[choice.shards]])
@@ -239,16 +242,15 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, modes: tu
     chosen = np.argwhere(wanted)
     if not len(chosen):
         nothing = np.full((1, len(layers)), np.inf)
-        return StageCosts(
-            StageTable(nothing, nothing, place.ratio, place.wait_s), nothing, (MemoryChoice(MODES[0], 1),)
-        )
+        table = StageTable(nothing, nothing, place.ratio, place.wait_s)
+        return StageCosts(table, nothing, nothing, nothing, (MemoryChoice(MODES[0], 1),))
+    forward, update = (np.broadcast_to(line.at(layers), fits.shape)[wanted] for line in (every.forward, every.update))
     beat, end = every.forward.at(layers) + every.backward.at(layers), every.exposed(layers) + every.update.at(layers)
     beat, end = (np.where(fits[wanted], seconds[wanted], np.inf) for seconds in (beat, end))
-    memory = memory[wanted]
     kept = _undominated(beat, end)
     table = StageTable(beat[kept], end[kept], place.ratio, place.wait_s)
     choices = [MemoryChoice(modes[m], shards[s]) for _, s, m in chosen[kept].tolist()]
-    return StageCosts(table, memory[kept], tuple(choices))
+    return StageCosts(table, forward[kept], update[kept], memory[wanted][kept], tuple(choices))
 
 
 def _undominated(beat: Floats, end: Floats) -> list[int]:

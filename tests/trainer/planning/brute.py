@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, permutations, product
 
 from hetctl.trainer.planning.arrange import Batching
+from hetctl.trainer.planning.groupings import slowest_sync
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.problem import Problem
-from hetctl.trainer.planning.search import slowest_sync
+from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes, step_seconds
 from hetctl.trainer.planning.space import PoolUse, partitions, pool_uses, views
-from hetctl.trainer.planning.stages import StageCostCache, StagePlace, share
-from hetctl.trainer.schedule import SCHEDULES
+from hetctl.trainer.planning.stages import StageCostCache, StageCosts, StagePlace, share
+from hetctl.trainer.schedule import Schedule
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -32,23 +33,24 @@ class Brute:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.stage_costs = StageCostCache(problem.costs, problem.modes)
-        self._known: dict[tuple[object, ...], float] = {}
+        self._known: dict[tuple[object, ...], PipelineTimes | None] = {}
 
     def seconds(self) -> float:
-        """The least step time of all plans; infinity when nothing fits."""
+        """The least step time of all plans, simulated; infinity when nothing fits."""
         best = math.inf
         for view in views(self.problem.pools):
             for groups in partitions(len(view)):
                 replicas = [tuple(view[i] for i in group) for group in groups]
                 for sizes, counts in self._batchings(len(replicas)):
-                    slowest = 0.0
+                    times: list[PipelineTimes] = []
                     for index, (pools, size, count) in enumerate(zip(replicas, sizes, counts, strict=True)):
                         sync = slowest_sync(self.problem.links, replicas, index) if len(replicas) > 1 else None
-                        batching = Batching(size, count, len(replicas), sync)
-                        slowest = max(slowest, self.pipeline(pools, batching))
-                        if slowest >= best:
+                        found = self.pipeline(pools, Batching(size, count, len(replicas), sync))
+                        if found is None:
                             break
-                    best = min(best, slowest)
+                        times.append(found)
+                    if len(times) == len(replicas):
+                        best = min(best, step_seconds(times))
         return best
 
     def _batchings(self, replicas: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -59,8 +61,8 @@ class Brute:
                     yield shares, (one,) * replicas
                     yield (one,) * replicas, shares
 
-    def pipeline(self, pools: Sequence[Pool], batching: Batching) -> float:
-        """The least time of one replica on these pools."""
+    def pipeline(self, pools: Sequence[Pool], batching: Batching) -> PipelineTimes | None:
+        """The fastest replica on these pools."""
         key = (tuple(pools), batching)
         if key not in self._known:
             layers, size = self.problem.costs.shape.layers, batching.micro_batch_size
@@ -68,53 +70,42 @@ class Brute:
                 pool_uses(p, layers=layers, micro_batch_size=size, pins=self.problem.pins, tensors=self.problem.tensors)
                 for p in pools
             ]
-            self._known[key] = min(
-                (
-                    self.arrangement(order, batching, schedule)
-                    for uses in product(*options)
-                    if sum(u.stages for u in uses) <= layers
-                    for order in permutations(uses)
-                    for schedule in ("1f1b", "eager-1f1b")
-                    if schedule == "1f1b" or len({u.pool.island for u in uses}) > 1
-                ),
-                default=math.inf,
+            every = (
+                times
+                for uses in product(*options)
+                if sum(u.stages for u in uses) <= layers
+                for order in permutations(uses)
+                for schedule in self.problem.schedules
+                for times in self.arrangements(order, batching, schedule)
             )
+            self._known[key] = min(every, key=lambda times: step_seconds([times]), default=None)
         return self._known[key]
 
-    def arrangement(self, uses: Sequence[PoolUse], batching: Batching, schedule: str) -> float:
+    def arrangements(self, uses: Sequence[PoolUse], batching: Batching, schedule: Schedule) -> Iterator[PipelineTimes]:
+        """Every split of the layers, with every way to save memory."""
         stages = [use for use in uses for _ in range(use.stages)]
         count, size = batching.micro_batches, batching.micro_batch_size
-        ahead = SCHEDULES[schedule].in_flight(len(stages), count)
+        ahead = schedule.in_flight(len(stages), count)
         payload = self.problem.costs.boundary_bytes(size)
-        hops = [self.problem.links.hop_seconds(a, b, payload) for a, b in pairwise(stages)]
-        tables = []
+        hops = tuple(self.problem.links.hop_seconds(a, b, payload) for a, b in pairwise(stages))
+        costs = []
         for i, use in enumerate(stages):
-            covered = min(ahead[i], count)
-            turns = ahead[i] < count
-            ratio = (len(stages) - i) / ahead[i] if turns else 1.0
-            wait = 2 * sum(hops[i:]) / ahead[i] if turns else 0.0
+            first, last = i == 0, i == len(stages) - 1
+            held = min(ahead[i], count)
             place = StagePlace(
-                i == 0,
-                i == len(stages) - 1,
-                share(size, use.width),
-                covered,
-                ratio,
-                wait,
-                batching.sync,
-                batching.replicas,
+                first, last, share(size, use.width), held, sync=batching.sync, replicas=batching.replicas
             )
-            tables.append(self.stage_costs.of(use.site, place).table)
-        best = math.inf
+            costs.append(self.stage_costs.of(use.site, place))
         for layers in compositions(self.problem.costs.shape.layers, len(stages)):
             ways = [
-                [
-                    (t.beat[r, k], (count - 1) * max(t.beat[r, k], t.ratio * t.beat[r, k] + t.wait) + t.end[r, k])
-                    for r in range(len(t.beat))
-                    if t.beat[r, k] < math.inf
-                ]
-                for t, k in zip(tables, layers, strict=True)
+                [_stage_times(c, r, k) for r in range(len(c.table.beat)) if c.table.beat[r, k] < math.inf]
+                for c, k in zip(costs, layers, strict=True)
             ]
             for way in product(*ways):
-                slowest = max((count - 1) * max(hops, default=0.0), *(load for _, load in way), 0.0)
-                best = min(best, sum(beat for beat, _ in way) + slowest)
-        return best + 2 * sum(hops)
+                yield PipelineTimes(way, hops, (True,) * len(hops), count, ahead, layers, schedule.name)
+
+
+def _stage_times(costs: StageCosts, row: int, layers: int) -> StageTimes:
+    forward, update = float(costs.forward[row, layers]), float(costs.update[row, layers])
+    beat, end = float(costs.table.beat[row, layers]), float(costs.table.end[row, layers])
+    return StageTimes(forward, beat - forward, max(end - update, 0.0), update)

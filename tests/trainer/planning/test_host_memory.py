@@ -13,7 +13,7 @@ from hetctl.comm.contract.units import GiB
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import Planning, weigh
 from hetctl.trainer.planning.pools import HOST_PROCESS_BYTES, HOST_USABLE_SHARE
-from hetctl.trainer.planning.predict import stage_coefficients
+from hetctl.trainer.planning.reschedule import stage_coefficients
 from hetctl.trainer.recipe import load_recipe
 
 ON_HOST = [("parallelism.activations", "host"), ("parallelism.pipeline", 2)]
@@ -32,12 +32,13 @@ def planned(memory: int | None, *sets: tuple[str, object]) -> Planning:
 def on_hosts(planning: Planning) -> dict[str, float]:
     """Host -> bytes that the chosen plan puts there."""
     held: dict[str, float] = {}
+    for rank in (r for r in planning.plan.ranks if r.stages):
+        held[rank.host] = held.get(rank.host, 0.0) + HOST_PROCESS_BYTES
     for pipeline in planning.predictions[0].candidate.pipelines:
         costs = stage_coefficients(planning.problem, pipeline)
         for ranks, layers, c in zip(pipeline.stage_ranks, pipeline.layers, costs, strict=True):
             for rank in ranks:
-                host = planning.plan.ranks[rank].host
-                held[host] = held.get(host, 0.0) + c.host.at(layers) + HOST_PROCESS_BYTES
+                held[planning.plan.ranks[rank].host] += c.host.at(layers)
     return held
 
 

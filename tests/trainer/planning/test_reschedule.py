@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.comm.contract.emulate import describe_cluster, parse_spec
+from hetctl.comm.contract.emulate import Machine, describe_cluster, label_machine, parse_spec
 from hetctl.comm.contract.errors import ConfigError, Infeasible
 from hetctl.comm.contract.plan import Plan
 from hetctl.trainer.planning.executable import check_executable
@@ -48,10 +48,17 @@ def test_interleaving_deals_stages_out_and_is_executable() -> None:
     assert seconds(plan) < seconds(planned("1f1b"))
 
 
-def test_what_would_be_faster_is_said_not_done() -> None:
-    plan = planned("auto")
-    assert plan.schedule in ("1f1b", "eager-1f1b")
-    assert any("parallelism.schedule=zero-bubble would be" in reason for reason in plan.reasons)
+def test_what_is_predicted_to_be_faster_is_chosen() -> None:
+    chosen, asked = planned("auto"), [planned(name) for name in ("1f1b", "eager-1f1b", "zero-bubble", "interleaved")]
+    assert seconds(chosen) <= min(map(seconds, asked)) * 1.001
+    assert chosen.schedule in ("zero-bubble", "interleaved")
+
+
+def test_compiled_blocks_and_guessed_costs_keep_the_backward_whole() -> None:
+    assert planned("auto", "h200:1,mi325x:1", ("train.compile", True)).schedule != "zero-bubble"
+    spec, memory = parse_spec("h200:1,mi325x:1", CLASSES), (2**40, 2**40)
+    on_cpus = make_plan(label_machine(spec, Machine("here", "gloo", memory)), load_recipe(None, MODEL))
+    assert on_cpus.schedule in ("1f1b", "eager-1f1b")
 
 
 def test_what_cannot_be_is_refused_in_one_sentence() -> None:

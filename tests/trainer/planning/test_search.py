@@ -15,10 +15,13 @@ from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.costs import MODES, LayerCosts, ValueBytes, usable_bytes
 from hetctl.trainer.planning.link_rates import LinkRate, LinkRates
 from hetctl.trainer.planning.pipelines import Pipelines, WantedPipeline
+from hetctl.trainer.planning.planner import KEEP
 from hetctl.trainer.planning.pools import Pool, Rates
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Search, together
+from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes
 from hetctl.trainer.planning.space import Pins
+from hetctl.trainer.schedule import SCHEDULES
 from tests.trainer.planning.brute import Brute
 
 INSTANCES = int(os.environ.get("HETCTL_PLANNER_INSTANCES", "60"))
@@ -40,7 +43,8 @@ def problem(
     names = sorted({p.island for p in pools})
     bridges = {frozenset(pair): LinkRate(lane, 2 * lane, 1e-5, "tcp") for pair in combinations(names, 2)}
     inside = {name: LinkRate(1e9, math.inf, 1e-5, "native") for name in names}
-    return Problem(costs, pools, LinkRates(bridges, {}, inside), MODES, tensors, Pins(), samples)
+    schedules = tuple(s for s in SCHEDULES.values() if s.timed_by_search)
+    return Problem(costs, pools, LinkRates(bridges, {}, inside), MODES, tensors, Pins(), samples, schedules=schedules)
 
 
 @st.composite
@@ -62,25 +66,26 @@ def instances(draw: st.DrawFn, most: int = 3) -> Problem:
     )
 
 
-def best(instance: Problem, keep: int = 1) -> float:
-    found = Search(instance, keep=keep).run().candidates
-    return found[0].seconds if found else math.inf
+def best(instance: Problem) -> float:
+    return min((c.step_s for c in Search(instance, keep=KEEP).run().candidates), default=math.inf)
 
 
 def test_no_replica_sums_gradients_before_all_have_computed() -> None:
     """One computes long and sums little, the other the reverse: a step takes the longer of both."""
     alone = Search(problem((pool("a", (1,), first=0, flops=2.0, memory=12.0),), layers=2, samples=2)).run()
     one = alone.candidates[0].pipelines[0]
-    slow, late = (dataclasses.replace(one, seconds=s, end_s=e) for s, e in ((2.1, 0.1), (2.0, 0.9)))
+    assert 0 < one.end_s < one.seconds
+    stages = [StageTimes(1.0, 1.0, sync_s=0.1), StageTimes(0.55, 0.55, sync_s=0.9)]
+    slow, late = (dataclasses.replace(one, times=PipelineTimes((stage,), (), (), 1, (1,), (2,))) for stage in stages)
     assert together((slow, late)) == pytest.approx(2.0 + 0.9)
     assert together((slow,)) == slow.seconds
-    assert 0 < one.end_s < one.seconds
 
 
 @given(instances())
 @settings(max_examples=INSTANCES, deadline=None)
-def test_search_equals_brute_force(instance: Problem) -> None:
-    assert best(instance) == pytest.approx(Brute(instance).seconds(), rel=1e-9)
+def test_the_search_is_within_a_percent_of_brute_force(instance: Problem) -> None:
+    every = Brute(instance).seconds()
+    assert every * (1 - 1e-9) <= best(instance) <= every * 1.01 or every == math.inf == best(instance)
 
 
 def grown(instance: Problem, index: int, how: str) -> Problem:
@@ -103,7 +108,7 @@ def grown(instance: Problem, index: int, how: str) -> Problem:
 @settings(max_examples=INSTANCES, deadline=None)
 def test_more_never_predicts_a_slower_optimum(instance: Problem, index: int, how: str) -> None:
     before, after = best(instance), best(grown(instance, index, how))
-    assert after <= before * (1 + 1e-9)
+    assert after <= before * 1.005
 
 
 @given(instances())

@@ -1,0 +1,114 @@
+"""A found arrangement under another schedule: what it then takes, and whether it still fits.
+
+Schedules that the closed form does not know (split backwards, several stages per device) are timed by the simulator
+alone, for arrangements that the search has found under 1F1B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from hetctl.trainer.model.sample_shares import share as cut
+from hetctl.trainer.planning.arrange import Batching, Pipeline
+from hetctl.trainer.planning.costs import PLAIN, Mode, usable_bytes
+from hetctl.trainer.planning.problem import Problem
+from hetctl.trainer.planning.search import Candidate
+from hetctl.trainer.planning.simulate import StageTimes
+from hetctl.trainer.planning.space import PoolUse
+from hetctl.trainer.planning.stages import Coefficients, coefficients, share
+from hetctl.trainer.schedule import Schedule, most_held
+
+
+def rescheduled(problem: Problem, candidate: Candidate, schedule: Schedule) -> Iterator[Candidate]:
+    """The candidate under a schedule, in every number of stages per device that can be: memory, and divisibility."""
+    for chunks in schedule.chunks:
+        found = [_variant(problem, p, schedule, chunks) for p in candidate.pipelines]
+        pipelines = tuple(p for p in found if p is not None)
+        if len(pipelines) == len(found) and (chunks == 1 or any(p.chunks > 1 for p in pipelines)):
+            yield replace(candidate, pipelines=pipelines)
+
+
+def stage_coefficients(problem: Problem, pipeline: Pipeline) -> list[Coefficients[float]]:
+    """Each stage's costs, linear in its layers."""
+    count = pipeline.batching.micro_batches
+    held = [min(ahead, count) for ahead in pipeline.forwards_ahead]
+    return [_costs(problem, pipeline, stage, n, len(held)) for stage, n in enumerate(held)]
+
+
+def _costs(problem: Problem, pipeline: Pipeline, stage: int, held: int, stages: int) -> Coefficients[float]:
+    """Of a stage, of all `stages`, that holds so many micro-batches."""
+    devices = len(pipeline.layers) // pipeline.chunks
+    use, choice = pipeline.stage_uses[stage % devices], pipeline.choices[stage % devices]
+    place = pipeline.batching.place(stage, stages, width=use.width, held=held)
+    return coefficients(problem.costs, use.site, place, choice)
+
+
+def _variant(problem: Problem, pipeline: Pipeline, schedule: Schedule, chunks: int) -> Pipeline | None:
+    """Each device's layers in so many stages, which micro-batches go round as often; None where that cannot be."""
+    if len(pipeline.layers) == 1:  # every schedule is the same
+        return replace(pipeline, times=replace(pipeline.times, schedule=schedule.name))
+    uses, count, links = pipeline.stage_uses, pipeline.batching.micro_batches, problem.links
+    if schedule.why_not(len(uses), count) or min(pipeline.layers) < chunks:
+        return None
+    if chunks > 1 and not links.can_talk(uses[-1].pool, uses[0].pool):
+        return None
+    spans = [[b - a for a, b in (cut(n, chunks, c) for c in range(chunks))] for n in pipeline.layers]
+    layers = tuple(spans[d][c] for c in range(chunks) for d in range(len(uses)))
+    held, memory = [], []
+    for device, use in enumerate(uses):
+        alive, need, on_host = _device_memory(problem, pipeline, schedule, device, layers)
+        if need > usable_bytes(use.pool.rates) or on_host > use.pool.rates.host_memory_bytes:
+            return None
+        held.append(alive)
+        memory.append(int(need))
+    made = replace(pipeline, choices=pipeline.choices * chunks, memory_bytes=tuple(memory) * chunks)
+    if chunks == 1:
+        return replace(made, times=replace(pipeline.times, schedule=schedule.name))
+    payload, every = problem.costs.boundary_bytes(pipeline.batching.micro_batch_size), uses * chunks
+    ahead = tuple(h[c] for c in range(chunks) for h in held)
+    times = replace(
+        pipeline.times,
+        schedule=schedule.name,
+        chunks=chunks,
+        layers=layers,
+        stages=tuple(_stage_times(problem, pipeline, s, n, ahead[s], len(layers)) for s, n in enumerate(layers)),
+        forwards_ahead=ahead,
+        hops=tuple(links.hop_seconds(a, b, payload) for a, b in pairwise(every)),
+        bridged=tuple(a.pool.island != b.pool.island for a, b in pairwise(every)),
+    )
+    return replace(made, times=times)
+
+
+def _stage_times(problem: Problem, pipeline: Pipeline, stage: int, layers: int, held: int, stages: int) -> StageTimes:
+    costs = _costs(problem, pipeline, stage, held, stages)
+    forward, backward, update = (line.at(layers) for line in (costs.forward, costs.backward, costs.update))
+    return StageTimes(forward, backward, float(costs.exposed(layers)), update)
+
+
+def _device_memory(
+    problem: Problem, pipeline: Pipeline, schedule: Schedule, device: int, layers: Sequence[int]
+) -> tuple[tuple[int, ...], float, float]:
+    """(micro-batches held of each of its stages, bytes per rank, those on its host) of a device under a schedule."""
+    batching, use = pipeline.batching, pipeline.stage_uses[device]
+    stages = tuple(range(device, len(layers), len(pipeline.layers)))
+    ahead = pipeline.forwards_ahead[device]
+    actions = schedule.actions(batching.micro_batches, stages=len(layers), held=stages, forwards_ahead=ahead)
+    held = most_held(actions, last=schedule.frees)
+    costs = [_costs(problem, pipeline, s, n, len(layers)) for s, n in zip(stages, held, strict=True)]
+    need = sum(c.memory.at(layers[s]) for s, c in zip(stages, costs, strict=True))
+    on_host = sum(c.host.at(layers[s]) for s, c in zip(stages, costs, strict=True))
+    if schedule.splits_backward:
+        put_off = most_held(actions, first="B", last="W")
+        kept = _kept_for_weights(problem, use, batching, pipeline.choices[device].mode)
+        need += sum(n * layers[s] * kept for s, n in zip(stages, put_off, strict=True))
+    return held, need, on_host
+
+
+def _kept_for_weights(problem: Problem, use: PoolUse, batching: Batching, mode: Mode) -> float:
+    """Bytes per block and micro-batch that weight gradients will be made of: those of the outputs, and inputs that
+    backward has made again or fetched from the host."""
+    costs, samples = problem.costs, share(batching.micro_batch_size, use.width)
+    every, kept = (costs.activation_bytes(samples, tensor=use.tensor, mode=m) for m in (PLAIN, mode))
+    return costs.projection_gradient_bytes(samples, tensor=use.tensor) + every - kept
