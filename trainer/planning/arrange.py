@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, permutations
+from math import inf
 
 from hetctl.trainer.planning.partition import Split, best_split, fixed_split, holmes_layers, uniform_layers
 from hetctl.trainer.planning.problem import Problem
@@ -13,6 +14,9 @@ from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes, step_sec
 from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import MemoryChoice, StageCostCache, StageCosts, StagePlace, SyncRate, share
 from hetctl.trainer.schedule import Schedule
+
+FEW_STAGES = 4  # among these a layer may go from any to any
+WORTH_MOVING = 1e-4  # relative gain
 
 
 @dataclass(frozen=True)
@@ -101,45 +105,80 @@ def searched_schedules(problem: Problem) -> list[Schedule]:
     return timed or list(problem.schedules)
 
 
-def arrange(
-    problem: Problem,
-    stage_costs: StageCostCache,
-    uses: tuple[PoolUse, ...],
-    batching: Batching,
-    *,
-    schedule: Schedule,
-    bound: float = float("inf"),
-) -> Pipeline | None:
-    """The best split of an arrangement by the closed form; None when nothing fits or none takes less than `bound`.
+class Arrangement:
+    """Pool uses in an order, with their micro-batches and a schedule: all but who holds which layers."""
 
-    `sum(beat) + 2 sum(hop) + max((m - 1) max(hop), max((m - 1) turn + end))` seconds; what it takes is simulated.
-    """
-    stages = tuple(use for use in uses for _ in range(use.stages))
-    count = batching.micro_batches
-    ahead = _ahead(problem, len(stages), count, schedule)
-    payload = problem.costs.boundary_bytes(batching.micro_batch_size)
-    hops = tuple(problem.links.hop_seconds(a, b, payload) for a, b in pairwise(stages))
-    fill, floor = 2 * sum(hops), (count - 1) * max(hops, default=0.0)
-    turns = round_trips(hops, ahead, micro_batches=count)
-    found = [
-        stage_costs.of(
-            use.site, batching.place(i, len(stages), width=use.width, held=min(ahead[i], count), turn=turns[i])
+    def __init__(
+        self,
+        problem: Problem,
+        stage_costs: StageCostCache,
+        uses: tuple[PoolUse, ...],
+        batching: Batching,
+        schedule: Schedule,
+    ) -> None:
+        self.problem, self.uses, self.batching, self.schedule = problem, uses, batching, schedule
+        self.stages = tuple(use for use in uses for _ in range(use.stages))
+        count, places = batching.micro_batches, range(len(self.stages))
+        self.ahead = _ahead(problem, len(self.stages), count, schedule)
+        payload = problem.costs.boundary_bytes(batching.micro_batch_size)
+        self.hops = tuple(problem.links.hop_seconds(a, b, payload) for a, b in pairwise(self.stages))
+        turns = round_trips(self.hops, self.ahead, micro_batches=count)
+        held = [min(ahead, count) for ahead in self.ahead]
+        widths = [use.width for use in self.stages]
+        at = [batching.place(i, len(places), width=widths[i], held=held[i], turn=turns[i]) for i in places]
+        self.costs = [stage_costs.of(use.site, place) for use, place in zip(self.stages, at, strict=True)]
+
+    def best(self, *, bound: float = inf) -> Pipeline | None:
+        """The best split by the closed form; None when nothing fits or none takes less than `bound`.
+
+        `sum(beat) + 2 sum(hop) + max((m - 1) max(hop), max((m - 1) turn + end))` seconds; what it takes is simulated.
+        """
+        further = self.batching.micro_batches - 1
+        fill, floor = 2 * sum(self.hops), further * max(self.hops, default=0.0)
+        split = _split(self.problem, self.stages, self.costs, further + 1, floor, bound - fill)
+        return None if split is None else self._made(split.layers, split.rows)
+
+    def improved(self, pipeline: Pipeline) -> Pipeline:
+        """One of its pipelines with layers moved between stages, one by one, for as long as it takes less simulated.
+
+        The closed form knows no idle time that forwards in flight fill: so early stages may hold more than it says.
+        """
+        while True:
+            moved = (self._with(layers) for layers in _one_moved(pipeline.layers))
+            best = min((p for p in moved if p is not None), key=lambda p: p.seconds, default=pipeline)
+            if best.seconds >= pipeline.seconds * (1 - WORTH_MOVING):
+                return pipeline
+            pipeline = best
+
+    def _with(self, layers: tuple[int, ...]) -> Pipeline | None:
+        """These layers, each stage in its fastest way; None where one does not fit."""
+        rows, count = [], self.batching.micro_batches
+        for costs, held in zip(self.costs, layers, strict=True):
+            seconds = count * costs.table.beat[:, held] + costs.table.end[:, held]
+            rows.append(int(seconds.argmin()))
+            if seconds[rows[-1]] == inf:
+                return None
+        return self._made(layers, tuple(rows))
+
+    def _made(self, layers: tuple[int, ...], rows: tuple[int, ...]) -> Pipeline:
+        held = list(zip(self.costs, rows, layers, strict=True))
+        timed = [_times(self.problem, u, self.batching, *one) for u, one in zip(self.stages, held, strict=True)]
+        bridged = tuple(a.pool.island != b.pool.island for a, b in pairwise(self.stages))
+        count, name = self.batching.micro_batches, self.schedule.name
+        return Pipeline(
+            self.uses,
+            self.batching,
+            tuple(f.choices[r] for f, r, _ in held),
+            tuple(int(f.memory[r, k]) for f, r, k in held),
+            PipelineTimes(tuple(timed), self.hops, bridged, count, self.ahead, layers, name),
         )
-        for i, use in enumerate(stages)
-    ]
-    split = _split(problem, stages, found, count, floor, bound - fill)
-    if split is None:
-        return None
-    held = list(zip(found, split.rows, split.layers, strict=True))
-    timed = [_times(problem, use, batching, *one) for use, one in zip(stages, held, strict=True)]
-    bridged = tuple(a.pool.island != b.pool.island for a, b in pairwise(stages))
-    return Pipeline(
-        uses,
-        batching,
-        tuple(f.choices[r] for f, r, _ in held),
-        tuple(int(f.memory[r, k]) for f, r, k in held),
-        PipelineTimes(tuple(timed), hops, bridged, count, ahead, split.layers, schedule.name),
-    )
+
+
+def _one_moved(layers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Every way to give one layer of a stage to another; of many stages only to the next."""
+    for a, b in permutations(range(len(layers)), 2):
+        if layers[a] > 1 and (len(layers) <= FEW_STAGES or abs(a - b) == 1):
+            yield tuple(n - (i == a) + (i == b) for i, n in enumerate(layers))
 
 
 def _times(problem: Problem, use: PoolUse, batching: Batching, costs: StageCosts, row: int, layers: int) -> StageTimes:

@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from hetctl.trainer.planning.arrange import Batching, Pipeline, arrange, searched_schedules
+from hetctl.trainer.planning.arrange import Arrangement, Batching, Pipeline, searched_schedules
 from hetctl.trainer.planning.batching import divisors
 from hetctl.trainer.planning.bounds import UseBound, UseBounds, lower_bounds
 from hetctl.trainer.planning.likely_uses import likely_uses
@@ -19,9 +19,10 @@ from hetctl.trainer.planning.pools import Pool, Rates
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.space import MANY_POOLS, PoolUse, orders, pool_uses
 from hetctl.trainer.planning.stages import StageCostCache, share
+from hetctl.trainer.schedule import SCHEDULES
 
 COMBINATIONS = 100_000  # bounded one by one; of more only the likely ones are looked at
-SLACK = 1.15  # how much slower the closed form may take an arrangement for than it is, to be looked at all the same
+SLACK = 1.2  # how much slower the closed form may take an arrangement for than it is, to be looked at all the same
 LARGE_SLACK = 1.02  # in larger searches
 LIKELY = 6  # combinations whose split is worked out, of one pipeline and batch; smaller searches look at all
 FEW_COMBINATIONS = 5_000  # of many pools
@@ -193,12 +194,17 @@ class Pipelines:
                     if little and self._waits_little(ordered, wanted.batching, limit()):
                         continue
                     self.tried += 1
-                    most = limit() * self.slack
-                    made = arrange(
-                        self.problem, self.stage_costs, ordered, wanted.batching, schedule=schedule, bound=most
-                    )
+                    arrangement = Arrangement(self.problem, self.stage_costs, ordered, wanted.batching, schedule)
+                    made = arrangement.best(bound=limit() * self.slack)
                     if made is not None and made.seconds < limit():
                         yield made
+
+    def improved(self, pipeline: Pipeline) -> Pipeline:
+        """With layers moved between its stages where that shortens the simulated step; those asked for stay."""
+        if len(pipeline.layers) == 1 or self.problem.layers is not None or self.problem.split != "auto":
+            return pipeline
+        uses, schedule = pipeline.uses, SCHEDULES[pipeline.schedule]
+        return Arrangement(self.problem, self.stage_costs, uses, pipeline.batching, schedule).improved(pipeline)
 
     def _waits_little(self, uses: Sequence[PoolUse], batching: Batching, limit: float) -> bool:
         """Whether hiding all transfers would gain less than the tolerance."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from hetctl.trainer.planning.arrange import Batching, Pipeline
@@ -16,6 +16,7 @@ from hetctl.trainer.planning.simulate import step_seconds
 from hetctl.trainer.planning.stages import SyncRate
 
 SMALL = 32  # devices
+IMPROVED = 8  # candidates whose splits are worked on
 COMPETE = 6  # candidates that are to be the fastest there are
 LIKELY = 4  # micro-batch sizes and counts of unequal replicas, where not every grouping is looked at
 APART = 1.9  # factor between the micro-batch sizes, or counts, that larger searches try
@@ -88,10 +89,18 @@ class Search:
                     self._alone(grouping)
                 else:
                     self._together(grouping)
+        self._improve()
         pipelines, found = self.pipelines, self.found
         found.tolerance = self.tolerance
         found.tried, found.thinned = pipelines.tried, pipelines.thinned or self.groupings.thinned
         return found
+
+    def _improve(self) -> None:
+        """Move layers in the best candidates, and bring all into the order of what they take together."""
+        kept = sorted(self.found.candidates, key=lambda c: c.step_s * c.handicap)
+        better = [replace(c, pipelines=tuple(map(self.pipelines.improved, c.pipelines))) for c in kept[:IMPROVED]]
+        kept[:IMPROVED] = [min(pair, key=lambda c: c.step_s) for pair in zip(better, kept[:IMPROVED], strict=True)]
+        self.found.candidates = sorted(kept, key=lambda c: c.step_s * c.handicap)
 
     @property
     def limit(self) -> float:
