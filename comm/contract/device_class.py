@@ -10,7 +10,7 @@ from hetctl.comm.contract.units import GiB
 
 Precision = Literal["bf16", "fp16", "tf32", "fp32", "fp64"]
 DEFAULT_MFU = 0.45
-_GUESSED = {"fp32": 16.0, "fp64": 64.0}  # times slower than bf16, where no figure is known
+_GUESSED = {"tf32": 2.0, "fp32": 16.0, "fp64": 64.0}  # times slower than bf16, where no figure is known
 _CHIPLET_MODES = {"spx": 1, "dpx": 2, "tpx": 3, "qpx": 4}  # into how many equal parts; cpx: one a chiplet
 _SLICES = re.compile(r"(?P<slices>\d+)g\.(?P<memory>\d+)gb.*")  # of MIG: compute slices and gigabytes
 
@@ -58,10 +58,11 @@ class DeviceClass:
 
     def sustained_in(self, precision: Precision) -> float:
         """TFLOPS in training: of every precision's peak the same share; where a peak is unknown, a cautious guess."""
-        if precision in ("bf16", "fp16") or not self.peak_tflops:  # a CPU's figure is of fp32
+        if precision in ("bf16", "fp16") or self.vendor == "cpu":  # a CPU's figure is of fp32
             return self.sustained_tflops / (2 if precision == "fp64" else 1)
-        peak = self.peak_in(precision) or self.peak_tflops / _GUESSED[precision]
-        return self.sustained_tflops * peak / self.peak_tflops
+        if self.peak_tflops and (peak := self.peak_in(precision)):
+            return self.sustained_tflops * peak / self.peak_tflops
+        return self.sustained_tflops / _GUESSED[precision]
 
     def part(self, mode: str) -> DeviceClass | None:
         """A partition (`3g.40gb` of MIG, `cpx`, `dpx`) as its share of the whole; None where it is not known."""

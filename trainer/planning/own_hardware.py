@@ -115,7 +115,7 @@ def _parsed(text: str) -> tuple[str, OwnDevice]:
             f"--device {text} is not NAME=key:value,..",
             hint="for example a40=tflops:70,memory:48GiB,bandwidth:696GB/s",
         )
-    data = {key.strip(): _number(value.strip()) for key, _, value in pairs}
+    data = {key.strip(): _value(value.strip()) for key, _, value in pairs}
     return name.strip().lower(), decode(OwnDevice, data, where=f"--device {name}")
 
 
@@ -123,7 +123,9 @@ def _rate(said: str | float | None, otherwise: float) -> float:
     return otherwise if said is None else parse_rate(said)
 
 
-def _number(text: str) -> str | float:
+def _value(text: str) -> str | float | bool:
+    if text in ("true", "false"):
+        return text == "true"
     try:
         return float(text)
     except ValueError:

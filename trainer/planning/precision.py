@@ -8,7 +8,7 @@ from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.trainer.planning.pools import base_class
-from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.recipe import Auto, Recipe
 
 _HINTS = {
     "bf16": "train.precision=fp16 or fp32, or leave it out",
@@ -18,7 +18,13 @@ _HINTS = {
 
 def precision_of(cluster: Cluster, recipe: Recipe) -> Precision:
     """What the recipe asks for; left to us bf16, fp16 where a device has no bf16, fp32 on CPUs. Raises ConfigError."""
-    asked = recipe.train.precision
+    found = _possible(cluster, recipe.train.precision)
+    if found != "fp16" and recipe.train.loss_scale != "auto":
+        raise ConfigError(f"train.loss_scale is fp16's, and this would compute in {found}", hint="train.precision=fp16")
+    return found
+
+
+def _possible(cluster: Cluster, asked: Precision | Auto) -> Precision:
     if asked == "auto":
         return "fp32" if on_cpus(cluster) else "fp16" if lacking(cluster, "bf16") else "bf16"
     if names := lacking(cluster, asked):

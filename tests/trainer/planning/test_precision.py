@@ -11,6 +11,7 @@ from hetctl.comm.contract.emulate import Machine, describe_cluster, label_machin
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.plan import Plan
 from hetctl.trainer.planning.hardware import CLASSES
+from hetctl.trainer.planning.own_hardware import own_classes, with_own
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.planning.precision import precision_of, settled
 from hetctl.trainer.planning.problem import layer_costs
@@ -84,6 +85,18 @@ def test_what_a_device_lacks_is_refused_with_the_reason() -> None:
         planned("cpu:4", "tf32")
 
 
+def test_a_person_says_what_a_class_has() -> None:
+    [row] = own_classes(None, ["old=like:a100,bf16:false,tf32:false,fp32:15"])
+    assert (row.bf16, row.tf32, row.fp32_tflops) == (False, False, 15)
+    [bare] = own_classes(None, ["new=vendor:nvidia,tflops:160,memory:8GiB,bandwidth:1TB/s"])  # no peak is known
+    assert [bare.sustained_in(p) for p in ("bf16", "fp16", "tf32", "fp32")] == [160, 160, 80, 10]  # type: ignore[arg-type]
+    table = CLASSES.with_own([row])
+    cluster = with_own(describe_cluster(parse_spec("old:2,h200:2", table), table), [row])
+    assert precision_of(cluster, load_recipe(None)) == "fp16"
+    with pytest.raises(ConfigError, match="old cannot multiply tf32"):
+        precision_of(cluster, load_recipe(None, [("train.precision", "tf32")]))
+
+
 def test_a_profile_holds_for_the_precision_it_was_measured_in() -> None:
     point = (Point(1, 0.01, 0.02),)
     usual = ClassProfile("h200", "llama-1b", 2048, point, point, point)
@@ -96,6 +109,13 @@ def test_a_profile_holds_for_the_precision_it_was_measured_in() -> None:
     assert seen == {"bf16": [0.01], "fp16": [0.04], "fp32": []}
     plan = make_plan(described("h200:2"), load_recipe(None, [*SIZES, ("train.precision", "fp32")]), profile=profile)
     assert any("says nothing of h200 for 'llama-1b' at 2048 tokens in fp32" in reason for reason in plan.reasons)
+
+
+def test_a_loss_scale_without_fp16_is_refused() -> None:
+    for precision, found in (("bf16", "bf16"), ("auto", "bf16"), ("fp64", "fp64")):
+        recipe = load_recipe(None, [("train.precision", precision), ("train.loss_scale", 1024)])
+        with pytest.raises(ConfigError, match=f"loss_scale is fp16's, and this would compute in {found}"):
+            precision_of(described("h200:2"), recipe)
 
 
 def test_labels_of_an_emulation_lack_nothing() -> None:
