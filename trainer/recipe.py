@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import frexp, inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ TOKENIZER = "tokenizer.json"
 STDLIB = "python-stdlib"
 SEEDS = (-(2**63), 2**64 - 1)  # what torch.manual_seed takes
 MAX_LR = 1e30  # fp32 ends at 3e38, and AdamW divides by as little as 1 - beta1
+MAX_LOSS_SCALE = 2.0**64  # squares of scaled gradients have to fit fp32
 MAX_SAMPLES = 100_000_000  # of a step: planning looks at each of its divisors
 USUAL_TOKENS = 4096  # per sample
 MAX_TIMEOUT_S = 1e7  # four months; timers overflow where it is far longer
@@ -101,7 +102,9 @@ class TrainSection:
 
     steps: int = 160
     seed: int = 0
-    precision: Literal["auto", "bf16", "fp32", "fp64"] = "auto"  # auto: bf16 where the device has it
+    # auto: bf16, fp16 where a device has no bf16, fp32 on CPUs; tf32: fp32 whose products are TF32
+    precision: Literal["auto", "bf16", "fp16", "tf32", "fp32", "fp64"] = "auto"
+    loss_scale: float | Auto = "auto"  # of fp16: where it begins, a power of two; it follows the gradients from there
     validation_samples: int = 32
     validate_every: int = 0  # steps; 0: at the end alone
     on_nonfinite: Literal["stop", "skip"] = "stop"
@@ -159,6 +162,9 @@ class Recipe:
                 value = self.value(key)
                 if isinstance(value, (int, float)) and not fits(value):
                     raise ConfigError(f"{key} must be {words}, found {value}")
+        scale = self.train.loss_scale
+        if scale != "auto" and not (1 <= scale <= MAX_LOSS_SCALE and frexp(scale)[0] == 0.5):
+            raise ConfigError(f"train.loss_scale must be a power of two of at most 2^64, found {scale:g}")
         step = self.train.profile_step
         if step is not None and not 1 <= step <= self.train.steps:
             raise ConfigError(f"train.profile_step must be in [1, {self.train.steps}] (train.steps), found {step}")

@@ -8,9 +8,9 @@ from typing import Literal
 
 from hetctl.comm.contract.units import GiB
 
-Precision = Literal["bf16", "fp32", "fp64"]
+Precision = Literal["bf16", "fp16", "tf32", "fp32", "fp64"]
 DEFAULT_MFU = 0.45
-_GUESSED = {"fp32": 16.0, "fp64": 64.0}  # times slower than bf16, where no figure is known
+_GUESSED = {"tf32": 2.0, "fp32": 16.0, "fp64": 64.0}  # times slower than bf16, where no figure is known
 _CHIPLET_MODES = {"spx": 1, "dpx": 2, "tpx": 3, "qpx": 4}  # into how many equal parts; cpx: one a chiplet
 _SLICES = re.compile(r"(?P<slices>\d+)g\.(?P<memory>\d+)gb.*")  # of MIG: compute slices and gigabytes
 
@@ -33,6 +33,7 @@ class DeviceClass:
     product_names: tuple[str, ...] = ()  # substrings of what drivers report, most specific first
     price_per_hour: float | None = None  # in whatever currency all prices are
     bf16: bool = True  # whether it multiplies bf16 in hardware
+    tf32: bool = False  # whether torch can have it multiply fp32 values as TF32
     fp32_tflops: float | None = None  # the vendor's dense peak, without TF32
     fp64_tflops: float | None = None
     slices: int = 0  # of compute, that MIG shares out; 0: it cannot be partitioned so
@@ -42,18 +43,26 @@ class DeviceClass:
     def sustained_tflops(self) -> float:
         return self.published_tflops or self.peak_tflops * DEFAULT_MFU
 
+    def computes(self, precision: Precision) -> bool:
+        """Whether it has that precision; fp16, fp32 and fp64 everything has."""
+        return {"bf16": self.bf16, "tf32": self.tf32}.get(precision, True)
+
     def peak_in(self, precision: Precision) -> float:
-        """The dense peak in TFLOPS; 0 where the vendor's is unknown. TF32 is never taken unasked."""
-        if precision == "bf16":
-            return self.peak_tflops
+        """The dense peak in TFLOPS; 0 where the vendor's is unknown.
+
+        fp16 is as fast as bf16, TF32 half as fast (NVIDIA's data sheets from the A100 on); fp32 is never TF32 unasked.
+        """
+        if precision in ("bf16", "fp16", "tf32"):
+            return self.peak_tflops / (2 if precision == "tf32" else 1)
         return (self.fp32_tflops if precision == "fp32" else self.fp64_tflops) or 0.0
 
     def sustained_in(self, precision: Precision) -> float:
         """TFLOPS in training: of every precision's peak the same share; where a peak is unknown, a cautious guess."""
-        if precision == "bf16" or not self.peak_tflops:  # a CPU's figure is of fp32
+        if precision in ("bf16", "fp16") or self.vendor == "cpu":  # a CPU's figure is of fp32
             return self.sustained_tflops / (2 if precision == "fp64" else 1)
-        peak = self.peak_in(precision) or self.peak_tflops / _GUESSED[precision]
-        return self.sustained_tflops * peak / self.peak_tflops
+        if self.peak_tflops and (peak := self.peak_in(precision)):
+            return self.sustained_tflops * peak / self.peak_tflops
+        return self.sustained_tflops / _GUESSED[precision]
 
     def part(self, mode: str) -> DeviceClass | None:
         """A partition (`3g.40gb` of MIG, `cpx`, `dpx`) as its share of the whole; None where it is not known."""

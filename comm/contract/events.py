@@ -60,6 +60,7 @@ class Step(Event, kind="step"):
     lr: float
     step_time_s: float
     tokens_per_s: float
+    loss_scale: float | None = None  # of fp16
     islands: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # where their time went, now and then
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError, Undetermined
 from hetctl.comm.contract.natives import HOST
 from hetctl.comm.contract.units import show_seconds
@@ -16,6 +17,7 @@ from hetctl.console import Sink
 from hetctl.discovery.this_machine import gpu_class
 from hetctl.trainer.model.config import find_shape
 from hetctl.trainer.model.tensor_cuts import cannot_cut
+from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.profile import BridgeProfile, ClassProfile, Profile, SumPoint, load_profile, save_profile
 from hetctl.trainer.recipe import usual_length
 
@@ -29,6 +31,7 @@ def bench_ops(
     sink: Sink,
     speed: float = 1.0,
     tensor: int = 1,
+    precision: Precision | None = None,
 ) -> ClassProfile:
     """Measure each kind of layer on this machine's first GPU, or on its CPU, said aloud. Raises ConfigError."""
     import torch
@@ -45,12 +48,18 @@ def bench_ops(
     name = device_class or (gpu_class() if on_gpu else "cpu")
     if name is None:
         raise Undetermined("the hardware table does not know this GPU", hint="say what to call it with --class")
+    row = CLASSES.get(name if on_gpu else "cpu")
+    if precision and row and not row.computes(precision):
+        raise ConfigError(f"--precision {precision} is not possible: {row.name} cannot multiply {precision}")
     if not on_gpu:
         torch.set_num_threads(1)  # as a rank that shares the machine has it
     if why := cannot_cut(shape, tensor):
         raise ConfigError(why, hint="leave --tensor out, or give another degree")
+    if precision == ("bf16" if on_gpu else "fp32"):
+        precision = None  # as it is measured unasked
     held = "" if speed == 1.0 else f" at {speed:g} of its speed"
     part = "" if tensor == 1 else f", one of a tensor group of {tensor}"
+    part += f", in {precision}" if precision else ""
     sink.say(
         f"measuring '{shape.name}' at {length} tokens on {'a GPU' if on_gpu else 'the CPU'}{held}, as {name}{part}"
     )
@@ -59,10 +68,10 @@ def bench_ops(
         length,
         device_class=name,
         device=torch.device(HOST if kind is None else f"{kind}:0"),
-        dtype=torch.bfloat16 if on_gpu else torch.float32,
         samples=_samples(samples),
         speed=speed,
         tensor=tensor,
+        precision=precision,
     )
 
 

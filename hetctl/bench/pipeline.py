@@ -18,6 +18,7 @@ from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.job import Job
 from hetctl.trainer.planning.planner import make_plan
+from hetctl.trainer.planning.precision import settled
 from hetctl.trainer.recipe import Recipe
 
 MEASURE_TIMEOUT_S = 600.0
@@ -32,7 +33,7 @@ def bench_pipeline(
     `recipe.batch.global_batch` are the micro-batches of a step, of one sample each.
     """
     recipe = replace(recipe, parallelism=replace(recipe.parallelism, pipeline=len(cluster.islands)))
-    plan = make_plan(cluster, recipe)
+    plan, recipe = make_plan(cluster, recipe), settled(recipe, cluster)
     layers = [f"{s.layers[1] - s.layers[0]} on {plan.ranks[s.ranks[0]].island}" for s in plan.replicas[0].stages]
     about = f"{recipe.batch.global_batch} micro-batches of {plan.seq_len} tokens"
     sink.say(f"{recipe.model.name}: layers {', '.join(layers)}; {about}")

@@ -23,6 +23,7 @@ from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.job import Job
 from hetctl.trainer.planning.planner import weigh
+from hetctl.trainer.planning.precision import settled
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.recipe import Recipe
 
@@ -42,6 +43,7 @@ def candidates(cluster: Cluster, recipe: Recipe, *, profile: Profile | None, alt
     planning = weigh(cluster, recipe, profile=profile)
     count = min(alternatives + 1, len(planning.predictions))
     plans = [planning.alternative(cluster, recipe, number) for number in range(count)]
+    recipe = settled(recipe, cluster)
     return [PlanCase(plan, recipe, "chosen" if not n else f"next {n}") for n, plan in enumerate(plans)]
 
 

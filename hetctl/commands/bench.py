@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from hetctl.comm.contract.device_class import Precision
 from hetctl.commands import options
 from hetctl.console import Sink
 
@@ -133,6 +134,9 @@ def ops(
     tensor: Annotated[
         int, typer.Option("--tensor", metavar="N", min=1, help="Layers as one of so many ranks of a host has them.")
     ] = 1,
+    precision: Annotated[
+        Precision | None, typer.Option(help="What to compute in; otherwise bf16 on a GPU, fp32 on a CPU.")
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Added to this profile.")] = Path("profile.yaml"),
     as_json: options.Json = False,
 ) -> None:
@@ -148,6 +152,7 @@ def ops(
         sink=sink,
         speed=at_speed,
         tensor=tensor,
+        precision=precision,
     )
     ops.add_to_profile(output, entry)
     sink.say(ops.table(entry))

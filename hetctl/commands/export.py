@@ -16,6 +16,7 @@ class Precision(StrEnum):
     """What weights are written in."""
 
     bf16 = "bf16"
+    fp16 = "fp16"
     fp32 = "fp32"
 
 

@@ -24,8 +24,8 @@ NO_CHECKPOINT = (
     "name a run's folder, for example runs/latest; where hosts share none, save with checkpoint.store=gather:HOST and "
     "export on that host, from ~/.local/state/hetctl/runs/<run>/<host>"
 )
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-NAMES = {"bf16": "bfloat16", "fp32": "float32"}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def export_run(run: Path, to: Path, *, precision: str) -> dict[str, Any]:

@@ -67,12 +67,12 @@ def prepare(
     """Make or check the plan, check data and weights. Raises ConfigError or Infeasible; writes nothing."""
     shape = recipe.shape()
     check_trainable(shape)
-    recipe = settled(recipe, cluster)
+    asked, recipe = recipe, settled(recipe, cluster)
     way = choose_way(way)
     if plan is not None:
         prepared = Prepared(recipe, cluster, _checked_plan(plan, cluster, recipe, sink), way, fixed=True)
     else:
-        made = make_plan(cluster, recipe, speeds=speeds, profile=profile)
+        made = make_plan(cluster, asked, speeds=speeds, profile=profile)  # says what was left to us
         prepared = Prepared(recipe, cluster, made, way, speeds=speeds, profile=profile)
     _say_data(recipe, sink)
     if prepared.launch.here:

@@ -14,11 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.natives import native_of
 from hetctl.comm.operation.device import has_streams, synchronize
 from hetctl.trainer.gradients.buckets import ShardPiece
 from hetctl.trainer.gradients.optimizer import build_optimizer
+from hetctl.trainer.model.compute_precision import compute_in
 from hetctl.trainer.model.head_loss import head_loss
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.sample_shares import share
@@ -43,16 +45,17 @@ def measure_class(
     *,
     device_class: str,
     device: torch.device,
-    dtype: torch.dtype,
     samples: Sequence[int] = (1, 2, 4, 8),
     speed: float = 1.0,
     tensor: int = 1,
+    precision: Precision | None = None,
 ) -> ClassProfile:
     """Seconds per layer kind for each number of samples that fits, on a device held to a share of its speed, of one
-    rank's part in a tensor group (whose sums are over this process alone).
+    rank's part in a tensor group (whose sums are over this process alone). `precision`: other than what is usual there.
 
     Raises torch.OutOfMemoryError when not even the first fits, ConfigError where no device can be held back.
     """
+    dtype = compute_in(precision or "auto", device)
     work = Workload(shape, seq_len, device, dtype)
     with at_speed(device, speed) as reduced, _part(device, tensor) as part:
         if speed < 1.0 and reduced is None:
@@ -61,7 +64,7 @@ def measure_class(
         embedding = _points(partial(_embedding, work), device, samples)
         head = _points(partial(_head, work, part=part), device, samples)
         update = _update(device, dtype)
-    return ClassProfile(device_class, shape.name, seq_len, block, embedding, head, update, speed, tensor)
+    return ClassProfile(device_class, shape.name, seq_len, block, embedding, head, update, speed, tensor, precision)
 
 
 @dataclass(frozen=True)

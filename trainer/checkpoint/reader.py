@@ -13,7 +13,9 @@ import torch
 from safetensors import safe_open
 
 from hetctl.comm.contract.errors import ConfigError, reason_of
+from hetctl.comm.contract.values import decode
 from hetctl.trainer.checkpoint.listing import MANIFEST, previous
+from hetctl.trainer.gradients.loss_scale import LossScale
 from hetctl.trainer.model.model import shapes_of
 from hetctl.trainer.model.shapes import ModelShape
 
@@ -43,6 +45,12 @@ class Reader:
     def updates(self) -> int:
         """Optimiser updates done: fewer than steps where some were skipped."""
         return int(self._manifest["updates"])
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """fp16's, where that was trained in."""
+        found = self._manifest.get("loss_scale")
+        return found and decode(LossScale, found, where=f"{self.path.name}: loss_scale")
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -21,10 +21,12 @@ from safetensors.torch import save_file
 
 from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.units import GiB
+from hetctl.comm.contract.values import encode
 from hetctl.trainer.checkpoint.listing import MANIFEST, set_aside, whole_ones
 from hetctl.trainer.checkpoint.per_host import Copier, leads, meet
 from hetctl.trainer.checkpoint.reader import FORMAT, Reader, sha256
 from hetctl.trainer.gradients.gradients import Gradients
+from hetctl.trainer.gradients.loss_scale import LossScale
 from hetctl.trainer.model.tensor_cuts import Cut
 
 MASTER = "master"
@@ -52,6 +54,15 @@ class StatePart:
         return [self.name, self.kind, self.first, self.first + self.values.numel(), *cut]
 
 
+@dataclass(frozen=True)
+class Done:
+    """How far a run is, as the manifest says it."""
+
+    step: int
+    updates: int
+    loss_scale: LossScale | None = None  # of fp16
+
+
 class Checkpoints:
     """Saves what this rank keeps; every rank calls the same methods after the same steps.
 
@@ -73,7 +84,7 @@ class Checkpoints:
         self.folder, self.gradients, self.optimizer, self.keep = folder, gradients, optimizer, keep
         self.copier, self._file_group = copier, file_group
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: tuple[int, int, Future[None]] | None = None
+        self._pending: tuple[Done, Future[None]] | None = None
         self._retiring: Future[None] | None = None
         self.superseded: Path | None = None
         self.on_commit: Callable[[int], object] = lambda step: None
@@ -86,17 +97,18 @@ class Checkpoints:
     @property
     def written(self) -> bool:
         """Whether this rank's part of a pending save is on disk. What went wrong in writing is raised here."""
-        if self._pending is None or not self._pending[2].done():
+        if self._pending is None or not self._pending[1].done():
             return False
-        self._pending[2].result()
+        self._pending[1].result()
         return True
 
-    def begin(self, step: int, *, updates: int) -> None:
+    def begin(self, step: int, *, updates: int, loss_scale: LossScale | None = None) -> None:
         """Copy the state after `step` steps, and start writing it; a save still pending is finished first."""
         self._settle()
         parts = list(_snapshot(self.gradients, self.optimizer))
         shapes = {name: list(shape) for name, shape in self.gradients.whole_shapes().items()}
-        self._pending = (step, updates, self._thread.submit(self._keep, self._partial(step), parts, shapes))
+        done = Done(step, updates, loss_scale)
+        self._pending = (done, self._thread.submit(self._keep, self._partial(step), parts, shapes))
 
     def _keep(self, partial: Path, parts: list[StatePart], shapes: dict[str, list[int]]) -> None:
         names = _write(partial, parts, shapes)
@@ -106,12 +118,12 @@ class Checkpoints:
     def commit(self) -> None:
         """All ranks have written: give the checkpoint its name (one rank does, or one on each host)."""
         assert self._pending is not None
-        step, updates, _ = self._pending
+        done, _ = self._pending
         self._pending = None
         if leads():
-            commit(self._partial(step), step=step, updates=updates)
+            commit(self._partial(done.step), done)
             self._retiring = self._thread.submit(retire, self.folder, keep=self.keep)
-        self.on_commit(step)
+        self.on_commit(done.step)
 
     def finish(self) -> None:
         """Wait for a pending save on all ranks, commit it, and see the old ones off."""
@@ -122,7 +134,7 @@ class Checkpoints:
 
     def _settle(self) -> None:
         if self._pending is not None:
-            self._pending[2].result()
+            self._pending[1].result()
             meet(self._file_group)
             self.commit()
             meet(self._file_group)
@@ -151,7 +163,7 @@ def load(path: Path, gradients: Gradients, optimizer: torch.optim.Optimizer) -> 
     return reader.step, reader.updates
 
 
-def commit(partial: Path, *, step: int, updates: int) -> None:
+def commit(partial: Path, done: Done) -> None:
     """The manifest, then the name: a crash before the rename leaves the checkpoints before this one as they were."""
     entries = sorted(partial.glob("part-*.json"))
     parts = [json.loads(entry.read_text()) for entry in entries]
@@ -159,9 +171,7 @@ def commit(partial: Path, *, step: int, updates: int) -> None:
     shapes = {name: shape for part in parts for name, shape in part["shapes"].items()}
     for entry in entries:
         entry.unlink()
-    write_json(
-        partial / MANIFEST, {"format": FORMAT, "step": step, "updates": updates, "shapes": shapes, "files": merged}
-    )
+    write_json(partial / MANIFEST, {"format": FORMAT, **encode(done), "shapes": shapes, "files": merged})
     _sync(partial)
     os.replace(partial, partial.with_suffix(""))
     _sync(partial.parent)

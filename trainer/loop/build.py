@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hetctl.comm.contract.events import Note, Reporter, Saved
 from hetctl.comm.contract.plan import Plan, Stage
-from hetctl.comm.operation.device import computes_bf16, has_streams, module_of, synchronize
+from hetctl.comm.operation.device import has_streams, module_of, synchronize
 from hetctl.trainer.checkpoint import per_host, writer
 from hetctl.trainer.checkpoint.per_host import Copier, make_copier
 from hetctl.trainer.checkpoint.reader import Reader
@@ -33,6 +33,7 @@ from hetctl.trainer.job import Job
 from hetctl.trainer.loop.trainer import Trainer
 from hetctl.trainer.model.activations import HostActivations
 from hetctl.trainer.model.compilation import compile_model
+from hetctl.trainer.model.compute_precision import compute_in
 from hetctl.trainer.model.families import family_of
 from hetctl.trainer.model.huggingface import WeightFiles
 from hetctl.trainer.model.initial_weights import initial
@@ -44,8 +45,6 @@ from hetctl.trainer.planning.stages import share
 from hetctl.trainer.ranks.groups import Place, ProcessGroups, create_groups
 from hetctl.trainer.ranks.timeline import Timeline
 from hetctl.trainer.schedule import SCHEDULES
-
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
 
 def build(job: Job, device: torch.device, *, training: Dataset, validation: Dataset | None = None) -> Trainer:
@@ -73,13 +72,6 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     return Trainer(job, device, place, models, pipeline, gradients, optimizer, timeline, batches, groups)
 
 
-def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """What the model computes in; masters and gradients stay in fp32 (fp64 under fp64)."""
-    if precision == "auto":
-        return torch.bfloat16 if computes_bf16(device) else torch.float32
-    return DTYPES[precision]
-
-
 def _models(job: Job, place: Place, groups: ProcessGroups, stages: Sequence[Stage]) -> tuple[StageModel, ...]:
     """Without memory: the buckets have that."""
     tensor = tensor_share_of(job.plan, place, groups)
@@ -97,7 +89,7 @@ def _gradients(
 ) -> Gradients:
     """All buckets: whole, or sharded where memory asks for that; state shared in the stage, or by all holders."""
     plan, train = job.plan, job.recipe.train
-    dtype, parameters = compute_dtype(train.precision, device), sum(map(parameters_of, models))
+    dtype, parameters = compute_in(train.precision, device), sum(map(parameters_of, models))
     over_replicas = plan.over_replicas if train.sharded == "auto" else train.sharded == "replicas"
     whole = over_replicas or keeps_whole(plan, place, train.sharded, parameters=parameters, dtype=dtype)
     in_stage = shards_of(plan, place, groups)
@@ -188,7 +180,9 @@ def resume(trainer: Trainer, path: Path, file_group: Any) -> int:
     """Load a checkpoint, fetching from other hosts what this one lacks. Returns the steps done."""
     needed = [slot.name for bucket in trainer.gradients.buckets for slot in bucket.layout.slots]
     here = per_host.gather(path, needed, group=file_group)
-    Reader(here).check_is_of(trainer.job.shape, whole=False)
+    reader = Reader(here)
+    reader.check_is_of(trainer.job.shape, whole=False)
+    trainer.loss_scale = trainer.loss_scale and (reader.loss_scale or trainer.loss_scale)
     start, trainer.updates = writer.load(here, trainer.gradients, trainer.optimizer)
     per_host.release(here, group=file_group)
     return start

@@ -27,11 +27,17 @@ class StepFigures:
     tokens: int
     grad_norm: float  # before clipping
     lr: float
+    loss_scale: float | None = None  # of fp16
 
     @property
     def finite(self) -> bool:
         """Whether the weights were updated: others are skipped, where they do not stop the run."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether a smaller loss scale may be all that is needed."""
+        return self.loss_scale is not None and math.isfinite(self.loss) and not self.finite
 
 
 class IslandFigures:

@@ -58,8 +58,8 @@ class Steps:
         """All steps, with validation and checkpoints among them, until all ranks agree to stop."""
         began = time.monotonic()
         for step in range(self.done, self.recipe.train.steps):
-            if not self._timed_step(step).finite:
-                self._report_skip(step)
+            if not (figures := self._timed_step(step)).finite:
+                self._report_skip(step, figures)
             self.done = step + 1
             self.monitor.after(self.done)
             if self.trainer.requests.stopping:
@@ -102,12 +102,14 @@ class Steps:
         self.reporter.emit(Step(step + 1, **record, **trainer.islands.report()))
         return figures
 
-    def _report_skip(self, step: int) -> None:
+    def _report_skip(self, step: int, figures: StepFigures) -> None:
         self.skipped += 1
         if self.skipped <= SKIPS_SAID:
             rest = "; further ones are only counted" if self.skipped == SKIPS_SAID else ""
-            sentence = f"step {step + 1} changed nothing: its loss or gradient is not finite{rest}"
-            self.reporter.emit(Note(sentence))
+            why = "its loss or gradient is not finite"
+            if figures.overflowed:
+                why = f"its gradient leaves fp16 at a loss scale of {figures.loss_scale:.0f}, which is halved"
+            self.reporter.emit(Note(f"step {step + 1} changed nothing: {why}{rest}"))
 
     def _save_if_due(self) -> None:
         """Layers move at checkpoints only: the ranks go on from one under another plan."""

@@ -16,6 +16,7 @@ from hetctl.comm.operation.device import module_of
 from hetctl.trainer.checkpoint.writer import Checkpoints
 from hetctl.trainer.data.batches import Batches
 from hetctl.trainer.gradients.gradients import Gradients
+from hetctl.trainer.gradients.loss_scale import first_scale
 from hetctl.trainer.gradients.optimizer import clip_factor, learning_rate, scale_within, set_learning_rate
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop.figures import IslandFigures, StepFigures
@@ -73,7 +74,9 @@ class Trainer:
     def __post_init__(self) -> None:
         plan = self.job.plan
         self.bridged = plan.crosses_islands(range(plan.world_size))
-        self.nominal_tokens = plan.global_batch * plan.seq_len
+        self.loss_scale = first_scale(self.job.recipe.train)  # equal on all ranks; None: not fp16
+        # of a sample, up to a power of two: gradients are scaled by its inverse, which every precision holds exactly
+        self.nominal_tokens = 1 << (plan.seq_len - 1).bit_length()
         self.islands = IslandFigures(plan, self.place.rank, self.device)
 
     def train_step(self, step: int) -> StepFigures:
@@ -81,7 +84,7 @@ class Trainer:
         self.timeline.begin_step()
         batch = self.batches.of_training(step)
         self.gradients.begin_step(len(batch))
-        loss_sum, tokens = self.pipeline.train_step(batch, scale=1.0 / self.nominal_tokens)
+        loss_sum, tokens = self.pipeline.train_step(batch, scale=1.0 / self._unscaling)
         self.gradients.synchronise()
         figures = self._agree_on_step(step, loss_sum, tokens)
         self.history.append(figures)
@@ -103,7 +106,7 @@ class Trainer:
     def save(self, done: int) -> None:
         """Begin saving the state after `done` steps; it is committed while later steps run, or at the end."""
         if self.saving is not None:
-            self.saving.begin(done, updates=self.updates)
+            self.saving.begin(done, updates=self.updates, loss_scale=self.loss_scale)
 
     def follow(self, plan: Plan) -> None:
         """From the next step on take other accumulation counts; all ranks do so after the same step."""
@@ -123,9 +126,10 @@ class Trainer:
         )
         if token_total == 0:
             raise WorkFailed(f"step {step + 1} has no valid token", hint="look at the data: every target is ignored")
-        norm = math.sqrt(squares) * self.nominal_tokens / token_total if math.isfinite(squares) else math.nan
+        norm = math.sqrt(squares) * self._unscaling / token_total if math.isfinite(squares) else math.nan
         lr = learning_rate(step, self.job.recipe.train.steps, self.job.recipe.optimizer)
-        figures = StepFigures(loss_total / token_total, int(token_total), norm, lr)
+        scale = self.loss_scale.value if self.loss_scale else None
+        figures = StepFigures(loss_total / token_total, int(token_total), norm, lr, scale)
         with self.timeline.span("update"):
             self._update_if_finite(step, figures)
         self.requests.agree(stops=stops, saves=saves)
@@ -137,12 +141,19 @@ class Trainer:
         recipe = self.job.recipe
         if figures.finite:
             clipped = clip_factor(figures.grad_norm, recipe.optimizer.clip_norm)
-            self._update(figures.lr, self.nominal_tokens / figures.tokens * clipped)
-        elif recipe.train.on_nonfinite == "stop":
+            self._update(figures.lr, self._unscaling / figures.tokens * clipped)
+        elif not figures.overflowed and recipe.train.on_nonfinite == "stop":
             raise WorkFailed(
                 f"the loss or its gradient is not finite at step {step + 1}",
                 hint="lower optimizer.lr, or set train.on_nonfinite=skip",
             )
+        if self.loss_scale and math.isfinite(figures.loss):
+            self.loss_scale = self.loss_scale.after(step, finite=figures.finite)
+
+    @property
+    def _unscaling(self) -> float:
+        """What the gradients' sums are to be multiplied with before they are divided by the step's tokens."""
+        return self.nominal_tokens / (self.loss_scale.value if self.loss_scale else 1.0)
 
     def _update(self, lr: float, factor: float) -> None:
         if not scale_within(self.optimizer, factor):

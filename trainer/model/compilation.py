@@ -47,4 +47,5 @@ def _try(model: StageModel, *, samples: int, seq_len: int) -> None:
         targets = torch.full((samples, seq_len), IGNORED, device=like.device)
         with torch.no_grad():
             logits = model.lm_head(x.detach()).flatten(0, 1)
-            model.loss_kernel(logits, targets.flatten())
+            scale = torch.ones((), device=like.device) if like.dtype == torch.float16 else None
+            model.loss_kernel(logits, targets.flatten(), scale)

@@ -6,6 +6,7 @@ The gradient of the logits is made while they exist, so they are never kept for 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ IGNORED = -100  # a target that carries no loss
 CHUNK_BYTES = 2 << 30  # of fp32 logits at a time
 
 
-LossKernel = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+LossKernel = Callable[..., tuple[Tensor, Tensor, Tensor]]  # of logits, targets, and a scale of the gradient or None
 
 
 def head_loss(
@@ -31,14 +32,17 @@ def head_loss(
 ) -> tuple[Tensor, Tensor]:
     """(scaled loss to call backward on, sum of the token losses) of [batch, seq, hidden] and targets [batch, seq].
 
-    The scaled loss must be what backward starts from: its gradients are made here, with nothing after them.
+    The scaled loss must be what backward starts from: its gradients are made here, with nothing after them. `scale`
+    goes into them as rows, in fp16 before they are rounded: it would lose the probabilities of most words otherwise.
     Where the words are shared out among ranks, `kernel` knows of it, `total` sums hidden gradients over them, and
     `words` is the most that any of them has (so that all cut alike).
     """
     flat, wanted = hidden.flatten(0, 1), targets.flatten()
     chunks = _chunks(flat, wanted, words or weight.shape[0])
     if not torch.is_grad_enabled():
-        loss: Callable[..., tuple[Tensor, ...]] = _pieces if total is None or kernel is None else kernel
+        loss: Callable[..., tuple[Tensor, ...]] = _pieces
+        if total is not None and kernel is not None:
+            loss = partial(kernel, scale=None)
         found = sum((loss(h @ weight.t(), t)[0] for h, t in chunks), _zero(weight))
         return found, found
     scaled: Tensor = _HeadLoss.apply(flat, weight, chunks, scale, kernel or loss_and_gradient, total)  # type: ignore[no-untyped-call]
@@ -50,15 +54,17 @@ class _HeadLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, chunks: Any, scale: float, kernel: LossKernel, sum_over: Any
     ) -> Tensor:
-        wide = widened(weight.dtype)
+        wide, early, late = widened(weight.dtype), None, scale
+        if weight.dtype == torch.float16:
+            early, late = _zero(weight) + scale, 1.0  # a tensor, so that a compiled kernel is not of one value
         total = _zero(weight)
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
         start = 0
         for h, t in chunks:
-            loss, grad, valid = kernel(h @ weight.t(), t)
+            loss, grad, valid = kernel(h @ weight.t(), t, early)
             total += loss
-            rows = valid.to(h.dtype).unsqueeze(1) * scale  # the scale, and nothing for ignored targets
+            rows = valid.to(h.dtype).unsqueeze(1) * late  # the scale, and nothing for ignored targets
             torch.mul(grad @ weight, rows, out=grad_hidden[start : start + len(h)])
             product = grad.t() @ (h * rows)
             if len(h) == len(hidden):
@@ -77,20 +83,23 @@ class _HeadLoss(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None
 
 
-def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss sum, softmax minus one-hot in the logits' precision, which targets count); rows are not yet weighted."""
+def loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss sum, softmax minus one-hot in the logits' precision, times `scale` if any, which targets count)."""
     loss, logs, safe, valid = _pieces(logits, targets)
-    grad = logs.exp_().to(logits.dtype)
-    grad.scatter_add_(1, safe, grad.new_full((1, 1), -1.0).expand_as(safe))
+    wide, one = logs.exp_(), logs.new_ones(())
+    if scale is not None:
+        wide, one = wide.mul_(scale), scale
+    grad = wide.to(logits.dtype)
+    grad.scatter_add_(1, safe, -one.to(grad.dtype).expand_as(safe))
     return loss, grad, valid
 
 
-def fusible_loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def fusible_loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The same as one expression per output, for a compiler to fuse."""
     loss, logs, safe, valid = _pieces(logits, targets)
     classes = torch.arange(logits.shape[1], device=logits.device)
     grad = logs.exp() - (classes.unsqueeze(0) == safe).to(logs.dtype)
-    return loss, grad.to(logits.dtype), valid
+    return loss, (grad if scale is None else grad * scale).to(logits.dtype), valid
 
 
 def _pieces(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -91,7 +91,7 @@ class SharedVocabulary:
         self.tensor = tensor
         self.low, self.high = share(vocabulary, tensor.degree, tensor.index)
 
-    def __call__(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(self, logits: Tensor, targets: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """(loss sum over all words, this rank's columns of softmax minus one-hot, which targets count)."""
         wide = logits.to(widened(logits.dtype))
         top = wide.amax(1)
@@ -104,6 +104,8 @@ class SharedVocabulary:
         exps = wide.exp_()
         sums, wanted = self.tensor.sum(torch.stack((exps.sum(1), wanted)))
         loss = ((sums.log() - wanted) * valid).sum()
+        if scale is not None:
+            sums, mine = sums / scale, mine * scale
         grad = (exps / sums.unsqueeze(1)).to(logits.dtype)
         grad.scatter_add_(1, safe, -mine.to(grad.dtype).unsqueeze(1))
         return loss, grad, valid

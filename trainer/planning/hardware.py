@@ -152,7 +152,9 @@ _WITHOUT_BF16 = ("p100", "v100", "v100s", "t4", "rtx2080ti", "titanrtx")
 
 def _with_precisions(row: DeviceClass) -> DeviceClass:
     fp32, fp64 = (peak and float(peak) for peak in _FP32_FP64.get(row.name, (None, None)))
-    return replace(row, bf16=row.name not in _WITHOUT_BF16, fp32_tflops=fp32, fp64_tflops=fp64)
+    bf16 = row.name not in _WITHOUT_BF16
+    tf32 = bf16 and row.vendor == "nvidia"  # of AMD's, CDNA3 has a like (XF32) that torch does not take
+    return replace(row, bf16=bf16, tf32=tf32, fp32_tflops=fp32, fp64_tflops=fp64)
 
 
 CLASSES = Hardware({row.name: _with_precisions(row) for row in _ROWS})

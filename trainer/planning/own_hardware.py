@@ -29,6 +29,7 @@ class OwnDevice:
     fp32: float | None = None  # peaks, without TF32
     fp64: float | None = None
     bf16: bool | None = None  # whether it multiplies bf16 in hardware
+    tf32: bool | None = None  # and fp32 values as TF32
     memory: str | int | None = None
     bandwidth: str | float | None = None  # of its memory
     nic: str | float | None = None  # beside one such GPU
@@ -61,6 +62,7 @@ class OwnDevice:
             fp32_tflops=base.fp32_tflops if self.fp32 is None else self.fp32,
             fp64_tflops=base.fp64_tflops if self.fp64 is None else self.fp64,
             bf16=base.bf16 if self.bf16 is None else self.bf16,
+            tf32=base.tf32 if self.tf32 is None else self.tf32,
             price_per_hour=base.price_per_hour if self.price is None else self.price,
             product_names=self.names or (() if self.like else base.product_names),
         )
@@ -113,7 +115,7 @@ def _parsed(text: str) -> tuple[str, OwnDevice]:
             f"--device {text} is not NAME=key:value,..",
             hint="for example a40=tflops:70,memory:48GiB,bandwidth:696GB/s",
         )
-    data = {key.strip(): _number(value.strip()) for key, _, value in pairs}
+    data = {key.strip(): _value(value.strip()) for key, _, value in pairs}
     return name.strip().lower(), decode(OwnDevice, data, where=f"--device {name}")
 
 
@@ -121,7 +123,9 @@ def _rate(said: str | float | None, otherwise: float) -> float:
     return otherwise if said is None else parse_rate(said)
 
 
-def _number(text: str) -> str | float:
+def _value(text: str) -> str | float | bool:
+    if text in ("true", "false"):
+        return text == "true"
     try:
         return float(text)
     except ValueError:

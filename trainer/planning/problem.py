@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError, Infeasible, nearest
 from hetctl.trainer.model.tensor_cuts import cannot_cut
 from hetctl.trainer.planning.costs import MODES, LayerCosts, Mode, ValueBytes
@@ -60,7 +61,8 @@ def read_problem(
     profile: Profile | None = None,
 ) -> Problem:
     """The problem of a recipe on a cluster. Raises ConfigError for wishes that contradict each other."""
-    pools = read_pools(cluster, speeds=speeds, precision=precision_of(cluster, recipe))
+    precision = precision_of(cluster, recipe)
+    pools = read_pools(cluster, speeds=speeds, precision=precision)
     bridges = profile.bridges if profile else ()
     links = read_link_rates(cluster, pools, forced=recipe.bridge.transport, measured=bridges)
     if recipe.bridge.transport != "auto":
@@ -81,7 +83,7 @@ def read_problem(
     costs = layer_costs(cluster, recipe, profile)
     return Problem(
         costs=costs,
-        notes=(*_notes(costs, pools, profile), *why_not_bf16(cluster, recipe)),
+        notes=(*_notes(costs, pools, profile, precision), *why_not_bf16(cluster, recipe)),
         pools=pools,
         links=links,
         modes=_modes(recipe),
@@ -104,12 +106,14 @@ def _tolerance(pools: tuple[Pool, ...]) -> float:
     return max(exact, MANY_KINDS) if len(pools) > 3 else exact
 
 
-def _notes(costs: LayerCosts, pools: tuple[Pool, ...], profile: Profile | None) -> tuple[str, ...]:
-    """Which classes a profile was given for, yet says nothing of at this model and length."""
+def _notes(
+    costs: LayerCosts, pools: tuple[Pool, ...], profile: Profile | None, precision: Precision
+) -> tuple[str, ...]:
+    """Which classes a profile was given for, yet says nothing of at this model, length and precision."""
     if profile is None:
         return ()
     missing = dict.fromkeys(p.device_class for p in pools if p.rates.base and not costs.measured(p.rates))
-    about = f"'{costs.shape.name}' at {costs.seq_len} tokens"
+    about = f"'{costs.shape.name}' at {costs.seq_len} tokens in {precision}"
     return tuple(f"The profile says nothing of {name} for {about}: the table's figures stand in." for name in missing)
 
 
@@ -119,11 +123,12 @@ def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> La
     precision = precision_of(cluster, recipe)
     width = 8 if precision == "fp64" else 4
     optimizer = 2 * width if recipe.optimizer.name == "adamw" else 0
-    compute, over = 2 if precision == "bf16" else width, recipe.train.sharded in ("auto", "replicas")
+    compute = 2 if precision in ("bf16", "fp16") else width
+    over = recipe.train.sharded in ("auto", "replicas")
     value_bytes = ValueBytes(compute, width, width, optimizer, over)
-    measured_in = "fp32" if on_cpus(cluster) else "bf16"  # by `hetctl bench ops`
-    profile = profile if profile and precision == measured_in else Profile(())
-    return LayerCosts(shape, seq_len, value_bytes, profile.matching(shape, seq_len), profile.native_sums)
+    profile, usual = profile or Profile(()), "fp32" if on_cpus(cluster) else "bf16"
+    measured = [c for c in profile.matching(shape, seq_len) if (c.precision or usual) == precision]
+    return LayerCosts(shape, seq_len, value_bytes, tuple(measured), profile.native_sums)
 
 
 def _schedules(recipe: Recipe, *, guessed: bool) -> tuple[Schedule, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from hetctl.comm.contract.cluster import SCHEMA_VERSION, TransportKind, read_versioned
+from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import write_yaml
 from hetctl.comm.contract.values import encode
@@ -38,6 +39,7 @@ class ClassProfile:
     update_s: float | None = None  # of the optimiser, per parameter whose state a rank keeps
     speed: float = 1.0  # share of the device's own speed that it was held to (`@SPEED`) while it was measured
     tensor: int = 1  # it is one rank's part in a tensor group of so many, whose sums were over that rank alone
+    precision: Precision | None = None  # it computed in; None: bf16 on a GPU, fp32 on a CPU
 
     def scaled(self, speed: float, tensor: int) -> ClassProfile:
         """At another speed, and as part of another tensor group, if every layer became slower or faster alike."""
@@ -133,7 +135,7 @@ class Profile:
 
 
 def _what(entry: ClassProfile) -> tuple[object, ...]:
-    return (entry.device_class, entry.model, entry.seq_len, entry.speed, entry.tensor)
+    return (entry.device_class, entry.model, entry.seq_len, entry.speed, entry.tensor, entry.precision)
 
 
 def load_profile(path: Path) -> Profile:

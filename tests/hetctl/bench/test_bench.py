@@ -72,17 +72,22 @@ def test_a_bridge_that_cannot_be_is_refused() -> None:
 def test_layers_are_measured_as_a_tensor_groups_part_beside_whole_ones(tmp_path: Path) -> None:
     for degree in ("1", "2"):
         out = str(tmp_path / "p.yaml")
-        done = bench("--tensor", degree, "--samples", "1", "--seq-len", "64", "-o", out, "--json", what="ops")
+        how = ("--samples", "1", "--seq-len", "64", "--precision", "fp16")
+        done = bench("--tensor", degree, *how, "-o", out, "--json", what="ops")
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
-        assert (found["tensor"], found["speed"]) == (int(degree), 1.0)
+        assert (found["tensor"], found["speed"], found["precision"]) == (int(degree), 1.0, "fp16")
         assert min(found["block"][0]["forward_s"], found["head"][0]["backward_s"]) > 0
     assert [c.tensor for c in load_profile(tmp_path / "p.yaml").classes] == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
-    [(("--tensor", "3"), "do not divide by 3"), (("--at-speed", "0.5"), "can be held to a share of their speed")],
+    [
+        (("--tensor", "3"), "do not divide by 3"),
+        (("--at-speed", "0.5"), "can be held to a share of their speed"),
+        (("--precision", "tf32"), "cpu cannot multiply tf32"),
+    ],
 )
 def test_layers_that_cannot_be_measured_are_refused(argv: tuple[str, str], said: str, tmp_path: Path) -> None:
     done = bench(*argv, "--samples", "1", "-o", str(tmp_path / "p.yaml"), what="ops")

@@ -12,7 +12,8 @@ import pytest
 import torch
 import yaml
 
-from hetctl.runs.export import copy_tokenizer
+from hetctl.commands.export import Precision
+from hetctl.runs.export import DTYPES, NAMES, copy_tokenizer
 from hetctl.trainer.data.batches import PackedTokens
 from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.recipe import DataSection
@@ -85,6 +86,10 @@ def test_fine_tune_and_export(folder: Path, tmp_path: Path) -> None:
     again = hetctl("export", str(tmp_path / "run"), "--to", str(tmp_path / "out"))
     assert again.returncode == 2
     assert "not empty" in again.stderr
+
+
+def test_every_precision_that_export_offers_is_one_it_knows() -> None:
+    assert set(Precision) == set(DTYPES) == set(NAMES) == {"bf16", "fp16", "fp32"}
 
 
 def write_tokenizer(folder: Path) -> None:

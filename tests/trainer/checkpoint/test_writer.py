@@ -184,7 +184,7 @@ def _commit_or_die(crash: int, partial: Path) -> None:
 
     for name in ("replace", "fsync", "unlink", "rmdir", "open", "rename"):
         setattr(os, name, counted(getattr(os, name)))
-    writer.commit(partial, step=4, updates=4)
+    writer.commit(partial, writer.Done(4, 4))
     writer.retire(partial.parent, keep=1)
 
 

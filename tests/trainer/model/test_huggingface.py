@@ -111,6 +111,25 @@ def test_stages_together_are_the_whole_model() -> None:
         assert torch.equal(whole(tokens), last(first(tokens)))
 
 
+def test_a_scale_keeps_fp16_gradients_of_words_that_are_hardly_probable() -> None:
+    """At 1e-9, far below what fp16 holds: scaled before they are rounded, not after."""
+    torch.manual_seed(1)
+    hidden, weight = torch.randn(1, 6, 8), 0.1 * torch.randn(50, 8)
+    hidden[..., 0], weight[:2, 0], weight[2:, 0] = 1, 10, -10
+    targets = torch.randint(0, 2, (1, 6))
+
+    def gradient(dtype: torch.dtype, scale: float) -> torch.Tensor:
+        h, w = (x.to(dtype).requires_grad_() for x in (hidden, weight.half()))
+        head_loss(h, w, targets, scale=scale)[0].backward()
+        assert w.grad is not None
+        return w.grad[2:].double() / scale
+
+    wanted = gradient(torch.float64, 1.0)
+    assert 0 < wanted.abs().max() < 1e-7
+    assert torch.allclose(gradient(torch.float16, 2.0**13), wanted, rtol=0.02, atol=float(wanted.abs().max()) / 50)
+    assert not gradient(torch.float16, 1.0).any()
+
+
 def test_head_loss_is_cross_entropy_with_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     hidden, weight = torch.randn(2, 9, 8, dtype=torch.float64), torch.randn(21, 8, dtype=torch.float64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hetctl.comm.contract.cluster import Cluster
@@ -9,8 +11,11 @@ from hetctl.comm.contract.emulate import Machine, describe_cluster, label_machin
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.plan import Plan
 from hetctl.trainer.planning.hardware import CLASSES
+from hetctl.trainer.planning.own_hardware import own_classes, with_own
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.planning.precision import precision_of, settled
+from hetctl.trainer.planning.problem import layer_costs
+from hetctl.trainer.planning.profile import ClassProfile, Point, Profile
 from hetctl.trainer.recipe import load_recipe
 
 
@@ -22,8 +27,8 @@ SIZES = [("model.name", "llama-1b"), ("model.seq_len", 2048), ("batch.global_bat
 PINS = [("parallelism.pipeline", 2), ("batch.micro_batch_size", 1), ("parallelism.recompute", "none")]
 
 
-def planned(spec: str, precision: str) -> Plan:
-    return make_plan(described(spec), load_recipe(None, [*SIZES, *PINS, ("train.precision", precision)]))
+def planned(spec: str, precision: str, *pins: tuple[str, object]) -> Plan:
+    return make_plan(described(spec), load_recipe(None, [*SIZES, *PINS, *pins, ("train.precision", precision)]))
 
 
 def test_wider_values_take_longer_and_more_memory() -> None:
@@ -42,17 +47,75 @@ def test_the_split_follows_the_precision() -> None:
     assert CLASSES["rtx4090"].sustained_in("fp64") < CLASSES["a100"].sustained_in("fp64") / 10
 
 
-def test_without_bf16_all_compute_in_fp32_and_it_is_said() -> None:
+def test_without_bf16_all_compute_in_fp16_and_it_is_said() -> None:
     plan = planned("v100:4,a100:4", "auto")
-    assert any("All compute in fp32, since v100 cannot multiply bf16" in reason for reason in plan.reasons)
+    assert any("All compute in fp16, since v100 cannot multiply bf16" in reason for reason in plan.reasons)
     recipe = load_recipe(None)
-    assert settled(recipe, described("v100:4,a100:4")).train.precision == "fp32"
+    assert settled(recipe, described("v100:4,a100:4")).train.precision == "fp16"
     assert settled(recipe, described("h200:4,a100:4")) == recipe
+
+
+def test_fp16_plans_are_those_of_bf16_where_there_is_both() -> None:
+    halves = [planned("h200:2,a100:2", precision) for precision in ("bf16", "fp16")]
+    assert halves[0].predicted == halves[1].predicted
+    assert halves[0].replicas == halves[1].replicas
+    assert CLASSES["v100"].sustained_in("fp16") == CLASSES["v100"].sustained_tflops
+
+
+def test_tf32_is_half_of_bf16_with_the_memory_of_fp32() -> None:
+    """NVIDIA's data sheets, dense TFLOPS."""
+    for name, tflops in (("a100", 156), ("h100", 494.5), ("a40", 74.85), ("l40s", 181), ("rtx4090", 82.5)):
+        assert CLASSES[name].peak_in("tf32") == tflops
+    assert CLASSES["a100"].peak_in("fp32") == 19.5  # unasked nothing is TF32
+    pin = ("parallelism.layers", [8, 8])
+    tf32, fp32 = (planned("h200:2,a100:2", precision, pin).predicted for precision in ("tf32", "fp32"))
+    assert tf32 is not None
+    assert fp32 is not None
+    assert tf32.step_time_s < fp32.step_time_s / 2
+    assert tf32.memory_bytes == fp32.memory_bytes
 
 
 def test_what_a_device_lacks_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match=r"bf16 is not possible: v100 and t4 cannot multiply bf16"):
         planned("v100:4,t4:4,a100:4", "bf16")
+    with pytest.raises(ConfigError, match=r"tf32 is not possible: mi300x cannot multiply tf32") as refused:
+        planned("a100:4,mi300x:4", "tf32")
+    assert "torch does not take AMD's XF32" in str(refused.value.hint)
+    with pytest.raises(ConfigError, match=r"tf32 is not possible: cpu cannot"):
+        planned("cpu:4", "tf32")
+
+
+def test_a_person_says_what_a_class_has() -> None:
+    [row] = own_classes(None, ["old=like:a100,bf16:false,tf32:false,fp32:15"])
+    assert (row.bf16, row.tf32, row.fp32_tflops) == (False, False, 15)
+    [bare] = own_classes(None, ["new=vendor:nvidia,tflops:160,memory:8GiB,bandwidth:1TB/s"])  # no peak is known
+    assert [bare.sustained_in(p) for p in ("bf16", "fp16", "tf32", "fp32")] == [160, 160, 80, 10]  # type: ignore[arg-type]
+    table = CLASSES.with_own([row])
+    cluster = with_own(describe_cluster(parse_spec("old:2,h200:2", table), table), [row])
+    assert precision_of(cluster, load_recipe(None)) == "fp16"
+    with pytest.raises(ConfigError, match="old cannot multiply tf32"):
+        precision_of(cluster, load_recipe(None, [("train.precision", "tf32")]))
+
+
+def test_a_profile_holds_for_the_precision_it_was_measured_in() -> None:
+    point = (Point(1, 0.01, 0.02),)
+    usual = ClassProfile("h200", "llama-1b", 2048, point, point, point)
+    profile = Profile((usual,)).with_class(replace(usual, precision="fp16", block=(Point(1, 0.04, 0.08),)))
+    seen = {}
+    for precision in ("bf16", "fp16", "fp32"):
+        recipe = load_recipe(None, [*SIZES, ("train.precision", precision)])
+        costs = layer_costs(described("h200:2"), recipe, profile)
+        seen[precision] = [c.block[0].forward_s for c in costs.profiles]
+    assert seen == {"bf16": [0.01], "fp16": [0.04], "fp32": []}
+    plan = make_plan(described("h200:2"), load_recipe(None, [*SIZES, ("train.precision", "fp32")]), profile=profile)
+    assert any("says nothing of h200 for 'llama-1b' at 2048 tokens in fp32" in reason for reason in plan.reasons)
+
+
+def test_a_loss_scale_without_fp16_is_refused() -> None:
+    for precision, found in (("bf16", "bf16"), ("auto", "bf16"), ("fp64", "fp64")):
+        recipe = load_recipe(None, [("train.precision", precision), ("train.loss_scale", 1024)])
+        with pytest.raises(ConfigError, match=f"loss_scale is fp16's, and this would compute in {found}"):
+            precision_of(described("h200:2"), recipe)
 
 
 def test_labels_of_an_emulation_lack_nothing() -> None:
