@@ -1,21 +1,15 @@
 """Shapes to measure so that others follow (`planning/over_shapes.py`): sizes and lengths as models have them.
 
-Between them they span what is trained; no two sizes grow together, or nobody could tell their seconds apart.
+Between them they span what is trained; no two sizes grow together, or nobody could tell their seconds apart. No torch:
+what one rank is asked to measure is written where it is launched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
-from hetctl.comm.operation.device import has_streams
-from hetctl.trainer.bench.ops import measure_class
+from hetctl.comm.contract.natives import HOST
 from hetctl.trainer.model.shapes import SHAPES, ModelShape
-from hetctl.trainer.planning.profile import ClassProfile
-
-WARM_S = 0.3  # of work before each: what was measured just before has kept the device warm
 
 
 @dataclass(frozen=True)
@@ -31,6 +25,15 @@ class ShapeToMeasure:
         return f"{self.shape.name} at {self.seq_len} tokens"
 
 
+@dataclass(frozen=True)
+class ClassToMeasure:
+    """What one rank measures of its device. `processes` share the cores of its host when it trains."""
+
+    device_class: str
+    shapes: tuple[ShapeToMeasure, ...]
+    processes: int = 1
+
+
 def _of(name: str, seq_len: int, *samples: int) -> ShapeToMeasure:
     return ShapeToMeasure(replace(SHAPES[name], layers=4), seq_len, samples or (1, 4))  # two blocks are timed in a row
 
@@ -42,7 +45,7 @@ def _small(seq_len: int, hidden: int, heads: int, kv: int, intermediate: int, vo
 
 
 ON_ACCELERATORS = (
-    _of("llama-160m", 1024),
+    _of("llama-160m", 1024, 1, 8),
     _of("llama-1b", 2048),
     _of("llama-1b-untied", 8192),
     _of("llama-3b", 4096),
@@ -61,30 +64,6 @@ ON_CPUS = (  # a CPU process trains models of a few millions
 )
 
 
-def measure_shapes(
-    wanted: Sequence[ShapeToMeasure], device_class: str, device: torch.device, dtype: torch.dtype
-) -> Iterator[tuple[ShapeToMeasure, ClassProfile | None]]:
-    """Each shape and what was measured of it; None where not even one sample fits on the device."""
-    update_s: float | None = None
-    for row in wanted:
-        try:
-            entry = measure_class(
-                row.shape,
-                row.seq_len,
-                device_class=device_class,
-                device=device,
-                dtype=dtype,
-                samples=row.samples,
-                warm_s=WARM_S,
-                update_s=update_s,
-            )
-        except torch.OutOfMemoryError:
-            yield row, None
-            continue
-        update_s = entry.update_s
-        yield row, entry
-
-
-def grid(device: torch.device) -> tuple[ShapeToMeasure, ...]:
+def grid(device_type: str) -> tuple[ShapeToMeasure, ...]:
     """What is measured of a device of this type."""
-    return ON_ACCELERATORS if has_streams(device) else ON_CPUS
+    return ON_CPUS if device_type == HOST else ON_ACCELERATORS
