@@ -2,8 +2,8 @@
 
 PYTHONPATH=. python3 tests/gpu/shapes_check.py [--profile P] [--passes N]
 
-A few minutes; prints a table and one JSON document. `--profile` keeps what was measured of the grid. On a machine that
-others use too, the least of several passes counts, each over all shapes.
+A few minutes; prints a table and one JSON document. `--profile` keeps what was measured of the grid. On a CPU, which
+others use too, the process's own seconds count, and of several passes over all shapes the least.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from hetctl.comm.operation.device import accelerator
+from hetctl.trainer.bench import ops
 from hetctl.trainer.bench.classes import measure_shapes
 from hetctl.trainer.bench.grid import ShapeToMeasure, grid
 from hetctl.trainer.model.shapes import SHAPES, ModelShape
@@ -106,6 +107,7 @@ def main() -> None:
     device = torch.device("cpu" if kind is None else f"{kind}:0")
     if kind is None:
         torch.set_num_threads(1)
+        ops._now = lambda device: time.process_time()
     shapes = {s.name: s.shape for s in held_out(device)}
     passes, grid_s = [], []
     for _ in range(asked.passes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from hetctl.trainer.bench.grid import ClassToMeasure, ShapeToMeasure
 from hetctl.trainer.bench.ops import measure_class
 from hetctl.trainer.planning.profile import ClassProfile
 
-WARM_S = 0.3  # of work before each: what was measured just before has kept the device warm
+WARM_S = 0.5  # of work before each: what was measured just before has kept the device warm
 
 
 def measure_shapes(
@@ -43,7 +42,6 @@ def measure_shapes(
             update_s = entry.update_s
         except torch.OutOfMemoryError:
             pass
-        gc.collect()  # parameters and their hooks hold each other
         yield row, entry
 
 

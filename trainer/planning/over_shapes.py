@@ -23,6 +23,7 @@ from hetctl.trainer.planning.space import TENSOR_DEGREES
 
 LEAST = 3  # measured shapes, of a model and a length each: with fewer one cannot be left out
 KINDS: tuple[LayerKind, ...] = ("block", "embedding", "head")
+TICK_S = 1e-9  # no clock told less
 SLACK = 1.05  # sizes that are beyond the measured ones by less are not called so
 
 Coefficients = dict[LayerKind, tuple[Floats, Floats]]  # seconds of each feature, forward and backward
@@ -120,7 +121,7 @@ def _misses(entry: ClassProfile, kind: LayerKind, fitted: Coefficients) -> Itera
     sizes, seq_len = _shape(entry)
     for point in getattr(entry, kind):
         row = features(kind, sizes, seq_len, point.samples, entry.tensor)
-        yield float(sum(row @ c for c in fitted[kind])) / (point.forward_s + point.backward_s) - 1
+        yield float(sum(row @ c for c in fitted[kind])) / max(point.forward_s + point.backward_s, TICK_S) - 1
 
 
 def _beyond(entries: Sequence[ClassProfile], sizes: LayerSizes, seq_len: int) -> tuple[str, ...]:
@@ -161,7 +162,7 @@ def _fit(entries: tuple[ClassProfile, ...]) -> Coefficients:
 def _coefficients(entries: Sequence[ClassProfile], kind: LayerKind, direction: str) -> Floats:
     points = [(e, point) for e in entries for point in getattr(e, kind)]
     rows = np.array([features(kind, *_shape(e), point.samples, e.tensor) for e, point in points])
-    seconds = np.array([getattr(point, direction) for _, point in points])
+    seconds = np.array([max(getattr(point, direction), TICK_S) for _, point in points])
     return non_negative(rows / seconds[:, None], np.ones(len(points)))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -149,6 +150,10 @@ class Profile:
                 samples = [p.samples for p in getattr(entry, kind)]
                 if not samples or samples != sorted(set(samples)) or samples[0] < 1:
                     raise ConfigError(f"{where}: '{entry.device_class}' needs ascending points of {kind}")
+                if not all(0 <= s < inf for p in getattr(entry, kind) for s in (p.forward_s, p.backward_s)):
+                    raise ConfigError(f"{where}: '{entry.device_class}' needs finite seconds of {kind}")
+            if entry.sizes is not None and min(astuple(entry.sizes)[:-1]) < 1:
+                raise ConfigError(f"{where}: '{entry.device_class}' needs sizes of at least one")
         if any(b.nbytes <= a.nbytes for a, b in pairwise(self.native_sums)):
             raise ConfigError(f"{where}: native_sums need ascending bytes")
         if any(min(point.nbytes, point.seconds) <= 0 for point in self.native_sums):

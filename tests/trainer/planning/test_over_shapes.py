@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.comm.contract.emulate import describe_cluster, parse_spec
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.plan import Plan
 from hetctl.trainer.model.shapes import SHAPES, ModelShape
 from hetctl.trainer.planning.hardware import CLASSES
@@ -153,6 +154,21 @@ def test_older_files_say_no_sizes_and_serve_by_their_models_names(tmp_path: Path
     unknown = [replace(e, model=f"unknown-{i}") for i, e in enumerate(old)]
     assert serving(Profile(tuple(unknown)), SHAPES["llama2-7b"], 4096) == ()
     assert Profile(tuple(old)).with_class(grid()[0]).classes == (*old[1:], grid()[0]), "the older one is replaced"
+
+
+def test_impossible_sizes_and_seconds_are_refused_and_none_at_all_is_no_zero(tmp_path: Path) -> None:
+    [first, *others] = grid()
+    assert first.sizes is not None
+    nothing = replace(first, embedding=(Point(1, 0.0, 0.0),))
+    assert estimate([nothing, *others], "llama2-7b", 4096).at("embedding", 1)[0] > 0
+    bad = [
+        (replace(first, sizes=replace(first.sizes, hidden=0)), "sizes of at least one"),
+        (replace(first, head=(Point(1, float("nan"), 1.0),)), "finite seconds of head"),
+    ]
+    for entry, said in bad:
+        save_profile(tmp_path / "p.yaml", Profile((entry,)))
+        with pytest.raises(ConfigError, match=said):
+            load_profile(tmp_path / "p.yaml")
 
 
 def test_coefficients_are_never_negative() -> None:
