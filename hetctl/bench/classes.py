@@ -67,7 +67,14 @@ def bench_classes(cluster: Cluster, more: tuple[ShapeToMeasure, ...], *, output:
 
 
 def places_of(cluster: Cluster) -> dict[str, list[Member]]:
-    """Class -> a device of it on each of the first hosts that have it. Labels of an emulation are what they run on."""
+    """Class -> a device of it on each of the first hosts that have it. Labels of an emulation are what they run on.
+
+    Raises ConfigError for hosts that nobody can enter: this machine would be measured in their place.
+    """
+    if cluster.source != "emulated" and (strangers := [h.name for h in cluster.hosts if h.access is None]):
+        raise ConfigError(
+            f"the cluster file does not say how '{strangers[0]}' is entered", hint="make it with `hetctl discover`"
+        )
     places: dict[str, list[Member]] = {}
     for _, _, member, device in seats(cluster):
         emulated = cluster.source == "emulated"
@@ -119,7 +126,7 @@ def _one_turn(
                 entry = decode(ClassProfile, values["entry"], where=where)
                 found.entries.setdefault(name, {})[values["shape"]] = entry
         elif event == "ended":
-            del places[name]
+            places.pop(name, None)
             if values["problem"] or name not in found.entries:
                 found.failed[name] = values["problem"] or "no shape fits on it"
 

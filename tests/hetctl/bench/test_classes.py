@@ -15,9 +15,9 @@ import pytest
 from hetctl.bench import classes
 from hetctl.bench.classes import Measured, bench_classes, places_of, raise_unless_all, turn
 from hetctl.comm.contract import variables
-from hetctl.comm.contract.cluster import Cluster, Device, Host, Island, Member, load_cluster, save_cluster
+from hetctl.comm.contract.cluster import Access, Cluster, Device, Host, Island, Member, load_cluster, save_cluster
 from hetctl.comm.contract.emulate import describe_cluster, parse_spec
-from hetctl.comm.contract.errors import HetctlError, Interrupted, Unreachable, WorkFailed
+from hetctl.comm.contract.errors import ConfigError, HetctlError, Interrupted, Unreachable, WorkFailed
 from hetctl.comm.contract.values import decode, encode
 from hetctl.console import Sink
 from hetctl.launcher.supervisor.launch import Launch
@@ -42,7 +42,7 @@ TINY = tuple(
 def cluster(*hosts: tuple[str, ...]) -> Cluster:
     """Hosts n0, n1, ... with these classes of devices, an island each class."""
     made = tuple(
-        Host(f"n{n}", devices=tuple(Device(i, VENDORS[name], name) for i, name in enumerate(names)))
+        Host(f"n{n}", Access(f"n{n}"), devices=tuple(Device(i, VENDORS[name], name) for i, name in enumerate(names)))
         for n, names in enumerate(hosts)
     )
     members: dict[str, list[Member]] = {}
@@ -59,6 +59,11 @@ def test_each_class_is_measured_on_the_first_hosts_that_have_it() -> None:
         "h200": [Member("n0", 0), Member("n1", 0), Member("n3", 0)],
         "mi325x": [Member("n2", 0)],
     }
+
+
+def test_this_machine_does_not_stand_in_for_hosts_that_nobody_can_enter() -> None:
+    with pytest.raises(ConfigError, match=r"does not say how 'h200\.0' is entered"):
+        places_of(describe_cluster(parse_spec("h200:8", CLASSES), CLASSES))
 
 
 def test_classes_of_one_host_take_turns() -> None:
