@@ -62,7 +62,7 @@ def test_each_class_is_measured_on_the_first_hosts_that_have_it() -> None:
 
 
 def test_this_machine_does_not_stand_in_for_hosts_that_nobody_can_enter() -> None:
-    with pytest.raises(ConfigError, match=r"does not say how 'h200\.0' is entered"):
+    with pytest.raises(ConfigError, match="does not say how 'h200-0' is entered"):
         places_of(describe_cluster(parse_spec("h200:8", CLASSES), CLASSES))
 
 
