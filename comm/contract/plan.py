@@ -20,6 +20,7 @@ from hetctl.comm.contract.values import encode
 
 GroupKind = Literal["tensor", "data", "pipeline", "segment"]
 BackendName = Literal[NativeName, "het"]
+Basis = Literal["measured", "interpolated", "table"]
 Span = tuple[int, int]  # layers [first, past_last)
 
 
@@ -161,9 +162,9 @@ class StageCost:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the planner expects. `basis` says whether costs were measured or come from the table."""
+    """What the planner expects. `basis` says whether costs were measured, are between measured ones, or the table's."""
 
-    basis: Literal["measured", "table"]
+    basis: Basis
     step_time_s: float
     tokens_per_s: float
     bubble_share: float

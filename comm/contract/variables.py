@@ -27,6 +27,7 @@ PLACEMENT = "HETCTL_PLACEMENT"
 JOB = "HETCTL_JOB"
 MEASURE = "HETCTL_MEASURE"  # a Task of `hetctl bench bridge`
 BENCH_JOBS = "HETCTL_BENCH_JOBS"  # a list of jobs
+BENCH_CLASSES = "HETCTL_BENCH_CLASSES"  # what each rank of `bench ops --cluster` measures, in their order
 BENCH_PLACEMENTS = "HETCTL_BENCH_PLACEMENTS"  # a list of placements, one a job: islands may be relabelled
 
 # Of benchmarks' ranks

@@ -15,6 +15,7 @@ from hetctl.comm.contract.units import show_seconds
 from hetctl.comm.contract.values import encode
 from hetctl.console import Sink
 from hetctl.discovery.this_machine import gpu_class
+from hetctl.trainer.bench.grid import ShapeToMeasure
 from hetctl.trainer.model.config import find_shape
 from hetctl.trainer.model.tensor_cuts import cannot_cut
 from hetctl.trainer.planning.hardware import CLASSES
@@ -39,10 +40,8 @@ def bench_ops(
     from hetctl.comm.operation.device import accelerator
     from hetctl.trainer.bench.ops import measure_class
 
-    shape = find_shape(model)
-    length = usual_length(shape) if seq_len is None else seq_len
-    if length > shape.max_seq_len or length < 1:
-        raise ConfigError(f"--seq-len {length} is not within the {shape.max_seq_len} positions of '{shape.name}'")
+    what = asked_shape(model, seq_len, samples)
+    shape, length = what.shape, what.seq_len
     kind = accelerator()
     on_gpu = kind is not None
     name = device_class or (gpu_class() if on_gpu else "cpu")
@@ -68,11 +67,20 @@ def bench_ops(
         length,
         device_class=name,
         device=torch.device(HOST if kind is None else f"{kind}:0"),
-        samples=_samples(samples),
+        samples=what.samples,
         speed=speed,
         tensor=tensor,
         precision=precision,
     )
+
+
+def asked_shape(model: str, seq_len: int | None, samples: str) -> ShapeToMeasure:
+    """A model's shape at a length, or its usual one. Raises ConfigError."""
+    shape = find_shape(model)
+    length = usual_length(shape) if seq_len is None else seq_len
+    if length > shape.max_seq_len or length < 1:
+        raise ConfigError(f"--seq-len {length} is not within the {shape.max_seq_len} positions of '{shape.name}'")
+    return ShapeToMeasure(shape, length, _samples(samples))
 
 
 def add_to_profile(path: Path, *entries: ClassProfile | BridgeProfile, native_sums: tuple[SumPoint, ...] = ()) -> None:

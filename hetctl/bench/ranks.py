@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.contract.errors import WorkFailed
+from hetctl.comm.contract.errors import Interrupted, WorkFailed
 from hetctl.comm.contract.events import EngineAccount, Figures, Told, present
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
@@ -33,7 +34,7 @@ def run_ranks(
 
     `on_figures` hears what ranks found, by name; `keep` is a folder for their logs.
 
-    Raises WorkFailed with the log's tail.
+    Raises WorkFailed with the log's tail, which names the host that failed, and Interrupted.
     """
     with tempfile.TemporaryDirectory(prefix="hetctl-bench-") as temporary, _kept(Path(temporary), keep):
         folder = RunFolder(Path(temporary))
@@ -53,7 +54,13 @@ def run_ranks(
         failure = record_failure(folder, outcome, [s.host for s in launch.seats])
         if failure:
             tail = folder.log(failure["rank"]).read_text(errors="replace")[-1500:]
-            raise WorkFailed(f"the measurement failed: {failure['reason']}", hint=tail)
+            error = WorkFailed(f"the measurement failed: {failure['reason']}", hint=tail)
+            error.hosts = {failure["host"]: error}
+            raise error
+        if outcome.interrupted:
+            stopped = Interrupted("the measurement was interrupted")
+            stopped.exit_code = 128 + (outcome.signal or signal.SIGINT)
+            raise stopped
 
 
 @contextmanager

@@ -121,7 +121,10 @@ def plans(
 
 @app.command("ops")
 def ops(
-    model: Annotated[str, typer.Option("--model", help="The model's shape.")] = "demo",
+    cluster: options.ClusterFile = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="The model's shape; demo, with --cluster the grid of shapes alone.")
+    ] = None,
     seq_len: options.SeqLen = None,
     samples: Annotated[str, typer.Option(help="Samples per micro-batch and rank to measure at.")] = "1,2,4,8",
     device_class: Annotated[
@@ -140,12 +143,21 @@ def ops(
     output: Annotated[Path, typer.Option("-o", "--output", help="Added to this profile.")] = Path("profile.yaml"),
     as_json: options.Json = False,
 ) -> None:
-    """Seconds of each kind of layer on this machine's device, for the planner (`--profile`)."""
+    """Seconds of each kind of layer on this machine's device, for the planner (`--profile`).
+
+    With --cluster: of each device class on a host that has it, all classes at once, over a grid of shapes from which
+    those of other models and lengths follow.
+    """
     from hetctl.bench import ops
 
     sink = Sink(as_json=as_json)
+    if cluster is not None:
+        given = {"--class": device_class is not None, "--at-speed": at_speed != 1.0, "--tensor": tensor != 1}
+        refused = [n for n, said in given.items() if said]
+        _ops_of_cluster(cluster, model, seq_len, samples, precision, output, sink, refused=refused)
+        return
     entry = ops.bench_ops(
-        model=model,
+        model=model or "demo",
         seq_len=seq_len,
         samples=samples,
         device_class=device_class,
@@ -158,3 +170,31 @@ def ops(
     sink.say(ops.table(entry))
     sink.warn(f"wrote {output}")
     sink.result(ops.document(entry))
+
+
+def _ops_of_cluster(
+    file: Path,
+    model: str | None,
+    seq_len: int | None,
+    samples: str,
+    precision: Precision | None,
+    output: Path,
+    sink: Sink,
+    *,
+    refused: list[str],
+) -> None:
+    from hetctl.bench import classes
+    from hetctl.bench.ops import asked_shape
+    from hetctl.comm.contract.cluster import load_cluster
+    from hetctl.comm.contract.errors import ConfigError
+
+    refused += ["--seq-len without --model"] if seq_len is not None and model is None else []
+    if refused:
+        raise ConfigError(f"{' and '.join(refused)} does not go with --cluster, which measures devices as they are")
+    more = () if model is None else (asked_shape(model, seq_len, samples),)
+    found = classes.bench_classes(load_cluster(file), more, output=output, sink=sink, precision=precision)
+    sink.say(classes.classes_table(found))
+    if found.entries:
+        sink.warn(f"wrote {output}")
+    sink.result(found.document(output))
+    classes.raise_unless_all(found)

@@ -18,7 +18,11 @@ from hetctl.console import Sink
 PLAIN_EVERY_S = 5.0
 PARTS = ("compute", "bridge_wait", "other_wait", "update")
 CAPTION = "bridge wait: for another island's work or for its way here; report.html tells them apart"
-BASES = {"table": "predicted from the hardware table", "measured": "predicted from a profile's measured times"}
+BASES = {
+    "table": "predicted from the hardware table",
+    "measured": "predicted from a profile's measured times",
+    "interpolated": "predicted from what a profile measured of other models or lengths",
+}
 
 
 class LiveRun:

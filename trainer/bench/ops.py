@@ -26,7 +26,7 @@ from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.tensor_parallel import ALONE, SharedVocabulary, TensorShare
-from hetctl.trainer.planning.profile import ClassProfile, Point
+from hetctl.trainer.planning.profile import ClassProfile, LayerSizes, Point
 from hetctl.trainer.ranks.emulated_device import at_speed
 from hetctl.trainer.recipe import OptimizerSection
 
@@ -49,9 +49,12 @@ def measure_class(
     speed: float = 1.0,
     tensor: int = 1,
     precision: Precision | None = None,
+    warm_s: float = WARM_S,
+    update_s: float | None = None,
 ) -> ClassProfile:
     """Seconds per layer kind for each number of samples that fits, on a device held to a share of its speed, of one
     rank's part in a tensor group (whose sums are over this process alone). `precision`: other than what is usual there.
+    `warm_s` of work go before each, and `update_s` is what an update is known to take.
 
     Raises torch.OutOfMemoryError when not even the first fits, ConfigError where no device can be held back.
     """
@@ -60,11 +63,14 @@ def measure_class(
     with at_speed(device, speed) as reduced, _part(device, tensor) as part:
         if speed < 1.0 and reduced is None:
             raise ConfigError("only NVIDIA GPUs can be held to a share of their speed", hint="leave --at-speed out")
-        block = _points(partial(_block, work, part=part), device, samples)
-        embedding = _points(partial(_embedding, work), device, samples)
-        head = _points(partial(_head, work, part=part), device, samples)
-        update = _update(device, dtype)
-    return ClassProfile(device_class, shape.name, seq_len, block, embedding, head, update, speed, tensor, precision)
+        block = _points(partial(_block, work, part=part), device, samples, warm_s)
+        embedding = _points(partial(_embedding, work), device, samples, warm_s)
+        head = _points(partial(_head, work, part=part), device, samples, warm_s)
+        update = _update(device, dtype) if update_s is None else update_s
+    sizes = LayerSizes.of(shape)
+    return ClassProfile(
+        device_class, shape.name, seq_len, block, embedding, head, update, speed, tensor, precision, sizes
+    )
 
 
 @dataclass(frozen=True)
@@ -91,11 +97,13 @@ def _part(device: torch.device, tensor: int) -> Iterator[TensorShare]:
         dist.destroy_process_group()
 
 
-def _points(make: Callable[[int], Timed], device: torch.device, samples: Sequence[int]) -> tuple[Point, ...]:
+def _points(
+    make: Callable[[int], Timed], device: torch.device, samples: Sequence[int], warm_s: float
+) -> tuple[Point, ...]:
     points: list[Point] = []
     for count in sorted(samples):
         try:
-            forward, backward = _typical(make(count), device)
+            forward, backward = _typical(make(count), device, warm_s)
         except torch.OutOfMemoryError:
             if not points:
                 raise
@@ -197,11 +205,11 @@ def _update(device: torch.device, dtype: torch.dtype) -> float:
     return _typical(once, device)[0]
 
 
-def _typical(once: Timed, device: torch.device) -> tuple[float, float]:
+def _typical(once: Timed, device: torch.device, warm_s: float = WARM_S) -> tuple[float, float]:
     """Medians of several rounds on a device as warm, hence as slow, as training makes it; on CPUs, which others use
     too, lower quartiles. Gradients accumulate, as in training."""
     warm, began = 0, time.perf_counter()
-    while warm < WARM_UP or (has_streams(device) and time.perf_counter() - began < WARM_S):
+    while warm < WARM_UP or (has_streams(device) and time.perf_counter() - began < warm_s):
         once()
         warm += 1
     rounds = [once() for _ in range(ROUNDS)]

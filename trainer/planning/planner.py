@@ -231,7 +231,7 @@ def _predicted(
     own = list(alone.values())
     efficiency = per_s / sum(r for r in own if r is not None) if None not in own else None
     return Predicted(
-        basis="measured" if problem.measured else "table",
+        basis=problem.basis,
         step_time_s=chosen.seconds,
         tokens_per_s=per_s * problem.costs.seq_len,
         bubble_share=chosen.bubble_share,

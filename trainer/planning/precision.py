@@ -35,6 +35,12 @@ def _possible(cluster: Cluster, asked: Precision | Auto) -> Precision:
     return asked
 
 
+def measured_in(cluster: Cluster, asked: Precision | Auto) -> Precision | None:
+    """In what its devices are to be measured; None: as they are unasked. Raises ConfigError."""
+    found = _possible(cluster, asked)
+    return None if found == ("fp32" if on_cpus(cluster) else "bf16") else found
+
+
 def settled(recipe: Recipe, cluster: Cluster) -> Recipe:
     """The recipe with its precision decided where ranks left alone would choose unlike ones. Raises ConfigError."""
     precision = precision_of(cluster, recipe)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError, Infeasible, nearest
+from hetctl.comm.contract.plan import Basis
 from hetctl.trainer.model.tensor_cuts import cannot_cut
 from hetctl.trainer.planning.costs import MODES, LayerCosts, Mode, ValueBytes
 from hetctl.trainer.planning.link_rates import LinkRates, read_link_rates
+from hetctl.trainer.planning.over_shapes import Estimated, serving
 from hetctl.trainer.planning.pools import Pool, read_pools
 from hetctl.trainer.planning.precision import on_cpus, precision_of, why_not_bf16
 from hetctl.trainer.planning.profile import Profile
@@ -48,9 +50,12 @@ class Problem:
     notes: tuple[str, ...] = ()  # what a person should know of the figures behind the plan
 
     @property
-    def measured(self) -> bool:
-        """Whether every device's seconds were measured."""
-        return all(self.costs.measured(p.rates) for p in self.pools)
+    def basis(self) -> Basis:
+        """What stands behind the seconds: the least certain of what was found for its devices."""
+        found = [self.costs.measured(p.rates) for p in self.pools]
+        if not all(found):
+            return "table"
+        return "interpolated" if any(isinstance(entry, Estimated) for entry in found) else "measured"
 
 
 def read_problem(
@@ -109,12 +114,18 @@ def _tolerance(pools: tuple[Pool, ...]) -> float:
 def _notes(
     costs: LayerCosts, pools: tuple[Pool, ...], profile: Profile | None, precision: Precision
 ) -> tuple[str, ...]:
-    """Which classes a profile was given for, yet says nothing of at this model, length and precision."""
+    """Of which classes a profile says nothing at this model, length and precision, or nothing measured just so."""
     if profile is None:
         return ()
-    missing = dict.fromkeys(p.device_class for p in pools if p.rates.base and not costs.measured(p.rates))
-    about = f"'{costs.shape.name}' at {costs.seq_len} tokens in {precision}"
-    return tuple(f"The profile says nothing of {name} for {about}: the table's figures stand in." for name in missing)
+    model, length = costs.shape.name, costs.seq_len
+    notes = []
+    for name, entry in {p.device_class: costs.measured(p.rates) for p in pools if p.rates.base}.items():
+        if entry is None:
+            about = f"of {name} for '{model}' at {length} tokens in {precision}"
+            notes.append(f"The profile says nothing {about}: the table's figures stand in.")
+        elif isinstance(entry, Estimated):
+            notes.append(f"{name} at {model}, {length} tokens: {entry.how}.")
+    return tuple(notes)
 
 
 def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> LayerCosts:
@@ -127,8 +138,8 @@ def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> La
     over = recipe.train.sharded in ("auto", "replicas")
     value_bytes = ValueBytes(compute, width, width, optimizer, over)
     profile, usual = profile or Profile(()), "fp32" if on_cpus(cluster) else "bf16"
-    measured = [c for c in profile.matching(shape, seq_len) if (c.precision or usual) == precision]
-    return LayerCosts(shape, seq_len, value_bytes, tuple(measured), profile.native_sums)
+    alike = replace(profile, classes=tuple(c for c in profile.classes if (c.precision or usual) == precision))
+    return LayerCosts(shape, seq_len, value_bytes, serving(alike, shape, seq_len), profile.native_sums)
 
 
 def _schedules(recipe: Recipe, *, guessed: bool) -> tuple[Schedule, ...]:

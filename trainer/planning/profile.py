@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,7 @@ from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import write_yaml
 from hetctl.comm.contract.values import encode
-from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.model.shapes import SHAPES, ModelShape
 
 LayerKind = Literal["embedding", "block", "head"]
 
@@ -24,6 +25,23 @@ class Point:
     samples: int
     forward_s: float
     backward_s: float
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """What the seconds of a model's layers depend on."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    gated: bool
+
+    @classmethod
+    def of(cls, shape: ModelShape) -> LayerSizes:
+        return cls(**{field.name: getattr(shape, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -40,6 +58,13 @@ class ClassProfile:
     speed: float = 1.0  # share of the device's own speed that it was held to (`@SPEED`) while it was measured
     tensor: int = 1  # it is one rank's part in a tensor group of so many, whose sums were over that rank alone
     precision: Precision | None = None  # it computed in; None: bf16 on a GPU, fp32 on a CPU
+    sizes: LayerSizes | None = None  # of the model; None: a model that hetctl knows by its name, in an older file
+
+    @property
+    def of(self) -> LayerSizes | None:
+        """The sizes of the model; None where nobody knows them."""
+        known = SHAPES.get(self.model)
+        return self.sizes or (LayerSizes.of(known) if known else None)
 
     def scaled(self, speed: float, tensor: int) -> ClassProfile:
         """At another speed, and as part of another tensor group, if every layer became slower or faster alike."""
@@ -101,8 +126,10 @@ class Profile:
     schema_version: int = SCHEMA_VERSION
 
     def matching(self, shape: ModelShape, seq_len: int) -> tuple[ClassProfile, ...]:
-        """The measurements of exactly this model and sequence length."""
-        return tuple(c for c in self.classes if c.model == shape.name and c.seq_len == seq_len)
+        """The measurements of exactly this model, by its sizes, else its name, and sequence length."""
+        mine = LayerSizes.of(shape)
+        here = (c for c in self.classes if c.seq_len == seq_len)
+        return tuple(c for c in here if (c.model == shape.name if c.sizes is None else c.sizes == mine))
 
     def with_class(self, entry: ClassProfile) -> Profile:
         """This profile with one more measurement, in the place of an older one of the same."""
@@ -125,6 +152,10 @@ class Profile:
                 samples = [p.samples for p in getattr(entry, kind)]
                 if not samples or samples != sorted(set(samples)) or samples[0] < 1:
                     raise ConfigError(f"{where}: '{entry.device_class}' needs ascending points of {kind}")
+                if not all(0 <= s < inf for p in getattr(entry, kind) for s in (p.forward_s, p.backward_s)):
+                    raise ConfigError(f"{where}: '{entry.device_class}' needs finite seconds of {kind}")
+            if entry.sizes is not None and min(astuple(entry.sizes)[:-1]) < 1:
+                raise ConfigError(f"{where}: '{entry.device_class}' needs sizes of at least one")
         if any(b.nbytes <= a.nbytes for a, b in pairwise(self.native_sums)):
             raise ConfigError(f"{where}: native_sums need ascending bytes")
         if any(min(point.nbytes, point.seconds) <= 0 for point in self.native_sums):
@@ -135,7 +166,7 @@ class Profile:
 
 
 def _what(entry: ClassProfile) -> tuple[object, ...]:
-    return (entry.device_class, entry.model, entry.seq_len, entry.speed, entry.tensor, entry.precision)
+    return (entry.device_class, entry.of or entry.model, entry.seq_len, entry.speed, entry.tensor, entry.precision)
 
 
 def load_profile(path: Path) -> Profile:
