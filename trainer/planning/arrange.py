@@ -91,7 +91,8 @@ class Pipeline:
     @property
     def arrangement(self) -> tuple[object, ...]:
         """What tells two pipelines apart beyond their times."""
-        return (tuple((u.pool.name, u.tensor, u.stages, u.width) for u in self.uses), self.layers, self.batching)
+        uses = tuple((u.pool.name, u.tensor, u.stages, u.width) for u in self.uses)
+        return (uses, self.layers, self.batching, self.schedule)
 
 
 def searched_schedules(problem: Problem) -> list[Schedule]:
@@ -143,12 +144,13 @@ class Arrangement:
 
         The closed form knows no idle time that forwards in flight fill: so early stages may hold more than it says.
         """
-        while True:
+        while len(pipeline.layers) > 1:
             moved = (self._with(layers) for layers in _one_moved(pipeline.layers))
             best = min((p for p in moved if p is not None), key=lambda p: p.seconds, default=pipeline)
             if best.seconds >= pipeline.seconds * (1 - WORTH_MOVING):
-                return pipeline
+                break
             pipeline = best
+        return pipeline
 
     def _with(self, layers: tuple[int, ...]) -> Pipeline | None:
         """These layers, each stage in its fastest way; None where one does not fit."""

@@ -23,6 +23,7 @@ from hetctl.trainer.schedule import SCHEDULES
 
 COMBINATIONS = 100_000  # bounded one by one; of more only the likely ones are looked at
 SLACK = 1.2  # how much slower the closed form may take an arrangement for than it is, to be looked at all the same
+NEAR = 1.1  # what takes less than so many times what is looked for may come below it by moving layers
 LARGE_SLACK = 1.02  # in larger searches
 LIKELY = 6  # combinations whose split is worked out, of one pipeline and batch; smaller searches look at all
 FEW_COMBINATIONS = 5_000  # of many pools
@@ -189,22 +190,27 @@ class Pipelines:
                 return
             for order in self._orders(wanted.pools):
                 ordered = tuple(uses[i] for i in order)
-                for schedule in tried:
+                for schedule in tried if sum(u.stages for u in uses) > 1 else tried[:1]:
                     little = schedule.hides_transfers and len(tried) > 1  # an asked one is tried whatever it gains
                     if little and self._waits_little(ordered, wanted.batching, limit()):
                         continue
                     self.tried += 1
                     arrangement = Arrangement(self.problem, self.stage_costs, ordered, wanted.batching, schedule)
                     made = arrangement.best(bound=limit() * self.slack)
+                    if made is not None and not self.problem.tolerance and made.seconds < limit() * NEAR:
+                        made = self._improved(arrangement, made)
                     if made is not None and made.seconds < limit():
                         yield made
 
     def improved(self, pipeline: Pipeline) -> Pipeline:
         """With layers moved between its stages where that shortens the simulated step; those asked for stay."""
-        if len(pipeline.layers) == 1 or self.problem.layers is not None or self.problem.split != "auto":
-            return pipeline
-        uses, schedule = pipeline.uses, SCHEDULES[pipeline.schedule]
-        return Arrangement(self.problem, self.stage_costs, uses, pipeline.batching, schedule).improved(pipeline)
+        schedule = SCHEDULES[pipeline.schedule]
+        arrangement = Arrangement(self.problem, self.stage_costs, pipeline.uses, pipeline.batching, schedule)
+        return self._improved(arrangement, pipeline)
+
+    def _improved(self, arrangement: Arrangement, pipeline: Pipeline) -> Pipeline:
+        asked = self.problem.layers is not None or self.problem.split != "auto"
+        return pipeline if asked else arrangement.improved(pipeline)
 
     def _waits_little(self, uses: Sequence[PoolUse], batching: Batching, limit: float) -> bool:
         """Whether hiding all transfers would gain less than the tolerance."""

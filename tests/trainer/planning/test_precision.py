@@ -24,7 +24,12 @@ def described(spec: str) -> Cluster:
 
 
 SIZES = [("model.name", "llama-1b"), ("model.seq_len", 2048), ("batch.global_batch", 32)]
-PINS = [("parallelism.pipeline", 2), ("batch.micro_batch_size", 1), ("parallelism.recompute", "none")]
+PINS = [
+    ("parallelism.pipeline", 2),
+    ("parallelism.schedule", "1f1b"),
+    ("parallelism.recompute", "none"),
+    ("batch.micro_batch_size", 1),
+]
 
 
 def planned(spec: str, precision: str, *pins: tuple[str, object]) -> Plan:
