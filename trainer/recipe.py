@@ -86,6 +86,7 @@ class ParallelismSection:
     forwards_ahead: tuple[int, ...] | Auto = "auto"  # of each stage
     recompute: Literal["auto", "none", "selective", "full"] = "auto"
     activations: Literal["auto", "device", "host"] = "auto"  # where they wait for backward
+    optimizer_state: Literal["auto", "device", "host"] = "auto"  # where it is kept and updated
 
 
 @dataclass(frozen=True)

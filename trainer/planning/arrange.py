@@ -13,7 +13,7 @@ from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes, step_seconds
 from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import MemoryChoice, StageCostCache, StageCosts, StagePlace, SyncRate, share
-from hetctl.trainer.schedule import Schedule
+from hetctl.trainer.schedule import SCHEDULES, Schedule
 
 FEW_STAGES = 4  # among these a layer may go from any to any
 WORTH_MOVING = 1e-4  # relative gain
@@ -32,12 +32,11 @@ class Batching:
     def samples(self) -> int:
         return self.micro_batch_size * self.micro_batches
 
-    def place(
-        self, stage: int, stages: int, *, width: int, held: int, turn: tuple[float, float] = (1.0, 0.0)
-    ) -> StagePlace:
-        """Where one of so many stages stands that holds `held` micro-batches; `turn` as of `round_trips`."""
-        samples = share(self.micro_batch_size, width)
-        return StagePlace(stage == 0, stage == stages - 1, samples, held, *turn, self.sync, self.replicas)
+    def place(self, stage: int, stages: int, *, width: int, held: int, trip_s: float = 0.0) -> StagePlace:
+        """Where one of so many stages stands that holds `held` micro-batches, transfers to the last and back."""
+        samples, waits = share(self.micro_batch_size, width), held < self.micro_batches
+        first, last = stage == 0, stage == stages - 1
+        return StagePlace(first, last, samples, held, waits, trip_s if waits else 0.0, self.sync, self.replicas)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,14 +95,15 @@ class Pipeline:
 
 
 def searched_schedules(problem: Problem) -> list[Schedule]:
-    """Those that arrangements are found under: others are tried on what 1F1B's in flight make the best.
+    """Those that arrangements are found under: others are tried on what these make the best.
 
     GPipe is left out of larger searches: eager 1F1B hides as much with less in flight.
     """
     timed = [s for s in problem.schedules if s.timed_by_search]
+    timed = timed or [s for s in SCHEDULES.values() if s.timed_by_search and s.automatic != "never"]
     if problem.tolerance and len(timed) > 1:
         timed = [s for s in timed if s.automatic == "always"]
-    return timed or list(problem.schedules)
+    return timed
 
 
 class Arrangement:
@@ -123,16 +123,16 @@ class Arrangement:
         self.ahead = _ahead(problem, len(self.stages), count, schedule)
         payload = problem.costs.boundary_bytes(batching.micro_batch_size)
         self.hops = tuple(problem.links.hop_seconds(a, b, payload) for a, b in pairwise(self.stages))
-        turns = round_trips(self.hops, self.ahead, micro_batches=count)
+        trips = [2 * sum(self.hops[i:]) for i in places]
         held = [min(ahead, count) for ahead in self.ahead]
         widths = [use.width for use in self.stages]
-        at = [batching.place(i, len(places), width=widths[i], held=held[i], turn=turns[i]) for i in places]
+        at = [batching.place(i, len(places), width=widths[i], held=held[i], trip_s=trips[i]) for i in places]
         self.costs = [stage_costs.of(use.site, place) for use, place in zip(self.stages, at, strict=True)]
 
     def best(self, *, bound: float = inf) -> Pipeline | None:
         """The best split by the closed form; None when nothing fits or none takes less than `bound`.
 
-        `sum(beat) + 2 sum(hop) + max((m - 1) max(hop), max((m - 1) turn + end))` seconds; what it takes is simulated.
+        `sum(beat) + 2 sum(hop) + (m - 1) max(hop, turn) + max(end)` seconds; what it takes is simulated.
         """
         further = self.batching.micro_batches - 1
         fill, floor = 2 * sum(self.hops), further * max(self.hops, default=0.0)
@@ -145,14 +145,14 @@ class Arrangement:
         The closed form knows no idle time that forwards in flight fill: so early stages may hold more than it says.
         """
         while len(pipeline.layers) > 1:
-            moved = (self._with(layers) for layers in _one_moved(pipeline.layers))
+            moved = (self.with_layers(layers) for layers in _one_moved(pipeline.layers))
             best = min((p for p in moved if p is not None), key=lambda p: p.seconds, default=pipeline)
             if best.seconds >= pipeline.seconds * (1 - WORTH_MOVING):
                 break
             pipeline = best
         return pipeline
 
-    def _with(self, layers: tuple[int, ...]) -> Pipeline | None:
+    def with_layers(self, layers: tuple[int, ...]) -> Pipeline | None:
         """These layers, each stage in its fastest way; None where one does not fit."""
         rows, count = [], self.batching.micro_batches
         for costs, held in zip(self.costs, layers, strict=True):
@@ -190,20 +190,6 @@ def _times(problem: Problem, use: PoolUse, batching: Batching, costs: StageCosts
     backward, sums = float(costs.table.beat[row, layers]) - forward, float(costs.table.end[row, layers]) - update
     weights = problem.costs.weight_gradients(rates, share(batching.micro_batch_size, use.width), tensor=tensor)
     return StageTimes(forward, backward, max(sums, 0.0), update, layers * weights)
-
-
-def round_trips(hops: Sequence[float], in_flight: Sequence[int], *, micro_batches: int) -> list[tuple[float, float]]:
-    """(ratio, wait) per stage: it turns round no faster than `ratio * beat + wait` per micro-batch.
-
-    A stage's next forward waits for the backward of the micro-batch `in_flight` before it, which has been to the
-    last stage and back: as many beats as there are stages from here on (taken as long as this stage's), and all
-    hops from here on, twice. Where all micro-batches may be in flight nothing waits.
-    """
-    stages = len(in_flight)
-    return [
-        (1.0, 0.0) if ahead >= micro_batches else ((stages - i) / ahead, 2 * sum(hops[i:]) / ahead)
-        for i, ahead in enumerate(in_flight)
-    ]
 
 
 def _ahead(problem: Problem, stages: int, micro_batches: int, schedule: Schedule) -> tuple[int, ...]:

@@ -61,6 +61,7 @@ def check_wishes(plan: Plan, recipe: Recipe) -> None:
         "parallelism.forwards_ahead": (wish.forwards_ahead, {longest.forwards_ahead or plan.forwards_ahead}),
         "parallelism.recompute": (wish.recompute, {s.recompute for s in stages}),
         "parallelism.activations": (wish.activations, {"host" if s.offload_activations else "device" for s in stages}),
+        "parallelism.optimizer_state": (wish.optimizer_state, {"host" if s.offload else "device" for s in stages}),
         "batch.micro_batch_size": (recipe.batch.micro_batch_size, {s.micro_batch_size for s in stages}),
         "bridge.transport": (recipe.bridge.transport, {b.transport for b in plan.bridges} or {recipe.bridge.transport}),
     }

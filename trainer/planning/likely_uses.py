@@ -15,7 +15,7 @@ from hetctl.trainer.planning.bounds import UseBound, rooms
 from hetctl.trainer.planning.partition import Floats, Whole
 
 GRID = 16  # thresholds at once
-MOST = 4  # combinations
+MOST = 3  # combinations of the finer grid
 
 
 def likely_uses(
@@ -28,14 +28,14 @@ def likely_uses(
     first, last = _span(options, layers, micro_batches, limit)
     found: dict[tuple[int, ...], float] = {}
     grid = np.geomspace(first, last, GRID)
-    for _ in range(2):
+    for most in (1, MOST):
         ways = _Ways(options, layers, micro_batches, stages, grid)
-        best = np.argsort(ways.seconds, kind="stable")[:MOST]
+        best = np.argsort(ways.seconds, kind="stable")[:most]
         for index in best[np.isfinite(ways.seconds[best])]:
             found.setdefault(ways.uses(int(index)), float(ways.seconds[index]))
         at = int(best[0])
         grid = np.geomspace(grid[max(at - 1, 0)], grid[min(at + 1, GRID - 1)] * 1.0001, GRID)
-    kept = sorted((seconds, uses) for uses, seconds in found.items() if seconds < limit)[:MOST]
+    kept = sorted((seconds, uses) for uses, seconds in found.items() if seconds < limit)
     uses = np.array([uses for _, uses in kept], dtype=np.int64).reshape(-1, len(options))
     return uses, np.array([seconds for seconds, _ in kept])
 
@@ -72,17 +72,21 @@ class _Ways:
         self.seconds = self.least[-1][:, -1, layers] + grid + ends
 
     def _with(self, before: Floats, uses: Sequence[UseBound], room: Whole) -> Floats:
-        """One pool more: the least over its uses."""
+        """One pool more: the least over its uses, those of equally many stages at once."""
         best = np.full_like(before, np.inf)
         counts = np.arange(self.layers + 1)
-        for use, most in zip(uses, room, strict=True):
-            k = use.use.stages
+        for k in {use.use.stages for use in uses}:
             shift = k if self.stages is not None else 0
-            if shift >= before.shape[1] + (shift == 0) or k > self.layers:
+            rest = before.shape[1] - shift
+            if rest < 1 or k > self.layers:
                 continue
-            spare = before[:, : before.shape[1] - shift] - counts * use.block
-            held = _window_min(spare, k, most) + counts * use.block + use.hops
-            np.minimum(best[:, shift:], held, out=best[:, shift:])
+            alike = [i for i, use in enumerate(uses) if use.use.stages == k]
+            each = np.array([uses[i].block for i in alike])[:, None, None, None] * counts
+            spare = before[None, :, :rest] - each
+            rows = spare.reshape(-1, rest, self.layers + 1)
+            held = _window_min(rows, k, room[alike].ravel()).reshape(spare.shape) + each
+            held += np.array([uses[i].hops for i in alike])[:, None, None, None]
+            np.minimum(best[:, shift:], held.min(axis=0), out=best[:, shift:])
         return best
 
     def uses(self, index: int) -> tuple[int, ...]:
@@ -107,7 +111,7 @@ class _Ways:
 
 
 def _window_min(values: Floats, least: int, most: Whole) -> Floats:
-    """[thresholds, stages, layers + 1]: the least of `values` at `least` to `most` (one a threshold) layers fewer."""
+    """[rows, stages, layers + 1]: the least of `values` at `least` to `most` (one a row) layers fewer."""
     widths = np.maximum(most - least + 1, 0)
     doubled = [values]  # the least of 1, 2, 4, .. values up to each place
     while 2 ** len(doubled) <= widths.max(initial=1):

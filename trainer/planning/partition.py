@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,27 +17,26 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
+WORTH_CAPPING = 0.01  # share of a step that its ends take, from which on ends are weighed against turns
+CAPPED = 1.15  # from one cap to the next
+MOST_CAPS = 12
+TRIPS = np.geomspace(1.0, 2.0, 6)  # how much longer than at least a round trip may be
+ROUNDING = 1 + 1e-12
+
 
 @dataclass(frozen=True, eq=False)
 class StageTable:
     """One stage: entry [row, k] holds for k layers; infinity where that row's way does not fit into memory.
 
     `beat` is seconds of one micro-batch (forward and backward), `end` seconds once a step (gradient sums that
-    backward does not hide, optimiser). A micro-batch's way to the last stage and back may take longer than the
-    forwards in flight cover: then the stage turns round in `ratio * beat + wait` instead of its beat.
+    backward does not hide, optimiser). A stage turns round once a beat, or, where that is longer, in what a micro-batch
+    takes to the last stage and back (all beats from here on, and `trip_s` of transfers) over its forwards in flight.
     """
 
     beat: Floats  # [rows, layers + 1]
     end: Floats  # [rows, layers + 1]
-    ratio: float = 1.0
-    wait: float = 0.0
-
-    def load(self, micro_batches: int) -> Floats:
-        """Seconds beyond the first micro-batch: what the slowest stage adds to a step."""
-        fits = np.isfinite(self.beat)
-        beat = np.where(fits, self.beat, 0.0)
-        turn = np.maximum(beat, self.ratio * beat + self.wait)
-        return np.where(fits, (micro_batches - 1) * turn + self.end, np.inf)
+    in_flight: float = np.inf  # where all micro-batches may be, nothing waits
+    trip_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,44 +57,100 @@ def best_split(
     bound: float = np.inf,
     tolerance: float = 0.0,
 ) -> Split | None:
-    """The split with the least `sum(beat) + max(floor, (m - 1) turn + end)` (FACTS: iteration time).
+    """The split with the least `sum(beat) + max(floor, (m - 1) max(turn)) + max(end)`: all wait for each other's ends.
 
-    Exact: under a threshold on the slowest stage a dynamic program minimises the sum of beats. That least sum never
-    grows with the threshold, so spans of thresholds are halved until their first threshold and the least sum of
-    what lies above it are no better than the best found (or not by more than the relative `tolerance`).
-    None when nothing fits, or nothing is faster than `bound`.
+    Under a threshold on turns a dynamic program from the last stage on minimises the sum of beats. That least sum never
+    grows with the threshold, so spans of thresholds are halved until none can be better (by more than the relative
+    `tolerance`). The same for ends capped ever less tightly, while that could gain. Exact where nothing waits for
+    round trips and ends are alike. None when nothing fits, or nothing is faster than `bound`.
     """
-    known = {id(t): t.load(micro_batches) for t in tables}
-    loads = [known[id(t)] for t in tables]
-    least = _sum_bound(tables, layers)
-    if least + floor >= bound:
+    best: Split | None = None
+    for least, cap in pairwise(_caps(tables, layers, micro_batches)):
+        if best is not None and least >= bound:
+            break
+        found = _best_below(_capped(tables, cap), layers, micro_batches - 1, floor, bound, tolerance, least=least)
+        if found is not None:
+            best, bound = found, found.seconds
+    return best
+
+
+def _caps(tables: Sequence[StageTable], layers: int, micro_batches: int) -> list[float]:
+    """Ends to weigh against turns, from those that nobody undercuts: what is allowed in a round is above the last."""
+    ends = [t.end[:, 1:][np.isfinite(t.end[:, 1:])] for t in {id(t): t for t in tables}.values()]
+    if not all(map(len, ends)):
+        return []  # a stage that fits nothing
+    lowest, highest = max(float(e.min()) for e in ends), max(float(e.max()) for e in ends)
+    seconds = _sum_bound(tables, layers) * (1 + (micro_batches - 1) / len(tables))
+    if highest - lowest < WORTH_CAPPING * seconds:
+        return [lowest, np.inf]
+    steps = min(int(np.log(highest / max(lowest, WORTH_CAPPING * seconds)) / np.log(CAPPED)) + 1, MOST_CAPS)
+    return [lowest, *np.geomspace(max(lowest, WORTH_CAPPING * seconds), highest, steps + 1)[:-1].tolist(), np.inf]
+
+
+def _capped(tables: Sequence[StageTable], cap: float) -> list[StageTable]:
+    """Without what ends later; equal stages stay one object."""
+    if cap == np.inf:
+        return list(tables)
+    made = {id(t): StageTable(np.where(t.end <= cap, t.beat, np.inf), t.end, t.in_flight, t.trip_s) for t in tables}
+    return [made[id(t)] for t in tables]
+
+
+def _best_below(
+    tables: Sequence[StageTable],
+    layers: int,
+    further: int,
+    floor: float,
+    bound: float,
+    tolerance: float,
+    *,
+    least: float,
+) -> Split | None:
+    """The same, where the last stage to end takes at least so long for that."""
+    ends, least = least, _sum_bound(tables, layers)
+    if least + floor + ends >= bound:
         return None
-    values = np.concatenate([load[:, 1:].ravel() for load in known.values()])
-    thresholds = np.unique(values[values < bound - least])
-    start = _first_feasible(thresholds, tables, known, layers)
+    thresholds = _thresholds(tables, least)
+    if not further:
+        thresholds = thresholds[-1:]
+    thresholds = thresholds[further * thresholds < bound - least - ends]
+    start = _first_feasible(thresholds, tables, layers)
     # (first, last) thresholds still to be looked at, and a sum of beats that none of them goes below
     spans = [(start, len(thresholds) - 1, least)]
     best: Split | None = None
     while spans:
         first, last, sum_below = spans.pop()
-        if first > last or max(floor, float(thresholds[first])) + sum_below >= bound * (1 - tolerance):
+        if first > last or max(floor, further * float(thresholds[first])) + sum_below + ends >= bound * (1 - tolerance):
             continue
         middle = last if last == len(thresholds) - 1 else (first + last) // 2  # the loosest first
-        found = _least_sum(tables, loads, layers, float(thresholds[middle]))
+        found = _least_sum(tables, layers, float(thresholds[middle]))
         spans.append((middle + 1, last, sum_below))
         if found is None:
             continue  # nor is there a split under any smaller threshold
         spans.append((first, middle - 1, max(found[0], sum_below)))
-        split = _split(found, loads, floor)
+        split = _split(tables, *found[1:], further, floor)
         if split.seconds < bound:
             best, bound = split, split.seconds
     return best
 
 
-def _split(found: tuple[float, tuple[int, ...], tuple[int, ...]], loads: Sequence[Floats], floor: float) -> Split:
-    total, layers, rows = found
-    slowest = max(float(load[r, k]) for load, k, r in zip(loads, layers, rows, strict=True))
-    return Split(layers, rows, total + max(floor, slowest))
+def _thresholds(tables: Sequence[StageTable], least: float) -> Floats:
+    """Turns worth trying, ascending: all beats, and round trips of the `least` sum of beats or somewhat more."""
+    known = {id(t): t.beat[:, 1:].ravel() for t in tables}
+    beats = np.concatenate(list(known.values()))
+    waits = [(least + t.trip_s) / t.in_flight * TRIPS for t in tables if t.in_flight < np.inf]
+    found: Floats = np.unique(np.concatenate([beats[np.isfinite(beats)], *waits]))
+    return found
+
+
+def _split(
+    tables: Sequence[StageTable], layers: tuple[int, ...], rows: tuple[int, ...], further: int, floor: float
+) -> Split:
+    held = list(zip(tables, rows, layers, strict=True))
+    beats = [float(t.beat[r, k]) for t, r, k in held]
+    trips = list(accumulate(reversed(beats)))[::-1]
+    turns = [max(b, (s + t.trip_s) / t.in_flight) for b, s, t in zip(beats, trips, tables, strict=True)]
+    ends = max(float(t.end[r, k]) for t, r, k in held)
+    return Split(layers, rows, sum(beats) + max(floor, further * max(turns)) + ends)
 
 
 def fixed_split(
@@ -105,7 +161,7 @@ def fixed_split(
     for table, count in zip(tables, layers, strict=True):
         keep = np.full(table.beat.shape, np.inf)
         keep[:, count] = 0.0
-        only.append(StageTable(table.beat + keep, table.end + keep, table.ratio, table.wait))
+        only.append(StageTable(table.beat + keep, table.end, table.in_flight, table.trip_s))
     return best_split(only, sum(layers), micro_batches=micro_batches, floor=floor)
 
 
@@ -133,12 +189,12 @@ def _sum_bound(tables: Sequence[StageTable], layers: int) -> float:
     return sum(spare[id(t)] for t in tables) + price * layers
 
 
-def _first_feasible(thresholds: Floats, tables: Sequence[StageTable], loads: Mapping[int, Floats], layers: int) -> int:
+def _first_feasible(thresholds: Floats, tables: Sequence[StageTable], layers: int) -> int:
     """Index of the first threshold under which the stages' largest counts together reach all layers (bisection)."""
     least = {}
-    for key, load in loads.items():
-        whole = load[:, 1:].min(axis=0)
-        least[key] = np.minimum.accumulate(whole[::-1])[::-1]
+    for table in tables:
+        whole = table.beat[:, 1:].min(axis=0)
+        least[id(table)] = np.minimum.accumulate(whole[::-1])[::-1]
     times = Counter(id(t) for t in tables)
 
     def reaches(threshold: float) -> bool:
@@ -154,24 +210,26 @@ def _first_feasible(thresholds: Floats, tables: Sequence[StageTable], loads: Map
 
 
 def _least_sum(
-    tables: Sequence[StageTable], loads: Sequence[Floats], layers: int, threshold: float
+    tables: Sequence[StageTable], layers: int, threshold: float
 ) -> tuple[float, tuple[int, ...], tuple[int, ...]] | None:
-    """(sum of beats, layers, rows) of the least sum with every stage's load within the threshold."""
+    """(sum of beats, layers, rows) of the least sum with every stage's turns within the threshold."""
     best = np.full(layers + 1, np.inf)
     best[0] = 0.0
     takes: list[Whole] = []
     rows: list[Whole] = []
     index = np.arange(layers + 1)
     ways: dict[int, tuple[Floats, Whole, Whole]] = {}
-    for table, load in zip(tables, loads, strict=True):
+    for table in reversed(tables):
         if id(table) not in ways:
-            way = _within(table, load, threshold)
+            way = _within(table, threshold)
             if way is None:
                 return None
             left = index[:, None] - np.arange(1, len(way[0]) + 1)[None, :]
             ways[id(table)] = (*way, left)
         beat, row, left = ways[id(table)]
         reach = np.where(left >= 0, best[left], np.inf) + beat
+        if table.in_flight < np.inf:
+            reach[reach > (table.in_flight * threshold - table.trip_s) * ROUNDING] = np.inf
         take = reach.argmin(axis=1)
         best = reach[index, take]
         takes.append(take + 1)
@@ -181,17 +239,17 @@ def _least_sum(
     counts: list[int] = []
     chosen: list[int] = []
     rest = layers
-    for take, row in zip(reversed(takes), reversed(rows), strict=True):
+    for take, row in zip(reversed(takes), reversed(rows), strict=True):  # the first stage took last
         count = int(take[rest])
         counts.append(count)
         chosen.append(int(row[count - 1]))
         rest -= count
-    return float(best[layers]), tuple(reversed(counts)), tuple(reversed(chosen))
+    return float(best[layers]), tuple(counts), tuple(chosen)
 
 
-def _within(table: StageTable, load: Floats, threshold: float) -> tuple[Floats, Whole] | None:
+def _within(table: StageTable, threshold: float) -> tuple[Floats, Whole] | None:
     """(least beats, their rows) for 1, 2, .. layers, up to the most layers under the threshold."""
-    allowed = load[:, 1:] <= threshold
+    allowed = table.beat[:, 1:] <= threshold
     fits = np.flatnonzero(allowed.any(axis=0))
     if not len(fits):
         return None

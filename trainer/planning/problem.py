@@ -152,16 +152,17 @@ def _schedules(recipe: Recipe, *, guessed: bool) -> tuple[Schedule, ...]:
 
 
 def _modes(recipe: Recipe) -> tuple[Mode, ...]:
-    wanted = recipe.parallelism.recompute
+    wish = recipe.parallelism
     modes = tuple(
         m
         for m in MODES
-        if wanted in ("auto", m.recompute)
-        and recipe.parallelism.activations in ("auto", "host" if m.activations else "device")
+        if wish.recompute in ("auto", m.recompute)
+        and wish.activations in ("auto", "host" if m.activations else "device")
+        and wish.optimizer_state in ("auto", "host" if m.offload else "device")
     )
     if not modes:
         raise ConfigError(
-            f"recompute '{wanted}' and activations '{recipe.parallelism.activations}' exclude each other",
+            f"recompute '{wish.recompute}' and activations '{wish.activations}' exclude each other",
             hint="activations on the host are not computed again: use parallelism.recompute=none",
         )
     return modes

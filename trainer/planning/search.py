@@ -17,8 +17,8 @@ from hetctl.trainer.planning.stages import SyncRate
 
 SMALL = 32  # devices
 IMPROVED = 8  # candidates whose splits are worked on
-COMPETE = 6  # candidates that are to be the fastest there are
-LIKELY = 4  # micro-batch sizes and counts of unequal replicas, where not every grouping is looked at
+COMPETE = 3  # candidates that are to be the fastest there are
+LIKELY = 8  # micro-batch sizes and counts of unequal replicas, where not every grouping is looked at
 APART = 1.9  # factor between the micro-batch sizes, or counts, that larger searches try
 LEAP = 0.1  # larger searches look for such improvements first: what is fast early prunes all that comes after
 MOST_MICRO_BATCHES = 4096  # of a replica in a step: each is simulated

@@ -16,7 +16,7 @@ from hetctl.trainer.schedule import SCHEDULES, Action, Kind
 
 SpanKind = Literal["F", "B", "W", "send", "sync", "update"]
 KINDS: tuple[Kind, ...] = ("F", "B", "W")
-STEADY = 128  # micro-batches after which the rest of a step is taken to go on as evenly
+STEADY = 96  # micro-batches after which the rest of a step is taken to go on as evenly
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,8 @@ class StagePlace:
     last: bool
     samples: int  # of a micro-batch, on the fullest rank
     held: int  # micro-batches whose activations are alive at once
-    ratio: float = 1.0  # of a micro-batch's round trip over its beats, covered by so many forwards in flight
-    wait_s: float = 0.0  # transfers of that round trip, over the forwards in flight
+    waits: bool = False  # for backwards, since not all micro-batches may be in flight
+    trip_s: float = 0.0  # transfers of a micro-batch from here to the last stage and back
     sync: SyncRate | None = None  # towards other replicas; None: there are none
     replicas: int = 1
 
@@ -98,9 +98,9 @@ class StageCostCache:
 
     def _of(self, site: StageSite, place: StagePlace) -> StageCosts:
         """The tables of a stage."""
-        if place.wait_s or place.ratio != 1.0:  # waiting changes nothing else
-            bare = self.of(site, replace(place, ratio=1.0, wait_s=0.0))
-            return replace(bare, table=replace(bare.table, ratio=place.ratio, wait=place.wait_s))
+        if place.waits:  # it changes nothing else
+            bare = self.of(site, replace(place, waits=False, trip_s=0.0))
+            return replace(bare, table=replace(bare.table, in_flight=place.held, trip_s=place.trip_s))
         return stage_costs(self.costs, site, place, self.modes)
 
 
@@ -242,13 +242,13 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, modes: tu
     chosen = np.argwhere(wanted)
     if not len(chosen):
         nothing = np.full((1, len(layers)), np.inf)
-        table = StageTable(nothing, nothing, place.ratio, place.wait_s)
+        table = StageTable(nothing, nothing)
         return StageCosts(table, nothing, nothing, nothing, (MemoryChoice(MODES[0], 1),))
     forward, update = (np.broadcast_to(line.at(layers), fits.shape)[wanted] for line in (every.forward, every.update))
     beat, end = every.forward.at(layers) + every.backward.at(layers), every.exposed(layers) + every.update.at(layers)
     beat, end = (np.where(fits[wanted], seconds[wanted], np.inf) for seconds in (beat, end))
     kept = _undominated(beat, end)
-    table = StageTable(beat[kept], end[kept], place.ratio, place.wait_s)
+    table = StageTable(beat[kept], end[kept])
     choices = [MemoryChoice(modes[m], shards[s]) for _, s, m in chosen[kept].tolist()]
     return StageCosts(table, forward[kept], update[kept], memory[wanted][kept], tuple(choices))
 

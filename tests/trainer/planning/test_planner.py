@@ -31,7 +31,12 @@ def islands_and_layers(plan: Plan) -> list[list[tuple[str, int]]]:
     return found
 
 
-TWO_STAGES = [("parallelism.pipeline", 2), ("parallelism.order", "given"), ("batch.global_batch", 128)]
+TWO_STAGES = [  # as they were published
+    ("parallelism.pipeline", 2),
+    ("parallelism.order", "given"),
+    ("parallelism.schedule", "1f1b"),
+    ("batch.global_batch", 128),
+]
 
 
 @pytest.mark.parametrize(
@@ -124,3 +129,10 @@ def test_mfu_needs_every_device_s_peak() -> None:
     assert 0 < known.mfu < 1
     assert unknown is not None
     assert unknown.mfu is None
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_where_the_optimiser_s_state_is_can_be_pinned(place: str) -> None:
+    sizes = [("model.name", "llama-1b"), ("batch.global_batch", 32), ("parallelism.optimizer_state", place)]
+    plan = make_plan(described("h200:2,mi325x:2"), load_recipe(None, sizes))
+    assert {s.offload for r in plan.replicas for s in r.stages} == {place == "host"}
