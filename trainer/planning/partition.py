@@ -18,8 +18,7 @@ Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
 WORTH_CAPPING = 0.01  # share of a step that its ends take, from which on ends are weighed against turns
-CAPPED = 1.15  # from one cap to the next
-MOST_CAPS = 12
+CAPS = 5
 TRIPS = np.geomspace(1.0, 2.0, 6)  # how much longer than at least a round trip may be
 ROUNDING = 1 + 1e-12
 
@@ -64,27 +63,35 @@ def best_split(
     `tolerance`). The same for ends capped ever less tightly, while that could gain. Exact where nothing waits for
     round trips and ends are alike. None when nothing fits, or nothing is faster than `bound`.
     """
-    best: Split | None = None
-    for least, cap in pairwise(_caps(tables, layers, micro_batches)):
-        if best is not None and least >= bound:
+    further, best = micro_batches - 1, None
+    least = _sum_bound(tables, layers)
+    if least + floor >= bound:
+        return None
+    turns = _thresholds(tables, least)
+    start = _first_feasible(turns, tables, layers)
+    if start == len(turns):
+        return None
+    least += max(floor, further * float(turns[start]))
+    for ends, cap in pairwise(_caps(tables, least)):
+        if least + ends >= bound:
             break
-        found = _best_below(_capped(tables, cap), layers, micro_batches - 1, floor, bound, tolerance, least=least)
+        found = _best_below(_capped(tables, cap), layers, further, floor, bound, tolerance, ends=ends)
         if found is not None:
             best, bound = found, found.seconds
     return best
 
 
-def _caps(tables: Sequence[StageTable], layers: int, micro_batches: int) -> list[float]:
-    """Ends to weigh against turns, from those that nobody undercuts: what is allowed in a round is above the last."""
+def _caps(tables: Sequence[StageTable], seconds: float) -> list[float]:
+    """Ends to weigh against turns: nobody's are below the first, and what a round allows anew is above its first.
+
+    `seconds`: least of a step without its end. A few are enough, since layers are moved one by one afterwards.
+    """
     ends = [t.end[:, 1:][np.isfinite(t.end[:, 1:])] for t in {id(t): t for t in tables}.values()]
-    if not all(map(len, ends)):
-        return []  # a stage that fits nothing
     lowest, highest = max(float(e.min()) for e in ends), max(float(e.max()) for e in ends)
-    seconds = _sum_bound(tables, layers) * (1 + (micro_batches - 1) / len(tables))
     if highest - lowest < WORTH_CAPPING * seconds:
         return [lowest, np.inf]
-    steps = min(int(np.log(highest / max(lowest, WORTH_CAPPING * seconds)) / np.log(CAPPED)) + 1, MOST_CAPS)
-    return [lowest, *np.geomspace(max(lowest, WORTH_CAPPING * seconds), highest, steps + 1)[:-1].tolist(), np.inf]
+    first = max(lowest, WORTH_CAPPING * seconds)
+    return [lowest, *np.geomspace(first, highest, CAPS)[:-1].tolist(), np.inf]
 
 
 def _capped(tables: Sequence[StageTable], cap: float) -> list[StageTable]:
@@ -103,13 +110,13 @@ def _best_below(
     bound: float,
     tolerance: float,
     *,
-    least: float,
+    ends: float,
 ) -> Split | None:
     """The same, where the last stage to end takes at least so long for that."""
-    ends, least = least, _sum_bound(tables, layers)
+    least = _sum_bound(tables, layers)
     if least + floor + ends >= bound:
         return None
-    thresholds = _thresholds(tables, least)
+    thresholds = _thresholds(tables, least) if np.isfinite(least) else np.zeros(0)
     if not further:
         thresholds = thresholds[-1:]
     thresholds = thresholds[further * thresholds < bound - least - ends]

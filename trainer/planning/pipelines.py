@@ -22,7 +22,7 @@ from hetctl.trainer.planning.stages import StageCostCache, share
 from hetctl.trainer.schedule import SCHEDULES
 
 COMBINATIONS = 100_000  # bounded one by one; of more only the likely ones are looked at
-SLACK = 1.2  # how much slower the closed form may take an arrangement for than it is, to be looked at all the same
+SLACK = 1.1  # how much slower the closed form may take an arrangement for than it is, to be looked at all the same
 NEAR = 1.06  # what takes less than so many times what is looked for may come below it by moving layers
 LARGE_SLACK = 1.02  # in larger searches
 LIKELY = 6  # combinations whose split is worked out, of one pipeline and batch; smaller searches look at all

@@ -31,7 +31,7 @@ from hetctl.trainer.planning.space import tensor_units
 from hetctl.trainer.planning.state_sharding import SPARE_BYTES, with_whole
 from hetctl.trainer.recipe import Recipe
 
-KEEP = 24  # arrangements that are tried under every schedule
+KEEP = 64  # arrangements that are tried under every schedule
 SIMULATED = 6  # the choice and the next five
 OVER = (
     "Replicas share out optimiser state: each rank sums its part of the gradients, and weights come back "

@@ -16,6 +16,7 @@ from hetctl.trainer.planning.simulate import step_seconds
 from hetctl.trainer.planning.stages import SyncRate
 
 SMALL = 32  # devices
+WIDER = 1.12
 IMPROVED = 8  # candidates whose splits are worked on
 COMPETE = 3  # candidates that are to be the fastest there are
 LIKELY = 8  # micro-batch sizes and counts of unequal replicas, where not every grouping is looked at
@@ -128,9 +129,11 @@ class Search:
         total, sizes = self.problem.samples, self._sizes(grouping)
         batchings = [Batching(s, total // s) for s in sizes if s % grouping.clones == 0]
         every = [WantedPipeline(grouping.replicas[0], b, grouping.clones) for b in batchings]
-        bounded = [(self.pipelines.combinations(wanted, self.limit), wanted) for wanted in every]
+        untimed = any(not s.timed_by_search for s in self.problem.schedules)
+        wider = WIDER if untimed and not self.problem.tolerance else 1.0  # another schedule may gain as much
+        bounded = [(self.pipelines.combinations(wanted, self.limit * wider), wanted) for wanted in every]
         for bounds, wanted in sorted(bounded, key=lambda pair: pair[0].bound):
-            for pipeline in self.pipelines.exact(wanted, bounds, lambda: self.limit):
+            for pipeline in self.pipelines.exact(wanted, bounds, lambda: self.limit * wider):
                 self._offer(Candidate((pipeline,), pipeline.seconds, grouping.clones))
 
     def _together(self, grouping: Grouping) -> None:
