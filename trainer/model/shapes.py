@@ -154,8 +154,9 @@ def _qwen2(name: str, layers: int, hidden: int, heads: int, kv: int, inter: int,
     return ModelShape(name, "qwen2", layers, hidden, heads, kv, inter, vocab, **extra)
 
 
-def _gpt(name: str, layers: int, hidden: int, heads: int) -> ModelShape:
-    return ModelShape(name, "gpt", layers, hidden, heads, heads, 4 * hidden, 51200, max_seq_len=2048)
+def _gpt(name: str, layers: int, hidden: int, heads: int, vocab: int = 51200, *, tied: bool = False) -> ModelShape:
+    more: dict[str, Any] = {"max_seq_len": 2048, "tied_embeddings": tied}
+    return ModelShape(name, "gpt", layers, hidden, heads, heads, 4 * hidden, vocab, **more)
 
 
 _ROWS = (
@@ -170,6 +171,19 @@ _ROWS = (
     _llama("llama2-13b", 40, 5120, 40, 40, 13824, 32000, max_seq_len=4096),
     _qwen2("qwen2-7b", 28, 3584, 28, 4, 18944, 152064),
     _qwen2("qwen2-72b", 80, 8192, 64, 8, 29568, 152064),
+    _gpt("opt-350m", 24, 1024, 16, 50272),
+    _gpt("opt-1.3b", 24, 2048, 32, 50272, tied=True),
+    _gpt("opt-2.7b", 32, 2560, 32, 50272, tied=True),
+    _gpt("opt-6.7b", 32, 4096, 32, 50272, tied=True),
+    _gpt("opt-13b", 40, 5120, 40, 50272, tied=True),
+    _gpt("opt-30b", 48, 7168, 56, 50272, tied=True),
+    _gpt("opt-66b", 64, 9216, 72, 50272, tied=True),
+    _gpt("gpt-neo-1.3b", 24, 2048, 16, 50304, tied=True),
+    _gpt("gpt-neo-2.7b", 32, 2560, 20, 50304, tied=True),
+    _gpt("gpt-3-6.7b", 32, 4096, 32, tied=True),
+    _gpt("gpt-3-13b", 40, 5120, 40, tied=True),
+    _gpt("gpt-3-175b", 96, 12288, 96, tied=True),
+    _gpt("gpt-1.7b", 24, 2304, 24),
     _gpt("gpt-3.6b", 30, 3072, 32),
     _gpt("gpt-7.5b", 36, 4096, 32),
     _gpt("gpt-39b", 48, 8192, 64),

@@ -142,7 +142,8 @@ class LayerCosts:
     def embedding(self, rates: Rates, samples: float, *, tensor: int = 1) -> Seconds:
         """Looking rows up and adding gradients to them: bytes moved, no FLOPs."""
         shared = Seconds(self._sum_over_tensor(rates, samples, tensor), 0.0)
-        if measured := self.measured(rates):  # every rank of a tensor group looks all tokens up
+        whole = self.measured(rates, tensor)
+        if measured := whole if whole and whole.sums else self.measured(rates):  # every rank looks all tokens up
             return Seconds(*measured.at("embedding", samples)) + shared
         row = samples * self.seq_len * self.shape.hidden
         once = row * 2 * self.value_bytes.compute / rates.memory_bytes_per_s
@@ -186,7 +187,8 @@ class LayerCosts:
     def _sum_over_tensor(self, rates: Rates, samples: float, tensor: int) -> float:
         """Seconds to sum hidden states over a tensor group: measured between two, and for more of them as the bytes on
         a ring, 2(n-1)/n, grow; otherwise those bytes at the table's rate, and a launch."""
-        if tensor == 1:
+        measured = self.measured(rates, tensor)
+        if tensor == 1 or (measured is not None and measured.sums):
             return 0.0
         if self.native_sums:
             return 2 * (tensor - 1) / tensor * seconds_of(self.native_sums, self.boundary_bytes(samples))

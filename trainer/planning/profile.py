@@ -38,6 +38,7 @@ class ClassProfile:
     update_s: float | None = None  # of the optimiser, per parameter whose state a rank keeps
     speed: float = 1.0  # share of the device's own speed that it was held to (`@SPEED`) while it was measured
     tensor: int = 1  # it is one rank's part in a tensor group of so many, whose sums were over that rank alone
+    sums: bool = False  # no, they were over the whole group: its sums are in these times
 
     def scaled(self, speed: float, tensor: int) -> ClassProfile:
         """At another speed, and as part of another tensor group, if every layer became slower or faster alike."""

@@ -43,6 +43,7 @@ class PipelineTimes:
     layers: tuple[int, ...]  # per stage: whose gradients are summed with whose
     schedule: str = "1f1b"
     chunks: int = 1  # stages per device: device d holds stages d, d + devices, ..
+    blocking: bool = False  # devices transfer between their actions, not beside them: so some engines do
 
     @property
     def devices(self) -> tuple[tuple[int, ...], ...]:
@@ -158,10 +159,12 @@ def _pipeline(number: int, times: PipelineTimes) -> tuple[list[SimulatedSpan], l
                 ready = _ready(action, index, count, arrived)
                 if ready is None:
                     break
-                start = max(ready, device.free)
-                device.free = ends[index] = start + times.stages[index].seconds(action, split=split)
-                spans.append(SimulatedSpan(action.kind, number, index, start, device.free, action.micro_batch))
-                spans += _send(number, action, index, count, times.hops, links, arrived, device.free)
+                received, sent = _transfers(action, index, times.hops) if times.blocking else (0.0, 0.0)
+                start = max(ready, device.free + received)
+                ends[index] = end = start + times.stages[index].seconds(action, split=split)
+                spans.append(SimulatedSpan(action.kind, number, index, start, end, action.micro_batch))
+                spans += _send(number, action, index, count, times.hops, links, arrived, end)
+                device.free = end + sent
                 device.next += 1
                 progress = True
     assert all(d.next == len(d.actions) for d in devices), "the schedule waits for itself"
@@ -172,6 +175,13 @@ def _ready(action: Action, index: int, count: int, arrived: dict[tuple[str, int,
     """When an action's input is there; None: not known yet."""
     starts = action.kind == "W" or (action.kind == "F" and index == 0) or (action.kind == "B" and index == count - 1)
     return 0.0 if starts else arrived.get((action.kind, index, action.micro_batch))
+
+
+def _transfers(action: Action, index: int, hops: Sequence[float]) -> tuple[float, float]:
+    """Seconds in which a device receives an action's input, and in which it sends its result on."""
+    before = hops[index - 1] if index else 0.0
+    after = hops[index] if index < len(hops) else 0.0
+    return {"F": (before, after), "B": (after, before), "W": (0.0, 0.0)}[action.kind]
 
 
 def _send(
