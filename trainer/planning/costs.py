@@ -18,6 +18,7 @@ from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.partition import Floats
 from hetctl.trainer.planning.pools import Rates
 from hetctl.trainer.planning.profile import ClassProfile, SumPoint
+from hetctl.trainer.planning.roofline import block_bytes, block_flops, head_bytes
 
 Recompute = Literal["none", "selective", "full"]
 USABLE_SHARE = 0.96  # of a device's memory: allocators fragment
@@ -155,7 +156,8 @@ class LayerCosts:
         shared = Seconds(0.0, self._sum_over_tensor(rates, samples, tensor))
         if measured := self.measured(rates, tensor):
             return Seconds(*measured.at("head", samples)) + shared
-        forward = samples * self.seq_len * self.shape.head_flops() / tensor / rates.flops_per_s
+        moved = head_bytes(self.shape, self.value_bytes.compute, tensor) / rates.elementwise_bytes_per_s
+        forward = samples * self.seq_len * (self.shape.head_flops() / tensor / rates.matmul_flops_per_s + moved)
         return Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s) + shared
 
     def update(self, rates: Rates, parameters: float, *, offload: bool = False) -> float:
@@ -179,10 +181,17 @@ class LayerCosts:
         if measured := self.measured(rates, tensor):
             plain = Seconds(*measured.at("block", samples))
         else:
-            forward = samples * self.seq_len * self.shape.block_flops(self.seq_len) / tensor / rates.flops_per_s
+            forward = samples * self.seq_len * self._block_seconds_per_token(rates, tensor)
             plain = Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s)
         sums = 2 * self._sum_over_tensor(rates, samples, tensor)  # after attention and MLP; backward the same
         return plain + Seconds(sums, sums)
+
+    def _block_seconds_per_token(self, rates: Rates, tensor: int) -> float:
+        """One block's forward, by the rates of the hardware table; a speed given by hand is of this very model."""
+        if rates.matmul_flops_per_s == rates.flops_per_s:
+            return self.shape.block_flops(self.seq_len) / tensor / rates.flops_per_s
+        moved = block_bytes(self.shape, self.value_bytes.compute, tensor) / rates.elementwise_bytes_per_s
+        return block_flops(self.shape, self.seq_len) / tensor / rates.matmul_flops_per_s + moved
 
     def _sum_over_tensor(self, rates: Rates, samples: float, tensor: int) -> float:
         """Seconds to sum hidden states over a tensor group: measured between two, and for more of them as the bytes on
