@@ -12,7 +12,7 @@ from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.ports import RDMA_KINDS, sides
 from hetctl.comm.contract.transports import NATIVE, TRANSPORTS
 from hetctl.trainer.planning.assemble import choose_transport
-from hetctl.trainer.planning.pools import Pool
+from hetctl.trainer.planning.pools import PORT_REACHED, Pool
 from hetctl.trainer.planning.profile import BridgeProfile
 from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import SyncRate
@@ -119,7 +119,7 @@ def _inside(cluster: Cluster, island: Island, pools: Sequence[Pool]) -> LinkRate
     found = sides(cluster, island, island, over)
     if found is None:
         return LinkRate(min(p.rates.nic_bytes_per_s for p in pools), inf, NATIVE_LATENCY_S, NATIVE)
-    own, host = found[0].per_device, found[0].total / len(found[0].hosts)
+    own, host = (PORT_REACHED * rate for rate in (found[0].per_device, found[0].total / len(found[0].hosts)))
     return LinkRate(own, inf, NATIVE_LATENCY_S, NATIVE, per_host=(host, host))
 
 

@@ -13,6 +13,9 @@ from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mod
 from hetctl.trainer.planning.partition import Floats, StageTable
 from hetctl.trainer.planning.pools import Rates
 
+# of the shorter one's time, what computation and a collective beside it take from each other: a collective's kernels
+# hold multiprocessors and memory bandwidth. Fitted to the fitted half of tests/published/llm-foundry-*.yaml
+OVERLAP_COST = 0.3
 Sharding = Literal["none", "host", "all"]
 SHARDINGS: tuple[Sharding, ...] = ("none", "host", "all")
 Value = TypeVar("Value", float, Floats)
@@ -176,8 +179,8 @@ def coefficient_arrays(
     on_host = mode.host_state / count + saved
     working = np.maximum(mode.working, logits) + np.where(count > 1, gathered, 0.0)
     return Coefficients(
-        forward=LinearCost(column(e.forward for e in extras), np.maximum(mode.forward, gather)),
-        backward=LinearCost(column(e.backward for e in extras), np.maximum(mode.backward, gather + scatter)),
+        forward=LinearCost(column(e.forward for e in extras), _beside(mode.forward, gather)),
+        backward=LinearCost(column(e.backward for e in extras), _beside(mode.backward, gather + scatter)),
         sums=LinearCost(fixed * sums, each * sums),
         update=LinearCost(fixed * update, each * update),
         memory=LinearCost(fixed * state + buffers + working, each * state + place.held * mode.held),
@@ -188,6 +191,12 @@ def coefficient_arrays(
 def column(values: Iterable[float]) -> Floats:
     """One value per site, along the first of four axes."""
     return np.array(list(values), dtype=np.float64)[:, None, None, None]
+
+
+def _beside(compute: Floats, collective: Floats) -> Floats:
+    """Seconds of computation with a collective beside it."""
+    seconds: Floats = np.maximum(compute, collective) + OVERLAP_COST * np.minimum(compute, collective)
+    return seconds
 
 
 def _sync_seconds(
