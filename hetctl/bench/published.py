@@ -17,13 +17,16 @@ from hetctl.comm.contract.files import write_atomically
 from hetctl.comm.contract.units import show_seconds
 from hetctl.console import Sink
 from hetctl.render.published import pages
+from hetctl.trainer.planning.costs import Mode
 from hetctl.trainer.planning.layout import Layout, layout_of, predict_layout
 from hetctl.trainer.planning.predict import predict
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.publication import Case, Publication, read_publications
 from hetctl.trainer.planning.search import Search
+from hetctl.trainer.planning.space import Pins
 
-COARSE = 0.01  # relative: what the planner's own choice need not be better by, as unlike pools are searched for long
+COARSE = 0.01  # relative: gains that are not looked for in the planner's own choice
+MANY_KINDS = 3  # of devices: from here on only the published degree of tensor parallelism and micro-batch are searched
 APART = 0.02  # relative: measured figures closer than this have no order
 OURS = Path(__file__).resolve().parents[2] / "tests/published"
 
@@ -83,15 +86,19 @@ def _choice(
     problem = publication.problem(case)
     key = (case.cluster, problem.costs.shape, problem.costs.seq_len, problem.samples)
     if key not in known:
-        known[key] = _fastest(problem)
+        known[key] = _fastest(problem, case.layout)
     if (own := known[key]) is None:
         return None
     given = predict_layout(problem, case.layout).seconds
     return {"layout": own[0], "predicted_s": own[1], "gain": given / own[1] - 1}
 
 
-def _fastest(problem: Problem) -> tuple[str, float] | None:
+def _fastest(problem: Problem, published: Layout) -> tuple[str, float] | None:
     coarse = replace(problem, tolerance=max(problem.tolerance, COARSE))
+    if len(problem.pools) >= MANY_KINDS:
+        first = published.replicas[0]
+        pins = Pins(tensor=first.stages[0].tensor)
+        coarse = replace(coarse, pins=pins, micro_batch_size=first.micro_batch_size, modes=(Mode(published.recompute),))
     candidates = Search(coarse, keep=1).run().candidates
     return (words(layout_of(candidates[0])), predict(problem, candidates[0]).seconds) if candidates else None
 
@@ -109,17 +116,23 @@ def errors(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def orders(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How many pairs of a publication come out in the measured order: all by tokens per second and device, and those
-    layouts of one workload (model, length, batch and number of devices) by their seconds."""
+    """Each publication's median errors, and how many of its pairs come out in the measured order: all by tokens per
+    second and device, and those layouts of one workload (model, length, batch, number of devices) by their seconds."""
     found = []
     for name, several in groupby(rows, key=lambda r: str(r["publication"])):
         mine = list(several)
         alike = [(a, b) for a, b in combinations(mine, 2) if _workload(a) == _workload(b)]
         every = list(combinations(mine, 2))
         of_all, of_alike = list(_agreeing(every, _speed)), list(_agreeing(alike, _seconds))
-        row = {"publication": name, "pairs": len(of_all), "right": sum(of_all)}
+        row: dict[str, Any] = {"publication": name, "fitted": _median(mine, False), "held_out": _median(mine, True)}
+        row |= {"pairs": len(of_all), "right": sum(of_all)}
         found.append(row | {"layout_pairs": len(of_alike), "layouts_right": sum(of_alike)})
     return found
+
+
+def _median(rows: Sequence[dict[str, Any]], held_out: bool) -> float | None:
+    off = [abs(r["error"]) for r in rows if r["held_out"] == held_out]
+    return median(off) if off else None
 
 
 def _workload(row: dict[str, Any]) -> tuple[object, ...]:

@@ -116,8 +116,11 @@ def _scale(least: float, most: float, start: float, end: float) -> Callable[[flo
 
 
 def _ticks(least: float, most: float) -> list[float]:
-    every = [d * 10.0**p for p in range(-3, 7) for d in (1, 2, 3, 5)]
-    return [tick for tick in every if least <= tick <= most]
+    for digits in ((1, 2, 3, 5), (1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.8, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)):
+        ticks = [d * 10.0**p for p in range(-3, 7) for d in digits if least <= d * 10.0**p <= most]
+        if len(ticks) > 1:
+            break
+    return ticks
 
 
 def _grid(y: Callable[[float], float], tick: float, left: float, right: float) -> str:

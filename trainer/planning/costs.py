@@ -156,8 +156,7 @@ class LayerCosts:
         shared = Seconds(0.0, self._sum_over_tensor(rates, samples, tensor))
         if measured := self.measured(rates, tensor):
             return Seconds(*measured.at("head", samples)) + shared
-        moved = head_bytes(self.shape, self.value_bytes.compute, tensor) / rates.elementwise_bytes_per_s
-        forward = samples * self.seq_len * (self.shape.head_flops() / tensor / rates.matmul_flops_per_s + moved)
+        forward = samples * self.seq_len * self._head_seconds_per_token(rates, tensor)
         return Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s) + shared
 
     def update(self, rates: Rates, parameters: float, *, offload: bool = False) -> float:
@@ -188,10 +187,17 @@ class LayerCosts:
 
     def _block_seconds_per_token(self, rates: Rates, tensor: int) -> float:
         """One block's forward, by the rates of the hardware table; a speed given by hand is of this very model."""
-        if rates.matmul_flops_per_s == rates.flops_per_s:
+        if not rates.matmul_flops_per_s:
             return self.shape.block_flops(self.seq_len) / tensor / rates.flops_per_s
-        moved = block_bytes(self.shape, self.value_bytes.compute, tensor) / rates.elementwise_bytes_per_s
+        moved = block_bytes(self.shape, self.value_bytes.compute, tensor) / (rates.speed * rates.memory_bytes_per_s)
         return block_flops(self.shape, self.seq_len) / tensor / rates.matmul_flops_per_s + moved
+
+    def _head_seconds_per_token(self, rates: Rates, tensor: int) -> float:
+        """The head's forward, likewise."""
+        if not rates.matmul_flops_per_s:
+            return self.shape.head_flops() / tensor / rates.flops_per_s
+        moved = head_bytes(self.shape, self.value_bytes.compute, tensor) / (rates.speed * rates.memory_bytes_per_s)
+        return self.shape.head_flops() / tensor / rates.matmul_flops_per_s + moved
 
     def _sum_over_tensor(self, rates: Rates, samples: float, tensor: int) -> float:
         """Seconds to sum hidden states over a tensor group: measured between two, and for more of them as the bytes on

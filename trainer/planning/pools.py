@@ -17,8 +17,8 @@ from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.roofline import matmul_flops_per_s
 
 PRECISION_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
-# of a port's rate, what a native library's messages and sums get: Sailor measured 22.9 of 25, 2.86 of 3.125 and 0.115 of
-# 0.125 GB/s between nodes (tests/published/sailor-*.yaml)
+# of a port's rate, what a native library's messages and sums get: Sailor measured 22.9 of 25, 2.86 of 3.125 and
+# 0.115 of 0.125 GB/s between nodes (tests/published/sailor-*.yaml)
 PORT_REACHED = 0.92
 HOST_USABLE_SHARE = 0.9  # of a host's memory: its system and file cache need the rest
 HOST_PROCESS_BYTES = 4 * GiB  # of a rank, whatever it trains: torch, the driver's context, the bridge's pinned slots
@@ -42,10 +42,7 @@ class Rates:
     base: str = ""  # the class whose measured profile holds, '' when a speed was given by hand
     speed: float = 1.0  # the share of that profile's speed
     peak_flops_per_s: float = 0.0  # 0: unknown
-    matmul_flops_per_s: float = (
-        inf  # in matrix products alone; flops_per_s where that is of this very model, or a guess
-    )
-    elementwise_bytes_per_s: float = inf  # of its memory, by what is only moved; inf: that is in flops_per_s
+    matmul_flops_per_s: float = 0.0  # in matrix products alone; 0: flops_per_s is of this very model, or a guess
     host_memory_bytes: float = inf  # this device's share of what its host has left for training; inf: unknown
 
     def least(self, others: Iterable[Rates]) -> Rates:
@@ -164,8 +161,10 @@ def _rates(
     tflops = speeds.get(label, row.sustained_in(precision)) * speed
     known = [n for n in host.nics if n.rate_bytes_per_s]
     nics = [n.rate_bytes_per_s or 0.0 for n in known if n.network == fabric or fabric == "host"]
-    by_hand, width = label in speeds or not row.peak_tflops, PRECISION_BYTES[precision]
-    matmul = tflops * 1e12 if by_hand else matmul_flops_per_s(tflops * 1e12, row.memory_bytes_per_s * speed, width)
+    whole = label in speeds or not row.peak_tflops  # CPUs' figures are guesses
+    matmul = 0.0
+    if not whole:
+        matmul = matmul_flops_per_s(tflops * 1e12, row.memory_bytes_per_s * speed, PRECISION_BYTES[precision])
     share = PORT_REACHED * (sum(nics) / max(1, len(host.devices)) if nics else row.nic_bytes_per_s)
     return Rates(
         flops_per_s=tflops * 1e12,
@@ -181,6 +180,5 @@ def _rates(
         speed=speed,
         peak_flops_per_s=row.peak_in(precision) * 1e12,
         matmul_flops_per_s=matmul,
-        elementwise_bytes_per_s=inf if by_hand else row.memory_bytes_per_s * speed,
         host_memory_bytes=_share_of_host(host, row),
     )
