@@ -12,7 +12,7 @@ from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.ports import RDMA_KINDS, sides
 from hetctl.comm.contract.transports import NATIVE, TRANSPORTS
 from hetctl.trainer.planning.assemble import choose_transport
-from hetctl.trainer.planning.pools import PORT_REACHED, Pool
+from hetctl.trainer.planning.pools import PORT_REACHED, RING_REACHED, Pool
 from hetctl.trainer.planning.profile import BridgeProfile
 from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import SyncRate
@@ -81,7 +81,7 @@ class LinkRates:
     def sync_rate(self, inside: Pool, outside: Pool) -> SyncRate:
         """How fast ranks of two pools exchange gradients."""
         if inside.island == outside.island:
-            return SyncRate(min(inside.rates.nic_bytes_per_s, outside.rates.nic_bytes_per_s), inf, inf)
+            return SyncRate(RING_REACHED * min(p.rates.nic_bytes_per_s for p in (inside, outside)), inf, inf)
         link = self._between(inside, outside)
         return SyncRate(link.sums or link.per_rank, link.host_of(inside.island, outside.island), link.total)
 

@@ -20,6 +20,9 @@ PRECISION_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
 # of a port's rate, what a native library's messages and sums get: Sailor measured 22.9 of 25, 2.86 of 3.125 and
 # 0.115 of 0.125 GB/s between nodes (tests/published/sailor-*.yaml)
 PORT_REACHED = 0.92
+# of what messages get, what collectives across hosts do: each step of a ring waits for the slowest host, and adds.
+# Fitted to the fitted half of all of tests/published that has several hosts
+RING_REACHED = 0.65
 HOST_USABLE_SHARE = 0.9  # of a host's memory: its system and file cache need the rest
 HOST_PROCESS_BYTES = 4 * GiB  # of a rank, whatever it trains: torch, the driver's context, the bridge's pinned slots
 

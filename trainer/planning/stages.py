@@ -11,7 +11,7 @@ import numpy as np
 
 from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mode, ModeCosts, ValueBytes, usable_bytes
 from hetctl.trainer.planning.partition import Floats, StageTable
-from hetctl.trainer.planning.pools import Rates
+from hetctl.trainer.planning.pools import RING_REACHED, Rates
 
 # of the shorter one's time, what computation and a collective beside it take from each other: a collective's kernels
 # hold multiprocessors and memory bandwidth. Fitted to the fitted half of tests/published/llm-foundry-*.yaml
@@ -230,7 +230,7 @@ def _gather_seconds(rates: Rates, shares_per_host: Floats, ranks: Floats, total:
     inside = np.minimum(ranks, shares_per_host)
     hosts = -(-ranks // inside)
     seconds: Floats = (inside - 1) / inside * total / rates.native_bytes_per_s
-    return seconds + (hosts - 1) / hosts * total / (inside * rates.nic_bytes_per_s)
+    return seconds + (hosts - 1) / hosts * total / (inside * rates.nic_bytes_per_s * RING_REACHED)
 
 
 def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, modes: tuple[Mode, ...]) -> StageCosts:
