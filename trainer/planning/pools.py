@@ -164,7 +164,7 @@ def _rates(
     tflops = speeds.get(label, row.sustained_in(precision)) * speed
     known = [n for n in host.nics if n.rate_bytes_per_s]
     nics = [n.rate_bytes_per_s or 0.0 for n in known if n.network == fabric or fabric == "host"]
-    whole = label in speeds or not row.peak_tflops  # CPUs' figures are guesses
+    whole = label in speeds or row.name == "cpu"  # its figure is a guess
     matmul = 0.0
     if not whole:
         matmul = matmul_flops_per_s(tflops * 1e12, row.memory_bytes_per_s * speed, PRECISION_BYTES[precision])
