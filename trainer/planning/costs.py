@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from hetctl.trainer.model.families import family_of
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.partition import Floats
 from hetctl.trainer.planning.pools import Rates
@@ -222,13 +223,13 @@ class LayerCosts:
         count += self.shape.embedding_parameters if first else 0
         if last:
             tied = self.shape.tied_embeddings and first
-            count += self.shape.hidden if tied else self.shape.head_parameters
+            count += self.shape.norm_parameters if tied else self.shape.head_parameters
         return count
 
     def block_parameters_on(self, tensor: int) -> float:
         """Parameters of one block on each rank of a tensor group: norms are whole, too few key-value heads copied."""
         s = self.shape
-        kept = 2 * s.hidden + (s.hidden if s.out_bias else 0)
+        kept = 2 * s.norm_parameters + s.hidden * (s.out_bias + family_of(s.family).mlp_bias)
         copied = 2 * s.kv_heads * s.head_dim * (s.hidden + s.qkv_bias)
         return kept + (self.block_parameters - kept - copied) / tensor + copied / min(tensor, s.kv_heads)
 

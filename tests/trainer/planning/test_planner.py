@@ -50,6 +50,16 @@ def test_published_splits(model: str, speeds: tuple[float, float], split: str, e
     assert islands_and_layers(plan) == [[("h200", expected[0]), ("mi325x", expected[1])]]
 
 
+def test_two_generations_of_one_vendor_share_layers_by_speed_and_memory() -> None:
+    """A100 and A40 as a seed has them; it prints no split, so the proportion is all that can be asked."""
+    sizes = [("model.name", "llama-8b"), ("model.seq_len", 2048)]
+    plan = make_plan(described("a100:8,a40:8"), load_recipe(None, sizes + TWO_STAGES))
+    [[(first, most), (second, least)]] = islands_and_layers(plan)
+    assert (first, second, most + least) == ("a100", "a40", 32)
+    speeds = [CLASSES[name].sustained_tflops for name in ("a100", "a40")]
+    assert most == pytest.approx(32 * speeds[0] / sum(speeds), abs=2)  # the head counts as about two layers
+
+
 def test_labels_decide_islands_not_speed() -> None:
     plan = make_plan(labelled("b200:2,mi100:2"), load_recipe(None))
     assert [layers for _, layers in islands_and_layers(plan)[0]] == [4, 4]
