@@ -40,6 +40,9 @@ MODES = tuple(
     for mode in (*(Mode(r, offload) for r in ("none", "selective", "full")), Mode("none", offload, activations=True))
 )
 PLAIN = Mode()
+# of the shorter one's time, what computation and a collective beside it take from each other: a collective's kernels
+# hold multiprocessors and memory bandwidth. Fitted to the fitted half of tests/published/llm-foundry-*.yaml
+OVERLAP_COST = 0.3
 UNDER_WAY = 4  # blocks whose activations are on a device while they are kept on the host: computed, leaving, coming
 
 
@@ -104,6 +107,7 @@ class LayerCosts:
     value_bytes: ValueBytes = ValueBytes()
     profiles: tuple[ClassProfile, ...] = ()  # measured, of this model and length
     native_sums: tuple[SumPoint, ...] = ()  # measured
+    overlap_cost: float = 0.0  # OVERLAP_COST where weights are cut for certain: the search's may still stay whole
 
     def measured(self, rates: Rates, tensor: int = 1) -> ClassProfile | None:
         """What was measured of such a device as one of a tensor group: exactly that, otherwise scaled from the largest

@@ -28,7 +28,7 @@ class StageLayout:
     layers: int
     width: int = 1
     tensor: int = 1
-    shards: int = 1  # ranks that one copy of the stage's state is spread over
+    shards: int = 1  # ranks that one copy of the stage's state, weights too, is spread over
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hetctl.comm.contract.emulate import describe_cluster, parse_spec
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.trainer.model.shapes import SHAPES, ModelShape
 from hetctl.trainer.model.tensor_cuts import cannot_cut
-from hetctl.trainer.planning.costs import MODES, LayerCosts, ValueBytes
+from hetctl.trainer.planning.costs import MODES, OVERLAP_COST, LayerCosts, ValueBytes
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.layout import Engine, Layout
 from hetctl.trainer.planning.link_rates import read_link_rates
@@ -116,7 +116,8 @@ class Publication:
         cluster, shape = self.cluster(case), self.shape(case)
         pools = read_pools(cluster, precision=self.precision)
         profile = Profile(self.profiles, self.bridges)
-        costs = LayerCosts(shape, self.length(case), self._values, profile.matching(shape, self.length(case)))
+        measured = profile.matching(shape, self.length(case))
+        costs = LayerCosts(shape, self.length(case), self._values, measured, overlap_cost=OVERLAP_COST)
         return Problem(
             costs=costs,
             pools=pools,

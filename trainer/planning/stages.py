@@ -13,9 +13,6 @@ from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mod
 from hetctl.trainer.planning.partition import Floats, StageTable
 from hetctl.trainer.planning.pools import RING_REACHED, Rates
 
-# of the shorter one's time, what computation and a collective beside it take from each other: a collective's kernels
-# hold multiprocessors and memory bandwidth. Fitted to the fitted half of tests/published/llm-foundry-*.yaml
-OVERLAP_COST = 0.3
 Sharding = Literal["none", "host", "all"]
 SHARDINGS: tuple[Sharding, ...] = ("none", "host", "all")
 Value = TypeVar("Value", float, Floats)
@@ -177,10 +174,13 @@ def coefficient_arrays(
     update, state = mode.update / count, mode.state / count
     saved = (costs.value_bytes.weights + costs.value_bytes.optimizer) / width  # a checkpoint's copy, once of each
     on_host = mode.host_state / count + saved
+    beside = costs.overlap_cost
     working = np.maximum(mode.working, logits) + np.where(count > 1, gathered, 0.0)
     return Coefficients(
-        forward=LinearCost(column(e.forward for e in extras), _beside(mode.forward, gather)),
-        backward=LinearCost(column(e.backward for e in extras), _beside(mode.backward, gather + scatter)),
+        forward=LinearCost(column(e.forward for e in extras), _beside(mode.forward, gather, costs.overlap_cost)),
+        backward=LinearCost(
+            column(e.backward for e in extras), _beside(mode.backward, gather + scatter, costs.overlap_cost)
+        ),
         sums=LinearCost(fixed * sums, each * sums),
         update=LinearCost(fixed * update, each * update),
         memory=LinearCost(fixed * state + buffers + working, each * state + place.held * mode.held),
@@ -193,9 +193,9 @@ def column(values: Iterable[float]) -> Floats:
     return np.array(list(values), dtype=np.float64)[:, None, None, None]
 
 
-def _beside(compute: Floats, collective: Floats) -> Floats:
+def _beside(compute: Floats, collective: Floats, cost: float) -> Floats:
     """Seconds of computation with a collective beside it."""
-    seconds: Floats = np.maximum(compute, collective) + OVERLAP_COST * np.minimum(compute, collective)
+    seconds: Floats = np.maximum(compute, collective) + cost * np.minimum(compute, collective)
     return seconds
 
 

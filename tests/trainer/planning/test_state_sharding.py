@@ -88,8 +88,7 @@ def test_a_plan_that_shares_out_state_of_weights_it_cuts_is_refused() -> None:
 
 @pytest.mark.parametrize(("precision", "each"), [("bf16", 2 + 4), ("fp32", 4 + 4), ("fp64", 8 + 8)])
 def test_whole_weights_take_their_precisions_bytes(precision: str, each: int) -> None:
-    # with so little memory that no precision does without shards
-    whole, cut = (planned("h200:2~120GiB", s, precision=precision).predicted for s in ("optimizer", "all"))
+    whole, cut = (planned("h200:2", s, precision=precision).predicted for s in ("optimizer", "all"))
     assert whole is not None
     assert cut is not None
     assert whole.memory_bytes[0] - cut.memory_bytes[0] == pytest.approx(8.03e9 * each / 2, rel=1e-3)
