@@ -177,10 +177,8 @@ def coefficient_arrays(
     beside = costs.overlap_cost
     working = np.maximum(mode.working, logits) + np.where(count > 1, gathered, 0.0)
     return Coefficients(
-        forward=LinearCost(column(e.forward for e in extras), _beside(mode.forward, gather, costs.overlap_cost)),
-        backward=LinearCost(
-            column(e.backward for e in extras), _beside(mode.backward, gather + scatter, costs.overlap_cost)
-        ),
+        forward=LinearCost(column(e.forward for e in extras), _beside(mode.forward, gather, beside)),
+        backward=LinearCost(column(e.backward for e in extras), _beside(mode.backward, gather + scatter, beside)),
         sums=LinearCost(fixed * sums, each * sums),
         update=LinearCost(fixed * update, each * update),
         memory=LinearCost(fixed * state + buffers + working, each * state + place.held * mode.held),
