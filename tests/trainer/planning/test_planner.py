@@ -52,7 +52,7 @@ def test_published_splits(model: str, speeds: tuple[float, float], split: str, e
 
 
 def test_two_generations_of_one_vendor_finish_together() -> None:
-    """A100 and A40, as a seed has them; it prints no split, so that both take as long is all that can be asked."""
+    """No published split of A100 and A40 was at hand, so that both take as long is all that is asked."""
     asked = load_recipe(None, [("model.name", "llama-8b"), ("model.seq_len", 2048), *TWO_STAGES])
     cluster = described("a100:8,a40:8")
     [[(first, most), (second, least)]] = islands_and_layers(make_plan(cluster, asked))
