@@ -198,3 +198,37 @@ def _ops_of_cluster(
         sink.warn(f"wrote {output}")
     sink.result(found.document(output))
     classes.raise_unless_all(found)
+
+
+@app.command("published")
+def published(
+    only: Annotated[str | None, typer.Option(metavar="NAME", help="One publication: its file's name.")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FOLDER", help="Where publications are; otherwise the repository's."),
+    ] = None,
+    choose: Annotated[bool, typer.Option(help="Also what the planner would have chosen, which takes longer.")] = True,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Write published.md and its pictures there.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Other people's measurements beside what the planner predicts of their layouts, and its own choice.
+
+    Half of the cases, by a hash of their names, are kept out of all fitting; both halves' errors are shown.
+    """
+    from itertools import groupby
+
+    from hetctl.bench import published as bench
+
+    sink = Sink(as_json=as_json)
+    found = bench.publications(folder, only)
+    result = bench.bench_published(found, choose=choose, sink=sink)
+    for _, rows in groupby(result["cases"], key=lambda r: r["publication"]):
+        sink.say(bench.cases_table(list(rows)))
+    sink.say(bench.errors_table(result))
+    sink.say(bench.orders_table(result))
+    if output is not None:
+        bench.write(output, found, result)
+        sink.warn(f"wrote {output / 'published.md'} and its pictures")
+    sink.result(result)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from tests.bench import benchmark_plots
+from hetctl.render.plots import drawn, spread
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = """# Benchmarks
@@ -39,9 +38,7 @@ def made() -> dict[Path, str]:
     """Every file that the records make, with its text."""
     folder = ROOT / "docs/benchmarks"
     records = {path: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    files = {
-        path.with_suffix(".svg"): benchmark_plots.drawn(record) for path, record in records.items() if "plot" in record
-    }
+    files = {path.with_suffix(".svg"): drawn(record) for path, record in records.items() if "plot" in record}
     sections = [_section(record, path) for path, record in records.items()]
     files[ROOT / "docs/benchmarks.md"] = "\n".join([HEADER, _contents(list(records.values())), *sections])
     return files
@@ -78,13 +75,6 @@ def _cell(value: Any, places: int) -> str:
         both = "" if least is None or most is None else f"{least:,.{places}f} - {most:,.{places}f}"
         return both if middle is None else f"{middle:,.{places}f}" + (f" ({both})" if both else "")
     return f"{value:,}" if isinstance(value, int | float) else str(value)
-
-
-def spread(value: dict[str, Any]) -> tuple[float | None, float | None, float | None]:
-    """Median, least and most of a cell."""
-    if samples := value.get("samples"):
-        return median(samples), min(samples), max(samples)
-    return value.get("median"), value.get("min"), value.get("max")
 
 
 def _places(values: list[dict[str, Any]]) -> int:

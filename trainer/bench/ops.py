@@ -22,7 +22,7 @@ from hetctl.trainer.gradients.buckets import ShardPiece
 from hetctl.trainer.gradients.optimizer import build_optimizer
 from hetctl.trainer.model.compute_precision import compute_in
 from hetctl.trainer.model.head_loss import head_loss
-from hetctl.trainer.model.model import StageModel
+from hetctl.trainer.model.model import StageModel, norm_of
 from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.tensor_parallel import ALONE, SharedVocabulary, TensorShare
@@ -143,7 +143,7 @@ def _embedding(work: Workload, samples: int) -> Timed:
 
 def _head(work: Workload, samples: int, *, part: TensorShare) -> Timed:
     shape, seq_len, device, dtype = work.shape, work.seq_len, work.device, work.dtype
-    norm = nn.RMSNorm(shape.hidden, shape.rms_eps).to(device, dtype)
+    norm = norm_of(shape).to(device, dtype)
     low, high = share(shape.vocab, part.degree, part.index)
     weight = nn.Parameter(torch.randn(high - low, shape.hidden, dtype=dtype, device=device) * 0.02)
     shared: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.contract.plan import Span as LayerSpan
-from hetctl.trainer.model.model import EMBEDDING, StageModel
+from hetctl.trainer.model.model import EMBEDDING, POSITIONS, StageModel
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.tensor_cuts import Cut, cut_of
 from hetctl.trainer.model.tensor_parallel import ALONE, TensorShare
@@ -114,6 +114,8 @@ def _units(shape: ModelShape, names: Iterable[str]) -> dict[int, list[str]]:
                 units.setdefault(0, []).append(name)
         elif name.startswith("model.layers."):
             units.setdefault(int(name.split(".")[2]) + 1, []).append(name)
+        elif name == POSITIONS:
+            units.setdefault(0, []).append(name)
         else:
             units.setdefault(shape.layers + 1, []).append(name)
     return units

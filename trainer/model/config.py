@@ -49,6 +49,7 @@ def shape_from_config(config: object, *, where: str) -> ModelShape:
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where}: a model config is a JSON object")
     family = _family(config.get("model_type"), where)
+    config = {**{family.config_keys.get(k, k): v for k, v in family.config_defaults.items()}, **config}
     get = _Reader(config, where, family.config_keys)
     _refuse_variants(config, get, family)
     biased = get.flag("attention_bias")
@@ -122,6 +123,10 @@ def _refuse_variants(config: Mapping[str, Any], get: _Reader, family: Family) ->
         odd = "sliding windows"
     elif config.get("quantization_config"):
         odd = "quantised weights"
+    elif (width := config.get("word_embed_proj_dim")) is not None and width != config.get("hidden_size"):
+        odd = "word_embed_proj_dim unlike hidden_size"
+    else:
+        odd = next((f"{k}={config[k]}" for k, must in family.config_musts.items() if config.get(k, must) != must), None)
     if odd:
         plain = " and ".join(f.title for f in trained_families())
         raise ConfigError(f"{get.where}: {odd} is not supported", hint=f"hetctl trains plain {plain} models")

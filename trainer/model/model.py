@@ -1,7 +1,7 @@
 """The decoder-only transformers that hetctl trains (see `families.py`), cut into stages.
 
 Parameters carry their Hugging Face names, whatever stage they live on. Positions are rotary (RoFormer, arXiv
-2104.09864), with the ways in which families stretch them to longer texts.
+2104.09864), with the ways in which families stretch them to longer texts, or rows of a learned table.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from hetctl.trainer.model.split_backward import Projection, WeightGradients
 from hetctl.trainer.model.tensor_cuts import cut_of
 from hetctl.trainer.model.tensor_parallel import ALONE, SharedVocabulary, TensorShare, embed, enter, leave
 
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING, POSITIONS = "model.embed_tokens.weight", "model.embed_positions.weight"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention with rotary positions; of the heads, this rank's share."""
+    """Causal grouped-query attention, rotary unless positions have a table; of the heads, this rank's share."""
 
     def __init__(self, shape: ModelShape, tensor: TensorShare = ALONE) -> None:
         super().__init__()
-        self.head_dim, self.tensor = shape.head_dim, tensor
+        self.head_dim, self.tensor, self.rotary = shape.head_dim, tensor, not shape.positions
         q, kv = shape.heads // tensor.degree * shape.head_dim, max(1, shape.kv_heads // tensor.degree) * shape.head_dim
         self.q_proj = Projection(shape.hidden, q, bias=shape.qkv_bias)
         self.k_proj = Projection(shape.hidden, kv, bias=shape.qkv_bias)
@@ -47,7 +47,8 @@ class Attention(nn.Module):
         batch, seq, _ = x.shape
         x, inner = enter(x, self.tensor), (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (p(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for p in inner)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if self.rotary:
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y = causal_attention(q, k, v).transpose(1, 2).reshape(batch, seq, -1)
         return summed_linear(self.o_proj, y, self.tensor)
 
@@ -73,6 +74,12 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
 
 
+def norm_of(shape: ModelShape) -> nn.Module:
+    """A norm as the family has it."""
+    kind = nn.LayerNorm if FAMILIES[shape.family].norm == "layer" else nn.RMSNorm
+    return kind(shape.hidden, shape.rms_eps)
+
+
 class MLP(nn.Module):
     """SwiGLU, or as the family has it; of the intermediate values, this rank's share."""
 
@@ -83,8 +90,8 @@ class MLP(nn.Module):
         family = FAMILIES[shape.family]
         self.activation = ACTIVATIONS[family.activations[0]]
         self.gate_proj = Projection(shape.hidden, inner, bias=False) if family.gated else None
-        self.up_proj = Projection(shape.hidden, inner, bias=False)
-        self.down_proj = Projection(inner, shape.hidden, bias=False)
+        self.up_proj = Projection(shape.hidden, inner, bias=family.mlp_bias)
+        self.down_proj = Projection(inner, shape.hidden, bias=family.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = enter(x, self.tensor)
@@ -103,8 +110,8 @@ class Block(nn.Module):
         self.recompute = recompute
         self.self_attn = Attention(shape, tensor)
         self.mlp = MLP(shape, tensor)
-        self.input_layernorm = nn.RMSNorm(shape.hidden, shape.rms_eps)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, shape.rms_eps)
+        self.input_layernorm = norm_of(shape)
+        self.post_attention_layernorm = norm_of(shape)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return recomputing(self._forward, x, cos, sin, recompute=self.recompute)
@@ -131,7 +138,9 @@ class StageModel(nn.Module):
         self.layers = nn.ModuleDict({str(i): block(shape, recompute=recompute, tensor=tensor) for i in range(*layers)})
         words = cut_of(EMBEDDING, shape, degree=tensor.degree, index=tensor.index)
         self.embed_tokens = nn.Embedding(words.shape[0], shape.hidden) if self.is_first else None
-        self.norm = nn.RMSNorm(shape.hidden, shape.rms_eps) if self.is_last else None
+        learned = shape.positions and self.is_first
+        self.embed_positions = nn.Embedding(shape.positions, shape.hidden) if learned else None
+        self.norm = norm_of(shape) if self.is_last else None
         self.lm_head = nn.Linear(shape.hidden, words.shape[0], bias=False) if self.is_last else None
         if shape.tied_embeddings and self.embed_tokens is not None and self.lm_head is not None:
             self.lm_head.weight = self.embed_tokens.weight
@@ -167,6 +176,9 @@ class StageModel(nn.Module):
         if self.embed_tokens is not None:
             self.before_unit(0)
             hidden = embed(x, self.embed_tokens.weight, vocabulary=self.shape.vocab, tensor=self.tensor)
+            if self.embed_positions is not None:
+                before = self.shape.positions - self.shape.max_seq_len
+                hidden = hidden + self.embed_positions.weight[before : before + x.shape[1]]
         cos, sin = self.rotary(hidden)
         saving = self._saving(cos, sin)
         for number, block in zip(range(self.first, self.past_last), self.layers.values(), strict=True):

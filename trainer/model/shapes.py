@@ -105,7 +105,19 @@ class ModelShape:
     @property
     def mlp_parameters(self) -> int:
         """Gate (where the family has one), up and down projections of one block."""
-        return (3 if self.gated else 2) * self.hidden * self.intermediate
+        biases = self.intermediate + self.hidden if family_of(self.family).mlp_bias else 0
+        return (3 if self.gated else 2) * self.hidden * self.intermediate + biases
+
+    @property
+    def norm_parameters(self) -> int:
+        """Of one norm."""
+        return (2 if family_of(self.family).norm == "layer" else 1) * self.hidden
+
+    @property
+    def positions(self) -> int:
+        """Rows of a learned table of positions; 0 where they are rotary."""
+        before = family_of(self.family).learned_positions
+        return 0 if before is None else self.max_seq_len + before
 
     @property
     def gated(self) -> bool:
@@ -114,21 +126,21 @@ class ModelShape:
 
     @property
     def block_parameters(self) -> int:
-        return self.attention_parameters + self.mlp_parameters + 2 * self.hidden
+        return self.attention_parameters + self.mlp_parameters + 2 * self.norm_parameters
 
     @property
     def embedding_parameters(self) -> int:
-        return self.vocab * self.hidden
+        return (self.vocab + self.positions) * self.hidden
 
     @property
     def head_parameters(self) -> int:
         """Final norm and LM head; the head's matrix counts even when it is tied (it is computed with)."""
-        return self.vocab * self.hidden + self.hidden
+        return self.vocab * self.hidden + self.norm_parameters
 
     @property
     def parameters(self) -> int:
         """All distinct parameters; a tied head is counted once, with the embedding."""
-        head = self.hidden if self.tied_embeddings else self.head_parameters
+        head = self.norm_parameters if self.tied_embeddings else self.head_parameters
         return self.layers * self.block_parameters + self.embedding_parameters + head
 
     def block_flops(self, seq_len: int) -> float:
@@ -154,8 +166,14 @@ def _qwen2(name: str, layers: int, hidden: int, heads: int, kv: int, inter: int,
     return ModelShape(name, "qwen2", layers, hidden, heads, kv, inter, vocab, **extra)
 
 
-def _gpt(name: str, layers: int, hidden: int, heads: int) -> ModelShape:
-    return ModelShape(name, "gpt", layers, hidden, heads, heads, 4 * hidden, 51200, max_seq_len=2048)
+def _opt(name: str, layers: int, hidden: int, heads: int, *, tied: bool = True) -> ModelShape:
+    more: dict[str, Any] = {"max_seq_len": 2048, "tied_embeddings": tied, "qkv_bias": True, "out_bias": True}
+    return ModelShape(name, "opt", layers, hidden, heads, heads, 4 * hidden, 50272, **more)
+
+
+def _gpt(name: str, layers: int, hidden: int, heads: int, vocab: int = 51200, *, tied: bool = False) -> ModelShape:
+    more: dict[str, Any] = {"max_seq_len": 2048, "tied_embeddings": tied}
+    return ModelShape(name, "gpt", layers, hidden, heads, heads, 4 * hidden, vocab, **more)
 
 
 _ROWS = (
@@ -170,6 +188,20 @@ _ROWS = (
     _llama("llama2-13b", 40, 5120, 40, 40, 13824, 32000, max_seq_len=4096),
     _qwen2("qwen2-7b", 28, 3584, 28, 4, 18944, 152064),
     _qwen2("qwen2-72b", 80, 8192, 64, 8, 29568, 152064),
+    _opt("opt-125m", 12, 768, 12),
+    _opt("opt-350m", 24, 1024, 16, tied=False),  # as Sailor has it: norms first, embeddings as wide as the rest
+    _opt("opt-1.3b", 24, 2048, 32),
+    _opt("opt-2.7b", 32, 2560, 32),
+    _opt("opt-6.7b", 32, 4096, 32),
+    _opt("opt-13b", 40, 5120, 40),
+    _opt("opt-30b", 48, 7168, 56),
+    _opt("opt-66b", 64, 9216, 72),
+    _gpt("gpt-neo-1.3b", 24, 2048, 16, 50304, tied=True),
+    _gpt("gpt-neo-2.7b", 32, 2560, 20, 50304, tied=True),
+    _gpt("gpt-3-6.7b", 32, 4096, 32, tied=True),
+    _gpt("gpt-3-13b", 40, 5120, 40, tied=True),
+    _gpt("gpt-3-175b", 96, 12288, 96, tied=True),
+    _gpt("gpt-1.7b", 24, 2304, 24),
     _gpt("gpt-3.6b", 30, 3072, 32),
     _gpt("gpt-7.5b", 36, 4096, 32),
     _gpt("gpt-39b", 48, 8192, 64),

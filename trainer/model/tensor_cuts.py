@@ -75,6 +75,7 @@ def whole_shape(name: str, shape: ModelShape) -> tuple[int, ...]:
         "down_proj": shape.hidden,
         "embed_tokens": shape.vocab,
         "lm_head": shape.vocab,
+        "embed_positions": shape.positions,
     }
     columns = {"o_proj": shape.heads * shape.head_dim, "down_proj": shape.intermediate}
     *_, module, what = name.split(".")

@@ -14,10 +14,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from hetctl.trainer.model.families import family_of
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.partition import Floats
 from hetctl.trainer.planning.pools import Rates
 from hetctl.trainer.planning.profile import ClassProfile, SumPoint
+from hetctl.trainer.planning.roofline import block_bytes, block_flops, head_bytes
 
 Recompute = Literal["none", "selective", "full"]
 USABLE_SHARE = 0.96  # of a device's memory: allocators fragment
@@ -38,6 +40,9 @@ MODES = tuple(
     for mode in (*(Mode(r, offload) for r in ("none", "selective", "full")), Mode("none", offload, activations=True))
 )
 PLAIN = Mode()
+# of the shorter one's time, what computation and a collective beside it take from each other: a collective's kernels
+# hold multiprocessors and memory bandwidth. Fitted to the fitted half of tests/published/llm-foundry-*.yaml
+OVERLAP_COST = 0.3
 UNDER_WAY = 4  # blocks whose activations are on a device while they are kept on the host: computed, leaving, coming
 
 
@@ -102,6 +107,7 @@ class LayerCosts:
     value_bytes: ValueBytes = ValueBytes()
     profiles: tuple[ClassProfile, ...] = ()  # measured, of this model and length
     native_sums: tuple[SumPoint, ...] = ()  # measured
+    overlap_cost: float = 0.0  # OVERLAP_COST where weights are cut for certain: the search's may still stay whole
 
     def measured(self, rates: Rates, tensor: int = 1) -> ClassProfile | None:
         """What was measured of such a device as one of a tensor group: exactly that, otherwise scaled from the largest
@@ -142,7 +148,8 @@ class LayerCosts:
     def embedding(self, rates: Rates, samples: float, *, tensor: int = 1) -> Seconds:
         """Looking rows up and adding gradients to them: bytes moved, no FLOPs."""
         shared = Seconds(self._sum_over_tensor(rates, samples, tensor), 0.0)
-        if measured := self.measured(rates):  # every rank of a tensor group looks all tokens up
+        whole = self.measured(rates, tensor)
+        if measured := whole if whole and whole.sums else self.measured(rates):  # every rank looks all tokens up
             return Seconds(*measured.at("embedding", samples)) + shared
         row = samples * self.seq_len * self.shape.hidden
         once = row * 2 * self.value_bytes.compute / rates.memory_bytes_per_s
@@ -154,7 +161,7 @@ class LayerCosts:
         shared = Seconds(0.0, self._sum_over_tensor(rates, samples, tensor))
         if measured := self.measured(rates, tensor):
             return Seconds(*measured.at("head", samples)) + shared
-        forward = samples * self.seq_len * self.shape.head_flops() / tensor / rates.flops_per_s
+        forward = samples * self.seq_len * self._head_seconds_per_token(rates, tensor)
         return Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s) + shared
 
     def update(self, rates: Rates, parameters: float, *, offload: bool = False) -> float:
@@ -178,15 +185,30 @@ class LayerCosts:
         if measured := self.measured(rates, tensor):
             plain = Seconds(*measured.at("block", samples))
         else:
-            forward = samples * self.seq_len * self.shape.block_flops(self.seq_len) / tensor / rates.flops_per_s
+            forward = samples * self.seq_len * self._block_seconds_per_token(rates, tensor)
             plain = Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s)
         sums = 2 * self._sum_over_tensor(rates, samples, tensor)  # after attention and MLP; backward the same
         return plain + Seconds(sums, sums)
 
+    def _block_seconds_per_token(self, rates: Rates, tensor: int) -> float:
+        """One block's forward, by the rates of the hardware table; a speed given by hand is of this very model."""
+        if not rates.matmul_flops_per_s:
+            return self.shape.block_flops(self.seq_len) / tensor / rates.flops_per_s
+        moved = block_bytes(self.shape, self.value_bytes.compute, tensor) / (rates.speed * rates.memory_bytes_per_s)
+        return block_flops(self.shape, self.seq_len) / tensor / rates.matmul_flops_per_s + moved
+
+    def _head_seconds_per_token(self, rates: Rates, tensor: int) -> float:
+        """The head's forward, likewise."""
+        if not rates.matmul_flops_per_s:
+            return self.shape.head_flops() / tensor / rates.flops_per_s
+        moved = head_bytes(self.shape, self.value_bytes.compute, tensor) / (rates.speed * rates.memory_bytes_per_s)
+        return self.shape.head_flops() / tensor / rates.matmul_flops_per_s + moved
+
     def _sum_over_tensor(self, rates: Rates, samples: float, tensor: int) -> float:
         """Seconds to sum hidden states over a tensor group: measured between two, and for more of them as the bytes on
         a ring, 2(n-1)/n, grow; otherwise those bytes at the table's rate, and a launch."""
-        if tensor == 1:
+        measured = self.measured(rates, tensor)
+        if tensor == 1 or (measured is not None and measured.sums):
             return 0.0
         if self.native_sums:
             return 2 * (tensor - 1) / tensor * seconds_of(self.native_sums, self.boundary_bytes(samples))
@@ -205,13 +227,13 @@ class LayerCosts:
         count += self.shape.embedding_parameters if first else 0
         if last:
             tied = self.shape.tied_embeddings and first
-            count += self.shape.hidden if tied else self.shape.head_parameters
+            count += self.shape.norm_parameters if tied else self.shape.head_parameters
         return count
 
     def block_parameters_on(self, tensor: int) -> float:
         """Parameters of one block on each rank of a tensor group: norms are whole, too few key-value heads copied."""
         s = self.shape
-        kept = 2 * s.hidden + (s.hidden if s.out_bias else 0)
+        kept = 2 * s.norm_parameters + s.hidden * (s.out_bias + family_of(s.family).mlp_bias)
         copied = 2 * s.kv_heads * s.head_dim * (s.hidden + s.qkv_bias)
         return kept + (self.block_parameters - kept - copied) / tensor + copied / min(tensor, s.kv_heads)
 

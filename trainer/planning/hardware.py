@@ -1,7 +1,8 @@
 """The hardware table: device classes, what they are, and what the planner may assume of them.
 
 `peak_tflops` is the vendor's dense bf16 figure, 0 where none is known: CPUs differ. `sustained_tflops` is what training
-reached: published for the classes marked so (arXiv 2602.18007: LLaMA-8B), otherwise the fraction `DEFAULT_MFU` of the
+reached on LLaMA-8B (roofline.py makes other shapes of it): published for the classes marked so (H200 and MI325X: arXiv
+2602.18007; A100 and H100: fitted to LLM Foundry's table, tests/published), otherwise the fraction `DEFAULT_MFU` of the
 peak; of the CPU it is a guess.
 A further vendor is a row here, a row in `comm/contract/natives.py`, and a probe file.
 """
@@ -85,11 +86,23 @@ _ROWS = (
     _row("a6000", "nvidia", 48, 768, 155, "RTX A6000", nic=12.5e9, native=12e9, host=12e9),
     _row("a5000", "nvidia", 24, 768, 111, "RTX A5000", nic=12.5e9, native=12e9, host=12e9),
     _row("rtx6000ada", "nvidia", 48, 960, 364, "RTX 6000 Ada", nic=12.5e9, native=12e9, host=25e9),
-    _row("a100-40g", "nvidia", 40, 1555, 312, "A100-SXM4-40GB", "A100-PCIE-40GB", native=230e9, host=24e9, slices=7),
-    _row("a100", "nvidia", 80, 2039, 312, "A100", native=230e9, host=24e9, slices=7),
+    _row(
+        "a100-40g",
+        "nvidia",
+        40,
+        1555,
+        312,
+        "A100-SXM4-40GB",
+        "A100-PCIE-40GB",
+        published=190,
+        native=230e9,
+        host=24e9,
+        slices=7,
+    ),
+    _row("a100", "nvidia", 80, 2039, 312, "A100", published=190, native=230e9, host=24e9, slices=7),
     _row("a800", "nvidia", 80, 2039, 312, "A800", native=160e9, host=24e9, slices=7),
     _row("h20", "nvidia", 96, 4000, 148, "H20", nic=50e9, slices=7),
-    _row("h100", "nvidia", 80, 3350, 989, "H100", nic=50e9, slices=7),
+    _row("h100", "nvidia", 80, 3350, 989, "H100", published=440, nic=50e9, slices=7),
     _row("h800", "nvidia", 80, 3350, 989, "H800", nic=50e9, native=160e9, slices=7),
     _row("h200", "nvidia", 141, 4800, 989, "H200", published=549.7, nic=50e9, slices=7),
     _row("gh200", "nvidia", 96, 4000, 989, "GH200", nic=50e9, slices=7),

@@ -12,7 +12,7 @@ from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.ports import RDMA_KINDS, sides
 from hetctl.comm.contract.transports import NATIVE, TRANSPORTS
 from hetctl.trainer.planning.assemble import choose_transport
-from hetctl.trainer.planning.pools import Pool
+from hetctl.trainer.planning.pools import PORT_REACHED, RING_REACHED, Pool
 from hetctl.trainer.planning.profile import BridgeProfile
 from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import SyncRate
@@ -81,7 +81,7 @@ class LinkRates:
     def sync_rate(self, inside: Pool, outside: Pool) -> SyncRate:
         """How fast ranks of two pools exchange gradients."""
         if inside.island == outside.island:
-            return SyncRate(min(inside.rates.nic_bytes_per_s, outside.rates.nic_bytes_per_s), inf, inf)
+            return SyncRate(RING_REACHED * min(p.rates.nic_bytes_per_s for p in (inside, outside)), inf, inf)
         link = self._between(inside, outside)
         return SyncRate(link.sums or link.per_rank, link.host_of(inside.island, outside.island), link.total)
 
@@ -119,7 +119,7 @@ def _inside(cluster: Cluster, island: Island, pools: Sequence[Pool]) -> LinkRate
     found = sides(cluster, island, island, over)
     if found is None:
         return LinkRate(min(p.rates.nic_bytes_per_s for p in pools), inf, NATIVE_LATENCY_S, NATIVE)
-    own, host = found[0].per_device, found[0].total / len(found[0].hosts)
+    own, host = (PORT_REACHED * rate for rate in (found[0].per_device, found[0].total / len(found[0].hosts)))
     return LinkRate(own, inf, NATIVE_LATENCY_S, NATIVE, per_host=(host, host))
 
 

@@ -24,7 +24,7 @@ class OwnDevice:
 
     like: str | None = None
     vendor: str | None = None
-    tflops: float | None = None  # sustained in training
+    tflops: float | None = None  # sustained in training LLaMA-8B
     peak: float | None = None  # of the vendor's data sheet, dense bf16 (or fp16 where it has no bf16)
     fp32: float | None = None  # peaks, without TF32
     fp64: float | None = None

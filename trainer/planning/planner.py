@@ -32,6 +32,7 @@ from hetctl.trainer.planning.state_sharding import SPARE_BYTES, with_whole
 from hetctl.trainer.recipe import Recipe
 
 KEEP = 64  # arrangements that are tried under every schedule
+FEW = 8  # in larger searches
 SIMULATED = 6  # the choice and the next five
 OVER = (
     "Replicas share out optimiser state: each rank sums its part of the gradients, and weights come back "
@@ -86,8 +87,8 @@ def weigh(
 
 def _searched(cluster: Cluster, recipe: Recipe, problem: Problem) -> Planning:
     """The fastest of all that the search finds. Raises Infeasible."""
-    devices = sum(p.size for p in problem.pools)
-    found = Search(problem, keep=KEEP if devices < LARGE else 2).run()
+    large = sum(p.size for p in problem.pools) >= LARGE
+    found = Search(problem, keep=2 if large else FEW if problem.tolerance else KEEP).run()
     if not found.candidates:
         refuse(problem)
     predictions = tuple(sorted(_predictions(problem, found), key=_rank))

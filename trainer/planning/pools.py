@@ -14,7 +14,15 @@ from hetctl.comm.contract.device_class import DeviceClass, Precision
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.units import GiB
 from hetctl.trainer.planning.hardware import CLASSES
+from hetctl.trainer.planning.roofline import matmul_flops_per_s
 
+PRECISION_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
+# of a port's rate, what a native library's messages and sums get: Sailor measured 22.9 of 25, 2.86 of 3.125 and
+# 0.115 of 0.125 GB/s between nodes (tests/published/sailor-*.yaml)
+PORT_REACHED = 0.92
+# of what messages get, what collectives across hosts do: each step of a ring waits for the slowest host, and adds.
+# Fitted to the fitted half of all of tests/published that has several hosts
+RING_REACHED = 0.65
 HOST_USABLE_SHARE = 0.9  # of a host's memory: its system and file cache need the rest
 HOST_PROCESS_BYTES = 4 * GiB  # of a rank, whatever it trains: torch, the driver's context, the bridge's pinned slots
 
@@ -37,6 +45,7 @@ class Rates:
     base: str = ""  # the class whose measured profile holds, '' when a speed was given by hand
     speed: float = 1.0  # the share of that profile's speed
     peak_flops_per_s: float = 0.0  # 0: unknown
+    matmul_flops_per_s: float = 0.0  # in matrix products alone; 0: flops_per_s is of this very model, or a guess
     host_memory_bytes: float = inf  # this device's share of what its host has left for training; inf: unknown
 
     def least(self, others: Iterable[Rates]) -> Rates:
@@ -155,7 +164,11 @@ def _rates(
     tflops = speeds.get(label, row.sustained_in(precision)) * speed
     known = [n for n in host.nics if n.rate_bytes_per_s]
     nics = [n.rate_bytes_per_s or 0.0 for n in known if n.network == fabric or fabric == "host"]
-    share = sum(nics) / max(1, len(host.devices)) if nics else row.nic_bytes_per_s
+    whole = label in speeds or row.name == "cpu"  # its figure is a guess
+    matmul = 0.0
+    if not whole:
+        matmul = matmul_flops_per_s(tflops * 1e12, row.memory_bytes_per_s * speed, PRECISION_BYTES[precision])
+    share = PORT_REACHED * (sum(nics) / max(1, len(host.devices)) if nics else row.nic_bytes_per_s)
     return Rates(
         flops_per_s=tflops * 1e12,
         memory_bytes_per_s=row.memory_bytes_per_s,
@@ -169,5 +182,6 @@ def _rates(
         base="" if label in speeds else row.name,
         speed=speed,
         peak_flops_per_s=row.peak_in(precision) * 1e12,
+        matmul_flops_per_s=matmul,
         host_memory_bytes=_share_of_host(host, row),
     )

@@ -101,12 +101,13 @@ def read_problem(
         layers=wish.layers,
         split=wish.split,
         alpha=wish.alpha,
-        tolerance=_tolerance(pools),
+        tolerance=tolerance_of(pools),
         across=GUESSED if cluster.runs == "gloo" else 1.0,
     )
 
 
-def _tolerance(pools: tuple[Pool, ...]) -> float:
+def tolerance_of(pools: tuple[Pool, ...]) -> float:
+    """The relative gain that is no longer looked for, by the number of devices and of their kinds."""
     exact = next(t for most, t in TOLERANCES if sum(p.size for p in pools) <= most)
     return max(exact, MANY_KINDS) if len(pools) > 3 else exact
 

@@ -59,6 +59,7 @@ class ClassProfile:
     tensor: int = 1  # it is one rank's part in a tensor group of so many, whose sums were over that rank alone
     precision: Precision | None = None  # it computed in; None: bf16 on a GPU, fp32 on a CPU
     sizes: LayerSizes | None = None  # of the model; None: a model that hetctl knows by its name, in an older file
+    sums: bool = False  # no, they were over the whole group: its sums are in these times
 
     @property
     def of(self) -> LayerSizes | None:
@@ -86,7 +87,7 @@ class ClassProfile:
 
     def at(self, kind: LayerKind, samples: float) -> tuple[float, float]:
         """(forward, backward) seconds, linear between points and, by the last slope, beyond them."""
-        points: tuple[Point, ...] = getattr(self, kind)
+        points = _never_slower_with_fewer(getattr(self, kind))
         if len(points) == 1:
             scale = samples / points[0].samples
             return points[0].forward_s * scale, points[0].backward_s * scale
@@ -96,6 +97,16 @@ class ClassProfile:
         forward = a.forward_s + part * (b.forward_s - a.forward_s)
         backward = a.backward_s + part * (b.backward_s - a.backward_s)
         return max(forward, 0.0), max(backward, 0.0)
+
+
+def _never_slower_with_fewer(points: tuple[Point, ...]) -> tuple[Point, ...]:
+    """The points with no time above that of more samples: where one is, something else was timed (a first launch, a
+    clock that had not risen), as in Sailor's public profiles of one sample."""
+    found: list[Point] = []
+    for p in reversed(points):
+        after = found[-1] if found else p
+        found.append(Point(p.samples, min(p.forward_s, after.forward_s), min(p.backward_s, after.backward_s)))
+    return tuple(reversed(found))
 
 
 @dataclass(frozen=True)

@@ -67,24 +67,28 @@ def _variant(problem: Problem, pipeline: Pipeline, schedule: Schedule, chunks: i
     if chunks == 1:
         return replace(made, times=replace(pipeline.times, schedule=schedule.name))
     payload, every = problem.costs.boundary_bytes(pipeline.batching.micro_batch_size), uses * chunks
-    ahead = tuple(h[c] for c in range(chunks) for h in held)
     times = replace(
         pipeline.times,
         schedule=schedule.name,
         chunks=chunks,
         layers=layers,
-        stages=tuple(_stage_times(problem, pipeline, s, n, ahead[s], len(layers)) for s, n in enumerate(layers)),
-        forwards_ahead=ahead,
+        forwards_ahead=tuple(h[c] for c in range(chunks) for h in held),
         hops=tuple(links.hop_seconds(a, b, payload) for a, b in pairwise(every)),
         bridged=tuple(a.pool.island != b.pool.island for a, b in pairwise(every)),
     )
-    return replace(made, times=times)
+    return with_times(problem, replace(made, times=times))
 
 
-def _stage_times(problem: Problem, pipeline: Pipeline, stage: int, layers: int, held: int, stages: int) -> StageTimes:
-    costs = _costs(problem, pipeline, stage, held, stages)
-    forward, backward, update = (line.at(layers) for line in (costs.forward, costs.backward, costs.update))
-    return StageTimes(forward, backward, float(costs.exposed(layers)), update)
+def with_times(problem: Problem, pipeline: Pipeline) -> Pipeline:
+    """The pipeline with what its stages take, by their layers and places."""
+    stages = []
+    costs = stage_coefficients(problem, pipeline)
+    for use, layers, c in zip(pipeline.stage_uses, pipeline.layers, costs, strict=True):
+        samples = share(pipeline.batching.micro_batch_size, use.width)
+        weights = layers * problem.costs.weight_gradients(use.pool.rates, samples, tensor=use.tensor)
+        forward, backward, update = (line.at(layers) for line in (c.forward, c.backward, c.update))
+        stages.append(StageTimes(forward, backward, float(c.exposed(layers)), update, weights))
+    return replace(pipeline, times=replace(pipeline.times, stages=tuple(stages)))
 
 
 def _device_memory(

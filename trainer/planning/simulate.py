@@ -50,6 +50,7 @@ class PipelineTimes:
     layers: tuple[int, ...]  # per stage: whose gradients are summed with whose
     schedule: str = "1f1b"
     chunks: int = 1  # stages per device: device d holds stages d, d + devices, ..
+    blocking: bool = False  # devices transfer between their actions, not beside them: so some engines do
 
     @property
     def devices(self) -> tuple[tuple[int, ...], ...]:
@@ -163,13 +164,15 @@ def _ends(times: PipelineTimes, rhythm: Rhythm) -> list[float]:
     free, ends = [0.0] * (len(times.stages) // times.chunks), [0.0] * len(times.stages)
     links = {kind: [0.0] * len(times.hops) for kind in KINDS}
     arrived = {kind: [0.0] * (len(times.stages) * count) for kind in KINDS}
+    received, sent = _transfers(times)
     for device, kind, stage, micro_batch, waits, boundary in action_order(rhythm):
-        start = free[device]
+        start = free[device] + received[kind][stage]
         if waits:
             there = arrived[kind][stage * count + micro_batch]
             if there > start:
                 start = there
-        free[device] = ends[stage] = end = start + seconds[kind][stage]
+        ends[stage] = end = start + seconds[kind][stage]
+        free[device] = end + sent[kind][stage]
         if boundary is not None:
             link = links[kind]
             link[boundary] = end = max(end, link[boundary]) + times.hops[boundary]
@@ -184,10 +187,12 @@ def _pipeline(number: int, times: PipelineTimes) -> tuple[list[SimulatedSpan], l
     arrived: dict[tuple[Kind, int, int], float] = {}
     links: dict[tuple[Kind, int], float] = {}
     spans: list[SimulatedSpan] = []
+    received, passed = _transfers(times)
     for device, kind, stage, micro_batch, waits, boundary in action_order(times.rhythm):
-        start = max(free[device], arrived[kind, stage, micro_batch] if waits else 0.0)
-        end = start + times.stages[stage].seconds(Action(kind, micro_batch), split=split)
-        free[device] = ends[stage] = end
+        ready = free[device] + received[kind][stage]
+        start = max(ready, arrived[kind, stage, micro_batch] if waits else 0.0)
+        ends[stage] = end = start + times.stages[stage].seconds(Action(kind, micro_batch), split=split)
+        free[device] = end + passed[kind][stage]
         spans.append(SimulatedSpan(kind, number, stage, start, end, micro_batch))
         if boundary is not None:
             peer, sent = (stage + 1 if kind == "F" else stage - 1), max(end, links.get((kind, boundary), 0.0))
@@ -195,6 +200,16 @@ def _pipeline(number: int, times: PipelineTimes) -> tuple[list[SimulatedSpan], l
             if there > sent:
                 spans.append(SimulatedSpan("send", number, stage, sent, there, micro_batch, peer))
     return spans, ends
+
+
+def _transfers(times: PipelineTimes) -> tuple[dict[Kind, list[float]], dict[Kind, list[float]]]:
+    """By stage the seconds in which its device receives an action's input, and sends its result: none of its own where
+    transfers do not block it."""
+    nothing = [0.0] * len(times.stages)
+    if not times.blocking:
+        return dict.fromkeys(KINDS, nothing), dict.fromkeys(KINDS, nothing)
+    before, after = [0.0, *times.hops], [*times.hops, 0.0]
+    return {"F": before, "B": after, "W": nothing}, {"F": after, "B": before, "W": nothing}
 
 
 @lru_cache(maxsize=512)

@@ -11,7 +11,7 @@ import numpy as np
 
 from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mode, ModeCosts, ValueBytes, usable_bytes
 from hetctl.trainer.planning.partition import Floats, StageTable
-from hetctl.trainer.planning.pools import Rates
+from hetctl.trainer.planning.pools import RING_REACHED, Rates
 
 Sharding = Literal["none", "host", "all"]
 SHARDINGS: tuple[Sharding, ...] = ("none", "host", "all")
@@ -177,10 +177,11 @@ def coefficient_arrays(
     update, state = mode.update / count, mode.state / count
     saved = (costs.value_bytes.weights + costs.value_bytes.optimizer) / width  # a checkpoint's copy, once of each
     on_host = mode.host_state / count + saved
+    beside = costs.overlap_cost
     working = np.maximum(mode.working, logits) + np.where(count > 1, gathered, 0.0)
     return Coefficients(
-        forward=LinearCost(column(e.forward for e in extras), np.maximum(mode.forward, gather)),
-        backward=LinearCost(column(e.backward for e in extras), np.maximum(mode.backward, gather + scatter)),
+        forward=LinearCost(column(e.forward for e in extras), _beside(mode.forward, gather, beside)),
+        backward=LinearCost(column(e.backward for e in extras), _beside(mode.backward, gather + scatter, beside)),
         sums=LinearCost(fixed * sums, each * sums),
         update=LinearCost(fixed * update, each * update),
         memory=LinearCost(fixed * state + buffers + working, each * state + place.held * mode.held),
@@ -191,6 +192,12 @@ def coefficient_arrays(
 def column(values: Iterable[float]) -> Floats:
     """One value per site, along the first of four axes."""
     return np.array(list(values), dtype=np.float64)[:, None, None, None]
+
+
+def _beside(compute: Floats, collective: Floats, cost: float) -> Floats:
+    """Seconds of computation with a collective beside it."""
+    seconds: Floats = np.maximum(compute, collective) + cost * np.minimum(compute, collective)
+    return seconds
 
 
 def _sync_seconds(
@@ -224,7 +231,7 @@ def _gather_seconds(rates: Rates, shares_per_host: Floats, ranks: Floats, total:
     inside = np.minimum(ranks, shares_per_host)
     hosts = -(-ranks // inside)
     seconds: Floats = (inside - 1) / inside * total / rates.native_bytes_per_s
-    return seconds + (hosts - 1) / hosts * total / (inside * rates.nic_bytes_per_s)
+    return seconds + (hosts - 1) / hosts * total / (inside * rates.nic_bytes_per_s * RING_REACHED)
 
 
 def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, modes: tuple[Mode, ...]) -> StageCosts:

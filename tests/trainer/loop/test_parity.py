@@ -159,6 +159,7 @@ SLOW = {
     "interleaved, wide, beside one stage",
 }
 TIED = replace(SHAPE, family="qwen2", qkv_bias=True, tied_embeddings=True)
+OPT = replace(SHAPE, family="opt", kv_heads=4, max_seq_len=32, qkv_bias=True, out_bias=True, tied_embeddings=True)
 
 
 def cases(*names: str) -> list[Any]:
@@ -213,6 +214,18 @@ def test_another_optimizer_too(name: str) -> None:
 )
 def test_a_tied_embedding_is_one_parameter_wherever_its_ends_are(name: str) -> None:
     assert deviation(LAYOUTS[name], "adamw", shape=TIED) < TOLERANCE
+
+
+def test_learned_positions_norms_with_biases_and_biased_mlps_too() -> None:
+    assert deviation(LAYOUTS["1+2"], "adamw", shape=OPT) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["replicas 5:3", "tensor 1 to 2", "tensor 2, replicas", "zero bubble"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_learned_positions_in_every_kind_of_layout(name: str, tied: bool) -> None:
+    shape = replace(OPT, tied_embeddings=tied)
+    assert deviation(LAYOUTS[name], "adamw", shape=shape, sharded="auto" if tied else "all") < TOLERANCE
 
 
 @pytest.mark.parametrize(

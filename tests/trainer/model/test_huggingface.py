@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.trainer.model.config import config_of, find_shape, shape_from_config
+from hetctl.trainer.model.families import Family, family_of
 from hetctl.trainer.model.head_loss import IGNORED, head_loss
 from hetctl.trainer.model.huggingface import WeightFiles, check_weights, write_model
 from hetctl.trainer.model.initial_weights import CHUNK, fill_normal
-from hetctl.trainer.model.model import StageModel
-from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.model.model import StageModel, shapes_of
+from hetctl.trainer.model.shapes import SHAPES, ModelShape
 from tests.trainer.parity import initialise, summed_loss
 
 transformers = pytest.importorskip("transformers")
@@ -47,6 +50,8 @@ CONFIGS = {
     "llama, biases": ("Llama", {"attention_bias": True}),
     "llama, linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
     "qwen2": ("Qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "opt, tied": ("OPT", {"ffn_dim": 96, "num_key_value_heads": 4, "word_embed_proj_dim": 64}),
+    "opt": ("OPT", {"ffn_dim": 96, "num_key_value_heads": 4, "tie_word_embeddings": False, "word_embed_proj_dim": 64}),
     "qwen2, tied, yarn": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
 }
 
@@ -68,9 +73,9 @@ def logits_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def load_weights(folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
+def load_weights(folder: Path, parameters: Mapping[str, torch.Tensor], family: Family) -> None:
     """Fill parameters by their Hugging Face names, in their own precision."""
-    files = WeightFiles(folder)
+    files = WeightFiles(folder, family)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(files.read(name, parameter.shape))
@@ -79,7 +84,7 @@ def load_weights(folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
 def ours_from(folder: Path) -> tuple[ModelShape, StageModel]:
     shape = find_shape(str(folder))
     model = StageModel(shape, (0, shape.layers))
-    load_weights(folder, model.named())
+    load_weights(folder, model.named(), family_of(shape.family))
     return shape, model
 
 
@@ -99,6 +104,32 @@ def test_logits_equal_those_of_transformers_and_travel_back(name: str, tmp_path:
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
     assert type(back) is type(model)
     assert torch.equal(logits_of(back, tokens), logits_of(model, tokens))
+
+
+def test_opt_has_the_published_number_of_parameters() -> None:
+    for name, parameters in (("opt-125m", 125_239_296), ("opt-6.7b", 6_658_473_984)):
+        assert SHAPES[name].parameters == parameters
+    tiny = replace(
+        SHAPES["opt-125m"], layers=2, hidden=64, intermediate=256, vocab=128, heads=4, kv_heads=4, head_dim=16
+    )
+    for shape in (tiny, replace(tiny, tied_embeddings=False)):
+        assert sum(math.prod(size) for size in shapes_of(shape).values()) == shape.parameters
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("word_embed_proj_dim", 32, "word_embed_proj_dim unlike hidden_size"),  # OPT-350M
+        ("do_layer_norm_before", False, "do_layer_norm_before=False"),
+        ("enable_bias", False, "enable_bias=False"),
+        ("activation_function", "gelu", "activation_function 'gelu'"),
+    ],
+)
+def test_what_opt_may_be_and_is_not_here(key: str, value: object, why: str) -> None:
+    config = {"model_type": "opt", **SIZES, "ffn_dim": 96, "num_key_value_heads": 4}
+    assert shape_from_config(config, where="x").tied_embeddings
+    with pytest.raises(ConfigError, match=why):
+        shape_from_config(config | {key: value}, where="x")
 
 
 def test_stages_together_are_the_whole_model() -> None:
@@ -277,7 +308,7 @@ def test_weights_of_any_plain_float_are_read(kind: torch.dtype, tmp_path: Path) 
     theirs("qwen2").save_pretrained(tmp_path)
     shape = rewritten(tmp_path, lambda t: t.update({name: tensor.to(kind) for name, tensor in t.items()}))
     check_weights(tmp_path, shape)
-    load_weights(tmp_path, StageModel(shape, (0, shape.layers)).named())
+    load_weights(tmp_path, StageModel(shape, (0, shape.layers)).named(), family_of(shape.family))
 
 
 def test_an_index_that_names_the_wrong_file(tmp_path: Path) -> None:

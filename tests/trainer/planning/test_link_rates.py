@@ -19,8 +19,10 @@ from hetctl.comm.contract.cluster import (
     TransportOption,
     native_way,
 )
+from hetctl.comm.contract.emulate import describe_cluster, parse_spec
 from hetctl.comm.contract.plan import Plan
 from hetctl.discovery.links import with_measured
+from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.link_rates import LinkRates, read_link_rates
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.planning.pools import Pool, read_pools
@@ -163,3 +165,12 @@ def test_unknown_rates_stay_unknown() -> None:
     dark = tuple(replace(h, nics=tuple(replace(n, rate_bytes_per_s=None) for n in h.nics)) for h in pair.hosts)
     plan = make_plan(replace(pair, hosts=dark), load_recipe(None, STAGES))
     assert {rail.rate_bytes_per_s for rail in plan.bridges[0].rails} == {None}
+
+
+def test_the_native_library_gets_its_share_of_a_port() -> None:
+    cluster = describe_cluster(parse_spec("h200:2x8/ib400", CLASSES), CLASSES)
+    pools = read_pools(cluster)
+    assert pools[0].rates.nic_bytes_per_s == pytest.approx(0.92 * 50 * GB)
+    inside = read_link_rates(cluster, pools).inside["h200"]
+    assert inside.per_rank == pytest.approx(0.92 * 50 * GB)
+    assert inside.per_host[0] == pytest.approx(0.92 * 400 * GB)

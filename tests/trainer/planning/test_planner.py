@@ -8,6 +8,7 @@ from hetctl.comm.contract.errors import ConfigError, Infeasible
 from hetctl.comm.contract.plan import Plan
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
+from hetctl.trainer.planning.problem import read_problem
 from hetctl.trainer.recipe import load_recipe
 
 
@@ -57,6 +58,18 @@ def test_published_splits(model: str, speeds: tuple[float, float], split: str, e
         speeds=dict(zip(("h200", "mi325x"), speeds, strict=True)),
     )
     assert islands_and_layers(plan) == [[("h200", expected[0]), ("mi325x", expected[1])]]
+
+
+def test_two_generations_of_one_vendor_finish_together() -> None:
+    """No published split of A100 and A40 was at hand, so that both take as long is all that is asked."""
+    asked = load_recipe(None, [("model.name", "llama-8b"), ("model.seq_len", 2048), *TWO_STAGES])
+    cluster = described("a100:8,a40:8")
+    [[(first, most), (second, least)]] = islands_and_layers(make_plan(cluster, asked))
+    assert (first, second, most + least) == ("a100", "a40", 32)
+    problem = read_problem(cluster, asked)
+    fast, slow = (problem.costs.block(p.rates, 1).both for p in problem.pools)
+    head = problem.costs.head(problem.pools[1].rates, 1).both
+    assert most * fast == pytest.approx(least * slow + head, abs=slow)
 
 
 def test_labels_decide_islands_not_speed() -> None:

@@ -181,3 +181,20 @@ def test_the_native_way_is_a_transport_only_where_it_was_measured_as_one() -> No
     assert [b.transport for b in profiles_of(found)] == ["native", "tcp", "rdma"]
     assert profiles_of(found)[0] == BridgeProfile("native", 2e9, 3e9, 1e-5)
     assert [b.transport for b in profiles_of(found | {"transports": ["tcp", "direct"]})] == ["tcp"]  # a yardstick
+
+
+def test_fewer_samples_never_take_longer_than_more() -> None:
+    odd = replace(entry("h200"), block=(Point(1, 3.0, 2.0), Point(2, 2.0, 5.0), Point(4, 4.0, 8.0)))
+    assert odd.at("block", 1) == (2.0, 2.0)
+    assert odd.at("block", 2) == (2.0, 5.0)
+    assert odd.at("block", 3) == (3.0, 6.5)
+
+
+def test_a_profile_of_a_whole_tensor_group_has_its_sums_in_it() -> None:
+    rates = replace(RATES, base="h200", native_bytes_per_s=1.0)
+    alone, whole = (replace(entry("h200"), tensor=2, sums=sums) for sums in (False, True))
+    costs = [layer_costs(Profile((one,))) for one in (alone, whole)]
+    slow, exact = (c.block(rates, 1, tensor=2) for c in costs)
+    assert exact == Seconds(*whole.at("block", 1))
+    assert slow.forward > 1000 * exact.forward
+    assert costs[1].embedding(rates, 1, tensor=2) == Seconds(*whole.at("embedding", 1))

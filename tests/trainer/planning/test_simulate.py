@@ -1,5 +1,6 @@
 """The simulator against formulas that hold exactly, and against what no schedule can beat."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -28,6 +29,13 @@ def test_plain_1f1b_over_two_stages_loses_a_hop_a_micro_batch_and_eager_hides_it
     eager = simulate([pipeline([(1.0, 2.0)] * 2, 0.25, 64, "eager-1f1b")]).step_time_s
     assert plain == pytest.approx(64 * 3.25 + 3.0, rel=0.01)
     assert eager == pytest.approx(64 * 3.0 + 3.0 + 2 * 0.25, rel=0.01)
+
+
+def test_an_engine_that_transfers_between_its_actions_pays_for_them_on_both_ends() -> None:
+    times = pipeline([(1.0, 2.0)] * 2, 0.25, 64, "eager-1f1b")
+    blocking = simulate([replace(times, blocking=True)]).step_time_s
+    assert blocking == pytest.approx(64 * (3.0 + 2 * 0.25) + 3.0, rel=0.01)  # out and back, and the fill
+    assert simulate([replace(times, blocking=True, hops=(0.0,))]) == simulate([replace(times, hops=(0.0,))])
 
 
 @pytest.mark.parametrize(("devices", "count"), [(2, 8), (4, 8), (8, 16)])

