@@ -15,6 +15,7 @@ from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import MemoryChoice, StageCostCache, StageCosts, StagePlace, SyncRate, share
 from hetctl.trainer.schedule import SCHEDULES, Schedule
 
+SPLIT_TOLERANCE = 0.005  # of larger searches: layers are moved one by one afterwards
 FEW_STAGES = 4  # among these a layer may go from any to any
 WORTH_MOVING = 1e-4  # relative gain
 
@@ -204,7 +205,7 @@ def _split(
 ) -> Split | None:
     tables, layers = [f.table for f in found], problem.costs.shape.layers
     if problem.layers is None and problem.split == "auto":
-        tolerance = problem.tolerance
+        tolerance = SPLIT_TOLERANCE if problem.tolerance else 0.0
         return best_split(tables, layers, micro_batches=count, floor=floor, bound=bound, tolerance=tolerance)
     if problem.layers is not None:
         fixed = problem.layers

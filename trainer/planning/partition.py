@@ -19,6 +19,7 @@ Whole = NDArray[np.int64]
 
 WORTH_CAPPING = 0.01  # share of a step that its ends take, from which on ends are weighed against turns
 CAPS = 5
+ROUGH = 0.005  # tolerance from which on ends are not weighed so
 TRIPS = np.geomspace(1.0, 2.0, 6)  # how much longer than at least a round trip may be
 ROUNDING = 1 + 1e-12
 
@@ -72,7 +73,7 @@ def best_split(
     if start == len(turns):
         return None
     least += max(floor, further * float(turns[start]))
-    for ends, cap in pairwise(_caps(tables, least)):
+    for ends, cap in pairwise(_caps(tables, least, rough=tolerance >= ROUGH)):
         if least + ends >= bound:
             break
         found = _best_below(_capped(tables, cap), layers, further, floor, bound, tolerance, ends=ends)
@@ -81,14 +82,14 @@ def best_split(
     return best
 
 
-def _caps(tables: Sequence[StageTable], seconds: float) -> list[float]:
+def _caps(tables: Sequence[StageTable], seconds: float, *, rough: bool) -> list[float]:
     """Ends to weigh against turns: nobody's are below the first, and what a round allows anew is above its first.
 
     `seconds`: least of a step without its end. A few are enough, since layers are moved one by one afterwards.
     """
     ends = [t.end[:, 1:][np.isfinite(t.end[:, 1:])] for t in {id(t): t for t in tables}.values()]
     lowest, highest = max(float(e.min()) for e in ends), max(float(e.max()) for e in ends)
-    if highest - lowest < WORTH_CAPPING * seconds:
+    if rough or highest - lowest < WORTH_CAPPING * seconds:
         return [lowest, np.inf]
     first = max(lowest, WORTH_CAPPING * seconds)
     return [lowest, *np.geomspace(first, highest, CAPS)[:-1].tolist(), np.inf]
@@ -133,10 +134,13 @@ def _best_below(
         spans.append((middle + 1, last, sum_below))
         if found is None:
             continue  # nor is there a split under any smaller threshold
-        spans.append((first, middle - 1, max(found[0], sum_below)))
-        split = _split(tables, *found[1:], further, floor)
+        split, turn = _split(tables, *found[1:], further, floor)
+        tighter = min(int(np.searchsorted(thresholds, turn * (1 - 1e-12))), middle)  # up to there it is the same split
+        spans.append((first, tighter - 1, max(found[0], sum_below)))
         if split.seconds < bound:
             best, bound = split, split.seconds
+            if tolerance >= ROUGH:  # others are taken to end alike
+                ends = max(float(t.end[r, k]) for t, r, k in zip(tables, split.rows, split.layers, strict=True))
     return best
 
 
@@ -151,13 +155,14 @@ def _thresholds(tables: Sequence[StageTable], least: float) -> Floats:
 
 def _split(
     tables: Sequence[StageTable], layers: tuple[int, ...], rows: tuple[int, ...], further: int, floor: float
-) -> Split:
+) -> tuple[Split, float]:
+    """The split, timed, and its longest turn."""
     held = list(zip(tables, rows, layers, strict=True))
     beats = [float(t.beat[r, k]) for t, r, k in held]
     trips = list(accumulate(reversed(beats)))[::-1]
     turns = [max(b, (s + t.trip_s) / t.in_flight) for b, s, t in zip(beats, trips, tables, strict=True)]
     ends = max(float(t.end[r, k]) for t, r, k in held)
-    return Split(layers, rows, sum(beats) + max(floor, further * max(turns)) + ends)
+    return Split(layers, rows, sum(beats) + max(floor, further * max(turns)) + ends), max(turns)
 
 
 def fixed_split(

@@ -16,7 +16,7 @@ from hetctl.comm.contract.units import GiB
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.roofline import matmul_flops_per_s
 
-PRECISION_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
+PRECISION_BYTES: dict[Precision, int] = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4, "fp64": 8}
 # of a port's rate, what a native library's messages and sums get: Sailor measured 22.9 of 25, 2.86 of 3.125 and
 # 0.115 of 0.125 GB/s between nodes (tests/published/sailor-*.yaml)
 PORT_REACHED = 0.92

@@ -14,7 +14,7 @@ from hetctl.trainer.model.tensor_cuts import cannot_cut
 from hetctl.trainer.planning.costs import MODES, LayerCosts, Mode, ValueBytes
 from hetctl.trainer.planning.link_rates import LinkRates, read_link_rates
 from hetctl.trainer.planning.over_shapes import Estimated, serving
-from hetctl.trainer.planning.pools import Pool, read_pools
+from hetctl.trainer.planning.pools import PRECISION_BYTES, Pool, read_pools
 from hetctl.trainer.planning.precision import on_cpus, precision_of, why_not_bf16
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.space import TENSOR_DEGREES, Pins
@@ -135,9 +135,8 @@ def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> La
     precision = precision_of(cluster, recipe)
     width = 8 if precision == "fp64" else 4
     optimizer = 2 * width if recipe.optimizer.name == "adamw" else 0
-    compute = 2 if precision in ("bf16", "fp16") else width
     over = recipe.train.sharded in ("auto", "replicas")
-    value_bytes = ValueBytes(compute, width, width, optimizer, over)
+    value_bytes = ValueBytes(PRECISION_BYTES[precision], width, width, optimizer, over)
     profile, usual = profile or Profile(()), "fp32" if on_cpus(cluster) else "bf16"
     alike = replace(profile, classes=tuple(c for c in profile.classes if (c.precision or usual) == precision))
     return LayerCosts(shape, seq_len, value_bytes, serving(alike, shape, seq_len), profile.native_sums)
