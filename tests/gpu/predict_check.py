@@ -59,10 +59,12 @@ def _mb(size: int) -> str:
 
 
 DATA = ("parallelism.pipeline=1", "parallelism.data=2")
+SCHEDULES = ("1f1b", "eager-1f1b", "zero-bubble", "interleaved")
 PAIR, SLOW, NATIVE = "h200:1,mi325x:1", "h200:1,mi325x:1@0.6", "h200:2"
 FOUR, FOUR_SLOW = "h200:2,mi325x:2", "h200:2,mi325x:2@0.6"
 CASES = (
     Case(PAIR, "shm", SMALL, 16, _pipeline(_mb(1))),
+    *(Case(PAIR, "shm", SMALL, 16, _pipeline(_mb(1), f"parallelism.schedule={name}")) for name in SCHEDULES),
     Case(PAIR, "shm", SMALL, 16, _pipeline(_mb(1), "parallelism.layers=[10,6]")),
     Case(PAIR, "shm", SMALL, 16, _pipeline(_mb(2), "parallelism.layers=[6,10]")),
     Case(PAIR, "shm", SMALL, 32, _pipeline(_mb(4))),

@@ -16,7 +16,7 @@ from hetctl.trainer.planning.space import MANY_POOLS, partitions, views
 from hetctl.trainer.planning.stages import SyncRate
 
 MOST = 5  # groupings of many pools that are balanced in earnest
-SIZES = (1, 4, 16, 64)  # micro-batches that the likely ones are estimated with
+SIZES = (1, 4, 8, 16, 64)  # micro-batches that the likely ones are estimated with
 
 Groups = frozenset[frozenset[int]]  # of indices into a view; pools in none of them stay idle
 
