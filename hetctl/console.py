@@ -5,10 +5,11 @@ With `--json` exactly one JSON document goes to stdout; everything else goes to 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from rich.console import Console, RenderableType
@@ -38,6 +39,14 @@ class Sink:
     def warn(self, sentence: str) -> None:
         """Something a person should know: a fallback, a doubt. Always on stderr."""
         self.errors.print(f"[yellow]note:[/] {_plain(sentence)}", highlight=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def trying(self, what: str) -> Iterator[Callable[[str], None]]:
+        """Say on stderr what takes a while; what is called with each part of it shows that, on a terminal."""
+        if not self.errors.is_terminal:
+            self.warn(what)
+        with self.errors.status(what) as status:
+            yield lambda part: status.update(f"{_plain(what)}: {_plain(part)}")
 
     def result(self, document: Any) -> None:
         """The one JSON document of `--json`; nothing otherwise."""

@@ -22,6 +22,9 @@ def plan(
     explain: Annotated[
         bool, typer.Option("--explain", help="Also: the runner-up, what binds, and what would help most.")
     ] = False,
+    advise: Annotated[
+        bool, typer.Option("--advise", help="Also: what to buy, change or leave out, and what it gives for its price.")
+    ] = False,
     trace: Annotated[Path | None, typer.Option("--trace", help="Write the simulated step for Perfetto.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write one page that needs no network.")] = None,
     as_json: options.Json = False,
@@ -30,28 +33,51 @@ def plan(
 
     With --emulate it plans for a cluster you do not own, from published and vendors' figures.
     """
+    from hetctl.comm.contract.errors import Infeasible
     from hetctl.comm.contract.files import write_atomically, write_json
     from hetctl.comm.contract.plan import save_plan
     from hetctl.comm.contract.values import encode
     from hetctl.commands.resolve import resolve
+    from hetctl.render.advice import show_advice
     from hetctl.render.plan import show_plan
     from hetctl.render.plan_page import plan_page
     from hetctl.render.trace import chrome_trace
+    from hetctl.trainer.planning.advise import Advised, Asked, what_would_fit
+    from hetctl.trainer.planning.advise import advise as advice_on
     from hetctl.trainer.planning.explain import explain as explanation
+    from hetctl.trainer.planning.hardware import CLASSES
+    from hetctl.trainer.planning.own_hardware import own_classes
     from hetctl.trainer.planning.planner import weigh
 
     sink = Sink(as_json=as_json)
     found = resolve(asked, sink, runs=False)
-    weighed = weigh(found.cluster, found.recipe, speeds=found.speeds, profile=found.profile)
-    said = explanation(weighed.problem, weighed.predictions).sentences() if explain else ()
+    table = CLASSES.with_own((*found.cluster.classes, *own_classes(asked.hardware, asked.device or ())))
+    again = Asked(found.cluster, found.recipe, table, found.speeds, found.profile)
+    try:
+        weighed = weigh(found.cluster, found.recipe, speeds=found.speeds, profile=found.profile)
+    except Infeasible as error:
+        if advise:
+            with sink.trying("nothing fits: trying what would") as said_what:
+                fitting = what_would_fit(again, said_what)
+            show_advice(sink, fitting)
+            document = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+            sink.result({**document, "advice": encode(fitting)})
+            error.documented = as_json
+        raise
     chosen = weighed.predictions[0]
+    advised = Advised((), 0, 0)
+    if advise or (explain and found.cluster.source != "emulated"):
+        with sink.trying("planning again with changes of the cluster") as said_what:
+            advised = advice_on(again, weighed.problem, chosen, weighed.plan, every_class=advise, said=said_what)
+    said = explanation(weighed.problem, weighed.predictions, advised.advice).sentences() if explain else ()
     if output:
         save_plan(output, weighed.plan)
     if trace:
         write_json(trace, chrome_trace(weighed.plan, chosen.simulated.spans, clones=chosen.candidate.clones))
     if html:
-        clones = chosen.candidate.clones
-        write_atomically(html, plan_page(weighed.plan, chosen.simulated.spans, explanation=said, clones=clones))
+        clones, bought = chosen.candidate.clones, advised if advise else None
+        page = plan_page(weighed.plan, chosen.simulated.spans, explanation=said, advised=bought, clones=clones)
+        write_atomically(html, page)
     for written in filter(None, (output, trace, html)):
         sink.warn(f"wrote {written}")
     if env:
@@ -60,8 +86,11 @@ def plan(
         sink.result(show_environment(weighed.plan, found.cluster, env, sink))
         return
     if as_json:
-        sink.result({**encode(weighed.plan), **({"explanation": said} if explain else {})})
+        more = {**({"explanation": said} if explain else {}), **({"advice": encode(advised)} if advise else {})}
+        sink.result({**encode(weighed.plan), **more})
         return
     show_plan(sink, weighed.plan)
     for sentence in said:
         sink.say(f"- {sentence}")
+    if advise:
+        show_advice(sink, advised)

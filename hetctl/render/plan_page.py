@@ -10,8 +10,10 @@ from html import escape
 
 from hetctl.comm.contract.plan import Plan, Stage
 from hetctl.comm.contract.units import show_bytes, show_rate, show_seconds
+from hetctl.render.advice import HEAD, advice_rows, advice_sentence
 from hetctl.render.plan import show_ranks
 from hetctl.render.trace import NAMES
+from hetctl.trainer.planning.advise import Advised
 from hetctl.trainer.planning.simulate import SimulatedSpan
 
 WIDTH = 1080  # pixels of every drawing
@@ -40,7 +42,14 @@ th { color: var(--soft); font-weight: 500; font-size: .85rem; }
 """
 
 
-def plan_page(plan: Plan, spans: Sequence[SimulatedSpan], *, explanation: Sequence[str] = (), clones: int = 1) -> str:
+def plan_page(
+    plan: Plan,
+    spans: Sequence[SimulatedSpan],
+    *,
+    explanation: Sequence[str] = (),
+    advised: Advised | None = None,
+    clones: int = 1,
+) -> str:
     """The page's HTML. `spans` are of the simulated step; each simulated replica stands for `clones` of the plan."""
     title = f"{plan.model} on {plan.world_size} devices"
     lead = f"{plan.global_batch} samples of {plan.seq_len} tokens a step, {plan.schedule}"
@@ -55,6 +64,9 @@ def plan_page(plan: Plan, spans: Sequence[SimulatedSpan], *, explanation: Sequen
     ]
     if explanation:
         parts.append("<h2>What else, and what would help</h2>" + _list(explanation))
+    if advised:
+        bought = _table(HEAD, advice_rows(advised)) + f"<p class='lead'>{escape(advice_sentence(advised))}</p>"
+        parts.append("<h2>What to buy, change or leave out</h2>" + bought)
     return (
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{escape(title)}</title>"
         f"<meta name='viewport' content='width=device-width, initial-scale=1'><style>{STYLE}</style></head>"
@@ -189,9 +201,14 @@ def _stages(plan: Plan) -> str:
                 stage.recompute,
                 _on_host(stage),
             )
-            rows.append("<tr>" + "".join(f"<td>{escape(str(c))}</td>" for c in cells) + "</tr>")
-    titles = "".join(f"<th>{t}</th>" for t in head)
-    return f"<div class='wide'><table><thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+            rows.append(cells)
+    return _table(head, rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    titles = "".join(f"<th>{escape(t)}</th>" for t in head)
+    lines = "".join("<tr>" + "".join(f"<td>{escape(str(c))}</td>" for c in cells) + "</tr>" for cells in rows)
+    return f"<div class='wide'><table><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table></div>"
 
 
 def _on_host(stage: Stage) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -11,6 +10,7 @@ from typing import NoReturn
 
 from hetctl.comm.contract.errors import Infeasible
 from hetctl.comm.contract.units import GiB, show_bytes
+from hetctl.trainer.planning.advise import Advice
 from hetctl.trainer.planning.costs import PLAIN, USABLE_SHARE, usable_bytes
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.predict import Prediction, predict
@@ -19,20 +19,7 @@ from hetctl.trainer.planning.reasons import describe
 from hetctl.trainer.planning.reschedule import stage_coefficients
 from hetctl.trainer.planning.search import MOST_MICRO_BATCHES, Candidate, Search
 
-MOST_DEVICES = 256  # beyond, trying what would help takes longer than planning did
-WORTH_SAYING = 0.002  # relative gain
-ROUGHLY = 0.002  # how exact a gain needs to be
-MOST_FREE = 0.7  # of usable memory: fuller devices might gain from more
-HOST = 8  # devices that are tried on top
 PLENTY = 1 << 50  # bytes that no model needs
-
-
-@dataclass(frozen=True)
-class Improvement:
-    """Something one could change, and how much faster the best plan would then be (relative)."""
-
-    what: str
-    gain: float
 
 
 @dataclass(frozen=True)
@@ -42,21 +29,22 @@ class Explanation:
     runner_up: str
     order: str
     binds: str
-    improvements: tuple[Improvement, ...]
+    improvements: tuple[Advice, ...]
 
     def sentences(self) -> tuple[str, ...]:
         """Everything in reading order; empty parts left out."""
-        best = [f"{help.what} gives {help.gain:+.1%}." for help in self.improvements[:3]]
+        helping = sorted((i for i in self.improvements if i.kind != "remove"), key=lambda i: -(i.gain or 0.0))
+        best = [f"{help.what} gives {help.gain or 0.0:+.1%}." for help in helping[:3]]
         if not best:
-            best = ["Nothing tried (faster bridges, more memory, one more host of each class) would help noticeably."]
+            best = ["Nothing tried (faster networks, more memory, one more host of each class) would help noticeably."]
         return tuple(s for s in (self.runner_up, self.order, self.binds, *best) if s)
 
 
-def explain(problem: Problem, predictions: tuple[Prediction, ...]) -> Explanation:
-    """Explain the first of these predictions against the others and against changed clusters."""
+def explain(
+    problem: Problem, predictions: tuple[Prediction, ...], improvements: tuple[Advice, ...] = ()
+) -> Explanation:
+    """Explain the first of these predictions against the others, with what was tried on changed clusters."""
     chosen = predictions[0]
-    devices = sum(p.size for p in problem.pools)
-    improvements = what_would_help(problem, chosen) if devices <= MOST_DEVICES else ()
     return Explanation(_runner_up(problem, predictions), _order(problem, chosen), what_binds(chosen), improvements)
 
 
@@ -80,52 +68,6 @@ def what_binds(chosen: Prediction) -> str:
     if fullest > 0.9:
         return f"Memory of {place} binds: {fullest:.0%} of what is usable."
     return f"Compute binds; the fullest memory is {place} with {fullest:.0%} of what is usable."
-
-
-def what_would_help(problem: Problem, chosen: Prediction) -> tuple[Improvement, ...]:
-    """Changes tried one by one, most helpful first; those that gain next to nothing are left out."""
-    improvements = []
-    for what, changed in _changes(problem, chosen):
-        changed = dataclasses.replace(changed, tolerance=max(changed.tolerance, ROUGHLY))
-        below = chosen.candidate.seconds * (1 - WORTH_SAYING)
-        found = Search(changed, keep=1, below=below).run().candidates
-        if found:
-            improvements.append(Improvement(what, chosen.seconds / predict(found[0]).seconds - 1))
-    return tuple(sorted((h for h in improvements if h.gain > WORTH_SAYING), key=lambda h: -h.gain))
-
-
-def _changes(problem: Problem, chosen: Prediction) -> Iterator[tuple[str, Problem]]:
-    """(what, changed problem): bridges where the plan waits for them, memory where it is used up, and more devices."""
-    waited = chosen.bridge_share > WORTH_SAYING
-    for pair, link in problem.links.bridges.items() if waited else ():
-        bridges = {**problem.links.bridges, pair: link.faster(2)}
-        a, b = sorted(pair)
-        what = f"A second rail per device between {a} and {b}"
-        yield what, dataclasses.replace(problem, links=dataclasses.replace(problem.links, bridges=bridges))
-    for index, pool in enumerate(problem.pools):
-        if _used_up(chosen, pool):
-            richer = _with(problem, index, _with_memory(pool, pool.rates.memory_bytes // 2))
-            yield f"Half as much memory again on {pool.name}", richer
-        first = sum(p.size for p in problem.pools) + 1
-        hosts = (*pool.hosts, tuple(range(first, first + HOST)))
-        yield (
-            f"Adding {HOST} more {pool.device_class} to {pool.island}",
-            _with(problem, index, dataclasses.replace(pool, hosts=hosts)),
-        )
-
-
-def _used_up(chosen: Prediction, pool: Pool) -> bool:
-    """Whether a plan fills most of a pool's memory, or computes twice or moves state to the host to spare it."""
-    for pipeline in chosen.candidate.pipelines:
-        for use, need, choice in zip(pipeline.stage_uses, pipeline.memory_bytes, pipeline.choices, strict=True):
-            saves = choice.mode != PLAIN
-            if use.pool is pool and (saves or need > MOST_FREE * usable_bytes(pool.rates)):
-                return True
-    return False
-
-
-def _with(problem: Problem, index: int, pool: Pool) -> Problem:
-    return dataclasses.replace(problem, pools=(*problem.pools[:index], pool, *problem.pools[index + 1 :]))
 
 
 def _with_memory(pool: Pool, extra: int) -> Pool:
