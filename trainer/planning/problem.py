@@ -23,7 +23,8 @@ from hetctl.trainer.schedule import SCHEDULES, Schedule
 
 # (most devices, tolerance of the search and of each split)
 TOLERANCES = ((64, 0.0), (512, 0.0005), (2048, 0.001), (math.inf, 0.005))
-MANY_KINDS = 0.002  # the least tolerance where more than three kinds of devices can be combined
+MANY_KINDS = 0.002  # the least tolerance where more than three kinds of devices, or three of many, can be combined
+FEW = 16  # devices of three kinds, of which everything is looked at
 # what CPU processes of one machine cost is a guess: activations are the smallest traffic unless much says otherwise
 GUESSED = 2.0
 
@@ -108,8 +109,9 @@ def read_problem(
 
 def tolerance_of(pools: tuple[Pool, ...]) -> float:
     """The relative gain that is no longer looked for, by the number of devices and of their kinds."""
-    exact = next(t for most, t in TOLERANCES if sum(p.size for p in pools) <= most)
-    return max(exact, MANY_KINDS) if len(pools) > 3 else exact
+    devices, kinds = sum(p.size for p in pools), len(pools)
+    exact = next(t for most, t in TOLERANCES if devices <= most)
+    return max(exact, MANY_KINDS) if kinds > 3 or (kinds == 3 and devices > FEW) else exact
 
 
 def _notes(
