@@ -32,7 +32,7 @@ def test_an_unknown_schedule_is_refused() -> None:
 
 def test_a_registered_schedule_is_planned_and_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCHEDULES, TOY_SCHEDULE.name, TOY_SCHEDULE)
-    found = weigh(CLUSTER, load_recipe(None, SETS))
+    found = weigh(CLUSTER, load_recipe(None, [*SETS, ("parallelism.forwards_ahead", [2, 1])]))
     assert found.plan.schedule == TOY_SCHEDULE.name
     assert TOY_SCHEDULE.reason in found.plan.reasons
     check_executable(found.plan)

@@ -16,8 +16,9 @@ from hetctl.trainer.planning.layout import (
     layout_of,
     predict_layout,
 )
-from hetctl.trainer.planning.predict import predict, rescheduled
+from hetctl.trainer.planning.predict import predict
 from hetctl.trainer.planning.problem import Problem, read_problem
+from hetctl.trainer.planning.reschedule import rescheduled
 from hetctl.trainer.planning.search import Search
 from hetctl.trainer.recipe import load_recipe
 from hetctl.trainer.schedule import SCHEDULES
@@ -40,7 +41,7 @@ def test_what_the_search_found_costs_the_same_when_it_is_given(spec: str) -> Non
         if len({c.mode for p in candidate.pipelines for c in p.choices}) == 1:  # a layout says one for all stages
             given = layout_of(candidate)
             assert given.samples == asked.samples
-            assert predict_layout(asked, given).seconds == pytest.approx(predict(asked, candidate).seconds, rel=1e-6)
+            assert predict_layout(asked, given).seconds == pytest.approx(predict(candidate).seconds, rel=1e-6)
 
 
 def test_interleaved_chunks_are_those_that_the_planner_makes() -> None:
@@ -49,9 +50,8 @@ def test_interleaved_chunks_are_those_that_the_planner_makes() -> None:
         replace(two_stages(16, pools=("h200", "h200")), schedule="interleaved", chunks=2),
     )
     plain = candidate_of(asked, replace(given, schedule="1f1b", chunks=1))
-    ours = rescheduled(asked, plain, replace(SCHEDULES["interleaved"], chunks=(2,)))
-    assert ours is not None
-    assert predict_layout(asked, given).seconds == pytest.approx(ours.seconds)
+    [ours] = rescheduled(asked, plain, replace(SCHEDULES["interleaved"], chunks=(2,)))
+    assert predict_layout(asked, given).seconds == pytest.approx(predict(ours).seconds)
 
 
 def test_other_engines_wait_for_what_ours_does_beside_computation() -> None:
