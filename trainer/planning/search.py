@@ -1,4 +1,7 @@
-"""The search: every grouping of pools into replicas, every use of a pool, pruned only by lower bounds on time."""
+"""The search: groupings of pools into replicas, uses of pools, batches, held against each other as simulated.
+
+Few devices of few kinds: everything that bounds on the closed form leave. Many: what is likely (079).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from hetctl.trainer.planning.simulate import step_seconds
 from hetctl.trainer.planning.stages import SyncRate
 
 SMALL = 32  # devices
-WIDER = 1.12
+WIDER = 1.12  # how much slower than the best under the searched schedules one may be, for what others may gain
 IMPROVED = 8  # candidates whose splits are worked on
 COMPETE = 3  # candidates that are to be the fastest there are
 LIKELY = 8  # micro-batch sizes and counts of unequal replicas, where not every grouping is looked at
@@ -130,7 +133,7 @@ class Search:
         batchings = [Batching(s, total // s) for s in sizes if s % grouping.clones == 0]
         every = [WantedPipeline(grouping.replicas[0], b, grouping.clones) for b in batchings]
         untimed = any(not s.timed_by_search for s in self.problem.schedules)
-        wider = WIDER if untimed and not self.problem.tolerance else 1.0  # another schedule may gain as much
+        wider = WIDER if untimed and not self.problem.tolerance else 1.0
         bounded = [(self.pipelines.combinations(wanted, self.limit * wider), wanted) for wanted in every]
         for bounds, wanted in sorted(bounded, key=lambda pair: pair[0].bound):
             for pipeline in self.pipelines.exact(wanted, bounds, lambda: self.limit * wider):
