@@ -80,7 +80,7 @@ def _split(problem: Problem, pipelines: Sequence[Pipeline]) -> str:
         return f"The split follows Holmes' rule, as asked: floor(alpha S_i / sum(S) N) with alpha {problem.alpha:g}."
     if max(len(p.layers) for p in pipelines) == 1:
         return "Every replica holds all layers in one stage."
-    return "The split is the fastest found of whole layers as simulated, with embedding and LM head counted, under memory."
+    return "The split is the fastest found of whole layers, as simulated: embedding, LM head and memory counted."
 
 
 def _batches(problem: Problem, pipelines: Sequence[Pipeline]) -> str:
