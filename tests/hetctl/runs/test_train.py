@@ -292,7 +292,8 @@ def test_layers_of_a_lopsided_plan_move_at_a_checkpoint(tmp_path: Path) -> None:
     """A plan edited so that one stage has all layers but one: its ranks cut it anew, and the run goes on."""
     run, plan = tmp_path / "run", tmp_path / "plan.yaml"
     words = [sys.executable, "-m", "hetctl", "plan", "--emulate", "h200:1,mi325x:1", "-o", str(plan)]
-    subprocess.run([*words, "--set", "parallelism.pipeline=2"], cwd=ROOT, check=True, capture_output=True)
+    even = ("--set", "parallelism.layers=[4,4]", "--set", "parallelism.schedule=1f1b")
+    subprocess.run([*words, *even], cwd=ROOT, check=True, capture_output=True)
     text = plan.read_text()
     assert text.count("layers: [0, 4]") == text.count("layers: [4, 8]") == 2, "what the edits below are for"
     plan.write_text(text.replace("layers: [0, 4]", "layers: [0, 7]").replace("layers: [4, 8]", "layers: [7, 8]"))
