@@ -38,7 +38,7 @@ class Groupings:
         self.thinned = False
 
     def all(self) -> list[Grouping]:
-        """In order of their bounds; of many pools the likely ones only, the likeliest first."""
+        """In order of their bounds; of many pools the likely ones only."""
         found: list[Grouping] = []
         for view in views(self.problem.pools):
             possible = (self._grouping(view, Groups(map(frozenset, groups))) for groups in self._ways(view))
