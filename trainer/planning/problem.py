@@ -145,12 +145,17 @@ def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> La
 
 
 def _schedules(recipe: Recipe, *, guessed: bool) -> tuple[Schedule, ...]:
-    """The one that is asked for, or all that may be chosen: compiled blocks cannot split their backward."""
+    """The one that is asked for, or all that may be chosen.
+
+    Compiled blocks cannot split their backward, and stages that share devices cannot follow speeds (`train.adapt`).
+    """
     if recipe.parallelism.schedule != "auto":
         return (SCHEDULES[recipe.parallelism.schedule],)
     wanted = ("always",) if guessed else ("always", "on devices")
-    compiled = recipe.train.compile
-    return tuple(s for s in SCHEDULES.values() if s.automatic in wanted and not (compiled and s.splits_backward))
+    found = [s for s in SCHEDULES.values() if s.automatic in wanted]
+    if recipe.train.compile:
+        found = [s for s in found if not s.splits_backward]
+    return tuple(s for s in found if s.chunks == (1,) or not recipe.train.adapt)
 
 
 def _modes(recipe: Recipe) -> tuple[Mode, ...]:

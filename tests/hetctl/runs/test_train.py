@@ -288,12 +288,14 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_layers_of_a_lopsided_plan_move_at_a_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_layers_of_a_lopsided_plan_move_at_a_checkpoint(schedule: str, tmp_path: Path) -> None:
     """A plan edited so that one stage has all layers but one: its ranks cut it anew, and the run goes on."""
     run, plan = tmp_path / "run", tmp_path / "plan.yaml"
     words = [sys.executable, "-m", "hetctl", "plan", "--emulate", "h200:1,mi325x:1", "-o", str(plan)]
-    even = ("--set", "parallelism.layers=[4,4]", "--set", "parallelism.schedule=1f1b")
-    subprocess.run([*words, *even], cwd=ROOT, check=True, capture_output=True)
+    even = ("parallelism.layers=[4,4]", f"parallelism.schedule={schedule}", "batch.micro_batch_size=2")
+    words += [word for key in even for word in ("--set", key)]
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
     text = plan.read_text()
     assert text.count("layers: [0, 4]") == text.count("layers: [4, 8]") == 2, "what the edits below are for"
     plan.write_text(text.replace("layers: [0, 4]", "layers: [0, 7]").replace("layers: [4, 8]", "layers: [7, 8]"))

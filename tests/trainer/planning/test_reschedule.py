@@ -61,6 +61,11 @@ def test_compiled_blocks_and_guessed_costs_keep_the_backward_whole() -> None:
     assert on_cpus.schedule in ("1f1b", "eager-1f1b")
 
 
+def test_layers_that_are_to_follow_speeds_are_not_interleaved() -> None:
+    assert planned("auto", "h200:2").schedule == "interleaved"
+    assert planned("auto", "h200:2", ("train.adapt", True)).schedule == "zero-bubble"
+
+
 def test_what_cannot_be_is_refused_in_one_sentence() -> None:
     with pytest.raises(ConfigError, match="compiled blocks have one backward"):
         planned("zero-bubble", "h200:1,mi325x:1", ("train.compile", True))
