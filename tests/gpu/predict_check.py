@@ -1,7 +1,7 @@
-"""Predictions written down before the runs, and the runs beside them, on two or four H200s of one host.
+"""Predictions written down before the runs, and the runs beside them, on two or four GPUs of one host.
 
-python -m tests.gpu.predict_check predict --profile P --output predictions.json     anywhere; commit what it writes
-PYTHONPATH=. python3 tests/gpu/predict_check.py run --gpus 2 --predictions predictions.json    where the GPUs are
+bash tests/gpu/predict_check.sh 2 FOLDER     the profile, the predictions and the runs, all on this machine
+python -m tests.gpu.predict_check predict     from the profile beside this file, as of H200s; anywhere
 
 Every case is planned from the profile alone. The run prints a table and one JSON document.
 """
@@ -22,8 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from hetctl.bench import plans
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.emulate import Machine, label_machine, parse_spec
+from hetctl.comm.contract.errors import Infeasible
 from hetctl.commands.options import RunOptions
 from hetctl.console import Sink
+from hetctl.discovery.this_machine import gpu_class, this_machine
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.planning.profile import load_profile
@@ -100,9 +102,12 @@ def gpus_of(spec: str) -> int:
 
 
 def cluster_of(spec: str) -> Cluster:
-    """The cluster that `--emulate` makes on a machine with H200s."""
+    """The cluster that `--emulate` makes of this machine's GPUs; where it has none, of H200s."""
+    islands = parse_spec(spec, CLASSES)
     machine = Machine("h200-host", "nccl", (H200_BYTES,) * gpus_of(spec), "h200")
-    return label_machine(parse_spec(spec, CLASSES), machine)
+    if gpu_class():
+        machine, _ = this_machine([island.count for island in islands])
+    return label_machine(islands, machine)
 
 
 def planned(case: Case, cluster: Cluster, profile: Path) -> plans.PlanCase:
@@ -121,7 +126,11 @@ def planned(case: Case, cluster: Cluster, profile: Path) -> plans.PlanCase:
 def predict(profile: Path, output: Path) -> int:
     rows = []
     for case in CASES:
-        made = planned(case, cluster_of(case.spec), profile)
+        try:
+            made = planned(case, cluster_of(case.spec), profile)
+        except Infeasible as error:
+            print(f"{case.name}: {error}")
+            continue
         assert made.plan.predicted is not None
         rows.append(
             {
@@ -137,9 +146,10 @@ def predict(profile: Path, output: Path) -> int:
     return 0
 
 
-def run(predictions: Path, profile: Path, gpus: int, *, only: str, skip: list[str]) -> int:
+def run(predictions: Path, profile: Path, gpus: int, *, only: str, skip: list[str], steps: int | None) -> int:
     known = {row["case"]: row for row in json.loads(predictions.read_text(encoding="utf-8"))}
-    wanted = [c for c in CASES if gpus_of(c.spec) == gpus and only in c.name and not any(s in c.name for s in skip)]
+    wanted = [c for c in CASES if c.name in known and gpus_of(c.spec) == gpus]
+    wanted = [c for c in wanted if only in c.name and not any(s in c.name for s in skip)]
     rows: list[dict[str, Any]] = []
     for spec, bridge in dict.fromkeys((c.spec, c.bridge) for c in wanted):
         for model in dict.fromkeys(c.model for c in wanted if (c.spec, c.bridge) == (spec, bridge)):
@@ -149,7 +159,7 @@ def run(predictions: Path, profile: Path, gpus: int, *, only: str, skip: list[st
             ]
             began = time.monotonic()
             try:
-                found = plans.bench_plans(cluster, cases, steps=STEPS[model], sink=Sink())["plans"]
+                found = plans.bench_plans(cluster, cases, steps=steps or STEPS[model], sink=Sink())["plans"]
             except Exception as error:
                 rows += [{"name": c.name, "failed": f"{type(error).__name__}: {error}"[:1500]} for c in cases]
                 print(f"FAILED {spec} {bridge} {model}: {error} {getattr(error, 'hint', '')}"[:1500], flush=True)
@@ -183,10 +193,13 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--only", default="")
     parser.add_argument("--skip", action="append", default=[])
+    parser.add_argument("--steps", type=int)
     options = parser.parse_args()
     if options.what == "predict":
         return predict(options.profile, options.predictions)
-    return run(options.predictions, options.profile, options.gpus, only=options.only, skip=options.skip)
+    return run(
+        options.predictions, options.profile, options.gpus, only=options.only, skip=options.skip, steps=options.steps
+    )
 
 
 if __name__ == "__main__":

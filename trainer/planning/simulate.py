@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from hetctl.trainer.schedule import SCHEDULES, Action, Kind
@@ -120,29 +120,26 @@ def simulate(replicas: Sequence[PipelineTimes]) -> Simulated:
         made, finished = _pipeline(number, times)
         spans += made
         ends.append(finished)
-    synced = 0.0
-    ready = _sums_start(replicas, ends)
-    for number, times in enumerate(replicas):
-        for index, stage in enumerate(times.stages):
-            start = ready[number][index]
-            if stage.sync_s > 0:
-                spans.append(SimulatedSpan("sync", number, index, start, start + stage.sync_s))
-            synced = max(synced, start + stage.sync_s)
+    sums = _sums(replicas, ends)
+    synced = max(end for each in sums for _, end in each)
     step = synced
-    for number, times in enumerate(replicas):
-        for index, stage in enumerate(times.stages):
-            if stage.update_s > 0:
-                spans.append(SimulatedSpan("update", number, index, synced, synced + stage.update_s))
-            step = max(step, synced + stage.update_s)
+    for number, (times, each) in enumerate(zip(replicas, sums, strict=True)):
+        spans += [SimulatedSpan("sync", number, i, a, b) for i, (a, b) in enumerate(each) if b > a]
+        for held in times.devices:
+            end = synced
+            for index in held:
+                begin, end = end, end + times.stages[index].update_s
+                if end > begin:
+                    spans.append(SimulatedSpan("update", number, index, begin, end))
+            step = max(step, end)
     return Simulated(step, tuple(spans))
 
 
 def step_seconds(replicas: Sequence[PipelineTimes]) -> float:
     """What `simulate` comes to, without its spans; of many micro-batches the steady middle is taken as even."""
-    ready = chain.from_iterable(_sums_start(replicas, [_finished(times) for times in replicas]))
-    stages = [stage for times in replicas for stage in times.stages]
-    synced = max(start + stage.sync_s for start, stage in zip(ready, stages, strict=True))
-    return synced + max(stage.update_s for stage in stages)
+    sums = _sums(replicas, [_finished(times) for times in replicas])
+    synced = max(end for each in sums for _, end in each)
+    return synced + max(sum(times.stages[i].update_s for i in held) for times in replicas for held in times.devices)
 
 
 def _finished(times: PipelineTimes) -> list[float]:
@@ -243,6 +240,20 @@ def action_order(rhythm: Rhythm) -> tuple[OrderedAction, ...]:
                 progress = True
     assert all(i == len(actions) for i, actions in zip(at, lists, strict=True)), "the schedule waits for itself"
     return tuple(order)
+
+
+def _sums(replicas: Sequence[PipelineTimes], ends: Sequence[Sequence[float]]) -> list[list[tuple[float, float]]]:
+    """When each stage's gradient sums start and end; those of a device's stages one after another."""
+    found = []
+    for times, ready in zip(replicas, _sums_start(replicas, ends), strict=True):
+        spans, free = [(0.0, 0.0)] * len(ready), [0.0] * (len(ready) // times.chunks)
+        for index in sorted(range(len(ready)), key=ready.__getitem__):
+            device = index % len(free)
+            start = max(ready[index], free[device])
+            spans[index] = start, start + times.stages[index].sync_s
+            free[device] = spans[index][1]
+        found.append(spans)
+    return found
 
 
 def _sums_start(replicas: Sequence[PipelineTimes], ends: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes, simulate
+from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes, simulate, step_seconds
 from hetctl.trainer.schedule import SCHEDULES
 
 
@@ -71,6 +71,24 @@ def test_no_step_beats_its_slowest_stage(
     for stage in range(len(times)):
         mine = sorted((s.start_s, s.end_s) for s in done if s.stage == stage)
         assert all(a[1] <= b[0] + 1e-9 for a, b in pairwise(mine))
+
+
+def test_what_comes_once_a_step_adds_up_over_a_devices_stages() -> None:
+    """Sums and updates of interleaved stages are the device's own work, one after another."""
+    stages = (StageTimes(1.0, 2.0, sync_s=0.5, update_s=0.25),) * 4
+    bare = PipelineTimes(
+        tuple(replace(s, sync_s=0.0, update_s=0.0) for s in stages),
+        (0.0,) * 3, (False,) * 3, 4, SCHEDULES["interleaved"].in_flight(4, 4), (1,) * 4, "interleaved", 2,
+    )  # fmt: skip
+    times = replace(bare, stages=stages)
+    made, base = simulate([times]), simulate([bare]).step_time_s
+    updates = sorted((s.start_s, s.end_s) for s in made.spans if s.kind == "update" and s.stage in (0, 2))
+    assert updates[0][1] == updates[1][0]
+    # device 0's first stage is done last, and its second stage's sum is over by then
+    assert made.step_time_s == pytest.approx(base + 0.5 + 2 * 0.25)
+    assert step_seconds([times]) == pytest.approx(made.step_time_s)
+    late = replace(times, stages=tuple(replace(s, sync_s=9.0) for s in stages))
+    assert simulate([late]).step_time_s > base + 9.0 + 2 * 0.25, "a device's sums do not run at once"
 
 
 def test_replicas_wait_for_each_other_before_gradients_are_summed() -> None:
