@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +15,16 @@ from hetctl.trainer.planning.hardware import CLASSES, HardwareFile, OwnDevice
 HERE = Path("hardware.yaml")
 
 
-def own_classes(file: Path | None, devices: Sequence[str] = ()) -> tuple[DeviceClass, ...]:
-    """The rows that a file (./hardware.yaml where none is named and there is one) and options describe, these last."""
+def own_classes(
+    file: Path | None, devices: Sequence[str] = (), *, known: Iterable[DeviceClass] = ()
+) -> tuple[DeviceClass, ...]:
+    """The rows that a file (./hardware.yaml where none is named and there is one) and options describe, these last.
+
+    What they leave out is as in the hardware table, or as in the rows of a cluster (`known`).
+    """
     path = file or (HERE if HERE.is_file() else None)
     said = read_versioned(path, HardwareFile, what="hardware file") if path else HardwareFile()
-    table, names = said.rows(CLASSES, str(path)), dict.fromkeys(said.devices)
+    table, names = said.rows(CLASSES.with_own(known), str(path)), dict.fromkeys(said.devices)
     for text in devices:
         name, one = _parsed(text)
         table = table.with_own([one.row(name, table, f"--device {text}")])
