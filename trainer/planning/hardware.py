@@ -176,7 +176,7 @@ class Hardware(UserDict[str, DeviceClass]):
             vendor=vendor,
             memory_bytes=memory or row.memory_bytes,
             architecture=architecture or "",
-            estimate=f"{share:.0%} of an {slowest.name}, the slowest {of}: {figures}",
+            estimate=f"{share:.0%} of what {slowest.name} has, the slowest {of}: {figures}",
             product_names=(),
             ids=(),
             source="",

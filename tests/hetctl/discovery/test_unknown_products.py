@@ -51,7 +51,7 @@ def reasons(*words: str) -> str:
 
 def test_it_is_discovered_said_and_planned_for(discovered: Result) -> None:
     [note] = [n["sentence"] for n in json.loads(discovered.stdout)["notes"] if "hardware table" in n["sentence"]]
-    assert note.startswith("z9000-sxm9 is not in the hardware table and taken for 50% of an ")
+    assert note.startswith("z9000-sxm9 is not in the hardware table and taken for 50% of what ")
     cluster = load_cluster(Path("cluster.yaml"))
     assert [i.name for i in cluster.islands] == ["z9000-sxm9", "mi325x"]
     [row] = cluster.classes
@@ -104,4 +104,4 @@ def test_this_machine_s_gpu_is_named_and_estimated(monkeypatch: pytest.MonkeyPat
     machine, words = this_machine.this_machine([1])
     [row] = machine.classes
     assert (machine.device_class, row.name, row.architecture) == ("geforce-rtx-3050",) * 2 + ("sm_86",)
-    assert "geforce-rtx-3050 is not in the hardware table and taken for 50% of an rtx3080" in words
+    assert "geforce-rtx-3050 is not in the hardware table and taken for 50% of what rtx3080 has" in words

@@ -158,6 +158,16 @@ def test_fp16_is_twice_bf16_on_an_mi100() -> None:
     assert [row.name for row in ROWS if row.fp16_tflops] == ["mi100"]
 
 
+def test_geforce_peaks_are_with_fp32_accumulation() -> None:
+    """Twice fp32's there, four times on workstations with the same chips, which do not halve it (the white papers)."""
+    geforce = [row for row in ROWS if any("GeForce RTX" in name for name in row.product_names) and row.bf16]
+    assert len(geforce) == 12
+    for row in geforce:
+        assert row.peak_tflops == pytest.approx(2 * (row.fp32_tflops or 0), rel=0.01), row.name
+    for name in ("a5000", "a6000", "rtx6000ada", "rtxpro6000", "rtxpro6000-server", "rtxpro6000-maxq"):
+        assert CLASSES[name].peak_tflops == pytest.approx(4 * (CLASSES[name].fp32_tflops or 0), rel=0.01)
+
+
 def test_what_has_no_bf16() -> None:
     without = ["p100", "p100-pcie", "v100", "v100-pcie", "v100s", "t4", "rtx2080ti", "titanrtx", "mi50", "mi60"]
     assert [row.name for row in ROWS if not row.computes("bf16")] == without
