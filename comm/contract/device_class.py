@@ -42,7 +42,7 @@ class DeviceClass:
     chiplets: int = 0  # that partition modes share out; 0: it cannot be partitioned so
     ids: tuple[str, ...] = ()  # PCI vendor:device, or vendor:device/vendor:device with the subsystem's
     architecture: str = ""  # sm_90, gfx942; '' where the driver tells none
-    source: str = ""  # the document that its figures are of; '' of a person's own class
+    source: str = ""  # the document that its figures are of
     estimate: str = ""  # how its figures were guessed, '' where they are known
 
     @property

@@ -66,6 +66,8 @@ def device_class(gpu: GpuFacts, table: Hardware = CLASSES, part: Instance | None
     name = "-".join(filter(None, (row.name if row else class_name(gpu), None if whole else mode)))
     memory = part.memory_total_bytes if part else gpu.memory_total_bytes
     said = table.get(name)
+    if said and said.vendor != gpu.vendor:
+        said, name = None, f"{gpu.vendor}-{name}"  # a class of another vendor is called so
     return said or table.estimated(name, gpu.vendor, memory=memory, architecture=gpu.architecture)
 
 

@@ -17,6 +17,7 @@ from hetctl.probe.system import limits, system
 from hetctl.probe.topology import PCI, branch, distance, nearest_first
 from hetctl.probe.vendors import VENDORS
 from hetctl.probe.vendors.base import Vendor, bound_devices
+from hetctl.probe.words import pci_id
 
 _TEXT_LIMIT = 4096
 # Other failures are ordinary: an interface that is down has no speed to read.
@@ -67,15 +68,8 @@ def _identified(gpu: GpuFacts, raw: Raw) -> GpuFacts:
     """With the PCI ids that sysfs tells, which no tool words otherwise; a partition has its package's."""
     at = gpu.pci or ""
     base = PCI + (at if raw.text(f"{PCI}{at}/vendor") else at[:-1] + "0")
-    own, board = (
-        [word[2:] for word in (raw.text(f"{base}/{of}vendor"), raw.text(f"{base}/{of}device")) if word]
-        for of in ("", "subsystem_")
-    )
-    return replace(
-        gpu,
-        pci_id=":".join(own) if len(own) == 2 else gpu.pci_id,
-        subsystem_id=":".join(board) if len(board) == 2 else gpu.subsystem_id,
-    )
+    own, board = (pci_id(raw.text(f"{base}/{of}vendor"), raw.text(f"{base}/{of}device")) for of in ("", "subsystem_"))
+    return replace(gpu, pci_id=own or gpu.pci_id, subsystem_id=board or gpu.subsystem_id)
 
 
 def _state(raw: Raw, vendor: Vendor, gpus: tuple[GpuFacts, ...]) -> str:

@@ -145,7 +145,7 @@ class Hardware(UserDict[str, DeviceClass]):
     ) -> DeviceClass | None:
         """The row of a GPU by its PCI ids, then by any of its names, a person's rows before ours; None: it has none."""
         rows = [row for row in self.values() if row.vendor == vendor]
-        for some in ([row for row in rows if not row.source], rows):
+        for some in ([row for row in rows if CLASSES.get(row.name) is not row], rows):
             for identity in (f"{pci_id}/{subsystem}", pci_id):
                 if found := [row for row in some if identity in row.ids]:
                     return _named(found, names) or min(found, key=lambda row: row.sustained_tflops)
@@ -204,7 +204,7 @@ def not_in_the_table(row: DeviceClass) -> str:
 def _named(rows: Sequence[DeviceClass], names: Sequence[str]) -> DeviceClass | None:
     """The row of the first name that tells; of several products in brackets (`[MI250X/MI250]`) the slowest."""
     for name in names:
-        listed = re.search(r"\[(.*/.*)\]", name)
+        listed = re.search(r"\[(.*/.*)\]", name[:200])
         found = [_longest(rows, one) for one in (listed[1].split("/") if listed else [name])]
         told = [row for row in found if row is not None]
         if told and len(told) == len(found):

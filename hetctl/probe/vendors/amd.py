@@ -118,10 +118,12 @@ def _merge(raw: Raw, notes: Notes, gpu: GpuFacts, kfd: KfdNode, tools: Tools) ->
     parts = notes.at("partition").pick_each(
         ("mode", "memory_mode"), *((g.partition, source) for g, source in told_by_all)
     )
+    picked = notes.pick_each(("name", "serial", "numa_node", "driver", "firmware"), *told_by_all)
+    names = dict.fromkeys(name for one in (static, rocm) for name in one.names if name != picked["name"])
     return replace(
         gpu,
-        **notes.pick_each(("name", "serial", "numa_node", "driver", "firmware"), *told_by_all),
-        other_names=tuple(dict.fromkeys(name for one in (static, rocm) for name in one.names)) or None,
+        **picked,
+        other_names=tuple(names) or None,
         pci_id=static.pci_id or rocm.pci_id,
         subsystem_id=static.subsystem_id,
         **notes.pick_each(("memory_total_bytes", "uuid"), (kfd, KFD), *told_by_all),

@@ -22,11 +22,12 @@ from hetctl.probe.words import (
     node,
     number,
     pci_address,
+    pci_id,
     size,
     told,
 )
 
-NAME, AMD = "amd", "1002"
+NAME = "amd"
 KFD = "/sys/class/kfd/kfd/topology/nodes/"
 XGMI = 11  # HSA_IOLINK_TYPE_XGMI; 2 is PCIe
 
@@ -118,8 +119,8 @@ def _static(entry: Mapping[str, Any], index: int) -> GpuFacts:
         vendor=NAME,
         index=_index(entry, index),
         **names(board.get("product_name"), asic.get("market_name")),
-        pci_id=_identity(asic.get("vendor_id"), asic.get("device_id")),
-        subsystem_id=_identity(asic.get("subvendor_id"), asic.get("subsystem_id")),
+        pci_id=pci_id(asic.get("vendor_id"), asic.get("device_id")),
+        subsystem_id=pci_id(asic.get("subvendor_id"), asic.get("subsystem_id")),
         architecture=told(asic.get("target_graphics_version")),
         memory_total_bytes=size(mapping(entry.get("vram")).get("size"), unit="MB"),
         uuid=_unique(asic.get("asic_serial")),
@@ -222,7 +223,7 @@ def _card(card: Mapping[str, Any], index: int, driver: str | None) -> GpuFacts:
         vendor=NAME,
         index=index,
         **names(*(card.get(key) for key in ("card series", "device name", "card model"))),
-        pci_id=_identity(f"0x{AMD}", card.get("device id") or card.get("gpu id")),
+        pci_id=pci_id("0x1002", card.get("device id") or card.get("gpu id")),
         architecture=told(card.get("gfx version")),
         memory_total_bytes=total or None,
         memory_free_bytes=_difference(total, used),
@@ -278,12 +279,6 @@ def names(*texts: object) -> dict[str, Any]:
     """The first of several as the product's name, and the others; a single word (0x74a1, D05101) is a code, no name."""
     found = list(dict.fromkeys(n for n in map(told, texts) if n and " " in n))
     return {"name": found[0] if found else None, "other_names": tuple(found[1:]) or None}
-
-
-def _identity(vendor: object, device: object) -> str | None:
-    """1002:74a1 of 0x1002 and 0x74a1."""
-    found = [re.fullmatch(r"0x([0-9a-fA-F]{4})", str(value).strip()) for value in (vendor, device)]
-    return ":".join(match[1].lower() for match in found if match) if all(found) else None
 
 
 def _unique(value: object) -> str | None:

@@ -328,10 +328,15 @@ def test_an_unknown_vendor_is_no_device_and_an_unknown_product_is_one() -> None:
 def test_a_person_names_an_unknown_product_by_its_class_or_its_name() -> None:
     z9000 = replace(green()[0], name="NVIDIA Z9000", pci_id="10de:ffff")
     for said_of_it in (CLASSES["a100"], replace(CLASSES["a100"], product_names=("Z9000",))):
-        own = replace(said_of_it, name="z9000", source="")
+        own = replace(said_of_it, name="z9000")
         fabric = build([host("a", [ethernet("e", "10.0.0.1")], (z9000,))], classes=[own])
         assert fabric.cluster.classes == (own,)
         assert fabric.notes == ()
+
+
+def test_a_product_that_is_called_like_a_class_of_another_vendor() -> None:
+    assert device_class(GpuFacts("amd", 0, "H100")).name == "amd-h100"
+    assert device_class(GpuFacts("nvidia", 0, "CPU")).vendor == "nvidia"
 
 
 def test_hosts_that_tell_unlike_memories_share_the_most_cautious_estimate() -> None:

@@ -128,7 +128,10 @@ def test_ids_that_several_products_have() -> None:
 
 
 def test_a_board_is_told_by_its_subsystem_before_its_device() -> None:
-    own = {"a": OwnDevice(like="mi300x", ids=("1002:74a1/1002:0001",)), "b": OwnDevice(like="mi300x", names=("Own B",))}
+    own = {
+        "a": OwnDevice(like="mi300x", ids=("1002:74a1/1002:0001",)),
+        "b": OwnDevice(like="mi300x", names=("Own B",), source="mine"),
+    }
     table = HardwareFile(own).rows(CLASSES, "own")
     for subsystem, name, expected in (("1002:0001", "", "a"), ("1002:0002", "", "mi300x"), (None, "Own B", "b")):
         row = table.of_gpu("amd", [name], "1002:74a1", subsystem)
