@@ -10,6 +10,7 @@ from hetctl.comm.contract.cluster import Device
 from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.facts import NEARNESS, GpuFacts, HostFacts, Instance
 from hetctl.comm.contract.natives import NATIVES
+from hetctl.comm.contract.units import show_bytes
 from hetctl.discovery.networks import NetworkPort
 from hetctl.trainer.planning.hardware import CLASSES, Hardware
 
@@ -46,9 +47,11 @@ def devices_of(
         found += [(gpu, part, device_class(gpu, table, part)) for part in slices]
     mixed = len({gpu.vendor for gpu, _, _ in found}) > 1 or any(part for _, part, _ in found)
     numbered = [(i if mixed else gpu.index, gpu, part, row) for i, (gpu, part, row) in enumerate(found)]
-    if only is not None:
-        notes += [f"there is no device {n} to use" for n in only if n not in {i for i, *_ in numbered}]
-        numbered = [row for row in numbered if row[0] in only]
+    if only is None:
+        notes += [_too_small(gpu, row) for _, gpu, _, row in numbered if _for_display(row)]
+        only = [i for i, _, _, row in numbered if not _for_display(row)]
+    notes += [f"there is no device {n} to use" for n in only if n not in {i for i, *_ in numbered}]
+    numbered = [row for row in numbered if row[0] in only]
     rails = assign_rails([gpu for _, gpu, _, _ in numbered], ports)
     rows = zip(numbered, rails, strict=True)
     devices = tuple(_device(index, gpu, part, row.name, nics) for (index, gpu, part, row), nics in rows)
@@ -69,6 +72,16 @@ def device_class(gpu: GpuFacts, table: Hardware = CLASSES, part: Instance | None
     if said and said.vendor != gpu.vendor:
         said, name = None, f"{gpu.vendor}-{name}"  # a class of another vendor is called so
     return said or table.estimated(name, gpu.vendor, memory=memory, architecture=gpu.architecture)
+
+
+def _for_display(row: DeviceClass) -> bool:
+    """Whether a product of no row has hardly more memory than what a rank needs beside a model."""
+    return bool(row.estimate) and row.memory_bytes <= 2 * row.runtime_bytes
+
+
+def _too_small(gpu: GpuFacts, row: DeviceClass) -> str:
+    memory = show_bytes(row.memory_bytes)
+    return f"GPU {gpu.id} ({row.name}) is left out: of its {memory} a rank needs half for itself (gpus: takes it in)"
 
 
 def class_name(gpu: GpuFacts) -> str:

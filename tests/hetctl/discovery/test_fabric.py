@@ -350,6 +350,21 @@ def test_hosts_that_tell_unlike_memories_share_the_most_cautious_estimate() -> N
     assert said(fabric).count("not in the hardware table") == 1
 
 
+def test_a_display_card_or_a_processor_s_graphics_is_left_out_unless_it_is_asked_for() -> None:
+    """It would hold no layer, and one without bf16 would have all others compute in fp16."""
+    display = GpuFacts("nvidia", 2, "NVIDIA T400 4GB", architecture="sm_75", memory_total_bytes=3906 << 20)
+    facts = HostFacts(gpus=(*green(2), display))
+    found = devices_of(facts, [])
+    assert [d.index for d in found.devices] == [0, 1]
+    assert found.estimated == ()
+    assert found.notes == (
+        "GPU nvidia:2 (t400-4gb) is left out: of its 3.8 GiB a rank needs half for itself (gpus: takes it in)",
+    )
+    asked = devices_of(facts, [], only=[1, 2])
+    assert [d.device_class for d in asked.devices] == ["h200", "t400-4gb"]
+    assert asked.notes == ()
+
+
 def test_what_is_no_share_of_a_known_product_is_estimated_by_its_memory() -> None:
     sliced = Partition("mig", instances=(Instance("1c.3g.40gb", "MIG-1", 40 << 30),))
     [row] = devices_of(HostFacts(gpus=(replace(green()[0], partition=sliced, architecture="sm_90"),)), []).estimated
