@@ -15,7 +15,7 @@ from hetctl.comm.contract.cluster import load_cluster
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import load_recipe
 from tests import room_imports
-from tests.bench import benchmark_tables, file_reference
+from tests.bench import benchmark_tables, device_reference, file_reference
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -97,7 +97,8 @@ def test_benchmarks_are_what_the_records_make() -> None:
 
 
 def test_the_reference_of_the_cluster_file_is_what_the_code_reads(tmp_path: Path) -> None:
-    assert file_reference.PAGE.read_text() == file_reference.made(), "make reference"
+    for page in (file_reference, device_reference):
+        assert page.PAGE.read_text() == page.made(), "make reference"
     [example] = re.findall(r"```yaml\n(.*?)```", file_reference.HEAD, re.DOTALL)
     (tmp_path / "cluster.yaml").write_text(example)
     cluster = load_cluster(tmp_path / "cluster.yaml")

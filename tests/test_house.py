@@ -38,7 +38,7 @@ APART = (
 )  # know nothing of each other
 HETCTL_ROOMS = {room for room in ROOMS if "." not in room}
 VENDOR_WORDS = re.compile(r"[\"'](nvidia|amd|intel)[\"']", re.IGNORECASE)
-VENDOR_FILES = ("comm/contract/natives.py", "trainer/planning/hardware.py", "hetctl/probe/vendors/")
+VENDOR_FILES = ("comm/contract/natives.py", "hetctl/probe/vendors/")
 
 
 def sources(folder: str) -> list[Path]:

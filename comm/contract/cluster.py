@@ -179,7 +179,9 @@ class Cluster:
     source: Literal["discovered", "emulated", "described"] = "discovered"
     runs: NativeName | None = None  # emulation: the native library this machine really has
     runs_class: str | None = None  # emulation: what its devices really are, whatever they are labelled
-    classes: tuple[DeviceClass, ...] = ()  # what a person said of device classes, in place of the hardware table
+    classes: tuple[
+        DeviceClass, ...
+    ] = ()  # what a person said of device classes, or was estimated, in place of the hardware table
     schema_version: int = SCHEMA_VERSION
 
     @cached_property

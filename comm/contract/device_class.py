@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from hetctl.comm.contract.units import GiB
@@ -36,8 +36,14 @@ class DeviceClass:
     tf32: bool = False  # whether torch can have it multiply fp32 values as TF32
     fp32_tflops: float | None = None  # the vendor's dense peak, without TF32
     fp64_tflops: float | None = None
+    fp16_tflops: float | None = None  # where it is not bf16's
+    fp8_tflops: float | None = None  # recorded, not yet computed in
     slices: int = 0  # of compute, that MIG shares out; 0: it cannot be partitioned so
     chiplets: int = 0  # that partition modes share out; 0: it cannot be partitioned so
+    ids: tuple[str, ...] = ()  # PCI vendor:device, or vendor:device/vendor:device with the subsystem's
+    architecture: str = ""  # sm_90, gfx942; '' where the driver tells none
+    source: str = ""  # the document that its figures are of
+    estimate: str = ""  # how its figures were guessed, '' where they are known
 
     @property
     def sustained_tflops(self) -> float:
@@ -50,19 +56,26 @@ class DeviceClass:
     def peak_in(self, precision: Precision) -> float:
         """The dense peak in TFLOPS; 0 where the vendor's is unknown.
 
-        fp16 is as fast as bf16, TF32 half as fast (NVIDIA's data sheets from the A100 on); fp32 is never TF32 unasked.
+        fp16 is as fast as bf16 unless the class says otherwise, TF32 half as fast (NVIDIA's data sheets from the A100
+        on); fp32 is never TF32 unasked.
         """
-        if precision in ("bf16", "fp16", "tf32"):
-            return self.peak_tflops / (2 if precision == "tf32" else 1)
-        return (self.fp32_tflops if precision == "fp32" else self.fp64_tflops) or 0.0
+        own = {"fp16": self.fp16_tflops or self.peak_tflops, "fp32": self.fp32_tflops, "fp64": self.fp64_tflops}
+        halves = self.peak_tflops / (2 if precision == "tf32" else 1)
+        return own.get(precision, halves) or 0.0
 
     def sustained_in(self, precision: Precision) -> float:
         """TFLOPS in training: of every precision's peak the same share; where a peak is unknown, a cautious guess."""
-        if precision in ("bf16", "fp16") or self.vendor == "cpu":  # a CPU's figure is of fp32
+        if self.vendor == "cpu":  # a CPU's figure is of fp32
             return self.sustained_tflops / (2 if precision == "fp64" else 1)
         if self.peak_tflops and (peak := self.peak_in(precision)):
-            return self.sustained_tflops * peak / self.peak_tflops
-        return self.sustained_tflops / _GUESSED[precision]
+            return self.sustained_tflops * (peak / self.peak_tflops)
+        return self.sustained_tflops / _GUESSED.get(precision, 1.0)
+
+    def scaled(self, compute: float, rates: float) -> DeviceClass:
+        """The same with a share of its compute, and of what its memory and its links move per second."""
+        shares = {f.name: compute if f.name.endswith("_tflops") else rates for f in fields(self)}
+        known = {name: getattr(self, name) for name in shares if name.endswith(("_tflops", "_bytes_per_s"))}
+        return replace(self, **{name: value and value * shares[name] for name, value in known.items()})
 
     def part(self, mode: str) -> DeviceClass | None:
         """A partition (`3g.40gb` of MIG, `cpx`, `dpx`) as its share of the whole; None where it is not known."""
@@ -77,17 +90,10 @@ class DeviceClass:
     def _share(self, mode: str, compute: float, memory: int) -> DeviceClass:
         part = memory / self.memory_bytes
         return replace(
-            self,
+            self.scaled(compute, part),
             name=f"{self.name}/{mode}",
             memory_bytes=memory,
-            memory_bytes_per_s=self.memory_bytes_per_s * part,
-            peak_tflops=self.peak_tflops * compute,
-            published_tflops=self.published_tflops and self.published_tflops * compute,
-            fp32_tflops=self.fp32_tflops and self.fp32_tflops * compute,
-            fp64_tflops=self.fp64_tflops and self.fp64_tflops * compute,
-            nic_bytes_per_s=self.nic_bytes_per_s * part,
-            native_bytes_per_s=self.native_bytes_per_s * part,
-            host_bytes_per_s=self.host_bytes_per_s * part,
             product_names=(),
+            ids=(),
             price_per_hour=self.price_per_hour and self.price_per_hour * part,
         )

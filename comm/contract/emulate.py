@@ -92,6 +92,7 @@ class Machine:
     device_class: str | None = None  # what its devices really are, whatever they are labelled
     host_memory_bytes: int | None = None  # where devices have memory of their own
     gpus: int | None = None  # real ones that the devices take turns on, where there are fewer than devices
+    classes: tuple[DeviceClass, ...] = ()  # that the hardware table lacks: an estimate of that class
 
 
 def parse_spec(text: str, classes: Mapping[str, DeviceClass]) -> tuple[SpecIsland, ...]:
@@ -192,6 +193,7 @@ def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
         source="emulated",
         runs=machine.native,
         runs_class=machine.device_class,
+        classes=machine.classes,
     )
 
 

@@ -94,6 +94,9 @@ class GpuFacts:
     vendor: str
     index: int
     name: str | None = None  # the product's, e.g. NVIDIA H200
+    other_names: tuple[str, ...] | None = None  # that its tools have for it as well: of the board, of the series
+    pci_id: str | None = None  # vendor:device, e.g. 10de:2335
+    subsystem_id: str | None = None  # of the board, likewise
     architecture: str | None = None  # sm_90, gfx942
     memory_total_bytes: int | None = None
     memory_free_bytes: int | None = None
@@ -115,6 +118,11 @@ class GpuFacts:
     def id(self) -> str:
         """The word by which Reach.to names this GPU, unique on its host."""
         return f"{self.vendor}:{self.index}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that it goes by."""
+        return tuple(filter(None, (self.name, *(self.other_names or ()))))
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,11 @@ def bench_ops(
     shape, length = what.shape, what.seq_len
     kind = accelerator()
     on_gpu = kind is not None
-    name = device_class or (gpu_class() if on_gpu else "cpu")
+    own = gpu_class() if on_gpu else CLASSES["cpu"]
+    name = device_class or (own.name if own else None)
     if name is None:
-        raise Undetermined("the hardware table does not know this GPU", hint="say what to call it with --class")
-    row = CLASSES.get(name if on_gpu else "cpu")
+        raise Undetermined("nothing says what this GPU is", hint="say what to call it with --class")
+    row = CLASSES.get(name, own) if on_gpu else own
     if precision and row and not row.computes(precision):
         raise ConfigError(f"--precision {precision} is not possible: {row.name} cannot multiply {precision}")
     if not on_gpu:

@@ -51,7 +51,8 @@ def plan(
 
     sink = Sink(as_json=as_json)
     found = resolve(asked, sink, runs=False)
-    table = CLASSES.with_own((*found.cluster.classes, *own_classes(asked.hardware, asked.device or ())))
+    known = found.cluster.classes
+    table = CLASSES.with_own((*known, *own_classes(asked.hardware, asked.device or (), known=known)))
     again = Asked(found.cluster, found.recipe, table, found.speeds, found.profile)
     try:
         weighed = weigh(found.cluster, found.recipe, speeds=found.speeds, profile=found.profile)

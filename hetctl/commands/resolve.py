@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hetctl.comm.contract.errors import ConfigError
@@ -65,10 +66,13 @@ def resolve_where(
             f"--plan is decided already: {' and '.join(given)} would change nothing",
             hint="leave it out, or make the plan anew with it: `hetctl plan ... -o plan.yaml`",
         )
-    own = own_classes(options.hardware, options.device or ())
-    where = Where(options.cluster, options.emulate, own, tuple(options.link or ()))
+    said = partial(own_classes, options.hardware, options.device or ())
+    where = Where(options.cluster, options.emulate, links=tuple(options.link or ()))
+    if options.emulate is not None and where.emulated_file is None:
+        where = replace(where, classes=said())  # of which a SPEC may speak
     plan = load_plan(options.plan, layers=layers) if options.plan else None
-    return with_own(running_cluster(where, sink, plan=plan) if runs else described_cluster(where, sink), own), plan
+    cluster = running_cluster(where, sink, plan=plan) if runs else described_cluster(where, sink)
+    return with_own(cluster, said(known=cluster.classes)), plan
 
 
 def _with_sizes(recipe: Recipe, cluster: Cluster, plan: Plan | None, sink: Sink, *, given: set[str]) -> Recipe:

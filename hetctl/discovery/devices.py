@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from hetctl.comm.contract.cluster import Device
+from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.facts import NEARNESS, GpuFacts, HostFacts, Instance
 from hetctl.comm.contract.natives import NATIVES
+from hetctl.comm.contract.units import show_bytes
 from hetctl.discovery.networks import NetworkPort
 from hetctl.trainer.planning.hardware import CLASSES, Hardware
 
 _WHOLE = (None, "none", "disabled", "spx")  # partition modes that leave a GPU in one piece
 _UNKNOWN_DISTANCE = len(NEARNESS)
+
+
+@dataclass(frozen=True)
+class FoundDevices:
+    """A host's devices, what a person should know of them, and rows for products that the hardware table lacks."""
+
+    devices: tuple[Device, ...] = ()
+    notes: tuple[str, ...] = ()
+    estimated: tuple[DeviceClass, ...] = ()
 
 
 def devices_of(
@@ -20,41 +33,65 @@ def devices_of(
     *,
     only: Sequence[int] | None = None,
     table: Hardware = CLASSES,
-) -> tuple[tuple[Device, ...], list[str]]:
+) -> FoundDevices:
     """A host's devices with their rails, and what could not be taken, in words. `only` keeps these device numbers."""
     notes: list[str] = []
-    found: list[tuple[GpuFacts, Instance | None, str]] = []
+    found: list[tuple[GpuFacts, Instance | None, DeviceClass]] = []
     for gpu in facts.gpus:
-        known, why = device_class(gpu, table)
-        if known is None:
-            notes.append(why)
+        if gpu.vendor not in NATIVES:
+            notes.append(f"GPU {gpu.id} is of the vendor '{gpu.vendor}', which hetctl has no native library for")
             continue
         if gpu.partition.mode == "mig" and not gpu.partition.instances:
             notes.append(f"GPU {gpu.id} is in MIG mode without any instance: nothing can run on it")
         slices: Sequence[Instance | None] = gpu.partition.instances or ([] if gpu.partition.mode == "mig" else [None])
-        found += [(gpu, part, f"{known}/{part.profile}" if part else known) for part in slices]
+        found += [(gpu, part, device_class(gpu, table, part)) for part in slices]
     mixed = len({gpu.vendor for gpu, _, _ in found}) > 1 or any(part for _, part, _ in found)
-    numbered = [(i if mixed else gpu.index, gpu, part, name) for i, (gpu, part, name) in enumerate(found)]
-    if only is not None:
-        notes += [f"there is no device {n} to use" for n in only if n not in {i for i, *_ in numbered}]
-        numbered = [row for row in numbered if row[0] in only]
+    numbered = [(i if mixed else gpu.index, gpu, part, row) for i, (gpu, part, row) in enumerate(found)]
+    if only is None:
+        notes += [_too_small(gpu, row) for _, gpu, _, row in numbered if _for_display(row)]
+        only = [i for i, _, _, row in numbered if not _for_display(row)]
+    notes += [f"there is no device {n} to use" for n in only if n not in {i for i, *_ in numbered}]
+    numbered = [row for row in numbered if row[0] in only]
     rails = assign_rails([gpu for _, gpu, _, _ in numbered], ports)
     rows = zip(numbered, rails, strict=True)
-    return tuple(_device(index, gpu, part, name, nics) for (index, gpu, part, name), nics in rows), notes
+    devices = tuple(_device(index, gpu, part, row.name, nics) for (index, gpu, part, row), nics in rows)
+    return FoundDevices(devices, tuple(notes), tuple(row for *_, row in numbered if row.estimate))
 
 
-def device_class(gpu: GpuFacts, table: Hardware = CLASSES) -> tuple[str | None, str]:
-    """The device class (`h200`, `mi300x/cpx`) of a GPU, or None and why it has none."""
-    if gpu.vendor not in NATIVES:
-        return None, f"GPU {gpu.id} is of the vendor '{gpu.vendor}', which hetctl has no native library for"
-    if gpu.name is None:
-        return None, f"GPU {gpu.id} does not say what product it is"
-    row = table.of_product(gpu.vendor, gpu.name)
-    if row is None:
-        return None, f"GPU {gpu.id} is a '{gpu.name}', which is not in the hardware table (hardware.yaml can name it)"
-    mode = gpu.partition.mode
-    whole = mode in _WHOLE or mode == "mig"  # MIG names its instances, not the GPU
-    return row.name if whole else f"{row.name}/{mode}", ""
+def device_class(gpu: GpuFacts, table: Hardware = CLASSES, part: Instance | None = None) -> DeviceClass:
+    """What a GPU, or an instance of it, computes as: its row, its share of its row, or an estimate of its own name."""
+    mode = part.profile if part else gpu.partition.mode
+    whole = not part and mode in (*_WHOLE, "mig")  # MIG names its instances, not the GPU
+    row = table.of_gpu(gpu.vendor, gpu.names, gpu.pci_id, gpu.subsystem_id)
+    known = row if row is None or whole else row.part(mode or "")
+    if known is not None:
+        return known
+    name = "-".join(filter(None, (row.name if row else class_name(gpu), None if whole else mode)))
+    memory = part.memory_total_bytes if part else gpu.memory_total_bytes
+    said = table.get(name)
+    if said and said.vendor != gpu.vendor:
+        said, name = None, f"{gpu.vendor}-{name}"  # a class of another vendor is called so
+    return said or table.estimated(name, gpu.vendor, memory=memory, architecture=gpu.architecture)
+
+
+def _for_display(row: DeviceClass) -> bool:
+    """Whether a product of no row has hardly more memory than what a rank needs beside a model."""
+    return bool(row.estimate) and row.memory_bytes <= 2 * row.runtime_bytes
+
+
+def _too_small(gpu: GpuFacts, row: DeviceClass) -> str:
+    memory = show_bytes(row.memory_bytes)
+    return f"GPU {gpu.id} ({row.name}) is left out: of its {memory} a rank needs half for itself (gpus: takes it in)"
+
+
+def class_name(gpu: GpuFacts) -> str:
+    """What to call the class of a product that the hardware table does not have: `geforce-rtx-3050`."""
+    told = re.sub(rf"\b{re.escape(gpu.vendor)}\b|\(\w+\)", " ", (gpu.names or ("",))[0].lower())
+    words = re.findall(r"[a-z0-9.]+", told) or [
+        gpu.vendor,
+        *re.findall(r"\w+", gpu.pci_id or gpu.architecture or "gpu"),
+    ]
+    return "-".join(words)[:40].strip("-")
 
 
 def assign_rails(gpus: Sequence[GpuFacts], ports: Sequence[NetworkPort]) -> list[tuple[str, ...]]:

@@ -10,10 +10,10 @@ from itertools import combinations
 from hetctl.comm.contract.cluster import Access, Cluster, Device, Host, Island, Member, Network
 from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.facts import HostFacts, facts_to_data
-from hetctl.discovery.devices import devices_of
+from hetctl.discovery.devices import FoundDevices, devices_of
 from hetctl.discovery.networks import Ignored, NetworkPort, Subnets, name_networks, ports_of, twins_apart
 from hetctl.discovery.transports import TransportFacts, link_between
-from hetctl.trainer.planning.hardware import CLASSES, Hardware
+from hetctl.trainer.planning.hardware import CLASSES, Hardware, not_in_the_table
 from hetctl.trainer.planning.own_hardware import with_own
 
 _FABRIC_ORDER = {"infiniband": 0, "roce": 1, "ethernet": 2, "host": 3}
@@ -64,13 +64,15 @@ def build(
     networks, names = name_networks([p for host in ports.values() for p in host])
     with_gpus = any(r.facts is not None and r.facts.gpus for r in reports)
     table = CLASSES.with_own(classes)
-    devices = {r.name: _devices(r, ports.get(r.name, []), with_gpus, notes, table) for r in reports}
+    found = {r.name: _found(r, ports.get(r.name, []), with_gpus, notes, table) for r in reports}
+    devices = {name: one.devices for name, one in found.items()}
+    estimated = _estimated(found.values(), notes)
     addresses = data_addresses(reports, ports)
     hosts = tuple(_host(r, devices[r.name], ports.get(r.name, []), names, addresses.get(r.name)) for r in reports)
     islands = find_islands(hosts, networks)
     ground = TransportFacts(hosts, {r.name: r.facts for r in reports if r.facts}, ports, names, _declared(reports))
     links = tuple(link_between(a, b, ground) for a, b in combinations(islands, 2))
-    return NotedCluster(with_own(Cluster(hosts, islands, networks, links), classes), tuple(notes))
+    return NotedCluster(with_own(Cluster(hosts, islands, networks, links), (*estimated, *classes)), tuple(notes))
 
 
 def find_islands(hosts: Sequence[Host], networks: Sequence[Network]) -> tuple[Island, ...]:
@@ -132,21 +134,30 @@ def _all_ports(reports: Sequence[Report], named: Subnets, notes: list[Note]) -> 
     return by_host
 
 
-def _devices(
+def _found(
     report: Report, ports: Sequence[NetworkPort], with_gpus: bool, notes: list[Note], table: Hardware
-) -> tuple[Device, ...]:
+) -> FoundDevices:
     if report.facts is None:
-        return ()
-    devices, problems = devices_of(report.facts, ports, only=report.access.gpus if with_gpus else None, table=table)
-    notes += [Note(report.name, sentence) for sentence in problems]
+        return FoundDevices()
+    found = devices_of(report.facts, ports, only=report.access.gpus if with_gpus else None, table=table)
+    notes += [Note(report.name, sentence) for sentence in found.notes]
     for vendor, state in report.facts.vendors.items():
         if state not in ("present", "absent"):
             notes.append(Note(report.name, f"{vendor}: {state}"))
     if not with_gpus:
-        return _cpu_devices(report, ports, notes)
-    if not devices and not problems:
+        return FoundDevices(_cpu_devices(report, ports, notes))
+    if not found.devices and not found.notes:
         notes.append(Note(report.name, "no GPU was found on it"))
-    return devices
+    return found
+
+
+def _estimated(found: Iterable[FoundDevices], notes: list[Note]) -> tuple[DeviceClass, ...]:
+    """Of each product that the hardware table lacks the most cautious row, said aloud once."""
+    rows: dict[str, DeviceClass] = {}
+    for row in sorted((row for one in found for row in one.estimated), key=lambda row: row.sustained_tflops):
+        rows.setdefault(row.name, row)
+    notes += [Note(None, not_in_the_table(row)) for row in rows.values()]
+    return tuple(rows.values())
 
 
 def _cpu_devices(report: Report, ports: Sequence[NetworkPort], notes: list[Note]) -> tuple[Device, ...]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.emulate import Machine
+from hetctl.comm.contract.facts import GpuFacts
 from hetctl.comm.contract.natives import HOST, NATIVES, NativeName, native_of
-from hetctl.trainer.planning.hardware import CLASSES
+from hetctl.discovery.devices import device_class
+from hetctl.trainer.planning.hardware import not_in_the_table
 
 
 def this_machine(counts: Sequence[int]) -> tuple[Machine, str]:
@@ -25,26 +29,42 @@ def this_machine(counts: Sequence[int]) -> tuple[Machine, str]:
     name, memory = socket.gethostname(), psutil.virtual_memory().total
     if memories and len(memories) >= wanted:
         words = f"{wanted} of this machine's {len(memories)} GPUs"
-        return Machine(name, _library(), tuple(memories), gpu_class(), memory), words
+        return _classed(Machine(name, _library(), tuple(memories), host_memory_bytes=memory), words)
     if memories and len(memories) >= max(counts):
         most = -(-wanted // len(memories))
         shares = tuple(memories[i % len(memories)] // most for i in range(wanted))
         each = "its GPU is shared" if len(memories) == 1 else f"its {len(memories)} GPUs are shared"
         words = f"{each} by up to {most} ranks each, so speeds say nothing of {wanted} GPUs"
-        return Machine(name, _library(), shares, gpu_class(), memory, gpus=len(memories)), words
+        return _classed(Machine(name, _library(), shares, host_memory_bytes=memory, gpus=len(memories)), words)
     cores = len(os.sched_getaffinity(0))
     why = "no GPU here" if not memories else f"only {len(memories)} GPUs here for {wanted} ranks"
     share = memory // wanted
     return Machine(name, "gloo", (share,) * wanted, "cpu"), f"{why}, so {wanted} CPU processes share {cores} cores"
 
 
-def gpu_class() -> str | None:
-    """The device class of this machine's first GPU; None when it has none or the hardware table does not know it."""
-    if not _gpu_memories():
+def _classed(machine: Machine, words: str) -> tuple[Machine, str]:
+    """The machine with what its GPUs compute as, said where it is an estimate."""
+    row = gpu_class()
+    if row is None:
+        return machine, words
+    known = replace(machine, device_class=row.name, classes=(row,) if row.estimate else ())
+    return known, f"{words}; {not_in_the_table(row)}" if row.estimate else words
+
+
+def gpu_class() -> DeviceClass | None:
+    """What this machine's first GPU computes as, an estimate where the hardware table lacks it; None: it has none."""
+    memories = _gpu_memories()
+    if not memories:
         return None
-    product = _devices().get_device_name(0)
-    rows = (CLASSES.of_product(vendor, product) for vendor in NATIVES)
-    return next((row.name for row in rows if row is not None), None)
+    name, properties = _devices().get_device_name(0), _devices().get_device_properties(0)
+    target = getattr(properties, "gcnArchName", "").partition(":")[0]
+    target = target or f"sm_{getattr(properties, 'major', 0)}{getattr(properties, 'minor', 0)}"
+    vendors = [vendor for vendor, row in NATIVES.items() if row.driver_node and Path(row.driver_node).exists()]
+    found = [
+        device_class(GpuFacts(vendor, 0, name, architecture=target, memory_total_bytes=memories[0]))
+        for vendor in vendors
+    ]
+    return next((row for row in found if not row.estimate), found[0] if found else None)
 
 
 def _gpu_memories() -> list[int]:

@@ -163,7 +163,7 @@ def _devices(checked: CheckedCluster, host: str) -> list[tuple[str, Mapping[str,
     """(device class, what was measured) of a host's devices."""
     found = checked.performance.get(host, {}).get("devices")
     gpus = checked.facts[host].gpus if host in checked.facts else ()
-    named = {i: _class(checked, gpu) or "?" for i, gpu in enumerate(gpus)} or {0: "cpu"}
+    named = {i: _class(checked, gpu) for i, gpu in enumerate(gpus)} or {0: "cpu"}
     listed = found if isinstance(found, list) else []
     return [(named.get(d.get("index", i), "?"), d) for i, d in enumerate(listed) if isinstance(d, Mapping)]
 
@@ -172,16 +172,17 @@ def _table(checked: CheckedCluster) -> Hardware:
     return CLASSES.with_own(checked.cluster.classes)
 
 
-def _class(checked: CheckedCluster, gpu: GpuFacts) -> str | None:
-    return device_class(gpu, _table(checked))[0]
+def _class(checked: CheckedCluster, gpu: GpuFacts) -> str:
+    return device_class(gpu, _table(checked)).name
 
 
 def _row(checked: CheckedCluster, name: str) -> DeviceClass | None:
-    """What is known of a class, or of a part of one."""
+    """What is known of a class, or of a part of one; an estimate is no knowledge."""
     try:
-        return _table(checked)[name]
+        row = _table(checked)[name]
     except ConfigError:
         return None
+    return None if row.estimate else row
 
 
 def _why_not(case: HostCase) -> Verdict:
@@ -204,7 +205,7 @@ def allreduce(case: HostCase) -> Verdict:
         for host, measured in case.checked.performance.items()
         if host in case.checked.facts and [_class(case.checked, g) for g in case.checked.facts[host].gpus] == kinds
     ]
-    row = _row(case.checked, kinds[0] or "")
+    row = _row(case.checked, kinds[0])
     reference, of = _reference(like, row.native_bytes_per_s * 0.5 if row else None)
     return _against(float(value), reference, of, "64 MiB", show_rate)
 

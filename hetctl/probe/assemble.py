@@ -14,9 +14,10 @@ from hetctl.probe.raw import Raw, printable
 from hetctl.probe.rdma import rdma
 from hetctl.probe.software import containers, interpreters
 from hetctl.probe.system import limits, system
-from hetctl.probe.topology import branch, distance, nearest_first
+from hetctl.probe.topology import PCI, branch, distance, nearest_first
 from hetctl.probe.vendors import VENDORS
 from hetctl.probe.vendors.base import Vendor, bound_devices
+from hetctl.probe.words import pci_id
 
 _TEXT_LIMIT = 4096
 # Other failures are ordinary: an interface that is down has no speed to read.
@@ -60,7 +61,15 @@ def _gpus(raw: Raw, ports: tuple[NicFacts, ...], notes: Notes) -> tuple[tuple[Gp
         states[vendor.name] = _state(raw, vendor, theirs)
     branches = {g.id: branch(raw.links, g.pci or "") for g in found}
     branches.update((n.name, branch(raw.links, n.pci or "")) for n in ports)
-    return tuple(_with_distances(g, found, ports, native, branches) for g in found), states
+    return tuple(_with_distances(_identified(g, raw), found, ports, native, branches) for g in found), states
+
+
+def _identified(gpu: GpuFacts, raw: Raw) -> GpuFacts:
+    """With the PCI ids that sysfs tells, which no tool words otherwise; a partition has its package's."""
+    at = gpu.pci or ""
+    base = PCI + (at if raw.text(f"{PCI}{at}/vendor") else at[:-1] + "0")
+    own, board = (pci_id(raw.text(f"{base}/{of}vendor"), raw.text(f"{base}/{of}device")) for of in ("", "subsystem_"))
+    return replace(gpu, pci_id=own or gpu.pci_id, subsystem_id=board or gpu.subsystem_id)
 
 
 def _state(raw: Raw, vendor: Vendor, gpus: tuple[GpuFacts, ...]) -> str:

@@ -13,7 +13,7 @@ from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI, pci_of
 from hetctl.probe.vendors.base import sysfs_pcie
-from hetctl.probe.words import count, flag, integer, items, json_documents, key_values, mapping, node, told
+from hetctl.probe.words import count, flag, integer, items, json_documents, key_values, mapping, node, pci_id, told
 
 NET, RDMA = "/sys/class/net/", "/sys/class/infiniband/"
 _ETHERNET, _INFINIBAND, _UP = 1, 32, 0x1  # ARPHRD_ETHER, ARPHRD_INFINIBAND, IFF_UP
@@ -73,11 +73,10 @@ def _interface(raw: Raw, name: str, addresses: tuple[Address, ...] | None) -> Ni
 def _hardware(raw: Raw, base: str, pci: str | None) -> dict[str, Any]:
     """PCI address, ids, NUMA node, PCIe link and driver of the function behind an interface or RDMA device."""
     of = PCI + (pci or "none")
-    vendor, device = (raw.text(f"{of}/{file}") or "" for file in ("vendor", "device"))
     driver = raw.links.get(base + "/device/driver") or raw.links.get(of + "/driver") or ""
     return {
         "pci": pci,
-        "pci_id": f"{vendor[2:]}:{device[2:]}" if vendor.startswith("0x") and device.startswith("0x") else None,
+        "pci_id": pci_id(raw.text(of + "/vendor"), raw.text(of + "/device")),
         "numa_node": node(raw.text(of + "/numa_node")),
         "pcie": sysfs_pcie(raw, pci),
         "driver": driver.rpartition("/")[2] or None,

@@ -96,6 +96,12 @@ def pci_address(text: object) -> str | None:
     return f"{domain:04x}:{match.group(2)}:{match.group(3)}.{match.group(4)}".lower()
 
 
+def pci_id(vendor: object, device: object) -> str | None:
+    """`1002:74a1` of 0x1002 and 0x74a1."""
+    found = [re.fullmatch(r"0x([0-9a-f]{4})", str(word).strip().lower()) for word in (vendor, device)]
+    return ":".join(match[1] for match in found if match) if all(found) else None
+
+
 def gt_per_s(text: object) -> float | None:
     """GT/s of "32.0 GT/s PCIe" or {"value": 32, "unit": "GT/s"}; None of "Unknown"."""
     found, unit = _quantity(text)

@@ -128,7 +128,7 @@ def _port(nic: NicFacts) -> str:
 
 def _gpu_pairs(ours: GpuFacts, theirs: GpuFacts) -> Pairs:
     names = (ours.name, theirs.name)
-    products = [CLASSES.of_product(g.vendor, g.name) if g.name else None for g in (ours, theirs)]
+    products = [CLASSES.of_gpu(g.vendor, g.names, g.pci_id, g.subsystem_id) for g in (ours, theirs)]
     if products[0] is not None and products[0] == products[1]:
         names = (ours.name, ours.name)  # two tools' words for one product
     whole = (ours.partition.mode or "spx") in _WHOLE

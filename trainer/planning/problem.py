@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from hetctl.comm.contract.cluster import Cluster
@@ -12,9 +12,10 @@ from hetctl.comm.contract.errors import ConfigError, Infeasible, nearest
 from hetctl.comm.contract.plan import Basis
 from hetctl.trainer.model.tensor_cuts import cannot_cut
 from hetctl.trainer.planning.costs import MODES, LayerCosts, Mode, ValueBytes
+from hetctl.trainer.planning.hardware import not_in_the_table
 from hetctl.trainer.planning.link_rates import LinkRates, read_link_rates
 from hetctl.trainer.planning.over_shapes import Estimated, serving
-from hetctl.trainer.planning.pools import PRECISION_BYTES, Pool, read_pools
+from hetctl.trainer.planning.pools import PRECISION_BYTES, Pool, base_class, read_pools
 from hetctl.trainer.planning.precision import on_cpus, precision_of, why_not_bf16
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.space import TENSOR_DEGREES, Pins
@@ -89,7 +90,11 @@ def read_problem(
     costs = layer_costs(cluster, recipe, profile)
     return Problem(
         costs=costs,
-        notes=(*_notes(costs, pools, profile, precision), *why_not_bf16(cluster, recipe)),
+        notes=(
+            *_estimates(cluster, costs, pools),
+            *_notes(costs, pools, profile, precision),
+            *why_not_bf16(cluster, recipe),
+        ),
         pools=pools,
         links=links,
         modes=_modes(recipe),
@@ -112,6 +117,14 @@ def tolerance_of(pools: tuple[Pool, ...]) -> float:
     devices, kinds = sum(p.size for p in pools), len(pools)
     exact = next(t for most, t in TOLERANCES if devices <= most)
     return max(exact, MANY_KINDS) if kinds > 3 or (kinds == 3 and devices > FEW) else exact
+
+
+def _estimates(cluster: Cluster, costs: LayerCosts, pools: tuple[Pool, ...]) -> Iterator[str]:
+    """Which classes have guessed figures that nothing measured or said by hand replaces."""
+    unsaid = {p.device_class: base_class(cluster, p.device_class) for p in pools if p.rates.base}
+    measured = {p.device_class for p in pools if costs.measured(p.rates)}
+    for row in {row.name: row for name, row in unsaid.items() if row.estimate and name not in measured}.values():
+        yield f"{not_in_the_table(row)}."
 
 
 def _notes(

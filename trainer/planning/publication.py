@@ -16,10 +16,10 @@ from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.trainer.model.shapes import SHAPES, ModelShape
 from hetctl.trainer.model.tensor_cuts import cannot_cut
 from hetctl.trainer.planning.costs import MODES, OVERLAP_COST, LayerCosts, ValueBytes
-from hetctl.trainer.planning.hardware import CLASSES
+from hetctl.trainer.planning.hardware import CLASSES, OwnDevice
 from hetctl.trainer.planning.layout import Engine, Layout
 from hetctl.trainer.planning.link_rates import read_link_rates
-from hetctl.trainer.planning.own_hardware import OwnDevice, with_own
+from hetctl.trainer.planning.own_hardware import with_own
 from hetctl.trainer.planning.pools import read_pools
 from hetctl.trainer.planning.problem import Problem, tolerance_of
 from hetctl.trainer.planning.profile import BridgeProfile, ClassProfile, Profile

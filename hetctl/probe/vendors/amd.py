@@ -118,9 +118,14 @@ def _merge(raw: Raw, notes: Notes, gpu: GpuFacts, kfd: KfdNode, tools: Tools) ->
     parts = notes.at("partition").pick_each(
         ("mode", "memory_mode"), *((g.partition, source) for g, source in told_by_all)
     )
+    picked = notes.pick_each(("name", "serial", "numa_node", "driver", "firmware"), *told_by_all)
+    names = dict.fromkeys(name for one in (static, rocm) for name in one.names if name != picked["name"])
     return replace(
         gpu,
-        **notes.pick_each(("name", "serial", "numa_node", "driver", "firmware"), *told_by_all),
+        **picked,
+        other_names=tuple(names) or None,
+        pci_id=static.pci_id or rocm.pci_id,
+        subsystem_id=static.subsystem_id,
         **notes.pick_each(("memory_total_bytes", "uuid"), (kfd, KFD), *told_by_all),
         **notes.pick_each(("architecture",), (kfd, KFD), (static, STATIC), (rocm, ROCM)),
         memory_free_bytes=_free(raw, notes, base, kfd, metric, rocm),
@@ -137,7 +142,7 @@ def _of_sysfs(raw: Raw, gpu: GpuFacts, base: str) -> GpuFacts:
     mode, memory_mode = (told(raw.text(f"{base}/current_{word}_partition")) for word in ("compute", "memory"))
     return replace(
         gpu,
-        name=told(raw.text(base + "/product_name")),
+        **amd_smi.names(raw.text(base + "/product_name")),
         memory_total_bytes=count(raw.text(base + "/mem_info_vram_total")) or None,
         uuid=f"GPU-{unique:016x}" if unique else None,
         serial=told(raw.text(base + "/serial_number")),

@@ -22,6 +22,7 @@ from hetctl.probe.words import (
     node,
     number,
     pci_address,
+    pci_id,
     size,
     told,
 )
@@ -117,7 +118,9 @@ def _static(entry: Mapping[str, Any], index: int) -> GpuFacts:
     return GpuFacts(
         vendor=NAME,
         index=_index(entry, index),
-        name=told(board.get("product_name")) or told(asic.get("market_name")),
+        **names(board.get("product_name"), asic.get("market_name")),
+        pci_id=pci_id(asic.get("vendor_id"), asic.get("device_id")),
+        subsystem_id=pci_id(asic.get("subvendor_id"), asic.get("subsystem_id")),
         architecture=told(asic.get("target_graphics_version")),
         memory_total_bytes=size(mapping(entry.get("vram")).get("size"), unit="MB"),
         uuid=_unique(asic.get("asic_serial")),
@@ -216,11 +219,11 @@ def parse_rocm_smi(text: str) -> tuple[GpuFacts, ...]:
 def _card(card: Mapping[str, Any], index: int, driver: str | None) -> GpuFacts:
     total, used = (size(card.get(f"vram total {w}memory (b)")) for w in ("", "used "))
     mode, memory_mode = card.get("compute partition"), card.get("memory partition")
-    names = ("card series", "device name", "card model", "card sku")
     return GpuFacts(
         vendor=NAME,
         index=index,
-        name=next((n for n in (told(card.get(k)) for k in names) if n and not n.startswith("0x")), None),
+        **names(*(card.get(key) for key in ("card series", "device name", "card model"))),
+        pci_id=pci_id("0x1002", card.get("device id") or card.get("gpu id")),
         architecture=told(card.get("gfx version")),
         memory_total_bytes=total or None,
         memory_free_bytes=_difference(total, used),
@@ -270,6 +273,12 @@ def _entries(text: str, *, what: str) -> list[Mapping[str, Any]]:
 def _index(entry: Mapping[str, Any], position: int) -> int:
     found = count(entry.get("gpu"))
     return position if found is None else found
+
+
+def names(*texts: object) -> dict[str, Any]:
+    """The first of several as the product's name, and the others; a single word (0x74a1, D05101) is a code, no name."""
+    found = list(dict.fromkeys(n for n in map(told, texts) if n and " " in n))
+    return {"name": found[0] if found else None, "other_names": tuple(found[1:]) or None}
 
 
 def _unique(value: object) -> str | None:

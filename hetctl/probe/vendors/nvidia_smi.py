@@ -46,6 +46,8 @@ def _gpu(gpu: ElementTree.Element, index: int) -> GpuFacts:
         vendor=NAME,
         index=index,
         name=_text(gpu, "product_name"),
+        pci_id=_identity(_text(gpu, "pci/pci_device_id")),
+        subsystem_id=_identity(_text(gpu, "pci/pci_sub_system_id")),
         architecture=_ARCHITECTURES.get((_text(gpu, "product_architecture") or "").lower()),
         memory_total_bytes=size(_text(gpu, "fb_memory_usage/total"), unit="MiB"),
         memory_free_bytes=size(_text(gpu, "fb_memory_usage/free"), unit="MiB"),
@@ -60,6 +62,12 @@ def _gpu(gpu: ElementTree.Element, index: int) -> GpuFacts:
         health=_health(gpu),
         processes=_processes(gpu),
     )
+
+
+def _identity(text: str | None) -> str | None:
+    """10de:2330 of 233010DE, the device before its vendor."""
+    match = re.fullmatch(r"(?:0x)?([0-9A-Fa-f]{4})([0-9A-Fa-f]{4})", text or "")
+    return f"{match[2]}:{match[1]}".lower() if match else None
 
 
 def _pcie(gpu: ElementTree.Element) -> Pcie:

@@ -26,7 +26,7 @@ from hetctl.comm.contract.facts import (
     Reach,
     System,
 )
-from hetctl.discovery.devices import assign_rails, device_class
+from hetctl.discovery.devices import assign_rails, device_class, devices_of
 from hetctl.discovery.fabric import NotedCluster, Report, build
 from hetctl.discovery.networks import ports_of
 from hetctl.discovery.unusual import unusual
@@ -293,30 +293,83 @@ def test_rails_are_shared_evenly(gpus: int, nics: int, random: object) -> None:
         ("nvidia", "NVIDIA L40", "l40"),
         ("nvidia", "NVIDIA L40G", None),
         ("nvidia", "Tesla V100-SXM2-32GB", "v100"),
+        ("nvidia", "NVIDIA GeForce RTX 3080 Ti Laptop GPU", None),
+        ("nvidia", "NVIDIA GeForce RTX 4090 D", None),
+        ("nvidia", "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "rtxpro6000-maxq"),
+        ("amd", "Aldebaran/MI200 [Instinct MI250X/MI250]", "mi250"),
+        ("amd", "Navi 31 [Radeon RX 7900 XT/7900 XTX/7900 GRE/7900M]", None),
         ("amd", "AMD Instinct MI250X", "mi250x"),
         ("amd", "AMD Instinct MI300X VF", "mi300x"),
         ("amd", "NVIDIA H200", None),
     ],
 )
 def test_product_names(vendor: str, product: str, name: str | None) -> None:
-    row = CLASSES.of_product(vendor, product)
+    row = CLASSES.of_gpu(vendor, [product])
     assert (row.name if row else None) == name
 
 
-def test_an_unknown_vendor_or_product_is_no_device() -> None:
+def test_an_unknown_vendor_is_no_device_and_an_unknown_product_is_one() -> None:
     strange = (
         GpuFacts("acme", 0, "Acme 9000"),
-        GpuFacts("nvidia", 0, "NVIDIA Z9000"),
-        GpuFacts("amd", 0),
+        GpuFacts("nvidia", 0, "NVIDIA Z9000", architecture="sm_86", memory_total_bytes=24 << 30),
+        GpuFacts("amd", 0, pci_id="1002:9999"),
     )
     fabric = build([host("a", [ethernet("e", "10.0.0.1")], strange)])
-    assert fabric.cluster.islands == ()
+    assert [i.name for i in fabric.cluster.islands] == ["z9000", "amd-1002-9999"]
+    assert {row.name: bool(row.estimate) for row in fabric.cluster.classes} == {"z9000": True, "amd-1002-9999": True}
     for words in (
         "the vendor 'acme'",
-        "'NVIDIA Z9000', which is not in the hardware table",
-        "does not say what product",
+        "z9000 is not in the hardware table and taken for 50% of what rtx3080 has, the slowest sm_86",
+        "hetctl bench ops",
     ):
         assert words in said(fabric)
+
+
+def test_a_person_names_an_unknown_product_by_its_class_or_its_name() -> None:
+    z9000 = replace(green()[0], name="NVIDIA Z9000", pci_id="10de:ffff")
+    for said_of_it in (CLASSES["a100"], replace(CLASSES["a100"], product_names=("Z9000",))):
+        own = replace(said_of_it, name="z9000")
+        fabric = build([host("a", [ethernet("e", "10.0.0.1")], (z9000,))], classes=[own])
+        assert fabric.cluster.classes == (own,)
+        assert fabric.notes == ()
+
+
+def test_a_product_that_is_called_like_a_class_of_another_vendor() -> None:
+    assert device_class(GpuFacts("amd", 0, "H100")).name == "amd-h100"
+    assert device_class(GpuFacts("nvidia", 0, "CPU")).vendor == "nvidia"
+
+
+def test_hosts_that_tell_unlike_memories_share_the_most_cautious_estimate() -> None:
+    small, large = (
+        GpuFacts("nvidia", 0, "NVIDIA Z9000", architecture="sm_86", memory_total_bytes=g << 30) for g in (5, 24)
+    )
+    made = [host(n, [ethernet("e", f"10.0.0.{i}")], (g,)) for i, (n, g) in enumerate([("a", large), ("b", small)], 1)]
+    fabric = build(made)
+    [row] = fabric.cluster.classes
+    assert row.peak_tflops == pytest.approx(CLASSES["rtx3080"].peak_tflops / 4)
+    assert said(fabric).count("not in the hardware table") == 1
+
+
+def test_a_display_card_or_a_processor_s_graphics_is_left_out_unless_it_is_asked_for() -> None:
+    """It would hold no layer, and one without bf16 would have all others compute in fp16."""
+    display = GpuFacts("nvidia", 2, "NVIDIA T400 4GB", architecture="sm_75", memory_total_bytes=3906 << 20)
+    facts = HostFacts(gpus=(*green(2), display))
+    found = devices_of(facts, [])
+    assert [d.index for d in found.devices] == [0, 1]
+    assert found.estimated == ()
+    assert found.notes == (
+        "GPU nvidia:2 (t400-4gb) is left out: of its 3.8 GiB a rank needs half for itself (gpus: takes it in)",
+    )
+    asked = devices_of(facts, [], only=[1, 2])
+    assert [d.device_class for d in asked.devices] == ["h200", "t400-4gb"]
+    assert asked.notes == ()
+
+
+def test_what_is_no_share_of_a_known_product_is_estimated_by_its_memory() -> None:
+    sliced = Partition("mig", instances=(Instance("1c.3g.40gb", "MIG-1", 40 << 30),))
+    [row] = devices_of(HostFacts(gpus=(replace(green()[0], partition=sliced, architecture="sm_90"),)), []).estimated
+    assert row.name == "h200-1c.3g.40gb"
+    assert (row.memory_bytes, row.peak_tflops) == (40 << 30, pytest.approx(CLASSES["h20"].peak_tflops * 0.5 * 40 / 96))
 
 
 def test_partitions_are_devices_of_their_own_class() -> None:
@@ -329,8 +382,8 @@ def test_partitions_are_devices_of_their_own_class() -> None:
         (1, "h200/4g.71gb", "MIG-2"),
         (2, "h200", None),
     ]
-    assert device_class(replace(red()[0], partition=Partition("cpx")))[0] == "mi325x/cpx"
-    assert device_class(replace(red()[0], partition=Partition("spx")))[0] == "mi325x"
+    assert device_class(replace(red()[0], partition=Partition("cpx"))).name == "mi325x/cpx"
+    assert device_class(replace(red()[0], partition=Partition("spx"))).name == "mi325x"
 
 
 def test_a_subset_of_devices() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetctl.discovery import this_machine
+from hetctl.trainer.planning.hardware import CLASSES
 
 GiB = 2**30
 
@@ -29,7 +30,7 @@ def test_gpus_are_shared_by_islands_never_within_one(
     shared: int | None,
 ) -> None:
     monkeypatch.setattr(this_machine, "_gpu_memories", lambda: [80 * GiB] * gpus)
-    monkeypatch.setattr(this_machine, "gpu_class", lambda: "h100")
+    monkeypatch.setattr(this_machine, "gpu_class", lambda: CLASSES["h100"])
     monkeypatch.setattr(this_machine, "_library", lambda: "nccl")
     machine, words = this_machine.this_machine(counts)
     assert (machine.native, machine.gpus) == (native, shared)

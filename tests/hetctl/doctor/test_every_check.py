@@ -429,6 +429,18 @@ def test_what_can_fail_says_what_to_type() -> None:
             assert all(f.fix for f in found), row
 
 
+def test_an_estimate_is_no_reference() -> None:
+    """One host with a product of no row: its speed is shown, and judged by nothing, as nothing is known of it."""
+
+    def strange(facts: HostFacts) -> HostFacts:
+        return replace(facts, gpus=tuple(replace(g, name="NVIDIA Z9000", pci_id=None) for g in facts.gpus))
+
+    slow = examined(replace(one("perf.gemm", "ok", strange, "node0"), hosts=1, change=device("node0", gemm_flops=1e12)))
+    [finding] = judge(slow, [BY_ID["perf.gemm"]])
+    assert finding.state == "ok", finding.reason
+    assert [d.device_class for d in slow.cluster.hosts[0].devices] == ["z9000"] * 2
+
+
 def test_a_check_that_breaks_is_unknown_and_says_why() -> None:
     broken = replace(BY_ID["host.thp"], rule=lambda case: 1 / 0)  # type: ignore[arg-type, return-value]
     [finding, *_] = judge(checked(reports()), [broken])

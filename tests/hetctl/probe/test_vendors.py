@@ -70,6 +70,24 @@ def test_two_vendors_in_one_host(tmp_path: Path) -> None:
     assert facts.sources["gpus[0].architecture"] != facts.sources["gpus[1].architecture"]
 
 
+def test_a_gpu_has_its_ids_from_sysfs_and_every_name_that_is_one() -> None:
+    base = f"{PCI}0000:75:00.0/"
+    files, links = device("0000:75:00.0", "0x1002", driver="amdgpu")
+    board = {"device": "0x75a0", "subsystem_vendor": "0x1002", "subsystem_device": "0x75A0", "product_name": "67XA6S"}
+    files |= {base + name: text for name, text in board.items()}
+    static = [{"gpu": 0, "bus": {"bdf": "0000:75:00.0"}, "board": {"product_name": "AMD Instinct MI350 OAM"}}]
+    static[0]["asic"] = {"market_name": "AMD Instinct MI350X", "vendor_id": "0x1002", "device_id": "0x75ff"}
+    [gpu] = host((files, links), tools={"amd-smi static": output(json.dumps(static))}).gpus
+    assert (gpu.pci_id, gpu.subsystem_id) == ("1002:75a0", "1002:75a0")
+    assert gpu.name == "AMD Instinct MI350 OAM"
+    assert set(gpu.names) == {"AMD Instinct MI350 OAM", "AMD Instinct MI350X"}
+    card = {"PCI Bus": "0000:75:00.0", "Card SKU": "D05101", "Card Model": "0x0b0c", "Device ID": "0x740c"}
+    [only] = host((files, links), tools={"rocm-smi": output(json.dumps({"card0": card}))}).gpus
+    assert only.names == ()
+    [told] = host(tools={"amd-smi static": output(json.dumps(static))}).gpus
+    assert told.pci_id == "1002:75ff"
+
+
 def test_without_a_driver_a_gpu_is_reported_and_not_used() -> None:
     facts = host(device("0000:05:00.0", "0x10de", driver="vfio-pci"), device("0000:06:00.0", "0x1002", driver=None))
     assert facts.gpus == ()

@@ -58,8 +58,8 @@ def test_a_file_beside_the_cluster_makes_classes_known(here: Path) -> None:
     assert (gaudy.nic_bytes_per_s, gaudy.price_per_hour) == (50e9, 3.5)
     assert (like.vendor, like.peak_tflops, like.nic_bytes_per_s) == ("nvidia", CLASSES["a100"].peak_tflops, 12.5e9)
     table = CLASSES.with_own((gaudy, like))
-    assert table.of_product("amd", "AMD Instinct GAUDY OAM") is gaudy
-    assert table.of_product("nvidia", "NVIDIA A100X") is like
+    assert table.of_gpu("amd", ["AMD Instinct GAUDY OAM"]) is gaudy
+    assert table.of_gpu("nvidia", ["NVIDIA A100X"], "10de:20b8") is like
 
 
 def test_options_come_last_and_change_only_what_they_say(here: Path) -> None:

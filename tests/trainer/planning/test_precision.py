@@ -55,6 +55,9 @@ def test_the_split_follows_the_precision() -> None:
 def test_without_bf16_all_compute_in_fp16_and_it_is_said() -> None:
     plan = planned("v100:4,a100:4", "auto")
     assert any("All compute in fp16, since v100 cannot multiply bf16" in reason for reason in plan.reasons)
+    for name in ("mi50", "mi60", "p100", "v100-pcie", "rtx2080ti"):
+        plan = planned(f"{name}:4,rtx3090:4", "auto", ("parallelism.pipeline", 4))
+        assert any(f"All compute in fp16, since {name} cannot" in reason for reason in plan.reasons)
     recipe = load_recipe(None)
     assert settled(recipe, described("v100:4,a100:4")).train.precision == "fp16"
     assert settled(recipe, described("h200:4,a100:4")) == recipe
@@ -67,9 +70,16 @@ def test_fp16_plans_are_those_of_bf16_where_there_is_both() -> None:
     assert CLASSES["v100"].sustained_in("fp16") == CLASSES["v100"].sustained_tflops
 
 
+def test_an_mi100_trains_faster_in_fp16_than_in_bf16() -> None:
+    steps = [planned("mi100:4", precision).predicted for precision in ("bf16", "fp16")]
+    assert steps[0] is not None
+    assert steps[1] is not None
+    assert steps[1].step_time_s < 0.7 * steps[0].step_time_s
+
+
 def test_tf32_is_half_of_bf16_with_the_memory_of_fp32() -> None:
     """NVIDIA's data sheets, dense TFLOPS."""
-    for name, tflops in (("a100", 156), ("h100", 494.5), ("a40", 74.85), ("l40s", 181), ("rtx4090", 82.5)):
+    for name, tflops in (("a100", 156), ("h100", 494.5), ("a40", 74.85), ("l40s", 181), ("rtx4090", 82.6)):
         assert CLASSES[name].peak_in("tf32") == tflops
     assert CLASSES["a100"].peak_in("fp32") == 19.5  # unasked nothing is TF32
     pin = ("parallelism.layers", [8, 8])
