@@ -164,7 +164,7 @@ def worst(verdicts: Iterable[Verdict], *, otherwise: str) -> Verdict:
 
 def switched_off(nic: NicFacts) -> bool:
     """Whether a person turned the port off: no finding, whatever it looks like."""
-    return nic.admin_up is False or nic.physical_state == "disabled"
+    return (nic.admin_up is False and not nic.infiniband) or nic.physical_state == "disabled"
 
 
 def worker_python(facts: HostFacts) -> Interpreter | None:

@@ -29,7 +29,11 @@ _SLOW_WIDTHS = ("1X", "SDR", "DDR", "QDR")
 
 
 def port_state(case: HostCase) -> Verdict:
-    return worst((_state(case, port) for port in case.rdma_ports), otherwise=_all_of(case, "up"))
+    without_ip = any(port.infiniband for port in case.rdma_ports) and not any(
+        port.carries_ip for port in case.rdma_ports if port.infiniband
+    )
+    well = _all_of(case, "up") + "; no IP runs over them, RDMA needs none" * without_ip
+    return worst([ok(well), *(_state(case, port) for port in case.rdma_ports)], otherwise=well)
 
 
 def _state(case: HostCase, port: NicFacts) -> Verdict:
