@@ -108,6 +108,7 @@ class GpuFacts:
     ecc_enabled: bool | None = None
     health: Health = Health()
     processes: tuple[Process, ...] | None = None
+    problem: str | None = None  # why nothing can run on it, in the words of its driver or tool
     gpus: tuple[Reach, ...] = ()  # to the other GPUs of this host, nearest first
     nics: tuple[Reach, ...] = ()  # to the NICs of this host, nearest first
 

@@ -45,6 +45,8 @@ def devices_of(
 
 def device_class(gpu: GpuFacts, table: Hardware = CLASSES) -> tuple[str | None, str]:
     """The device class (`h200`, `mi300x/cpx`) of a GPU, or None and why it has none."""
+    if gpu.problem:
+        return None, f"GPU {gpu.id} ({gpu.pci}) cannot be used: {gpu.problem}"
     if gpu.vendor not in NATIVES:
         return None, f"GPU {gpu.id} is of the vendor '{gpu.vendor}', which hetctl has no native library for"
     if gpu.name is None:

@@ -14,6 +14,7 @@ ABSENT = frozenset(
     (
         *("", "n/a", "na", "none", "null", "not supported", "insufficient permissions", "unknown error", "unknown"),
         *("not available", "not found", "error", "not active in guest"),
+        *("gpu is lost", "gpu requires reset", "err!"),
         "gpu access blocked by the operating system",
     )
 )
@@ -31,6 +32,12 @@ def told(text: object) -> str | None:
         return None
     clean = text.strip().strip("[]<>").strip()
     return None if clean.lower() in ABSENT or _DEPRECATED in clean.lower() else clean
+
+
+def serial(text: object) -> str | None:
+    """A serial number; 0 and the like stand for none."""
+    clean = told(text)
+    return clean if clean and clean.strip("0") else None
 
 
 def number(value: object) -> float | None:

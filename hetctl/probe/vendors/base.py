@@ -88,16 +88,21 @@ def parsed(
 ) -> T | None:
     """What a tool said, parsed; None, with a warning about `name` (else the tool), where it gave no answer.
 
-    `strict`: what it printed before it failed is no answer either.
+    What it printed before it failed is an answer if it is whole, which is said, unless `strict`.
     """
     output = raw.tool(tool)
+    said = output.problem or told(output.stderr.strip()[-200:] or output.stdout.strip()[-200:])
+    said = said or f"exit code {output.exit_code}"
     try:
         if output.stdout.strip() and (output.ok or not strict):
-            return parse(output.stdout)
-        said = told(output.stderr.strip()[-200:] or output.stdout.strip()[-200:])
-        notes.warn(f"{name or tool} gave no answer: {output.problem or said or f'exit code {output.exit_code}'}")
+            answer = parse(output.stdout)
+            if not output.ok:
+                why = output.problem or f"exit code {output.exit_code} {output.stderr.strip()[-200:]}".strip()
+                notes.warn(f"{name or tool} failed ({why}), but its answer is whole")
+            return answer
+        notes.warn(f"{name or tool} gave no answer: {said}")
     except Undetermined as error:
-        notes.warn(error.message)
+        notes.warn(error.message if output.ok else f"{name or tool} gave no answer: {said}")
     return None
 
 

@@ -12,7 +12,7 @@ from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
 from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie
-from hetctl.probe.words import PCIE_GENERATIONS, count, node, pci_address, size, told
+from hetctl.probe.words import PCIE_GENERATIONS, count, node, pci_address, serial, size, told
 
 NAME, PCI_VENDOR, DRIVERS = "intel", "0x8086", ("xe", "i915")
 INTEGRATED = ("0000:00:02.0",)  # where every processor's own graphics sits
@@ -60,7 +60,7 @@ def _gpu(row: Mapping[str, object], index: int) -> GpuFacts:
         name=told(row.get("Device Name")),
         memory_total_bytes=size(row.get("Memory Physical Size"), unit="MiB") or None,
         uuid=told(row.get("SOC UUID")),
-        serial=told(row.get("Serial Number")),
+        serial=serial(row.get("Serial Number")),
         pci=pci_address(row.get("PCI BDF Address")),
         pcie=Pcie(
             max_width=count(row.get("PCIe Max Link Width")) or None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 from hetctl.comm.contract.facts import GpuFacts, Health, Partition, Reach
@@ -34,14 +34,11 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     """Every GPU that a process on the host can use, in PCI order (nvidia-smi's and CUDA_DEVICE_ORDER=PCI_BUS_ID's)."""
     bound = [pci for pci, driver in bound_devices(raw, pci_vendor=PCI_VENDOR).items() if driver == DRIVER]
     in_proc = sorted(a for a in map(pci_address, {p[len(PROC) :].split("/")[0] for p in _proc_files(raw)}) if a)
-    answer = (
-        parsed(raw, XML, nvidia_smi.parse_xml, notes if bound or in_proc else Notes(), name="nvidia-smi") or SmiAnswer()
-    )
-    shown = sorted(answer.gpus, key=lambda g: g.pci or "")
-    if shown:
+    aloud = notes if bound or in_proc else Notes()
+    answer = parsed(raw, XML, nvidia_smi.parse_xml, aloud, name="nvidia-smi", strict=False) or SmiAnswer()
+    shown = _with_unusable(raw, answer, in_proc or bound)
+    if answer.gpus:
         _warn_of_hidden(notes, bound, shown)
-    else:
-        shown = [GpuFacts(NAME, index, pci=pci) for index, pci in enumerate(in_proc or bound)]
     capabilities = nvidia_smi.parse_compute_capabilities(raw.tool(QUERY).stdout)
     states = nvidia_smi.parse_nvlink(raw.tool(NVLINK).stdout)
     found = []
@@ -50,6 +47,17 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
         merged = _merge(raw, below, replace(gpu, index=index), answer)
         found.append(_with_text(merged, capabilities, states, below))
     return tuple(found)
+
+
+def _with_unusable(raw: Raw, answer: SmiAnswer, seen: Sequence[str]) -> list[GpuFacts]:
+    """The GPUs that nvidia-smi shows, else those at `seen`, and those that it cannot get at, with why; in PCI order."""
+    refused, lost = nvidia_smi.parse_failures(f"{raw.tool(XML).stdout}\n{raw.tool(XML).stderr}")
+    lost = {seen[int(at)] if at.isdecimal() and int(at) < len(seen) else at: why for at, why in lost.items()}
+    known = answer.gpus or tuple(GpuFacts(NAME, 0, pci=pci, problem=refused) for pci in seen)
+    further = lost.keys() - {gpu.pci for gpu in known}
+    known += tuple(GpuFacts(NAME, 0, pci=pci) for pci in further if pci_address(pci))
+    marked = (replace(gpu, problem=lost.get(gpu.pci or "") or gpu.problem) for gpu in known)
+    return sorted(marked, key=lambda gpu: gpu.pci or "")
 
 
 def _warn_of_hidden(notes: Notes, bound: list[str], shown: list[GpuFacts]) -> None:
@@ -109,7 +117,7 @@ def _merge(raw: Raw, notes: Notes, gpu: GpuFacts, answer: SmiAnswer) -> GpuFacts
 
 
 def _with_text(
-    gpu: GpuFacts, capabilities: Mapping[str, str], states: Mapping[str, tuple[int, int]], notes: Notes
+    gpu: GpuFacts, capabilities: Mapping[str, str], states: Mapping[str, tuple[int, int | None]], notes: Notes
 ) -> GpuFacts:
     """What only the tool's text tells: the compute capability and how many NVLinks are up."""
     architecture = notes.pick(

@@ -261,6 +261,7 @@ CASES: tuple[Row, ...] = (
     one("gpu.count", "fail", lambda f: replace(f, gpus=(), vendors={**f.vendors, "nvidia": "2 on the PCI bus"})),
     one("gpu.count", "warn", variable("CUDA_VISIBLE_DEVICES", "0")),
     one("gpu.count", "unknown", lambda f: replace(f, gpus=(), vendors={})),
+    one("gpu.usable", "fail", gpu(problem="GPU is lost")),
     after("gpu.liveness", "fail", device("node1", finite=False)),
     after("gpu.liveness", "fail", device("node1", problem="it did not answer within 15 s")),
     after("gpu.liveness", "warn", device("node1", alive_s=12.0)),
