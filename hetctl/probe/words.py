@@ -30,8 +30,11 @@ def told(text: object) -> str | None:
     """`text` unless it is one of the many ways of saying that nothing is known: N/A, [Not Supported], deprecated ..."""
     if not isinstance(text, str):
         return None
-    clean = text.strip().strip("[]<>").strip()
-    return None if clean.lower() in ABSENT or _DEPRECATED in clean.lower() else clean
+    clean = text.strip()
+    bare = clean.strip("[]<>").strip()
+    if bare.lower() in ABSENT or _DEPRECATED in bare.lower():
+        return None
+    return bare if clean[:1] + clean[-1:] in ("[]", "<>") else clean  # a name may end in a bracket: "... [AMD/ATI]"
 
 
 def serial(text: object) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetctl.comm.contract.facts import GpuFacts, Health, Partition, Pcie, Process, Reach
@@ -88,13 +88,16 @@ class Tools:
     metrics: Mapping[int, Metric] = field(default_factory=dict)
     processes: Mapping[int, tuple[Process, ...]] = field(default_factory=dict)
 
-    def of(
-        self, gpu: GpuFacts, partition: int | None
-    ) -> tuple[GpuFacts, GpuFacts, Metric | None, tuple[Process, ...] | None]:
+    def of(self, gpu: GpuFacts, kfd: KfdNode) -> tuple[GpuFacts, GpuFacts, Metric | None, tuple[Process, ...] | None]:
         """What they said of a GPU; they write the number of a partition in place of the PCI function."""
-        nothing, at = GpuFacts(NAME, -1), gpu.pci and (f"{gpu.pci[:-1]}{partition}" if partition else gpu.pci)
-        static = next((s for s in self.static if s.pci and s.pci == at), nothing)
-        rocm = next((r for r in self.rocm if r.pci and r.pci == at), nothing)
+        place = gpu.pci and (f"{gpu.pci[:-1]}{kfd.partition}" if kfd.partition else gpu.pci)
+
+        def told_of(found: Sequence[GpuFacts]) -> GpuFacts:
+            if place is None and kfd.number < 0 and gpu.index < len(found):
+                return found[gpu.index]  # it is one of those that the tool listed, without any address
+            return next((f for f in found if place and f.pci == place), GpuFacts(NAME, -1))
+
+        static, rocm = told_of(self.static), told_of(self.rocm)
         return static, rocm, self.metrics.get(static.index), self.processes.get(static.index)
 
 
@@ -113,7 +116,7 @@ def _ask_tools(raw: Raw, notes: Notes, *, expected: bool) -> Tools:
 def _merge(raw: Raw, notes: Notes, gpu: GpuFacts, kfd: KfdNode, tools: Tools) -> GpuFacts:
     """One GPU from KFD and sysfs where they tell, else from amd-smi, else from rocm-smi."""
     base = PCI + (gpu.pci or "none")
-    static, rocm, metric, processes = tools.of(gpu, kfd.partition)
+    static, rocm, metric, processes = tools.of(gpu, kfd)
     sysfs = _of_sysfs(raw, gpu, base)
     now = Pcie(width=metric.width, speed_gt_per_s=metric.speed_gt_per_s) if metric else Pcie()
     links = (sysfs_pcie(raw, gpu.pci), "sysfs"), (now, METRIC), (static.pcie, STATIC)

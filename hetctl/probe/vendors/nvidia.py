@@ -52,12 +52,20 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
 def _with_unusable(raw: Raw, answer: SmiAnswer, seen: Sequence[str]) -> list[GpuFacts]:
     """The GPUs that nvidia-smi shows, else those at `seen`, and those that it cannot get at, with why; in PCI order."""
     refused, lost = nvidia_smi.parse_failures(f"{raw.tool(XML).stdout}\n{raw.tool(XML).stderr}")
-    lost = {seen[int(at)] if at.isdecimal() and int(at) < len(seen) else at: why for at, why in lost.items()}
+    lost = {_place(at, seen): why for at, why in lost.items()}
     known = answer.gpus or tuple(GpuFacts(NAME, 0, pci=pci, problem=refused) for pci in seen)
     further = lost.keys() - {gpu.pci for gpu in known}
     known += tuple(GpuFacts(NAME, 0, pci=pci) for pci in further if pci_address(pci))
     marked = (replace(gpu, problem=lost.get(gpu.pci or "") or gpu.problem) for gpu in known)
     return sorted(marked, key=lambda gpu: gpu.pci or "")
+
+
+def _place(named: str, seen: Sequence[str]) -> str:
+    """The PCI address of a GPU that nvidia-smi names by index or address; some write an address wrong after the bus."""
+    if named.isdecimal():
+        return seen[int(named)] if int(named) < len(seen) else named
+    on_bus = [pci for pci in seen if pci[:7] == named[:7]]
+    return on_bus[0] if named not in seen and len(on_bus) == 1 else named
 
 
 def _warn_of_hidden(notes: Notes, bound: list[str], shown: list[GpuFacts]) -> None:

@@ -25,6 +25,7 @@ from hetctl.probe.raw import Options, ToolOutput, load
 from hetctl.probe.vendors.amd_smi import kfd_nodes, parse_static
 from hetctl.probe.vendors.nvidia_smi import parse_nvlink, parse_xml
 from hetctl.probe.wanted import request
+from hetctl.probe.words import told
 from tests.hetctl.probe.test_vendors import XML, device, host, output, recorded
 from tests.rigs.dress import Costume, dress_host
 
@@ -77,6 +78,18 @@ def test_power_limits_since_rocm_7() -> None:
     assert gpu.health.power_limit_w == 1000
     [old] = parse_static(json.dumps([{"gpu": 0, "limit": {"max_power": {"value": 750, "unit": "W"}}}]))
     assert old.health.power_limit_w == 750
+
+
+def test_what_amd_smi_tells_of_a_gpu_without_an_address_is_kept() -> None:
+    entry = {"gpu": 0, "asic": {"market_name": "AMD Instinct MI210"}, "vram": {"size": {"value": 65520, "unit": "MB"}}}
+    [gpu] = host(tools={"amd-smi static": output(json.dumps({"gpu_data": [entry]}))}).gpus
+    assert (gpu.name, gpu.pci, gpu.memory_total_bytes) == ("AMD Instinct MI210", None, 65520 * 2**20)
+
+
+def test_a_name_that_ends_in_a_bracket_is_whole() -> None:
+    assert [told(word) for word in ("Navi 22 [Radeon RX 6700 XT]", "[N/A]", "[N/A", "[Unknown Error]", "<a>")] == [
+        *("Navi 22 [Radeon RX 6700 XT]", None, None, None, "a")
+    ]
 
 
 # --- failing tools ---------------------------------------------------------------------------------------------------
@@ -141,6 +154,8 @@ def test_where_the_driver_cannot_be_talked_to_no_gpu_is_usable(said: str, code: 
         # drivers from 550 on name the index too
         ("Unable to determine the device handle for GPU0: 0000:1B:00.0: Unknown Error\n", "Unknown Error"),
         ("Unable to determine the device handle for GPU0: Unknown Error\n", "Unknown Error"),
+        # NVIDIA/dcgm-exporter#604: no such address is on the bus
+        ("Unable to determine the device handle for GPU 000:1B:80.0: Unknown Error\n", "Unknown Error"),
         ("Unable to determine the device handle for gpu 0000:1B:00.0: GPU requires reset\n", "GPU requires reset"),
     ],
 )
