@@ -11,8 +11,8 @@ from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
 from hetctl.probe.vendors import amd_smi
 from hetctl.probe.vendors.amd_smi import KFD, KfdNode, Metric
-from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie
-from hetctl.probe.words import count, node, serial, told
+from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie, warn_of_hidden
+from hetctl.probe.words import count, mapping, node, serial, told
 
 NAME, PCI_VENDOR, DRIVER = "amd", "0x1002", "amdgpu"
 STATIC, METRIC, PROCESS, TOPO = (f"amd-smi {word}" for word in ("static", "metric", "process", "topology"))
@@ -38,12 +38,17 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     tools = _ask_tools(raw, notes, expected=bool(nodes or bound))
     if nodes:
         shown = [(GpuFacts(NAME, i, pci=_physical(raw, n.pci)), n) for i, n in enumerate(nodes)]
+        warn_of_hidden(notes, bound, [gpu for gpu, _ in shown], "KFD")
     else:
         listed = [g.pci for g in tools.static] or [g.pci for g in tools.rocm] or bound
         shown = [(GpuFacts(NAME, i, pci=pci), KfdNode(-1)) for i, pci in enumerate(listed)]
         if shown:
             notes.warn("KFD's topology cannot be read: GPUs are counted as the tools list them, HIP may differ")
-    return tuple(_merge(raw, notes.at(f"gpus[{gpu.id}]"), gpu, known, tools) for gpu, known in shown)
+    closed = mapping(raw.values.get("openable")).get("/dev/kfd") is False
+    problem = "this user has no permission to open /dev/kfd" if closed else None
+    return tuple(
+        _merge(raw, notes.at(f"gpus[{gpu.id}]"), replace(gpu, problem=problem), known, tools) for gpu, known in shown
+    )
 
 
 def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reach]:

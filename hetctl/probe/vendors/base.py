@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
@@ -65,6 +65,16 @@ def bound_devices(raw: Raw, *, pci_vendor: str, ignored: tuple[str, ...] = ()) -
             driver = raw.links.get(folder + "/driver", "").rpartition("/")[2]
             found[folder[len(PCI) :]] = driver or None
     return dict(sorted(found.items()))
+
+
+def warn_of_hidden(notes: Notes, bound: Sequence[str], shown: Sequence[GpuFacts], tool: str) -> None:
+    """Say which GPUs have a driver and are yet not among those that a vendor's tool or driver lists."""
+    hidden = sorted(set(bound) - {g.pci for g in shown})
+    if hidden:
+        notes.warn(
+            f"sysfs shows {len(hidden)} GPU(s) that {tool} does not ({', '.join(hidden[:16])}):"
+            " hidden from this container, or fallen off the bus"
+        )
 
 
 def sysfs_pcie(raw: Raw, pci: str | None) -> Pcie:

@@ -11,7 +11,7 @@ from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
 from hetctl.probe.vendors import nvidia_smi
-from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie
+from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie, warn_of_hidden
 from hetctl.probe.vendors.nvidia_smi import QUERY_FIELDS, SmiAnswer
 from hetctl.probe.words import key_values, node, pci_address, told
 
@@ -38,7 +38,7 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     answer = parsed(raw, XML, nvidia_smi.parse_xml, aloud, name="nvidia-smi", strict=False) or SmiAnswer()
     shown = _with_unusable(raw, answer, in_proc or bound)
     if answer.gpus:
-        _warn_of_hidden(notes, bound, shown)
+        warn_of_hidden(notes, bound, shown, "nvidia-smi")
     capabilities = nvidia_smi.parse_compute_capabilities(raw.tool(QUERY).stdout)
     states = nvidia_smi.parse_nvlink(raw.tool(NVLINK).stdout)
     found = []
@@ -66,15 +66,6 @@ def _place(named: str, seen: Sequence[str]) -> str:
         return seen[int(named)] if int(named) < len(seen) else named
     on_bus = [pci for pci in seen if pci[:7] == named[:7]]
     return on_bus[0] if named not in seen and len(on_bus) == 1 else named
-
-
-def _warn_of_hidden(notes: Notes, bound: list[str], shown: list[GpuFacts]) -> None:
-    hidden = sorted(set(bound) - {g.pci for g in shown})
-    if hidden:
-        notes.warn(
-            f"sysfs shows {len(hidden)} GPU(s) that nvidia-smi does not ({', '.join(hidden[:16])}):"
-            " hidden from this container, or fallen off the bus"
-        )
 
 
 def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reach]:

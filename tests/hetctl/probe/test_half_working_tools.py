@@ -252,6 +252,21 @@ def test_gpus_of_another_driver_beside_working_ones_are_said(driver: str | None)
     assert "lspci" in finding.fix
 
 
+def test_amd_gpus_that_kfd_does_not_list_are_said() -> None:
+    nodes = "/sys/class/kfd/kfd/topology/nodes/1/"
+    files = {nodes + "gpu_id": "9", nodes + "properties": "simd_count 4\nlocation_id 1280\ndomain 0\n"}
+    found = host((files, {}), *(device(f"0000:{bus}:00.0", "0x1002", driver="amdgpu") for bus in ("05", "15")))
+    assert [g.pci for g in found.gpus] == ["0000:05:00.0"]
+    assert found.warnings[-1].startswith("sysfs shows 1 GPU(s) that KFD does not (0000:15:00.0)")
+
+
+def test_amd_gpus_that_this_user_may_not_use_are_unusable() -> None:
+    files, links = device("0000:05:00.0", "0x1002", driver="amdgpu")
+    for opens in (True, False):
+        [gpu] = parse(Raw(1, files=files, links=links, values={"openable": {"/dev/kfd": opens}})).gpus
+        assert gpu.problem == (None if opens else "this user has no permission to open /dev/kfd")
+
+
 def test_no_link_up_is_a_warning_not_unknown() -> None:
     [gpu] = host(GREEN[1], tools={XML: output(H200)}).gpus
     dead = replace(gpu, health=replace(gpu.health, links_up=0, links_down=18))
