@@ -75,9 +75,11 @@ def _tcp(a: Island, b: Island, ground: TransportFacts) -> TransportOption:
 def _without_rdma(hosts: Sequence[str], subnets: Container[str], ground: TransportFacts) -> str:
     """Said where hosts have InfiniBand and yet none of these IP networks runs over it."""
     ports = [p for h in hosts for p in ground.ports.get(h, ())]
-    carried = {p.kind for p in ports if p.address is not None and p.subnet in subnets}
-    known = any(p.kind == "infiniband" for p in ports) and "infiniband" not in carried
-    return f" ({listed(sorted(carried))}: no IP runs over their InfiniBand)" if known else ""
+    carrying = [p for p in ports if p.address is not None and p.subnet in subnets]
+    over_it = any(p.facts.link_layer == "infiniband" for p in carrying)  # a bond or VLAN over its interfaces, too
+    if over_it or not any(p.kind == "infiniband" for p in ports):
+        return ""
+    return f" ({listed(sorted({p.kind for p in carrying}))}: no IP runs over their InfiniBand)"
 
 
 def _rdma(a: Island, b: Island, ground: TransportFacts) -> TransportOption:

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from hetctl.app import app
 from hetctl.comm.contract.cluster import Cluster, load_cluster
-from hetctl.comm.contract.facts import Address
+from hetctl.comm.contract.facts import Address, GpuFacts
+from hetctl.discovery.fabric import Report, build
 from hetctl.discovery.links import lanes_between
 from hetctl.doctor.check import Finding
 from hetctl.doctor.registry import BY_ID
@@ -25,6 +26,7 @@ from hetctl.probe import remote as program
 from hetctl.probe.capture import Recording, write_capture
 from hetctl.probe.raw import Options, Raw, load
 from hetctl.probe.wanted import request
+from tests.hetctl.discovery.test_fabric import ethernet, green, host, ib, red, way
 from tests.hetctl.doctor.healthy_hosts import Edit, all_of, checked, every_nic, reports
 from tests.rigs.dress import Costume, dress_host
 
@@ -112,6 +114,19 @@ def state_of(ill: Edit) -> Finding:
     """What rdma.port_state says of node0."""
     found = judge(checked(reports(node0=ill)), [BY_ID["rdma.port_state"]])
     return next(f for f in found if f.host == "node0")
+
+
+def test_ports_under_a_bond_of_their_interfaces_stay_rdma_ports() -> None:
+    def bonded(name: str, address: str, gpus: tuple[GpuFacts, ...]) -> Report:
+        members = [replace(ib(f"ib{i}"), bond="bond0", admin_up=True) for i in range(2)]
+        bond = replace(ethernet("bond0", address), link_layer="infiniband", virtual=False, bond_members=("ib0", "ib1"))
+        return host(name, [*members, bond], gpus)
+
+    built = build([bonded("a", "10.0.0.1", green()), bonded("b", "10.0.0.2", red())])
+    assert [[n.name for n in h.nics] for h in built.cluster.hosts] == [["ib0", "ib1", "bond0"]] * 2
+    assert [h.devices[0].nics for h in built.cluster.hosts] == [("ib0", "ib1")] * 2
+    assert way(built, "h200", "mi325x", "rdma").rate_bytes_per_s == 100e9
+    assert way(built, "h200", "mi325x", "tcp").reason == "all have addresses in 10.0.0.0/24"
 
 
 def test_an_address_on_an_interface_that_is_off_is_none(tmp_path: Path) -> None:
