@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from hetctl.comm.contract.cluster import Device
 from hetctl.comm.contract.facts import NEARNESS, GpuFacts, HostFacts, Instance
 from hetctl.comm.contract.natives import NATIVES
+from hetctl.comm.contract.units import listed
 from hetctl.discovery.networks import NetworkPort
 from hetctl.trainer.planning.hardware import CLASSES, Hardware
 
@@ -22,9 +23,9 @@ def devices_of(
     table: Hardware = CLASSES,
 ) -> tuple[tuple[Device, ...], list[str]]:
     """A host's devices with their rails, and what could not be taken, in words. `only` keeps these device numbers."""
-    notes: list[str] = []
+    notes = _unusable(facts.gpus)
     found: list[tuple[GpuFacts, Instance | None, str]] = []
-    for gpu in facts.gpus:
+    for gpu in (g for g in facts.gpus if not g.problem):
         known, why = device_class(gpu, table)
         if known is None:
             notes.append(why)
@@ -43,10 +44,17 @@ def devices_of(
     return tuple(_device(index, gpu, part, name, nics) for (index, gpu, part, name), nics in rows), notes
 
 
+def _unusable(gpus: Sequence[GpuFacts]) -> list[str]:
+    """Which GPUs nothing can run on: a sentence for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for gpu in gpus:
+        if gpu.problem:
+            by_reason.setdefault(gpu.problem, []).append(f"{gpu.id} ({gpu.pci})")
+    return [f"GPU {listed(names, 4)} cannot be used: {why}" for why, names in by_reason.items()]
+
+
 def device_class(gpu: GpuFacts, table: Hardware = CLASSES) -> tuple[str | None, str]:
     """The device class (`h200`, `mi300x/cpx`) of a GPU, or None and why it has none."""
-    if gpu.problem:
-        return None, f"GPU {gpu.id} ({gpu.pci}) cannot be used: {gpu.problem}"
     if gpu.vendor not in NATIVES:
         return None, f"GPU {gpu.id} is of the vendor '{gpu.vendor}', which hetctl has no native library for"
     if gpu.name is None:
