@@ -111,6 +111,7 @@ class GpuFacts:
     ecc_enabled: bool | None = None
     health: Health = Health()
     processes: tuple[Process, ...] | None = None
+    problem: str | None = None  # why nothing can run on it, in the words of its driver or tool
     gpus: tuple[Reach, ...] = ()  # to the other GPUs of this host, nearest first
     nics: tuple[Reach, ...] = ()  # to the NICs of this host, nearest first
 
@@ -202,6 +203,16 @@ class NicFacts:
     virtual_function: bool | None = None  # SR-IOV
     counters: Mapping[str, int] = field(default_factory=dict)  # link_downed, symbol_error ...
     growing: Mapping[str, int] = field(default_factory=dict)  # counters that grew while they were watched, by how much
+
+    @property
+    def infiniband(self) -> bool:
+        """An RDMA port of InfiniBand: it works without its interface, whose state says only whether IP runs over it."""
+        return self.rdma_device is not None and self.link_layer == "infiniband"
+
+    @property
+    def carries_ip(self) -> bool:
+        """Whether its addresses can be used: the interface is on and has a carrier, as far as that is known."""
+        return bool(self.addresses) and self.admin_up is not False and self.carrier is not False
 
 
 @dataclass(frozen=True)

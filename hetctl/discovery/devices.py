@@ -10,7 +10,7 @@ from hetctl.comm.contract.cluster import Device
 from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.facts import NEARNESS, GpuFacts, HostFacts, Instance
 from hetctl.comm.contract.natives import NATIVES
-from hetctl.comm.contract.units import show_bytes
+from hetctl.comm.contract.units import listed, show_bytes
 from hetctl.discovery.networks import NetworkPort
 from hetctl.trainer.planning.hardware import CLASSES, Hardware
 
@@ -35,9 +35,9 @@ def devices_of(
     table: Hardware = CLASSES,
 ) -> FoundDevices:
     """A host's devices with their rails, and what could not be taken, in words. `only` keeps these device numbers."""
-    notes: list[str] = []
+    notes = _unusable(facts.gpus)
     found: list[tuple[GpuFacts, Instance | None, DeviceClass]] = []
-    for gpu in facts.gpus:
+    for gpu in (g for g in facts.gpus if not g.problem):
         if gpu.vendor not in NATIVES:
             notes.append(f"GPU {gpu.id} is of the vendor '{gpu.vendor}', which hetctl has no native library for")
             continue
@@ -56,6 +56,15 @@ def devices_of(
     rows = zip(numbered, rails, strict=True)
     devices = tuple(_device(index, gpu, part, row.name, nics) for (index, gpu, part, row), nics in rows)
     return FoundDevices(devices, tuple(notes), tuple(row for *_, row in numbered if row.estimate))
+
+
+def _unusable(gpus: Sequence[GpuFacts]) -> list[str]:
+    """Which GPUs nothing can run on: a sentence for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for gpu in gpus:
+        if gpu.problem:
+            by_reason.setdefault(gpu.problem, []).append(f"{gpu.id} ({gpu.pci})")
+    return [f"GPU {listed(names, 4)} cannot be used: {why}" for why, names in by_reason.items()]
 
 
 def device_class(gpu: GpuFacts, table: Hardware = CLASSES, part: Instance | None = None) -> DeviceClass:

@@ -56,6 +56,7 @@ class RailToMeasure:
     nics: tuple[str, str]
     addresses: tuple[str, str]
     devices: tuple[str | None, str | None] = (None, None)  # RDMA devices, where both ends have one
+    carries_ip: bool = True  # False: the addresses are elsewhere, for an RDMA test to find its partner
 
 
 def measure_links(
@@ -157,9 +158,10 @@ def lanes_between(a: Host, b: Host) -> list[RailToMeasure]:
     """The rails two hosts have in common: NICs on one network, in order; else their data addresses."""
     lanes: list[RailToMeasure] = []
     for network in dict.fromkeys(n.network for n in a.nics if n.network):
-        ours, theirs = ([n for n in h.nics if n.network == network and n.address] for h in (a, b))
-        lanes += [_lane(x, y) for x, y in zip(ours, theirs, strict=False)]
-    if not lanes and a.data_address and b.data_address:
+        ours, theirs = ([n for n in h.nics if n.network == network] for h in (a, b))
+        pairs = zip(ours, theirs, strict=False)
+        lanes += [lane for x, y in pairs if (lane := _lane(x, y, (a.data_address, b.data_address))) is not None]
+    if not any(lane.carries_ip for lane in lanes) and a.data_address and b.data_address:
         lanes.append(RailToMeasure(("", ""), (a.data_address, b.data_address)))
     return lanes
 
@@ -181,7 +183,8 @@ def measure_pair(a: RailEnd, b: RailEnd, *, seconds: float, deadline: Deadline) 
     """All rails between two hosts: RDMA ones by perftest where both have it, all of them over TCP by our sender."""
     lanes = lanes_between(a.host, b.host)
     found = [m for lane in lanes if all(lane.devices) if (m := _native(a, b, lane, deadline)) is not None]
-    return found + (_own(a, b, lanes, seconds, deadline) if lanes else [])
+    over_ip = [lane for lane in lanes if lane.carries_ip]
+    return found + (_own(a, b, over_ip, seconds, deadline) if over_ip else [])
 
 
 def with_measured(cluster: Cluster, found: Sequence[Measured]) -> Cluster:
@@ -249,12 +252,15 @@ def _together(rows: Sequence[Measured]) -> float | None:
     return sum(known) if known else None
 
 
-def _lane(x: Nic, y: Nic) -> RailToMeasure:
-    assert x.address is not None
-    assert y.address is not None
+def _lane(x: Nic, y: Nic, elsewhere: tuple[str | None, str | None]) -> RailToMeasure | None:
+    """The rail between two NICs; an RDMA port without IP finds its partner at the hosts' data addresses."""
     rdma = x.kind in RDMA_KINDS and y.kind in RDMA_KINDS
+    carries_ip = x.address is not None and y.address is not None
+    ours, theirs = (x.address, y.address) if carries_ip else elsewhere
+    if ours is None or theirs is None or not (carries_ip or rdma):
+        return None
     devices = (x.rdma_device, y.rdma_device) if rdma else (None, None)
-    return RailToMeasure((x.name, y.name), (x.address, y.address), devices)
+    return RailToMeasure((x.name, y.name), (ours, theirs), devices, carries_ip)
 
 
 def _own(a: RailEnd, b: RailEnd, lanes: Sequence[RailToMeasure], seconds: float, deadline: Deadline) -> list[Measured]:

@@ -127,21 +127,21 @@ def _left_out(nic: NicFacts, exclude: Sequence[str]) -> tuple[str, bool]:
         return "excluded by the inventory", True
     if _PLUMBING.match(nic.netdev or nic.name) and not nic.rdma_device:
         return "plumbing of this host, not a way out of it", True
-    if nic.bond:
+    if nic.bond and not nic.infiniband:  # a bond over InfiniBand is one of its interfaces: RDMA takes the ports
         return f"a member of {nic.bond}", True
     if (nic.driver or "") in _BMC_DRIVERS:
         return "the way to this host's management controller", True
-    if nic.admin_up is False:
+    if nic.admin_up is False and not nic.infiniband:
         return "switched off", True
-    if nic.state in ("down", "init", "armed") or nic.carrier is False:
+    if nic.state in ("down", "init", "armed") or (nic.carrier is False and not nic.infiniband):
         physical = f", {nic.physical_state}" if nic.physical_state else ""
         return f"not up (state {nic.state or 'no carrier'}{physical})", False
     return "", False
 
 
 def _port(host: str, nic: NicFacts, named: Subnets) -> NetworkPort:
-    address, subnet = _ip_network(nic, named)
-    if nic.link_layer == "infiniband":
+    address, subnet = _ip_network(nic, named) if nic.carries_ip else (None, None)
+    if nic.infiniband:
         key, why = _infiniband(nic)
         return NetworkPort(host, nic, "infiniband", key, why, address, subnet)
     if nic.rdma_device and subnet and any(g.routable for g in nic.gids):

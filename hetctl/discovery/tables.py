@@ -23,7 +23,10 @@ def host_line(report: Report, width: int) -> str:
     name = _safe(report.name).ljust(width)
     if report.facts is None:
         return f"[red]✗[/] {name}  {report.status}: {_safe(report.reason or '')}"
-    products = Counter(gpu.name or f"unknown {gpu.vendor} GPU" for gpu in report.facts.gpus)
+    products = Counter(
+        (gpu.name or f"unknown {gpu.vendor} GPU") + " that cannot be used" * bool(gpu.problem)
+        for gpu in report.facts.gpus
+    )
     gpus = ", ".join(f"{n} x {_safe(name)}" for name, n in products.items()) or "no GPU"
     rdma = len({nic.rdma_device for nic in report.facts.nics if nic.rdma_device})
     nics = f", {rdma} RDMA device{'s' * (rdma > 1)}" if rdma else ""

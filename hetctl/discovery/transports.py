@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetctl.comm.contract.cluster import Host, Island, IslandLink, TransportOption, native_way
@@ -60,7 +60,8 @@ def _tcp(a: Island, b: Island, ground: TransportFacts) -> TransportOption:
     common = _common(hosts, ground, lambda port: port.subnet if port.address else None)
     if common:
         rate = _rate(a, b, ground, lambda port: port.subnet in common and port.address is not None)
-        return TransportOption("tcp", True, f"all have addresses in {listed(sorted(common), 3)}", rate)
+        reason = f"all have addresses in {listed(sorted(common), 3)}{_without_rdma(hosts, common, ground)}"
+        return TransportOption("tcp", True, reason, rate)
     if ground.declared >= set(hosts):
         return TransportOption("tcp", True, "all have a data address in the inventory; not measured")
     lonely = next((h for h in hosts if not any(p.address for p in ground.ports.get(h, ()))), None)
@@ -69,6 +70,16 @@ def _tcp(a: Island, b: Island, ground: TransportFacts) -> TransportOption:
     return TransportOption(
         "tcp", False, "no IP network holds all their hosts; if a router joins them, give each its data_address"
     )
+
+
+def _without_rdma(hosts: Sequence[str], subnets: Container[str], ground: TransportFacts) -> str:
+    """Said where hosts have InfiniBand and yet none of these IP networks runs over it."""
+    ports = [p for h in hosts for p in ground.ports.get(h, ())]
+    carrying = [p for p in ports if p.address is not None and p.subnet in subnets]
+    over_it = any(p.facts.link_layer == "infiniband" for p in carrying)  # a bond or VLAN over its interfaces, too
+    if over_it or not any(p.kind == "infiniband" for p in ports):
+        return ""
+    return f" ({listed(sorted({p.kind for p in carrying}))}: no IP runs over their InfiniBand)"
 
 
 def _rdma(a: Island, b: Island, ground: TransportFacts) -> TransportOption:

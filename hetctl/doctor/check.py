@@ -164,7 +164,9 @@ def worst(verdicts: Iterable[Verdict], *, otherwise: str) -> Verdict:
 
 def switched_off(nic: NicFacts) -> bool:
     """Whether a person turned the port off: no finding, whatever it looks like."""
-    return nic.admin_up is False or nic.physical_state == "disabled"
+    if nic.infiniband or nic.admin_up is None:
+        return nic.physical_state == "disabled"
+    return nic.admin_up is False  # drivers of RoCE call a port without a cable disabled, too
 
 
 def worker_python(facts: HostFacts) -> Interpreter | None:

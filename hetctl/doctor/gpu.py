@@ -37,8 +37,10 @@ def count(case: HostCase) -> Verdict:
         return ok(_NO_GPU) if facts.vendors else unknown("the PCI bus was not readable")
     hidden = [w for w in facts.warnings if "GPU(s)" in w]
     narrowed = [f"{name}={facts.system.environment[name]}" for name in _VISIBLE if name in facts.system.environment]
-    if hidden or narrowed:
-        return warn("; ".join(hidden) or f"{narrowed[0]}: torch sees those only", "unset " + " ".join(_VISIBLE[:3]))
+    if hidden:
+        return warn("; ".join(hidden))
+    if narrowed:
+        return warn(f"{narrowed[0]}: torch sees those only", "unset " + " ".join(_VISIBLE[:3]))
     tried = case.checked.performance.get(case.name, {})
     seen = tried.get("devices")
     if (
@@ -95,6 +97,22 @@ def _each(judge: Callable[[GpuFacts], Verdict], otherwise: str) -> Callable[[Hos
         return worst(map(judge, case.gpus), otherwise=otherwise) if case.gpus else ok(_NO_GPU)
 
     return rule
+
+
+def usable(gpu: GpuFacts) -> Verdict:
+    """What the driver's tool says of a GPU that it lists and cannot use."""
+    if gpu.problem is None:
+        return ok("usable")
+    mend = next((line for word, line in _MENDS.items() if word in gpu.problem.lower()), "")
+    return fail(f"{gpu.id}: {gpu.problem}", mend, pci=gpu.pci)
+
+
+_MENDS = {
+    "version mismatch": "sudo reboot  # {host}: its driver was updated while the old one is loaded",
+    "permission": "sudo usermod -aG video,render $USER  # on {host}, and log in again; or chmod /dev/nvidia*",
+    "couldn't communicate": "sudo modprobe nvidia; dkms status  # on {host}: was the driver built for its kernel?",
+    "requires reset": "sudo nvidia-smi --gpu-reset -i {pci} || sudo reboot  # on {host}",
+}
 
 
 def pcie(gpu: GpuFacts) -> Verdict:
@@ -199,6 +217,8 @@ def power(case: HostCase) -> Verdict:
 
 def fabric(gpu: GpuFacts) -> Verdict:
     health = gpu.health
+    if health.links_up == 0:
+        return warn(f"{gpu.id} has no link to other GPUs up: right for a card without a bridge, for no other")
     if health.links_down:
         return fail(f"{gpu.id} has {health.links_down} of its links to other GPUs down")
     if health.fabric_state and health.fabric_state.lower() not in ("completed", "success", "not supported"):
@@ -237,6 +257,13 @@ CHECKS = (
         "lspci -nnk | grep -A3 -E '0300|0302|1200'  # on {host}: is a driver bound?",
         rule=count,
         essential=True,
+    ),
+    Check(
+        "gpu.usable",
+        "what nvidia-smi says in place of an answer",
+        "gpud; issue threads of NVIDIA's drivers",
+        "sudo lspci -s {pci}; sudo dmesg | grep -i xid  # on {host}: off the bus? sudo reboot, reseat it, or `gpus:`",
+        rule=_each(usable, "all usable"),
     ),
     Check(
         "gpu.liveness",

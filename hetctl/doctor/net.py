@@ -166,8 +166,7 @@ def subnet(case: HostCase) -> Verdict:
     """Two interfaces in one IP network: TCP leaves by one of them, whatever address it was bound to."""
     found: dict[str, list[NicFacts]] = defaultdict(list)
     for nic in case.facts.nics:
-        usable = nic.netdev and not nic.bond and not switched_off(nic) and not nic.netdev.startswith(_PLUMBING)
-        if usable and nic.carrier is not False:
+        if nic.carries_ip and nic.netdev and not nic.bond and not nic.netdev.startswith(_PLUMBING):
             for address in nic.addresses:
                 if address.prefix is not None and address.scope in (None, "global") and ":" not in address.ip:
                     found[str(ipaddress.ip_network(f"{address.ip}/{address.prefix}", strict=False))].append(nic)

@@ -29,7 +29,11 @@ _SLOW_WIDTHS = ("1X", "SDR", "DDR", "QDR")
 
 
 def port_state(case: HostCase) -> Verdict:
-    return worst((_state(case, port) for port in case.rdma_ports), otherwise=_all_of(case, "up"))
+    without_ip = any(port.infiniband for port in case.rdma_ports) and not any(
+        port.carries_ip for port in case.rdma_ports if port.infiniband
+    )
+    well = _all_of(case, "up") + "; no IP runs over them, RDMA needs none" * without_ip
+    return worst([ok(well), *(_state(case, port) for port in case.rdma_ports)], otherwise=well)
 
 
 def _state(case: HostCase, port: NicFacts) -> Verdict:
@@ -37,10 +41,11 @@ def _state(case: HostCase, port: NicFacts) -> Verdict:
         return unknown(f"the state of {port.name} is not readable")
     if port.state == "active" or (port.state == "init" and port.link_layer == "infiniband"):
         return ok("up")  # INIT on InfiniBand is the subnet manager's affair
-    why = {"polling": "no partner at the other end of the cable"}.get(
-        port.physical_state or "", port.physical_state or ""
-    )
+    without_partner = port.physical_state == "polling" or (port.physical_state == "disabled" and port.admin_up)
+    why = "no partner at the other end of the cable" if without_partner else port.physical_state
     says = f"{port.name} is {port.state}" + (f": {why}" if why else "")
+    if port.link_layer == "ethernet" and port.netdev and not port.addresses:
+        return warn(f"{says}, and without an address: not in use?", device=port.rdma_device)
     same = [
         n
         for f in case.checked.facts.values()

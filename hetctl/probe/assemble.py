@@ -58,7 +58,7 @@ def _gpus(raw: Raw, ports: tuple[NicFacts, ...], notes: Notes) -> tuple[tuple[Gp
         theirs = vendor.gpus(raw, notes)
         native.update(vendor.links(raw, theirs))
         found += theirs
-        states[vendor.name] = _state(raw, vendor, theirs)
+        states[vendor.name] = _state(raw, vendor, theirs, notes)
     branches = {g.id: branch(raw.links, g.pci or "") for g in found}
     branches.update((n.name, branch(raw.links, n.pci or "")) for n in ports)
     return tuple(_with_distances(_identified(g, raw), found, ports, native, branches) for g in found), states
@@ -72,14 +72,17 @@ def _identified(gpu: GpuFacts, raw: Raw) -> GpuFacts:
     return replace(gpu, pci_id=own or gpu.pci_id, subsystem_id=board or gpu.subsystem_id)
 
 
-def _state(raw: Raw, vendor: Vendor, gpus: tuple[GpuFacts, ...]) -> str:
-    if gpus:
-        return "present"
+def _state(raw: Raw, vendor: Vendor, gpus: tuple[GpuFacts, ...], notes: Notes) -> str:
     drivers = bound_devices(raw, pci_vendor=vendor.pci_vendor, ignored=vendor.integrated)
-    if not drivers:
-        return "absent"
-    names = sorted({driver or "no driver" for driver in drivers.values()})
-    return f"{len(drivers)} on the PCI bus, none usable: bound to {', '.join(names)}"
+    if gpus:
+        drivers = {pci: driver for pci, driver in drivers.items() if driver not in vendor.drivers}
+    names = ", ".join(sorted({driver or "no driver" for driver in drivers.values()}))
+    if not gpus:
+        return f"{len(drivers)} on the PCI bus, none usable: bound to {names}" if drivers else "absent"
+    if drivers:
+        places = ", ".join(list(drivers)[:16])
+        notes.warn(f"{vendor.name}: {len(drivers)} GPU(s) beside these cannot be used: bound to {names} ({places})")
+    return "present"
 
 
 def _with_distances(

@@ -18,6 +18,7 @@ from hetctl.comm.contract.errors import ConfigError, HetctlError
 from hetctl.comm.contract.files import write_atomically
 from hetctl.comm.contract.units import MiB, show_bytes
 from hetctl.comm.contract.values import decode, encode
+from hetctl.probe.assemble import parse
 from hetctl.probe.masking import CaptureMasker
 from hetctl.probe.raw import MAX_DOCUMENT_BYTES, Raw, load
 
@@ -171,9 +172,10 @@ def _masker(recordings: Sequence[Recording], salt: bytes) -> CaptureMasker:
     raws = [r.raw for r in recordings if r.raw]
     names.update(name for raw in raws if (name := raw.text("/proc/sys/kernel/hostname")))
     masker = CaptureMasker(names, salt)
-    texts = [pair for raw in raws for pair in raw.files.items()]
-    texts += [(name, tool.stdout) for raw in raws for name, tool in raw.tools.items()]
-    masker.learn(texts, [user for raw in raws if isinstance(user := raw.values.get("user"), str)])
+    for raw in raws:
+        masker.learn_facts(encode(parse(raw)))  # before texts: what they call a serial number may be more
+        masker.learn_texts([*raw.files.items(), *((name, tool.stdout) for name, tool in raw.tools.items())])
+        masker.learn("user", [raw.values.get("user")])
     return masker
 
 

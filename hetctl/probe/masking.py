@@ -1,9 +1,10 @@
 """Hides what identifies machines and people: in captures, which are discovered again, and in bundles, which are read.
 
-One masker finds it: values that it has learned, wherever they stand, and what patterns tell. What it puts there
-differs. `CaptureMasker` keeps every relation that discovery reads: IP addresses keep the length of the prefix that any
-two of them share (Xu et al., prefix-preserving anonymisation, ICNP 2002), so that subnets, and with them islands, come
-out the same. `ReportMasker` keeps nothing of the original's shape: host-1, ip-3. A value has one mask everywhere.
+One masker finds it, and knows what only looks like it (a version like an address): values that it has learned, wherever
+they stand, and what patterns tell. What it puts there differs. `CaptureMasker` keeps every relation that discovery
+reads: IP addresses keep the length of the prefix that any two of them share (Xu et al., prefix-preserving
+anonymisation, ICNP 2002), so that subnets, and with them islands, come out the same. `ReportMasker` keeps nothing of
+the original's shape: host-1, ip-3. A value has one mask everywhere.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import ipaddress
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from hetctl.probe.words import told
 
 # The named group of a pattern is what is hidden, and its name the kind of it.
 _PRIVATE = re.compile(
@@ -45,7 +48,10 @@ _GUID = re.compile(r"(?<![\w:])(?P<guid>[0-9a-fA-F]{4}(?::[0-9a-fA-F]{4}){3})(?!
 _HEX64 = re.compile(r"(?<![\w])(?P<guid>0[xX](?!0000)[0-9a-fA-F]{16})(?!\w)")
 _HEX32 = re.compile(r"(?<![\w])(?P<id>[0-9a-fA-F]{32})(?![\w])")
 _CLOUD = re.compile(r"(?<![A-Za-z0-9])(?P<host>(?:ip|ec2)(?:-\d{1,3}){4})(?![A-Za-z0-9])")
-_IPV4 = re.compile(r"(?<![\w.])(?P<ip>(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d))(?![\w]|\.\d)")
+_IPV4 = re.compile(  # a VBIOS has a fifth part: 86.04.60.00.BD
+    r"(?<![\w.])(?P<ip>(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d))"
+    r"(?!\w|\.\d|\.[0-9A-Fa-f]{2}(?!\w))"
+)
 _SERIAL = re.compile(r"(?i)serial(?:[ _]?(?:number|num|no))?[\"']?\s*[:=]\s*[\"']?(?P<serial>[A-Za-z0-9][\w-]{3,})")
 _AT = re.compile(r"(?<![\w.-])(?P<user>[A-Za-z_][\w.-]*)(?=@(?:host|ip)-\d+)")
 _HOME = re.compile(r"(?:/home/|/Users/)(?P<user>[^/\s\"':]+)")
@@ -55,6 +61,17 @@ _SERIAL_PLACES = (
     re.compile(r"^unique_id\s+(\d+)\s*$", re.MULTILINE),
 )
 _SERIAL_FILES = ("/serial_number", "/unique_id")
+_LEAST_SERIAL = 4  # characters; shorter ones would be replaced everywhere
+_FOUR_PARTS = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\w|\.\d)")
+_VERSION_FILES = ("version", "/fw_ver")
+_VERSION = re.compile(
+    r"(?i)(?:version|v?bios|firmware|fw_?ver|revision)[\w/]*[ \t\"':=>{\[]{1,40}v?(\d{1,3}(?:\.\d{1,3}){3})(?!\w|\.\d)"
+)
+# Keys of facts: what identifies, and as what kind; what is a version, and what holds versions by name.
+_KINDS = {"serial": "serial", "uuid": "gpu", "guid": "guid", "mac": "mac", "machine_id": "id", "boot_id": "id"}
+_VERSIONS = frozenset(("driver", "firmware", "version", "torch", "cuda", "hip", "nccl", "rccl", "kernel"))
+_VERSIONS_BY_NAME = frozenset(("packages", "modules"))
+COMMON = frozenset(("root", "localhost", "ubuntu", "debian", "rocky", "ec2-user", "user", "admin", "none", "unknown"))
 _NOT_SERIAL = re.compile(r"(?i)\W*(n/?a|none|not supported|unknown|0x0+|0+)\W*")
 
 
@@ -69,10 +86,44 @@ class Masker(ABC):
     def __init__(self) -> None:
         self._known: dict[str, str] = {}  # what was learned -> its mask
         self._spotted: re.Pattern[str] | None = None
+        self._versions: set[str] = set()
+        self._addresses: set[str] = set()
 
     @abstractmethod
     def mask(self, kind: str, value: str) -> str:
         """What stands for a value."""
+
+    @abstractmethod
+    def address(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address, text: str) -> str:
+        """What stands for an IP address that was written so."""
+
+    def learn(self, kind: str, values: Iterable[object], *, as_one: str = "") -> None:
+        """Values that identify, whatever they look like. `as_one`: all of them are spellings of this one."""
+        for text in (str(value or "").strip() for value in values):
+            if self._identifies(kind, text):
+                self._remember(text, self.mask(kind, as_one or text))
+
+    def learn_versions(self, values: Iterable[str]) -> None:
+        """Texts with version numbers, of which some look like addresses: these stay."""
+        self._versions.update(part for value in values for part in _FOUR_PARTS.findall(value))
+
+    def learn_texts(self, texts: Iterable[tuple[str, str]]) -> None:
+        """What (path or tool name, content) pairs call a serial number or a version."""
+        for path, text in texts:
+            own = text.strip()
+            serials = [*serials_in(text), *([own] if path.endswith(_SERIAL_FILES) else [])]
+            self.learn("serial", (serial for serial in serials if len(serial) >= _LEAST_SERIAL))
+            self.learn_versions([*_VERSION.findall(text), *([own] if path.endswith(_VERSION_FILES) else [])])
+
+    def learn_facts(self, facts: Any) -> None:
+        """What the plain data of hosts' facts hold of devices, machines, addresses and versions."""
+        for key, value in _texts(facts):
+            if key in _KINDS:
+                self.learn(_KINDS[key], _spellings(value), as_one=value)
+            elif key in _VERSIONS | _VERSIONS_BY_NAME:
+                self.learn_versions([value])
+            elif key == "ip":
+                self._addresses.add(value)
 
     def text(self, text: str) -> str:
         """`text` with everything that identifies replaced."""
@@ -94,6 +145,19 @@ class Masker(ABC):
         if isinstance(data, (list, tuple)):
             return [self.data(v) for v in data]
         return data
+
+    def _identifies(self, kind: str, text: str) -> bool:
+        """False for what stands for nothing known, and for names that say nothing."""
+        known = told(text) is not None and not _NOT_SERIAL.fullmatch(text)
+        return known and len(text) > 1 and text.lower() not in COMMON
+
+    def _address(self, text: str) -> str:
+        """An address's mask; what only looks like one, a version or a time, stays."""
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            return text
+        return text if text in self._versions - self._addresses else self.address(address, text)
 
     def _remember(self, value: str, mask: str) -> None:
         self._known.setdefault(value, mask)
@@ -139,26 +203,35 @@ class CaptureMasker(Masker):
         for name in filter(_distinct, self._hosts):
             self._remember(name, self._hosts[name])
 
-    def learn(self, texts: Iterable[tuple[str, str]], people: Iterable[str]) -> None:
-        """Note the serial numbers in (path or tool name, content) pairs, and the names of people."""
-        for path, text in texts:
-            for serial in (*serials_in(text), *([text.strip()] if path.endswith(_SERIAL_FILES) else [])):
-                if len(serial) >= 4 and not _NOT_SERIAL.fullmatch(serial) and not _UUID.search(serial):
-                    self._remember(serial, self._serial(serial))
-        for person in people:
-            if person and person != "root" and _distinct(person):
-                self._remember(person, self.mask("user", person))
+    def learn(self, kind: str, values: Iterable[object], *, as_one: str = "") -> None:
+        """As any masker; spellings of one keep their shapes, which have one mask by themselves."""
+        super().learn(kind, values)
 
     def mask(self, kind: str, value: str) -> str:
         """Another value of the same kind and shape; of what is secret nothing stays."""
         if kind == "ip":
-            return self._ipv6_text(value) if ":" in value else str(self.ipv4(ipaddress.IPv4Address(value)))
+            return self._address(value)
         if kind == "id":
             return f"{self._digest('hex', value.lower()):064x}"[:32]
         if kind == "user":
             return f"user-{self._digest('user', value) % 1000:03d}"
-        shaped = {"uuid": self._uuid, "mac": self._mac, "guid": self._guid_text}
+        shaped = {"uuid": self._uuid, "mac": self._mac, "guid": self._guid_text, "serial": self._serial}
+        shaped["gpu"] = self._unique
         return shaped[kind](value) if kind in shaped else "hidden"
+
+    def address(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address, text: str) -> str:
+        """Another address, written as long."""
+        if isinstance(address, ipaddress.IPv4Address):
+            return str(self.ipv4(address))
+        masked = self.ipv6(address)
+        return masked.exploded if len(text) == 39 else str(masked)
+
+    def _identifies(self, kind: str, text: str) -> bool:
+        """Also not what a pattern finds, and no plain words."""
+        if kind == "user":
+            return super()._identifies(kind, text) and _distinct(text)
+        unlike = super()._identifies(kind, text) and not _UUID.search(text)
+        return unlike and (kind == "serial" or (kind == "gpu" and not text.startswith("GPU-")))
 
     def host(self, name: str) -> str:
         """The mask of a host's name, whatever it is."""
@@ -193,14 +266,6 @@ class CaptureMasker(Masker):
         elif high != 0xFE80 << 48:  # an InfiniBand subnet prefix of the site's own
             high = 0xFE80 << 48 | self._digest("prefix", f"{high:x}") & (2**48 - 1)
         return ipaddress.IPv6Address(high << 64 | self._guid(low))
-
-    def _ipv6_text(self, text: str) -> str:
-        try:
-            address = ipaddress.IPv6Address(text)
-        except ValueError:
-            return text
-        masked = self.ipv6(address)
-        return masked.exploded if len(text) == 39 else str(masked)
 
     def _prefix_preserving(self, kind: str, value: int, bits: int, kept: int) -> int:
         result = value >> (bits - kept)
@@ -239,15 +304,19 @@ class CaptureMasker(Masker):
 
     def _serial(self, text: str) -> str:
         """Another serial of the same shape. A 64-bit identity has one mask, written decimal or hexadecimal."""
-        hexadecimal = re.fullmatch(r"(0[xX])?([0-9a-fA-F]{16})", text)
+        hexadecimal = re.fullmatch(r"(0[xX](?=.)|(?=.{16}$))([0-9a-fA-F]{1,16})", text)
         if hexadecimal:
             digits = f"{self._identity(int(hexadecimal.group(2), 16)):016x}"
             digits = digits.upper() if hexadecimal.group(2).isupper() else digits
-            return (hexadecimal.group(1) or "") + digits
+            return hexadecimal.group(1) + digits
         if re.fullmatch(r"\d{17,20}", text):
             return str(self._identity(int(text)))
         stream = f"{self._digest('serial', text):064x}"
         return "".join(_same_kind(c, int(stream[i % 64], 16)) for i, c in enumerate(text))
+
+    def _unique(self, text: str) -> str:
+        """The same of one that is known to have 64 bits, however few digits it needs."""
+        return str(self._identity(int(text))) if text.isdecimal() and len(text) != 16 else self._serial(text)
 
     def _identity(self, value: int) -> int:
         return self._digest("identity", str(value)) & (2**63 - 1) | 2**63  # keeps 16 digits, or 19
@@ -282,7 +351,6 @@ def _distinct(name: str) -> bool:
 
 # --- bundles -------------------------------------------------------------------------------------------------------
 
-COMMON = frozenset(("root", "localhost", "ubuntu", "debian", "rocky", "ec2-user", "user", "admin", "none", "unknown"))
 _SECRET_NAME = re.compile(r"KEY|TOKEN(?!S|IZ)|SECRET|PASS(?!E|I)|CRED|AUTH(?!OR)", re.IGNORECASE)
 _LEAST_SECRET = 6  # shorter values are words like `yes`, and would be replaced everywhere
 _LEAST_IDENTITY = 10**9  # smaller numbers are figures
@@ -304,22 +372,11 @@ class ReportMasker(Masker):
     def __init__(self) -> None:
         super().__init__()
         self._names: dict[str, dict[str, str]] = {}  # kind -> what it was -> its placeholder
-        self._versions: set[str] = set()
 
     @property
     def counts(self) -> dict[str, int]:
         """How many different values of each kind were replaced."""
         return dict(Counter(kind for kind, values in self._names.items() for _ in values))
-
-    def learn(self, kind: str, values: Iterable[object], *, as_one: str = "") -> None:
-        """Values that identify, whatever they look like. `as_one`: all of them are spellings of this one."""
-        for text in (str(value or "").strip() for value in values):
-            if len(text) > 1 and text.lower() not in COMMON and not _NOT_SERIAL.fullmatch(text):
-                self._remember(text.lower(), self._placeholder(kind, as_one or text))
-
-    def learn_versions(self, values: Iterable[str]) -> None:
-        """Version numbers, of which some look like addresses: these stay."""
-        self._versions.update(values)
 
     def text(self, text: str) -> str:
         """As any masker's, and once more behind each escape (`\\nnode1` in quoted output)."""
@@ -343,15 +400,14 @@ class ReportMasker(Masker):
             return value
         return self._placeholder("user" if kind == "account" else kind, value)
 
-    def _address(self, text: str) -> str:
-        """An address's placeholder (a GID made of one has the same); what only looks like one, a time, stays."""
-        try:
-            address = ipaddress.ip_address(text)
-        except ValueError:
-            return text
+    def address(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address, text: str) -> str:
+        """Its placeholder; a GID made of one has the same."""
         address = getattr(address, "ipv4_mapped", None) or address
         stays = address.is_loopback or address.is_unspecified or int(address) == 2**32 - 1
-        return text if stays or text in self._versions else self._placeholder("ip", str(address))
+        return text if stays else self._placeholder("ip", str(address))
+
+    def _remember(self, value: str, mask: str) -> None:
+        super()._remember(value.lower(), mask)
 
     def _placeholder(self, kind: str, value: str) -> str:
         value, of_kind = value.lower(), self._names.setdefault(kind, {})
@@ -363,6 +419,26 @@ class ReportMasker(Masker):
 def serials_in(text: str) -> list[str]:
     """What a tool's output calls a serial number or a unique identity."""
     return [serial.strip() for place in _SERIAL_PLACES for serial in place.findall(text)]
+
+
+def _texts(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in plain data and the key that it stands under."""
+    if isinstance(data, str):
+        yield key, data
+    elif isinstance(data, Mapping):
+        for name, value in data.items():
+            yield from _texts(value, key if key in _VERSIONS_BY_NAME else name)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _texts(value, key)
+
+
+def _spellings(identity: str) -> Iterable[str]:
+    """A GUID with and without colons; GPU-<64 bits in hexadecimal>, as AMD's tools write it: also bare and decimal."""
+    text = identity.removeprefix("GPU-")
+    yield from (identity, identity.replace(":", ""))
+    if re.fullmatch(r"[0-9a-fA-F]{16}", text) and int(text, 16) >= _LEAST_IDENTITY:
+        yield from (text, f"0x{text}", f"{int(text, 16):#x}", str(int(text, 16)))
 
 
 def secrets_of(environment: Mapping[str, str]) -> list[str]:

@@ -229,7 +229,7 @@ def _gids(raw: Raw, base: str, layer: LinkLayer | None) -> tuple[Gid, ...]:
         gid = content.strip().lower()
         if folder != base + "/gids" or not re.fullmatch(r"\d{1,5}", index) or not _GID.fullmatch(gid):
             continue
-        if gid.strip("0:"):
+        if gid.strip("0:") and gid != _PREFIX_ALONE:
             kind = raw.text(f"{base}/gid_attrs/types/{index}")
             netdev = told(raw.text(f"{base}/gid_attrs/ndevs/{index}"))
             found.append(Gid(int(index), gid, gid_type(kind, layer), netdev))
@@ -237,6 +237,7 @@ def _gids(raw: Raw, base: str, layer: LinkLayer | None) -> tuple[Gid, ...]:
 
 
 _GID = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){7}")
+_PREFIX_ALONE = "fe80" + ":0000" * 7  # stands in a slot that has no address yet
 
 
 def gid_type(text: str | None, layer: LinkLayer | None) -> GidType | None:

@@ -302,6 +302,10 @@ class Probe:
 
     def tool(self, name: str, tool: dict[str, Any]) -> None:
         result = self.execute(tool["argv"], self.options["tool_timeout_s"])
+        refused = re.search(r"unrecognized arguments: (.+)", result["stderr"])
+        if refused and result["exit_code"]:  # an older one: asked for what it has
+            known = [word for word in tool["argv"] if word not in refused.group(1).split()]
+            result = self.execute(known, self.options["tool_timeout_s"])
         if tool["keep"]:
             kept = [line for line in result["stdout"].splitlines() if re.search(tool["keep"], line)]
             result["stdout"] = "\n".join(kept)

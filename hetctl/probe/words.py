@@ -14,6 +14,7 @@ ABSENT = frozenset(
     (
         *("", "n/a", "na", "none", "null", "not supported", "insufficient permissions", "unknown error", "unknown"),
         *("not available", "not found", "error", "not active in guest"),
+        *("gpu is lost", "gpu requires reset", "err!"),
         "gpu access blocked by the operating system",
     )
 )
@@ -29,8 +30,17 @@ def told(text: object) -> str | None:
     """`text` unless it is one of the many ways of saying that nothing is known: N/A, [Not Supported], deprecated ..."""
     if not isinstance(text, str):
         return None
-    clean = text.strip().strip("[]<>").strip()
-    return None if clean.lower() in ABSENT or _DEPRECATED in clean.lower() else clean
+    clean = text.strip()
+    bare = clean.strip("[]<>").strip()
+    if bare.lower() in ABSENT or _DEPRECATED in bare.lower():
+        return None
+    return bare if clean[:1] + clean[-1:] in ("[]", "<>") else clean  # a name may end in a bracket: "... [AMD/ATI]"
+
+
+def serial(text: object) -> str | None:
+    """A serial number; 0 and the like stand for none."""
+    clean = told(text)
+    return clean if clean and clean.strip("0") else None
 
 
 def number(value: object) -> float | None:

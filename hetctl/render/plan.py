@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ClusterShell.RangeSet import RangeSet
 from rich.console import RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
@@ -41,7 +42,8 @@ def _islands(plan: Plan) -> Tree:
         rates = [r.rate_bytes_per_s for r in bridge.rails]
         total = sum(r for r in rates if r is not None) if None not in rates else None
         lanes = f"{len(bridge.rails)} rail" + ("s" if len(bridge.rails) != 1 else "")
-        tree.add(f"bridge {bridge.islands[0]} - {bridge.islands[1]}: {bridge.transport}, {lanes}, {show_rate(total)}")
+        way = f"{bridge.transport}, {lanes}, {show_rate(total)}"
+        tree.add(f"bridge {bridge.islands[0]} - {bridge.islands[1]}: {way}").add(escape(bridge.reason))
     return tree
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import finite, write_atomically
 from hetctl.comm.contract.units import MiB
-from hetctl.probe.masking import ReportMasker, serials_in
+from hetctl.probe.masking import ReportMasker
 
 MAX_FILE_BYTES = 2 * MiB  # of one piece of evidence; the beginning and the end are kept
 MAX_READ_BYTES = 32 * MiB
@@ -36,9 +36,7 @@ def masked_files(documents: Mapping[str, Any], evidence: Path, masker: ReportMas
     """Everything that will be in the archive, by name: documents (text as it is, else JSON) and evidence files."""
     texts = {name: d if isinstance(d, str) else json.dumps(finite(d)) for name, d in documents.items()}
     texts |= {f"evidence/{p.relative_to(evidence).as_posix()}": _read(p) for p in _regular_files(evidence)}
-    for text in texts.values():
-        # from all of them first: one file may name what another only shows
-        masker.learn("serial", (serial for serial in serials_in(text) if len(serial) >= 4))
+    masker.learn_texts(texts.items())  # all of them first: one file may name what another only shows
     # cut only after masking: half a name would not be known for one
     return {masker.text(name): _cut(_masked(name, text, masker).encode()) for name, text in sorted(texts.items())}
 

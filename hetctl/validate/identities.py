@@ -6,9 +6,8 @@ import getpass
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hetctl.comm.contract.values import encode
 from hetctl.probe.masking import ReportMasker, secrets_of
@@ -16,9 +15,6 @@ from hetctl.validate.discovery import COMPARED
 from hetctl.validate.ground import ClaimHosts
 
 _IDENTIFYING = ("serial", "uuid", "node GUID")  # of what discovery is compared by
-_KINDS = {"serial": "serial", "uuid": "gpu", "guid": "guid", "mac": "mac", "machine_id": "id", "boot_id": "id"}
-_VERSIONS = frozenset(("driver", "firmware", "version", "torch", "cuda", "hip", "nccl", "rccl", "kernel"))
-_VERSIONS_BY_NAME = frozenset(("packages", "modules"))  # name -> version
 
 
 def masker_for(
@@ -34,11 +30,7 @@ def masker_for(
         masker.learn("secret", secrets_of({name: value or "" for name, value in entry.access.env.items()}))
     _learn_hosts(masker, ground)
     _learn_people(masker, ground)
-    for key, value in _texts(encode(ground.facts)):
-        if key in _KINDS:
-            masker.learn(_KINDS[key], _spellings(value), as_one=value)
-        elif key in _VERSIONS | _VERSIONS_BY_NAME:
-            masker.learn_versions([value])
+    masker.learn_facts(encode(ground.facts))
     for file in evidence.glob(f"*/{COMPARED}") if evidence else ():
         rows = [row for row in json.loads(file.read_text(encoding="utf-8")) if row["what"] in _IDENTIFYING]
         masker.learn("serial", (row[side] for row in rows for side in ("ours", "theirs")))
@@ -66,26 +58,6 @@ def _learn_people(masker: ReportMasker, ground: ClaimHosts) -> None:
         people += [access.user, *(hop.split("@")[0] for hop in jumps if "@" in hop)]
     masker.learn("user", people)
     masker.learn("home", (home for home in homes if str(home) not in ("/", "/root")))
-
-
-def _texts(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in plain data and the key that it stands under."""
-    if isinstance(data, str):
-        yield key, data
-    elif isinstance(data, Mapping):
-        for name, value in data.items():
-            yield from _texts(value, key if key in _VERSIONS_BY_NAME else name)
-    elif isinstance(data, list):
-        for value in data:
-            yield from _texts(value, key)
-
-
-def _spellings(identity: str) -> Iterable[str]:
-    """A GUID with and without colons; GPU-<64 bits in hexadecimal>, as AMD's tools write it: also bare and decimal."""
-    text = identity.removeprefix("GPU-")
-    yield from (identity, identity.replace(":", ""))
-    if len(text) == 16 and all(c in "0123456789abcdefABCDEF" for c in text):
-        yield from (text, f"0x{text}", str(int(text, 16)))
 
 
 def _is_address(name: str) -> bool:

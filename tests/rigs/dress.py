@@ -35,6 +35,7 @@ class Costume:
     tool_delay_s: float = 0.5
     down: frozenset[int] = frozenset()  # NICs whose link is down
     no_subnet_manager: bool = False
+    ipoib: Literal["up", "off", "none"] = "up"  # off: the interfaces are down while the InfiniBand ports work
 
     @property
     def model(self) -> str:
@@ -216,10 +217,11 @@ def nic(root: Path, costume: Costume, index: int) -> None:
         "max_link_speed": "32.0 GT/s PCIe",
     }
     pci_device(root, path, files, costume.nic_driver)
-    name, up = netdev_name(costume, index), index not in costume.down
+    name, up = netdev_name(costume, index), index not in costume.down and costume.ipoib == "up"
     kind = 32 if costume.fabric == "infiniband" else 1
-    interface(root, name, folder=f"{path}/net", kind=kind, up=up, number=costume.number * 64 + index + 1)
-    link(root, f"/sys/{path}/net/{name}/device", f"/sys/{path}")
+    if costume.ipoib != "none":
+        interface(root, name, folder=f"{path}/net", kind=kind, up=up, number=costume.number * 64 + index + 1)
+        link(root, f"/sys/{path}/net/{name}/device", f"/sys/{path}")
     if costume.fabric != "ethernet":
         rdma_port(root, costume, index, path)
 

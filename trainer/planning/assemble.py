@@ -252,14 +252,24 @@ def _bridge(
     measured: Sequence[BridgeProfile],
 ) -> PlannedBridge:
     a, b = pair
-    transport = choose_transport(cluster.link(a, b), a, b, forced=recipe.bridge.transport, measured=measured)
+    link = cluster.link(a, b)
+    transport = choose_transport(link, a, b, forced=recipe.bridge.transport, measured=measured)
     chosen = "forced by the recipe" if recipe.bridge.transport != "auto" else "the best usable one"
-    reason = f"{transport.kind} between {a} and {b}, {chosen}: {transport.reason}"
+    others = [_instead(way) for way in link.transports if way.kind != transport.kind] if link else []
+    reason = "; ".join([f"{transport.kind} between {a} and {b}, {chosen}: {transport.reason}", *others])
     ends = [[r for r in ranks if r.island == name and r.replica is not None] for name in pair]
     count = min(len(e) for e in ends)
     lanes = [(ends[0][k * len(ends[0]) // count], ends[1][k * len(ends[1]) // count]) for k in range(count)]
     rails = _rails(cluster, pair, lanes, transport)
     return PlannedBridge(pair, transport.kind, rails, reason, recipe.bridge.transport != "auto")
+
+
+def _instead(way: TransportOption) -> str:
+    """One of the other ways, in words."""
+    if not way.usable:
+        return f"not {way.kind}: {way.reason}"
+    rate = f" ({show_rate(way.rate_bytes_per_s)})" if way.rate_bytes_per_s is not None else ""
+    return f"{way.kind} as well{rate}: {way.reason}"
 
 
 def _rails(

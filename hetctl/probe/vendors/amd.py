@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetctl.comm.contract.facts import GpuFacts, Health, Partition, Pcie, Process, Reach
@@ -11,8 +11,8 @@ from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
 from hetctl.probe.vendors import amd_smi
 from hetctl.probe.vendors.amd_smi import KFD, KfdNode, Metric
-from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie
-from hetctl.probe.words import count, node, told
+from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie, warn_of_hidden
+from hetctl.probe.words import count, mapping, node, serial, told
 
 NAME, PCI_VENDOR, DRIVER = "amd", "0x1002", "amdgpu"
 STATIC, METRIC, PROCESS, TOPO = (f"amd-smi {word}" for word in ("static", "metric", "process", "topology"))
@@ -37,13 +37,18 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     nodes = amd_smi.kfd_nodes(raw)
     tools = _ask_tools(raw, notes, expected=bool(nodes or bound))
     if nodes:
-        shown = [(GpuFacts(NAME, i, pci=n.pci), n) for i, n in enumerate(nodes)]
+        shown = [(GpuFacts(NAME, i, pci=_physical(raw, n.pci)), n) for i, n in enumerate(nodes)]
+        warn_of_hidden(notes, bound, [gpu for gpu, _ in shown], "KFD")
     else:
         listed = [g.pci for g in tools.static] or [g.pci for g in tools.rocm] or bound
         shown = [(GpuFacts(NAME, i, pci=pci), KfdNode(-1)) for i, pci in enumerate(listed)]
         if shown:
             notes.warn("KFD's topology cannot be read: GPUs are counted as the tools list them, HIP may differ")
-    return tuple(_merge(raw, notes.at(f"gpus[{gpu.id}]"), gpu, known, tools) for gpu, known in shown)
+    closed = mapping(raw.values.get("openable")).get("/dev/kfd") is False
+    problem = "this user has no permission to open /dev/kfd" if closed else None
+    return tuple(
+        _merge(raw, notes.at(f"gpus[{gpu.id}]"), replace(gpu, problem=problem), known, tools) for gpu, known in shown
+    )
 
 
 def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reach]:
@@ -88,10 +93,16 @@ class Tools:
     metrics: Mapping[int, Metric] = field(default_factory=dict)
     processes: Mapping[int, tuple[Process, ...]] = field(default_factory=dict)
 
-    def of(self, gpu: GpuFacts) -> tuple[GpuFacts, GpuFacts, Metric | None, tuple[Process, ...] | None]:
-        nothing = GpuFacts(NAME, -1)
-        static = next((s for s in self.static if s.pci and s.pci == gpu.pci), nothing)
-        rocm = next((r for r in self.rocm if r.pci and r.pci == gpu.pci), nothing)
+    def of(self, gpu: GpuFacts, kfd: KfdNode) -> tuple[GpuFacts, GpuFacts, Metric | None, tuple[Process, ...] | None]:
+        """What they said of a GPU; they write the number of a partition in place of the PCI function."""
+        place = gpu.pci and (f"{gpu.pci[:-1]}{kfd.partition}" if kfd.partition else gpu.pci)
+
+        def told_of(found: Sequence[GpuFacts]) -> GpuFacts:
+            if place is None and kfd.number < 0 and gpu.index < len(found):
+                return found[gpu.index]  # it is one of those that the tool listed, without any address
+            return next((f for f in found if place and f.pci == place), GpuFacts(NAME, -1))
+
+        static, rocm = told_of(self.static), told_of(self.rocm)
         return static, rocm, self.metrics.get(static.index), self.processes.get(static.index)
 
 
@@ -109,11 +120,11 @@ def _ask_tools(raw: Raw, notes: Notes, *, expected: bool) -> Tools:
 
 def _merge(raw: Raw, notes: Notes, gpu: GpuFacts, kfd: KfdNode, tools: Tools) -> GpuFacts:
     """One GPU from KFD and sysfs where they tell, else from amd-smi, else from rocm-smi."""
-    base = PCI + _physical(raw, gpu.pci)
-    static, rocm, metric, processes = tools.of(gpu)
+    base = PCI + (gpu.pci or "none")
+    static, rocm, metric, processes = tools.of(gpu, kfd)
     sysfs = _of_sysfs(raw, gpu, base)
     now = Pcie(width=metric.width, speed_gt_per_s=metric.speed_gt_per_s) if metric else Pcie()
-    links = (sysfs_pcie(raw, _physical(raw, gpu.pci)), "sysfs"), (now, METRIC), (static.pcie, STATIC)
+    links = (sysfs_pcie(raw, gpu.pci), "sysfs"), (now, METRIC), (static.pcie, STATIC)
     told_by_all = (sysfs, "sysfs"), (static, STATIC), (rocm, ROCM)
     parts = notes.at("partition").pick_each(
         ("mode", "memory_mode"), *((g.partition, source) for g, source in told_by_all)
@@ -145,7 +156,7 @@ def _of_sysfs(raw: Raw, gpu: GpuFacts, base: str) -> GpuFacts:
         **amd_smi.names(raw.text(base + "/product_name")),
         memory_total_bytes=count(raw.text(base + "/mem_info_vram_total")) or None,
         uuid=f"GPU-{unique:016x}" if unique else None,
-        serial=told(raw.text(base + "/serial_number")),
+        serial=serial(raw.text(base + "/serial_number")),
         numa_node=node(raw.text(base + "/numa_node")),
         partition=Partition(mode.lower() if mode else None, memory_mode.lower() if memory_mode else None),
         driver=told(raw.text("/sys/module/amdgpu/version")),
@@ -181,10 +192,10 @@ def _health(raw: Raw, notes: Notes, base: str, kfd: KfdNode, static: GpuFacts, m
     )
 
 
-def _physical(raw: Raw, pci: str | None) -> str:
-    """The PCI function with the sysfs files: partitions of a package count on from function 0."""
-    if not pci or raw.text(f"{PCI}{pci}/vendor"):
-        return pci or "none"
+def _physical(raw: Raw, pci: str | None) -> str | None:
+    """The PCI function that is there: partitions of a package count on from function 0."""
+    if not pci or raw.text(f"{PCI}{pci}/vendor") or not raw.text(f"{PCI}{pci[:-1]}0/vendor"):
+        return pci
     return pci[:-1] + "0"
 
 

@@ -23,6 +23,7 @@ from hetctl.probe.words import (
     number,
     pci_address,
     pci_id,
+    serial,
     size,
     told,
 )
@@ -42,6 +43,7 @@ class KfdNode:
     unique_id: str | None = None  # 16 hexadecimal digits
     memory_total_bytes: int | None = None
     xgmi: tuple[int, ...] = ()  # nodes reached over xGMI
+    partition: int | None = None  # which part of its package; None for the first, and for a whole one
 
     @property
     def uuid(self) -> str | None:
@@ -60,11 +62,12 @@ def _kfd_node(raw: Raw, number_: int) -> KfdNode | None:
     properties = _properties(raw.files.get(base + "properties", ""))
     if not integer(raw.text(base + "gpu_id")) or not properties.get("simd_count"):
         return None  # a CPU node, or one that is hidden from us
-    unique = properties.get("unique_id")
+    unique, place = properties.get("unique_id"), _kfd_place(properties)
     return KfdNode(
         number=number_,
         architecture=gfx_name(properties.get("gfx_target_version")),
-        pci=_kfd_pci(properties),
+        pci=place[0] if place else None,
+        partition=place[1] if place else None,
         unique_id=f"{unique:016x}" if unique else None,
         memory_total_bytes=_kfd_memory(raw, base),
         xgmi=_kfd_xgmi(raw, base),
@@ -78,11 +81,13 @@ def gfx_name(version: int | None) -> str | None:
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
-def _kfd_pci(properties: Mapping[str, int]) -> str | None:
+def _kfd_place(properties: Mapping[str, int]) -> tuple[str, int | None] | None:
+    """(PCI address, partition): kernels write the partition over the function, newer ones into bits 31:28."""
     domain, location = properties.get("domain", 0), properties.get("location_id")
-    if location is None or not 0 <= location < 2**16 or not 0 <= domain < 2**32:
+    if location is None or not 0 <= location < 2**32 or not 0 <= domain < 2**32 or location >> 16 & 0xFFF:
         return None
-    return f"{domain:04x}:{location >> 8:02x}:{location >> 3 & 31:02x}.{location & 7}"
+    address = f"{domain:04x}:{location >> 8 & 255:02x}:{location >> 3 & 31:02x}.{location & 7}"
+    return address, location >> 28 or location & 7 or None
 
 
 def _kfd_memory(raw: Raw, base: str) -> int | None:
@@ -115,6 +120,7 @@ def _static(entry: Mapping[str, Any], index: int) -> GpuFacts:
     best = gt_per_s(bus.get("max_pcie_speed"))
     firmware = mapping(entry.get("ifwi")) or mapping(entry.get("vbios"))
     limit = mapping(entry.get("limit"))
+    package = mapping(limit.get("ppt0")) or limit  # since ROCm 7.1
     return GpuFacts(
         vendor=NAME,
         index=_index(entry, index),
@@ -124,7 +130,7 @@ def _static(entry: Mapping[str, Any], index: int) -> GpuFacts:
         architecture=told(asic.get("target_graphics_version")),
         memory_total_bytes=size(mapping(entry.get("vram")).get("size"), unit="MB"),
         uuid=_unique(asic.get("asic_serial")),
-        serial=told(board.get("product_serial")),
+        serial=serial(board.get("product_serial")),
         pci=pci_address(bus.get("bdf")),
         numa_node=node(mapping(entry.get("numa")).get("node")),
         pcie=Pcie(max_width=count(bus.get("max_pcie_width")) or None, max_speed_gt_per_s=best or _generation(bus)),
@@ -134,7 +140,7 @@ def _static(entry: Mapping[str, Any], index: int) -> GpuFacts:
         ),
         driver=told(driver.get("version")) or told(driver.get("driver_version")),
         firmware=told(firmware.get("version")),
-        health=Health(power_limit_w=number(limit.get("socket_power_limit")) or number(limit.get("max_power"))),
+        health=Health(power_limit_w=number(package.get("socket_power_limit")) or number(limit.get("max_power"))),
     )
 
 
@@ -228,7 +234,7 @@ def _card(card: Mapping[str, Any], index: int, driver: str | None) -> GpuFacts:
         memory_total_bytes=total or None,
         memory_free_bytes=_difference(total, used),
         uuid=_unique(card.get("unique id")),
-        serial=told(card.get("serial number")),
+        serial=serial(card.get("serial number")),
         pci=pci_address(card.get("pci bus")),
         numa_node=node(card.get("(topology) numa node")),
         partition=Partition(mode=_mode(mode), memory_mode=_mode(memory_mode)),

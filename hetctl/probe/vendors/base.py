@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
@@ -67,6 +67,16 @@ def bound_devices(raw: Raw, *, pci_vendor: str, ignored: tuple[str, ...] = ()) -
     return dict(sorted(found.items()))
 
 
+def warn_of_hidden(notes: Notes, bound: Sequence[str], shown: Sequence[GpuFacts], tool: str) -> None:
+    """Say which GPUs have a driver and are yet not among those that a vendor's tool or driver lists."""
+    hidden = sorted(set(bound) - {g.pci for g in shown})
+    if hidden:
+        notes.warn(
+            f"sysfs shows {len(hidden)} GPU(s) that {tool} does not ({', '.join(hidden[:16])}):"
+            " hidden from this container, or fallen off the bus"
+        )
+
+
 def sysfs_pcie(raw: Raw, pci: str | None) -> Pcie:
     """The PCIe link of a device as sysfs shows it; a link that is down reads width 0 or 63, which is no width."""
     base = PCI + (pci or "none")
@@ -88,16 +98,21 @@ def parsed(
 ) -> T | None:
     """What a tool said, parsed; None, with a warning about `name` (else the tool), where it gave no answer.
 
-    `strict`: what it printed before it failed is no answer either.
+    What it printed before it failed is an answer if it is whole, which is said, unless `strict`.
     """
     output = raw.tool(tool)
+    said = output.problem or told(output.stderr.strip()[-200:] or output.stdout.strip()[-200:])
+    said = said or f"exit code {output.exit_code}"
     try:
         if output.stdout.strip() and (output.ok or not strict):
-            return parse(output.stdout)
-        said = told(output.stderr.strip()[-200:] or output.stdout.strip()[-200:])
-        notes.warn(f"{name or tool} gave no answer: {output.problem or said or f'exit code {output.exit_code}'}")
+            answer = parse(output.stdout)
+            if not output.ok:
+                why = output.problem or f"exit code {output.exit_code} {output.stderr.strip()[-200:]}".strip()
+                notes.warn(f"{name or tool} failed ({why}), but its answer is whole")
+            return answer
+        notes.warn(f"{name or tool} gave no answer: {said}")
     except Undetermined as error:
-        notes.warn(error.message)
+        notes.warn(error.message if output.ok else f"{name or tool} gave no answer: {said}")
     return None
 
 

@@ -11,8 +11,8 @@ from hetctl.comm.contract.facts import GpuFacts, Pcie, Reach
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
-from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie
-from hetctl.probe.words import PCIE_GENERATIONS, count, node, pci_address, size, told
+from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie, warn_of_hidden
+from hetctl.probe.words import PCIE_GENERATIONS, count, node, pci_address, serial, size, told
 
 NAME, PCI_VENDOR, DRIVERS = "intel", "0x8086", ("xe", "i915")
 INTEGRATED = ("0000:00:02.0",)  # where every processor's own graphics sits
@@ -25,9 +25,10 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     """Every discrete GPU, in the order of xpu-smi, which is Level Zero's; in PCI order where it does not answer."""
     devices = bound_devices(raw, pci_vendor=PCI_VENDOR, ignored=INTEGRATED)
     bound = [pci for pci, driver in devices.items() if driver in DRIVERS]
-    told_by_tool = parsed(raw, DUMP, parse_dump, notes, name="xpu-smi") if bound else None
+    told_by_tool = parsed(raw, DUMP, parse_dump, notes, name="xpu-smi", strict=False) if bound else None
     shown = sorted(told_by_tool or (), key=lambda g: g.index)
     shown = shown or [GpuFacts(NAME, index, pci=pci) for index, pci in enumerate(bound)]
+    warn_of_hidden(notes, bound, shown, "xpu-smi")
     return tuple(_merge(raw, notes.at(f"gpus[{NAME}:{i}]"), replace(g, index=i)) for i, g in enumerate(shown))
 
 
@@ -60,7 +61,7 @@ def _gpu(row: Mapping[str, object], index: int) -> GpuFacts:
         name=told(row.get("Device Name")),
         memory_total_bytes=size(row.get("Memory Physical Size"), unit="MiB") or None,
         uuid=told(row.get("SOC UUID")),
-        serial=told(row.get("Serial Number")),
+        serial=serial(row.get("Serial Number")),
         pci=pci_address(row.get("PCI BDF Address")),
         pcie=Pcie(
             max_width=count(row.get("PCIe Max Link Width")) or None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 from hetctl.comm.contract.facts import GpuFacts, Health, Partition, Reach
@@ -11,7 +11,7 @@ from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
 from hetctl.probe.vendors import nvidia_smi
-from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie
+from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie, warn_of_hidden
 from hetctl.probe.vendors.nvidia_smi import QUERY_FIELDS, SmiAnswer
 from hetctl.probe.words import key_values, node, pci_address, told
 
@@ -34,14 +34,11 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     """Every GPU that a process on the host can use, in PCI order (nvidia-smi's and CUDA_DEVICE_ORDER=PCI_BUS_ID's)."""
     bound = [pci for pci, driver in bound_devices(raw, pci_vendor=PCI_VENDOR).items() if driver == DRIVER]
     in_proc = sorted(a for a in map(pci_address, {p[len(PROC) :].split("/")[0] for p in _proc_files(raw)}) if a)
-    answer = (
-        parsed(raw, XML, nvidia_smi.parse_xml, notes if bound or in_proc else Notes(), name="nvidia-smi") or SmiAnswer()
-    )
-    shown = sorted(answer.gpus, key=lambda g: g.pci or "")
-    if shown:
-        _warn_of_hidden(notes, bound, shown)
-    else:
-        shown = [GpuFacts(NAME, index, pci=pci) for index, pci in enumerate(in_proc or bound)]
+    aloud = notes if bound or in_proc else Notes()
+    answer = parsed(raw, XML, nvidia_smi.parse_xml, aloud, name="nvidia-smi", strict=False) or SmiAnswer()
+    shown = _with_unusable(raw, answer, in_proc or bound)
+    if answer.gpus:
+        warn_of_hidden(notes, bound, shown, "nvidia-smi")
     capabilities = nvidia_smi.parse_compute_capabilities(raw.tool(QUERY).stdout)
     states = nvidia_smi.parse_nvlink(raw.tool(NVLINK).stdout)
     found = []
@@ -52,13 +49,23 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     return tuple(found)
 
 
-def _warn_of_hidden(notes: Notes, bound: list[str], shown: list[GpuFacts]) -> None:
-    hidden = sorted(set(bound) - {g.pci for g in shown})
-    if hidden:
-        notes.warn(
-            f"sysfs shows {len(hidden)} GPU(s) that nvidia-smi does not ({', '.join(hidden[:16])}):"
-            " hidden from this container, or fallen off the bus"
-        )
+def _with_unusable(raw: Raw, answer: SmiAnswer, seen: Sequence[str]) -> list[GpuFacts]:
+    """The GPUs that nvidia-smi shows, else those at `seen`, and those that it cannot get at, with why; in PCI order."""
+    refused, lost = nvidia_smi.parse_failures(f"{raw.tool(XML).stdout}\n{raw.tool(XML).stderr}")
+    lost = {_place(at, seen): why for at, why in lost.items()}
+    known = answer.gpus or tuple(GpuFacts(NAME, 0, pci=pci, problem=refused) for pci in seen)
+    further = lost.keys() - {gpu.pci for gpu in known}
+    known += tuple(GpuFacts(NAME, 0, pci=pci) for pci in further if pci_address(pci))
+    marked = (replace(gpu, problem=lost.get(gpu.pci or "") or gpu.problem) for gpu in known)
+    return sorted(marked, key=lambda gpu: gpu.pci or "")
+
+
+def _place(named: str, seen: Sequence[str]) -> str:
+    """The PCI address of a GPU that nvidia-smi names by index or address; some write an address wrong after the bus."""
+    if named.isdecimal():
+        return seen[int(named)] if int(named) < len(seen) else named
+    on_bus = [pci for pci in seen if pci[:7] == named[:7]]
+    return on_bus[0] if named not in seen and len(on_bus) == 1 else named
 
 
 def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reach]:
@@ -109,7 +116,7 @@ def _merge(raw: Raw, notes: Notes, gpu: GpuFacts, answer: SmiAnswer) -> GpuFacts
 
 
 def _with_text(
-    gpu: GpuFacts, capabilities: Mapping[str, str], states: Mapping[str, tuple[int, int]], notes: Notes
+    gpu: GpuFacts, capabilities: Mapping[str, str], states: Mapping[str, tuple[int, int | None]], notes: Notes
 ) -> GpuFacts:
     """What only the tool's text tells: the compute capability and how many NVLinks are up."""
     architecture = notes.pick(

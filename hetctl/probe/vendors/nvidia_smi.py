@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hetctl.comm.contract.errors import Undetermined
 from hetctl.comm.contract.facts import GpuFacts, Health, Instance, Near, Partition, Pcie, Process
-from hetctl.probe.words import PCIE_GENERATIONS, count, flag, node, number, pci_address, size, told
+from hetctl.probe.words import PCIE_GENERATIONS, count, flag, node, number, pci_address, serial, size, told
 
 NAME = "nvidia"
 
@@ -30,8 +30,9 @@ def parse_xml(text: str) -> SmiAnswer:
     """
     if "<!ENTITY" in text:
         raise Undetermined("nvidia-smi's XML declares entities, which it never does")
+    document = _DOCUMENT.search(text)  # warnings may stand around it
     try:
-        root = ElementTree.fromstring(text.strip())
+        root = ElementTree.fromstring(document.group() if document else text.strip())
     except (ElementTree.ParseError, ValueError, RecursionError):
         raise Undetermined("nvidia-smi's XML cannot be parsed") from None
     if root.tag != "nvidia_smi_log":
@@ -52,7 +53,7 @@ def _gpu(gpu: ElementTree.Element, index: int) -> GpuFacts:
         memory_total_bytes=size(_text(gpu, "fb_memory_usage/total"), unit="MiB"),
         memory_free_bytes=size(_text(gpu, "fb_memory_usage/free"), unit="MiB"),
         uuid=_text(gpu, "uuid"),
-        serial=_text(gpu, "serial"),
+        serial=serial(gpu.findtext("serial")),
         pci=address,
         numa_node=node(_text(gpu, "pci/numa_node", "gpu_numa_node")),
         pcie=_pcie(gpu),
@@ -61,6 +62,7 @@ def _gpu(gpu: ElementTree.Element, index: int) -> GpuFacts:
         ecc_enabled=flag(_text(gpu, "ecc_mode/current_ecc")),
         health=_health(gpu),
         processes=_processes(gpu),
+        problem=_problem(gpu),
     )
 
 
@@ -68,6 +70,26 @@ def _identity(text: str | None) -> str | None:
     """10de:2330 of 233010DE, the device before its vendor."""
     match = re.fullmatch(r"(?:0x)?([0-9A-Fa-f]{4})([0-9A-Fa-f]{4})", text or "")
     return f"{match[2]}:{match[1]}".lower() if match else None
+
+
+def _problem(gpu: ElementTree.Element) -> str | None:
+    """What the tool says in place of values that a GPU has as long as it works."""
+    words = {(element.text or "").strip().strip("[]"): None for element in gpu.iter()}
+    broken = [word for word in words if word.lower() in _BROKEN]
+    vital = (gpu.findtext(place) or "" for place in ("product_name", "uuid", "fb_memory_usage/total"))
+    broken += [word for word in (v.strip().strip("[]") for v in vital) if word.lower() == "unknown error"]
+    return f"nvidia-smi says '{broken[0]}' of it" if broken else None
+
+
+def parse_failures(text: str) -> tuple[str | None, dict[str, str]]:
+    """Why nvidia-smi can use no GPU at all, and PCI address or index of a GPU -> why it cannot use that one."""
+    refused = _REFUSED.search(text)
+    lost = {}
+    for place, why in _NO_HANDLE.findall(text):
+        found = re.search(r"[0-9a-fA-F]+:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]", place)
+        padded = found.group().rjust(12, "0") if found else None
+        lost[pci_address(padded) or place.strip(" :")] = why.split(".")[0].strip()
+    return refused.group().strip() if refused else None, lost
 
 
 def _pcie(gpu: ElementTree.Element) -> Pcie:
@@ -180,7 +202,7 @@ def _queried(row: Mapping[str, str], index: int, pci: str) -> GpuFacts:
         memory_free_bytes=size(row["memory.free"], unit="MiB"),
         pcie=Pcie(max_width=count(row["pcie.link.width.max"])),
         firmware=told(row["vbios_version"]),
-        serial=told(row["serial"]),
+        serial=serial(row["serial"]),
     )
 
 
@@ -225,9 +247,9 @@ def _near(word: str) -> tuple[Near, int | None] | None:
     return (known[word], None) if word in known else None
 
 
-def parse_nvlink(text: str) -> dict[str, tuple[int, int]]:
-    """UUID -> (links up, links down) of `nvidia-smi nvlink -s`."""
-    found: dict[str, tuple[int, int]] = {}
+def parse_nvlink(text: str) -> dict[str, tuple[int, int | None]]:
+    """UUID -> (links up, links down) of `nvidia-smi nvlink -s`, which says only "all" where none is up."""
+    found: dict[str, tuple[int, int | None]] = {}
     uuid = None
     for line in text.splitlines():
         header = re.match(r"\s*GPU \d{1,4}:.*\(UUID: (\S+)\)", line)
@@ -236,7 +258,9 @@ def parse_nvlink(text: str) -> dict[str, tuple[int, int]]:
         link = re.match(r"\s*Link \d{1,3}:\s*(.+)", line)
         if link and uuid:
             up, down = found.get(uuid, (0, 0))
-            found[uuid] = (up, down + 1) if "inactive" in link.group(1).lower() else (up + 1, down)
+            found[uuid] = (up, (down or 0) + 1) if "inactive" in link.group(1).lower() else (up + 1, down)
+        elif uuid and "all links are inactive" in line.lower():
+            found[uuid] = (0, None)
     return found
 
 
@@ -279,6 +303,12 @@ def _any(*flags: bool | None) -> bool | None:
     return any(known) if known else None
 
 
+_DOCUMENT = re.compile(r"<nvidia_smi_log\b.*</nvidia_smi_log>", re.DOTALL)
+_BROKEN = ("gpu is lost", "gpu requires reset", "err!")
+_REFUSED = re.compile(r"Failed to initialize NVML: [^\n]+|NVIDIA-SMI has failed because [^\n]+|No devices were found")
+_NO_HANDLE = re.compile(  # GPU 0000:02:00.0: GPU is lost; GPU0: 0000:01:00.0: Unknown Error; GPU2: Unknown Error
+    r"Unable to determine the device handle for [Gg][Pp][Uu] ?([0-9A-Fa-f:. ]*?): *\n?([A-Z][^\n:]*)"
+)
 _ARCHITECTURES = {"volta": "sm_70", "turing": "sm_75", "ada lovelace": "sm_89", "hopper": "sm_90"}  # the unambiguous
 _CORRECTED = ("sram_correctable", "dram_correctable", "single_bit/total")
 _UNCORRECTED = (

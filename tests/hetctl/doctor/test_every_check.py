@@ -156,6 +156,7 @@ def slow_link(port: int, gigabit: float, text: str) -> Edit:
     return nic(port, rate_bytes_per_s=gigabit * 1e9 / 8, rate_text=text)
 
 
+UNPLUGGED = {"state": "down", "physical_state": "disabled", "carrier": False}  # as RoCE drivers say it
 MIG = {"mode": "mig", "instances": ()}
 CASES: tuple[Row, ...] = (
     Row("ssh.reach", "fail", silent=("node1", "connection-refused")),
@@ -223,6 +224,9 @@ CASES: tuple[Row, ...] = (
         {f"node{n}": nic(0, state="down", physical_state="polling", rate_bytes_per_s=None) for n in range(4)},
     ),
     one("rdma.port_state", "ok", nic(0, state="down", physical_state="disabled", rate_bytes_per_s=None)),
+    one("rdma.port_state", "fail", nic(0, **UNPLUGGED), "node2"),
+    one("rdma.port_state", "warn", nic(0, **UNPLUGGED, addresses=()), "node2"),
+    one("rdma.port_state", "ok", nic(0, **{**UNPLUGGED, "admin_up": False}), "node2"),
     one("rdma.port_state", "unknown", nic(0, state=None)),
     one("rdma.sm", "fail", nic(0, state="init", sm_lid=0)),
     one("rdma.sm", "fail", nic(0, sm_lid=0)),
@@ -261,6 +265,7 @@ CASES: tuple[Row, ...] = (
     one("gpu.count", "fail", lambda f: replace(f, gpus=(), vendors={**f.vendors, "nvidia": "2 on the PCI bus"})),
     one("gpu.count", "warn", variable("CUDA_VISIBLE_DEVICES", "0")),
     one("gpu.count", "unknown", lambda f: replace(f, gpus=(), vendors={})),
+    one("gpu.usable", "fail", gpu(problem="GPU is lost")),
     after("gpu.liveness", "fail", device("node1", finite=False)),
     after("gpu.liveness", "fail", device("node1", problem="it did not answer within 15 s")),
     after("gpu.liveness", "warn", device("node1", alive_s=12.0)),

@@ -119,7 +119,8 @@ def test_masks_keep_the_kind_of_address(a: ipaddress.IPv4Address) -> None:
 @given(text=st.text())
 def test_masking_never_fails(text: str) -> None:
     masker = CaptureMasker(["node01"], SALT)
-    masker.learn([("/serial_number", text), ("tool", text)], [text])
+    masker.learn_texts([("/serial_number", text), ("tool", text)])
+    masker.learn("user", [text])
     masker.text(text)
 
 
