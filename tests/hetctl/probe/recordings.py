@@ -34,6 +34,7 @@ TOOLS = {
     "xpu-smi": intel.DUMP,
     "ibv_devinfo": "ibv_devinfo",
     "fi_info": "fi_info",
+    "hy-smi": "hy-smi",
 }
 DOCUMENTS = ("raw", "capture")
 
@@ -169,7 +170,8 @@ def missing(found: Any, expected: Any, where: str = "facts") -> list[str]:
         count, each = expected.get("count", len(found)), expected.get("each", {})
         short = [] if count == len(found) else [f"{where}: {len(found)} instead of {count}"]
         return short + [m for i, entry in enumerate(found) for m in missing(entry, each, f"{where}[{i}]")]
-    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+    if isinstance(expected, Mapping) and (found is None or isinstance(found, Mapping)):
+        found = found or {}
         return [m for key, value in expected.items() for m in missing(found.get(key), value, f"{where}.{key}")]
     if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
         return [m for i, (f, e) in enumerate(zip(found, expected, strict=True)) for m in missing(f, e, f"{where}[{i}]")]
