@@ -18,11 +18,15 @@ import yaml
 from hetctl.comm.contract.facts import HostFacts, facts_to_data
 from hetctl.comm.contract.values import encode
 from hetctl.probe import parse
+from hetctl.probe import remote as program
+from hetctl.probe.capture import Recording, write_capture
 from hetctl.probe.nics import nics
 from hetctl.probe.notes import Notes
-from hetctl.probe.raw import Raw, load
+from hetctl.probe.raw import Options, Raw, load
 from hetctl.probe.vendors import amd_smi, intel, nvidia_smi
+from hetctl.probe.wanted import request
 from tests.hetctl.probe.recordings import Recorded, lspci, missing, read, recordings
+from tests.rigs.dress import Costume, dress_host
 
 
 def matrix(text: str) -> object:
@@ -121,6 +125,23 @@ def test_every_recording_says_what_is_expected(case: Recorded) -> None:
     assert expected.products
     uuids = re.findall(r"[0-9a-f]{8}-([0-9a-f-]{14})-[0-9a-f]{12}", "".join(case.outputs.values()))
     assert set(uuids) <= {"0000-1111-2222", "2222-3333-4444", "0000-0000-0000"}, "make up the UUIDs of real devices"
+
+
+def test_a_capture_is_dropped_in(tmp_path: Path) -> None:
+    dress = dress_host(tmp_path / "dress", Costume(name="box", vendor="amd", gpus=2, nics=1, tool_delay_s=0))
+    raw = load(program.collect(request(Options(root=str(dress.root), path=str(dress.tools)))))
+    case = tmp_path / "host" / "two-gpus"
+    case.mkdir(parents=True)
+    write_capture(case / "capture.tgz", [Recording("box", raw)])
+    wanted = {"gpus": {"count": 2, "each": {"name": "AMD Instinct MI325X", "vendor": "amd"}}}
+    (case / "expected.yaml").write_text(yaml.safe_dump({**HEAD, "facts": wanted}))
+    dropped = read(case)
+    assert lacking(parse(dropped.raw()), dropped.expected.facts, ()) == []
+    assert lacking(parse(dropped.raw()), {"gpus": {"count": 3}}, ()) == ["facts.gpus: 2 instead of 3"]
+
+
+HEAD = {"version": "7.0", "products": ["MI325X"], "source": "ours", "licence": "ours", "kept": "whole"}
+HEAD["seen"] = "real hardware"
 
 
 def test_expectations_fail_where_they_should() -> None:
