@@ -25,6 +25,7 @@ from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Options, Raw, load
 from hetctl.probe.vendors import amd_smi, intel, nvidia_smi
 from hetctl.probe.wanted import request
+from tests.bench.recordings_table import projects
 from tests.hetctl.probe.recordings import Recorded, lspci, missing, read, recordings
 from tests.rigs.dress import Costume, dress_host
 
@@ -113,9 +114,11 @@ def test_what_is_not_read_yet(case: Recorded, wish: Any) -> None:
 
 def lacking(facts: HostFacts, expected: object, says: tuple[str, ...]) -> list[str]:
     """What is expected of a host and not there."""
-    told = "\n".join([*facts.warnings, *facts.vendors.values(), *facts.unknown.values()])
+    data = facts_to_data(facts)
+    problems = [gpu["problem"] for gpu in data.get("gpus", ()) if gpu.get("problem")]
+    told = "\n".join([*facts.warnings, *facts.vendors.values(), *facts.unknown.values(), *problems])
     unsaid = [f"nothing says {pattern!r} in: {told}" for pattern in says if not re.search(pattern, told)]
-    return missing(facts_to_data(facts), expected) + unsaid
+    return missing(data, expected) + unsaid
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -171,3 +174,9 @@ def test_every_tool_has_its_generations() -> None:
     counts = {tool: sum(case.tool == tool for case in CASES) for tool in PARSERS}
     least = {"nvidia-smi": 4, "nvidia-smi-topo": 6, "amd-smi-static": 3, "rocm-smi": 3, "kfd": 3, "rdma": 8}
     assert {tool: counts[tool] for tool in least if counts[tool] < least[tool]} == {}
+
+
+def test_most_were_seen_elsewhere_and_in_many_projects() -> None:
+    elsewhere = [case for case in CASES if case.expected.seen == "recorded elsewhere"]
+    assert len(elsewhere) >= 100
+    assert len(projects(elsewhere)) >= 15
