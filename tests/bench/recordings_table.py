@@ -13,8 +13,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "discover.md"
 TITLE = "## What has been read\n"
 HEAD = """
 Made of the recordings in tests/facts (`make reference`), each with its source, its licence and what is expected of it:
-{outputs} outputs, {broken} of them of something broken or strange, {elsewhere} recorded in {projects} projects and issue
-trackers. Recorded elsewhere means that hetctl read what such a machine printed, never that it ran there.
+{outputs} outputs, {broken} of them of something broken or strange. {named} were recorded in {projects} named projects and
+issue trackers, {unnamed} in public files whose repository is not known. Recorded elsewhere means that hetctl reads what
+such a machine printed, never that it ran there.
 
 | tool | version | products | seen | outputs |
 |---|---|---|---|---|
@@ -32,7 +33,8 @@ def made() -> str:
     head = HEAD.format(
         outputs=len(cases),
         broken=sum(c.expected.condition != "healthy" for c in cases),
-        elsewhere=len(elsewhere),
+        named=sum(bool(projects([c])) for c in elsewhere),
+        unnamed=sum(not projects([c]) for c in elsewhere),
         projects=len(projects(elsewhere)),
     )
     return head + "\n".join(_rows(cases)) + f"\n\nThe projects: {', '.join(projects(elsewhere))}.\n"
