@@ -13,9 +13,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "discover.md"
 TITLE = "## What has been read\n"
 HEAD = """
 Made of the recordings in tests/facts (`make reference`), each with its source, its licence and what is expected of it:
-{outputs} outputs, {broken} of them of something broken or strange. {named} were recorded in {projects} named projects and
-issue trackers, {unnamed} in public files whose repository is not known. Recorded elsewhere means that hetctl reads what
-such a machine printed, never that it ran there.
+{outputs} outputs, {broken} of them of something broken or strange. {named} were recorded in {projects} named projects
+and issue trackers, {unnamed} in public files whose repository is not known. Recorded elsewhere means that hetctl reads
+what such a machine printed, never that it ran there.
 
 | tool | version | products | seen | outputs |
 |---|---|---|---|---|
