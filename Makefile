@@ -52,6 +52,7 @@ benchmarks: .venv/ready
 reference: .venv/ready
 	$(BIN)/python -m tests.bench.file_reference
 	$(BIN)/python -m tests.bench.device_reference
+	$(BIN)/python -m tests.bench.recordings_table
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

@@ -15,7 +15,7 @@ from hetctl.comm.contract.cluster import load_cluster
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import load_recipe
 from tests import room_imports
-from tests.bench import benchmark_tables, device_reference, file_reference
+from tests.bench import benchmark_tables, device_reference, file_reference, recordings_table
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -103,6 +103,11 @@ def test_the_reference_of_the_cluster_file_is_what_the_code_reads(tmp_path: Path
     (tmp_path / "cluster.yaml").write_text(example)
     cluster = load_cluster(tmp_path / "cluster.yaml")
     assert {r.island for r in make_plan(cluster, load_recipe(None)).ranks} == {"h100", "mi300x"}
+
+
+def test_the_table_of_tools_is_what_the_recordings_make() -> None:
+    page = recordings_table.PAGE.read_text()
+    assert page == recordings_table.with_table(page), "make reference"
 
 
 def test_the_picture_of_the_rooms_is_today_s() -> None:

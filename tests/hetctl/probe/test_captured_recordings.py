@@ -18,7 +18,8 @@ from hetctl.probe.capture import Recording, read_capture, write_capture
 from hetctl.probe.masking import CaptureMasker, Masker, ReportMasker
 from hetctl.probe.raw import SCHEMA, ToolOutput, load
 from hetctl.probe.vendors import nvidia_smi
-from tests.hetctl.probe.test_recordings import FACTS, PARSERS, plain
+from tests.hetctl.probe.recordings import FACTS
+from tests.hetctl.probe.test_recordings import PARSERS, plain
 from tests.hetctl.probe.test_vendors import recorded
 
 RECORDED = sorted(

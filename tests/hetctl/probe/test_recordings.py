@@ -1,31 +1,45 @@
-"""Recorded outputs and what they mean: `tests/facts/<tool>/<case>/` holds an output and the expected record.
+"""Recorded outputs and what they mean, without a line of Python for each: tests/facts/README.md.
 
-A new case is a folder with an `output.*` (or `raw.json`); run `REWRITE=1 pytest` on it, and read what it wrote.
+`REWRITE=1 pytest` writes what is `parsed` today into every case that has such a part: read what it wrote.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from hetctl.comm.contract.facts import HostFacts, facts_to_data
 from hetctl.comm.contract.values import encode
+from hetctl.probe import parse
+from hetctl.probe import remote as program
+from hetctl.probe.capture import Recording, write_capture
 from hetctl.probe.nics import nics
 from hetctl.probe.notes import Notes
-from hetctl.probe.raw import Raw, load
+from hetctl.probe.raw import Options, Raw, load
 from hetctl.probe.vendors import amd_smi, intel, nvidia_smi
-
-FACTS = Path(__file__).resolve().parents[2] / "facts"
+from hetctl.probe.wanted import request
+from tests.bench.recordings_table import projects
+from tests.hetctl.probe.recordings import Recorded, lspci, missing, read, recordings
+from tests.rigs.dress import Costume, dress_host
 
 
 def matrix(text: str) -> object:
+    """The matrix a row a line, columns in the order of their labels."""
     found = nvidia_smi.parse_topology(text)
-    cells = {f"{a} {b}": f"{path}{lanes or ''}" for (a, b), (path, lanes) in found.cells.items()}
-    return {"cells": cells, "nics": dict(found.nics)}
+    rows: dict[str, dict[str, str]] = {}
+    for (row, column), (path, lanes) in found.cells.items():
+        rows.setdefault(row, {})[column] = f"{path}{lanes or ''}"
+    return {
+        "cells": {row: " ".join(f"{to}:{cell}" for to, cell in cells.items()) for row, cells in rows.items()},
+        "nics": dict(found.nics),
+    }
 
 
 def pairs(text: str) -> object:
@@ -38,7 +52,10 @@ def raw_of(text: str) -> Raw:
 
 PARSERS: dict[str, Callable[[str], Any]] = {
     "nvidia-smi": nvidia_smi.parse_xml,
+    "nvidia-smi-query": nvidia_smi.parse_query,
     "nvidia-smi-topo": matrix,
+    "nvidia-smi-nvlink": nvidia_smi.parse_nvlink,
+    "nvidia-smi-list": nvidia_smi.parse_instances,
     "amd-smi-static": amd_smi.parse_static,
     "amd-smi-metric": amd_smi.parse_metric,
     "amd-smi-process": amd_smi.parse_processes,
@@ -48,7 +65,8 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "kfd": lambda text: amd_smi.kfd_nodes(raw_of(text)),
     "rdma": lambda text: nics(raw_of(text), Notes()),
 }
-CASES = sorted(path for path in FACTS.glob("*/*") if path.is_dir())
+NOTHING = "nothing"  # `parsed` of an output that tells nothing
+CASES = recordings()
 
 
 def plain(value: object) -> object:
@@ -63,17 +81,108 @@ def bare(data: Any) -> Any:
     return [bare(v) for v in data] if isinstance(data, list) else data
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_recording(case: Path) -> None:
-    source = next(p for p in case.iterdir() if p.name.startswith(("output.", "raw.")))
-    found = plain(PARSERS[case.parent.name](source.read_bytes().decode()))
-    expected = case / "expected.json"
+@pytest.mark.parametrize("case", [c for c in CASES if c.expected.parsed is not None], ids=lambda case: case.name)
+def test_what_the_parser_makes_of_it(case: Recorded) -> None:
+    found = plain(PARSERS[case.tool](case.text()))
     if os.environ.get("REWRITE"):
-        expected.write_text(json.dumps(found, indent=1) + "\n")
-    assert found == json.loads(expected.read_text())
+        rewrite(case.folder / "expected.yaml", found)
+        case = read(case.folder)
+    assert found == (None if case.expected.parsed == NOTHING else case.expected.parsed)
+
+
+def rewrite(path: Path, parsed: object) -> None:
+    """Put `parsed`, the last part of the file, anew."""
+    head = re.split(r"^parsed:", path.read_text(), flags=re.MULTILINE)[0]
+    path.write_text(
+        head
+        + yaml.safe_dump(
+            {"parsed": NOTHING if parsed is None else parsed}, sort_keys=False, width=118, default_flow_style=None
+        )
+    )
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.expected.facts or c.expected.says], ids=lambda case: case.name)
+def test_what_the_host_is(case: Recorded) -> None:
+    assert lacking(parse(case.raw()), case.expected.facts, case.expected.says) == []
+
+
+NOT_YET = [
+    pytest.param(case, wish, marks=pytest.mark.xfail(strict=True, reason=wish.reason), id=f"{case.name}-{number}")
+    for case in CASES
+    for number, wish in enumerate(case.expected.not_yet)
+]
+
+
+@pytest.mark.parametrize(("case", "wish"), NOT_YET)
+def test_what_is_not_read_yet(case: Recorded, wish: Any) -> None:
+    assert lacking(parse(case.raw()), wish.facts, wish.says) == []
+
+
+def lacking(facts: HostFacts, expected: object, says: tuple[str, ...]) -> list[str]:
+    """What is expected of a host and not there."""
+    data = facts_to_data(facts)
+    problems = [gpu["problem"] for gpu in data.get("gpus", ()) if gpu.get("problem")]
+    told = "\n".join([*facts.warnings, *facts.vendors.values(), *facts.unknown.values(), *problems])
+    unsaid = [f"nothing says {pattern!r} in: {told}" for pattern in says if not re.search(pattern, told)]
+    return missing(data, expected) + unsaid
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_recording_says_what_is_expected(case: Recorded) -> None:
+    expected = case.expected
+    assert expected.parsed is not None or expected.facts or expected.says or expected.not_yet
+    assert expected.products
+    uuids = re.findall(r"[0-9a-f]{8}-([0-9a-f-]{14})-[0-9a-f]{12}", "".join(case.outputs.values()))
+    assert set(uuids) <= {"0000-1111-2222", "2222-3333-4444", "0000-0000-0000"}, "make up the UUIDs of real devices"
+
+
+def test_a_capture_is_dropped_in(tmp_path: Path) -> None:
+    dress = dress_host(tmp_path / "dress", Costume(name="box", vendor="amd", gpus=2, nics=1, tool_delay_s=0))
+    raw = load(program.collect(request(Options(root=str(dress.root), path=str(dress.tools)))))
+    case = tmp_path / "host" / "two-gpus"
+    case.mkdir(parents=True)
+    write_capture(case / "capture.tgz", [Recording("box", raw)])
+    wanted = {"gpus": {"count": 2, "each": {"name": "AMD Instinct MI325X", "vendor": "amd"}}}
+    (case / "expected.yaml").write_text(yaml.safe_dump({**HEAD, "facts": wanted}))
+    dropped = read(case)
+    assert lacking(parse(dropped.raw()), dropped.expected.facts, ()) == []
+    assert lacking(parse(dropped.raw()), {"gpus": {"count": 3}}, ()) == ["facts.gpus: 2 instead of 3"]
+
+
+HEAD = {"version": "7.0", "products": ["MI325X"], "source": "ours", "licence": "ours", "kept": "whole"}
+HEAD["seen"] = "real hardware"
+
+
+def test_expectations_fail_where_they_should() -> None:
+    assert missing({"gpus": [{"a": 1}, {"a": 2}]}, {"gpus": {"count": 3, "each": {"a": 1}}}) == [
+        "facts.gpus: 2 instead of 3",
+        "facts.gpus[1].a: 2 instead of 1",
+    ]
+    assert missing({"a": 1024, "b": None}, {"a": "1 KiB", "b": None}) == []
+    assert missing({"a": 1024, "b": 0}, {"a": "2 KiB", "b": None}) == [
+        "facts.a: 1024 instead of '2 KiB'",
+        "facts.b: 0 instead of None",
+    ]
+    assert missing([1], [1, 2]) == ["facts: [1] instead of [1, 2]"]
+    assert missing(0, False) == []
+
+
+def test_lspci_is_read_as_sysfs() -> None:
+    text = (
+        "01:00.0 3D controller [0302]: NVIDIA Corporation GA100 [A100] [10de:20b0] (rev a1)\n"
+        "\tSubsystem: NVIDIA Corporation Device [10de:134f]\n\tKernel driver in use: nvidia\n"
+        "0001:c1:00.0 Processing accelerators [1200]: Huawei Device [19e5:d802]\n"
+    )
+    assert lspci(text) == {"0000:01:00.0": "0302 10de:20b0 nvidia", "0001:c1:00.0": "1200 19e5:d802"}
 
 
 def test_every_tool_has_its_generations() -> None:
-    counts = {tool: sum(case.parent.name == tool for case in CASES) for tool in PARSERS}
+    counts = {tool: sum(case.tool == tool for case in CASES) for tool in PARSERS}
     least = {"nvidia-smi": 4, "nvidia-smi-topo": 6, "amd-smi-static": 3, "rocm-smi": 3, "kfd": 3, "rdma": 8}
     assert {tool: counts[tool] for tool in least if counts[tool] < least[tool]} == {}
+
+
+def test_most_were_seen_elsewhere_and_in_many_projects() -> None:
+    elsewhere = [case for case in CASES if case.expected.seen == "recorded elsewhere" and projects([case])]
+    assert len(elsewhere) >= 100
+    assert len(projects(elsewhere)) >= 15
