@@ -20,7 +20,7 @@ PORT_FILES = ("lid_mask_count",)
 REPORTS = ("/var/tmp/ibdiagnet2/ibdiagnet2.log", "/var/log/ibdiagnet2/ibdiagnet2.log")
 REPORT_LINES = r"-I- .*\s\d+\s+\d+\b|.*[Tt]imestamp"
 _OF_PORT = (RDMA + "*/ports/*/link_layer", "InfiniBand")  # words 4 and 6 of such a path are the device and the port
-_OF_INTERFACE = (RDMA + "*/device/net/*/type", "1\n")  # word 7 is an Ethernet interface
+_OF_INTERFACE = (RDMA + "*/device/net/*/type", "1")  # ARPHRD_ETHER; word 7 is an Ethernet interface
 TOOLS = {
     "sminfo": Tool(("sminfo", "-C", "{4}", "-P", "{6}"), each=_OF_PORT),
     "saquery": Tool(("saquery", "-C", "{4}", "-P", "{6}", "SMIR"), each=_OF_PORT, keep="dump|LID|GUID|Prio|State"),

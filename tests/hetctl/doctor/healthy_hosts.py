@@ -18,6 +18,7 @@ from hetctl.probe import remote as program
 from hetctl.probe.raw import load
 from hetctl.probe.wanted import request
 from tests.rigs.dress import Costume, dress_host
+from tests.rigs.dress_fabric import dress_fabric
 
 GiB = 2**30
 Edit = Callable[[HostFacts], HostFacts]
@@ -32,7 +33,8 @@ def _dressed(number: int) -> HostFacts:
         costume = replace(costume, vendor="amd", fabric="roce", nic_driver="bnxt_en")
     with tempfile.TemporaryDirectory() as folder:
         dress = dress_host(Path(folder), costume)
-        options = Options(root=str(dress.root), path=str(dress.tools))
+        dress_fabric(dress, costume)
+        options = Options(root=str(dress.root), path=str(dress.tools), thorough=True, again_s=0.01)
         facts = parse(load(program.collect(request(options))))
     return _healthy(facts, number)
 
@@ -173,6 +175,15 @@ def nic(position: int, **values: Any) -> Edit:
         facts,
         nics=tuple(replace(n, **values) if i == position % len(facts.nics) else n for i, n in enumerate(facts.nics)),
     )
+
+
+def port(position: int, **values: Any) -> Edit:
+    """Change what the fabric says of one port."""
+    return lambda facts: nic(position, fabric=replace(facts.nics[position].fabric, **values))(facts)
+
+
+def every_port(**values: Any) -> Edit:
+    return lambda facts: replace(facts, nics=tuple(replace(n, fabric=replace(n.fabric, **values)) for n in facts.nics))
 
 
 def every_nic(**values: Any) -> Edit:
