@@ -150,7 +150,7 @@ def _flow_control(ports: Ports) -> Iterator[tuple[str, Verdict]]:
         if found:
             yield from ((host, v) for v in found)
         elif on is None and not any(port.counters.get(name) for name in _CONGESTION):
-            why = listed(sorted(port.fabric.unasked.values())) or "nobody tells"
+            why = listed(sorted(port.fabric.unasked.values())) or "nobody was asked"
             says = f"{nic}: whether it has flow control is not known ({why}), and no congestion was signalled yet"
             yield host, Verdict("unknown", says, values={"nic": nic})
         elif on is not None and on != most:

@@ -79,7 +79,10 @@ def _managers(ports: Ports) -> Said:
 def _who(port: NicFacts, known: list[SubnetManager]) -> Verdict:
     one = next((m for m in known if m.lid == port.sm_lid), None)
     if one is None:
-        why = port.fabric.unasked.get("managers", "nobody tells")
+        elsewhere = (
+            f"those that answer are at LID {listed([str(m.lid) for m in known])}" if known else "nobody was asked"
+        )
+        why = port.fabric.unasked.get("managers", elsewhere)
         asking = "sudo sminfo -C {device} -P {port}; sudo saquery -C {device} -P {port} SMIR  # on {host}"
         values = {"device": port.rdma_device, "port": port.rdma_port}
         says = f"one answers at LID {port.sm_lid}; its priority and who would take over are not known: {why}"
@@ -111,9 +114,10 @@ def _strays(checked: CheckedCluster) -> Said:
                 if port.subnet_prefix == _DEFAULT_PREFIX and port.state == "active" and port.sm_lid:
                     lids[port.rdma_device or ""][host] = port.sm_lid
         for device, each in lids.items():
+            most = -usual(-lid for lid in each.values())  # of equally many the smallest: managers start first
             for host, lid in each.items():
-                if lid != usual(each.values()):
-                    says = f"{device} has its subnet manager at LID {lid}, on the other hosts at {usual(each.values())}"
+                if lid != most:
+                    says = f"{device} has its subnet manager at LID {lid}, on the other hosts at LID {most}"
                     yield host, warn(f"{says}: another subnet, or one that is split", _TRACE, about=host)
 
 

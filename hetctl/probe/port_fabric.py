@@ -115,7 +115,7 @@ def _managers(raw: Raw, port: str) -> tuple[tuple[SubnetManager, ...] | None, di
     answers = raw.tool(f"saquery {port}"), raw.tool(f"sminfo {port}")
     one = parse_sminfo(answers[1].stdout)
     found = parse_sm_records(answers[0].stdout) or ((one,) if one else ())
-    return (found, {}) if found else (None, {"managers": _why_not(raw, answers[1], "sminfo")})
+    return (found, {}) if found else (None, _reason("managers", _why_not(raw, answers[1], "sminfo")))
 
 
 def _manager(lid: str | None, guid: str | None, priority: str | None, state: str | None) -> SubnetManager | None:
@@ -127,13 +127,18 @@ def _manager(lid: str | None, guid: str | None, priority: str | None, state: str
     return SubnetManager(number, None if value is None else f"0x{value:016x}", count(priority), word)
 
 
+def _reason(what: str, why: str) -> dict[str, str]:
+    return {} if why.endswith("not run") else {what: why}
+
+
 def _why_not(raw: Raw, output: ToolOutput, name: str) -> str:
     if output.problem:
         return f"{name} is {output.problem}" if output.problem.startswith("not ") else f"{name} {output.problem}"
     files = {f: ours for f, ours in mapping(raw.values.get("openable")).items() if "/umad" in str(f)}
     if not files:
         return f"{name}: there is no /dev/infiniband/umad* here"
-    if "ermission" in output.stderr or not any(files.values()):
+    refused = re.search(r"ermission|open UMAD port|umad_open_port", output.stderr)  # sminfo does not say why
+    if refused or not any(files.values()):
         return f"{name} needs permission for /dev/infiniband/umad*"
     return f"{name} gave no answer: {' '.join(output.stderr.split())[-160:] or f'exit code {output.exit_code}'}"
 
@@ -152,7 +157,7 @@ def _flow_control(raw: Raw, nic: NicFacts) -> tuple[tuple[int, ...] | None, dict
                 return found, {}
     asked = raw.tool(f"dcb {next(iter(_interfaces(raw, nic)), '')}")
     said = "not supported" if "not supported" in asked.stderr else f"exit code {asked.exit_code}"
-    return None, {"pfc": f"dcb is {asked.problem}" if asked.problem else f"dcb: {said}"}
+    return None, _reason("pfc", f"dcb is {asked.problem}" if asked.problem else f"dcb: {said}")
 
 
 def _of_interfaces(raw: Raw, nic: NicFacts) -> tuple[dict[str, int], dict[str, int], dict[str, str]]:
@@ -166,7 +171,8 @@ def _of_interfaces(raw: Raw, nic: NicFacts) -> tuple[dict[str, int], dict[str, i
             for key, value in after.items():
                 totals[key] = totals.get(key, 0) + value
                 grown[key] = grown.get(key, 0) + max(0, value - before.get(key, value))
-    return {k: v for k, v in grown.items() if v}, totals, {} if totals else {"pauses": "ethtool -S shows no pauses"}
+    unasked = {"pauses": "ethtool -S shows no pauses"} if pairs and not totals else {}
+    return {k: v for k, v in grown.items() if v}, totals, unasked
 
 
 def _seconds(value: object) -> float | None:

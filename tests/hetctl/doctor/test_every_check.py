@@ -465,7 +465,9 @@ def examined(row: Row) -> CheckedCluster:
 def test_the_check_says_so_and_no_other_fails(row: Row) -> None:
     findings = judge(examined(row), CHECKS)
     states = {f.state for f in findings if f.check == row.check}
-    assert states == {"ok"} if row.state == "ok" else row.state in states, [(f.host, f.state, f.reason) for f in findings if f.check == row.check]
+    assert states == {"ok"} if row.state == "ok" else row.state in states, [
+        (f.host, f.state, f.reason) for f in findings if f.check == row.check
+    ]
     failed = {f.check for f in findings if f.state == "fail"}
     assert failed == set(row.others) | ({row.check} if row.state == "fail" else set())
 

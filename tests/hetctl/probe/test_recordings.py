@@ -16,6 +16,7 @@ import pytest
 from hetctl.comm.contract.values import encode
 from hetctl.probe.nics import nics
 from hetctl.probe.notes import Notes
+from hetctl.probe.port_fabric import REPORTS, fabric_report, parse_pfc, parse_sm_records, parse_sminfo, parse_statistics
 from hetctl.probe.raw import Raw, load
 from hetctl.probe.vendors import amd_smi, intel, nvidia_smi
 
@@ -47,6 +48,11 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "xpu-smi": intel.parse_dump,
     "kfd": lambda text: amd_smi.kfd_nodes(raw_of(text)),
     "rdma": lambda text: nics(raw_of(text), Notes()),
+    "sminfo": parse_sminfo,
+    "saquery": parse_sm_records,
+    "pfc": parse_pfc,
+    "ethtool": parse_statistics,
+    "ibdiagnet": lambda text: fabric_report(Raw(1, files={REPORTS[0]: text})),
 }
 CASES = sorted(path for path in FACTS.glob("*/*") if path.is_dir())
 
