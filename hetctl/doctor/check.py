@@ -33,12 +33,28 @@ class ReachAttempt:
 
 
 @dataclass(frozen=True)
+class FabricPath:
+    """The way between two InfiniBand ports as their subnet tells it, beside the lesser of what its ends can."""
+
+    source: str
+    target: str
+    way: str  # LID 5 to 12
+    switches: tuple[str, ...] | None = None
+    mtu: int | None = None
+    rate_bytes_per_s: float | None = None
+    end_mtu: int | None = None
+    end_rate: float | None = None  # bytes per second
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class CheckedCluster:
     """Everything known when rules are asked: what every host said, the cluster, and what was tried on it."""
 
     reports: tuple[Report, ...]
     cluster: Cluster
     tried: tuple[ReachAttempt, ...] | None = None  # None: not at this level
+    paths: tuple[FabricPath, ...] = ()
     listening: Mapping[str, str] = field(default_factory=dict)  # host -> why it could not listen on a chosen port
     performance: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # host -> what its devices did
     shared: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # folder -> host -> '' or what is wrong

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from hetctl.comm.contract.errors import ConfigError, nearest
-from hetctl.doctor import between, flow, gpu, host, net, perf, process, rdma, software, ssh, subnet
+from hetctl.doctor import between, flow, gpu, host, net, paths, perf, process, rdma, software, ssh, subnet
 from hetctl.doctor.check import Check, Level
 
 # beginnings of ids: one cannot be mended before what stands above it
@@ -15,7 +15,7 @@ _ORDER = (
     *("net.", "ssh.", "lim.", "rdma.", "roce.", "gpu.", "sw.", "env.", "host.", "perf.", "island."),
 )
 THEMES = ("ssh", "net", "rdma", "roce", "lim", "gpu", "sw", "env", "host", "perf", "island")
-_MODULES = (ssh, net, rdma, subnet, flow, process, gpu, software, host, perf, between)
+_MODULES = (ssh, net, rdma, subnet, flow, paths, process, gpu, software, host, perf, between)
 
 
 def rank(identity: str) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from hetctl.comm.contract.cluster import Access, Measured
 from hetctl.comm.contract.facts import Folder, HostFacts, Interpreter, Limit, Process, ToolRun
 from hetctl.discovery.fabric import Report, build
-from hetctl.doctor.check import Check, CheckedCluster, ReachAttempt
+from hetctl.doctor.check import Check, CheckedCluster, FabricPath, ReachAttempt
 from hetctl.probe import Options, parse
 from hetctl.probe import remote as program
 from hetctl.probe.raw import load
@@ -125,10 +125,13 @@ def checked(found: list[Report], **more: Any) -> CheckedCluster:
     tried = tuple(
         ReachAttempt(a, b, f"192.168.0.{b[-1]}", 29_500, largest_packet=True) for a in names for b in names if a != b
     )
+    ways = (FabricPath("node0", "node1", "LID 1 to 65", ("leaf",), 4096, 50e9, 4096, 50e9),)
     performance = {name: computed(found[i].facts) for i, name in enumerate(names)}
     return replace(
         CheckedCluster(
-            tuple(found), cluster, tried, performance=performance, shared={"/data": dict.fromkeys(names, "")}
+            *(tuple(found), cluster, tried, ways),
+            performance=performance,
+            shared={"/data": dict.fromkeys(names, "")},
         ),
         **more,
     )

@@ -176,6 +176,10 @@ def of_prefix(prefix: str, **values: Any) -> Edit:
     return every_nic(subnet_prefix=prefix, **values)
 
 
+def path(**values: Any) -> Change:
+    return lambda found: replace(found, paths=(replace(found.paths[0], **values),))
+
+
 OWN = "fec0:0000:0000:0001"
 UNASKED = {"managers": "sminfo needs permission for /dev/infiniband/umad*"}
 RAILS = all_of(port(0, managers=master("0xa")), port(1, managers=master("0xb")))
@@ -273,6 +277,11 @@ CASES: tuple[Row, ...] = (
     one("rdma.mtu", "ok", all_of(nic(0, mtu=1500), nic(0, rdma_mtu=4096)), "node0"),
     one("rdma.mtu", "warn", nic(0, rdma_mtu=1024), "node2"),
     one("rdma.mtu", "unknown", nic(0, rdma_mtu=None)),
+    after("rdma.paths", "fail", path(problem="no route")),
+    after("rdma.paths", "warn", path(rate_bytes_per_s=12.5e9)),
+    after("rdma.paths", "warn", path(mtu=2048)),
+    after("rdma.paths", "unknown", path(problem="ibtracert and saquery are not installed", switches=None, mtu=None)),
+    after("rdma.paths", "unknown", lambda found: replace(found, paths=())),
     one("rdma.ibdiagnet", "ok", rdma(report=FabricReport("/x", None, {"Links Check": (3, 0)}))),
     one("rdma.ibdiagnet", "warn", rdma(report=FabricReport("/x", "2024-05-01", {"Speed / Width checks": (0, 15)}))),
     one("rdma.rate", "warn", slow_link(0, 200, "200 Gb/sec (4X HDR)")),

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hetctl.comm.contract.values import encode
+from hetctl.doctor.paths import parse_record, parse_route
 from hetctl.probe.nics import nics
 from hetctl.probe.notes import Notes
 from hetctl.probe.port_fabric import REPORTS, fabric_report, parse_pfc, parse_sm_records, parse_sminfo, parse_statistics
@@ -50,6 +51,8 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "rdma": lambda text: nics(raw_of(text), Notes()),
     "sminfo": parse_sminfo,
     "saquery": parse_sm_records,
+    "saquery-path": parse_record,
+    "ibtracert": parse_route,
     "pfc": parse_pfc,
     "ethtool": parse_statistics,
     "ibdiagnet": lambda text: fabric_report(Raw(1, files={REPORTS[0]: text})),
