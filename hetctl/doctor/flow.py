@@ -27,6 +27,7 @@ WATCHING = {"rdma.counters", "rdma.credits", "roce.pfc_ecn"}
 _ERRORS = ("symbol_error", "link_downed", "port_rcv_errors")
 _CONGESTION = ("np_cnp_sent", "rp_cnp_handled")
 _WAITING_SHARE = 0.05  # of the time
+_FULL = 2**32 - 1  # InfiniBand's counters stop at their end
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,11 @@ def credits(case: HostCase) -> Verdict:
         share = waiting_share(port)
         if "port_xmit_wait" not in port.counters:
             verdicts.append(unknown(f"{port.name} does not count how long it waits for credits (port_xmit_wait)"))
+        elif port.counters["port_xmit_wait"] >= _FULL:
+            clear = "sudo perfquery -C {device} -P {port} -R  # on {host}: starts it again at 0, and the port's others"
+            values = {"device": port.rdma_device, "port": port.rdma_port}
+            says = f"{port.name} has counted its waiting to the end (port_xmit_wait has 32 bits)"
+            verdicts.append(Verdict("unknown", says, clear, values=values))
         elif share is None:
             verdicts.append(unknown(f"{port.name} was not watched"))
         elif share > _WAITING_SHARE:

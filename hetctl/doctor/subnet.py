@@ -214,7 +214,7 @@ def _mtus(ports: Ports) -> Said:
             says = (
                 f"{port.name} sends RDMA packets of {found} bytes, its interface's MTU {port.mtu} has room for {room}"
             )
-            yield host, ok("as large as the interfaces allow") if fits else warn(says, _RELOAD)
+            yield host, ok("as large as the interfaces allow") if fits else warn(says, _RELOAD, nic=port.netdev)
         elif found < usual(sizes):
             yield host, warn(f"{port.name} has an active MTU of {found}, the others of its subnet {usual(sizes)}")
         elif found < most:
@@ -240,7 +240,7 @@ _ONE_MANAGER = (
 )
 _TRACE = "sudo ibnetdiscover | less  # on {host}: where its cable leads"
 _RELOAD = (
-    "sudo ip link set dev NIC mtu 4200 && ibv_devinfo | grep mtu  # on {host}: RDMA follows when the port comes up"
+    "sudo ip link set dev {nic} mtu 4200 && ibv_devinfo | grep mtu  # on {host}: RDMA follows when the port comes up"
 )
 CHECKS = (
     Check(

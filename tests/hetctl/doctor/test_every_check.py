@@ -312,6 +312,7 @@ CASES: tuple[Row, ...] = (
     one("rdma.credits", "ok", watched(port_xmit_wait=1_000_000)),
     one("rdma.credits", "unknown", nic(0, counters={"symbol_error": 0})),
     one("rdma.credits", "unknown", port(0, watched_s=None)),
+    one("rdma.credits", "unknown", nic(0, counters={"port_xmit_wait": 2**32 - 1})),
     one("roce.pfc_ecn", "fail", nic(0, growing={"rx_roce_discards": 9}), "node2"),
     one("roce.pfc_ecn", "unknown", all_of(nic(0, counters={"np_cnp_sent": 0}), port(0, pfc=None)), "node2"),
     one("roce.pfc_ecn", "ok", all_of(nic(0, counters={"np_cnp_sent": 1}), port(0, pfc=None)), "node2"),

@@ -5,6 +5,7 @@ The outputs' sources stand in tests/rigs/dress_fabric.py and beside the recordin
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def without(*names: str) -> Change:
 
 def refusing(name: str, stderr: str) -> Change:
     def change(dress: Dress, costume: Costume) -> None:
-        (dress.tools / name).write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{stderr}\nEND\nexit 255\n")
+        (dress.tools / name).write_text(f"#!/bin/sh\necho {shlex.quote(stderr)} >&2\nexit 255\n")
 
     return change
 
@@ -163,7 +164,7 @@ INFINIBAND: Mapping[str, tuple[tuple[Change, ...], str, str, str]] = {
         "unknown",
         NOBODY + "sminfo is not installed",
     ),
-    "no permission": (
+    "not root": (
         (both(refusing("sminfo", NO_UMAD), refusing("saquery", NO_SA)),) * 2,
         "rdma.sm",
         "unknown",
