@@ -137,7 +137,7 @@ def _lids(ports: Ports) -> Said:
             yield host, fail(f"{port.name} is active without a LID")
         elif port.lid is None:
             yield host, unknown(f"{port.name} does not tell its LID")
-        elif port.lid in shared and not port.virtual_function:
+        elif port.lid in shared:
             others = listed([f"{h} {p.name}" for h, p in ports if p.lid == port.lid and p is not port])
             yield host, warn(f"{port.name} and {others} have LID {port.lid}: two subnets that look like one")
         elif port.fabric.lmc is not None and port.fabric.lmc != usual(lmcs):

@@ -83,7 +83,7 @@ def parse_sm_records(text: str) -> tuple[SubnetManager, ...]:
 
 def parse_pfc(text: str) -> tuple[int, ...] | None:
     """Priorities that are on: `prio-pfc 0:off ... 3:on` of dcb, the row `enabled 0 0 0 1 ...` of mlnx_qos."""
-    pairs = re.search(r"prio-pfc((?: +\d:(?:on|off))+)", text)
+    pairs = re.search(r"prio-pfc((?: +\d:(?:on|off)\b){8})", text)
     if pairs:
         return tuple(int(word[0]) for word in pairs[1].split() if word.endswith(":on"))
     row = re.search(r"^\s*enabled:?((?:\s+[01]){8})\s*$", text, re.MULTILINE)
@@ -120,11 +120,10 @@ def _managers(raw: Raw, port: str) -> tuple[tuple[SubnetManager, ...] | None, di
 
 def _manager(lid: str | None, guid: str | None, priority: str | None, state: str | None) -> SubnetManager | None:
     number, code = count(lid), count(state)
-    if number is None:
-        return None
+    if number is None or code is None or code >= len(_STATES):
+        return None  # a record that is cut off says less than it seems to
     value = integer(guid)
-    word = _STATES[code] if code is not None and code < len(_STATES) else None
-    return SubnetManager(number, None if value is None else f"0x{value:016x}", count(priority), word)
+    return SubnetManager(number, None if value is None else f"0x{value:016x}", count(priority), _STATES[code])
 
 
 def _reason(what: str, why: str) -> dict[str, str]:

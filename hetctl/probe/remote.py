@@ -267,8 +267,9 @@ class Probe:
         """Each counter's file as it is now, then what each counting tool prints."""
         found = {path: self.now(path) for pattern in self.want["counters"] for path in self.matching(pattern)}
         for name, tool in self.every(self.want["counting_tools"]).items():
-            text = self.kept(tool, self.execute(tool["argv"], self.options["tool_timeout_s"]))["stdout"]
-            found.update({name: text} if text else {})
+            result = self.kept(tool, self.execute(tool["argv"], self.options["tool_timeout_s"]))
+            if result["exit_code"] == 0:
+                found[name] = result["stdout"]
         return found
 
     def now(self, path: str) -> str:

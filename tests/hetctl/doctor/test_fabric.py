@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from hetctl.comm.contract.cluster import Access
+from hetctl.comm.contract.facts import NicFacts
 from hetctl.discovery.fabric import Report, build
 from hetctl.doctor.check import CheckedCluster, Finding
 from hetctl.doctor.registry import CHECKS
 from hetctl.doctor.runner import judge
 from hetctl.probe import Options, parse
 from hetctl.probe import remote as program
-from hetctl.probe.raw import load
+from hetctl.probe.port_fabric import with_fabric
+from hetctl.probe.raw import Raw, ToolOutput, load
 from hetctl.probe.wanted import request
 from tests.rigs import recordings
 from tests.rigs.dress import Costume, Dress, dress_host, netdev_name, rdma_name, tool, write
@@ -316,6 +318,39 @@ def test_a_host_without_rdma_waits_for_nothing(tmp_path: Path) -> None:
     assert "counters_s" not in raw.values
     assert raw.problems == ()
     assert not [name for name in raw.tools if name.startswith(("sminfo", "saquery", "dcb", "mlnx_qos"))]
+
+
+@pytest.mark.parametrize(
+    ("fabric", "asked"),
+    [
+        ("infiniband", {"sminfo mlx5_0 1", "saquery mlx5_0 1"}),
+        ("roce", {"dcb ens1f0np0"}),
+    ],
+)
+def test_tools_are_asked_about_the_ports_they_know_and_empty_keys_are_left_there(
+    tmp_path: Path, fabric: str, asked: set[str]
+) -> None:
+    costume = Costume(gpus=0, nics=1, fabric=fabric, tool_delay_s=0)  # type: ignore[arg-type]
+    dress = dress_host(tmp_path, costume)
+    dress_fabric(dress, costume)
+    raw = load(program.collect(request(Options(root=str(dress.root), path=str(dress.tools), thorough=True))))
+    assert {name for name in raw.tools if name.startswith(("sminfo", "saquery", "dcb", "mlnx_qos"))} == asked
+    assert [path.rpartition("/")[2] for path in raw.files if "/pkeys/" in path] == ["0"]
+
+
+def test_below_a_bond_both_interfaces_stand_for_the_port() -> None:
+    base = "/sys/class/infiniband/mlx5_bond_0"
+    statistics = {f"ethtool p{i}": [f"rx_prio3_pause: {i}", f"rx_prio3_pause: {i + 10}"] for i in (0, 1)}
+    raw = Raw(
+        1,
+        listings={base + "/device/net": ("p0", "p1")},
+        tools={"dcb p1": ToolOutput(stdout=recorded("pfc/dcb-first-four"))},
+        values={"counters": statistics, "counters_s": 2.0},
+    )
+    port = NicFacts("bond0", "bond0", "mlx5_bond_0", 1, "ethernet", "active")
+    found = with_fabric(raw, port, {})
+    assert found.growing == {"rx_prio3_pause": 20}
+    assert (found.fabric.pfc, found.fabric.watched_s) == ((0, 1, 2, 3), 2.0)
 
 
 def test_an_interfaces_own_statistics_stand_for_the_port(tmp_path: Path) -> None:

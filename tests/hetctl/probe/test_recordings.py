@@ -86,3 +86,21 @@ def test_every_tool_has_its_generations() -> None:
     counts = {tool: sum(case.parent.name == tool for case in CASES) for tool in PARSERS}
     least = {"nvidia-smi": 4, "nvidia-smi-topo": 6, "amd-smi-static": 3, "rocm-smi": 3, "kfd": 3, "rdma": 8}
     assert {tool: counts[tool] for tool in least if counts[tool] < least[tool]} == {}
+
+
+WHOLE_OR_NOTHING = [
+    case for case in CASES if case.parent.name in ("sminfo", "saquery", "saquery-path", "pfc", "ibtracert")
+]
+
+
+@pytest.mark.parametrize("case", WHOLE_OR_NOTHING, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_an_output_that_is_cut_off_tells_less_and_nothing_else(case: Path) -> None:
+    """Any beginning of it: what it tells of a whole output, or what is not known."""
+    text, parse = (case / "output.txt").read_text(), PARSERS[case.parent.name]
+    whole = plain(parse(text))
+    for end in range(len(text)):
+        found = plain(parse(text[:end]))
+        if case.parent.name == "saquery-path":
+            assert all(part in (None, of) for part, of in zip(found, whole, strict=True)), text[:end]  # type: ignore[call-overload]
+        else:
+            assert found in (None, whole) or found == whole[: len(found)], text[:end]  # type: ignore[index, arg-type]
