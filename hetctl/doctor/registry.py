@@ -11,24 +11,9 @@ from hetctl.doctor.check import Check, Level
 
 # beginnings of ids: one cannot be mended before what stands above it
 _ORDER = (
-    *("ssh.reach", "ssh.hostkey", "sw.interpreter", "host.name", "net.ifname"),
-    *(
-        "net.",
-        "ssh.",
-        "lim.",
-        "rdma.port_state",
-        "rdma.sm",
-        "rdma.lid",
-        "rdma.pkey",
-        "rdma.",
-        "roce.",
-        "gpu.",
-        "sw.",
-        "env.",
-        "host.",
-        "perf.",
-        "island.",
-    ),
+    *("ssh.reach", "ssh.hostkey", "sw.interpreter", "host.name", "net.ifname", "net.", "ssh.", "lim."),
+    *("rdma.port_state", "rdma.sm", "rdma.lid", "rdma.pkey", "rdma.", "roce."),
+    *("gpu.", "sw.", "env.", "host.", "perf.", "island."),
 )
 THEMES = ("ssh", "net", "rdma", "roce", "lim", "gpu", "sw", "env", "host", "perf", "island")
 _MODULES = (ssh, net, rdma, subnet, flow, paths, process, gpu, software, host, perf, between)
