@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hetctl.comm.contract.fabric_facts import FabricReport, PortFabric
 from hetctl.comm.contract.values import decode, encode
 
 Near = Literal["nvlink", "xgmi", "pix", "pxb", "phb", "node", "sys"]
@@ -203,6 +204,7 @@ class NicFacts:
     virtual_function: bool | None = None  # SR-IOV
     counters: Mapping[str, int] = field(default_factory=dict)  # link_downed, symbol_error ...
     growing: Mapping[str, int] = field(default_factory=dict)  # counters that grew while they were watched, by how much
+    fabric: PortFabric = field(default_factory=PortFabric)  # of an RDMA port
 
     @property
     def infiniband(self) -> bool:
@@ -235,6 +237,7 @@ class RdmaFacts:
     memlock_bytes: Bytes | None = None  # soft limit, measured in a process started as we start workers
     peer_memory_modules: tuple[str, ...] | None = None  # loaded: nvidia_peermem, amdkfd's ib peer ...
     dma_buf: bool | None = None  # can a NIC register device memory through dma-buf; only registering proves it
+    report: FabricReport | None = None  # of ibdiagnet, where somebody ran it
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from hetctl.comm.contract.units import listed, show_rate
 from hetctl.discovery.discover import shell_opener
 from hetctl.discovery.inventory import InventoryHost
 from hetctl.discovery.links import rails_alike
-from hetctl.doctor import reach
-from hetctl.doctor.check import Check, CheckedCluster, ReachAttempt, State, Verdict
+from hetctl.doctor import paths, reach
+from hetctl.doctor.check import Check, CheckedCluster, FabricPath, ReachAttempt, State, Verdict
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import Dialogue, converse
 from hetctl.launcher.hosts.fanout import fan_out
@@ -23,7 +23,7 @@ from hetctl.probe.raw import printable
 
 PORTS = (29_500, 29_999)  # what a run's store and bridges may use
 _BAD_SHARE = 0.5  # of what rails of the same NICs reach
-NEED_TRAFFIC = {"ssh.peer", "net.firewall", "net.path_mtu", "host.sharedfs"}
+NEED_TRAFFIC = {"ssh.peer", "net.firewall", "net.path_mtu", "host.sharedfs", "rdma.paths"}
 
 
 class RemoteProgram:
@@ -69,11 +69,12 @@ def tried(
         try:
             found = _calls(programs, checked, timeout_s)
             shared = {folder: _shared(folder, programs, timeout_s) for folder in folders}
+            ways = _traces(programs, checked, timeout_s)
         finally:
             for program in programs.values():
                 program.close()
     listening = {name: program.problem for name, program in programs.items() if program.port is None}
-    return replace(checked, tried=tuple(found), listening=listening, shared=shared)
+    return replace(checked, tried=tuple(found), paths=tuple(ways), listening=listening, shared=shared)
 
 
 def _calls(programs: Mapping[str, RemoteProgram], checked: CheckedCluster, timeout_s: float) -> list[ReachAttempt]:
@@ -112,6 +113,18 @@ def _tried(source: str, target: str, asked: Mapping[str, Any], said: Mapping[str
         said.get("alive") is True,
         largest if isinstance(largest, bool) else None,
     )
+
+
+def _traces(programs: Mapping[str, RemoteProgram], checked: CheckedCluster, timeout_s: float) -> list[FabricPath]:
+    """Each host's ways through its InfiniBand subnets to the next one."""
+    wanted = {name: ways for name, ways in paths.ways_to_trace(checked).items() if name in programs}
+
+    def work(name: str, deadline: Deadline) -> list[FabricPath]:
+        asked = [paths.question(here, there) for _, here, there in wanted[name]]
+        said = programs[name].ask({"trace": asked}, deadline).get("results", [])
+        return [paths.traced(name, t, (a, b), one) for (t, a, b), one in zip(wanted[name], said, strict=True)]
+
+    return [way for o in fan_out(list(wanted), work, deadline_s=timeout_s) for way in o.value or []]
 
 
 def _mtu(checked: CheckedCluster, host: str) -> int | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 from hetctl.comm.contract.cluster import Cluster, Host
 from hetctl.comm.contract.facts import GpuFacts, HostFacts, Interpreter, NicFacts
@@ -12,6 +13,8 @@ from hetctl.discovery.fabric import Report
 
 State = Literal["ok", "warn", "fail", "unknown"]
 Level = Literal["quick", "perf", "pairs"]
+Ports = Sequence[tuple[str, NicFacts]]  # host, port
+H = TypeVar("H")
 WORST_FIRST: tuple[State, ...] = ("fail", "unknown", "warn", "ok")
 _MOST_REASONS = 3
 
@@ -30,12 +33,28 @@ class ReachAttempt:
 
 
 @dataclass(frozen=True)
+class FabricPath:
+    """The way between two InfiniBand ports as their subnet tells it, beside the lesser of what its ends can."""
+
+    source: str
+    target: str
+    way: str  # LID 5 to 12
+    switches: tuple[str, ...] | None = None
+    mtu: int | None = None
+    rate_bytes_per_s: float | None = None
+    end_mtu: int | None = None
+    end_rate: float | None = None  # bytes per second
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class CheckedCluster:
     """Everything known when rules are asked: what every host said, the cluster, and what was tried on it."""
 
     reports: tuple[Report, ...]
     cluster: Cluster
     tried: tuple[ReachAttempt, ...] | None = None  # None: not at this level
+    paths: tuple[FabricPath, ...] = ()
     listening: Mapping[str, str] = field(default_factory=dict)  # host -> why it could not listen on a chosen port
     performance: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # host -> what its devices did
     shared: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # folder -> host -> '' or what is wrong
@@ -160,6 +179,29 @@ def worst(verdicts: Iterable[Verdict], *, otherwise: str) -> Verdict:
             text = "; ".join(reasons[:_MOST_REASONS]) + more
             return Verdict(state, text, of_state[0].fix, values=of_state[0].values)
     return ok(every[0].reason if len(every) == 1 else otherwise)
+
+
+def over_networks(
+    checked: CheckedCluster,
+    networks: Mapping[str, Ports],
+    judge: Callable[[Ports], Iterable[tuple[str, Verdict]]],
+    *,
+    otherwise: str,
+) -> Iterator[Verdict]:
+    """Of every host the worst that `judge` says of its ports; it sees all ports of a network at once."""
+    found: dict[str, list[Verdict]] = {host: [] for host in checked.facts}
+    for ports in networks.values():
+        for host, verdict in judge(ports):
+            found[host].append(verdict)
+    for host, verdicts in found.items():
+        fine = next((v.reason for v in verdicts if v.state == "ok" and v.reason), otherwise)
+        yield replace(worst(verdicts, otherwise=fine), about=host)
+
+
+def usual(values: Iterable[H]) -> H:
+    """What most have; of equally many, the largest. There must be one."""
+    counts = Counter(values)
+    return max(counts, key=lambda value: (counts[value], value))
 
 
 def switched_off(nic: NicFacts) -> bool:

@@ -1,4 +1,4 @@
-"""RDMA ports, their subnet manager, GIDs, counters, libraries, and the way to device memory."""
+"""RDMA ports: state, rate, GIDs, makers, bonds, libraries, and the way to device memory."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ from hetctl.doctor.check import (
 )
 
 _NONE = "no RDMA port here"
-_ERRORS = ("symbol_error", "link_downed", "port_rcv_errors")
-_DISCARDS = ("tx_roce_discards", "rx_roce_discards")
-_CONGESTION = ("np_cnp_sent", "rp_cnp_handled")
 _SLOW_WIDTHS = ("1X", "SDR", "DDR", "QDR")
 
 
@@ -56,17 +53,6 @@ def _state(case: HostCase, port: NicFacts) -> Verdict:
     if same and all(n.state != "active" for n in same):
         return warn(f"{says}, on every host: not in use?", device=port.rdma_device)
     return fail(says, device=port.rdma_device)
-
-
-def subnet_manager(case: HostCase) -> Verdict:
-    ports = [p for p in case.rdma_ports if p.link_layer == "infiniband" and p.state in ("active", "init", "armed")]
-    verdicts = []
-    for port in ports:
-        if port.state == "init" or port.sm_lid == 0:
-            verdicts.append(fail(f"{port.name} ({port.rdma_device}) waits for a subnet manager (sm_lid {port.sm_lid})"))
-        elif port.sm_lid is None:
-            verdicts.append(unknown(f"{port.name} does not tell its subnet manager's LID"))
-    return worst(verdicts, otherwise="found" if ports else "no InfiniBand port in use")
 
 
 def rate(case: HostCase) -> Verdict:
@@ -206,35 +192,6 @@ def _bonds(case: HostCase, *, broken: bool) -> Verdict:
     return worst(verdicts, otherwise="up" if bonds else "no bond")
 
 
-def counters(case: HostCase) -> Verdict:
-    verdicts = []
-    for port in (p for p in case.rdma_ports if p.state == "active"):
-        growing = {k: v for k, v in port.growing.items() if k not in _DISCARDS}
-        total = {k: port.counters[k] for k in _ERRORS if port.counters.get(k)}
-        if growing:
-            each = ", ".join(f"{k} +{v}" for k, v in growing.items())
-            verdicts.append(fail(f"{port.name} makes errors now: {each}", device=port.rdma_device))
-        elif total:
-            each = ", ".join(f"{k} {v}" for k, v in total.items())
-            verdicts.append(warn(f"{port.name} made errors since it was started: {each}", device=port.rdma_device))
-        elif not port.counters and not port.rdma_software:
-            verdicts.append(unknown(f"{port.name} shows no counters"))
-    return worst(verdicts, otherwise=_all_of(case, "without errors"))
-
-
-def pfc_ecn(case: HostCase) -> Verdict:
-    ports = [p for p in case.rdma_ports if p.link_layer == "ethernet" and p.state == "active" and not p.rdma_software]
-    verdicts = []
-    for port in ports:
-        drops = {k: v for k, v in port.growing.items() if k in _DISCARDS}
-        if drops:
-            verdicts.append(fail(f"{port.name} discards RoCE packets now: {drops}", nic=port.netdev))
-        elif not any(port.counters.get(k) for k in _CONGESTION):
-            says = f"{port.name}: flow control is not readable without root and no congestion was signalled yet"
-            verdicts.append(Verdict("unknown", says, values={"nic": port.netdev}))
-    return worst(verdicts, otherwise="congestion is signalled" if ports else "no RoCE port in use")
-
-
 def peer_mem(case: HostCase) -> Verdict:
     if not case.gpus or not case.rdma_ports:
         return ok("no GPU here" if not case.gpus else _NONE)
@@ -305,13 +262,6 @@ CHECKS = (
         rule=port_state,
         essential=True,
     ),
-    Check(
-        "rdma.sm",
-        "ports/*/{sm_lid,state} of InfiniBand ports",
-        "AMD multi-node guide",
-        "sudo systemctl start opensm  # on one host of the subnet, or in the switch",
-        rule=subnet_manager,
-    ),
     Check("rdma.rate", "ports/*/rate", "gcm learn_ib_intf_bad_rate", _CABLE, rule=rate),
     Check(
         "rdma.gid",
@@ -325,21 +275,6 @@ CHECKS = (
     Check("rdma.hca_vendor_mix", "PCI ids of active RDMA ports", "nccl#1526", survey=hca_vendor_mix),
     Check("rdma.bond", "bonding members' carrier", "lshca#30", "cat /proc/net/bonding/{nic}  # on {host}", rule=bond),
     Check("rdma.slaves", "bonding members' carrier", "gcm", "cat /proc/net/bonding/{nic}  # on {host}", rule=slaves),
-    Check(
-        "rdma.counters",
-        "ports/*/counters, read twice",
-        "Azure ib_link_flapping; CVS",
-        "perfquery -x || rdma statistic show link {device}  # on {host}; reseat the cable",
-        rule=counters,
-    ),
-    Check(
-        "roce.pfc_ecn",
-        "hw_counters: congestion notices and discards",
-        "AMD multi-node guide; node-scraper",
-        "sudo dcb pfc show dev {nic}; sudo mlnx_qos -i {nic}  # on {host}; then NCCL_IB_TC for that priority",
-        rule=pfc_ecn,
-        root="which priorities have flow control",
-    ),
     Check(
         "rdma.peer_mem",
         "/proc/modules, the kernel's configuration",

@@ -16,6 +16,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 TIMEOUT_S = 3.0
@@ -32,7 +34,9 @@ def main(request: str) -> None:
     for line in sys.stdin:
         work = json.loads(line)
         if "call" in work:
-            say({"results": call_all(work["call"], asked["secret"])})
+            say({"results": at_once(partial(call, secret=asked["secret"]), work["call"])})
+        elif "trace" in work:
+            say({"results": at_once(trace, work["trace"])})
         elif "write" in work:
             say(write(work["write"], work["token"]))
         elif "look" in work:
@@ -82,18 +86,18 @@ def proof(secret: str, challenge: bytes) -> bytes:
     return hashlib.sha256(secret.encode() + challenge).digest()
 
 
-def call_all(targets: list[dict[str, Any]], secret: str) -> list[dict[str, Any]]:
-    """Every target once, a few at a time."""
-    results: list[dict[str, Any]] = [{} for _ in targets]
-    waiting = list(range(len(targets)))
+def at_once(work: Callable[[dict[str, Any]], dict[str, Any]], items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What comes of every item, a few at a time."""
+    results: list[dict[str, Any]] = [{} for _ in items]
+    waiting = list(range(len(items)))
 
-    def work() -> None:
+    def run() -> None:
         while waiting:
             with contextlib.suppress(IndexError):
                 number = waiting.pop()
-                results[number] = call(targets[number], secret)
+                results[number] = work(items[number])
 
-    threads = [threading.Thread(target=work) for _ in range(min(AT_ONCE, len(targets)))]
+    threads = [threading.Thread(target=run) for _ in range(min(AT_ONCE, len(items)))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -150,6 +154,33 @@ def ping(address: str, mtu: int) -> bool | None:
     if passes(mtu - overhead):
         return True
     return False if passes(56) else None  # nobody answers pings here: nothing is known
+
+
+def trace(way: dict[str, Any]) -> dict[str, str]:
+    """What two tools print of the way between two LIDs."""
+    of_port = ["-C", str(way["device"]), "-P", str(way["port"])]
+    ends = str(way["from"]), str(way["to"])
+    return {
+        "route": printed(["ibtracert", *of_port, *ends]),
+        "record": printed(["saquery", *of_port, "--src-to-dst", ":".join(ends)]),
+    }
+
+
+def printed(argv: list[str]) -> str:
+    tool = shutil.which(argv[0], path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if tool is None:
+        return argv[0] + " is not installed"
+    try:
+        done = subprocess.run(
+            [tool, *argv[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return argv[0] + " gave no answer within 3 s"
+    return done.stdout[:16384].decode("utf-8", "replace")
 
 
 def write(folder: str, token: str) -> dict[str, Any]:

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from hetctl.comm.contract.errors import ConfigError, nearest
-from hetctl.doctor import between, gpu, host, net, perf, process, rdma, software, ssh
+from hetctl.doctor import between, flow, gpu, host, net, paths, perf, process, rdma, software, ssh, subnet
 from hetctl.doctor.check import Check, Level
 
 # beginnings of ids: one cannot be mended before what stands above it
 _ORDER = (
-    *("ssh.reach", "ssh.hostkey", "sw.interpreter", "host.name", "net.ifname"),
-    *("net.", "ssh.", "lim.", "rdma.", "roce.", "gpu.", "sw.", "env.", "host.", "perf.", "island."),
+    *("ssh.reach", "ssh.hostkey", "sw.interpreter", "host.name", "net.ifname", "net.", "ssh.", "lim."),
+    *("rdma.port_state", "rdma.sm", "rdma.lid", "rdma.pkey", "rdma.", "roce."),
+    *("gpu.", "sw.", "env.", "host.", "perf.", "island."),
 )
 THEMES = ("ssh", "net", "rdma", "roce", "lim", "gpu", "sw", "env", "host", "perf", "island")
-_MODULES = (ssh, net, rdma, process, gpu, software, host, perf, between)
+_MODULES = (ssh, net, rdma, subnet, flow, paths, process, gpu, software, host, perf, between)
 
 
 def rank(identity: str) -> int:

@@ -17,7 +17,7 @@ from hetctl.discovery.discover import discover
 from hetctl.discovery.fabric import build
 from hetctl.discovery.inventory import Inventory, InventoryHost
 from hetctl.discovery.links import measure_links
-from hetctl.doctor import between, perf
+from hetctl.doctor import between, flow, perf
 from hetctl.doctor.check import WORST_FIRST, Check, CheckedCluster, Finding, HostCase, Verdict
 from hetctl.doctor.registry import rank
 from hetctl.probe import Options
@@ -109,7 +109,7 @@ def options_for(entry: InventoryHost, *, ids: set[str], folders: Sequence[str]) 
         interpreters=(sys.executable,) if local else (),
         environment=tuple(entry.access.env),
         thorough=True,
-        again_s=_AGAIN_S if ids & {"rdma.counters", "roce.pfc_ecn"} else 0.0,
+        again_s=_AGAIN_S if ids & flow.WATCHING else 0.0,
         folders=tuple(dict.fromkeys(tried)),
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from hetctl.comm.contract.facts import Address, Gid, GidType, LinkLayer, NicFacts
 from hetctl.probe.notes import Notes
+from hetctl.probe.port_fabric import with_fabric
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI, pci_of
 from hetctl.probe.vendors.base import sysfs_pcie
@@ -24,6 +25,7 @@ def nics(raw: Raw, notes: Notes) -> tuple[NicFacts, ...]:
     """Every port: RDMA ports first (each with its interface where it has one), then the remaining interfaces."""
     addresses = _addresses(raw, notes)
     active_mtus = parse_ibv_devinfo(raw.tool("ibv_devinfo").stdout)
+    devinfo = parse_ibv_ports(raw.tool("ibv_devinfo").stdout)
     interfaces = {n: _interface(raw, n, addresses.get(n)) for n in raw.children(NET) if raw.files.get(NET + n + "/mtu")}
     interfaces = {name: _over_hardware(facts, interfaces) for name, facts in interfaces.items()}
     found, taken = [], set()
@@ -33,7 +35,7 @@ def nics(raw: Raw, notes: Notes) -> tuple[NicFacts, ...]:
             netdev = _netdev_of(raw, port_facts, interfaces)
             free = netdev if netdev not in taken else None
             taken.add(netdev)
-            found.append(_joined(port_facts, interfaces.get(free or "")))
+            found.append(with_fabric(raw, _joined(port_facts, interfaces.get(free or "")), devinfo))
     found += [facts for name, facts in interfaces.items() if name not in taken]
     return tuple(_noted(nic, notes.at(f"nics[{i}]")) for i, nic in enumerate(found))
 

@@ -6,6 +6,7 @@ import re
 
 from hetctl.comm.contract.facts import Bytes, Library, RdmaFacts
 from hetctl.probe.notes import Notes
+from hetctl.probe.port_fabric import fabric_report
 from hetctl.probe.raw import Raw
 from hetctl.probe.vendors import VENDORS
 from hetctl.probe.words import items, mapping
@@ -26,6 +27,7 @@ def rdma(raw: Raw, notes: Notes) -> RdmaFacts:
         memlock_bytes=notes.pick("memlock_bytes", (_memlock(raw), "getrlimit in the probe, started as workers are")),
         peer_memory_modules=notes.pick("peer_memory_modules", (_peer_memory(raw), "/proc/modules, memory_peers")),
         dma_buf=notes.pick("dma_buf", (blocker[0], blocker[1]), why=blocker[1]),
+        report=fabric_report(raw),
     )
 
 

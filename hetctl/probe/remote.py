@@ -73,7 +73,8 @@ class Probe:
         parts["clock"] = self.read_clock
         parts["counters"] = self.read_counters_again
         parts.update((f"folder {path}", partial(self.try_folder, path)) for path in self.options["folders"])
-        parts.update((tree["folder"], partial(self.tree, **tree)) for tree in self.want["trees"])
+        parts.update((" ".join([t["folder"], *t["non_zero"][:1]]), partial(self.tree, **t)) for t in self.want["trees"])
+        self.want["tools"] = self.every(self.want["tools"])
         first = {name: tool for name, tool in self.want["tools"].items() if not tool["instead_of"]}
         parts.update((name, partial(self.tool, name, tool)) for name, tool in first.items())
         pythons = [sys.executable, *self.options["interpreters"]] if self.options.get("describe", True) else []
@@ -205,7 +206,7 @@ class Probe:
     def table(self, entry: str, folder: str, companions: list[str]) -> None:
         for index in self.names(entry + "/" + folder):
             path = entry + "/" + folder + "/" + index
-            if self.read(path).strip().strip("0:"):
+            if self.read(path).strip().strip("0x:"):
                 for companion in companions:
                     self.read(entry + "/" + companion + "/" + index)
             else:
@@ -253,14 +254,23 @@ class Probe:
                 self.values["clock_synchronized"] = state != 5
 
     def read_counters_again(self) -> None:
-        """Error counters, and the same a while later: what grows is happening now."""
-        paths = (
-            [p for pattern in self.want["counters"] for p in self.matching(pattern)] if self.options["again_s"] else []
-        )
-        before = {path: self.now(path) for path in paths}
-        if paths:
+        """Counters, and the same a while later: what grows is happening now."""
+        if not self.options["again_s"]:
+            return
+        began, before = time.monotonic(), self.counters()
+        if before:
             time.sleep(min(self.options["again_s"], max(0.0, self.end - time.monotonic() - 1.0)))
-            self.values["counters"] = {path: [text, self.now(path)] for path, text in before.items()}
+            self.values["counters_s"], after = time.monotonic() - began, self.counters()
+            self.values["counters"] = {path: [text, after.get(path, "")] for path, text in before.items()}
+
+    def counters(self) -> dict[str, str]:
+        """Each counter's file as it is now, then what each counting tool prints."""
+        found = {path: self.now(path) for pattern in self.want["counters"] for path in self.matching(pattern)}
+        for name, tool in self.every(self.want["counting_tools"]).items():
+            result = self.kept(tool, self.execute(tool["argv"], self.options["tool_timeout_s"]))
+            if result["exit_code"] == 0:
+                found[name] = result["stdout"]
+        return found
 
     def now(self, path: str) -> str:
         with contextlib.suppress(OSError), open(self.root + path, encoding="ascii", errors="replace") as file:
@@ -300,16 +310,33 @@ class Probe:
 
     # --- tools -------------------------------------------------------------------------------------------------
 
+    def every(self, tools: dict[str, Any], cap: int = 32) -> dict[str, Any]:
+        """The tools, those with `each` once for every port or interface: `name words` -> tool."""
+        found = {}
+        for name, tool in tools.items():
+            pattern, start = tool["each"] or ("", "")
+            paths = [path for path in self.matching(pattern) if self.now(path).startswith(start)] if pattern else []
+            for words in [path.split("/") for path in paths[:cap]]:
+                argv = [word.format(*words) for word in tool["argv"]]
+                about = " ".join(word.format(*words) for word in tool["argv"] if "{" in word)
+                other = tool["instead_of"] and tool["instead_of"] + " " + about
+                found[name + " " + about] = dict(tool, argv=argv, instead_of=other)
+            found.update({} if pattern else {name: tool})
+        return found
+
+    def kept(self, tool: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+        if tool["keep"]:
+            kept = [line for line in result["stdout"].splitlines() if re.search(tool["keep"], line)]
+            result["stdout"] = "\n".join(kept)
+        return result
+
     def tool(self, name: str, tool: dict[str, Any]) -> None:
         result = self.execute(tool["argv"], self.options["tool_timeout_s"])
         refused = re.search(r"unrecognized arguments: (.+)", result["stderr"])
         if refused and result["exit_code"]:  # an older one: asked for what it has
             known = [word for word in tool["argv"] if word not in refused.group(1).split()]
             result = self.execute(known, self.options["tool_timeout_s"])
-        if tool["keep"]:
-            kept = [line for line in result["stdout"].splitlines() if re.search(tool["keep"], line)]
-            result["stdout"] = "\n".join(kept)
-        self.tools[name] = result
+        self.tools[name] = self.kept(tool, result)
         if result["problem"] or result["exit_code"] != 0:
             others = [(n, t) for n, t in self.want["tools"].items() if t["instead_of"] == name]
             threads = [threading.Thread(target=self.tool, args=other, daemon=True) for other in others]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetctl.comm.contract.values import encode
-from hetctl.probe import remote
+from hetctl.probe import port_fabric, remote
 from hetctl.probe.raw import Options
 from hetctl.probe.system import SETTINGS
 from hetctl.probe.vendors import VENDORS
@@ -45,6 +45,7 @@ class ProbeRequest:
     package_files: Mapping[str, str]
     package_libraries: tuple[str, ...]
     counters: tuple[str, ...]  # error counters, patterns: read a second time on demand
+    counting_tools: Mapping[str, Tool]  # likewise
 
 
 def program(options: Options) -> bytes:
@@ -85,6 +86,7 @@ def wanted(*, thorough: bool = False) -> ProbeRequest:
         filtered={
             "/proc/cpuinfo": "processor|model name|physical id|core id|cpu cores|CPU implementer|CPU part",
             "/boot/config-{release}": "CONFIG_(DMABUF_MOVE_NOTIFY|PCI_P2PDMA|HSA_AMD_P2P|DMA_SHARED_BUFFER)=",
+            **dict.fromkeys(port_fabric.REPORTS, port_fabric.REPORT_LINES),
             "/proc/modules": "(" + "|".join([_MODULES, *(v.modules for v in VENDORS if v.modules)]) + ")",
         },
         folders=("/dev/infiniband", "/sys/class/iommu", "/sys/kernel/mm/memory_peers"),
@@ -105,6 +107,7 @@ def wanted(*, thorough: bool = False) -> ProbeRequest:
         },
         package_libraries=("torch/lib/lib[nr]ccl*.so*", "nvidia/nccl/lib/libnccl.so*"),
         counters=tuple(f"/sys/class/infiniband/*/ports/*/{file}" for file in _GROWING),
+        counting_tools=port_fabric.COUNTING_TOOLS,
     )
 
 
@@ -122,6 +125,7 @@ def _trees() -> tuple[Tree, ...]:
         Tree("/sys/class/net", files=_NET_FILES, links=("", *_DEVICE_LINKS, "master", "lower_*")),
         Tree(rdma, files=_RDMA_FILES, links=_DEVICE_LINKS, folders=("device/net",)),
         Tree(rdma + "/*/ports", files=_PORT_FILES, non_zero=("gids", "gid_attrs/types", "gid_attrs/ndevs")),
+        Tree(rdma + "/*/ports", non_zero=("pkeys",)),
         *(Tree(folder, files=files) for vendor in VENDORS for folder, files in vendor.trees.items()),
     )
 
@@ -144,6 +148,7 @@ def _thorough_tools() -> dict[str, Tool]:
     log = "|".join(vendor.kernel_log for vendor in VENDORS if vendor.kernel_log)
     return {
         "ip rule": Tool(("ip", "-j", "rule")),
+        **port_fabric.TOOLS,
         "dmesg": Tool(("dmesg",), keep=log),
         "lspci": Tool(("lspci", "-vv"), keep=r"^[0-9a-fA-F:.]+ .*bridge|ACSCtl"),
     }
@@ -189,15 +194,16 @@ _DEVICE_LINKS = ("device", "device/driver", "device/physfn")
 _RDMA_FILES = ("node_guid", "node_type", "fw_ver", "hca_type", "board_id", "sys_image_guid")
 _COUNTERS = (
     *("symbol_error", "link_downed", "port_rcv_errors", "link_error_recovery", "local_link_integrity_errors"),
-    *("excessive_buffer_overrun_errors", "port_xmit_discards"),
+    *("excessive_buffer_overrun_errors", "port_xmit_discards", "port_xmit_wait", "port_rcv_constraint_errors"),
+    *("port_xmit_constraint_errors", "VL15_dropped"),
 )
 _HARDWARE_COUNTERS = (
     *("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err", "np_cnp_sent"),
-    *("rp_cnp_handled", "roce_slow_restart", "tx_roce_discards", "rx_roce_discards"),
+    *("rp_cnp_handled", "roce_slow_restart", "tx_roce_discards", "rx_roce_discards", "np_ecn_marked_roce_packets"),
 )
-_GROWING = (*("counters/" + name for name in _COUNTERS), "hw_counters/tx_roce_discards", "hw_counters/rx_roce_discards")
+_GROWING = (*("counters/" + name for name in _COUNTERS), *("hw_counters/" + name for name in _HARDWARE_COUNTERS))
 _PORT_FILES = (
-    *("state", "phys_state", "rate", "link_layer", "lid", "sm_lid", "cap_mask"),
+    *("state", "phys_state", "rate", "link_layer", "lid", "sm_lid", "cap_mask", *port_fabric.PORT_FILES),
     *("counters/" + name for name in _COUNTERS),
     *("hw_counters/" + name for name in _HARDWARE_COUNTERS),
 )

@@ -23,6 +23,8 @@ class Tool:
     argv: tuple[str, ...]
     instead_of: str = ""
     keep: str = ""  # only output lines in which this pattern is found
+    # once for each file of this pattern whose content begins so; {4} in argv is the fourth word of its path
+    each: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from typing import Any
 from hetctl.comm.contract.cluster import Access, Measured
 from hetctl.comm.contract.facts import Folder, HostFacts, Interpreter, Limit, Process, ToolRun
 from hetctl.discovery.fabric import Report, build
-from hetctl.doctor.check import Check, CheckedCluster, ReachAttempt
+from hetctl.doctor.check import Check, CheckedCluster, FabricPath, ReachAttempt
 from hetctl.probe import Options, parse
 from hetctl.probe import remote as program
 from hetctl.probe.raw import load
 from hetctl.probe.wanted import request
 from tests.rigs.dress import Costume, dress_host
+from tests.rigs.dress_fabric import dress_fabric
 
 GiB = 2**30
 Edit = Callable[[HostFacts], HostFacts]
@@ -32,7 +33,8 @@ def _dressed(number: int) -> HostFacts:
         costume = replace(costume, vendor="amd", fabric="roce", nic_driver="bnxt_en")
     with tempfile.TemporaryDirectory() as folder:
         dress = dress_host(Path(folder), costume)
-        options = Options(root=str(dress.root), path=str(dress.tools))
+        dress_fabric(dress, costume)
+        options = Options(root=str(dress.root), path=str(dress.tools), thorough=True, again_s=0.01)
         facts = parse(load(program.collect(request(options))))
     return _healthy(facts, number)
 
@@ -123,10 +125,13 @@ def checked(found: list[Report], **more: Any) -> CheckedCluster:
     tried = tuple(
         ReachAttempt(a, b, f"192.168.0.{b[-1]}", 29_500, largest_packet=True) for a in names for b in names if a != b
     )
+    ways = (FabricPath("node0", "node1", "LID 1 to 65", ("leaf",), 4096, 50e9, 4096, 50e9),)
     performance = {name: computed(found[i].facts) for i, name in enumerate(names)}
     return replace(
         CheckedCluster(
-            tuple(found), cluster, tried, performance=performance, shared={"/data": dict.fromkeys(names, "")}
+            *(tuple(found), cluster, tried, ways),
+            performance=performance,
+            shared={"/data": dict.fromkeys(names, "")},
         ),
         **more,
     )
@@ -173,6 +178,15 @@ def nic(position: int, **values: Any) -> Edit:
         facts,
         nics=tuple(replace(n, **values) if i == position % len(facts.nics) else n for i, n in enumerate(facts.nics)),
     )
+
+
+def port(position: int, **values: Any) -> Edit:
+    """Change what the fabric says of one port."""
+    return lambda facts: nic(position, fabric=replace(facts.nics[position].fabric, **values))(facts)
+
+
+def every_port(**values: Any) -> Edit:
+    return lambda facts: replace(facts, nics=tuple(replace(n, fabric=replace(n.fabric, **values)) for n in facts.nics))
 
 
 def every_nic(**values: Any) -> Edit:

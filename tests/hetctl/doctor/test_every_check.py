@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hetctl.comm.contract.fabric_facts import FabricReport, SubnetManager
 from hetctl.comm.contract.facts import Address, Folder, HostFacts, ToolRun
 from hetctl.discovery.fabric import Report
 from hetctl.doctor.check import CheckedCluster, ReachAttempt, State
@@ -19,11 +20,13 @@ from tests.hetctl.doctor.healthy_hosts import (
     checked,
     computed,
     every_nic,
+    every_port,
     gpu,
     health,
     limit,
     measured,
     nic,
+    port,
     process,
     python,
     rdma,
@@ -157,6 +160,32 @@ def slow_link(port: int, gigabit: float, text: str) -> Edit:
 
 
 UNPLUGGED = {"state": "down", "physical_state": "disabled", "carrier": False}  # as RoCE drivers say it
+
+
+def master(guid: str, lid: int = 1, state: str = "master") -> tuple[SubnetManager, ...]:
+    return (SubnetManager(lid, guid, 14, state),)
+
+
+def watched(**growing: int) -> Edit:
+    """What the first port's counters grew by in 2 s."""
+
+    def edit(facts: HostFacts) -> HostFacts:
+        return all_of(nic(0, growing=growing), port(0, watched_s=2.0))(facts)
+
+    return edit
+
+
+def of_prefix(prefix: str, **values: Any) -> Edit:
+    return every_nic(subnet_prefix=prefix, **values)
+
+
+def path(**values: Any) -> Change:
+    return lambda found: replace(found, paths=(replace(found.paths[0], **values),))
+
+
+OWN = "fec0:0000:0000:0001"
+UNASKED = {"managers": "sminfo needs permission for /dev/infiniband/umad*"}
+RAILS = all_of(port(0, managers=master("0xa")), port(1, managers=master("0xb")))
 MIG = {"mode": "mig", "instances": ()}
 CASES: tuple[Row, ...] = (
     Row("ssh.reach", "fail", silent=("node1", "connection-refused")),
@@ -231,6 +260,36 @@ CASES: tuple[Row, ...] = (
     one("rdma.sm", "fail", nic(0, state="init", sm_lid=0)),
     one("rdma.sm", "fail", nic(0, sm_lid=0)),
     one("rdma.sm", "unknown", nic(0, sm_lid=None)),
+    Row("rdma.sm", "unknown", {f"node{n}": every_port(managers=None, unasked=UNASKED) for n in (0, 1)}),
+    one("rdma.sm", "ok", every_port(managers=None, unasked=UNASKED)),  # the other host may ask
+    one("rdma.sm", "fail", every_port(managers=master("0xb"))),  # one device, two masters
+    Row("rdma.sm", "fail", {"node0": of_prefix(OWN), "node1": of_prefix(OWN, sm_lid=7)}),
+    Row("rdma.sm", "warn", {"node0": RAILS, "node1": RAILS}),
+    Row("rdma.sm", "warn", {f"node{n}": every_port(managers=master("0xa", state="standby")) for n in (0, 1)}),
+    one("rdma.sm", "warn", nic(0, sm_lid=7)),
+    one("rdma.lid", "fail", nic(0, lid=0)),
+    one("rdma.lid", "unknown", nic(0, lid=None)),
+    one("rdma.lid", "warn", nic(0, lid=1)),  # node0's, which ends that network: no way over it
+    one("rdma.lid", "ok", nic(0, lid=1, virtual_function=True)),
+    one("rdma.lid", "warn", port(0, lmc=2)),
+    one("rdma.pkey", "fail", port(0, pkeys=(0x8001,))),
+    Row("rdma.pkey", "fail", {"node0": every_port(pkeys=(0x7FFF,)), "node1": port(0, pkeys=(0x7FFF,))}),
+    one("rdma.pkey", "warn", every_port(pkeys=(0x7FFF,))),
+    one("rdma.pkey", "warn", port(0, pkeys=(0x8001, 0xFFFF))),
+    one("rdma.pkey", "ok", port(0, pkeys=(0xFFFF, 0x8001))),
+    one("rdma.pkey", "unknown", port(0, pkeys=None)),
+    one("rdma.mtu", "warn", nic(0, rdma_mtu=2048)),
+    Row("rdma.mtu", "warn", {f"node{n}": every_nic(rdma_mtu=2048) for n in (0, 1)}),
+    one("rdma.mtu", "ok", all_of(nic(0, mtu=1500), nic(0, rdma_mtu=4096)), "node0"),
+    one("rdma.mtu", "warn", nic(0, rdma_mtu=1024), "node2"),
+    one("rdma.mtu", "unknown", nic(0, rdma_mtu=None)),
+    after("rdma.paths", "fail", path(problem="no route")),
+    after("rdma.paths", "warn", path(rate_bytes_per_s=12.5e9)),
+    after("rdma.paths", "warn", path(mtu=2048)),
+    after("rdma.paths", "unknown", path(problem="ibtracert and saquery are not installed", switches=None, mtu=None)),
+    after("rdma.paths", "unknown", lambda found: replace(found, paths=())),
+    one("rdma.ibdiagnet", "ok", rdma(report=FabricReport("/x", None, {"Links Check": (3, 0)}))),
+    one("rdma.ibdiagnet", "warn", rdma(report=FabricReport("/x", "2024-05-01", {"Speed / Width checks": (0, 15)}))),
     one("rdma.rate", "warn", slow_link(0, 200, "200 Gb/sec (4X HDR)")),
     one("rdma.rate", "fail", slow_link(0, 10, "10 Gb/sec (4X SDR)")),
     one("rdma.rate", "unknown", nic(0, rate_bytes_per_s=None)),
@@ -250,9 +309,27 @@ CASES: tuple[Row, ...] = (
     one("rdma.slaves", "unknown", bonded(None, None)),
     one("rdma.counters", "fail", nic(0, growing={"symbol_error": 4})),
     one("rdma.counters", "warn", nic(0, counters={"link_downed": 3})),
-    one("rdma.counters", "unknown", nic(0, counters={})),
+    one("rdma.counters", "unknown", nic(0, counters={}), "node2"),
+    one("rdma.counters", "warn", watched(packet_seq_err=60)),
+    one("rdma.counters", "ok", watched(packet_seq_err=6, np_cnp_sent=2)),
+    one("rdma.counters", "warn", watched(port_xmit_constraint_errors=1)),
+    one("rdma.credits", "fail", watched(port_xmit_discards=1)),
+    one("rdma.credits", "warn", watched(port_xmit_wait=2_500_000_000)),  # 10 of 100 GB of 2 s at 400 Gbit/s
+    one("rdma.credits", "ok", watched(port_xmit_wait=1_000_000)),
+    one("rdma.credits", "unknown", nic(0, counters={"symbol_error": 0})),
+    one("rdma.credits", "unknown", port(0, watched_s=None)),
+    one("rdma.credits", "unknown", nic(0, counters={"port_xmit_wait": 2**32 - 1})),
     one("roce.pfc_ecn", "fail", nic(0, growing={"rx_roce_discards": 9}), "node2"),
-    one("roce.pfc_ecn", "unknown", nic(0, counters={"np_cnp_sent": 0}), "node2"),
+    one("roce.pfc_ecn", "unknown", all_of(nic(0, counters={"np_cnp_sent": 0}), port(0, pfc=None)), "node2"),
+    one("roce.pfc_ecn", "ok", all_of(nic(0, counters={"np_cnp_sent": 1}), port(0, pfc=None)), "node2"),
+    one("roce.pfc_ecn", "warn", port(0, pfc=(4,)), "node2"),
+    Row("roce.pfc_ecn", "warn", {f"node{n}": every_port(pfc=()) for n in (2, 3)}),
+    one("roce.pfc_ecn", "warn", watched(rx_prio3_pause=5000), "node2"),
+    one("roce.pfc_ecn", "warn", watched(rx_prio3_pause_duration=400_000), "node2"),
+    one("roce.pfc_ecn", "warn", watched(tx_pfc_ena_frames_pri3=5000), "node2"),
+    one("roce.pfc_ecn", "warn", watched(np_cnp_sent=5000), "node2"),
+    one("roce.pfc_ecn", "warn", watched(rx_prio0_discards=50), "node2"),
+    one("roce.pfc_ecn", "ok", watched(rx_prio3_pause=10, rx_prio3_pause_duration=900), "node2"),
     one("rdma.peer_mem", "fail", rdma(peer_memory_modules=(), dma_buf=False)),
     one("rdma.peer_mem", "warn", rdma(peer_memory_modules=(), dma_buf=None)),
     one("rdma.peer_mem", "unknown", rdma(peer_memory_modules=None, dma_buf=None)),
@@ -405,7 +482,9 @@ def examined(row: Row) -> CheckedCluster:
 def test_the_check_says_so_and_no_other_fails(row: Row) -> None:
     findings = judge(examined(row), CHECKS)
     states = {f.state for f in findings if f.check == row.check}
-    assert row.state in states, [(f.host, f.state, f.reason) for f in findings if f.check == row.check]
+    assert states == {"ok"} if row.state == "ok" else row.state in states, [
+        (f.host, f.state, f.reason) for f in findings if f.check == row.check
+    ]
     failed = {f.check for f in findings if f.state == "fail"}
     assert failed == set(row.others) | ({row.check} if row.state == "fail" else set())
 

@@ -17,11 +17,13 @@ import yaml
 
 from hetctl.comm.contract.facts import HostFacts, facts_to_data
 from hetctl.comm.contract.values import encode
+from hetctl.doctor.paths import parse_record, parse_route
 from hetctl.probe import parse
 from hetctl.probe import remote as program
 from hetctl.probe.capture import Recording, write_capture
 from hetctl.probe.nics import nics
 from hetctl.probe.notes import Notes
+from hetctl.probe.port_fabric import REPORTS, fabric_report, parse_pfc, parse_sm_records, parse_sminfo, parse_statistics
 from hetctl.probe.raw import Options, Raw, load
 from hetctl.probe.vendors import amd_smi, intel, nvidia_smi
 from hetctl.probe.wanted import request
@@ -64,6 +66,13 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "xpu-smi": intel.parse_dump,
     "kfd": lambda text: amd_smi.kfd_nodes(raw_of(text)),
     "rdma": lambda text: nics(raw_of(text), Notes()),
+    "sminfo": parse_sminfo,
+    "saquery": parse_sm_records,
+    "saquery-path": parse_record,
+    "ibtracert": parse_route,
+    "pfc": parse_pfc,
+    "ethtool": parse_statistics,
+    "ibdiagnet": lambda text: fabric_report(Raw(1, files={REPORTS[0]: text})),
 }
 NOTHING = "nothing"  # `parsed` of an output that tells nothing
 CASES = recordings()
@@ -186,3 +195,19 @@ def test_most_were_seen_elsewhere_and_in_many_projects() -> None:
     elsewhere = [case for case in CASES if case.expected.seen == "recorded elsewhere" and projects([case])]
     assert len(elsewhere) >= 100
     assert len(projects(elsewhere)) >= 15
+
+
+WHOLE_OR_NOTHING = [case for case in CASES if case.tool in ("sminfo", "saquery", "saquery-path", "pfc", "ibtracert")]
+
+
+@pytest.mark.parametrize("case", WHOLE_OR_NOTHING, ids=lambda case: case.name)
+def test_an_output_that_is_cut_off_tells_less_and_nothing_else(case: Recorded) -> None:
+    """Any beginning of it: what it tells of a whole output, or what is not known."""
+    text, parse = case.text(), PARSERS[case.tool]
+    whole = plain(parse(text))
+    for end in range(len(text)):
+        found = plain(parse(text[:end]))
+        if case.tool == "saquery-path":
+            assert all(part in (None, of) for part, of in zip(found, whole, strict=True)), text[:end]  # type: ignore[call-overload]
+        else:
+            assert found in (None, whole) or found == whole[: len(found)], text[:end]  # type: ignore[index, arg-type]
