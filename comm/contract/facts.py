@@ -213,6 +213,7 @@ class RdmaFacts:
     device_files: tuple[str, ...] | None = None  # /dev/infiniband/*, those this user may open
     libraries: tuple[Library, ...] | None = None  # libibverbs, librdmacm, providers
     providers: tuple[str, ...] | None = None  # of libibverbs, as /etc/libibverbs.d names them
+    fabric_providers: tuple[str, ...] | None = None  # of libfabric: efa, cxi, tcp ...
     memlock_bytes: Bytes | None = None  # soft limit, measured in a process started as we start workers
     peer_memory_modules: tuple[str, ...] | None = None  # loaded: nvidia_peermem, amdkfd's ib peer ...
     dma_buf: bool | None = None  # can a NIC register device memory through dma-buf; only registering proves it

@@ -25,15 +25,25 @@ class NativeLibrary:
     visible_devices: str  # the environment variable that selects devices
     selects_by_uuid: bool = False  # whether that variable takes UUIDs
     device_order: str = ""  # the variable that makes its indices follow the PCI bus
+    fabric_library: str = ""  # how the library begins through which it uses libfabric; '' where none is known
     driver_node: str = ""  # what a loaded driver shows: without any, nobody need import torch to look for devices
 
 
 NATIVES: dict[str, NativeLibrary] = {
     "nvidia": NativeLibrary(
-        "nccl", "nccl", "cuda", "CUDA_VISIBLE_DEVICES", True, "CUDA_DEVICE_ORDER", driver_node="/dev/nvidiactl"
+        "nccl",
+        "nccl",
+        "cuda",
+        "CUDA_VISIBLE_DEVICES",
+        True,
+        "CUDA_DEVICE_ORDER",
+        fabric_library="libnccl-net",
+        driver_node="/dev/nvidiactl",
     ),
-    "amd": NativeLibrary("rccl", "nccl", "cuda", "HIP_VISIBLE_DEVICES", driver_node="/dev/kfd"),
-    "intel": NativeLibrary("xccl", "xccl", "xpu", "ZE_AFFINITY_MASK"),
+    "amd": NativeLibrary(
+        "rccl", "nccl", "cuda", "HIP_VISIBLE_DEVICES", fabric_library="lib[nr]ccl-net", driver_node="/dev/kfd"
+    ),
+    "intel": NativeLibrary("xccl", "xccl", "xpu", "ZE_AFFINITY_MASK", fabric_library="libfabric"),
     HOST: NativeLibrary("gloo", "gloo", "cpu", ""),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hetctl.comm.contract.cluster import Device
+from hetctl.comm.contract.fabrics import NETWORKS
 from hetctl.comm.contract.facts import NEARNESS, GpuFacts, HostFacts, Instance
 from hetctl.comm.contract.natives import NATIVES
 from hetctl.discovery.networks import NetworkPort
@@ -82,7 +83,7 @@ def assign_rails(gpus: Sequence[GpuFacts], ports: Sequence[NetworkPort]) -> list
 def rail_ports(ports: Sequence[NetworkPort]) -> list[NetworkPort]:
     """The ports worth being rails: RDMA before plain Ethernet, none slower than half the fastest."""
     reaching = [p for p in ports if p.key is not None]
-    pool = [p for p in reaching if p.kind in ("infiniband", "roce")] or reaching
+    pool = [p for p in reaching if NETWORKS[p.kind].verbs or NETWORKS[p.kind].plugin] or reaching
     fastest = max((p.facts.rate_bytes_per_s or 0.0 for p in pool), default=0.0)
     return [p for p in pool if p.facts.rate_bytes_per_s is None or p.facts.rate_bytes_per_s * 2 >= fastest]
 

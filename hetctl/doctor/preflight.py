@@ -35,6 +35,8 @@ def needed(plan: Plan, cluster: Cluster) -> set[str]:
         ids |= _SEVERAL_HOSTS
     if any(TRANSPORTS[b.transport].engine for b in plan.bridges) or any(g.net == "ib" for g in plan.groups):
         ids |= _RDMA
+    if any(g.net == "plugin" for g in plan.groups):
+        ids |= {"rdma.plugin"}
     if any(TRANSPORTS[b.transport].device_memory for b in plan.bridges):
         ids |= {"rdma.peer_mem"}
     if cluster.source == "discovered" and any(island.vendor != "cpu" for island in plan.islands):

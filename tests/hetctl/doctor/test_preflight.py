@@ -11,7 +11,7 @@ import pytest
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.facts import facts_to_data
-from hetctl.comm.contract.plan import Plan
+from hetctl.comm.contract.plan import Plan, PlannedGroup
 from hetctl.discovery.fabric import build
 from hetctl.doctor.preflight import needed, preflight, refuse_on_failures
 from hetctl.doctor.runner import exit_code
@@ -39,7 +39,10 @@ def test_a_demo_needs_a_disk_and_nothing_else(transport: str) -> None:
 def test_rdma_is_looked_at_only_where_something_goes_over_it() -> None:
     ids = needed(on_hosts(plan("rdma"), "a", "b"), EMULATED)
     assert {"rdma.gid", "lim.memlock", "net.mtu"} <= ids
-    assert "rdma.peer_mem" not in ids
+    assert not {"rdma.peer_mem", "rdma.plugin"} & ids
+    over = tuple(PlannedGroup(f"g{i}", "data", (0, 1), "nccl", net) for i, net in enumerate(("plugin", "socket")))  # type: ignore[arg-type]
+    assert "rdma.plugin" in needed(replace(plan("tcp"), groups=over), EMULATED)
+    assert "rdma.plugin" not in needed(replace(plan("tcp"), groups=over[1:]), EMULATED)
     assert "rdma.peer_mem" in needed(plan("direct"), EMULATED)
     assert not {i for i in needed(on_hosts(plan("tcp"), "a", "b"), EMULATED) if i.startswith(("rdma", "gpu"))}
 
