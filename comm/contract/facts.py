@@ -336,6 +336,9 @@ class HostFacts:
     containers: tuple[Container, ...] | None = None
     limits: Mapping[str, Limit] = field(default_factory=dict)  # memlock, nofile, nproc, stack ...
     vendors: Mapping[str, str] = field(default_factory=dict)  # per vendor: 'present', 'absent', or what is wrong
+    foreign: Mapping[str, int] = field(
+        default_factory=dict
+    )  # accelerators that no vendor's file knows: product -> count
     warnings: tuple[str, ...] = ()  # fallbacks and contradictions, one sentence each
     sources: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)

@@ -44,6 +44,11 @@ def devices_of(
     return tuple(_device(index, gpu, part, name, nics) for (index, gpu, part, name), nics in rows), notes
 
 
+def foreign_words(facts: HostFacts) -> list[str]:
+    """The accelerators of a host that nothing here computes on, a sentence for each product."""
+    return [f"{count} x {product}: no back end for it here" for product, count in facts.foreign.items()]
+
+
 def device_class(gpu: GpuFacts, table: Hardware = CLASSES) -> tuple[str | None, str]:
     """The device class (`h200`, `mi300x/cpx`) of a GPU, or None and why it has none."""
     if gpu.vendor not in NATIVES:

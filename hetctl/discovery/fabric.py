@@ -12,7 +12,7 @@ from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.fabrics import NETWORKS, plugin_missing
 from hetctl.comm.contract.facts import HostFacts, facts_to_data
 from hetctl.comm.contract.natives import HOST
-from hetctl.discovery.devices import devices_of
+from hetctl.discovery.devices import devices_of, foreign_words
 from hetctl.discovery.networks import Ignored, NetworkPort, Subnets, name_networks, ports_of, twins_apart
 from hetctl.discovery.transports import TransportFacts, link_between
 from hetctl.trainer.planning.hardware import CLASSES, Hardware
@@ -160,6 +160,7 @@ def _devices(
     if report.facts is None:
         return ()
     devices, problems = devices_of(report.facts, ports, only=report.access.gpus if with_gpus else None, table=table)
+    problems += [f"{says}; docs/adding-a-vendor.md" for says in foreign_words(report.facts)]
     notes += [Note(report.name, sentence) for sentence in problems]
     for vendor, state in report.facts.vendors.items():
         if state not in ("present", "absent"):

@@ -17,6 +17,7 @@ from hetctl.probe.system import limits, system
 from hetctl.probe.topology import branch, distance, nearest_first
 from hetctl.probe.vendors import VENDORS
 from hetctl.probe.vendors.base import Vendor, bound_devices
+from hetctl.probe.vendors.foreign import foreign
 
 _TEXT_LIMIT = 4096
 # Other failures are ordinary: an interface that is down has no speed to read.
@@ -38,6 +39,7 @@ def parse(raw: Raw) -> HostFacts:
         containers=containers(raw, notes),
         limits=limits(raw),
         vendors=states,
+        foreign=foreign(raw),
         warnings=tuple(notes.warnings + [f"probe: {problem}" for problem in raw.problems]),
     )
     lengths = {"gpus": len(gpus), "nics": len(ports), "interpreters": len(pythons)}
@@ -66,7 +68,7 @@ def _gpus(raw: Raw, ports: tuple[NicFacts, ...], notes: Notes) -> tuple[tuple[Gp
 def _state(raw: Raw, vendor: Vendor, gpus: tuple[GpuFacts, ...]) -> str:
     if gpus:
         return "present"
-    drivers = bound_devices(raw, pci_vendor=vendor.pci_vendor, ignored=vendor.integrated)
+    drivers = bound_devices(raw, pci_vendor=vendor.pci_vendor, ignored=vendor.integrated, classes=vendor.pci_classes)
     if not drivers:
         return "absent"
     names = sorted({driver or "no driver" for driver in drivers.values()})

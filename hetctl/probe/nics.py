@@ -35,8 +35,8 @@ def nics(raw: Raw, notes: Notes) -> tuple[NicFacts, ...]:
             taken.add(netdev)
             found.append(_joined(port_facts, interfaces.get(free or "")))
     found += [facts for name, facts in interfaces.items() if name not in taken]
-    shown = {nic.pci for nic in found if nic.pci}
-    found += [nic for nic in (_cxi_device(raw, name) for name in raw.children(CXI)) if nic.pci not in shown]
+    shown = {nic.pci for nic in found if nic.pci} | {nic.name for nic in found}
+    found += [nic for nic in (_cxi_device(raw, name) for name in raw.children(CXI)) if not shown & {nic.pci, nic.name}]
     return tuple(_noted(nic, notes.at(f"nics[{i}]")) for i, nic in enumerate(found))
 
 

@@ -14,6 +14,7 @@ from hetctl.probe.raw import Options
 from hetctl.probe.system import SETTINGS
 from hetctl.probe.vendors import VENDORS
 from hetctl.probe.vendors.base import Tool
+from hetctl.probe.vendors.foreign import UNUSUAL
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ def _trees() -> tuple[Tree, ...]:
         Tree("/sys/class/net", files=_NET_FILES, links=("", *_DEVICE_LINKS, "master", "lower_*")),
         Tree(rdma, files=_RDMA_FILES, links=_DEVICE_LINKS, folders=("device/net",)),
         Tree(rdma + "/*/ports", files=_PORT_FILES, non_zero=("gids", "gid_attrs/types", "gid_attrs/ndevs")),
+        Tree("/sys/bus/pci/devices", files=("class", "vendor", "device"), links=("physfn",), only=UNUSUAL),
         Tree("/sys/class/cxi", files=("device/properties/speed", "device/properties/link"), links=_DEVICE_LINKS),
         *(Tree(folder, files=files) for vendor in VENDORS for folder, files in vendor.trees.items()),
     )

@@ -269,6 +269,7 @@ CASES: tuple[Row, ...] = (
     one("rdma.libs", "unknown", every_nic(rdma_device="roceP2p1s0", driver="strange"), "node2"),
     one("rdma.libs", "unknown", rdma(libraries=None)),
     one("rdma.libs", "unknown", rdma(providers=None), "node2"),
+    one("gpu.count", "warn", lambda f: replace(f, foreign={"Ascend 910B": 8})),
     one("gpu.count", "fail", lambda f: replace(f, gpus=(), vendors={**f.vendors, "nvidia": "2 on the PCI bus"})),
     one("gpu.count", "warn", variable("CUDA_VISIBLE_DEVICES", "0")),
     one("gpu.count", "unknown", lambda f: replace(f, gpus=(), vendors={})),

@@ -17,7 +17,7 @@ from hetctl.comm.contract.values import encode
 from hetctl.probe.nics import nics
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw, load
-from hetctl.probe.vendors import amd_smi, intel, nvidia_smi
+from hetctl.probe.vendors import amd_smi, hygon, intel, mthreads, nvidia_smi
 
 FACTS = Path(__file__).resolve().parents[2] / "facts"
 
@@ -45,6 +45,8 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "amd-smi-topology": pairs,
     "rocm-smi": amd_smi.parse_rocm_smi,
     "xpu-smi": intel.parse_dump,
+    "hy-smi": hygon.parse_smi,
+    "mthreads-gmi": mthreads.parse_table,
     "kfd": lambda text: amd_smi.kfd_nodes(raw_of(text)),
     "rdma": lambda text: nics(raw_of(text), Notes()),
 }
