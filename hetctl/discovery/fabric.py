@@ -112,8 +112,8 @@ def _lacking(
         for report, facts, vendor in ((r, f, v) for r, f in seen for v in devices[r.name]):
             if missing := plugin_missing(facts, vendor, report.access.env):
                 found.add((vendor, network.name))
-                says = f"it has {row.word} ({network.name}), but {missing}: its island takes TCP over {row.ip}"
-                notes.append(Note(report.name, says))
+                instead = f"between hosts its island takes TCP over {row.ip}"
+                notes.append(Note(report.name, f"it has {row.word} ({network.name}), but {missing}: {instead}"))
     return found
 
 

@@ -161,16 +161,15 @@ def _joined_by_ip(ports: Sequence[NetworkPort]) -> list[NetworkPort]:
 
     EFA has no address of its own: what is in one subnet of the cloud reaches each other, and more is not visible.
     """
-    known = next((p for p in ports if p.subnet is not None), None)
-    if known is None:
-        return list(ports)
-    where = f"IP network {known.subnet} of {known.facts.name}"
-    return [
-        replace(p, key=known.subnet, why=f"{NETWORKS[p.kind].word}, {where}")
-        if NETWORKS[p.kind].plugin and p.key is None
-        else p
-        for p in ports
-    ]
+    known = [p for p in ports if p.subnet is not None]
+    return [_at(p, known) if NETWORKS[p.kind].plugin and p.key is None and known else p for p in ports]
+
+
+def _at(port: NetworkPort, known: Sequence[NetworkPort]) -> NetworkPort:
+    """The port in the IP network of its like, else of its host's first port that has one."""
+    told = next((p for p in known if p.kind == port.kind), known[0])
+    where = f"IP network {told.subnet} of {told.facts.name}"
+    return replace(port, key=told.subnet, why=f"{NETWORKS[port.kind].word}, {where}")
 
 
 def _infiniband(nic: NicFacts) -> tuple[str | None, str]:

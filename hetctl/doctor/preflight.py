@@ -55,7 +55,8 @@ def preflight(plan: Plan, cluster: Cluster, *, folder: Path) -> list[Finding]:
     """The findings of the checks a plan needs: of this machine read anew, of others as discovery left them."""
     ids = needed(plan, cluster)
     facts = facts_of(plan, cluster, folder=folder)
-    reports = tuple(Report(name=name, access=Access(), facts=found) for name, found in facts.items())
+    known = {host.name: host.access for host in cluster.hosts}
+    reports = tuple(Report(name=name, access=known.get(name) or Access(), facts=f) for name, f in facts.items())
     checks = [check for check in CHECKS if check.id in ids]
     return judge(CheckedCluster(reports, cluster), checks)
 

@@ -188,7 +188,8 @@ def plugin(case: HostCase) -> Verdict:
         missing = [m for v in vendors if (m := plugin_missing(case.facts, v, case.report.access.env))]
         providers = case.facts.rdma.fabric_providers
         if missing:
-            verdicts.append(fail(f"{row.word}: {missing[0]}; without it the island takes TCP", row.install))
+            judge = fail if case.checked.several else warn  # one host does without it
+            verdicts.append(judge(f"{row.word}: {missing[0]}; without it the island takes TCP", row.install))
         elif providers is not None and kind not in providers:
             verdicts.append(warn(f"{row.word}: the libfabric that fi_info shows has no provider '{kind}'", row.install))
         else:

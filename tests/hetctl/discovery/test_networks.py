@@ -70,7 +70,10 @@ def test_efa_is_a_fabric_of_its_own_with_the_devices_rates() -> None:
 def test_without_its_plugin_on_every_host_the_island_takes_tcp_and_it_is_said(rdma: RdmaFacts, words: str) -> None:
     found = build([amazon(1), amazon(2, rdma=rdma)])
     assert shape(found.cluster) == {"h200": ("nvidia", "ethernet", ["p5-1", "p5-2"])}
-    assert said(found) == f"p5-2: it has AWS EFA (efa0), but {words}: its island takes TCP over its ENA interface"
+    assert (
+        said(found)
+        == f"p5-2: it has AWS EFA (efa0), but {words}: between hosts its island takes TCP over its ENA interface"
+    )
 
 
 def test_a_person_may_say_where_the_plugin_is() -> None:
@@ -97,6 +100,19 @@ def test_slingshot_is_no_ethernet_and_its_interfaces_carry_tcp() -> None:
     tcp = way(found, "mi325x", "h200", "tcp")
     assert (tcp.usable, tcp.rate_bytes_per_s) == (True, 25 * GB)  # what has an address
     assert "HPE Slingshot" in way(found, "mi325x", "h200", "rdma").reason
+
+
+def test_a_hidden_slingshot_interface_is_on_the_network_of_the_visible_one() -> None:
+    management = NicFacts(
+        "eno1", netdev="eno1", link_layer="ethernet", state="up", addresses=(Address("10.1.0.1", 24),)
+    )
+    nics = (management, *reversed(recorded("slingshot-one-interface-hidden", "10.100.0.1")))
+    ports, _ = ports_of("nid1", HostFacts(nics=nics))
+    assert {p.facts.name: p.key for p in ports} == {
+        "eno1": "10.1.0.0/24",
+        "cxi1": "10.100.0.0/20",
+        "hsn0": "10.100.0.0/20",
+    }
 
 
 def test_roce_interfaces_of_slingshot_10_stay_roce() -> None:

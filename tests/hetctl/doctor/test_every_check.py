@@ -260,6 +260,7 @@ CASES: tuple[Row, ...] = (
     one("rdma.peer_mem", "warn", rdma(peer_memory_modules=(), dma_buf=None)),
     one("rdma.peer_mem", "unknown", rdma(peer_memory_modules=None, dma_buf=None)),
     one("rdma.plugin", "fail", efa),
+    Row("rdma.plugin", "warn", {"node0": efa}, hosts=1),
     one("rdma.plugin", "ok", all_of(efa, variable("NCCL_NET_PLUGIN", "ofi"))),
     one("rdma.plugin", "ok", all_of(efa, with_plugin)),
     one("rdma.plugin", "warn", all_of(efa, with_plugin, rdma(fabric_providers=("shm", "tcp")))),
