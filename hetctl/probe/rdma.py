@@ -41,9 +41,9 @@ def parse_ldconfig(text: str) -> tuple[Library, ...]:
 
 
 def parse_fi_info(text: str) -> tuple[str, ...] | None:
-    """The providers of `fi_info -l`, which names each at the start of a line; None where it names none."""
-    found = re.findall(r"^([a-z][\w;]{1,40}):[ \t]*$", text, re.MULTILINE)
-    return tuple(sorted(set(found))) or None
+    """The providers of `fi_info -l` (each at the start of a line) or of `fi_info`; None where it names none."""
+    found = re.findall(r"^(?:provider:[ \t]*([\w;]{1,40})|([a-z][\w;]{1,40}):)[ \t]*$", text, re.MULTILINE)
+    return tuple(sorted({one or other for one, other in found})) or None
 
 
 def library_version(path: str) -> str | None:

@@ -14,7 +14,7 @@ FOREIGN = {
     "1da3:0001": "Goya",
     "1da3:0030": "Greco",
     "1da3:10": "Gaudi",
-    "1da3:1020": "Gaudi2",
+    "1da3:102": "Gaudi2",
     "1da3:106": "Gaudi3",
     "19e5:d": "Ascend",  # the vendor's ZIP engines are processing accelerators, too
     "19e5:d100": "Ascend 310",

@@ -12,6 +12,7 @@ from hetctl.probe import Raw, parse
 from hetctl.probe import remote as program
 from hetctl.probe.notes import compact
 from hetctl.probe.raw import Options, ToolOutput, load
+from hetctl.probe.rdma import parse_fi_info
 from hetctl.probe.topology import PCI, branch, distance
 from hetctl.probe.vendors.nvidia_smi import parse_instances, parse_nvlink
 from hetctl.probe.wanted import request
@@ -335,3 +336,22 @@ def test_a_vlan_on_a_bridge_stands_on_hardware() -> None:
     }
     assert found["br0.7"].pci == "0000:00:1f.0"
     assert found["br0"].over == ("eno1", "veth1")
+
+
+@pytest.mark.parametrize(
+    ("text", "providers"),
+    [
+        (
+            "efa:\n    version: 121.0\ntcp:\n    version: 121.0\nofi_rxm:\n    version: 121.0\n",
+            ("efa", "ofi_rxm", "tcp"),
+        ),
+        (
+            "provider: cxi\n    fabric: cxi\n    domain: cxi0\nprovider: tcp;ofi_rxm\n    fabric: 10.0.0.0/8\n",
+            ("cxi", "tcp;ofi_rxm"),
+        ),
+        ("fi_getinfo: -61\n", None),
+        ("", None),
+    ],
+)
+def test_providers_of_libfabric(text: str, providers: tuple[str, ...] | None) -> None:
+    assert parse_fi_info(text) == providers
