@@ -209,6 +209,7 @@ def on_the_bus(*devices: tuple[str, str]) -> Raw:
     ("identity", "kind", "product"),
     [
         ("1da3:1020", "120000", "Gaudi2"),
+        ("1da3:1021", "120000", "Gaudi2"),  # 2E
         ("1da3:1060", "120000", "Gaudi3"),
         ("1da3:1010", "120000", "Gaudi"),
         ("19e5:d802", "120000", "Ascend 910B"),
