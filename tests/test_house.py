@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from hetctl.comm.contract.natives import HOST, NATIVES
+
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("comm", "launcher", "trainer")
 # The rooms, floor by floor: each imports only from those before it. A room is a folder, or a file that has none
@@ -37,7 +39,7 @@ APART = (
     {"runs", "bench"},
 )  # know nothing of each other
 HETCTL_ROOMS = {room for room in ROOMS if "." not in room}
-VENDOR_WORDS = re.compile(r"[\"'](nvidia|amd|intel)[\"']", re.IGNORECASE)
+VENDOR_WORDS = re.compile(rf"[\"']({'|'.join(NATIVES.keys() - {HOST})})[\"']", re.IGNORECASE)
 VENDOR_FILES = ("comm/contract/natives.py", "hetctl/probe/vendors/")
 
 

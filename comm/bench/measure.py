@@ -22,12 +22,12 @@ from hetctl.comm.bench.exact import Ends
 from hetctl.comm.contract import variables
 from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.events import Reporter
-from hetctl.comm.contract.natives import backend_words, device_types
+from hetctl.comm.contract.natives import backend_words
 from hetctl.comm.contract.placement import PlacedBridge, Placement, current_placement
 from hetctl.comm.contract.units import GiB, KiB, MiB
 from hetctl.comm.group.autoload import register
 from hetctl.comm.group.backend import create_over
-from hetctl.comm.operation.device import has_streams, rank_device, synchronize
+from hetctl.comm.operation.device import has_streams, named_device_types, rank_device, synchronize
 from hetctl.comm.operation.recorder import METER
 
 IN_FLIGHT = 4  # messages under way at once
@@ -284,7 +284,7 @@ def make_group(transport: TransportKind) -> Any:
         return create_over(options, over(current_placement(), transport))
 
     if name.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(name, create, extended_api=True, devices=device_types())
+        dist.Backend.register_backend(name, create, extended_api=True, devices=named_device_types())
     return dist.new_group(backend=name, timeout=TIMEOUT)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.fabrics import NetworkKind as NetworkKind
 from hetctl.comm.contract.files import read_yaml, write_yaml
 from hetctl.comm.contract.natives import NativeName
 from hetctl.comm.contract.transports import TransportKind as TransportKind
@@ -43,7 +44,6 @@ class Access:
 
 
 SCHEMA_VERSION = 1
-NetworkKind = Literal["infiniband", "roce", "ethernet", "host"]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Network:
-    """What a set of NICs all reach: one InfiniBand subnet, one RoCE network, one Ethernet network."""
+    """What a set of NICs all reach: one InfiniBand subnet, one RoCE, Slingshot, EFA or Ethernet network."""
 
     name: str
     kind: NetworkKind

@@ -27,6 +27,7 @@ from hetctl.comm.contract.cluster import (
 )
 from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.fabrics import NETWORKS
 from hetctl.comm.contract.natives import NativeName
 from hetctl.comm.contract.units import parse_bytes
 
@@ -34,8 +35,8 @@ GPUS_PER_HOST = 8
 HOST_MEMORY = 2  # of a described host, over its devices': what vendors' reference hosts have
 _PART = re.compile(r"(?P<name>[^:@~]+):(?P<count>[^@~]*)(?:@(?P<speed>[^~]*))?(?:~(?P<memory>.*))?")
 _SHAPE = "write CLASS:COUNT[@SPEED][~MEMORY][/FABRIC], for example h200:2,mi325x:2@0.6 or h200:2x8/ib400"
-_FABRIC = re.compile(r"(?:(?P<kind>ib|roce|eth)(?P<rate>\d+)|(?P<ethernet>\d+)gbe)(?:x(?P<ports>[1-9]\d?))?")
-_KINDS: dict[str, NetworkKind] = {"ib": "infiniband", "roce": "roce", "eth": "ethernet"}
+_FABRIC = re.compile(r"(?:(?P<kind>ib|roce|cxi|efa|eth)(?P<rate>\d+)|(?P<ethernet>\d+)gbe)(?:x(?P<ports>[1-9]\d?))?")
+_KINDS: dict[str, NetworkKind] = {"ib": "infiniband", "roce": "roce", "cxi": "cxi", "efa": "efa", "eth": "ethernet"}
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ def parse_fabric(text: str) -> Fabric:
     gigabits = int(match["rate"] or match["ethernet"]) if match else 0
     if match is None or not 0 < gigabits <= 100_000:
         raise ConfigError(
-            f"'{text.strip()}' is not a network", hint="write ib400, roce200 or 25GbE; ports a host: ib400x8"
+            f"'{text.strip()}' is not a network",
+            hint="write ib400, roce200, efa400, cxi200 or 25GbE; ports a host: ib400x8",
         )
     return Fabric(_KINDS[match["kind"] or "eth"], gigabits / 8 * 1e9, int(match["ports"]) if match["ports"] else None)
 
@@ -260,8 +262,10 @@ def _described_link(
     rate = min(sum(n.rate_bytes_per_s or 0 for h in side for n in h.nics if n.network == network) for side in there)
     said = "assumed: TCP over the default NICs" if network == "roce0" else f"TCP over {network}, as described"
     tcp = TransportOption("tcp", True, said, rate, networks=(network,))
-    if kinds[network] == "ethernet":
-        rdma = TransportOption("rdma", False, f"{network} is Ethernet without RDMA")
+    kind = NETWORKS[kinds[network]]
+    if not kind.verbs:
+        why = "only libfabric reaches it, which no engine here uses" if kind.plugin else "without RDMA"
+        rdma = TransportOption("rdma", False, f"{network} is {kind.word}: {why}")
     else:
         rdma = TransportOption(
             "rdma", True, said.replace("TCP", "RDMA from pinned host memory"), rate, networks=(network,)

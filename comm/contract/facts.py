@@ -234,6 +234,7 @@ class RdmaFacts:
     device_files: tuple[str, ...] | None = None  # /dev/infiniband/*, those this user may open
     libraries: tuple[Library, ...] | None = None  # libibverbs, librdmacm, providers
     providers: tuple[str, ...] | None = None  # of libibverbs, as /etc/libibverbs.d names them
+    fabric_providers: tuple[str, ...] | None = None  # of libfabric: efa, cxi, tcp ...
     memlock_bytes: Bytes | None = None  # soft limit, measured in a process started as we start workers
     peer_memory_modules: tuple[str, ...] | None = None  # loaded: nvidia_peermem, amdkfd's ib peer ...
     dma_buf: bool | None = None  # can a NIC register device memory through dma-buf; only registering proves it
@@ -357,6 +358,9 @@ class HostFacts:
     containers: tuple[Container, ...] | None = None
     limits: Mapping[str, Limit] = field(default_factory=dict)  # memlock, nofile, nproc, stack ...
     vendors: Mapping[str, str] = field(default_factory=dict)  # per vendor: 'present', 'absent', or what is wrong
+    foreign: Mapping[str, int] = field(
+        default_factory=dict
+    )  # accelerators that no vendor's file knows: product -> count
     warnings: tuple[str, ...] = ()  # fallbacks and contradictions, one sentence each
     sources: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)

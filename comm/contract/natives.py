@@ -1,6 +1,6 @@
 """The one table of native back ends: a vendor's library, the torch back end that loads it, its device type.
 
-A further vendor is one more row here, a row in the hardware table, and a probe file; a further library also says how it
+A further vendor is one more row here and a probe file (docs/adding-a-vendor.md); a further library also says how it
 is made in `group/native.py`. What ranks do on a device type goes through `operation/device.py`.
 """
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 from hetctl.comm.contract.errors import ConfigError
 
-NativeName = Literal["nccl", "rccl", "xccl", "gloo"]
+NativeName = Literal["nccl", "rccl", "xccl", "mccl", "gloo"]
 HOST = "cpu"  # the device type without streams, and the vendor of ranks that compute there
 
 
@@ -25,16 +25,38 @@ class NativeLibrary:
     visible_devices: str  # the environment variable that selects devices
     selects_by_uuid: bool = False  # whether that variable takes UUIDs
     device_order: str = ""  # the variable that makes its indices follow the PCI bus
+    wheels: str = ""  # pytorch.org's index of torch for it; '' where only the vendor has one
+    fabric_library: str = ""  # how the library begins through which it uses libfabric; '' where none is known
     driver_node: str = ""  # what a loaded driver shows: without any, nobody need import torch to look for devices
 
 
 NATIVES: dict[str, NativeLibrary] = {
     "nvidia": NativeLibrary(
-        "nccl", "nccl", "cuda", "CUDA_VISIBLE_DEVICES", True, "CUDA_DEVICE_ORDER", driver_node="/dev/nvidiactl"
+        "nccl",
+        "nccl",
+        "cuda",
+        "CUDA_VISIBLE_DEVICES",
+        True,
+        "CUDA_DEVICE_ORDER",
+        wheels="cu128",
+        fabric_library="libnccl-net",
+        driver_node="/dev/nvidiactl",
     ),
-    "amd": NativeLibrary("rccl", "nccl", "cuda", "HIP_VISIBLE_DEVICES", driver_node="/dev/kfd"),
-    "intel": NativeLibrary("xccl", "xccl", "xpu", "ZE_AFFINITY_MASK"),
-    HOST: NativeLibrary("gloo", "gloo", "cpu", ""),
+    "amd": NativeLibrary(
+        "rccl",
+        "nccl",
+        "cuda",
+        "HIP_VISIBLE_DEVICES",
+        wheels="rocm6.4",
+        fabric_library="lib[nr]ccl-net",
+        driver_node="/dev/kfd",
+    ),
+    "intel": NativeLibrary("xccl", "xccl", "xpu", "ZE_AFFINITY_MASK", wheels="xpu", fabric_library="libfabric"),
+    "hygon": NativeLibrary(
+        "rccl", "nccl", "cuda", "HIP_VISIBLE_DEVICES", driver_node="/dev/kfd"
+    ),  # torch takes it for HIP
+    "mthreads": NativeLibrary("mccl", "mccl", "musa", "MUSA_VISIBLE_DEVICES", driver_node="/dev/mtgpu.0"),
+    HOST: NativeLibrary("gloo", "gloo", "cpu", "", wheels="cpu"),
 }
 
 

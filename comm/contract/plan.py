@@ -20,6 +20,7 @@ from hetctl.comm.contract.values import encode
 
 GroupKind = Literal["tensor", "data", "pipeline", "segment"]
 BackendName = Literal[NativeName, "het"]
+GroupNet = Literal["ib", "plugin", "socket"]  # how its native library leaves a host: RDMA verbs, libfabric, TCP
 Basis = Literal["measured", "interpolated", "table"]
 Span = tuple[int, int]  # layers [first, past_last)
 
@@ -106,7 +107,7 @@ class PlannedGroup:
     kind: GroupKind
     ranks: tuple[int, ...]
     backend: BackendName
-    net: Literal["ib", "socket"] | None = None
+    net: GroupNet | None = None
 
 
 @dataclass(frozen=True)

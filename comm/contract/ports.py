@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetctl.comm.contract.cluster import Cluster, Island, Nic, TransportKind, TransportOption
+from hetctl.comm.contract.cluster import Cluster, Island, Nic, TransportOption
+from hetctl.comm.contract.fabrics import NETWORKS
 from hetctl.comm.contract.transports import TRANSPORTS
-
-RDMA_KINDS = ("infiniband", "roce")
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Side:
 def carrying(cluster: Cluster, islands: Sequence[Island], way: TransportOption) -> dict[str, list[Nic]]:
     """Per host of these islands the ports that carry a transport, on networks that all hosts reach; {} in one host."""
     hosts = [cluster.host_by_name[name] for name in dict.fromkeys(h for i in islands for h in i.hosts)]
-    usable = {h.name: [n for n in h.nics if _suits(n, cluster, way.kind)] for h in hosts}
+    usable = {h.name: [n for n in h.nics if _suits(n, cluster, way)] for h in hosts}
     if len(hosts) < 2:
         return {}
     common = set.intersection(*({n.network for n in nics} for nics in usable.values()))
@@ -61,12 +60,16 @@ def _sum(nics: Iterable[Nic]) -> float:
     return sum(n.rate_bytes_per_s or 0.0 for n in nics)
 
 
-def _suits(nic: Nic, cluster: Cluster, kind: TransportKind) -> bool:
-    """Whether a port may carry a transport at all. Described ports have no address, and could have one."""
+def _suits(nic: Nic, cluster: Cluster, way: TransportOption) -> bool:
+    """Whether a port may carry a transport at all. Described ports have no address, and could have one.
+
+    Ports that only native libraries reach carry what names their network.
+    """
     if nic.network is None:
         return False
-    if TRANSPORTS[kind].engine:
-        return nic.kind in RDMA_KINDS
+    if TRANSPORTS[way.kind].engine:
+        row = NETWORKS[nic.kind]
+        return row.verbs or (row.plugin and nic.network in way.networks)
     return nic.address is not None or cluster.source == "described"
 
 

@@ -28,10 +28,10 @@ def register() -> None:
     """Have the back end imported when a group is first made; calling it again changes nothing."""
     from torch.distributed import Backend
 
-    from hetctl.comm.contract.natives import device_types
+    from hetctl.comm.operation.device import named_device_types
 
     if "HET" not in Backend._plugins:
-        Backend.register_backend("het", _create, extended_api=True, devices=device_types())
+        Backend.register_backend("het", _create, extended_api=True, devices=named_device_types())
 
 
 def redirect() -> None:

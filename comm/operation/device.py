@@ -44,6 +44,18 @@ def passed(event: Any) -> bool:
     return event is None or bool(event.query())
 
 
+def named_device_types() -> list[str]:
+    """The device types of the table that this torch has a name for: `musa` comes with its vendor's package."""
+    return [kind for kind in device_types() if _has_name(kind)]
+
+
+def _has_name(kind: str) -> bool:
+    try:
+        return torch.device(kind).type == kind
+    except RuntimeError:
+        return False
+
+
 def accelerator() -> str | None:
     """The first device type of the table that this process can compute on; None where there is the host alone."""
     return next((kind for kind in device_types() if kind != HOST and _is_here(kind)), None)

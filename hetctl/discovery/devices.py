@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hetctl.comm.contract.cluster import Device
 from hetctl.comm.contract.device_class import DeviceClass
+from hetctl.comm.contract.fabrics import NETWORKS
 from hetctl.comm.contract.facts import NEARNESS, GpuFacts, HostFacts, Instance
 from hetctl.comm.contract.natives import NATIVES
 from hetctl.comm.contract.units import listed, show_bytes
@@ -56,6 +57,11 @@ def devices_of(
     rows = zip(numbered, rails, strict=True)
     devices = tuple(_device(index, gpu, part, row.name, nics) for (index, gpu, part, row), nics in rows)
     return FoundDevices(devices, tuple(notes), tuple(row for *_, row in numbered if row.estimate))
+
+
+def foreign_words(facts: HostFacts) -> list[str]:
+    """The accelerators of a host that nothing here computes on, a sentence for each product."""
+    return [f"{count} x {product}: no back end for it here" for product, count in facts.foreign.items()]
 
 
 def _unusable(gpus: Sequence[GpuFacts]) -> list[str]:
@@ -128,7 +134,7 @@ def assign_rails(gpus: Sequence[GpuFacts], ports: Sequence[NetworkPort]) -> list
 def rail_ports(ports: Sequence[NetworkPort]) -> list[NetworkPort]:
     """The ports worth being rails: RDMA before plain Ethernet, none slower than half the fastest."""
     reaching = [p for p in ports if p.key is not None]
-    pool = [p for p in reaching if p.kind in ("infiniband", "roce")] or reaching
+    pool = [p for p in reaching if NETWORKS[p.kind].verbs or NETWORKS[p.kind].plugin] or reaching
     fastest = max((p.facts.rate_bytes_per_s or 0.0 for p in pool), default=0.0)
     return [p for p in pool if p.facts.rate_bytes_per_s is None or p.facts.rate_bytes_per_s * 2 >= fastest]
 

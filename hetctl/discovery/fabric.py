@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from hetctl.comm.contract.cluster import Access, Cluster, Device, Host, Island, Member, Network
 from hetctl.comm.contract.device_class import DeviceClass
+from hetctl.comm.contract.fabrics import NETWORKS, plugin_missing
 from hetctl.comm.contract.facts import HostFacts, facts_to_data
-from hetctl.discovery.devices import FoundDevices, devices_of
+from hetctl.comm.contract.natives import HOST
+from hetctl.discovery.devices import FoundDevices, devices_of, foreign_words
 from hetctl.discovery.networks import Ignored, NetworkPort, Subnets, name_networks, ports_of, twins_apart
 from hetctl.discovery.transports import TransportFacts, link_between
 from hetctl.trainer.planning.hardware import CLASSES, Hardware, not_in_the_table
 from hetctl.trainer.planning.own_hardware import with_own
 
-_FABRIC_ORDER = {"infiniband": 0, "roce": 1, "ethernet": 2, "host": 3}
+_BEST_FIRST = list(NETWORKS)
 
 
 @dataclass(frozen=True)
@@ -69,32 +71,52 @@ def build(
     estimated = _estimated(found.values(), notes)
     addresses = data_addresses(reports, ports)
     hosts = tuple(_host(r, devices[r.name], ports.get(r.name, []), names, addresses.get(r.name)) for r in reports)
-    islands = find_islands(hosts, networks)
+    islands = find_islands(hosts, networks, lacking=_lacking(reports, hosts, networks, notes))
     ground = TransportFacts(hosts, {r.name: r.facts for r in reports if r.facts}, ports, names, _declared(reports))
     links = tuple(link_between(a, b, ground) for a, b in combinations(islands, 2))
     return NotedCluster(with_own(Cluster(hosts, islands, networks, links), (*estimated, *classes)), tuple(notes))
 
 
-def find_islands(hosts: Sequence[Host], networks: Sequence[Network]) -> tuple[Island, ...]:
+def find_islands(
+    hosts: Sequence[Host], networks: Sequence[Network], *, lacking: Container[tuple[str, str]] = ()
+) -> tuple[Island, ...]:
     """Per vendor: the hosts of the best fabric that several share, then of the next; whoever is left stands alone.
 
     InfiniBand before RoCE before Ethernet, larger before smaller. Generations of one vendor share an island.
+    `lacking`: (vendor, network) of those that some host's native library cannot use.
     """
     islands: list[Island] = []
-    order = sorted(networks, key=lambda n: (_FABRIC_ORDER[n.kind], -len(n.hosts), n.name))
+    order = sorted(networks, key=lambda n: (_BEST_FIRST.index(n.kind), -len(n.hosts), n.name))
     by_vendor: dict[str, list[Host]] = defaultdict(list)
     for host in hosts:
         for vendor in dict.fromkeys(d.vendor for d in host.devices):
             by_vendor[vendor].append(host)
     for vendor, members in by_vendor.items():
         free = {h.name: h for h in members}
-        for network in order:
+        for network in (n for n in order if (vendor, n.name) not in lacking):
             together = [free[name] for name in free if name in network.hosts]
             if len(together) > 1:
                 islands.append(_island(vendor, network.name, together))
                 free = {name: h for name, h in free.items() if h not in together}
         islands += [_island(vendor, "host", [host]) for host in free.values()]
     return _named(islands, {h.name: h for h in hosts})
+
+
+def _lacking(
+    reports: Sequence[Report], hosts: Sequence[Host], networks: Sequence[Network], notes: list[Note]
+) -> set[tuple[str, str]]:
+    """(vendor, network) where a native library lacks its plugin on a host: the island takes TCP, and it is said."""
+    found: set[tuple[str, str]] = set()
+    devices = {h.name: dict.fromkeys(d.vendor for d in h.devices if d.vendor != HOST) for h in hosts}
+    for network in (n for n in networks if NETWORKS[n.kind].plugin):
+        row = NETWORKS[network.kind]
+        seen = [(r, r.facts) for r in reports if r.facts is not None and r.name in network.hosts]
+        for report, facts, vendor in ((r, f, v) for r, f in seen for v in devices[r.name]):
+            if missing := plugin_missing(facts, vendor, report.access.env):
+                found.add((vendor, network.name))
+                instead = f"between hosts its island takes TCP over {row.ip}"
+                notes.append(Note(report.name, f"it has {row.word} ({network.name}), but {missing}: {instead}"))
+    return found
 
 
 def data_addresses(reports: Sequence[Report], ports: Mapping[str, Sequence[NetworkPort]]) -> dict[str, str]:
@@ -141,6 +163,7 @@ def _found(
         return FoundDevices()
     found = devices_of(report.facts, ports, only=report.access.gpus if with_gpus else None, table=table)
     notes += [Note(report.name, sentence) for sentence in found.notes]
+    notes += [Note(report.name, f"{says}; docs/adding-a-vendor.md") for says in foreign_words(report.facts)]
     for vendor, state in report.facts.vendors.items():
         if state not in ("present", "absent"):
             notes.append(Note(report.name, f"{vendor}: {state}"))

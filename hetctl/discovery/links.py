@@ -26,7 +26,8 @@ from hetctl.comm.contract.cluster import (
     native_way,
 )
 from hetctl.comm.contract.errors import ConfigError, HetctlError
-from hetctl.comm.contract.ports import RDMA_KINDS, Side, sides
+from hetctl.comm.contract.fabrics import RDMA_KINDS
+from hetctl.comm.contract.ports import Side, sides
 from hetctl.comm.contract.units import show_rate
 from hetctl.console import Sink
 from hetctl.discovery import traffic

@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetctl.comm.contract.cluster import Network, NetworkKind, Nic
+from hetctl.comm.contract.cluster import Network, Nic
+from hetctl.comm.contract.fabrics import NETWORKS, NetworkKind, kind_of_port
 from hetctl.comm.contract.facts import HostFacts, NicFacts
 
 Subnets = Mapping[str, Sequence[str]]  # a name a person gave -> the CIDR blocks its fabric routes between
@@ -18,7 +19,6 @@ _PLUMBING = re.compile(
 )
 _BMC_DRIVERS = ("cdc_ether", "rndis_host", "cdc_eem", "cdc_ncm")
 _DEFAULT_PREFIX = "fe80:0000:0000:0000"
-_SHORT: Mapping[NetworkKind, str] = {"infiniband": "ib", "roce": "roce", "ethernet": "net", "host": "host"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class NetworkPort:
             rate_bytes_per_s=facts.rate_bytes_per_s,
             network=network,
             address=self.address,
-            rdma_device=facts.rdma_device if self.kind in ("infiniband", "roce") else None,
+            rdma_device=facts.rdma_device if NETWORKS[self.kind].verbs else None,
             pci=facts.pci,
             numa_node=facts.numa_node,
         )
@@ -77,6 +77,7 @@ def ports_of(
         ports += [_port(host, nic, named or {}) for nic in spare]
     else:
         ignored += [Ignored(host, nic.name, "no hardware below it", plain=True) for nic in spare]
+    ports = _joined_by_ip(ports)
     dead = [p for p in ports if p.key is None and p.address is None]
     ignored += [Ignored(host, p.facts.name, p.why) for p in dead]
     return [p for p in ports if p not in dead], ignored
@@ -92,7 +93,7 @@ def name_networks(ports: Sequence[NetworkPort]) -> tuple[tuple[Network, ...], di
     names: dict[tuple[str, str], str] = {}
     counts: dict[NetworkKind, int] = defaultdict(int)
     for (kind, _), group in sorted(members.items(), key=lambda item: item[0]):
-        name = f"{_SHORT[kind]}{counts[kind]}"
+        name = f"{NETWORKS[kind].short}{counts[kind]}"
         counts[kind] += 1
         hosts = tuple(dict.fromkeys(p.host for p in group))
         networks.append(Network(name, kind, hosts, group[0].why))
@@ -141,6 +142,10 @@ def _left_out(nic: NicFacts, exclude: Sequence[str]) -> tuple[str, bool]:
 
 def _port(host: str, nic: NicFacts, named: Subnets) -> NetworkPort:
     address, subnet = _ip_network(nic, named) if nic.carries_ip else (None, None)
+    if (kind := kind_of_port(nic.driver, nic.pci_id)) is not None:
+        word = NETWORKS[kind].word
+        why = f"{word}, IP network {subnet}" if subnet else f"{word}, whose members no IP network of this host tells"
+        return NetworkPort(host, nic, kind, subnet, why, address, subnet)
     if nic.infiniband:
         key, why = _infiniband(nic)
         return NetworkPort(host, nic, "infiniband", key, why, address, subnet)
@@ -149,6 +154,22 @@ def _port(host: str, nic: NicFacts, named: Subnets) -> NetworkPort:
     if subnet is None:
         return NetworkPort(host, nic, "ethernet", None, "no address that a network can be told by", address)
     return NetworkPort(host, nic, "ethernet", subnet, f"IP network {subnet}", address, subnet)
+
+
+def _joined_by_ip(ports: Sequence[NetworkPort]) -> list[NetworkPort]:
+    """The ports; those without IP of a network that only native libraries reach are known by their host's IP network.
+
+    EFA has no address of its own: what is in one subnet of the cloud reaches each other, and more is not visible.
+    """
+    known = [p for p in ports if p.subnet is not None]
+    return [_at(p, known) if NETWORKS[p.kind].plugin and p.key is None and known else p for p in ports]
+
+
+def _at(port: NetworkPort, known: Sequence[NetworkPort]) -> NetworkPort:
+    """The port in the IP network of its like, else of its host's first port that has one."""
+    told = next((p for p in known if p.kind == port.kind), known[0])
+    where = f"IP network {told.subnet} of {told.facts.name}"
+    return replace(port, key=told.subnet, why=f"{NETWORKS[port.kind].word}, {where}")
 
 
 def _infiniband(nic: NicFacts) -> tuple[str | None, str]:

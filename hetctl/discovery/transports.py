@@ -6,12 +6,13 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetctl.comm.contract.cluster import Host, Island, IslandLink, TransportOption, native_way
+from hetctl.comm.contract.fabrics import NETWORKS, RDMA_KINDS
 from hetctl.comm.contract.facts import HostFacts
-from hetctl.comm.contract.ports import RDMA_KINDS
 from hetctl.comm.contract.units import MiB, listed, show_bytes
 from hetctl.discovery.networks import NetworkPort
 
 _MEMLOCK_NEEDED = 64 * MiB  # less does not hold the pinned slots of one rail
+_NO_LIBFABRIC = "only libfabric reaches it, which the engines here do not use (nixl over UCX, mooncake over verbs)"
 _ENGINES = {  # package -> what it is
     "nixl": "nixl",
     "mooncake_transfer_engine": "mooncake",
@@ -117,7 +118,8 @@ def rdma_missing(hosts: Sequence[str], ground: TransportFacts) -> str:
     for host in hosts:
         kinds = {p.kind for p in ground.ports.get(host, ())}
         if not kinds & set(RDMA_KINDS):
-            return f"{host} has no RDMA port in use"
+            row = next((NETWORKS[kind] for kind in kinds if NETWORKS[kind].plugin), None)
+            return f"{host} has no RDMA port in use" if row is None else f"{host} has {row.word}: {_NO_LIBFABRIC}"
     if not _common_rdma(hosts, ground):
         return "no InfiniBand subnet or RoCE network holds all their hosts"
     for host in hosts:

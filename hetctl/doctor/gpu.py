@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from hetctl.comm.contract.facts import GpuFacts
 from hetctl.comm.contract.units import GiB, listed, show_bytes
+from hetctl.discovery.devices import foreign_words
 from hetctl.doctor.check import (
     Check,
     CheckedCluster,
@@ -33,6 +34,8 @@ def count(case: HostCase) -> Verdict:
     broken = {v: s for v, s in facts.vendors.items() if s not in ("present", "absent")}
     if broken:
         return fail("; ".join(f"{vendor}: {said}" for vendor, said in broken.items()))
+    if facts.foreign:
+        return warn("; ".join(foreign_words(facts)), "leave {host} out, or write its back end: docs/adding-a-vendor.md")
     if not facts.gpus:
         return ok(_NO_GPU) if facts.vendors else unknown("the PCI bus was not readable")
     hidden = [w for w in facts.warnings if "GPU(s)" in w]

@@ -35,6 +35,8 @@ def needed(plan: Plan, cluster: Cluster) -> set[str]:
         ids |= _SEVERAL_HOSTS
     if any(TRANSPORTS[b.transport].engine for b in plan.bridges) or any(g.net == "ib" for g in plan.groups):
         ids |= _RDMA
+    if any(g.net == "plugin" for g in plan.groups):
+        ids |= {"rdma.plugin"}
     if any(TRANSPORTS[b.transport].device_memory for b in plan.bridges):
         ids |= {"rdma.peer_mem"}
     if cluster.source == "discovered" and any(island.vendor != "cpu" for island in plan.islands):
@@ -53,7 +55,8 @@ def preflight(plan: Plan, cluster: Cluster, *, folder: Path) -> list[Finding]:
     """The findings of the checks a plan needs: of this machine read anew, of others as discovery left them."""
     ids = needed(plan, cluster)
     facts = facts_of(plan, cluster, folder=folder)
-    reports = tuple(Report(name=name, access=Access(), facts=found) for name, found in facts.items())
+    known = {host.name: host.access for host in cluster.hosts}
+    reports = tuple(Report(name=name, access=known.get(name) or Access(), facts=f) for name, f in facts.items())
     checks = [check for check in CHECKS if check.id in ids]
     return judge(CheckedCluster(reports, cluster), checks)
 

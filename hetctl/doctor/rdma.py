@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from itertools import combinations
 
+from hetctl.comm.contract.fabrics import NETWORKS, kind_of_port, plugin_missing
 from hetctl.comm.contract.facts import HostFacts, NicFacts
 from hetctl.comm.contract.units import listed, show_rate
 from hetctl.doctor.check import (
@@ -130,7 +131,8 @@ def gid_env(checked: CheckedCluster) -> Iterator[Verdict]:
 def linklayer_mix(checked: CheckedCluster) -> Iterator[Verdict]:
     """InfiniBand against RoCE: across vendors the bridge takes TCP and says so; inside one it splits the island."""
     layers = {
-        h: {n.link_layer for n in f.nics if n.rdma_device and not switched_off(n)} for h, f in checked.facts.items()
+        h: {kind_of_port(n.driver, n.pci_id) or n.link_layer for n in f.nics if n.rdma_device and not switched_off(n)}
+        for h, f in checked.facts.items()
     }
     for host, facts in checked.facts.items():
         wants = [k for k in ("NCCL_NET", "RCCL_NET") if facts.system.environment.get(k, "").upper() == "IB"]
@@ -165,6 +167,26 @@ def hca_vendor_mix(checked: CheckedCluster) -> Iterator[Verdict]:
             )
         else:
             yield Verdict("ok", "one maker" if makers else _NONE, about=vendor or "all")
+
+
+def plugin(case: HostCase) -> Verdict:
+    """EFA and Slingshot: native libraries reach them through libfabric, or take sockets without a word."""
+    found = {kind for n in case.facts.nics if (kind := kind_of_port(n.driver, n.pci_id)) and not switched_off(n)}
+    vendors = dict.fromkeys(g.vendor for g in case.gpus)
+    verdicts = []
+    for kind in sorted(found) if vendors else ():
+        row = NETWORKS[kind]
+        missing = [m for v in vendors if (m := plugin_missing(case.facts, v, case.report.access.env))]
+        providers = case.facts.rdma.fabric_providers
+        if missing:
+            judge = fail if case.checked.several else warn  # one host does without it
+            verdicts.append(judge(f"{row.word}: {missing[0]}; without it the island takes TCP", row.install))
+        elif providers is not None and kind not in providers:
+            verdicts.append(warn(f"{row.word}: the libfabric that fi_info shows has no provider '{kind}'", row.install))
+        else:
+            verdicts.append(ok(f"{row.word}: its plugin is there"))
+    otherwise = "no GPU here" if found and not vendors else "no network that needs a plugin"
+    return worst(verdicts, otherwise=otherwise)
 
 
 def bond(case: HostCase) -> Verdict:
@@ -247,8 +269,8 @@ def _all_of(case: HostCase, words: str) -> str:
 
 
 def _words(layers: Collection[str | None]) -> str:
-    names = {"infiniband": "InfiniBand", "ethernet": "RoCE"}
-    return " and ".join(sorted(names.get(layer or "", "an unknown layer") for layer in layers))
+    names = {**{kind: row.word for kind, row in NETWORKS.items()}, "ethernet": NETWORKS["roce"].word}
+    return " and ".join(sorted(names.get(layer, "an unknown layer") for layer in layers))  # type: ignore[call-overload]
 
 
 _CABLE = "ibstat {device} || rdma link show  # on {host}; Polling is the cable, Disabled an administrator"
@@ -273,6 +295,12 @@ CHECKS = (
     Check("rdma.gid_env", "NCCL_IB_GID_INDEX against the table of each host", "nccl#890", survey=gid_env),
     Check("rdma.linklayer_mix", "link_layer of every pair, NCCL_NET", "hetctl's design", survey=linklayer_mix),
     Check("rdma.hca_vendor_mix", "PCI ids of active RDMA ports", "nccl#1526", survey=hca_vendor_mix),
+    Check(
+        "rdma.plugin",
+        "drivers of NICs, ldconfig -p, fi_info -l",
+        "NeMo-RL PR#2359; aws-ofi-nccl",
+        rule=plugin,
+    ),
     Check("rdma.bond", "bonding members' carrier", "lshca#30", "cat /proc/net/bonding/{nic}  # on {host}", rule=bond),
     Check("rdma.slaves", "bonding members' carrier", "gcm", "cat /proc/net/bonding/{nic}  # on {host}", rule=slaves),
     Check(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hetctl.comm.contract.facts import HostFacts
-from hetctl.comm.contract.natives import NATIVES
+from hetctl.comm.contract.natives import HOST, NATIVES
 from hetctl.comm.contract.units import listed
 from hetctl.doctor.check import Check, CheckedCluster, HostCase, Verdict, fail, ok, unknown, worker_python
 from hetctl.doctor.ssh import ENTERED
@@ -67,10 +67,11 @@ def build(case: HostCase) -> Verdict:
 
 
 def install_line(case: HostCase, python: str) -> str:
-    libraries = [NATIVES[g.vendor].library for g in case.gpus if g.vendor in NATIVES]
-    indices = {"nccl": "cu128", "rccl": "rocm6.4", "xccl": "xpu"}
-    index = indices.get(libraries[0] if libraries else "", "cpu")
-    return f"{python} -m pip install 'torch>=2.11' --index-url https://download.pytorch.org/whl/{index}  # on {{host}}"
+    row = NATIVES[next((g.vendor for g in case.gpus if g.vendor in NATIVES), HOST)]
+    if not row.wheels:
+        return f"{python} -m pip install WHEEL  # torch>=2.11 as the GPUs' own vendor builds it, on {{host}}"
+    index = f"https://download.pytorch.org/whl/{row.wheels}"
+    return f"{python} -m pip install 'torch>=2.11' --index-url {index}  # on {{host}}"
 
 
 def match(checked: CheckedCluster) -> Iterator[Verdict]:

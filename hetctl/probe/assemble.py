@@ -17,6 +17,7 @@ from hetctl.probe.system import limits, system
 from hetctl.probe.topology import PCI, branch, distance, nearest_first
 from hetctl.probe.vendors import VENDORS
 from hetctl.probe.vendors.base import Vendor, bound_devices
+from hetctl.probe.vendors.foreign import foreign
 from hetctl.probe.words import pci_id
 
 _TEXT_LIMIT = 4096
@@ -39,6 +40,7 @@ def parse(raw: Raw) -> HostFacts:
         containers=containers(raw, notes),
         limits=limits(raw),
         vendors=states,
+        foreign=foreign(raw),
         warnings=tuple(notes.warnings + [f"probe: {problem}" for problem in raw.problems]),
     )
     lengths = {"gpus": len(gpus), "nics": len(ports), "interpreters": len(pythons)}
@@ -73,7 +75,7 @@ def _identified(gpu: GpuFacts, raw: Raw) -> GpuFacts:
 
 
 def _state(raw: Raw, vendor: Vendor, gpus: tuple[GpuFacts, ...], notes: Notes) -> str:
-    drivers = bound_devices(raw, pci_vendor=vendor.pci_vendor, ignored=vendor.integrated)
+    drivers = bound_devices(raw, pci_vendor=vendor.pci_vendor, ignored=vendor.integrated, classes=vendor.pci_classes)
     if gpus:
         drivers = {pci: driver for pci, driver in drivers.items() if driver not in vendor.drivers}
     names = ", ".join(sorted({driver or "no driver" for driver in drivers.values()}))

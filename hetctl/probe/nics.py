@@ -16,7 +16,7 @@ from hetctl.probe.topology import PCI, pci_of
 from hetctl.probe.vendors.base import sysfs_pcie
 from hetctl.probe.words import count, flag, integer, items, json_documents, key_values, mapping, node, pci_id, told
 
-NET, RDMA = "/sys/class/net/", "/sys/class/infiniband/"
+NET, RDMA, CXI = "/sys/class/net/", "/sys/class/infiniband/", "/sys/class/cxi/"
 _ETHERNET, _INFINIBAND, _UP = 1, 32, 0x1  # ARPHRD_ETHER, ARPHRD_INFINIBAND, IFF_UP
 _GIGABIT_BYTES = 1e9 / 8
 
@@ -37,6 +37,8 @@ def nics(raw: Raw, notes: Notes) -> tuple[NicFacts, ...]:
             taken.add(netdev)
             found.append(with_fabric(raw, _joined(port_facts, interfaces.get(free or "")), devinfo))
     found += [facts for name, facts in interfaces.items() if name not in taken]
+    shown = {nic.pci for nic in found if nic.pci} | {nic.name for nic in found}
+    found += [nic for nic in (_cxi_device(raw, name) for name in raw.children(CXI)) if not shown & {nic.pci, nic.name}]
     return tuple(_noted(nic, notes.at(f"nics[{i}]")) for i, nic in enumerate(found))
 
 
@@ -58,7 +60,7 @@ def _interface(raw: Raw, name: str, addresses: tuple[Address, ...] | None) -> Ni
         state=told(raw.text(base + "/operstate")),
         rate_bytes_per_s=speed * 1e6 / 8 if speed and 0 < speed < 10**8 else None,
         mtu=count(raw.text(base + "/mtu")) or None,
-        mac=_mac(raw.text(base + "/address")),
+        mac=_not_zero(raw.text(base + "/address")),
         addresses=addresses or (),
         carrier=flag(raw.text(base + "/carrier")),
         carrier_changes=count(raw.text(base + "/carrier_changes")),
@@ -96,8 +98,9 @@ def _over_hardware(nic: NicFacts, interfaces: Mapping[str, NicFacts], depth: int
     return replace(nic, virtual=False, pci=real.pci, pci_id=real.pci_id, numa_node=real.numa_node, pcie=real.pcie)
 
 
-def _mac(text: str | None) -> str | None:
-    return text if text and text.strip("0:") else None
+def _not_zero(text: str | None) -> str | None:
+    """An address, GUID or version, unless it is all zeros: that is how drivers say that there is none."""
+    return text if text and text.strip("0:.") else None
 
 
 # --- addresses -----------------------------------------------------------------------------------------------------
@@ -202,13 +205,26 @@ def _rdma_port(raw: Raw, device: str, port: int, active_mtus: Mapping[tuple[str,
         sm_lid=integer(raw.text(base + "/sm_lid")) if layer == "infiniband" else None,
         lid=integer(raw.text(base + "/lid")) if layer == "infiniband" else None,
         subnet_prefix=gids[0].gid[:19] if layer == "infiniband" and gids and gids[0].index == 0 else None,
-        guid=told(raw.text(of + "/node_guid")),
-        firmware=told(raw.text(of + "/fw_ver")),
+        guid=_not_zero(told(raw.text(of + "/node_guid"))),
+        firmware=_not_zero(told(raw.text(of + "/fw_ver"))),
         virtual_function=of + "/device/physfn" in raw.links if pci else None,
         rdma_software=pci is None and of + "/device" not in raw.links,
         counters=_counters(raw, base),
         growing=_growing(raw, base),
         **_hardware(raw, of, pci),
+    )
+
+
+def _cxi_device(raw: Raw, device: str) -> NicFacts:
+    """A Slingshot device by itself, as a container shows it that has not the host's interfaces."""
+    base = CXI + device
+    pci = pci_of(raw.links.get(base + "/device", ""))
+    speed, link = (integer(raw.text(f"{base}/device/properties/{file}")) for file in ("speed", "link"))
+    return NicFacts(
+        name=device,
+        state=None if link is None else "up" if link else "down",
+        rate_bytes_per_s=speed * 1e6 / 8 if speed and 0 < speed < 10**8 else None,
+        **_hardware(raw, base, pci),
     )
 
 

@@ -24,6 +24,7 @@ def rdma(raw: Raw, notes: Notes) -> RdmaFacts:
         device_files=_openable(raw),
         libraries=notes.pick("libraries", (libraries, "ldconfig -p"), why=raw.tool("ldconfig").problem),
         providers=_providers(raw),
+        fabric_providers=parse_fi_info(raw.tool("fi_info").stdout),
         memlock_bytes=notes.pick("memlock_bytes", (_memlock(raw), "getrlimit in the probe, started as workers are")),
         peer_memory_modules=notes.pick("peer_memory_modules", (_peer_memory(raw), "/proc/modules, memory_peers")),
         dma_buf=notes.pick("dma_buf", (blocker[0], blocker[1]), why=blocker[1]),
@@ -39,6 +40,12 @@ def parse_ldconfig(text: str) -> tuple[Library, ...]:
         if "x86-64" in kind or "AArch64" in kind or "64bit" in kind:  # not the 32-bit twin
             found.setdefault(name, Library(name, path, library_version(path)))
     return tuple(found[name] for name in sorted(found))
+
+
+def parse_fi_info(text: str) -> tuple[str, ...] | None:
+    """The providers of `fi_info -l` (each at the start of a line) or of `fi_info`; None where it names none."""
+    found = re.findall(r"^(?:provider:[ \t]*([\w;]{1,40})|([a-z][\w;]{1,40}):)[ \t]*$", text, re.MULTILINE)
+    return tuple(sorted({one or other for one, other in found})) or None
 
 
 def library_version(path: str) -> str | None:

@@ -73,7 +73,10 @@ class Probe:
         parts["clock"] = self.read_clock
         parts["counters"] = self.read_counters_again
         parts.update((f"folder {path}", partial(self.try_folder, path)) for path in self.options["folders"])
-        parts.update((" ".join([t["folder"], *t["non_zero"][:1]]), partial(self.tree, **t)) for t in self.want["trees"])
+        parts.update(
+            (" ".join([t["folder"], *t["only"][:1], *t["non_zero"][:1]]), partial(self.tree, **t))
+            for t in self.want["trees"]
+        )
         self.want["tools"] = self.every(self.want["tools"])
         first = {name: tool for name, tool in self.want["tools"].items() if not tool["instead_of"]}
         parts.update((name, partial(self.tool, name, tool)) for name, tool in first.items())
@@ -182,9 +185,12 @@ class Probe:
         and the files that go with each entry that is not (GID tables have hundreds of empty slots).
         """
         for base in self.matching(folder):
-            if os.path.isdir(self.root + base):
-                self.listings[base] = self.names(base, 8192)
-            for name in self.listings.get(base, []):
+            if not os.path.isdir(self.root + base):
+                continue
+            names = self.names(base, 8192)
+            if not only:
+                self.listings[base] = names
+            for name in names:
                 entry = base + "/" + name
                 if only and not self.read(entry + "/" + only[0]).startswith(tuple(only[1:])):
                     self.files.pop(entry + "/" + only[0], None)
@@ -200,8 +206,6 @@ class Probe:
                         self.listings[entry + "/" + inner] = self.names(entry + "/" + inner)
                 if non_zero:
                     self.table(entry, non_zero[0], non_zero[1:])
-            if only:
-                del self.listings[base]
 
     def table(self, entry: str, folder: str, companions: list[str]) -> None:
         for index in self.names(entry + "/" + folder):

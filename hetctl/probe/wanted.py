@@ -14,6 +14,7 @@ from hetctl.probe.raw import Options
 from hetctl.probe.system import SETTINGS
 from hetctl.probe.vendors import VENDORS
 from hetctl.probe.vendors.base import Tool
+from hetctl.probe.vendors.foreign import UNUSUAL
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def wanted(*, thorough: bool = False) -> ProbeRequest:
             **(_thorough_tools() if thorough else {}),
             **{name: tool for vendor in VENDORS for name, tool in vendor.tools.items()},
         },
-        tool_path=tuple(folder for vendor in VENDORS for folder in vendor.tool_path),
+        tool_path=("/opt/amazon/efa/bin", *(folder for vendor in VENDORS for folder in vendor.tool_path)),
         openable=("/dev/infiniband/*", "/dev/kfd", "/var/run/docker.sock"),
         environment="(" + "|".join([_VARIABLES, *(p for v in VENDORS for p in v.environment)]) + ")[A-Z0-9_]*",
         secret="KEY|TOKEN|SECRET|PASS|CRED|AUTH",
@@ -126,14 +127,19 @@ def _trees() -> tuple[Tree, ...]:
         Tree(rdma, files=_RDMA_FILES, links=_DEVICE_LINKS, folders=("device/net",)),
         Tree(rdma + "/*/ports", files=_PORT_FILES, non_zero=("gids", "gid_attrs/types", "gid_attrs/ndevs")),
         Tree(rdma + "/*/ports", non_zero=("pkeys",)),
+        Tree("/sys/bus/pci/devices", files=("class", "vendor", "device"), links=("physfn",), only=UNUSUAL),
+        Tree("/sys/class/cxi", files=("device/properties/speed", "device/properties/link"), links=_DEVICE_LINKS),
         *(Tree(folder, files=files) for vendor in VENDORS for folder, files in vendor.trees.items()),
     )
 
 
 def _tools() -> dict[str, Tool]:
-    libraries = "|".join(["lib(ibverbs|rdmacm|mlx5|mlx4|bnxt_re|ionic|irdma|efa|rxe|siw|ucp)", *_vendor_libraries()])
+    libraries = "|".join(
+        ["lib(ibverbs|rdmacm|mlx5|mlx4|bnxt_re|ionic|irdma|efa|rxe|siw|ucp|fabric)", *_vendor_libraries()]
+    )
     return {
         "ibv_devinfo": Tool(("ibv_devinfo",)),
+        "fi_info": Tool(("fi_info", "-l")),
         "ip": Tool(("ip", "-j", "addr")),
         "ip text": Tool(("ip", "-o", "addr"), instead_of="ip"),
         "ldconfig": Tool(("ldconfig", "-p"), keep=libraries),
@@ -181,6 +187,7 @@ _FILES = (
     "/sys/module/bnxt_re/version",
     "/sys/module/ionic/version",
     "/sys/module/irdma/version",
+    "/sys/module/efa/version",
 )
 _PCI_FILES = (
     *("class", "vendor", "device", "subsystem_vendor", "subsystem_device", "numa_node", "local_cpulist"),
@@ -207,8 +214,8 @@ _PORT_FILES = (
     *("counters/" + name for name in _COUNTERS),
     *("hw_counters/" + name for name in _HARDWARE_COUNTERS),
 )
-_MODULES = "ib_|rdma|mlx|bnxt|ionic|irdma|iw_|efa|siw|gdrdrv"
-_VARIABLES = "UCX|GLOO|TORCH|TRITON|PYTORCH|OMP|MKL|LD_LIBRARY_PATH|SLURM_JOB"
+_MODULES = "ib_|rdma|mlx|bnxt|ionic|irdma|iw_|efa|cxi|siw|gdrdrv"
+_VARIABLES = "UCX|FI_|GLOO|TORCH|TRITON|PYTORCH|OMP|MKL|LD_LIBRARY_PATH|SLURM_JOB"
 _PACKAGES = (
     *("torch", "triton", "numpy", "safetensors", "tokenizers", "transformers", "hetctl", "flash_attn", "nixl"),
     *("mooncake_transfer_engine", "mooncake_transfer_engine_cuda13", "mooncake_transfer_engine_non_cuda"),

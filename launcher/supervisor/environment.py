@@ -9,6 +9,7 @@ from pathlib import Path
 from hetctl.comm.contract import variables
 from hetctl.comm.contract.cluster import Cluster, Device, Host, Nic
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.fabrics import PLUGIN_KINDS, RDMA_KINDS, plugin_libraries
 from hetctl.comm.contract.facts import HostFacts, NicFacts, facts_from_data
 from hetctl.comm.contract.natives import HOST, NATIVES, native_of
 from hetctl.launcher.agent.orders import WatchedPort
@@ -100,7 +101,11 @@ def host_settings(
     `environment` is that of who launches. Raises ConfigError for a variable that is wanted from it but not set.
     """
     mine = [next(d for d in host.devices if d.index == s.device) for s in seats if s.host == host.name]
-    settings = _shared(mine) if cluster.runs is not None else [*visible_devices(mine), *_rdma(cluster, host)]
+    settings = (
+        _shared(mine)
+        if cluster.runs is not None
+        else [*visible_devices(mine), *_rdma(cluster, host), *_plugin(cluster, host)]
+    )
     own = host.access.env if host.access else {}
     settings += _unlike_types(cluster, mine)
     settings += _wires(cluster, host, mine)
@@ -198,11 +203,25 @@ def _rdma(cluster: Cluster, host: Host) -> list[Setting]:
     return settings
 
 
+def _plugin(cluster: Cluster, host: Host) -> list[Setting]:
+    """Which plugin reaches the host's fabric, where it has not the name that its native library looks for by itself."""
+    kinds = {n.name: n.kind for n in cluster.networks}
+    vendors = {i.vendor for i in cluster.islands if host.name in i.hosts and kinds.get(i.fabric) in PLUGIN_KINDS}
+    for vendor in sorted(vendors):
+        names = [lib.name.partition(".")[0].partition("-net") for lib in plugin_libraries(_facts(host), vendor)]
+        suffixes = [suffix.lstrip("-") for _, net, suffix in names if net]
+        if suffixes and "" not in suffixes:
+            return [
+                Setting("NCCL_NET_PLUGIN", suffixes[0], "the plugin through which its native library uses libfabric")
+            ]
+    return []
+
+
 def _rdma_ports(cluster: Cluster, host: Host, networks: Container[str | None]) -> list[tuple[Nic, NicFacts | None]]:
     """A host's RDMA ports in these networks, each with what was read of it."""
     kinds = {n.name: n.kind for n in cluster.networks}
     nics = [n for n in host.nics if n.rdma_device and n.network in networks]
-    nics = [n for n in nics if kinds.get(n.network or "") in ("infiniband", "roce")]
+    nics = [n for n in nics if kinds.get(n.network or "") in RDMA_KINDS]
     known = {n.netdev or n.name: n for n in _facts(host).nics} if nics else {}
     return [(n, known.get(n.name)) for n in nics]
 

@@ -9,11 +9,13 @@ from itertools import chain, combinations, pairwise
 
 from hetctl.comm.contract.cluster import Cluster, IslandLink, Nic, TransportOption
 from hetctl.comm.contract.errors import ConfigError, Undetermined
+from hetctl.comm.contract.fabrics import NETWORKS
 from hetctl.comm.contract.natives import NATIVES
 from hetctl.comm.contract.placement import joined_natively
 from hetctl.comm.contract.plan import (
     BackendName,
     GroupKind,
+    GroupNet,
     Plan,
     PlannedBridge,
     PlannedGroup,
@@ -215,8 +217,9 @@ class _Groups:
         hosts = {self.ranks[r].host for r in ranks}
         if len(hosts) == 1 or backend == "gloo":
             return PlannedGroup(name, kind, ranks, backend)
-        rdma = len(islands) == 1 and self.networks.get(island.fabric) in ("infiniband", "roce")
-        return PlannedGroup(name, kind, ranks, backend, "ib" if rdma else "socket")
+        fabric = NETWORKS[self.networks.get(island.fabric, "host")] if len(islands) == 1 else NETWORKS["host"]
+        net: GroupNet = "ib" if fabric.verbs else "plugin" if fabric.plugin else "socket"
+        return PlannedGroup(name, kind, ranks, backend, net)
 
 
 def _crossings(

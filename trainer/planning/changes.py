@@ -27,14 +27,14 @@ from hetctl.comm.contract.cluster import (
 )
 from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.emulate import GPUS_PER_HOST, HOST_MEMORY
-from hetctl.comm.contract.ports import RDMA_KINDS, sides
+from hetctl.comm.contract.fabrics import NETWORKS, RDMA_KINDS
+from hetctl.comm.contract.ports import sides
 from hetctl.trainer.planning.hardware import CLASSES, Hardware
 
 Kind = Literal["link", "memory", "add", "remove"]
 COMMON_GBITS = (10, 25, 100, 200, 400, 800)  # ports that are sold, Gbit/s
 SECOND = "-second"  # of a port that is there twice
-_BEST_FIRST: Sequence[NetworkKind] = ("infiniband", "roce", "ethernet")
-_WORDS = {"infiniband": "InfiniBand", "roce": "RoCE", "ethernet": "Ethernet"}
+_BEST_FIRST: Sequence[NetworkKind] = [kind for kind in NETWORKS if kind != "host"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ def faster_networks(cluster: Cluster, network: str, islands: Sequence[Island]) -
     if (step := next((g for g in COMMON_GBITS if _rate(g) > slowest * 1.01), None)) is not None:
         faster = partial(_at_least, gbits=step)
         made = _with_ports(cluster, network, names, faster)
-        yield Change("link", f"{step} Gbit/s {_WORDS.get(kind, kind)} {own} {where}", made)
+        yield Change("link", f"{step} Gbit/s {NETWORKS[kind].word} {own} {where}", made)
         if kind == "ethernet":
             made = _with_ports(cluster, network, names, lambda n: faster(replace(n, kind="roce")))
             yield Change("link", f"{step} Gbit/s RoCE {own} Ethernet {where}", _with_rdma(made, network))

@@ -9,7 +9,8 @@ from math import inf
 
 from hetctl.comm.contract.cluster import Cluster, Island, TransportOption
 from hetctl.comm.contract.errors import HetctlError
-from hetctl.comm.contract.ports import RDMA_KINDS, sides
+from hetctl.comm.contract.fabrics import NETWORKS
+from hetctl.comm.contract.ports import sides
 from hetctl.comm.contract.transports import NATIVE, TRANSPORTS
 from hetctl.trainer.planning.assemble import choose_transport
 from hetctl.trainer.planning.pools import PORT_REACHED, RING_REACHED, Pool
@@ -114,8 +115,9 @@ def _joining(use: PoolUse, payload: float) -> float:
 
 def _inside(cluster: Cluster, island: Island, pools: Sequence[Pool]) -> LinkRate:
     """The native library between an island's hosts: over its fabric's ports, or each device's share of the usual."""
-    rdma = {n.name: n.kind for n in cluster.networks}.get(island.fabric) in RDMA_KINDS
-    over = TransportOption("rdma" if rdma else "tcp", True, "", networks=(island.fabric,))
+    kind = {n.name: n.kind for n in cluster.networks}.get(island.fabric, "host")
+    fast = NETWORKS[kind].verbs or NETWORKS[kind].plugin
+    over = TransportOption("rdma" if fast else "tcp", True, "", networks=(island.fabric,))
     found = sides(cluster, island, island, over)
     if found is None:
         return LinkRate(min(p.rates.nic_bytes_per_s for p in pools), inf, NATIVE_LATENCY_S, NATIVE)

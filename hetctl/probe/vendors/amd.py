@@ -10,11 +10,11 @@ from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
 from hetctl.probe.vendors import amd_smi
-from hetctl.probe.vendors.amd_smi import KFD, KfdNode, Metric
+from hetctl.probe.vendors.amd_smi import KFD, NAME, PCI_VENDOR, KfdNode, Metric
 from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie, warn_of_hidden
 from hetctl.probe.words import count, mapping, node, serial, told
 
-NAME, PCI_VENDOR, DRIVER = "amd", "0x1002", "amdgpu"
+DRIVER = "amdgpu"
 STATIC, METRIC, PROCESS, TOPO = (f"amd-smi {word}" for word in ("static", "metric", "process", "topology"))
 ROCM = "rocm-smi"
 OPINION = "rocm-smi, asked as well"

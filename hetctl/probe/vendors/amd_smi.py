@@ -28,7 +28,7 @@ from hetctl.probe.words import (
     told,
 )
 
-NAME = "amd"
+NAME, PCI_VENDOR = "amd", "0x1002"
 KFD = "/sys/class/kfd/kfd/topology/nodes/"
 XGMI = 11  # HSA_IOLINK_TYPE_XGMI; 2 is PCIe
 
@@ -50,18 +50,20 @@ class KfdNode:
         return f"GPU-{self.unique_id}" if self.unique_id else None
 
 
-def kfd_nodes(raw: Raw) -> tuple[KfdNode, ...]:
-    """The GPU nodes that this user may see (a container's device filter hides the others' files)."""
+def kfd_nodes(raw: Raw, *, pci_vendor: str = PCI_VENDOR) -> tuple[KfdNode, ...]:
+    """The GPU nodes that this user may see (a container's device filter hides the others' files), of one vendor."""
     numbers = {path[len(KFD) :].split("/")[0] for path in raw.files if path.startswith(KFD)}
-    found = [_kfd_node(raw, int(n)) for n in numbers if n.isdecimal() and len(n) < 6 and n.isascii()]
+    found = [_kfd_node(raw, int(n), pci_vendor) for n in numbers if n.isdecimal() and len(n) < 6 and n.isascii()]
     return tuple(sorted((n for n in found if n), key=lambda n: n.number))
 
 
-def _kfd_node(raw: Raw, number_: int) -> KfdNode | None:
+def _kfd_node(raw: Raw, number_: int, pci_vendor: str) -> KfdNode | None:
     base = f"{KFD}{number_}/"
     properties = _properties(raw.files.get(base + "properties", ""))
     if not integer(raw.text(base + "gpu_id")) or not properties.get("simd_count"):
         return None  # a CPU node, or one that is hidden from us
+    if properties.get("vendor_id", int(PCI_VENDOR, 16)) != int(pci_vendor, 16):
+        return None  # other vendors' drivers took the topology over from AMD's
     unique, place = properties.get("unique_id"), _kfd_place(properties)
     return KfdNode(
         number=number_,
@@ -212,18 +214,20 @@ def parse_topology(text: str) -> dict[tuple[int, int], str]:
     return found
 
 
-def parse_rocm_smi(text: str) -> tuple[GpuFacts, ...]:
+def parse_rocm_smi(text: str, *, makers: str = "(?!.*haiguang)") -> tuple[GpuFacts, ...]:
     """`rocm-smi ... --json` of any version: keys renamed over time, every value a string, warnings around it.
 
-    Raises Undetermined when the output holds no card.
+    `makers`: a pattern of the vendors whose cards are meant, as their builds of the tool show their own. Raises
+    Undetermined when the output holds no card.
     """
     cards, shared = _cards(text)
+    cards = {n: c for n, c in cards.items() if re.match(makers, str(c.get("card vendor", "")), re.IGNORECASE)}
     driver = told(shared.get("driver version"))
     return tuple(_card(card, index, driver) for index, card in sorted(cards.items()))
 
 
 def _card(card: Mapping[str, Any], index: int, driver: str | None) -> GpuFacts:
-    total, used = (size(card.get(f"vram total {w}memory (b)")) for w in ("", "used "))
+    total, used = (_vram(card, f"vram total {word}memory") for word in ("", "used "))
     mode, memory_mode = card.get("compute partition"), card.get("memory partition")
     return GpuFacts(
         vendor=NAME,
@@ -241,6 +245,10 @@ def _card(card: Mapping[str, Any], index: int, driver: str | None) -> GpuFacts:
         driver=driver,
         firmware=told(card.get("vbios version")),
     )
+
+
+def _vram(card: Mapping[str, Any], key: str) -> int | None:
+    return size(card[f"{key} (b)"]) if f"{key} (b)" in card else size(card.get(f"{key} (mib)"), unit="MiB")
 
 
 def parse_ras(text: str) -> tuple[int | None, int | None]:

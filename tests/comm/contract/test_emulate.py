@@ -52,6 +52,22 @@ def test_a_link_of_two_islands_is_theirs_alone() -> None:
     assert links.bridges[frozenset(("h200", "a100"))].total <= 100e9
 
 
+def test_islands_on_networks_of_libfabric_are_native_on_them_and_bridge_by_tcp() -> None:
+    cluster = described("h200:2x8/efa400,mi325x:2x8/cxi200x4;25GbE")
+    assert {n.kind for n in cluster.networks} == {"efa", "cxi", "ethernet"}
+    assert rates(cluster, "h200", "mi325x") == ("tcp", 2 * 3.125e9)
+    links = read_link_rates(cluster, read_pools(cluster))
+    assert links.inside["h200"].per_host == pytest.approx((PORT_REACHED * 400e9,) * 2)
+    assert links.inside["mi325x"].per_host == pytest.approx((PORT_REACHED * 100e9,) * 2)
+    recipe = load_recipe(None, [("model.name", "llama-8b"), ("model.seq_len", 4096)])
+    for spec, net in (("h200:2x8/efa400", "plugin"), ("h200:2x8/ib400", "ib"), ("h200:2x8/25GbE", "socket")):
+        assert net in {g.net for g in make_plan(described(spec), recipe).groups}
+    shared = described("h200:8/efa400,h100:8/efa400")
+    ways = {way.kind: way for link in shared.links for way in link.transports}
+    assert (ways["rdma"].usable, ways["tcp"].usable) == (False, True)
+    assert "only libfabric reaches it" in ways["rdma"].reason
+
+
 def test_what_is_not_said_is_as_ever() -> None:
     cluster = described("h200:12,mi325x:8")
     assert [n.name for n in cluster.networks] == ["roce0"]

@@ -16,7 +16,14 @@ from hetctl.comm.contract.natives import NATIVES, backend_words, device_types, n
 from hetctl.comm.contract.placement import PlacedBridge, current_placement
 from hetctl.comm.group.backend import create_over
 from hetctl.comm.group.native import MAKERS, Membership, make_native
-from hetctl.comm.operation.device import accelerator, has_cuda_runtime, has_streams, module_of, rank_device
+from hetctl.comm.operation.device import (
+    accelerator,
+    has_cuda_runtime,
+    has_streams,
+    module_of,
+    named_device_types,
+    rank_device,
+)
 from hetctl.launcher.supervisor.environment import HostShape, device_type, rank_settings
 from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.planning.hardware import CLASSES
@@ -55,7 +62,9 @@ def test_names_come_from_the_table() -> None:
     assert device_type(None, ["toys"]) == "toy"
     assert device_type(None, ["intel"]) == "xpu"
     assert device_type("gloo", ["toys"]) == "cpu"
-    assert device_types() == ["cpu", "cuda", "xpu", "toy"]
+    assert device_types() == ["cpu", "cuda", "xpu", "musa", "toy"]
+    assert named_device_types()[:3] == ["cpu", "cuda", "xpu"]
+    assert "musa" not in named_device_types()  # torch_musa's name: a group for it cannot be registered without it
     assert backend_words("toy") == "cpu:gloo,toy:toyccl"
     assert backend_words("cpu") == "gloo"
     assert native_of(torch_backend="toyccl").device_type == "toy"

@@ -481,3 +481,11 @@ def test_rdma_needs_an_engine_that_both_hosts_have(one: tuple[str, ...], other: 
         found = way(build(told), "h200", "mi325x", kind)
         assert words in found.reason
         assert found.usable == (not words and kind == "rdma")
+
+
+def test_foreign_accelerators_are_named_and_their_host_is_no_riddle() -> None:
+    npu = host("npu", [ethernet("eth0", "10.0.0.9")])
+    assert npu.facts is not None
+    npu = replace(npu, facts=replace(npu.facts, foreign={"Ascend 910B": 8}))
+    found = build([host("green", [ethernet("eth0", "10.0.0.1")], green(1)), npu])
+    assert said(found) == "npu: 8 x Ascend 910B: no back end for it here; docs/adding-a-vendor.md"

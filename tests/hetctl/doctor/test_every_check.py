@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hetctl.comm.contract.fabric_facts import FabricReport, SubnetManager
-from hetctl.comm.contract.facts import Address, Folder, HostFacts, ToolRun
+from hetctl.comm.contract.facts import Address, Folder, HostFacts, Library, ToolRun
 from hetctl.discovery.fabric import Report
 from hetctl.doctor.check import CheckedCluster, ReachAttempt, State
 from hetctl.doctor.registry import BY_ID, CHECKS
@@ -56,6 +56,13 @@ class Row:
     def __str__(self) -> str:
         who = ",".join(self.ill) or self.silent[1] or "all"
         return f"{self.check}-{self.state}-{who}"
+
+
+efa = every_nic(driver="efa", pci_id="1d0f:efa1", link_layer=None, sm_lid=None, gids=())
+
+
+def with_plugin(facts: HostFacts) -> HostFacts:
+    return rdma(libraries=(*(facts.rdma.libraries or ()), Library("libnccl-net-ofi.so")))(facts)
 
 
 def one(check: str, state: State, edit: Edit, host: str = "node1") -> Row:
@@ -333,12 +340,18 @@ CASES: tuple[Row, ...] = (
     one("rdma.peer_mem", "fail", rdma(peer_memory_modules=(), dma_buf=False)),
     one("rdma.peer_mem", "warn", rdma(peer_memory_modules=(), dma_buf=None)),
     one("rdma.peer_mem", "unknown", rdma(peer_memory_modules=None, dma_buf=None)),
+    one("rdma.plugin", "fail", efa),
+    Row("rdma.plugin", "warn", {"node0": efa}, hosts=1),
+    one("rdma.plugin", "ok", all_of(efa, variable("NCCL_NET_PLUGIN", "ofi"))),
+    one("rdma.plugin", "ok", all_of(efa, with_plugin)),
+    one("rdma.plugin", "warn", all_of(efa, with_plugin, rdma(fabric_providers=("shm", "tcp")))),
     one("rdma.libs", "fail", rdma(libraries=())),
     one("rdma.libs", "warn", rdma(providers=("mlx5",)), "node2"),
     one("rdma.libs", "ok", every_nic(rdma_device="roceP2p1s0"), "node2"),  # renamed: its driver still tells
     one("rdma.libs", "unknown", every_nic(rdma_device="roceP2p1s0", driver="strange"), "node2"),
     one("rdma.libs", "unknown", rdma(libraries=None)),
     one("rdma.libs", "unknown", rdma(providers=None), "node2"),
+    one("gpu.count", "warn", lambda f: replace(f, foreign={"Ascend 910B": 8})),
     one("gpu.count", "fail", lambda f: replace(f, gpus=(), vendors={**f.vendors, "nvidia": "2 on the PCI bus"})),
     one("gpu.count", "warn", variable("CUDA_VISIBLE_DEVICES", "0")),
     one("gpu.count", "unknown", lambda f: replace(f, gpus=(), vendors={})),

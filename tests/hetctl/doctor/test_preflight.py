@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.cluster import Access, Cluster
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.facts import facts_to_data
-from hetctl.comm.contract.plan import Plan
+from hetctl.comm.contract.plan import Plan, PlannedGroup
 from hetctl.discovery.fabric import build
 from hetctl.doctor.preflight import needed, preflight, refuse_on_failures
 from hetctl.doctor.runner import exit_code
@@ -39,7 +39,10 @@ def test_a_demo_needs_a_disk_and_nothing_else(transport: str) -> None:
 def test_rdma_is_looked_at_only_where_something_goes_over_it() -> None:
     ids = needed(on_hosts(plan("rdma"), "a", "b"), EMULATED)
     assert {"rdma.gid", "lim.memlock", "net.mtu"} <= ids
-    assert "rdma.peer_mem" not in ids
+    assert not {"rdma.peer_mem", "rdma.plugin"} & ids
+    over = tuple(PlannedGroup(f"g{i}", "data", (0, 1), "nccl", net) for i, net in enumerate(("plugin", "socket")))  # type: ignore[arg-type]
+    assert "rdma.plugin" in needed(replace(plan("tcp"), groups=over), EMULATED)
+    assert "rdma.plugin" not in needed(replace(plan("tcp"), groups=over[1:]), EMULATED)
     assert "rdma.peer_mem" in needed(plan("direct"), EMULATED)
     assert not {i for i in needed(on_hosts(plan("tcp"), "a", "b"), EMULATED) if i.startswith(("rdma", "gpu"))}
 
@@ -64,6 +67,19 @@ def test_a_checkpoint_folder_that_cannot_be_written_is_refused() -> None:
         refuse_on_failures(findings)
     assert "host.disk" in refusal.value.message
     assert "--skip-checks" in refusal.value.hint
+
+
+def test_a_plan_over_libfabric_is_refused_without_its_plugin_unless_a_person_says_where_it_is() -> None:
+    efa = healthy_hosts.every_nic(driver="efa", pci_id="1d0f:efa1", link_layer=None, sm_lid=None, gids=())
+    cluster = build(healthy_hosts.reports(node0=efa, node1=efa)).cluster
+    over = replace(plan(), groups=(PlannedGroup("g", "data", (0, 1), "nccl", "plugin"),))
+    failed = [f for f in preflight(on_hosts(over, "node0", "node1"), cluster, folder=Path("/tmp")) if f.state == "fail"]
+    assert {(f.check, f.host) for f in failed} == {("rdma.plugin", "node0"), ("rdma.plugin", "node1")}
+    assert "efa_installer.sh -y # on node0" in failed[0].fix
+    access = Access("a", env={"NCCL_NET_PLUGIN": "ofi"})
+    named = replace(cluster, hosts=tuple(replace(h, access=access) for h in cluster.hosts))
+    found = preflight(on_hosts(over, "node0", "node1"), named, folder=Path("/tmp"))
+    assert [f.check for f in found if f.state == "fail"] == []
 
 
 def test_other_hosts_are_judged_by_what_discovery_found() -> None:

@@ -14,7 +14,7 @@ from hetctl.comm.contract.values import decode
 from hetctl.probe.capture import read_capture
 from hetctl.probe.raw import Raw, ToolOutput, load
 from hetctl.probe.topology import PCI
-from hetctl.probe.vendors import amd, intel, nvidia
+from hetctl.probe.vendors import amd, hygon, intel, mthreads, nvidia
 from hetctl.probe.words import size
 
 FACTS = Path(__file__).resolve().parents[2] / "facts"
@@ -34,7 +34,8 @@ TOOLS = {
     "xpu-smi": intel.DUMP,
     "ibv_devinfo": "ibv_devinfo",
     "fi_info": "fi_info",
-    "hy-smi": "hy-smi",
+    "hy-smi": hygon.SMI,
+    "mthreads-gmi": mthreads.GMI,
 }
 DOCUMENTS = ("raw", "capture")
 

@@ -18,9 +18,9 @@ from hetctl.comm.contract.facts import HostFacts, facts_from_data, facts_to_data
 from hetctl.probe import extract, parse
 from hetctl.probe.nics import parse_ibv_devinfo, parse_if_inet6, parse_ip_json, parse_ip_text, parse_rate
 from hetctl.probe.raw import BEGIN, END, Raw, ToolOutput, load
-from hetctl.probe.rdma import parse_ldconfig
+from hetctl.probe.rdma import parse_fi_info, parse_ldconfig
 from hetctl.probe.software import parse_header, parse_torch_version
-from hetctl.probe.vendors import amd_smi, intel, nvidia_smi
+from hetctl.probe.vendors import amd_smi, hygon, intel, mthreads, nvidia_smi
 from hetctl.probe.words import gt_per_s, integer, json_documents, node, number, pci_address, size, told
 
 FACTS = Path(__file__).resolve().parents[2] / "facts"
@@ -40,12 +40,15 @@ TEXT_PARSERS: list[Callable[[str], Any]] = [
     amd_smi.parse_rocm_smi,
     amd_smi.parse_ras,
     intel.parse_dump,
+    hygon.parse_smi,
+    mthreads.parse_table,
     parse_ibv_devinfo,
     parse_if_inet6,
     parse_ip_json,
     parse_ip_text,
     parse_rate,
     parse_ldconfig,
+    parse_fi_info,
     parse_header,
     parse_torch_version,
     json_documents,

@@ -25,7 +25,7 @@ from hetctl.probe.nics import nics
 from hetctl.probe.notes import Notes
 from hetctl.probe.port_fabric import REPORTS, fabric_report, parse_pfc, parse_sm_records, parse_sminfo, parse_statistics
 from hetctl.probe.raw import Options, Raw, load
-from hetctl.probe.vendors import amd_smi, intel, nvidia_smi
+from hetctl.probe.vendors import amd_smi, hygon, intel, mthreads, nvidia_smi
 from hetctl.probe.wanted import request
 from tests.bench.recordings_table import projects
 from tests.hetctl.probe.recordings import Recorded, lspci, missing, read, recordings
@@ -64,6 +64,8 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "amd-smi-topology": pairs,
     "rocm-smi": amd_smi.parse_rocm_smi,
     "xpu-smi": intel.parse_dump,
+    "hy-smi": hygon.parse_smi,
+    "mthreads-gmi": mthreads.parse_table,
     "kfd": lambda text: amd_smi.kfd_nodes(raw_of(text)),
     "rdma": lambda text: nics(raw_of(text), Notes()),
     "sminfo": parse_sminfo,

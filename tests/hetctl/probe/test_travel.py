@@ -15,8 +15,10 @@ from hetctl.comm.contract.errors import HetctlError, Undetermined
 from hetctl.comm.contract.facts import HostFacts, facts_from_data, facts_to_data
 from hetctl.probe import Options, Raw, extract, parse, program
 from hetctl.probe.raw import BEGIN, END, MAX_STDOUT_BYTES, printable
+from hetctl.probe.vendors import VENDORS
 from tests.rigs.dress import Costume, dress_host, tool
 
+NONE = {vendor.name: "absent" for vendor in VENDORS}
 RAW = b'{"schema": 1, "python": "3.11.7"}'
 
 
@@ -34,7 +36,7 @@ def dressed(folder: Path, costume: Costume) -> HostFacts:
 def test_a_dressed_nvidia_host(tmp_path: Path) -> None:
     facts = dressed(tmp_path, Costume(name="h200-7", number=7, tool_delay_s=0))
     assert facts.system.hostname == "h200-7"
-    assert facts.vendors == {"nvidia": "present", "amd": "absent", "intel": "absent"}
+    assert facts.vendors == {**NONE, "nvidia": "present"}
     assert [g.id for g in facts.gpus] == [f"nvidia:{i}" for i in range(8)]
     first = facts.gpus[0]
     assert (first.name, first.architecture, first.memory_total_bytes) == ("NVIDIA H200", "sm_90", 143771 * 2**20)
@@ -55,7 +57,7 @@ def test_a_dressed_amd_host(tmp_path: Path) -> None:
         name="mi", number=3, vendor="amd", fabric="roce", nic_driver="bnxt_en", down=frozenset({2}), tool_delay_s=0
     )
     facts = dressed(tmp_path, costume)
-    assert facts.vendors == {"nvidia": "absent", "amd": "present", "intel": "absent"}
+    assert facts.vendors == {**NONE, "amd": "present"}
     first = facts.gpus[0]
     assert (first.name, first.architecture, first.uuid) == ("AMD Instinct MI325X", "gfx942", "GPU-a000000000000301")
     assert first.memory_total_bytes == 274861129728

@@ -12,6 +12,7 @@ from hetctl.probe import Raw, parse
 from hetctl.probe import remote as program
 from hetctl.probe.notes import compact
 from hetctl.probe.raw import Options, ToolOutput, load
+from hetctl.probe.rdma import parse_fi_info
 from hetctl.probe.topology import PCI, branch, distance
 from hetctl.probe.vendors.nvidia_smi import parse_instances, parse_nvlink
 from hetctl.probe.wanted import request
@@ -171,6 +172,113 @@ def test_intel_beside_the_processors_own_graphics() -> None:
     assert bare.warnings == ("xpu-smi gave no answer: not run",)
 
 
+def hygon_host(*, kfd: bool = True, smi: bool = True) -> HostFacts:
+    raw = load(recorded("kfd/hygon-beside-nothing-of-amd/raw.json").encode())
+    files, links = device("0000:07:00.0", "0x1d94", driver="hydcu")
+    files[f"{PCI}0000:07:00.0/class"] = "0x0b4000"  # a co-processor, among bridges of the same vendor
+    bridge, _ = device("0000:00:01.3", "0x1d94", driver="pcieport")
+    bridge[f"{PCI}0000:00:01.3/class"] = "0x060400"
+    one = json.dumps({"card0": json.loads(recorded("hy-smi/k100-ai-two-of-eight/output.json"))["card0"]})
+    tools = {name: output(one) for name in (("hy-smi", "rocm-smi") if smi else ())}
+    return parse(Raw(1, files={**(raw.files if kfd else {}), **files, **bridge}, links=links, tools=tools))
+
+
+@pytest.mark.parametrize(
+    ("kfd", "smi", "name"), [(True, True, "K100_AI"), (False, True, "K100_AI"), (True, False, None)]
+)
+def test_hygon_is_not_taken_for_amd_whose_tools_it_speaks(kfd: bool, smi: bool, name: str | None) -> None:
+    facts = hygon_host(kfd=kfd, smi=smi)
+    assert (facts.vendors["hygon"], facts.vendors["amd"]) == ("present", "absent")
+    assert [(g.id, g.name, g.memory_total_bytes) for g in facts.gpus] == [("hygon:0", name, 65520 * 2**20)]
+    assert facts.foreign == {}
+    assert facts.why_unknown("gpus[0].memory_free_bytes") == "not read for this vendor"
+    (only,) = facts.gpus
+    assert only.pci == ("0000:07:00.0" if kfd else None)
+
+
+def test_hygon_without_kfd_and_tool_is_what_its_driver_holds() -> None:
+    (only,) = hygon_host(kfd=False, smi=False).gpus
+    assert (only.pci, only.numa_node, only.name) == ("0000:07:00.0", 1, None)
+
+
+def test_moore_threads_by_its_tool_else_by_its_driver() -> None:
+    cards = [device(f"0000:{bus}:00.0", "0x1ed5", driver="mtgpu") for bus in ("2a", "3a", "4c")]
+    facts = host(*cards, tools={"mthreads-gmi": output(recorded("mthreads-gmi/v2.3.2-three-s5000/output.txt"))})
+    assert [(g.id, g.pci, g.name, g.numa_node) for g in facts.gpus] == [
+        (f"mthreads:{i}", f"0000:{bus}:00.0", "MTT S5000", 1) for i, bus in enumerate(("2a", "3a", "4c"))
+    ]
+    bare = host(*cards)
+    assert [g.pci for g in bare.gpus] == ["0000:2a:00.0", "0000:3a:00.0", "0000:4c:00.0"]
+    assert bare.warnings == ("mthreads-gmi gave no answer: not run",)
+
+
+def on_the_bus(*devices: tuple[str, str]) -> Raw:
+    """A host with functions of (vendor:device, class) on its PCI bus, in turn."""
+    files, links = {}, {}
+    for number, (identity, kind) in enumerate(devices):
+        base = f"{PCI}0000:{number:02x}:00.0"
+        vendor, _, model = identity.partition(":")
+        files |= {f"{base}/vendor": f"0x{vendor}\n", f"{base}/device": f"0x{model}\n", f"{base}/class": f"0x{kind}\n"}
+        links[base] = f"/sys/devices/pci0000:00/0000:{number:02x}:00.0"
+    return Raw(1, files=files, links=links)
+
+
+@pytest.mark.parametrize(
+    ("identity", "kind", "product"),
+    [
+        ("1da3:1020", "120000", "Gaudi2"),
+        ("1da3:1021", "120000", "Gaudi2"),  # 2E
+        ("1da3:1060", "120000", "Gaudi3"),
+        ("1da3:1010", "120000", "Gaudi"),
+        ("19e5:d802", "120000", "Ascend 910B"),
+        ("19e5:d107", "120000", "Ascend"),
+        ("19e5:a250", "120000", None),  # a ZIP engine of a Kunpeng
+        ("19e5:a222", "020000", None),  # its network controller
+        ("19e5:3754", "010802", None),  # an NVMe SSD
+        ("1d0f:7364", "088000", "Trainium2"),
+        ("1d0f:ec20", "020000", None),
+        ("1d0f:efa1", "020000", None),
+        ("1d0f:8061", "010802", None),
+        ("1d22:3684", "078000", "Kunlun"),
+        ("1d22:1380", "010802", None),
+        ("9999:0a01", "038000", "MetaX C500"),
+        ("9999:4001", "120000", "MetaX"),
+        ("9999:0a01", "010802", "MetaX C500"),  # an id says more than a class
+        ("1ee0:0100", "120000", "Biren"),
+        ("1ee0:0100", "010802", None),
+        ("cabc:0370", "120000", "Cambricon MLU370"),
+        ("cabc:0590", "120000", "Cambricon MLU"),
+        ("1e3e:0002", "120000", "Iluvatar"),
+        ("10de:2330", "030200", None),
+    ],
+)
+def test_accelerators_that_nothing_here_drives_are_named(identity: str, kind: str, product: str | None) -> None:
+    facts = parse(on_the_bus((identity, kind), (identity, kind)))
+    assert facts.foreign == ({product: 2} if product else {})
+
+
+def test_virtual_functions_are_no_further_accelerators() -> None:
+    raw = on_the_bus(("19e5:d802", "120000"), ("19e5:d802", "120000"))
+    links = {**raw.links, f"{PCI}0000:01:00.0/physfn": "/sys/devices/pci0000:00/0000:00:00.0"}
+    assert parse(Raw(1, files=raw.files, links=links)).foreign == {"Ascend 910B": 1}
+
+
+def test_accelerators_of_unusual_classes_are_read_on_the_host_and_no_other_function_is(tmp_path: Path) -> None:
+    dress = dress_host(tmp_path, Costume("ws", 0, "nvidia", gpus=1, nics=0, tool_delay_s=0))
+    for number, (identity, kind) in enumerate((("1D0F:7164", "0x088000"), ("8086:09A2", "0x088000"))):
+        vendor, _, model = identity.partition(":")
+        at = dress.root / f"sys/bus/pci/devices/0000:f{number}:00.0"
+        at.mkdir(parents=True)
+        told = {"modalias": f"pci:v0000{vendor}d0000{model}sv0000", "class": kind}
+        told |= {"vendor": f"0x{vendor.lower()}", "device": f"0x{model.lower()}"}
+        for file, text in told.items():
+            (at / file).write_text(text + "\n")
+    raw = load(program.collect(request(Options(root=str(dress.root), path=str(dress.tools)))))
+    assert [path for path in raw.files if "0000:f1" in path] == []
+    facts = parse(raw)
+    assert (facts.foreign, len(facts.gpus)) == ({"Trainium": 1}, 1)
+
+
 ROOT_PORT = "pci0000:10/0000:10:01.0/"
 SWITCH = ROOT_PORT + "0000:11:00.0/"
 BELOW = SWITCH + "0000:12:00.0/0000:13:00.0/0000:14:00.0/"  # a second switch below the first
@@ -247,3 +355,22 @@ def test_a_vlan_on_a_bridge_stands_on_hardware() -> None:
     }
     assert found["br0.7"].pci == "0000:00:1f.0"
     assert found["br0"].over == ("eno1", "veth1")
+
+
+@pytest.mark.parametrize(
+    ("text", "providers"),
+    [
+        (
+            "efa:\n    version: 121.0\ntcp:\n    version: 121.0\nofi_rxm:\n    version: 121.0\n",
+            ("efa", "ofi_rxm", "tcp"),
+        ),
+        (
+            "provider: cxi\n    fabric: cxi\n    domain: cxi0\nprovider: tcp;ofi_rxm\n    fabric: 10.0.0.0/8\n",
+            ("cxi", "tcp;ofi_rxm"),
+        ),
+        ("fi_getinfo: -61\n", None),
+        ("", None),
+    ],
+)
+def test_providers_of_libfabric(text: str, providers: tuple[str, ...] | None) -> None:
+    assert parse_fi_info(text) == providers

@@ -9,7 +9,7 @@ import pytest
 from hetctl.comm.contract.cluster import Access, Cluster, Device, Host, Island, Member, Network, Nic
 from hetctl.comm.contract.emulate import Machine, label_machine, parse_spec
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.facts import Address, Gid, HostFacts, NicFacts, facts_to_data
+from hetctl.comm.contract.facts import Address, Gid, HostFacts, Library, NicFacts, RdmaFacts, facts_to_data
 from hetctl.launcher.supervisor.environment import (
     HostShape,
     Seat,
@@ -69,6 +69,18 @@ def test_rdma_ports_are_exact_and_infiniband_needs_no_gid() -> None:
     found = values(host("a", "nvidia"))
     assert found["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
     assert "NCCL_IB_GID_INDEX" not in found
+
+
+def test_a_plugin_of_another_name_is_named() -> None:
+    def found(*names: str) -> str | None:
+        one = host("a", "nvidia", kind="efa")
+        facts = HostFacts(rdma=RdmaFacts(libraries=tuple(map(Library, names))))
+        return values(replace(one, facts=facts_to_data(facts)), "efa").get("NCCL_NET_PLUGIN")
+
+    assert found("libnccl-net-ofi.so", "libnccl.so.2") == "ofi"
+    assert found("libnccl-net.so", "libnccl-net-ofi.so") is None
+    assert found() is None
+    assert "NCCL_IB_HCA" not in values(host("a", "nvidia", kind="efa"), "efa")
 
 
 def test_the_gid_is_chosen_by_its_content() -> None:
