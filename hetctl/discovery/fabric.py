@@ -162,14 +162,14 @@ def _found(
     if report.facts is None:
         return FoundDevices()
     found = devices_of(report.facts, ports, only=report.access.gpus if with_gpus else None, table=table)
-    notes += [Note(report.name, sentence) for sentence in found.notes]
-    notes += [Note(report.name, f"{says}; docs/adding-a-vendor.md") for says in foreign_words(report.facts)]
+    problems = [*found.notes, *(f"{says}; docs/adding-a-vendor.md" for says in foreign_words(report.facts))]
+    notes += [Note(report.name, sentence) for sentence in problems]
     for vendor, state in report.facts.vendors.items():
         if state not in ("present", "absent"):
             notes.append(Note(report.name, f"{vendor}: {state}"))
     if not with_gpus:
         return FoundDevices(_cpu_devices(report, ports, notes))
-    if not found.devices and not found.notes:
+    if not found.devices and not problems:
         notes.append(Note(report.name, "no GPU was found on it"))
     return found
 
