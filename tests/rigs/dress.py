@@ -9,10 +9,13 @@ The tools are shell scripts that answer after `tool_delay_s`, as long as the rea
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from hetctl.probe.raw import Raw, ToolOutput
+from hetctl.probe.wanted import wanted
 from tests.rigs import recordings
 
 
@@ -298,15 +301,38 @@ def tools(folder: Path, costume: Costume) -> None:
         tool(folder, "amd-smi", answers, delay_s=costume.tool_delay_s)
 
 
-def tool(folder: Path, name: str, answers: dict[str, str], *, delay_s: float) -> None:
+def tool(folder: Path, name: str, answers: Mapping[str, str | ToolOutput], *, delay_s: float) -> None:
     """A script that answers each argument line with its recording, and any other with exit code 2."""
     cases = []
     for number, (arguments, answer) in enumerate(answers.items()):
-        recording = folder / f".{name}.{number}"
-        recording.write_text(answer)
-        cases.append(f"  {shlex.quote(arguments)}) cat {shlex.quote(str(recording))};;")
+        output = answer if isinstance(answer, ToolOutput) else ToolOutput(exit_code=0, stdout=answer)
+        recording, errors = folder / f".{name}.{number}", folder / f".{name}.{number}.err"
+        recording.write_bytes(output.stdout.encode())
+        errors.write_bytes(output.stderr.encode())
+        said = f"cat {shlex.quote(str(recording))}; cat {shlex.quote(str(errors))} >&2; exit {output.exit_code or 0}"
+        cases.append(f"  {shlex.quote(arguments)}) {said};;")
     wait = f"sleep {delay_s}" if delay_s else ":"
     script = ["#!/bin/sh", "PATH=/usr/bin:/bin", wait, 'case "$*" in', *cases, "  *) exit 2;;", "esac", ""]
     path = folder / name
     path.write_text("\n".join(script))
     path.chmod(0o755)
+
+
+def dress_recording(folder: Path, raw: Raw, number: int) -> Dress:
+    """A host whose files, links and tools are those of a recording, on an otherwise ordinary machine."""
+    dress = Dress(folder / "root", folder / "tools")
+    machine(dress.root, Costume(f"box{number}", number, vendor="none"))
+    for path, target in raw.links.items():
+        if not (dress.root / path.lstrip("/")).exists():
+            link(dress.root, path, target)
+    for path, text in raw.files.items():
+        write(dress.root, path, text.rstrip("\n"))
+    dress.tools.mkdir(parents=True)
+    asked = {name: tool.argv for name, tool in wanted().tools.items()}
+    answers: dict[str, dict[str, ToolOutput]] = {}
+    for name, output in raw.tools.items():
+        if name in asked and not output.problem:
+            answers.setdefault(asked[name][0], {})[" ".join(asked[name][1:])] = output
+    for name, outputs in answers.items():
+        tool(dress.tools, name, outputs, delay_s=0)
+    return dress
