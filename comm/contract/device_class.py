@@ -12,7 +12,14 @@ Precision = Literal["bf16", "fp16", "tf32", "fp32", "fp64"]
 DEFAULT_MFU = 0.45
 _GUESSED = {"tf32": 2.0, "fp32": 16.0, "fp64": 64.0}  # times slower than bf16, where no figure is known
 _CHIPLET_MODES = {"spx": 1, "dpx": 2, "tpx": 3, "qpx": 4}  # into how many equal parts; cpx: one a chiplet
-_SLICES = re.compile(r"(?P<slices>\d+)g\.(?P<memory>\d+)gb.*")  # of MIG: compute slices and gigabytes
+# of MIG: compute slices and gigabytes; before them how many of those slices a compute instance has of its own
+_SLICES = re.compile(r"(?:(?P<own>\d+)c\.)?(?P<slices>\d+)g\.(?P<memory>\d+)gb.*")
+
+
+def own_share(profile: str) -> float:
+    """What a compute instance may take of its MIG instance's memory, which the others of it see as theirs too."""
+    found = _SLICES.fullmatch(profile)
+    return min(1.0, int(found["own"]) / int(found["slices"])) if found and found["own"] else 1.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,8 @@ class DeviceClass:
         found = _SLICES.fullmatch(mode)
         if found is None or int(found["slices"]) > self.slices:
             return None
-        return self._share(mode, int(found["slices"]) / self.slices, min(int(found["memory"]) * GiB, self.memory_bytes))
+        compute, memory = int(found["own"] or found["slices"]), min(int(found["memory"]) * GiB, self.memory_bytes)
+        return self._share(mode, compute / self.slices, int(memory * own_share(mode)))
 
     def _share(self, mode: str, compute: float, memory: int) -> DeviceClass:
         part = memory / self.memory_bytes

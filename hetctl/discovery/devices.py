@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetctl.comm.contract.cluster import Device
-from hetctl.comm.contract.device_class import DeviceClass
+from hetctl.comm.contract.device_class import DeviceClass, own_share
 from hetctl.comm.contract.fabrics import NETWORKS
 from hetctl.comm.contract.facts import NEARNESS, GpuFacts, HostFacts, Instance
 from hetctl.comm.contract.natives import NATIVES
@@ -82,7 +82,7 @@ def device_class(gpu: GpuFacts, table: Hardware = CLASSES, part: Instance | None
     if known is not None:
         return known
     name = "-".join(filter(None, (row.name if row else class_name(gpu), None if whole else mode)))
-    memory = part.memory_total_bytes if part else gpu.memory_total_bytes
+    memory = _memory(gpu, part)
     said = table.get(name)
     if said and said.vendor != gpu.vendor:
         said, name = None, f"{gpu.vendor}-{name}"  # a class of another vendor is called so
@@ -157,12 +157,19 @@ def _by_numa(gpu: int | None, nic: int | None) -> int:
     return NEARNESS.index("node") if gpu == nic else NEARNESS.index("sys")
 
 
+def _memory(gpu: GpuFacts, part: Instance | None) -> int | None:
+    """Of a device, in bytes: what it does not share with others."""
+    if part is None or part.memory_total_bytes is None:
+        return gpu.memory_total_bytes if part is None else None
+    return int(part.memory_total_bytes * own_share(part.profile or ""))
+
+
 def _device(index: int, gpu: GpuFacts, part: Instance | None, name: str, nics: tuple[str, ...]) -> Device:
     return Device(
         index=index,
         vendor=gpu.vendor,
         device_class=name,
-        memory_bytes=part.memory_total_bytes if part else gpu.memory_total_bytes,
+        memory_bytes=_memory(gpu, part),
         nics=nics,
         uuid=part.uuid if part else gpu.uuid,
         pci=gpu.pci,

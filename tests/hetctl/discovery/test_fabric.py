@@ -365,11 +365,22 @@ def test_a_display_card_or_a_processor_s_graphics_is_left_out_unless_it_is_asked
     assert asked.notes == ()
 
 
-def test_what_is_no_share_of_a_known_product_is_estimated_by_its_memory() -> None:
-    sliced = Partition("mig", instances=(Instance("1c.3g.40gb", "MIG-1", 40 << 30),))
-    [row] = devices_of(HostFacts(gpus=(replace(green()[0], partition=sliced, architecture="sm_90"),)), []).estimated
-    assert row.name == "h200-1c.3g.40gb"
-    assert (row.memory_bytes, row.peak_tflops) == (40 << 30, pytest.approx(CLASSES["h20"].peak_tflops * 0.5 * 40 / 96))
+def test_compute_instances_share_the_memory_of_their_instance() -> None:
+    """Each of them sees all of it: counted twice, a plan would not fit."""
+    profiles = ("1c.3g.71gb", "2c.3g.71gb")
+    sliced = Partition("mig", instances=tuple(Instance(p, f"MIG-{p[0]}", 72 << 30) for p in profiles))
+    found = devices_of(HostFacts(gpus=(replace(green()[0], partition=sliced),)), [])
+    assert found.estimated == ()
+    assert [d.memory_bytes for d in found.devices] == [24 << 30, 48 << 30]
+    assert [d.device_class for d in found.devices] == [f"h200/{p}" for p in profiles]
+    third, two_thirds = (CLASSES["h200"].part(p) for p in profiles)
+    assert third
+    assert two_thirds
+    assert (
+        two_thirds.peak_tflops
+        == pytest.approx(2 * third.peak_tflops)
+        == pytest.approx(CLASSES["h200"].peak_tflops * 2 / 7)
+    )
 
 
 def test_partitions_are_devices_of_their_own_class() -> None:
