@@ -185,12 +185,14 @@ class Pipelines:
     ) -> Iterator[Pipeline]:
         """Pipelines faster than the limit as it stands, until no bound is below it."""
         tried = searched_schedules(self.problem)
-        for bound, uses in islice(combinations, self.most_tried):
+        for bound, found in islice(combinations, self.most_tried):
             if bound >= limit():
                 return
             for order in self._orders(wanted.pools):
-                ordered = tuple(uses[i] for i in order)
-                for schedule in tried if sum(u.stages for u in uses) > 1 else tried[:1]:
+                if bound + self._order_adds([found[i] for i in order], wanted.batching) / self.slack >= limit():
+                    continue
+                ordered = tuple(found[i].use for i in order)
+                for schedule in tried if sum(u.stages for u in ordered) > 1 else tried[:1]:
                     little = schedule.hides_transfers and len(tried) > 1  # an asked one is tried whatever it gains
                     if little and self._waits_little(ordered, wanted.batching, limit()):
                         continue
@@ -201,6 +203,13 @@ class Pipelines:
                         made = self._improved(arrangement, made)
                     if made is not None and made.seconds < limit():
                         yield made
+
+    def _order_adds(self, found: Sequence[UseBound], batching: Batching) -> float:
+        """Seconds that an order of uses adds to what bounds any: hops between pools, and who holds which end."""
+        payload = self.problem.costs.boundary_bytes(batching.micro_batch_size)
+        hops = sum(self.problem.links.hop_seconds(a.use, b.use, payload) for a, b in pairwise(found))
+        ends = found[0].embedding - min(f.embedding for f in found) + found[-1].head - min(f.head for f in found)
+        return 2 * hops + ends
 
     def improved(self, pipeline: Pipeline) -> Pipeline:
         """With layers moved between its stages where that shortens the simulated step; those asked for stay."""
@@ -240,6 +249,6 @@ class BoundedCombinations:
         """The least bound of all; infinity when there is none."""
         return float(self._bounds[0]) if len(self._bounds) else math.inf
 
-    def __iter__(self) -> Iterator[tuple[float, tuple[PoolUse, ...]]]:
+    def __iter__(self) -> Iterator[tuple[float, tuple[UseBound, ...]]]:
         for combo, bound in zip(self._combos, self._bounds, strict=True):
-            yield float(bound), tuple(o[i].use for o, i in zip(self._options, combo, strict=True))
+            yield float(bound), tuple(o[i] for o, i in zip(self._options, combo, strict=True))

@@ -25,7 +25,7 @@ from hetctl.trainer.planning.predict import (
 from hetctl.trainer.planning.problem import Problem, read_problem
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.reasons import reasons
-from hetctl.trainer.planning.reschedule import rescheduled, stage_coefficients
+from hetctl.trainer.planning.reschedule import rescheduled
 from hetctl.trainer.planning.search import Candidate, Search, SearchResult
 from hetctl.trainer.planning.space import tensor_units
 from hetctl.trainer.planning.state_sharding import SPARE_BYTES, with_whole
@@ -210,9 +210,7 @@ def _stage_costs(
     Certainly as far as its memory would do if all of it were in proportion to its layers.
     """
     pipeline, found = chosen.candidate.pipelines[number // chosen.candidate.clones], []
-    for stage, use, costs in zip(
-        replica.stages, pipeline.stage_uses, stage_coefficients(problem, pipeline), strict=True
-    ):
+    for stage, use, costs in zip(replica.stages, pipeline.stage_uses, pipeline.costs, strict=True):
         layers, there = stage.depth, (costs.forward, costs.backward)
         room = usable_bytes(use.site.rates) - (SPARE_BYTES if stage.whole else 0)
         most = int(room * layers / max(1, *(memory[rank] for rank in stage.ranks)))

@@ -50,7 +50,7 @@ class Candidate:
         """Seconds of a step, as all replicas together are simulated."""
         return step_seconds([p.times for p in self.pipelines])
 
-    @property
+    @cached_property
     def arrangement(self) -> tuple[object, ...]:
         return tuple(p.arrangement for p in self.pipelines)
 

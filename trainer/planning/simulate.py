@@ -145,8 +145,23 @@ def step_seconds(replicas: Sequence[PipelineTimes]) -> float:
     return synced + max(stage.update_s for stage in stages)
 
 
+def least_seconds(times: PipelineTimes) -> float:
+    """No step takes less: a stage waits for its first input, computes, and the stages before it run backwards last.
+
+    For schedules that do not split backwards, devices of one stage each.
+    """
+    there = back = least = 0.0
+    for stage, hop in zip(times.stages, (*times.hops, 0.0), strict=True):
+        computed = there + times.micro_batches * (stage.forward_s + stage.backward_s)
+        least = max(least, computed + max(stage.sync_s, back + times.stages[0].sync_s))
+        there, back = there + stage.forward_s + hop, back + stage.backward_s + hop
+    return least + max(stage.update_s for stage in times.stages)
+
+
 def _finished(times: PipelineTimes) -> list[float]:
     """When each stage's last backward ends."""
+    if times.blocking:
+        return _pipeline(0, times)[1]
     rhythm, devices = times.rhythm, len(times.stages) // times.chunks
     step = max(STEADY // 4, len(times.stages)) // devices * devices
     longer = 4 * step + rhythm.micro_batches % devices
@@ -159,25 +174,37 @@ def _finished(times: PipelineTimes) -> list[float]:
 
 def _ends(times: PipelineTimes, rhythm: Rhythm) -> list[float]:
     """The recurrence alone: hot, since the search times thousands of pipelines by it."""
-    split, count = SCHEDULES[times.schedule].splits_backward, rhythm.micro_batches
-    seconds = {kind: [stage.seconds(Action(kind, 0), split=split) for stage in times.stages] for kind in KINDS}
-    free, ends = [0.0] * (len(times.stages) // times.chunks), [0.0] * len(times.stages)
-    links = {kind: [0.0] * len(times.hops) for kind in KINDS}
-    arrived = {kind: [0.0] * (len(times.stages) * count) for kind in KINDS}
-    received, sent = _transfers(times)
+    split, stages = SCHEDULES[times.schedule].splits_backward, times.stages
+    seconds = [stage.seconds(Action(kind, 0), split=split) for kind in KINDS for stage in stages]
+    free, done = [0.0] * (len(stages) // times.chunks), [0.0] * len(seconds)
+    hops, links = times.hops * 2, [0.0] * (2 * len(times.hops))
+    arrived = [0.0] * (1 + 2 * len(stages) * rhythm.micro_batches)
+    for device, computed, source, target, link in _slots(rhythm):
+        end, there = free[device], arrived[source]
+        if there > end:
+            end = there
+        end += seconds[computed]
+        free[device] = done[computed] = end
+        if target:
+            sent = links[link]
+            if sent > end:
+                end = sent
+            links[link] = arrived[target] = end + hops[link]
+    return [max(done[stage :: len(stages)]) for stage in range(len(stages))]
+
+
+@lru_cache(maxsize=512)
+def _slots(rhythm: Rhythm) -> tuple[tuple[int, int, int, int, int], ...]:
+    """`action_order` for the recurrence: device, which of its durations, and where in a list results arrive: its own
+    input (0: it waits for none) and what it sends (0: nothing) over which link."""
+    stages, count = rhythm.stages, rhythm.micro_batches
+    slots = []
     for device, kind, stage, micro_batch, waits, boundary in action_order(rhythm):
-        start = free[device] + received[kind][stage]
-        if waits:
-            there = arrived[kind][stage * count + micro_batch]
-            if there > start:
-                start = there
-        ends[stage] = end = start + seconds[kind][stage]
-        free[device] = end + sent[kind][stage]
-        if boundary is not None:
-            link = links[kind]
-            link[boundary] = end = max(end, link[boundary]) + times.hops[boundary]
-            arrived[kind][(stage + 1 if kind == "F" else stage - 1) * count + micro_batch] = end
-    return ends
+        row, back = KINDS.index(kind) * stages, kind == "B"
+        here, peer = (1 + (row + s) * count + micro_batch for s in (stage, stage - 1 if back else stage + 1))
+        link = back * (stages - 1) + (boundary or 0)
+        slots.append((device, row + stage, here if waits else 0, 0 if boundary is None else peer, link))
+    return tuple(slots)
 
 
 def _pipeline(number: int, times: PipelineTimes) -> tuple[list[SimulatedSpan], list[float]]:
