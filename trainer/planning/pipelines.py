@@ -17,6 +17,7 @@ from hetctl.trainer.planning.likely_uses import likely_uses
 from hetctl.trainer.planning.partition import Floats, Whole
 from hetctl.trainer.planning.pools import Pool, Rates
 from hetctl.trainer.planning.problem import Problem
+from hetctl.trainer.planning.simulate import least_seconds
 from hetctl.trainer.planning.space import MANY_POOLS, PoolUse, orders, pool_uses
 from hetctl.trainer.planning.stages import StageCostCache, share
 from hetctl.trainer.schedule import SCHEDULES
@@ -54,6 +55,7 @@ class Pipelines:
         self.use_bounds = UseBounds(problem)
         self.tried, self.thinned = 0, False
         self.slack = LARGE_SLACK if problem.tolerance else SLACK
+        self.near = 1.0 if problem.tolerance else NEAR
         self.most_tried = LIKELY if problem.tolerance else None
         self._known: dict[WantedPipeline, _Known] = {}
         self._uses, self._orders = cache(self._new_uses), cache(self._new_orders)
@@ -199,9 +201,11 @@ class Pipelines:
                     self.tried += 1
                     arrangement = Arrangement(self.problem, self.stage_costs, ordered, wanted.batching, schedule)
                     made = arrangement.best(bound=limit() * self.slack)
-                    if made is not None and not self.problem.tolerance and made.seconds < limit() * NEAR:
+                    if made is None or least_seconds(made.times) >= limit() * self.near:
+                        continue
+                    if self.near > 1.0 and made.seconds < limit() * self.near:
                         made = self._improved(arrangement, made)
-                    if made is not None and made.seconds < limit():
+                    if made.seconds < limit():
                         yield made
 
     def _order_adds(self, found: Sequence[UseBound], batching: Batching) -> float:

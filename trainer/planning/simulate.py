@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple
 
-from hetctl.trainer.schedule import SCHEDULES, Action, Kind
+from hetctl.trainer.schedule import SCHEDULES, Kind
 
 SpanKind = Literal["F", "B", "W", "send", "sync", "update"]
 KINDS: tuple[Kind, ...] = ("F", "B", "W")
@@ -29,11 +29,11 @@ class StageTimes:
     update_s: float = 0.0
     weights_s: float = 0.0  # of backward: what a schedule may put off
 
-    def seconds(self, action: Action, *, split: bool) -> float:
+    def seconds(self, kind: Kind, *, split: bool) -> float:
         """What an action takes."""
-        if action.kind == "F":
+        if kind == "F":
             return self.forward_s
-        if action.kind == "W":
+        if kind == "W":
             return self.weights_s
         return self.backward_s - (self.weights_s if split else 0.0)
 
@@ -83,8 +83,8 @@ class Rhythm(NamedTuple):
         return self._replace(micro_batches=micro_batches, forwards_ahead=ahead)
 
 
-# device, kind, stage, micro-batch, whether it waits for an input, and the boundary that its result crosses, if any
-OrderedAction = tuple[int, Kind, int, int, bool, int | None]
+# device, which of `_seconds`, micro-batch, the slots that its input and its result arrive in (0: none), and the link
+OrderedAction = tuple[int, int, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -174,12 +174,11 @@ def _finished(times: PipelineTimes) -> list[float]:
 
 def _ends(times: PipelineTimes, rhythm: Rhythm) -> list[float]:
     """The recurrence alone: hot, since the search times thousands of pipelines by it."""
-    split, stages = SCHEDULES[times.schedule].splits_backward, times.stages
-    seconds = [stage.seconds(Action(kind, 0), split=split) for kind in KINDS for stage in stages]
-    free, done = [0.0] * (len(stages) // times.chunks), [0.0] * len(seconds)
+    seconds, count = _seconds(times), len(times.stages)
+    free, done = [0.0] * (count // times.chunks), [0.0] * len(seconds)
     hops, links = times.hops * 2, [0.0] * (2 * len(times.hops))
-    arrived = [0.0] * (1 + 2 * len(stages) * rhythm.micro_batches)
-    for device, computed, source, target, link in _slots(rhythm):
+    arrived = [0.0] * (1 + 2 * count * rhythm.micro_batches)
+    for device, computed, _, source, target, link in action_order(rhythm):
         end, there = free[device], arrived[source]
         if there > end:
             end = there
@@ -190,43 +189,36 @@ def _ends(times: PipelineTimes, rhythm: Rhythm) -> list[float]:
             if sent > end:
                 end = sent
             links[link] = arrived[target] = end + hops[link]
-    return [max(done[stage :: len(stages)]) for stage in range(len(stages))]
-
-
-@lru_cache(maxsize=512)
-def _slots(rhythm: Rhythm) -> tuple[tuple[int, int, int, int, int], ...]:
-    """`action_order` for the recurrence: device, which of its durations, and where in a list results arrive: its own
-    input (0: it waits for none) and what it sends (0: nothing) over which link."""
-    stages, count = rhythm.stages, rhythm.micro_batches
-    slots = []
-    for device, kind, stage, micro_batch, waits, boundary in action_order(rhythm):
-        row, back = KINDS.index(kind) * stages, kind == "B"
-        here, peer = (1 + (row + s) * count + micro_batch for s in (stage, stage - 1 if back else stage + 1))
-        link = back * (stages - 1) + (boundary or 0)
-        slots.append((device, row + stage, here if waits else 0, 0 if boundary is None else peer, link))
-    return tuple(slots)
+    return [max(done[stage::count]) for stage in range(count)]
 
 
 def _pipeline(number: int, times: PipelineTimes) -> tuple[list[SimulatedSpan], list[float]]:
     """(spans, end of each stage's last backward) of one replica, transfers first come, first served."""
-    split = SCHEDULES[times.schedule].splits_backward
-    free, ends = [0.0] * (len(times.stages) // times.chunks), [0.0] * len(times.stages)
-    arrived: dict[tuple[Kind, int, int], float] = {}
-    links: dict[tuple[Kind, int], float] = {}
+    seconds, count = _seconds(times), len(times.stages)
+    free, ends = [0.0] * (count // times.chunks), [0.0] * count
+    hops, links = times.hops * 2, [0.0] * (2 * len(times.hops))
+    arrived = [0.0] * (1 + 2 * count * times.micro_batches)
     spans: list[SimulatedSpan] = []
     received, passed = _transfers(times)
-    for device, kind, stage, micro_batch, waits, boundary in action_order(times.rhythm):
-        ready = free[device] + received[kind][stage]
-        start = max(ready, arrived[kind, stage, micro_batch] if waits else 0.0)
-        ends[stage] = end = start + times.stages[stage].seconds(Action(kind, micro_batch), split=split)
+    for device, computed, micro_batch, source, target, link in action_order(times.rhythm):
+        stage, kind = computed % count, KINDS[computed // count]
+        start = max(free[device] + received[kind][stage], arrived[source])
+        ends[stage] = end = start + seconds[computed]
         free[device] = end + passed[kind][stage]
         spans.append(SimulatedSpan(kind, number, stage, start, end, micro_batch))
-        if boundary is not None:
-            peer, sent = (stage + 1 if kind == "F" else stage - 1), max(end, links.get((kind, boundary), 0.0))
-            there = links[kind, boundary] = arrived[kind, peer, micro_batch] = sent + times.hops[boundary]
+        if target:
+            sent = max(end, links[link])
+            there = links[link] = arrived[target] = sent + hops[link]
             if there > sent:
+                peer = stage + 1 if kind == "F" else stage - 1
                 spans.append(SimulatedSpan("send", number, stage, sent, there, micro_batch, peer))
     return spans, ends
+
+
+def _seconds(times: PipelineTimes) -> list[float]:
+    """What each kind of action takes on each stage."""
+    split = SCHEDULES[times.schedule].splits_backward
+    return [stage.seconds(kind, split=split) for kind in KINDS for stage in times.stages]
 
 
 def _transfers(times: PipelineTimes) -> tuple[dict[Kind, list[float]], dict[Kind, list[float]]]:
@@ -249,7 +241,8 @@ def action_order(rhythm: Rhythm) -> tuple[OrderedAction, ...]:
         schedule.actions(rhythm.micro_batches, stages=rhythm.stages, held=h, forwards_ahead=a)
         for h, a in zip(held, ahead, strict=True)
     ]
-    done: set[tuple[Kind, int, int]] = set()
+    places = {(kind, stage): _place(rhythm, kind, stage) for kind in KINDS for stage in range(rhythm.stages)}
+    ready = bytearray([1]) + bytearray(2 * rhythm.stages * rhythm.micro_batches)
     order: list[OrderedAction] = []
     at = [0] * count
     progress = True
@@ -258,18 +251,28 @@ def action_order(rhythm: Rhythm) -> tuple[OrderedAction, ...]:
         for device, actions in enumerate(lists):
             while at[device] < len(actions):
                 action = actions[at[device]]
-                kind, stage, micro_batch = action.kind, held[device][action.chunk], action.micro_batch
-                source, target = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
-                waits = kind != "W" and 0 <= source < rhythm.stages
-                if waits and (kind, source, micro_batch) not in done:
+                computed, source, target, link = places[action.kind, held[device][action.chunk]]
+                micro_batch = action.micro_batch
+                if not ready[source and source + micro_batch]:
                     break
-                done.add((kind, stage, micro_batch))
-                boundary = min(stage, target) if kind != "W" and 0 <= target < rhythm.stages else None
-                order.append((device, kind, stage, micro_batch, waits, boundary))
+                target = target and target + micro_batch
+                ready[target] = 1
+                order.append((device, computed, micro_batch, source and source + micro_batch, target, link))
                 at[device] += 1
                 progress = True
     assert all(i == len(actions) for i, actions in zip(at, lists, strict=True)), "the schedule waits for itself"
     return tuple(order)
+
+
+def _place(rhythm: Rhythm, kind: Kind, stage: int) -> tuple[int, int, int, int]:
+    """Of an action: which of `_seconds` it takes, the slots of the first micro-batch's input here and result there (0:
+    none), and the link in between."""
+    stages, step = rhythm.stages, 1 if kind == "F" else -1
+    computed = KINDS.index(kind) * stages + stage
+    waits, sends = (kind != "W" and 0 <= peer < stages for peer in (stage - step, stage + step))
+    slot = 1 + computed * rhythm.micro_batches
+    link = stage if kind == "F" else stages - 2 + stage
+    return computed, slot if waits else 0, slot + step * rhythm.micro_batches if sends else 0, link if sends else 0
 
 
 def _sums_start(replicas: Sequence[PipelineTimes], ends: Sequence[Sequence[float]]) -> list[list[float]]:
