@@ -290,3 +290,11 @@ def holmes_layers(speeds: Sequence[float], layers: int, *, alpha: float = 1.0) -
     # the small addend keeps exact shares (such as 0.5 x 30) from falling through floor
     counts = [int(min(alpha * s / total * layers + 1e-9, layers)) for s in speeds[:-1]]
     return (*counts, layers - sum(counts))
+
+
+def undominated(*costs: Floats) -> list[int]:
+    """Rows that no other row beats (or equals, coming earlier) in every column: indices."""
+    order = np.arange(len(costs[0]))
+    no_worse = np.logical_and.reduce([(c[:, None] <= c[None]).all(axis=2) for c in costs])
+    beats = no_worse & ~(no_worse.T & (order[:, None] >= order))
+    return [int(i) for i in np.flatnonzero(~beats.any(axis=0))]

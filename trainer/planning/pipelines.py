@@ -47,21 +47,28 @@ class _Known:
 
 
 class Pipelines:
-    """Finds pipelines and remembers what it found."""
+    """Finds pipelines and remembers what it found.
 
-    def __init__(self, problem: Problem) -> None:
+    `like` knows the same problem at other prices between replicas: bounds leave these out, so what it has serves again.
+    """
+
+    def __init__(self, problem: Problem, *, like: Pipelines | None = None) -> None:
         self.problem = problem
         self.stage_costs = StageCostCache(problem.costs, problem.modes)
-        self.use_bounds = UseBounds(problem)
-        self.tried, self.thinned = 0, False
+        self.use_bounds: UseBounds = like.use_bounds if like else UseBounds(problem)
+        self.tried = 0
+        self.thinned: bool = like is not None and like.thinned
         self.slack = LARGE_SLACK if problem.tolerance else SLACK
         self.near = 1.0 if problem.tolerance else NEAR
         self.most_tried = LIKELY if problem.tolerance else None
         self._known: dict[WantedPipeline, _Known] = {}
-        self._uses, self._orders = cache(self._new_uses), cache(self._new_orders)
+        self._uses: Callable[[Pool, int, int], list[PoolUse]] = like._uses if like else cache(self._new_uses)
+        self._orders = cache(self._new_orders)
         self._block_seconds = cache(self._new_block_seconds)
-        self.samples_per_s = cache(self._new_samples_per_s)
-        self._combinations: dict[tuple[tuple[Pool, ...], int, int, int], BoundedCombinations] = {}
+        self.samples_per_s: Callable[[Pool], float] = like.samples_per_s if like else cache(self._new_samples_per_s)
+        self._combinations: dict[tuple[tuple[Pool, ...], int, int, int], BoundedCombinations] = (
+            like._combinations if like else {}
+        )
 
     def _new_samples_per_s(self, pool: Pool) -> float:
         """What a pool could at most contribute, on whole models."""

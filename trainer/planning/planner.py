@@ -76,19 +76,27 @@ def weigh(
 ) -> Planning:
     """The fastest plan and the candidates it was weighed against. Raises Infeasible or ConfigError."""
     problem = read_problem(cluster, recipe, speeds=speeds, profile=profile)
-    planning = _searched(cluster, recipe, problem)
+    search = Search(problem, keep=_keep(problem))
+    planning = _searched(cluster, recipe, search)
     if problem.costs.value_bytes.over_replicas and len(planning.plan.replicas) > 1 and not planning.plan.over_replicas:
         # the search took it that replicas share out state, and these have no memory for that
         value_bytes = replace(problem.costs.value_bytes, over_replicas=False)
         costs = replace(problem.costs, value_bytes=value_bytes)
-        planning = _searched(cluster, recipe, replace(problem, costs=costs))
+        again = Search(replace(problem, costs=costs), keep=_keep(problem), like=search)
+        planning = _searched(cluster, recipe, again)
     return planning
 
 
-def _searched(cluster: Cluster, recipe: Recipe, problem: Problem) -> Planning:
+def _keep(problem: Problem) -> int:
+    """How many arrangements are kept."""
+    if sum(p.size for p in problem.pools) >= LARGE:
+        return 2
+    return FEW if problem.tolerance else KEEP
+
+
+def _searched(cluster: Cluster, recipe: Recipe, search: Search) -> Planning:
     """The fastest of all that the search finds. Raises Infeasible."""
-    large = sum(p.size for p in problem.pools) >= LARGE
-    found = Search(problem, keep=2 if large else FEW if problem.tolerance else KEEP).run()
+    problem, found = search.problem, search.run()
     if not found.candidates:
         refuse(problem)
     predictions = tuple(sorted(_predictions(problem, found), key=_rank))

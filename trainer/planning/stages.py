@@ -10,7 +10,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mode, ModeCosts, ValueBytes, usable_bytes
-from hetctl.trainer.planning.partition import Floats, Splits, StageTable
+from hetctl.trainer.planning.partition import Floats, Splits, StageTable, undominated
 from hetctl.trainer.planning.pools import RING_REACHED, Rates
 from hetctl.trainer.planning.simulate import StageTimes
 
@@ -303,16 +303,7 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, modes: tu
         return StageCosts(StageTable(nothing, nothing), (MemoryChoice(MODES[0], 1),), every, ((0, 0),), weights)
     beat, end = every.forward.at(layers) + every.backward.at(layers), every.exposed(layers) + every.update.at(layers)
     beat, end = (np.where(fits[wanted], seconds[wanted], np.inf) for seconds in (beat, end))
-    kept = _undominated(beat, end)
+    kept = undominated(beat, end)
     rows = tuple((s, m) for _, s, m in chosen[kept].tolist())
     choices = tuple(MemoryChoice(modes[m], shards[s]) for s, m in rows)
     return StageCosts(StageTable(beat[kept], end[kept]), choices, every, rows, weights)
-
-
-def _undominated(beat: Floats, end: Floats) -> list[int]:
-    """Rows that no other row beats (or equals, coming earlier) for every number of layers."""
-    order = np.arange(len(beat))
-    no_worse = ((beat[:, None] <= beat[None]) & (end[:, None] <= end[None])).all(axis=2)
-    equal = no_worse & no_worse.T
-    beats = no_worse & ~(equal & (order[:, None] >= order[None, :]))
-    return [int(i) for i in np.flatnonzero(~beats.any(axis=0))]
