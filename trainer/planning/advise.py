@@ -33,7 +33,7 @@ from hetctl.trainer.planning.precision import precision_of
 from hetctl.trainer.planning.predict import Prediction
 from hetctl.trainer.planning.problem import Problem, read_problem
 from hetctl.trainer.planning.profile import Profile
-from hetctl.trainer.planning.reschedule import rescheduled
+from hetctl.trainer.planning.reschedule import under_schedules
 from hetctl.trainer.planning.search import Search
 from hetctl.trainer.recipe import Recipe
 
@@ -283,10 +283,7 @@ def _planned(asked: Asked, change: Change, base: Problem, below: float) -> float
 
 def _fastest(problem: Problem, below: float = inf) -> float | None:
     candidates = Search(problem, keep=KEEP, below=below).run().candidates
-    made = [c for c in candidates if any(s.timed_by_search for s in problem.schedules)]
-    for schedule in (s for s in problem.schedules if not s.timed_by_search):
-        made += [other for c in candidates for other in rescheduled(problem, c, schedule)]
-    return min((c.step_s for c in made), default=None)
+    return min((c.step_s for c in under_schedules(problem, candidates)), default=None)
 
 
 def _advice(change: Change, per_s: float, tokens: float, now: float | None, price: float | None) -> Advice:

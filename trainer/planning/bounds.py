@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, reduce
 from typing import NamedTuple
 
@@ -57,16 +57,16 @@ class UseBounds:
         a boundary inside the pool.
         """
         payload = self.problem.costs.boundary_bytes(batching.micro_batch_size)
-        keys, hops = [], []
+        keys = []
         for use in uses:
             hop = self.problem.links.hop_seconds(use, use, payload) if use.stages > 1 else 0.0
             wait = hop if waits and use.stages > 2 else 0.0  # two hops, over two micro-batches in flight at least
-            keys.append(_Key(use, share(batching.micro_batch_size, use.width), batching.micro_batches, wait))
-            hops.append(2 * (use.stages - 1) * hop)
+            samples, hops = share(batching.micro_batch_size, use.width), 2 * (use.stages - 1) * hop
+            keys.append(_Key(use, samples, batching.micro_batches, wait, hops))
         missing = [key for key in keys if key not in self._known]
         self._known.update(zip(missing, self._make(missing) if missing else (), strict=True))
-        found = [(self._known[key], hop) for key, hop in zip(keys, hops, strict=True)]
-        return [replace(bound, hops=hop) if hop else bound for bound, hop in found if bound is not None]
+        found = (self._known[key] for key in keys)
+        return [bound for bound in found if bound is not None]
 
     def _make(self, keys: Sequence[_Key]) -> list[UseBound | None]:
         costs, every = self.problem.costs, self._choices_of([(k.use, k.samples, self._depth(k)) for k in keys])
@@ -89,7 +89,7 @@ class UseBounds:
                 head=self._seconds(costs.head, key.use.pool.rates, key.samples, key.use.tensor),
                 embedding=self._seconds(costs.embedding, key.use.pool.rates, key.samples, key.use.tensor),
                 least_load=float(least[i]),
-                hops=0.0,
+                hops=key.hops,
             )
             if np.isfinite(shallow[i, 1])
             else None
@@ -125,19 +125,23 @@ class UseBounds:
         fits = fixed + memory * layers <= usable, fixed_deep + (memory + more) * layers <= usable
         loads = [np.where(fit, once, np.inf).reshape(len(places), -1, len(layers)) for fit in fits]
         beats = np.broadcast_to(beat, (*loads[0].shape[:1], *fits[0].shape[1:3], 1)).reshape(len(places), -1)
-        return [_Choices.best(*one) for one in zip(beats, *loads, strict=True)]
+        kept = undominated(np.concatenate([beats[:, :, None], *loads], axis=2))
+        blocks = np.where(np.isfinite(loads[0][:, :, 1]), beats, np.inf).min(axis=1)
+        rows = zip(kept, beats, *loads, blocks, strict=True)
+        return [_Choices(beat[k], once[k], deep[k], float(block)) for k, beat, once, deep, block in rows]
 
     def _depth(self, key: _Key) -> int:
         return min((key.use.stages + 1) // 2, key.micro_batches) if self.problem.forwards_ahead is None else 1
 
 
 class _Key(NamedTuple):
-    """What a bound depends on, but for the hops."""
+    """What a bound depends on."""
 
     use: PoolUse
     samples: int  # of a micro-batch, on the fullest rank
     micro_batches: int
     wait: float
+    hops: float
 
 
 _Place = tuple[PoolUse, int, int]  # with so many samples of a micro-batch, so many of which are held by half the stages
@@ -150,13 +154,6 @@ class _Choices(NamedTuple):
     once: Floats  # [choices, layers + 1], seconds a step; infinity where it does not fit, one micro-batch held
     once_deep: Floats  # the same for all that are held
     block: float  # least beat of one layer
-
-    @classmethod
-    def best(cls, beat: Floats, once: Floats, once_deep: Floats) -> _Choices:
-        every = np.concatenate([beat[:, None], once, once_deep], axis=1)
-        kept = undominated(every)
-        block = float(np.where(np.isfinite(once[:, 1]), beat, np.inf).min())
-        return cls(beat[kept], once[kept], once_deep[kept], block)
 
 
 def _seconds(what: Callable[..., Seconds], rates: Rates, samples: int, tensor: int) -> float:

@@ -108,15 +108,15 @@ class _Ways:
                 at = int(seconds.argmin())
                 options.append((abs(float(seconds[at]) - want), u, int(taken[at]), shift))
             _, use_index, taken_layers, shift = min(options)
-            found.append(self.kept[number][use_index])
+            found.append(int(self.kept[number][use_index]))
             stage, layer = stage - shift, layer - taken_layers
         return tuple(reversed(found))
 
 
-def _worth(uses: Sequence[UseBound], room: Whole, *, pinned: bool) -> list[int]:
+def _worth(uses: Sequence[UseBound], room: Whole, *, pinned: bool) -> Whole:
     """Those that no other beats: with room for as much in no more stages, and no slower."""
     costs = np.array([(u.use.stages, -u.use.stages if pinned else 0.0, u.block, u.hops) for u in uses])
-    return undominated(costs, -room.astype(np.float64))
+    return np.flatnonzero(undominated(np.concatenate([costs, -room], axis=1)))
 
 
 def _window_min(values: Floats, least: int, most: Whole) -> Floats:

@@ -292,9 +292,10 @@ def holmes_layers(speeds: Sequence[float], layers: int, *, alpha: float = 1.0) -
     return (*counts, layers - sum(counts))
 
 
-def undominated(*costs: Floats) -> list[int]:
-    """Rows that no other row beats (or equals, coming earlier) in every column: indices."""
-    order = np.arange(len(costs[0]))
-    no_worse = np.logical_and.reduce([(c[:, None] <= c[None]).all(axis=2) for c in costs])
-    beats = no_worse & ~(no_worse.T & (order[:, None] >= order))
-    return [int(i) for i in np.flatnonzero(~beats.any(axis=0))]
+def undominated(costs: Floats) -> NDArray[np.bool_]:
+    """[.., rows], of costs [.., rows, columns]: whether no other row beats it (or equals it, coming earlier) in all."""
+    order = np.arange(costs.shape[-2])
+    no_worse: NDArray[np.bool_] = np.all(costs[..., :, None, :] <= costs[..., None, :, :], axis=-1)
+    beats = no_worse & ~(no_worse.swapaxes(-1, -2) & (order[:, None] >= order))
+    kept: NDArray[np.bool_] = ~np.any(beats, axis=-2)
+    return kept

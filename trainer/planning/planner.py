@@ -25,7 +25,7 @@ from hetctl.trainer.planning.predict import (
 from hetctl.trainer.planning.problem import Problem, read_problem
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.reasons import reasons
-from hetctl.trainer.planning.reschedule import rescheduled
+from hetctl.trainer.planning.reschedule import under_schedules
 from hetctl.trainer.planning.search import Candidate, Search, SearchResult
 from hetctl.trainer.planning.space import tensor_units
 from hetctl.trainer.planning.state_sharding import SPARE_BYTES, with_whole
@@ -110,9 +110,7 @@ def _searched(cluster: Cluster, recipe: Recipe, search: Search) -> Planning:
 
 def _predictions(problem: Problem, found: SearchResult) -> list[Prediction]:
     """The fastest of all candidates under all schedules. Raises Infeasible where none can have what is asked for."""
-    made = [c for c in found.candidates if any(s.timed_by_search for s in problem.schedules)]
-    for schedule in (s for s in problem.schedules if not s.timed_by_search):
-        made += [other for c in found.candidates for other in rescheduled(problem, c, schedule)]
+    made = under_schedules(problem, found.candidates)
     if not made:
         raise Infeasible(
             f"no plan that was found can run the {problem.schedules[0].name} schedule: memory, or micro-batches that "

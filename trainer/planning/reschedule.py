@@ -20,6 +20,14 @@ from hetctl.trainer.planning.stages import Coefficients, coefficients, share
 from hetctl.trainer.schedule import Schedule, most_held
 
 
+def under_schedules(problem: Problem, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """These candidates, found under schedules that the search times, under every one that may be chosen."""
+    made = [c for c in candidates if any(s.timed_by_search for s in problem.schedules)]
+    for schedule in (s for s in problem.schedules if not s.timed_by_search):
+        made += [other for c in candidates for other in rescheduled(problem, c, schedule)]
+    return made
+
+
 def rescheduled(problem: Problem, candidate: Candidate, schedule: Schedule) -> Iterator[Candidate]:
     """The candidate under a schedule, in every number of stages per device that can be: memory, and divisibility."""
     for chunks in schedule.chunks:

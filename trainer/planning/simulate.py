@@ -165,7 +165,7 @@ def _finished(times: PipelineTimes) -> list[float]:
     rhythm, devices = times.rhythm, len(times.stages) // times.chunks
     step = max(STEADY // 4, len(times.stages)) // devices * devices
     longer = 4 * step + rhythm.micro_batches % devices
-    if longer >= rhythm.micro_batches:
+    if 2 * longer - step >= rhythm.micro_batches:  # as little work
         return _ends(times, rhythm)
     before, there = (_ends(times, rhythm.of_fewer(n)) for n in (longer - step, longer))
     further = (rhythm.micro_batches - longer) / step

@@ -303,7 +303,7 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, modes: tu
         return StageCosts(StageTable(nothing, nothing), (MemoryChoice(MODES[0], 1),), every, ((0, 0),), weights)
     beat, end = every.forward.at(layers) + every.backward.at(layers), every.exposed(layers) + every.update.at(layers)
     beat, end = (np.where(fits[wanted], seconds[wanted], np.inf) for seconds in (beat, end))
-    kept = undominated(beat, end)
+    kept = undominated(np.concatenate([beat, end], axis=1))
     rows = tuple((s, m) for _, s, m in chosen[kept].tolist())
     choices = tuple(MemoryChoice(modes[m], shards[s]) for s, m in rows)
     return StageCosts(StageTable(beat[kept], end[kept]), choices, every, rows, weights)

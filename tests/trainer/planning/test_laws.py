@@ -80,8 +80,8 @@ def instance(seed: int) -> Instance:
         for _ in range(draw.choice((2, 2, 3)))
     )
     layers, hidden = draw.randint(4, 6 if small else 12), draw.choice((1024, 2048, 4096))
-    samples = draw.choice((4, 6, 8) if small else (8, 12, 24, 32))
-    return Instance(islands, draw.choice((10, 25, 100)), layers, hidden, draw.choice((1024, 4096)), samples)
+    link, seq_len = draw.choice((10, 25, 100)), draw.choice((1024, 4096))
+    return Instance(islands, link, layers, hidden, seq_len, draw.choice((4, 6, 8) if small else (8, 12, 24, 32)))
 
 
 @pytest.fixture(scope="module")
