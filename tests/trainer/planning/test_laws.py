@@ -213,6 +213,13 @@ def layout(candidate: Candidate) -> list[tuple[object, ...]]:
     ]
 
 
+def test_of_many_unlike_islands_few_arrangements_are_worked_out() -> None:
+    """A guard of the time that planning takes, in counts: 731 when this was written."""
+    cluster = describe_cluster(parse_spec("h200:8,mi325x:8,a100:8,h100:8", CLASSES), CLASSES)
+    asked = [("model.name", "llama-8b"), ("model.seq_len", 4096), ("batch.global_batch", 256)]
+    assert weigh(cluster, load_recipe(None, asked)).found.tried < 1000
+
+
 @pytest.mark.parametrize("seed", range(INSTANCES))
 def test_units_mean_nothing(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times as fast in everything: the same plan in a fourth of the time, to the last bit (a power of two)."""
