@@ -33,7 +33,7 @@ from hetctl.trainer.planning.precision import precision_of
 from hetctl.trainer.planning.predict import Prediction
 from hetctl.trainer.planning.problem import Problem, read_problem
 from hetctl.trainer.planning.profile import Profile
-from hetctl.trainer.planning.reschedule import rescheduled, stage_coefficients
+from hetctl.trainer.planning.reschedule import under_schedules
 from hetctl.trainer.planning.search import Search
 from hetctl.trainer.recipe import Recipe
 
@@ -203,7 +203,7 @@ def _changes(
         if _used_up(chosen, pool):
             larger = more_memory(cluster, by_name[pool.island], pool.device_class, asked.table)
             yield from (larger,) if larger else ()
-        if _host_used_up(problem, chosen, pool):
+        if _host_used_up(chosen, pool):
             hosts = more_host_memory(cluster, by_name[pool.island])
             yield from (hosts,) if hosts else ()
     per_host, devices = usual_host(cluster), sum(p.size for p in problem.pools)
@@ -262,11 +262,10 @@ def _used_up(chosen: Prediction, pool: Pool) -> bool:
     return False
 
 
-def _host_used_up(problem: Problem, chosen: Prediction, pool: Pool) -> bool:
+def _host_used_up(chosen: Prediction, pool: Pool) -> bool:
     """Whether a plan fills most of a pool's share of its hosts' memory."""
     for pipeline in chosen.candidate.pipelines:
-        costs = stage_coefficients(problem, pipeline)
-        for use, layers, c in zip(pipeline.stage_uses, pipeline.layers, costs, strict=True):
+        for use, layers, c in zip(pipeline.stage_uses, pipeline.layers, pipeline.costs, strict=True):
             if use.pool is pool and c.host.at(layers) > MOST_FREE * pool.rates.host_memory_bytes:
                 return True
     return False
@@ -284,10 +283,7 @@ def _planned(asked: Asked, change: Change, base: Problem, below: float) -> float
 
 def _fastest(problem: Problem, below: float = inf) -> float | None:
     candidates = Search(problem, keep=KEEP, below=below).run().candidates
-    made = [c for c in candidates if any(s.timed_by_search for s in problem.schedules)]
-    for schedule in (s for s in problem.schedules if not s.timed_by_search):
-        made += [other for c in candidates for other in rescheduled(problem, c, schedule)]
-    return min((c.step_s for c in made), default=None)
+    return min((c.step_s for c in under_schedules(problem, candidates)), default=None)
 
 
 def _advice(change: Change, per_s: float, tokens: float, now: float | None, price: float | None) -> Advice:

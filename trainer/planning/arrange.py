@@ -8,11 +8,11 @@ from functools import cached_property
 from itertools import pairwise, permutations
 from math import inf
 
-from hetctl.trainer.planning.partition import Split, best_split, fixed_split, holmes_layers, uniform_layers
+from hetctl.trainer.planning.partition import Split, fixed_split, holmes_layers, uniform_layers
 from hetctl.trainer.planning.problem import Problem
-from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes, step_seconds
+from hetctl.trainer.planning.simulate import PipelineTimes, least_seconds, step_seconds
 from hetctl.trainer.planning.space import PoolUse
-from hetctl.trainer.planning.stages import MemoryChoice, StageCostCache, StageCosts, StagePlace, SyncRate, share
+from hetctl.trainer.planning.stages import Coefficients, MemoryChoice, StageCostCache, StagePlace, SyncRate, share
 from hetctl.trainer.schedule import SCHEDULES, Schedule
 
 SPLIT_TOLERANCE = 0.005  # of larger searches: layers are moved one by one afterwards
@@ -47,6 +47,7 @@ class Pipeline:
     uses: tuple[PoolUse, ...]
     batching: Batching
     choices: tuple[MemoryChoice, ...]
+    costs: tuple[Coefficients[float], ...]  # of each stage
     memory_bytes: tuple[int, ...]  # per stage, on each of its ranks
     times: PipelineTimes
 
@@ -88,7 +89,7 @@ class Pipeline:
         """The ranks of each stage."""
         return tuple(use.stage_ranks(k) for use in self.uses for k in range(use.stages)) * self.chunks
 
-    @property
+    @cached_property
     def arrangement(self) -> tuple[object, ...]:
         """What tells two pipelines apart beyond their times."""
         uses = tuple((u.pool.name, u.tensor, u.stages, u.width) for u in self.uses)
@@ -128,7 +129,8 @@ class Arrangement:
         held = [min(ahead, count) for ahead in self.ahead]
         widths = [use.width for use in self.stages]
         at = [batching.place(i, len(places), width=widths[i], held=held[i], trip_s=trips[i]) for i in places]
-        self.costs = [stage_costs.of(use.site, place) for use, place in zip(self.stages, at, strict=True)]
+        self.costs = tuple(stage_costs.of(use.site, place) for use, place in zip(self.stages, at, strict=True))
+        self.splits = stage_costs.splits(self.costs)
 
     def best(self, *, bound: float = inf) -> Pipeline | None:
         """The best split by the closed form; None when nothing fits or none takes less than `bound`.
@@ -137,43 +139,58 @@ class Arrangement:
         """
         further = self.batching.micro_batches - 1
         fill, floor = 2 * sum(self.hops), further * max(self.hops, default=0.0)
-        split = _split(self.problem, self.stages, self.costs, further + 1, floor, bound - fill)
+        split = self._split(floor, bound - fill)
         return None if split is None else self._made(split.layers, split.rows)
+
+    def _split(self, floor: float, bound: float) -> Split | None:
+        """The best, or the one that is asked for; None where it takes no less than the bound."""
+        problem, count = self.problem, self.batching.micro_batches
+        if problem.layers is None and problem.split == "auto":
+            tolerance = SPLIT_TOLERANCE if problem.tolerance else 0.0
+            return self.splits.best(count, floor=floor, bound=bound, tolerance=tolerance)
+        if problem.layers is not None:
+            fixed = problem.layers
+        elif problem.split == "uniform":
+            fixed = uniform_layers(len(self.stages), problem.costs.shape.layers)
+        else:
+            speeds = [u.pool.rates.flops_per_s * u.width * u.tensor for u in self.stages]
+            fixed = holmes_layers(speeds, problem.costs.shape.layers, alpha=problem.alpha)
+        if len(fixed) != len(self.stages) or min(fixed) < 1:
+            return None
+        split = fixed_split(self.splits.tables, fixed, micro_batches=count, floor=floor)
+        return split if split is not None and split.seconds < bound else None
 
     def improved(self, pipeline: Pipeline) -> Pipeline:
         """One of its pipelines with layers moved between stages, one by one, for as long as it takes less simulated.
 
         The closed form knows no idle time that forwards in flight fill: so early stages may hold more than it says.
         """
-        while len(pipeline.layers) > 1:
-            moved = (self.with_layers(layers) for layers in _one_moved(pipeline.layers))
-            best = min((p for p in moved if p is not None), key=lambda p: p.seconds, default=pipeline)
-            if best.seconds >= pipeline.seconds * (1 - WORTH_MOVING):
-                break
-            pipeline = best
+        best: Pipeline | None = pipeline
+        while best is not None:
+            pipeline, best = best, None
+            worth = pipeline.seconds * (1 - WORTH_MOVING)
+            for moved in map(self.with_layers, _one_moved(pipeline.layers)):
+                if moved is not None and least_seconds(moved.times) < worth and moved.seconds < worth:
+                    best, worth = moved, moved.seconds
         return pipeline
 
     def with_layers(self, layers: tuple[int, ...]) -> Pipeline | None:
         """These layers, each stage in its fastest way; None where one does not fit."""
-        rows, count = [], self.batching.micro_batches
-        for costs, held in zip(self.costs, layers, strict=True):
-            seconds = count * costs.table.beat[:, held] + costs.table.end[:, held]
-            rows.append(int(seconds.argmin()))
-            if seconds[rows[-1]] == inf:
-                return None
-        return self._made(layers, tuple(rows))
+        rows = [c.fastest(self.batching.micro_batches)[k] for c, k in zip(self.costs, layers, strict=True)]
+        found = tuple(row for row in rows if row is not None)
+        return self._made(layers, found) if len(found) == len(rows) else None
 
     def _made(self, layers: tuple[int, ...], rows: tuple[int, ...]) -> Pipeline:
         held = list(zip(self.costs, rows, layers, strict=True))
-        timed = [_times(self.problem, u, self.batching, *one) for u, one in zip(self.stages, held, strict=True)]
-        bridged = tuple(a.pool.island != b.pool.island for a, b in pairwise(self.stages))
+        timed = tuple(f.times(r, k) for f, r, k in held)
         count, name = self.batching.micro_batches, self.schedule.name
         return Pipeline(
             self.uses,
             self.batching,
             tuple(f.choices[r] for f, r, _ in held),
-            tuple(int(f.memory[r, k]) for f, r, k in held),
-            PipelineTimes(tuple(timed), self.hops, bridged, count, self.ahead, layers, name),
+            tuple(f.ways[r] for f, r, _ in held),
+            tuple(int(f.ways[r].memory.at(k)) for f, r, k in held),
+            PipelineTimes(timed, self.hops, bridged(self.stages), count, self.ahead, layers, name),
         )
 
 
@@ -184,13 +201,9 @@ def _one_moved(layers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield tuple(n - (i == a) + (i == b) for i, n in enumerate(layers))
 
 
-def _times(problem: Problem, use: PoolUse, batching: Batching, costs: StageCosts, row: int, layers: int) -> StageTimes:
-    """What the simulator is told of a stage with so many layers, run in one of its ways."""
-    rates, tensor = use.pool.rates, use.tensor
-    forward, update = float(costs.forward[row, layers]), float(costs.update[row, layers])
-    backward, sums = float(costs.table.beat[row, layers]) - forward, float(costs.table.end[row, layers]) - update
-    weights = problem.costs.weight_gradients(rates, share(batching.micro_batch_size, use.width), tensor=tensor)
-    return StageTimes(forward, backward, max(sums, 0.0), update, layers * weights)
+def bridged(stages: Sequence[PoolUse]) -> tuple[bool, ...]:
+    """Whether each boundary between stages is one between islands."""
+    return tuple(a.pool.island != b.pool.island for a, b in pairwise(stages))
 
 
 def _ahead(problem: Problem, stages: int, micro_batches: int, schedule: Schedule) -> tuple[int, ...]:
@@ -198,23 +211,3 @@ def _ahead(problem: Problem, stages: int, micro_batches: int, schedule: Schedule
         assert len(problem.forwards_ahead) == stages, "it pins the number of stages"
         return problem.forwards_ahead
     return schedule.in_flight(stages, micro_batches)
-
-
-def _split(
-    problem: Problem, stages: Sequence[PoolUse], found: Sequence[StageCosts], count: int, floor: float, bound: float
-) -> Split | None:
-    tables, layers = [f.table for f in found], problem.costs.shape.layers
-    if problem.layers is None and problem.split == "auto":
-        tolerance = SPLIT_TOLERANCE if problem.tolerance else 0.0
-        return best_split(tables, layers, micro_batches=count, floor=floor, bound=bound, tolerance=tolerance)
-    if problem.layers is not None:
-        fixed = problem.layers
-    elif problem.split == "uniform":
-        fixed = uniform_layers(len(stages), layers)
-    else:
-        speeds = [u.pool.rates.flops_per_s * u.width * u.tensor for u in stages]
-        fixed = holmes_layers(speeds, layers, alpha=problem.alpha)
-    if len(fixed) != len(stages) or min(fixed) < 1:
-        return None
-    split = fixed_split(tables, fixed, micro_batches=count, floor=floor)
-    return split if split is not None and split.seconds < bound else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, reduce
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from hetctl.trainer.planning.arrange import Batching
 from hetctl.trainer.planning.costs import Seconds, usable_bytes
-from hetctl.trainer.planning.partition import Floats, Whole
+from hetctl.trainer.planning.partition import Floats, Whole, undominated
 from hetctl.trainer.planning.pools import Rates
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.space import PoolUse
@@ -47,6 +47,7 @@ class UseBounds:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._known: dict[_Key, UseBound | None] = {}
+        self._choices: dict[_Place, _Choices] = {}
         self._seconds = cache(_seconds)  # of the LM head or the embedding
 
     def of(self, uses: Sequence[PoolUse], batching: Batching, *, waits: bool) -> list[UseBound]:
@@ -56,72 +57,103 @@ class UseBounds:
         a boundary inside the pool.
         """
         payload = self.problem.costs.boundary_bytes(batching.micro_batch_size)
-        keys, hops = [], []
+        keys = []
         for use in uses:
             hop = self.problem.links.hop_seconds(use, use, payload) if use.stages > 1 else 0.0
             wait = hop if waits and use.stages > 2 else 0.0  # two hops, over two micro-batches in flight at least
-            keys.append(_Key(use, share(batching.micro_batch_size, use.width), batching.micro_batches, wait))
-            hops.append(2 * (use.stages - 1) * hop)
+            samples, hops = share(batching.micro_batch_size, use.width), 2 * (use.stages - 1) * hop
+            keys.append(_Key(use, samples, batching.micro_batches, wait, hops))
         missing = [key for key in keys if key not in self._known]
-        for start in range(0, len(missing), TOGETHER):
-            some = missing[start : start + TOGETHER]
-            self._known.update(zip(some, self._make(some), strict=True))
-        found = [(self._known[key], hop) for key, hop in zip(keys, hops, strict=True)]
-        return [replace(bound, hops=hop) if hop else bound for bound, hop in found if bound is not None]
+        self._known.update(zip(missing, self._make(missing) if missing else (), strict=True))
+        found = (self._known[key] for key in keys)
+        return [bound for bound in found if bound is not None]
 
     def _make(self, keys: Sequence[_Key]) -> list[UseBound | None]:
-        """All at once, as arrays [uses, shards, modes, layers + 1]. Without the sums across replicas, so that one
-        bound serves every grouping."""
-        costs, modes = self.problem.costs, self.problem.modes
-        sites, samples = [key.use.site for key in keys], [key.samples for key in keys]
-        shards = [[site.shards(s) for s in SHARDINGS] for site in sites]
-        every = coefficient_arrays(costs, sites, StagePlace(False, False, 1, 1), samples, modes, shards)
-        # a stage in the middle has blocks only: all costs but memory begin at zero
-        forward, backward, sums = every.forward.each, every.backward.each, every.sums.each
-        update, memory = every.update.each, every.memory.each
-        fixed, usable = every.memory.fixed, usable_bytes(sites[0].rates)
-        layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
-        further = column(key.micro_batches - 1 for key in keys)
-        beat = forward + backward
-        exposed = np.maximum(sums, layers * (sums - backward))  # gradient sums that backward does not hide
-        load = layers * (further * beat + update) + exposed
-        shallow = _least(np.where(fixed + memory * layers <= usable, load, np.inf))
-        block = np.where(fixed + memory <= usable, beat, np.inf).min(axis=(1, 2, 3))
-        depths = [self._depth(key) for key in keys]
-        under = [costs.under(modes, k.use.pool.rates, k.samples, k.use.tensor) for k in keys]
-        held = np.stack([u.held for u in under])[:, None, :, None]
-        deeper = column(depth - 1 for depth in depths)
-        fixed = fixed + deeper * column(costs.boundary_bytes(key.samples) for key in keys)
-        load += further * column(key.wait for key in keys)
-        deep = _least(np.where(fixed + (memory + deeper * held) * layers <= usable, load, np.inf))
+        costs, every = self.problem.costs, self._choices_of([(k.use, k.samples, self._depth(k)) for k in keys])
+        counts, layers = [len(one.beat) for one in every], np.arange(costs.shape.layers + 1, dtype=np.float64)
+        further = np.array([k.micro_batches - 1.0 for k in keys])
+        rounds = further.repeat(counts) * np.concatenate([one.beat for one in every])
+        starts = np.cumsum([0, *counts[:-1]])
+        shallow, deep = (
+            _least(np.minimum.reduceat(rounds[:, None] * layers + np.concatenate(once), starts))
+            for once in ([one.once for one in every], [one.once_deep for one in every])
+        )
+        deep[:, 1:] += (further * [key.wait for key in keys])[:, None]
         least = (shallow[:, 1:] / layers[1:]).min(axis=1)
         return [
             UseBound(
                 use=key.use,
                 load=shallow[i],
                 deep=deep[i],
-                block=float(block[i]),
+                block=every[i].block,
                 head=self._seconds(costs.head, key.use.pool.rates, key.samples, key.use.tensor),
                 embedding=self._seconds(costs.embedding, key.use.pool.rates, key.samples, key.use.tensor),
                 least_load=float(least[i]),
-                hops=0.0,
+                hops=key.hops,
             )
             if np.isfinite(shallow[i, 1])
             else None
             for i, key in enumerate(keys)
         ]
 
+    def _choices_of(self, places: Sequence[_Place]) -> list[_Choices]:
+        missing = [place for place in dict.fromkeys(places) if place not in self._choices]
+        for start in range(0, len(missing), TOGETHER):
+            some = missing[start : start + TOGETHER]
+            self._choices.update(zip(some, self._new_choices(some), strict=True))
+        return [self._choices[place] for place in places]
+
+    def _new_choices(self, places: Sequence[_Place]) -> list[_Choices]:
+        """All at once, as arrays [uses, shards, modes, layers + 1]. Without the sums across replicas, so that one
+        bound serves every grouping."""
+        costs, modes = self.problem.costs, self.problem.modes
+        uses, samples, depths = zip(*places, strict=True)
+        sites = [use.site for use in uses]
+        shards = [[site.shards(s) for s in SHARDINGS] for site in sites]
+        every = coefficient_arrays(costs, sites, StagePlace(False, False, 1, 1), samples, modes, shards)
+        # a stage in the middle has blocks only: all costs but memory begin at zero
+        sums, memory = every.sums.each, every.memory.each
+        fixed, usable = every.memory.fixed, usable_bytes(sites[0].rates)
+        layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
+        beat = every.forward.each + every.backward.each
+        # with the gradient sums that backward does not hide
+        once = layers * every.update.each + np.maximum(sums, layers * (sums - every.backward.each))
+        under = [costs.under(modes, use.pool.rates, n, use.tensor) for use, n, _ in places]
+        deeper = column(depth - 1 for depth in depths)
+        more = deeper * np.stack([u.held for u in under])[:, None, :, None]
+        fixed_deep = fixed + deeper * column(costs.boundary_bytes(n) for n in samples)
+        fits = fixed + memory * layers <= usable, fixed_deep + (memory + more) * layers <= usable
+        loads = [np.where(fit, once, np.inf).reshape(len(places), -1, len(layers)) for fit in fits]
+        beats = np.broadcast_to(beat, (*loads[0].shape[:1], *fits[0].shape[1:3], 1)).reshape(len(places), -1)
+        kept = undominated(np.concatenate([beats[:, :, None], *loads], axis=2))
+        blocks = np.where(np.isfinite(loads[0][:, :, 1]), beats, np.inf).min(axis=1)
+        rows = zip(kept, beats, *loads, blocks, strict=True)
+        return [_Choices(beat[k], once[k], deep[k], float(block)) for k, beat, once, deep, block in rows]
+
     def _depth(self, key: _Key) -> int:
         return min((key.use.stages + 1) // 2, key.micro_batches) if self.problem.forwards_ahead is None else 1
 
 
 class _Key(NamedTuple):
-    """What a bound depends on, but for the hops."""
+    """What a bound depends on."""
 
     use: PoolUse
     samples: int  # of a micro-batch, on the fullest rank
     micro_batches: int
     wait: float
+    hops: float
+
+
+_Place = tuple[PoolUse, int, int]  # with so many samples of a micro-batch, so many of which are held by half the stages
+
+
+class _Choices(NamedTuple):
+    """What a stage can do about memory, but for what another choice beats everywhere, whatever the micro-batches."""
+
+    beat: Floats  # [choices], seconds per layer and micro-batch
+    once: Floats  # [choices, layers + 1], seconds a step; infinity where it does not fit, one micro-batch held
+    once_deep: Floats  # the same for all that are held
+    block: float  # least beat of one layer
 
 
 def _seconds(what: Callable[..., Seconds], rates: Rates, samples: int, tensor: int) -> float:
@@ -129,10 +161,9 @@ def _seconds(what: Callable[..., Seconds], rates: Rates, samples: int, tensor: i
 
 
 def _least(loads: Floats) -> Floats:
-    """[uses, layers + 1]: the least of all choices, for so many layers or more."""
-    load = loads.min(axis=(1, 2))
-    load[:, 0] = 0.0
-    return np.asarray(np.minimum.accumulate(load[:, ::-1], axis=1)[:, ::-1])
+    """[uses, layers + 1]: the least for so many layers or more."""
+    loads[:, 0] = 0.0
+    return np.minimum.accumulate(loads[:, ::-1], axis=1)[:, ::-1]
 
 
 def lower_bounds(

@@ -16,7 +16,6 @@ from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.predict import Prediction, predict
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.reasons import describe
-from hetctl.trainer.planning.reschedule import stage_coefficients
 from hetctl.trainer.planning.search import MOST_MICRO_BATCHES, Candidate, Search
 
 PLENTY = 1 << 50  # bytes that no model needs
@@ -154,8 +153,8 @@ def _host_lacks(problem: Problem, candidate: Candidate) -> str:
     shares = {pool.ranks[0]: pool.rates.host_memory_bytes for pool in problem.pools}
     worst, sentence = float("-inf"), ""
     for number, pipeline in enumerate(candidate.pipelines):
-        costs = stage_coefficients(problem, pipeline)
-        for index, (use, layers, c) in enumerate(zip(pipeline.stage_uses, pipeline.layers, costs, strict=True)):
+        stages = zip(pipeline.stage_uses, pipeline.layers, pipeline.costs, strict=True)
+        for index, (use, layers, c) in enumerate(stages):
             need, have = c.host.at(layers), min(s for rank, s in shares.items() if rank in use.pool.ranks)
             if need - have > worst:
                 worst = need - have

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 from hetctl.trainer.planning.arrange import Batching
@@ -37,6 +38,7 @@ class Groupings:
         self.problem, self.pipelines = problem, pipelines
         self.thinned = False
 
+    @cached_property
     def all(self) -> list[Grouping]:
         """In order of their bounds; of many pools the likely ones only."""
         found: list[Grouping] = []

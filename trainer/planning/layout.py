@@ -8,12 +8,12 @@ from itertools import pairwise
 
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.trainer.model.sample_shares import share as cut
-from hetctl.trainer.planning.arrange import Batching, Pipeline
+from hetctl.trainer.planning.arrange import Batching, Pipeline, bridged
 from hetctl.trainer.planning.costs import Mode, Recompute, usable_bytes
 from hetctl.trainer.planning.groupings import slowest_sync
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.problem import Problem
-from hetctl.trainer.planning.reschedule import stage_coefficients, with_times
+from hetctl.trainer.planning.reschedule import with_times
 from hetctl.trainer.planning.search import Candidate
 from hetctl.trainer.planning.simulate import PipelineTimes, simulate
 from hetctl.trainer.planning.space import PoolUse
@@ -88,10 +88,10 @@ class LayoutPrediction:
 def predict_layout(problem: Problem, layout: Layout, engine: Engine = OURS) -> LayoutPrediction:
     """What the cost model of the search says of a layout. Raises ConfigError for one that cannot be."""
     candidate = candidate_of(problem, layout)
-    times = [_under(engine, problem, p) for p in candidate.pipelines]
+    times = [_under(engine, p) for p in candidate.pipelines]
     memory = []
     for pipeline in candidate.pipelines:
-        stages = zip(pipeline.stage_uses, pipeline.layers, stage_coefficients(problem, pipeline), strict=True)
+        stages = zip(pipeline.stage_uses, pipeline.layers, pipeline.costs, strict=True)
         memory += [(c.memory.at(n), usable_bytes(use.site.rates)) for use, n, c in stages]
     return LayoutPrediction(simulate(times).step_time_s, tuple(memory))
 
@@ -127,7 +127,7 @@ def _pipeline(
     times = PipelineTimes(
         stages=(),
         hops=tuple(problem.links.hop_seconds(a, b, payload) for a, b in pairwise(uses * layout.chunks)),
-        bridged=tuple(a.pool.island != b.pool.island for a, b in pairwise(uses * layout.chunks)),
+        bridged=bridged(uses * layout.chunks),
         micro_batches=batching.micro_batches,
         forwards_ahead=schedule.in_flight(len(uses), batching.micro_batches) * layout.chunks,
         layers=tuple(span[c] for c in range(layout.chunks) for span in spans),
@@ -135,7 +135,7 @@ def _pipeline(
         chunks=layout.chunks,
     )
     memory = (0,) * len(uses) * layout.chunks
-    return with_times(problem, Pipeline(uses, batching, choices * layout.chunks, memory, times))
+    return with_times(problem, Pipeline(uses, batching, choices * layout.chunks, (), memory, times))
 
 
 def _use(pools: Sequence[Pool], stage: StageLayout) -> PoolUse:
@@ -152,11 +152,11 @@ def _use(pools: Sequence[Pool], stage: StageLayout) -> PoolUse:
     return PoolUse(found[0], stage.tensor, 1, stage.width)
 
 
-def _under(engine: Engine, problem: Problem, pipeline: Pipeline) -> PipelineTimes:
+def _under(engine: Engine, pipeline: Pipeline) -> PipelineTimes:
     """The pipeline's times as that program has them."""
     times, stages = pipeline.times, pipeline.times.stages
     if engine.exposed_sums:
-        sums = [float(c.sums.at(n)) for c, n in zip(stage_coefficients(problem, pipeline), times.layers, strict=True)]
+        sums = [c.sums.at(n) for c, n in zip(pipeline.costs, times.layers, strict=True)]
         stages = tuple(replace(s, sync_s=seconds) for s, seconds in zip(stages, sums, strict=True))
     return replace(times, stages=stages, blocking=engine.blocking_transfers)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hetctl.trainer.planning.bounds import UseBound, rooms
-from hetctl.trainer.planning.partition import Floats, Whole
+from hetctl.trainer.planning.partition import Floats, Whole, undominated
 
 GRID = 16  # thresholds at once
 MOST = 3  # combinations of the finer grid
@@ -62,11 +62,14 @@ class _Ways:
         stages: int | None,
         grid: Floats,
     ) -> None:
-        self.options, self.layers, self.stages = options, layers, stages
-        self.rooms = [np.minimum(rooms(o, grid, micro_batches)[0], layers).astype(np.int64) for o in options]
+        self.layers, self.stages = layers, stages
+        every = [np.minimum(rooms(o, grid, micro_batches)[0], layers).astype(np.int64) for o in options]
+        self.kept = [_worth(o, room, pinned=stages is not None) for o, room in zip(options, every, strict=True)]
+        self.options = [[o[i] for i in kept] for o, kept in zip(options, self.kept, strict=True)]
+        self.rooms = [room[kept] for room, kept in zip(every, self.kept, strict=True)]
         self.least = [np.full((len(grid), (stages or 0) + 1, layers + 1), np.inf)]
         self.least[0][:, 0, 0] = 0.0
-        for uses, room in zip(options, self.rooms, strict=True):
+        for uses, room in zip(self.options, self.rooms, strict=True):
             self.least.append(self._with(self.least[-1], uses, room))
         ends = min(b.head for o in options for b in o) + min(b.embedding for o in options for b in o)
         self.seconds = self.least[-1][:, -1, layers] + grid + ends
@@ -105,9 +108,15 @@ class _Ways:
                 at = int(seconds.argmin())
                 options.append((abs(float(seconds[at]) - want), u, int(taken[at]), shift))
             _, use_index, taken_layers, shift = min(options)
-            found.append(use_index)
+            found.append(int(self.kept[number][use_index]))
             stage, layer = stage - shift, layer - taken_layers
         return tuple(reversed(found))
+
+
+def _worth(uses: Sequence[UseBound], room: Whole, *, pinned: bool) -> Whole:
+    """Those that no other beats: with room for as much in no more stages, and no slower."""
+    costs = np.array([(u.use.stages, -u.use.stages if pinned else 0.0, u.block, u.hops) for u in uses])
+    return np.flatnonzero(undominated(np.concatenate([costs, -room], axis=1)))
 
 
 def _window_min(values: Floats, least: int, most: Whole) -> Floats:

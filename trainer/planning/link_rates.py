@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from itertools import combinations
 from math import inf
 
@@ -63,11 +64,15 @@ class LinkRates:
         pairs = [frozenset(pair) for pair in combinations(names, 2)]
         return len(set(names)) == len(names) and len({self.bridges.get(pair) for pair in pairs}) <= 1
 
-    def hop_seconds(self, a: PoolUse, b: PoolUse, payload: float) -> float:
-        """Seconds for one micro-batch's `payload` bytes from a stage of `a` to a stage of `b`.
+    @cached_property
+    def hop_seconds(self) -> Callable[[PoolUse, PoolUse, float], float]:
+        """Seconds for one micro-batch's `payload` bytes from a stage of `a` to a stage of `b`, each worked out once.
 
         The ranks of a tensor group carry a share of the values each, and put them together in their host.
         """
+        return cache(self._hop_seconds)
+
+    def _hop_seconds(self, a: PoolUse, b: PoolUse, payload: float) -> float:
         ranks = min(a.width * a.tensor, b.width * b.tensor)
         joined = max(_joining(u, payload) for u in (a, b))
         if a.pool is b.pool and a.site.per_host >= a.width * a.tensor + b.width * b.tensor:

@@ -5,11 +5,12 @@ All blocks of a model are alike, so a stage is described by tables over its numb
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,17 @@ class StageTable:
     in_flight: float = np.inf  # where all micro-batches may be, nothing waits
     trip_s: float = 0.0
 
+    @cached_property
+    def fastest(self) -> _Fastest:
+        """At its fastest, however it ends."""
+        return _Fastest(self)
+
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        """The least and the most of what fits."""
+        finite = self.end[:, 1:][np.isfinite(self.end[:, 1:])]
+        return (float(finite.min()), float(finite.max())) if len(finite) else (np.inf, -np.inf)
+
 
 @dataclass(frozen=True)
 class Split:
@@ -57,112 +69,202 @@ def best_split(
     bound: float = np.inf,
     tolerance: float = 0.0,
 ) -> Split | None:
-    """The split with the least `sum(beat) + max(floor, (m - 1) max(turn)) + max(end)`: all wait for each other's ends.
-
-    Under a threshold on turns a dynamic program from the last stage on minimises the sum of beats. That least sum never
-    grows with the threshold, so spans of thresholds are halved until none can be better (by more than the relative
-    `tolerance`). The same for ends capped ever less tightly, while that could gain. Exact where nothing waits for
-    round trips and ends are alike. None when nothing fits, or nothing is faster than `bound`.
-    """
-    further, best = micro_batches - 1, None
-    least = _sum_bound(tables, layers)
-    if least + floor >= bound:
-        return None
-    turns = _thresholds(tables, least)
-    start = _first_feasible(turns, tables, layers)
-    if start == len(turns):
-        return None
-    least += max(floor, further * float(turns[start]))
-    for ends, cap in pairwise(_caps(tables, least, rough=tolerance >= ROUGH)):
-        if least + ends >= bound:
-            break
-        found = _best_below(_capped(tables, cap), layers, further, floor, bound, tolerance, ends=ends)
-        if found is not None:
-            best, bound = found, found.seconds
-    return best
+    """The best of `Splits`, for stages that are asked about once."""
+    return Splits(tables, layers).best(micro_batches, floor=floor, bound=bound, tolerance=tolerance)
 
 
-def _caps(tables: Sequence[StageTable], seconds: float, *, rough: bool) -> list[float]:
-    """Ends to weigh against turns: nobody's are below the first, and what a round allows anew is above its first.
+class Splits:
+    """All splits of so many layers among stages. What was found serves any number of micro-batches."""
 
-    `seconds`: least of a step without its end. A few are enough, since layers are moved one by one afterwards.
-    """
-    ends = [t.end[:, 1:][np.isfinite(t.end[:, 1:])] for t in {id(t): t for t in tables}.values()]
-    lowest, highest = max(float(e.min()) for e in ends), max(float(e.max()) for e in ends)
-    if rough or highest - lowest < WORTH_CAPPING * seconds:
-        return [lowest, np.inf]
-    first = max(lowest, WORTH_CAPPING * seconds)
-    return [lowest, *np.geomspace(first, highest, CAPS)[:-1].tolist(), np.inf]
+    def __init__(self, tables: Sequence[StageTable], layers: int) -> None:
+        self.tables, self.layers = tables, layers
 
+    @cached_property
+    def _uncapped(self) -> _Capped:
+        return _Capped(self.tables, self.layers, np.inf)
 
-def _capped(tables: Sequence[StageTable], cap: float) -> list[StageTable]:
-    """Without what ends later; equal stages stay one object."""
-    if cap == np.inf:
-        return list(tables)
-    made = {id(t): StageTable(np.where(t.end <= cap, t.beat, np.inf), t.end, t.in_flight, t.trip_s) for t in tables}
-    return [made[id(t)] for t in tables]
+    def best(
+        self, micro_batches: int, *, floor: float = 0.0, bound: float = np.inf, tolerance: float = 0.0
+    ) -> Split | None:
+        """The split with the least `sum(beat) + max(floor, (m - 1) max(turn)) + max(end)`: all wait for each other's
+        ends.
 
+        Under a threshold on turns a dynamic program from the last stage on minimises the sum of beats. That least sum
+        never grows with the threshold, so spans of thresholds are halved until none can be better (by more than the
+        relative `tolerance`). The same for ends capped ever less tightly, while that could gain. Exact where nothing
+        waits for round trips and ends are alike. None when nothing fits, or nothing is faster than `bound`.
+        """
+        further, every, best = micro_batches - 1, self._uncapped, None
+        if every.least + floor + self._ends[0] >= bound or not len(every.turns):
+            return None
+        least = every.least + max(floor, further * float(every.turns[0]))
+        for ends, cap in pairwise(self._caps(least, rough=tolerance >= ROUGH)):
+            if least + ends >= bound:
+                break
+            capped = every if cap == np.inf else _Capped(self.tables, self.layers, cap)
+            found = capped.best(further, floor, bound, tolerance, ends)
+            if found is not None:
+                best, bound = found, found.seconds
+        return best
 
-def _best_below(
-    tables: Sequence[StageTable],
-    layers: int,
-    further: int,
-    floor: float,
-    bound: float,
-    tolerance: float,
-    *,
-    ends: float,
-) -> Split | None:
-    """The same, where the last stage to end takes at least so long for that."""
-    least = _sum_bound(tables, layers)
-    if least + floor + ends >= bound:
-        return None
-    thresholds = _thresholds(tables, least) if np.isfinite(least) else np.zeros(0)
-    if not further:
-        thresholds = thresholds[-1:]
-    thresholds = thresholds[further * thresholds < bound - least - ends]
-    start = _first_feasible(thresholds, tables, layers)
-    # (first, last) thresholds still to be looked at, and a sum of beats that none of them goes below
-    spans = [(start, len(thresholds) - 1, least)]
-    best: Split | None = None
-    while spans:
-        first, last, sum_below = spans.pop()
-        if first > last or max(floor, further * float(thresholds[first])) + sum_below + ends >= bound * (1 - tolerance):
-            continue
-        middle = last if last == len(thresholds) - 1 else (first + last) // 2  # the loosest first
-        found = _least_sum(tables, layers, float(thresholds[middle]))
-        spans.append((middle + 1, last, sum_below))
-        if found is None:
-            continue  # nor is there a split under any smaller threshold
-        split, turn = _split(tables, *found[1:], further, floor)
-        tighter = min(int(np.searchsorted(thresholds, turn * (1 - 1e-12))), middle)  # up to there it is the same split
-        spans.append((first, tighter - 1, max(found[0], sum_below)))
-        if split.seconds < bound:
-            best, bound = split, split.seconds
-            if tolerance >= ROUGH:  # others are taken to end alike
-                ends = max(float(t.end[r, k]) for t, r, k in zip(tables, split.rows, split.layers, strict=True))
-    return best
+    @cached_property
+    def _ends(self) -> tuple[float, float]:
+        every = [t.ends for t in self.tables]
+        return min(least for least, _ in every), max(most for _, most in every)
+
+    def _caps(self, seconds: float, *, rough: bool) -> list[float]:
+        """Ends to weigh against turns: nobody's are below the first, and what a round allows anew is above its first.
+
+        `seconds`: least of a step without its end. A few are enough, since layers are moved one by one afterwards.
+        """
+        lowest, highest = self._ends
+        if rough or highest - lowest < WORTH_CAPPING * seconds:
+            return [lowest, np.inf]
+        first = max(lowest, WORTH_CAPPING * seconds)
+        return [lowest, *(first * (highest / first) ** (k / (CAPS - 1)) for k in range(CAPS - 1)), np.inf]
 
 
-def _thresholds(tables: Sequence[StageTable], least: float) -> Floats:
-    """Turns worth trying, ascending: all beats, and round trips of the `least` sum of beats or somewhat more."""
-    known = {id(t): t.beat[:, 1:].ravel() for t in tables}
-    beats = np.concatenate(list(known.values()))
-    waits = [(least + t.trip_s) / t.in_flight * TRIPS for t in tables if t.in_flight < np.inf]
-    found: Floats = np.unique(np.concatenate([beats[np.isfinite(beats)], *waits]))
-    return found
+class _Found(NamedTuple):
+    """The split with the least sum of beats under a threshold, and under all from `first` on up to that one."""
+
+    layers: tuple[int, ...]
+    rows: tuple[int, ...]
+    beats: float
+    turn: float
+    end: float
+    first: int
 
 
-def _split(
-    tables: Sequence[StageTable], layers: tuple[int, ...], rows: tuple[int, ...], further: int, floor: float
-) -> tuple[Split, float]:
-    """The split, timed, and its longest turn."""
-    held = list(zip(tables, rows, layers, strict=True))
-    beats = [float(t.beat[r, k]) for t, r, k in held]
-    trips = list(accumulate(reversed(beats)))[::-1]
-    turns = [max(b, (s + t.trip_s) / t.in_flight) for b, s, t in zip(beats, trips, tables, strict=True)]
-    ends = max(float(t.end[r, k]) for t, r, k in held)
-    return Split(layers, rows, sum(beats) + max(floor, further * max(turns)) + ends), max(turns)
+class _Capped:
+    """Splits whose stages all end within a cap: under each threshold on turns the one with the least sum of beats."""
+
+    def __init__(self, tables: Sequence[StageTable], layers: int, cap: float) -> None:
+        self.tables, self.layers = tables, layers
+        ways = {id(t): t.fastest if cap == np.inf else _Fastest(t, cap) for t in tables}
+        self.ways = [ways[id(t)] for t in tables]
+        self.least = self._sum_bound()
+
+    @cached_property
+    def turns(self) -> Floats:
+        """Thresholds worth trying, ascending."""
+        turns = self._thresholds() if np.isfinite(self.least) else np.zeros(0)
+        return turns[self._first_feasible(turns) :]
+
+    @cached_property
+    def _known(self) -> list[_Found | Literal[False] | None]:
+        return [None] * len(self.turns)
+
+    def best(self, further: int, floor: float, bound: float, tolerance: float, ends: float) -> Split | None:
+        """The best below the bound, where the last stage to end takes at least so long for that."""
+        best, turns = None, self.turns
+        worth = int(turns.searchsorted((bound - self.least - ends) / further)) if further else len(turns)
+        # (first, last) thresholds still to be looked at, and a sum of beats that none of them goes below
+        spans = [(0 if further else max(worth - 1, 0), worth - 1, self.least)]
+        while spans:
+            first, last, beats = spans.pop()
+            if first > last or max(floor, further * float(turns[first])) + beats + ends >= bound * (1 - tolerance):
+                continue
+            middle = last if last == worth - 1 else (first + last) // 2  # the loosest first
+            found = self._under(middle)
+            spans.append((middle + 1, last, beats))
+            if not found:
+                continue  # nor is there a split under any smaller threshold
+            spans.append((first, found.first - 1, max(found.beats, beats)))
+            seconds = found.beats + max(floor, further * found.turn) + found.end
+            if seconds < bound:
+                best, bound = Split(found.layers, found.rows, seconds), seconds
+                if tolerance >= ROUGH:  # others are taken to end alike
+                    ends = found.end
+        return best
+
+    def _under(self, index: int) -> _Found | Literal[False]:
+        """What is best under a threshold; False where there is no split."""
+        known = self._known[index]
+        if known is None:
+            layers = self._least_sum(float(self.turns[index]))
+            known = self._timed(layers, index) if layers else False
+            start = known.first if known else 0
+            self._known[start : index + 1] = [known] * (index + 1 - start)
+        return known
+
+    def _timed(self, layers: tuple[int, ...], index: int) -> _Found:
+        rows = tuple(int(way.row[k - 1]) for way, k in zip(self.ways, layers, strict=True))
+        held = list(zip(self.tables, rows, layers, strict=True))
+        beats = [float(t.beat[r, k]) for t, r, k in held]
+        trips = list(accumulate(reversed(beats)))[::-1]
+        turn = max(max(b, (s + t.trip_s) / t.in_flight) for b, s, t in zip(beats, trips, self.tables, strict=True))
+        first = min(int(self.turns.searchsorted(turn * (1 - 1e-12))), index)
+        return _Found(layers, rows, sum(beats), turn, max(float(t.end[r, k]) for t, r, k in held), first)
+
+    def _sum_bound(self) -> float:
+        """No sum of beats is less: each stage at its best for a price per layer, and all layers at that price."""
+        price = min(way.price for way in self.ways)
+        if not np.isfinite(price):
+            return np.inf
+        charged = price * np.arange(1, self.layers + 1)
+        spare = {way: float((way.beat - charged).min()) for way in set(self.ways)}
+        return sum(spare[way] for way in self.ways) + price * self.layers
+
+    def _thresholds(self) -> Floats:
+        """All beats, and round trips of the least sum of beats or somewhat more."""
+        waits = [(self.least + t.trip_s) / t.in_flight * TRIPS for t in self.tables if t.in_flight < np.inf]
+        every = np.sort(np.concatenate([*(way.beat for way in set(self.ways)), *waits]))
+        return every[: every.searchsorted(np.inf)]
+
+    def _first_feasible(self, thresholds: Floats) -> int:
+        """Index of the first threshold under which the stages' largest counts together reach all layers."""
+        room, first = np.zeros(len(thresholds), dtype=np.int64), 0
+        for way, count in Counter(self.ways).items():
+            most = way.least.searchsorted(thresholds, side="right")
+            room += count * most
+            first = max(first, int(most.searchsorted(1)))  # each stage holds a layer
+        return max(first, int(room.searchsorted(self.layers)))
+
+    def _least_sum(self, threshold: float) -> tuple[int, ...] | None:
+        """Layers of the least sum of beats with every stage's turns within the threshold."""
+        layers = self.layers
+        rest = np.full(2 * layers + 1, np.inf)  # from `layers` on: least sums of later stages, by how many they hold
+        rest[layers] = 0.0
+        # [held from here on, own - 1] -> that of the later stages
+        later = np.ndarray((layers + 1, layers), np.float64, rest, 8 * (layers - 1), (8, -8))
+        reached: list[Floats] = []
+        for table, way in zip(reversed(self.tables), reversed(self.ways), strict=True):
+            most = way.most(threshold)
+            if not most:
+                return None
+            reach = later[:, :most] + way.within(most, threshold)
+            best = reach.min(axis=1)
+            if table.in_flight < np.inf:
+                best[best > (table.in_flight * threshold - table.trip_s) * ROUNDING] = np.inf
+            rest[layers:] = best
+            reached.append(reach)
+        if not np.isfinite(rest[-1]):
+            return None
+        counts, left = [], layers
+        for reach in reversed(reached):
+            counts.append(int(reach[left].argmin()) + 1)
+            left -= counts[-1]
+        return tuple(counts)
+
+
+class _Fastest:
+    """A stage at its fastest within a cap on ends, for 1, 2, .. layers."""
+
+    def __init__(self, table: StageTable, cap: float = np.inf) -> None:
+        beats = table.beat[:, 1:] if cap == np.inf else np.where(table.end <= cap, table.beat, np.inf)[:, 1:]
+        self.beat, self.row = beats.min(axis=0), beats.argmin(axis=0)
+        self.least = np.minimum.accumulate(self.beat[::-1])[::-1]  # of so many layers or more
+        self.rising = bool((self.least == self.beat).all())
+        self.price = float((self.beat / np.arange(1, len(self.beat) + 1)).min())  # a layer's, at best
+
+    def most(self, threshold: float) -> int:
+        """The most layers that take no longer."""
+        return int(self.least.searchsorted(threshold, side="right"))
+
+    def within(self, most: int, threshold: float) -> Floats:
+        """The beats of up to so many layers; infinity for those beyond the threshold."""
+        beat = self.beat[:most]
+        return beat if self.rising else np.where(beat <= threshold, beat, np.inf)
 
 
 def fixed_split(
@@ -190,82 +292,10 @@ def holmes_layers(speeds: Sequence[float], layers: int, *, alpha: float = 1.0) -
     return (*counts, layers - sum(counts))
 
 
-def _sum_bound(tables: Sequence[StageTable], layers: int) -> float:
-    """No sum of beats is less: each stage at its best for a price per layer, and all layers at that price."""
-    counts = np.arange(1, layers + 1)
-    beats = {id(t): t.beat[:, 1:].min(axis=0) for t in tables}
-    price = min(float((beat / counts).min()) for beat in beats.values())
-    if not np.isfinite(price):
-        return np.inf
-    spare = {key: float((beat - price * counts).min()) for key, beat in beats.items()}
-    return sum(spare[id(t)] for t in tables) + price * layers
-
-
-def _first_feasible(thresholds: Floats, tables: Sequence[StageTable], layers: int) -> int:
-    """Index of the first threshold under which the stages' largest counts together reach all layers (bisection)."""
-    least = {}
-    for table in tables:
-        whole = table.beat[:, 1:].min(axis=0)
-        least[id(table)] = np.minimum.accumulate(whole[::-1])[::-1]
-    times = Counter(id(t) for t in tables)
-
-    def reaches(threshold: float) -> bool:
-        total = 0
-        for key, count in times.items():
-            most = int(least[key].searchsorted(threshold, side="right"))
-            if not most:
-                return False
-            total += count * most
-        return total >= layers
-
-    return bisect_left(range(len(thresholds)), True, key=lambda index: reaches(float(thresholds[index])))
-
-
-def _least_sum(
-    tables: Sequence[StageTable], layers: int, threshold: float
-) -> tuple[float, tuple[int, ...], tuple[int, ...]] | None:
-    """(sum of beats, layers, rows) of the least sum with every stage's turns within the threshold."""
-    best = np.full(layers + 1, np.inf)
-    best[0] = 0.0
-    takes: list[Whole] = []
-    rows: list[Whole] = []
-    index = np.arange(layers + 1)
-    ways: dict[int, tuple[Floats, Whole, Whole]] = {}
-    for table in reversed(tables):
-        if id(table) not in ways:
-            way = _within(table, threshold)
-            if way is None:
-                return None
-            left = index[:, None] - np.arange(1, len(way[0]) + 1)[None, :]
-            ways[id(table)] = (*way, left)
-        beat, row, left = ways[id(table)]
-        reach = np.where(left >= 0, best[left], np.inf) + beat
-        if table.in_flight < np.inf:
-            reach[reach > (table.in_flight * threshold - table.trip_s) * ROUNDING] = np.inf
-        take = reach.argmin(axis=1)
-        best = reach[index, take]
-        takes.append(take + 1)
-        rows.append(row)
-    if not np.isfinite(best[layers]):
-        return None
-    counts: list[int] = []
-    chosen: list[int] = []
-    rest = layers
-    for take, row in zip(reversed(takes), reversed(rows), strict=True):  # the first stage took last
-        count = int(take[rest])
-        counts.append(count)
-        chosen.append(int(row[count - 1]))
-        rest -= count
-    return float(best[layers]), tuple(counts), tuple(chosen)
-
-
-def _within(table: StageTable, threshold: float) -> tuple[Floats, Whole] | None:
-    """(least beats, their rows) for 1, 2, .. layers, up to the most layers under the threshold."""
-    allowed = table.beat[:, 1:] <= threshold
-    fits = np.flatnonzero(allowed.any(axis=0))
-    if not len(fits):
-        return None
-    most = int(fits[-1]) + 1
-    beats = np.where(allowed[:, :most], table.beat[:, 1 : most + 1], np.inf)
-    row = beats.argmin(axis=0)
-    return beats[row, np.arange(most)], row
+def undominated(costs: Floats) -> NDArray[np.bool_]:
+    """[.., rows], of costs [.., rows, columns]: whether no other row beats it (or equals it, coming earlier) in all."""
+    order = np.arange(costs.shape[-2])
+    no_worse: NDArray[np.bool_] = np.all(costs[..., :, None, :] <= costs[..., None, :, :], axis=-1)
+    beats = no_worse & ~(no_worse.swapaxes(-1, -2) & (order[:, None] >= order))
+    kept: NDArray[np.bool_] = ~np.any(beats, axis=-2)
+    return kept

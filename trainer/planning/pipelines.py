@@ -17,6 +17,7 @@ from hetctl.trainer.planning.likely_uses import likely_uses
 from hetctl.trainer.planning.partition import Floats, Whole
 from hetctl.trainer.planning.pools import Pool, Rates
 from hetctl.trainer.planning.problem import Problem
+from hetctl.trainer.planning.simulate import least_seconds
 from hetctl.trainer.planning.space import MANY_POOLS, PoolUse, orders, pool_uses
 from hetctl.trainer.planning.stages import StageCostCache, share
 from hetctl.trainer.schedule import SCHEDULES
@@ -46,20 +47,28 @@ class _Known:
 
 
 class Pipelines:
-    """Finds pipelines and remembers what it found."""
+    """Finds pipelines and remembers what it found.
 
-    def __init__(self, problem: Problem) -> None:
+    `like` knows the same problem at other prices between replicas: bounds leave these out, so what it has serves again.
+    """
+
+    def __init__(self, problem: Problem, *, like: Pipelines | None = None) -> None:
         self.problem = problem
         self.stage_costs = StageCostCache(problem.costs, problem.modes)
-        self.use_bounds = UseBounds(problem)
-        self.tried, self.thinned = 0, False
+        self.use_bounds: UseBounds = like.use_bounds if like else UseBounds(problem)
+        self.tried = 0
+        self.thinned: bool = like is not None and like.thinned
         self.slack = LARGE_SLACK if problem.tolerance else SLACK
+        self.near = 1.0 if problem.tolerance else NEAR
         self.most_tried = LIKELY if problem.tolerance else None
         self._known: dict[WantedPipeline, _Known] = {}
-        self._uses, self._orders = cache(self._new_uses), cache(self._new_orders)
+        self._uses: Callable[[Pool, int, int], list[PoolUse]] = like._uses if like else cache(self._new_uses)
+        self._orders = cache(self._new_orders)
         self._block_seconds = cache(self._new_block_seconds)
-        self.samples_per_s = cache(self._new_samples_per_s)
-        self._combinations: dict[tuple[tuple[Pool, ...], int, int, int], BoundedCombinations] = {}
+        self.samples_per_s: Callable[[Pool], float] = like.samples_per_s if like else cache(self._new_samples_per_s)
+        self._combinations: dict[tuple[tuple[Pool, ...], int, int, int], BoundedCombinations] = (
+            like._combinations if like else {}
+        )
 
     def _new_samples_per_s(self, pool: Pool) -> float:
         """What a pool could at most contribute, on whole models."""
@@ -185,22 +194,33 @@ class Pipelines:
     ) -> Iterator[Pipeline]:
         """Pipelines faster than the limit as it stands, until no bound is below it."""
         tried = searched_schedules(self.problem)
-        for bound, uses in islice(combinations, self.most_tried):
+        for bound, found in islice(combinations, self.most_tried):
             if bound >= limit():
                 return
             for order in self._orders(wanted.pools):
-                ordered = tuple(uses[i] for i in order)
-                for schedule in tried if sum(u.stages for u in uses) > 1 else tried[:1]:
+                if bound + self._order_adds([found[i] for i in order], wanted.batching) / self.slack >= limit():
+                    continue
+                ordered = tuple(found[i].use for i in order)
+                for schedule in tried if sum(u.stages for u in ordered) > 1 else tried[:1]:
                     little = schedule.hides_transfers and len(tried) > 1  # an asked one is tried whatever it gains
                     if little and self._waits_little(ordered, wanted.batching, limit()):
                         continue
                     self.tried += 1
                     arrangement = Arrangement(self.problem, self.stage_costs, ordered, wanted.batching, schedule)
                     made = arrangement.best(bound=limit() * self.slack)
-                    if made is not None and not self.problem.tolerance and made.seconds < limit() * NEAR:
+                    if made is None or least_seconds(made.times) >= limit() * self.near:
+                        continue
+                    if self.near > 1.0 and made.seconds < limit() * self.near:
                         made = self._improved(arrangement, made)
-                    if made is not None and made.seconds < limit():
+                    if made.seconds < limit():
                         yield made
+
+    def _order_adds(self, found: Sequence[UseBound], batching: Batching) -> float:
+        """Seconds that an order of uses adds to what bounds any: hops between pools, and who holds which end."""
+        payload = self.problem.costs.boundary_bytes(batching.micro_batch_size)
+        hops = sum(self.problem.links.hop_seconds(a.use, b.use, payload) for a, b in pairwise(found))
+        ends = found[0].embedding - min(f.embedding for f in found) + found[-1].head - min(f.head for f in found)
+        return 2 * hops + ends
 
     def improved(self, pipeline: Pipeline) -> Pipeline:
         """With layers moved between its stages where that shortens the simulated step; those asked for stay."""
@@ -240,6 +260,6 @@ class BoundedCombinations:
         """The least bound of all; infinity when there is none."""
         return float(self._bounds[0]) if len(self._bounds) else math.inf
 
-    def __iter__(self) -> Iterator[tuple[float, tuple[PoolUse, ...]]]:
+    def __iter__(self) -> Iterator[tuple[float, tuple[UseBound, ...]]]:
         for combo, bound in zip(self._combos, self._bounds, strict=True):
-            yield float(bound), tuple(o[i].use for o, i in zip(self._options, combo, strict=True))
+            yield float(bound), tuple(o[i] for o, i in zip(self._options, combo, strict=True))

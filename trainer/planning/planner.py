@@ -25,7 +25,7 @@ from hetctl.trainer.planning.predict import (
 from hetctl.trainer.planning.problem import Problem, read_problem
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.reasons import reasons
-from hetctl.trainer.planning.reschedule import rescheduled, stage_coefficients
+from hetctl.trainer.planning.reschedule import under_schedules
 from hetctl.trainer.planning.search import Candidate, Search, SearchResult
 from hetctl.trainer.planning.space import tensor_units
 from hetctl.trainer.planning.state_sharding import SPARE_BYTES, with_whole
@@ -76,19 +76,27 @@ def weigh(
 ) -> Planning:
     """The fastest plan and the candidates it was weighed against. Raises Infeasible or ConfigError."""
     problem = read_problem(cluster, recipe, speeds=speeds, profile=profile)
-    planning = _searched(cluster, recipe, problem)
+    search = Search(problem, keep=_keep(problem))
+    planning = _searched(cluster, recipe, search)
     if problem.costs.value_bytes.over_replicas and len(planning.plan.replicas) > 1 and not planning.plan.over_replicas:
         # the search took it that replicas share out state, and these have no memory for that
         value_bytes = replace(problem.costs.value_bytes, over_replicas=False)
         costs = replace(problem.costs, value_bytes=value_bytes)
-        planning = _searched(cluster, recipe, replace(problem, costs=costs))
+        again = Search(replace(problem, costs=costs), keep=_keep(problem), like=search)
+        planning = _searched(cluster, recipe, again)
     return planning
 
 
-def _searched(cluster: Cluster, recipe: Recipe, problem: Problem) -> Planning:
+def _keep(problem: Problem) -> int:
+    """How many arrangements are kept."""
+    if sum(p.size for p in problem.pools) >= LARGE:
+        return 2
+    return FEW if problem.tolerance else KEEP
+
+
+def _searched(cluster: Cluster, recipe: Recipe, search: Search) -> Planning:
     """The fastest of all that the search finds. Raises Infeasible."""
-    large = sum(p.size for p in problem.pools) >= LARGE
-    found = Search(problem, keep=2 if large else FEW if problem.tolerance else KEEP).run()
+    problem, found = search.problem, search.run()
     if not found.candidates:
         refuse(problem)
     predictions = tuple(sorted(_predictions(problem, found), key=_rank))
@@ -102,9 +110,7 @@ def _searched(cluster: Cluster, recipe: Recipe, problem: Problem) -> Planning:
 
 def _predictions(problem: Problem, found: SearchResult) -> list[Prediction]:
     """The fastest of all candidates under all schedules. Raises Infeasible where none can have what is asked for."""
-    made = [c for c in found.candidates if any(s.timed_by_search for s in problem.schedules)]
-    for schedule in (s for s in problem.schedules if not s.timed_by_search):
-        made += [other for c in found.candidates for other in rescheduled(problem, c, schedule)]
+    made = under_schedules(problem, found.candidates)
     if not made:
         raise Infeasible(
             f"no plan that was found can run the {problem.schedules[0].name} schedule: memory, or micro-batches that "
@@ -210,9 +216,7 @@ def _stage_costs(
     Certainly as far as its memory would do if all of it were in proportion to its layers.
     """
     pipeline, found = chosen.candidate.pipelines[number // chosen.candidate.clones], []
-    for stage, use, costs in zip(
-        replica.stages, pipeline.stage_uses, stage_coefficients(problem, pipeline), strict=True
-    ):
+    for stage, use, costs in zip(replica.stages, pipeline.stage_uses, pipeline.costs, strict=True):
         layers, there = stage.depth, (costs.forward, costs.backward)
         room = usable_bytes(use.site.rates) - (SPARE_BYTES if stage.whole else 0)
         most = int(room * layers / max(1, *(memory[rank] for rank in stage.ranks)))

@@ -11,14 +11,21 @@ from dataclasses import replace
 from itertools import pairwise
 
 from hetctl.trainer.model.sample_shares import share as cut
-from hetctl.trainer.planning.arrange import Batching, Pipeline
+from hetctl.trainer.planning.arrange import Batching, Pipeline, bridged
 from hetctl.trainer.planning.costs import PLAIN, Mode, usable_bytes
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Candidate
-from hetctl.trainer.planning.simulate import StageTimes
 from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import Coefficients, coefficients, share
 from hetctl.trainer.schedule import Schedule, most_held
+
+
+def under_schedules(problem: Problem, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """These candidates, found under schedules that the search times, under every one that may be chosen."""
+    made = [c for c in candidates if any(s.timed_by_search for s in problem.schedules)]
+    for schedule in (s for s in problem.schedules if not s.timed_by_search):
+        made += [other for c in candidates for other in rescheduled(problem, c, schedule)]
+    return made
 
 
 def rescheduled(problem: Problem, candidate: Candidate, schedule: Schedule) -> Iterator[Candidate]:
@@ -28,13 +35,6 @@ def rescheduled(problem: Problem, candidate: Candidate, schedule: Schedule) -> I
         pipelines = tuple(p for p in found if p is not None)
         if len(pipelines) == len(found) and (chunks == 1 or any(p.chunks > 1 for p in pipelines)):
             yield replace(candidate, pipelines=pipelines)
-
-
-def stage_coefficients(problem: Problem, pipeline: Pipeline) -> list[Coefficients[float]]:
-    """Each stage's costs, linear in its layers."""
-    count = pipeline.batching.micro_batches
-    held = [min(ahead, count) for ahead in pipeline.forwards_ahead]
-    return [_costs(problem, pipeline, stage, n, len(held)) for stage, n in enumerate(held)]
 
 
 def _costs(problem: Problem, pipeline: Pipeline, stage: int, held: int, stages: int) -> Coefficients[float]:
@@ -74,21 +74,17 @@ def _variant(problem: Problem, pipeline: Pipeline, schedule: Schedule, chunks: i
         layers=layers,
         forwards_ahead=tuple(h[c] for c in range(chunks) for h in held),
         hops=tuple(links.hop_seconds(a, b, payload) for a, b in pairwise(every)),
-        bridged=tuple(a.pool.island != b.pool.island for a, b in pairwise(every)),
+        bridged=bridged(every),
     )
     return with_times(problem, replace(made, times=times))
 
 
 def with_times(problem: Problem, pipeline: Pipeline) -> Pipeline:
-    """The pipeline with what its stages take, by their layers and places."""
-    stages = []
-    costs = stage_coefficients(problem, pipeline)
-    for use, layers, c in zip(pipeline.stage_uses, pipeline.layers, costs, strict=True):
-        samples = share(pipeline.batching.micro_batch_size, use.width)
-        weights = layers * problem.costs.weight_gradients(use.pool.rates, samples, tensor=use.tensor)
-        forward, backward, update = (line.at(layers) for line in (c.forward, c.backward, c.update))
-        stages.append(StageTimes(forward, backward, float(c.exposed(layers)), update, weights))
-    return replace(pipeline, times=replace(pipeline.times, stages=tuple(stages)))
+    """The pipeline with what its stages cost and take, by their layers and places."""
+    ahead, count = pipeline.forwards_ahead, pipeline.batching.micro_batches
+    costs = tuple(_costs(problem, pipeline, stage, min(n, count), len(ahead)) for stage, n in enumerate(ahead))
+    stages = tuple(c.times(layers) for c, layers in zip(costs, pipeline.layers, strict=True))
+    return replace(pipeline, costs=costs, times=replace(pipeline.times, stages=stages))
 
 
 def _device_memory(

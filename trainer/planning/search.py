@@ -50,7 +50,7 @@ class Candidate:
         """Seconds of a step, as all replicas together are simulated."""
         return step_seconds([p.times for p in self.pipelines])
 
-    @property
+    @cached_property
     def arrangement(self) -> tuple[object, ...]:
         return tuple(p.arrangement for p in self.pipelines)
 
@@ -66,22 +66,25 @@ class SearchResult:
 
 
 class Search:
-    """One run over a problem; keeps the `keep` fastest distinct arrangements that take less than `below` seconds."""
+    """One run over a problem; keeps the `keep` fastest distinct arrangements that take less than `below` seconds.
 
-    def __init__(self, problem: Problem, *, keep: int = 6, below: float = math.inf) -> None:
+    `like` has searched the same at other prices between replicas.
+    """
+
+    def __init__(self, problem: Problem, *, keep: int = 6, below: float = math.inf, like: Search | None = None) -> None:
         self.below = below
         self.problem, self.keep = problem, keep
         self.tolerance = problem.tolerance
         self.apart = 1.0 if problem.tolerance == 0 else APART
         self.compete = min(keep, COMPETE) if self.tolerance == 0 else 1
-        self.pipelines = Pipelines(problem)
-        self.groupings = Groupings(problem, self.pipelines)
+        self.pipelines: Pipelines = Pipelines(problem, like=like.pipelines if like else None)
+        self.groupings: Groupings = like.groupings if like else Groupings(problem, self.pipelines)
         self.found = SearchResult()
 
     def run(self) -> SearchResult:
         """Search everything; `candidates` stays empty when nothing fits."""
         wanted = self.tolerance
-        groupings = self.groupings.all()
+        groupings = list(self.groupings.all)
         large = wanted > 0 and not self._small and not self.groupings.thinned
         if large:  # of equal bounds first what is looked at soonest: pipelines of few pools
             groupings.sort(key=lambda g: (float(f"{g.bound:.6g}"), -len(g.replicas)))

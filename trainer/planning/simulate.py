@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
-from hetctl.trainer.schedule import SCHEDULES, Action, Kind
+from hetctl.trainer.schedule import SCHEDULES, Kind
 
 SpanKind = Literal["F", "B", "W", "send", "sync", "update"]
 KINDS: tuple[Kind, ...] = ("F", "B", "W")
@@ -29,11 +29,11 @@ class StageTimes:
     update_s: float = 0.0
     weights_s: float = 0.0  # of backward: what a schedule may put off
 
-    def seconds(self, action: Action, *, split: bool) -> float:
+    def seconds(self, kind: Kind, *, split: bool) -> float:
         """What an action takes."""
-        if action.kind == "F":
+        if kind == "F":
             return self.forward_s
-        if action.kind == "W":
+        if kind == "W":
             return self.weights_s
         return self.backward_s - (self.weights_s if split else 0.0)
 
@@ -83,8 +83,8 @@ class Rhythm(NamedTuple):
         return self._replace(micro_batches=micro_batches, forwards_ahead=ahead)
 
 
-# device, kind, stage, micro-batch, whether it waits for an input, and the boundary that its result crosses, if any
-OrderedAction = tuple[int, Kind, int, int, bool, int | None]
+# device, which of `_seconds`, micro-batch, the slots that its input and its result arrive in (0: none), and the link
+OrderedAction = tuple[int, int, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -142,12 +142,27 @@ def step_seconds(replicas: Sequence[PipelineTimes]) -> float:
     return synced + max(sum(times.stages[i].update_s for i in held) for times in replicas for held in times.devices)
 
 
+def least_seconds(times: PipelineTimes) -> float:
+    """No step takes less: a stage waits for its first input, computes, and the stages before it run backwards last.
+
+    For schedules that do not split backwards, devices of one stage each.
+    """
+    there = back = least = 0.0
+    for stage, hop in zip(times.stages, (*times.hops, 0.0), strict=True):
+        computed = there + times.micro_batches * (stage.forward_s + stage.backward_s)
+        least = max(least, computed + max(stage.sync_s, back + times.stages[0].sync_s))
+        there, back = there + stage.forward_s + hop, back + stage.backward_s + hop
+    return least + max(stage.update_s for stage in times.stages)
+
+
 def _finished(times: PipelineTimes) -> list[float]:
     """When each stage's last backward ends."""
+    if times.blocking:
+        return _pipeline(0, times)[1]
     rhythm, devices = times.rhythm, len(times.stages) // times.chunks
     step = max(STEADY // 4, len(times.stages)) // devices * devices
     longer = 4 * step + rhythm.micro_batches % devices
-    if longer >= rhythm.micro_batches:
+    if 2 * longer - step >= rhythm.micro_batches:  # as little work
         return _ends(times, rhythm)
     before, there = (_ends(times, rhythm.of_fewer(n)) for n in (longer - step, longer))
     further = (rhythm.micro_batches - longer) / step
@@ -156,47 +171,51 @@ def _finished(times: PipelineTimes) -> list[float]:
 
 def _ends(times: PipelineTimes, rhythm: Rhythm) -> list[float]:
     """The recurrence alone: hot, since the search times thousands of pipelines by it."""
-    split, count = SCHEDULES[times.schedule].splits_backward, rhythm.micro_batches
-    seconds = {kind: [stage.seconds(Action(kind, 0), split=split) for stage in times.stages] for kind in KINDS}
-    free, ends = [0.0] * (len(times.stages) // times.chunks), [0.0] * len(times.stages)
-    links = {kind: [0.0] * len(times.hops) for kind in KINDS}
-    arrived = {kind: [0.0] * (len(times.stages) * count) for kind in KINDS}
-    received, sent = _transfers(times)
-    for device, kind, stage, micro_batch, waits, boundary in action_order(rhythm):
-        start = free[device] + received[kind][stage]
-        if waits:
-            there = arrived[kind][stage * count + micro_batch]
-            if there > start:
-                start = there
-        ends[stage] = end = start + seconds[kind][stage]
-        free[device] = end + sent[kind][stage]
-        if boundary is not None:
-            link = links[kind]
-            link[boundary] = end = max(end, link[boundary]) + times.hops[boundary]
-            arrived[kind][(stage + 1 if kind == "F" else stage - 1) * count + micro_batch] = end
-    return ends
+    seconds, count = _seconds(times), len(times.stages)
+    free, done = [0.0] * (count // times.chunks), [0.0] * len(seconds)
+    hops, links = times.hops * 2, [0.0] * (2 * len(times.hops))
+    arrived = [0.0] * (1 + 2 * count * rhythm.micro_batches)
+    for device, computed, _, source, target, link in action_order(rhythm):
+        end, there = free[device], arrived[source]
+        if there > end:
+            end = there
+        end += seconds[computed]
+        free[device] = done[computed] = end
+        if target:
+            sent = links[link]
+            if sent > end:
+                end = sent
+            links[link] = arrived[target] = end + hops[link]
+    return [max(done[stage::count]) for stage in range(count)]
 
 
 def _pipeline(number: int, times: PipelineTimes) -> tuple[list[SimulatedSpan], list[float]]:
     """(spans, end of each stage's last backward) of one replica, transfers first come, first served."""
-    split = SCHEDULES[times.schedule].splits_backward
-    free, ends = [0.0] * (len(times.stages) // times.chunks), [0.0] * len(times.stages)
-    arrived: dict[tuple[Kind, int, int], float] = {}
-    links: dict[tuple[Kind, int], float] = {}
+    seconds, count = _seconds(times), len(times.stages)
+    free, ends = [0.0] * (count // times.chunks), [0.0] * count
+    hops, links = times.hops * 2, [0.0] * (2 * len(times.hops))
+    arrived = [0.0] * (1 + 2 * count * times.micro_batches)
     spans: list[SimulatedSpan] = []
     received, passed = _transfers(times)
-    for device, kind, stage, micro_batch, waits, boundary in action_order(times.rhythm):
-        ready = free[device] + received[kind][stage]
-        start = max(ready, arrived[kind, stage, micro_batch] if waits else 0.0)
-        ends[stage] = end = start + times.stages[stage].seconds(Action(kind, micro_batch), split=split)
+    for device, computed, micro_batch, source, target, link in action_order(times.rhythm):
+        stage, kind = computed % count, KINDS[computed // count]
+        start = max(free[device] + received[kind][stage], arrived[source])
+        ends[stage] = end = start + seconds[computed]
         free[device] = end + passed[kind][stage]
         spans.append(SimulatedSpan(kind, number, stage, start, end, micro_batch))
-        if boundary is not None:
-            peer, sent = (stage + 1 if kind == "F" else stage - 1), max(end, links.get((kind, boundary), 0.0))
-            there = links[kind, boundary] = arrived[kind, peer, micro_batch] = sent + times.hops[boundary]
+        if target:
+            sent = max(end, links[link])
+            there = links[link] = arrived[target] = sent + hops[link]
             if there > sent:
+                peer = stage + 1 if kind == "F" else stage - 1
                 spans.append(SimulatedSpan("send", number, stage, sent, there, micro_batch, peer))
     return spans, ends
+
+
+def _seconds(times: PipelineTimes) -> list[float]:
+    """What each kind of action takes on each stage."""
+    split = SCHEDULES[times.schedule].splits_backward
+    return [stage.seconds(kind, split=split) for kind in KINDS for stage in times.stages]
 
 
 def _transfers(times: PipelineTimes) -> tuple[dict[Kind, list[float]], dict[Kind, list[float]]]:
@@ -219,7 +238,8 @@ def action_order(rhythm: Rhythm) -> tuple[OrderedAction, ...]:
         schedule.actions(rhythm.micro_batches, stages=rhythm.stages, held=h, forwards_ahead=a)
         for h, a in zip(held, ahead, strict=True)
     ]
-    done: set[tuple[Kind, int, int]] = set()
+    places = {(kind, stage): _place(rhythm, kind, stage) for kind in KINDS for stage in range(rhythm.stages)}
+    ready = bytearray([1]) + bytearray(2 * rhythm.stages * rhythm.micro_batches)
     order: list[OrderedAction] = []
     at = [0] * count
     progress = True
@@ -228,14 +248,13 @@ def action_order(rhythm: Rhythm) -> tuple[OrderedAction, ...]:
         for device, actions in enumerate(lists):
             while at[device] < len(actions):
                 action = actions[at[device]]
-                kind, stage, micro_batch = action.kind, held[device][action.chunk], action.micro_batch
-                source, target = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
-                waits = kind != "W" and 0 <= source < rhythm.stages
-                if waits and (kind, source, micro_batch) not in done:
+                computed, source, target, link = places[action.kind, held[device][action.chunk]]
+                micro_batch = action.micro_batch
+                if not ready[source and source + micro_batch]:
                     break
-                done.add((kind, stage, micro_batch))
-                boundary = min(stage, target) if kind != "W" and 0 <= target < rhythm.stages else None
-                order.append((device, kind, stage, micro_batch, waits, boundary))
+                target = target and target + micro_batch
+                ready[target] = 1
+                order.append((device, computed, micro_batch, source and source + micro_batch, target, link))
                 at[device] += 1
                 progress = True
     assert all(i == len(actions) for i, actions in zip(at, lists, strict=True)), "the schedule waits for itself"
@@ -254,6 +273,17 @@ def _sums(replicas: Sequence[PipelineTimes], ends: Sequence[Sequence[float]]) ->
             free[device] = spans[index][1]
         found.append(spans)
     return found
+
+
+def _place(rhythm: Rhythm, kind: Kind, stage: int) -> tuple[int, int, int, int]:
+    """Of an action: which of `_seconds` it takes, the slots of the first micro-batch's input here and result there (0:
+    none), and the link in between."""
+    stages, step = rhythm.stages, 1 if kind == "F" else -1
+    computed = KINDS.index(kind) * stages + stage
+    waits, sends = (kind != "W" and 0 <= peer < stages for peer in (stage - step, stage + step))
+    slot = 1 + computed * rhythm.micro_batches
+    link = stage if kind == "F" else stages - 2 + stage
+    return computed, slot if waits else 0, slot + step * rhythm.micro_batches if sends else 0, link if sends else 0
 
 
 def _sums_start(replicas: Sequence[PipelineTimes], ends: Sequence[Sequence[float]]) -> list[list[float]]:

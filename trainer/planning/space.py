@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import permutations, product
 
 from hetctl.trainer.planning.pools import Pool
@@ -29,7 +30,7 @@ class PoolUse:
     width: int
     copies: int = 1  # replicas that share the width
 
-    @property
+    @cached_property
     def site(self) -> StageSite:
         return StageSite(self.pool.rates, self.width, self.tensor, self.pool.per_host, self.copies)
 

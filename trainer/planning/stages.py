@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import Generic, Literal, NamedTuple, TypeVar
@@ -10,11 +10,13 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mode, ModeCosts, ValueBytes, usable_bytes
-from hetctl.trainer.planning.partition import Floats, StageTable
+from hetctl.trainer.planning.partition import Floats, Splits, StageTable, undominated
 from hetctl.trainer.planning.pools import RING_REACHED, Rates
+from hetctl.trainer.planning.simulate import StageTimes
 
 Sharding = Literal["none", "host", "all"]
 SHARDINGS: tuple[Sharding, ...] = ("none", "host", "all")
+SPLITS = 4096  # stages together whose splits are remembered: some MiB
 Value = TypeVar("Value", float, Floats)
 
 
@@ -75,13 +77,33 @@ class MemoryChoice:
 
 @dataclass(frozen=True, eq=False)
 class StageCosts:
-    """A stage's tables and the choices their rows stand for. Memory is bytes per rank, fitting or not."""
+    """A stage's table and the choices its rows stand for."""
 
     table: StageTable
-    forward: Floats  # [choices, layers + 1]: of the table's beat, and update of its end
-    update: Floats
-    memory: Floats
     choices: tuple[MemoryChoice, ...]
+    every: Coefficients[Floats]
+    rows: tuple[tuple[int, int], ...]  # where in `every` each row is: shards, mode
+    weights: float
+
+    @cached_property
+    def ways(self) -> tuple[Coefficients[float], ...]:
+        """What each row's choice costs."""
+        return tuple(self.every.one(*row, weights=self.weights) for row in self.rows)
+
+    @cached_property
+    def times(self) -> Callable[[int, int], StageTimes]:
+        """(row, layers) -> what the simulator is told of the stage, each worked out once."""
+        return cache(lambda row, layers: self.ways[row].times(layers))
+
+    @cached_property
+    def fastest(self) -> Callable[[int], list[int | None]]:
+        """(micro-batches) -> the fastest row for 0, 1, .. layers, None where nothing fits; each worked out once."""
+        return cache(self._fastest)
+
+    def _fastest(self, micro_batches: int) -> list[int | None]:
+        seconds = micro_batches * self.table.beat + self.table.end
+        fits = np.isfinite(seconds.min(axis=0))
+        return [int(row) if fit else None for row, fit in zip(seconds.argmin(axis=0), fits, strict=True)]
 
 
 def share(micro_batch_size: int, width: int) -> int:
@@ -95,6 +117,7 @@ class StageCostCache:
     def __init__(self, costs: LayerCosts, modes: tuple[Mode, ...]) -> None:
         self.costs, self.modes = costs, modes
         self.of = cache(self._of)
+        self.splits = lru_cache(SPLITS)(self._splits)
 
     def _of(self, site: StageSite, place: StagePlace) -> StageCosts:
         """The tables of a stage."""
@@ -102,6 +125,10 @@ class StageCostCache:
             bare = self.of(site, replace(place, waits=False, trip_s=0.0))
             return replace(bare, table=replace(bare.table, in_flight=place.held, trip_s=place.trip_s))
         return stage_costs(self.costs, site, place, self.modes)
+
+    def _splits(self, stages: tuple[StageCosts, ...]) -> Splits:
+        """How layers can be split among these stages."""
+        return Splits([stage.table for stage in stages], self.costs.shape.layers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +152,7 @@ class Coefficients(Generic[Value]):
     update: LinearCost[Value]
     memory: LinearCost[Value]
     host: LinearCost[Value]  # bytes per rank in its host's memory
+    weights: float = 0.0  # seconds of a layer's backward that a schedule may put off
 
     def exposed(self, layers: Value | float) -> Value:
         """Gradient sums that the last micro-batch's backward does not hide."""
@@ -132,13 +160,36 @@ class Coefficients(Generic[Value]):
         left: Value = np.maximum(sums / np.maximum(layers, 1), sums - layers * self.backward.each)
         return left
 
+    def one(self: Coefficients[Floats], shards: int, mode: int, *, weights: float) -> Coefficients[float]:
+        """Of one site's arrays those under one choice, by its place in them."""
+
+        def at(line: LinearCost[Floats]) -> LinearCost[float]:
+            fixed, each = (
+                v[0, min(shards, v.shape[1] - 1), min(mode, v.shape[2] - 1), 0] for v in (line.fixed, line.each)
+            )
+            return LinearCost(float(fixed), float(each))
+
+        return Coefficients(
+            at(self.forward),
+            at(self.backward),
+            at(self.sums),
+            at(self.update),
+            at(self.memory),
+            at(self.host),
+            weights,
+        )
+
+    def times(self: Coefficients[float], layers: int) -> StageTimes:
+        """What the simulator is told of a stage with so many layers."""
+        forward, backward, update = (line.at(layers) for line in (self.forward, self.backward, self.update))
+        return StageTimes(forward, backward, float(self.exposed(layers)), update, layers * self.weights)
+
 
 @lru_cache(maxsize=1 << 14)
 def coefficients(costs: LayerCosts, site: StageSite, place: StagePlace, choice: MemoryChoice) -> Coefficients[float]:
     """What a stage costs: compute, the collectives that compute cannot hide, state, activations, buffers."""
-    one = coefficient_arrays(costs, [site], place, [place.samples], (choice.mode,), [[choice.shards]])
-    lines = (one.forward, one.backward, one.sums, one.update, one.memory, one.host)
-    return Coefficients(*(LinearCost(line.fixed.item(), line.each.item()) for line in lines))
+    found = coefficient_arrays(costs, [site], place, [place.samples], (choice.mode,), [[choice.shards]])
+    return found.one(0, 0, weights=costs.weight_gradients(site.rates, place.samples, tensor=site.tensor))
 
 
 def coefficient_arrays(
@@ -240,30 +291,19 @@ def stage_costs(costs: LayerCosts, site: StageSite, place: StagePlace, modes: tu
     shards = list(dict.fromkeys(site.shards(s) for s in SHARDINGS))
     every = coefficient_arrays(costs, [site], place, [place.samples], modes, [shards])
     layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
-    memory = every.memory.at(layers)
-    fits = (memory <= usable) & (every.host.at(layers) <= site.rates.host_memory_bytes)
+    fits = (every.memory.at(layers) <= usable) & (every.host.at(layers) <= site.rates.host_memory_bytes)
     wanted = fits[..., 1]  # one layer at least
     if PLAIN in modes:  # where all layers fit so, nothing is faster than to save no memory
         plain = modes.index(PLAIN)
         wanted[fits[:, :, plain, -1], plain + 1 :] = False
+    weights = costs.weight_gradients(site.rates, place.samples, tensor=site.tensor)
     chosen = np.argwhere(wanted)
     if not len(chosen):
         nothing = np.full((1, len(layers)), np.inf)
-        table = StageTable(nothing, nothing)
-        return StageCosts(table, nothing, nothing, nothing, (MemoryChoice(MODES[0], 1),))
-    forward, update = (np.broadcast_to(line.at(layers), fits.shape)[wanted] for line in (every.forward, every.update))
+        return StageCosts(StageTable(nothing, nothing), (MemoryChoice(MODES[0], 1),), every, ((0, 0),), weights)
     beat, end = every.forward.at(layers) + every.backward.at(layers), every.exposed(layers) + every.update.at(layers)
     beat, end = (np.where(fits[wanted], seconds[wanted], np.inf) for seconds in (beat, end))
-    kept = _undominated(beat, end)
-    table = StageTable(beat[kept], end[kept])
-    choices = [MemoryChoice(modes[m], shards[s]) for _, s, m in chosen[kept].tolist()]
-    return StageCosts(table, forward[kept], update[kept], memory[wanted][kept], tuple(choices))
-
-
-def _undominated(beat: Floats, end: Floats) -> list[int]:
-    """Rows that no other row beats (or equals, coming earlier) for every number of layers."""
-    order = np.arange(len(beat))
-    no_worse = ((beat[:, None] <= beat[None]) & (end[:, None] <= end[None])).all(axis=2)
-    equal = no_worse & no_worse.T
-    beats = no_worse & ~(equal & (order[:, None] >= order[None, :]))
-    return [int(i) for i in np.flatnonzero(~beats.any(axis=0))]
+    kept = undominated(np.concatenate([beat, end], axis=1))
+    rows = tuple((s, m) for _, s, m in chosen[kept].tolist())
+    choices = tuple(MemoryChoice(modes[m], shards[s]) for s, m in rows)
+    return StageCosts(StageTable(beat[kept], end[kept]), choices, every, rows, weights)

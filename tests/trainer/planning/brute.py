@@ -10,9 +10,9 @@ from hetctl.trainer.planning.arrange import Batching
 from hetctl.trainer.planning.groupings import slowest_sync
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.problem import Problem
-from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes, step_seconds
+from hetctl.trainer.planning.simulate import PipelineTimes, step_seconds
 from hetctl.trainer.planning.space import PoolUse, partitions, pool_uses, views
-from hetctl.trainer.planning.stages import StageCostCache, StageCosts, StagePlace, share
+from hetctl.trainer.planning.stages import StageCostCache, StagePlace, share
 from hetctl.trainer.schedule import Schedule
 
 
@@ -98,14 +98,8 @@ class Brute:
             costs.append(self.stage_costs.of(use.site, place))
         for layers in compositions(self.problem.costs.shape.layers, len(stages)):
             ways = [
-                [_stage_times(c, r, k) for r in range(len(c.table.beat)) if c.table.beat[r, k] < math.inf]
+                [c.ways[r].times(k) for r in range(len(c.table.beat)) if c.table.beat[r, k] < math.inf]
                 for c, k in zip(costs, layers, strict=True)
             ]
             for way in product(*ways):
                 yield PipelineTimes(way, hops, (True,) * len(hops), count, ahead, layers, schedule.name)
-
-
-def _stage_times(costs: StageCosts, row: int, layers: int) -> StageTimes:
-    forward, update = float(costs.forward[row, layers]), float(costs.update[row, layers])
-    beat, end = float(costs.table.beat[row, layers]), float(costs.table.end[row, layers])
-    return StageTimes(forward, beat - forward, max(end - update, 0.0), update)

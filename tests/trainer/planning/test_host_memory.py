@@ -13,7 +13,6 @@ from hetctl.comm.contract.units import GiB
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import Planning, weigh
 from hetctl.trainer.planning.pools import HOST_PROCESS_BYTES, HOST_USABLE_SHARE
-from hetctl.trainer.planning.reschedule import stage_coefficients
 from hetctl.trainer.recipe import load_recipe
 
 ON_HOST = [("parallelism.activations", "host"), ("parallelism.pipeline", 2)]
@@ -35,7 +34,7 @@ def on_hosts(planning: Planning) -> dict[str, float]:
     for rank in (r for r in planning.plan.ranks if r.stages):
         held[rank.host] = held.get(rank.host, 0.0) + HOST_PROCESS_BYTES
     for pipeline in planning.predictions[0].candidate.pipelines:
-        costs = stage_coefficients(planning.problem, pipeline)
+        costs = pipeline.costs
         for ranks, layers, c in zip(pipeline.stage_ranks, pipeline.layers, costs, strict=True):
             for rank in ranks:
                 held[planning.plan.ranks[rank].host] += c.host.at(layers)
@@ -67,7 +66,7 @@ def test_what_memory_a_host_has_changes_how_memory_is_saved() -> None:
         hosts = tuple(replace(h, memory_bytes=memory) for h in made.hosts)
         planning = weigh(replace(made, hosts=hosts), load_recipe(None, sizes))
         for pipeline in planning.predictions[0].candidate.pipelines:
-            costs = stage_coefficients(planning.problem, pipeline)
+            costs = pipeline.costs
             for use, layers, c in zip(pipeline.stage_uses, pipeline.layers, costs, strict=True):
                 assert c.host.at(layers) <= use.pool.rates.host_memory_bytes
 
@@ -75,7 +74,7 @@ def test_what_memory_a_host_has_changes_how_memory_is_saved() -> None:
 def test_a_checkpoint_s_copy_is_counted_once_over_a_stage_s_width() -> None:
     planning = planned(None, ("parallelism.pipeline", 2), ("parallelism.data", 1))
     [pipeline] = planning.predictions[0].candidate.pipelines
-    costs = stage_coefficients(planning.problem, pipeline)
+    costs = pipeline.costs
     total = sum(
         c.host.at(layers) * use.width * use.tensor
         for use, layers, c in zip(pipeline.stage_uses, pipeline.layers, costs, strict=True)

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.trainer.planning.partition import StageTable, best_split, fixed_split, holmes_layers, uniform_layers
+from hetctl.trainer.planning import partition
+from hetctl.trainer.planning.partition import (
+    Splits,
+    StageTable,
+    best_split,
+    fixed_split,
+    holmes_layers,
+    undominated,
+    uniform_layers,
+)
 from tests.trainer.planning.brute import compositions
 
 times = st.one_of(st.floats(0.01, 10), st.just(math.inf))
@@ -80,3 +89,29 @@ def test_holmes_and_uniform() -> None:
 
 def test_holmes_rule_with_an_alpha_beyond_all_numbers() -> None:
     assert holmes_layers([1e14, 1e14], 8, alpha=1e308) == (8, 0)  # no stage may hold none: the caller refuses it
+
+
+def test_splits_serve_any_number_of_micro_batches_and_few_are_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, layers, worked_out = (*range(2, 40), 512), np.arange(17.0), []
+    paces = (1.0, 1.7, 2.3, 4.1)
+    tables = [StageTable(np.array([pace * (0.1 + layers)]), np.zeros((1, 17)), in_flight=2) for pace in paces]
+    every, each = Splits(tables, 16), partition._Capped._least_sum
+
+    def counted(self: partition._Capped, threshold: float) -> tuple[int, ...] | None:
+        worked_out.append(threshold)
+        return each(self, threshold)
+
+    monkeypatch.setattr(partition._Capped, "_least_sum", counted)
+    alone = [best_split(tables, 16, micro_batches=m) for m in counts]
+    asked_alone = len(worked_out)
+    worked_out.clear()
+    assert [every.best(m) for m in counts] == alone
+    assert 0 < len(worked_out) < asked_alone / 4
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=2), min_size=1, max_size=8))
+def test_what_is_left_out_another_row_beats(rows: list[list[int]]) -> None:
+    kept = undominated(np.array(rows, dtype=np.float64))
+    for i, row in enumerate(rows):
+        no_worse = [j for j, other in enumerate(rows) if all(a <= b for a, b in zip(other, row, strict=True))]
+        assert kept[i] == all(j == i or (rows[j] == row and j > i) for j in no_worse)

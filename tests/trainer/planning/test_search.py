@@ -88,6 +88,19 @@ def test_the_search_is_within_a_percent_of_brute_force(instance: Problem) -> Non
     assert best(instance) <= every * 1.01
 
 
+@given(instances())
+@settings(max_examples=INSTANCES // 3, deadline=None, derandomize=True)
+def test_a_search_at_other_prices_between_replicas_takes_over_all_bounds(instance: Problem) -> None:
+    prices = dataclasses.replace(instance.costs.value_bytes, over_replicas=True)
+    other = dataclasses.replace(instance, costs=dataclasses.replace(instance.costs, value_bytes=prices))
+    first = Search(instance, keep=3)
+    first.run()
+    again, fresh = Search(other, keep=3, like=first), Search(other, keep=3)
+    found = [[(c.arrangement, c.step_s) for c in search.run().candidates] for search in (again, fresh)]
+    assert found[0] == found[1]
+    assert again.pipelines.use_bounds is first.pipelines.use_bounds
+
+
 def grown(instance: Problem, index: int, how: str) -> Problem:
     """The instance with more of something on one pool, or on the bridges."""
     chosen = instance.pools[index % len(instance.pools)]

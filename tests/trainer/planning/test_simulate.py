@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes, simulate, step_seconds
+from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes, least_seconds, simulate, step_seconds
 from hetctl.trainer.schedule import SCHEDULES
 
 
@@ -98,3 +98,19 @@ def test_replicas_wait_for_each_other_before_gradients_are_summed() -> None:
     assert made.step_time_s == pytest.approx(12.0 + 0.5 + 0.25)
     mine = [s for s in made.spans if s.replica == 0 and s.stage == 0 and s.kind in ("F", "B", "W", "update")]
     assert sum(s.end_s - s.start_s for s in mine) == pytest.approx(6.25)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 3), st.floats(0.1, 6), st.floats(0, 9)), min_size=1, max_size=5),
+    st.floats(0, 1),
+    st.integers(1, 12),
+    st.sampled_from(("1f1b", "eager-1f1b", "gpipe")),
+)
+def test_no_step_takes_less_than_its_least_and_both_simulators_agree(
+    times: list[tuple[float, float, float]], hop: float, count: int, schedule: str
+) -> None:
+    stages = tuple(StageTimes(f, b, sync_s=sums, update_s=0.5) for f, b, sums in times)
+    made = replace(pipeline([(f, b) for f, b, _ in times], hop, count, schedule), stages=stages)
+    seconds = simulate([made]).step_time_s
+    assert least_seconds(made) <= seconds * (1 + 1e-12)
+    assert step_seconds([made]) == pytest.approx(seconds)
