@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.costs import MODES, LayerCosts, ValueBytes, usable_bytes
 from hetctl.trainer.planning.link_rates import LinkRate, LinkRates
-from hetctl.trainer.planning.pipelines import Pipelines, WantedPipeline
+from hetctl.trainer.planning.pipelines import SLACK, Pipelines, WantedPipeline
 from hetctl.trainer.planning.planner import KEEP
 from hetctl.trainer.planning.pools import Pool, Rates
 from hetctl.trainer.planning.problem import Problem
@@ -138,8 +138,9 @@ def test_plans_fit_their_own_accounting(instance: Problem) -> None:
 @given(instances())
 @settings(max_examples=INSTANCES // 3, deadline=None)
 def test_bounds_are_below_what_they_bound(instance: Problem) -> None:
+    """As far as the search relies on it: bounds are of the closed form, up to SLACK above what is simulated."""
     search = Search(instance, keep=1)
     for candidate in search.run().candidates:
         for pipeline in candidate.pipelines:
             wanted = WantedPipeline(tuple(dict.fromkeys(u.pool for u in pipeline.uses)), pipeline.batching)
-            assert Pipelines(instance).bound(wanted, math.inf) <= pipeline.seconds * (1 + 1e-9)
+            assert Pipelines(instance).bound(wanted, math.inf) <= pipeline.seconds * SLACK
