@@ -73,7 +73,7 @@ def _identified(gpu: GpuFacts, raw: Raw) -> GpuFacts:
 
 
 def _state(raw: Raw, vendor: Vendor, gpus: tuple[GpuFacts, ...], notes: Notes) -> str:
-    drivers = bound_devices(raw, pci_vendor=vendor.pci_vendor, ignored=vendor.integrated)
+    drivers = bound_devices(raw, pci_vendor=vendor.pci_vendor, ignored=vendor.integrated, classes=vendor.classes)
     if gpus:
         drivers = {pci: driver for pci, driver in drivers.items() if driver not in vendor.drivers}
     names = ", ".join(sorted({driver or "no driver" for driver in drivers.values()}))

@@ -14,6 +14,7 @@ from hetctl.probe.topology import PCI
 from hetctl.probe.words import gt_per_s, integer, told
 
 T = TypeVar("T")
+GPU_CLASSES = ("0x03", "0x12")  # PCI: display, accelerator
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Vendor:
     dma_buf_blocker: Callable[[Raw], str | None]  # why its driver exports no dma-buf, None when nothing is known
     tools: Mapping[str, Tool]
     integrated: tuple[str, ...] = ()  # PCI addresses of graphics that are part of a processor
+    classes: tuple[str, ...] = GPU_CLASSES  # beginnings of the PCI classes of its GPUs
     tool_path: tuple[str, ...] = ()  # where its tools live when PATH does not say
     files: tuple[str, ...] = ()
     pci_files: tuple[str, ...] = ()  # what its driver adds to /sys/bus/pci/devices/*
@@ -54,7 +56,9 @@ class Vendor:
     kernel_log: str = ""  # lines of its driver in the kernel's log that mean trouble
 
 
-def bound_devices(raw: Raw, *, pci_vendor: str, ignored: tuple[str, ...] = ()) -> dict[str, str | None]:
+def bound_devices(
+    raw: Raw, *, pci_vendor: str, ignored: tuple[str, ...] = (), classes: tuple[str, ...] = GPU_CLASSES
+) -> dict[str, str | None]:
     """PCI address -> bound kernel driver (None: none) of a vendor's display and accelerator devices, in PCI order."""
     found: dict[str, str | None] = {}
     for path, content in raw.files.items():
@@ -63,7 +67,7 @@ def bound_devices(raw: Raw, *, pci_vendor: str, ignored: tuple[str, ...] = ()) -
             continue
         if folder[len(PCI) :] in ignored:
             continue
-        if (raw.text(folder + "/class") or "").startswith(("0x03", "0x12")):
+        if (raw.text(folder + "/class") or "").startswith(classes):
             driver = raw.links.get(folder + "/driver", "").rpartition("/")[2]
             found[folder[len(PCI) :]] = driver or None
     return dict(sorted(found.items()))
