@@ -14,7 +14,19 @@ from hetctl.probe.port_fabric import with_fabric
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI, pci_of
 from hetctl.probe.vendors.base import sysfs_pcie
-from hetctl.probe.words import count, flag, integer, items, json_documents, key_values, mapping, node, pci_id, told
+from hetctl.probe.words import (
+    count,
+    flag,
+    integer,
+    items,
+    json_documents,
+    key_values,
+    mapping,
+    node,
+    pci_id,
+    told,
+    whole_lines,
+)
 
 NET, RDMA, CXI = "/sys/class/net/", "/sys/class/infiniband/", "/sys/class/cxi/"
 _ETHERNET, _INFINIBAND, _UP = 1, 32, 0x1  # ARPHRD_ETHER, ARPHRD_INFINIBAND, IFF_UP
@@ -299,7 +311,7 @@ def parse_ibv_ports(text: str) -> dict[tuple[str, int], dict[str, str]]:
     """(device, port) -> what `ibv_devinfo` says of the port and its device, its own words."""
     found: dict[tuple[str, int], dict[str, str]] = {}
     device, port, shared = "", 0, dict[str, str]()
-    for line in text.splitlines():
+    for line in whole_lines(text):
         values = key_values(line)
         if "hca_id" in values:
             device, port, shared = values["hca_id"], 0, {}

@@ -131,6 +131,11 @@ def key_values(text: str, separator: str = ":") -> dict[str, str]:
     return found
 
 
+def whole_lines(text: str) -> list[str]:
+    """The lines that have an end: half a line of an output that was cut off tells a wrong figure."""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
 def json_documents(text: str) -> list[Any]:
     """Every JSON object or array in a tool's output, whatever warnings and legends stand around them."""
     decoder, at, failures = json.JSONDecoder(), 0, 0

@@ -30,6 +30,7 @@ from hetctl.probe.words import (
 
 NAME, PCI_VENDOR = "amd", "0x1002"
 KFD = "/sys/class/kfd/kfd/topology/nodes/"
+_CODE = re.compile(r"0x[0-9a-fA-F]+|\d[\w-]*|[A-Z]\d{5,}\w*")
 XGMI = 11  # HSA_IOLINK_TYPE_XGMI; 2 is PCIe
 
 
@@ -290,8 +291,8 @@ def _index(entry: Mapping[str, Any], position: int) -> int:
 
 
 def names(*texts: object) -> dict[str, Any]:
-    """The first of several as the product's name, and the others; a single word (0x74a1, D05101) is a code, no name."""
-    found = list(dict.fromkeys(n for n in map(told, texts) if n and " " in n))
+    """The first of several as the product's name, and the others; an id or a SKU (0x74a1, 67XA6S, D05101) is none."""
+    found = list(dict.fromkeys(n for n in map(told, texts) if n and not _CODE.fullmatch(n)))
     return {"name": found[0] if found else None, "other_names": tuple(found[1:]) or None}
 
 

@@ -48,7 +48,7 @@ def dma_buf_blocker(raw: Raw) -> str | None:
 
 def parse_smi(text: str) -> tuple[GpuFacts, ...]:
     """`hy-smi --json`, which is rocm-smi's answer with memory in MiB. Raises Undetermined when it holds no card."""
-    return tuple(replace(card, vendor=NAME) for card in parse_rocm_smi(text, makers=""))
+    return tuple(replace(card, vendor=NAME, pci_id=None) for card in parse_rocm_smi(text, makers=""))
 
 
 def _merge(raw: Raw, notes: Notes, index: int, known: KfdNode, card: GpuFacts | None) -> GpuFacts:

@@ -12,9 +12,10 @@ from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
 from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie, warn_of_hidden
-from hetctl.probe.words import PCIE_GENERATIONS, count, node, pci_address, serial, size, told
+from hetctl.probe.words import PCIE_GENERATIONS, count, node, pci_address, serial, size, told, whole_lines
 
 NAME, PCI_VENDOR, DRIVERS = "intel", "0x8086", ("xe", "i915")
+CLASSES = ("0x03",)  # its accelerators of class 0x12 are processors' NPUs and FPGAs
 INTEGRATED = ("0000:00:02.0",)  # where every processor's own graphics sits
 DUMP = "xpu-smi discovery"
 # Device ID, name, SOC UUID, serial, driver, firmware, PCI address, PCIe generation and width, memory
@@ -23,7 +24,7 @@ TOOLS = {DUMP: Tool(("xpu-smi", "discovery", "--dump", "1,2,4,5,8,9,11,13,14,16"
 
 def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     """Every discrete GPU, in the order of xpu-smi, which is Level Zero's; in PCI order where it does not answer."""
-    devices = bound_devices(raw, pci_vendor=PCI_VENDOR, ignored=INTEGRATED)
+    devices = bound_devices(raw, pci_vendor=PCI_VENDOR, ignored=INTEGRATED, classes=CLASSES)
     bound = [pci for pci, driver in devices.items() if driver in DRIVERS]
     told_by_tool = parsed(raw, DUMP, parse_dump, notes, name="xpu-smi", strict=False) if bound else None
     shown = sorted(told_by_tool or (), key=lambda g: g.index)
@@ -45,7 +46,7 @@ def dma_buf_blocker(raw: Raw) -> str | None:
 def parse_dump(text: str) -> tuple[GpuFacts, ...]:
     """`xpu-smi discovery --dump`: CSV whose header names the columns. Raises Undetermined when it is none."""
     try:
-        rows = list(csv.DictReader(text.splitlines(), skipinitialspace=True))
+        rows = list(csv.DictReader(whole_lines(text), skipinitialspace=True))
     except csv.Error:
         raise Undetermined("xpu-smi's table cannot be parsed") from None
     if not rows or "Device ID" not in rows[0]:
@@ -90,6 +91,7 @@ VENDOR = Vendor(
     dma_buf_blocker=dma_buf_blocker,
     tools=TOOLS,
     integrated=INTEGRATED,
+    pci_classes=CLASSES,
     modules="xe|i915",
     libraries="libccl|libze_loader",
     environment=("CCL_", "ZE_", "SYCL"),

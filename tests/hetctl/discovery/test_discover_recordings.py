@@ -9,6 +9,7 @@ import pytest
 from hetctl.comm.contract.cluster import load_cluster
 from hetctl.discovery.devices import devices_of
 from hetctl.probe import parse
+from hetctl.probe.wanted import wanted
 from tests.hetctl.discovery.test_discover_hosts import Run, hetctl
 from tests.hetctl.probe.recordings import TOOLS, Recorded, recordings
 from tests.rigs import netns
@@ -16,7 +17,8 @@ from tests.rigs.dress import dress_recording
 
 WHY_NOT = netns.unavailable()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
-CASES = [case for case in recordings() if set(case.outputs) <= {*TOOLS, "lspci"}]  # of what discovery asks for
+ASKED = {"lspci", *wanted().tools}
+CASES = [c for c in recordings() if {TOOLS.get(name, name) for name in c.outputs} <= ASKED]
 
 
 @pytest.fixture(scope="module")

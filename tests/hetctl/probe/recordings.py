@@ -14,11 +14,11 @@ from hetctl.comm.contract.values import decode
 from hetctl.probe.capture import read_capture
 from hetctl.probe.raw import Raw, ToolOutput, load
 from hetctl.probe.topology import PCI
-from hetctl.probe.vendors import amd, hygon, intel, mthreads, nvidia
+from hetctl.probe.vendors import amd, intel, nvidia
 from hetctl.probe.words import size
 
 FACTS = Path(__file__).resolve().parents[2] / "facts"
-# Folder or file name -> what the probe calls the tool
+# Folder or file name -> what the probe calls the tool, where it calls it otherwise
 TOOLS = {
     "nvidia-smi": nvidia.XML,
     "nvidia-smi-query": nvidia.OPINION,
@@ -32,10 +32,6 @@ TOOLS = {
     "amd-smi-topology": amd.TOPO,
     "rocm-smi": amd.ROCM,
     "xpu-smi": intel.DUMP,
-    "ibv_devinfo": "ibv_devinfo",
-    "fi_info": "fi_info",
-    "hy-smi": hygon.SMI,
-    "mthreads-gmi": mthreads.GMI,
 }
 DOCUMENTS = ("raw", "capture")
 
@@ -103,7 +99,7 @@ class Recorded:
             of_device = device(address, words)
             files, links = files | of_device[0], links | of_device[1]
         ran = {
-            TOOLS[name]: ToolOutput(
+            TOOLS.get(name, name): ToolOutput(
                 exit_code=self.expected.exit_code, stdout=text, stderr=self.expected.stderr if name == self.tool else ""
             )
             for name, text in outputs.items()

@@ -104,12 +104,17 @@ def test_what_the_parser_makes_of_it(case: Recorded) -> None:
 def rewrite(path: Path, parsed: object) -> None:
     """Put `parsed`, the last part of the file, anew."""
     head = re.split(r"^parsed:", path.read_text(), flags=re.MULTILINE)[0]
-    path.write_text(
-        head
-        + yaml.safe_dump(
-            {"parsed": NOTHING if parsed is None else parsed}, sort_keys=False, width=118, default_flow_style=None
-        )
-    )
+    part = {"parsed": NOTHING if parsed is None else parsed}
+    flow = None if isinstance(parsed, (dict, list)) else False  # `{parsed: nothing}` cannot follow the parts before it
+    path.write_text(head + yaml.safe_dump(part, sort_keys=False, width=118, default_flow_style=flow))
+
+
+@pytest.mark.parametrize("parsed", [None, "a word", 3, [], [{"a": 1}], {"a": {"b": [1, 2]}}])
+def test_what_is_rewritten_is_read_again(tmp_path: Path, parsed: object) -> None:
+    path = tmp_path / "expected.yaml"
+    path.write_text("version: '1'\nparsed: old\n")
+    rewrite(path, parsed)
+    assert yaml.safe_load(path.read_text()) == {"version": "1", "parsed": NOTHING if parsed is None else parsed}
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.expected.facts or c.expected.says], ids=lambda case: case.name)
