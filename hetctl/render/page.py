@@ -43,7 +43,7 @@ def page(
     `follow_s`: where it is served, how often it looks for a newer one.
     """
     body = "".join(f"<section><h2>{escape(head)}</h2>{inner}</section>" for head, inner in sections if inner)
-    charts = "class='chart'" in body
+    charts = follow_s or "class='chart'" in body  # a run that is followed may have its first steps yet to come
     style = _asset("page.css") + (_asset("uPlot.min.css") if charts else "")
     script = (_asset("uPlot.iife.min.js") if charts else "") + _asset("page.js")
     follows = f" data-follow='{follow_s}'" if follow_s else ""

@@ -91,7 +91,9 @@ def failure_card(failure: Mapping[str, Any]) -> str:
     """Who failed first, why, what it said, and who waited for whom."""
     rank, host = failure.get("rank"), failure.get("host")
     card = f"<p class='bad'><strong>Rank {escape(str(rank))} on {escape(str(host))} failed first:</strong> "
-    card += f"{escape(str(failure.get('reason')))}</p>" + paragraph(str(failure.get("hint") or ""))
+    card += f"{escape(str(failure.get('reason')))}</p>" + paragraph(
+        f"Hint: {hint}" if (hint := failure.get("hint")) else ""
+    )
     if said := str(failure.get("traceback") or ""):
         card += f"<h3>What it said</h3><pre tabindex='0'>{escape(said.strip())}</pre>"
     waiting = table(("rank", "waited in", "for", "group"), _waits(failure.get("waiting") or {}))
@@ -213,7 +215,8 @@ def _predicted(folder: RunFolder, plan: Plan) -> PredictedStep:
 def _islands(plan: Plan, summary: Mapping[str, Any]) -> str:
     """Where each island's time went; columns that nobody knows anything of are left out."""
     known = [n for n in SHARES if any((i.get("shares") or {}).get(n) is not None for i in summary["islands"])]
-    head = ("island", "vendor", "ranks", "layers", *known, *(("memory",) if summary.get("memory_bytes") else ()))
+    held = any(i.get("memory_bytes") for i in summary["islands"])
+    head = ("island", "vendor", "ranks", "layers", *known, *(("memory",) if held else ()))
     rows = []
     for island in summary["islands"]:
         layers = ", ".join(f"{a}-{b - 1}" for a, b in island["layers"]) or "idle"

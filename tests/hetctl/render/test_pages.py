@@ -62,6 +62,7 @@ def test_a_run_is_shown_beside_its_prediction(made: Planning, tmp_path: Path) ->
     assert "rank 2: 1.40 times as long as its like" in page
     assert "The upright mark" in page
     assert "MFU" in page
+    assert "unknown" not in said(page)
     data = re.findall(r"<script type='application/json'>(.*?)</script>", page)
     lines = {line["label"]: line["y"] for line in json.loads(data[0])["series"]}
     assert lines["loss"][6] is None, "a step that was not finite is a gap, not zero"
@@ -76,6 +77,7 @@ def test_a_failed_run_says_who_failed_why_and_who_waited(made: Planning, tmp_pat
     assert headings(page)[:2] == ["What failed", "Go on from here"]
     assert "Rank 1 on mi325x-0 failed first:</strong> OSError: &lt;disk&gt; is full" in page
     assert "line 7, in step" in page
+    assert "Hint: free some of it" in page
     assert "<td>0</td><td>recv</td><td>rank 1</td><td>pipeline</td>" in page
     assert "<td>2</td><td>all_reduce</td><td>its group</td>" in page
     assert "less &#x27;/runs/a run/logs/rank-1.log&#x27;" in page

@@ -7,12 +7,14 @@ Screenshots at three widths are left in build/pages. Needs chromium, and playwri
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hetctl.runs.serve_report import report_server
 from tests.hetctl.render.pages import FAILURE, plan_html, planning, run_folder, run_html
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -90,6 +92,30 @@ def test_the_timeline_zooms_and_commands_are_copied(browser: Any, pages: dict[st
     first.get_by_role("button", name="copied").or_(first.get_by_role("button", name="selected")).wait_for()
     assert wrong == []
     page.close()
+
+
+def test_a_served_page_follows_its_run(browser: Any, tmp_path: Path) -> None:
+    """From before its first step, without being loaded again."""
+    folder = run_folder(tmp_path / "run", planning(), steps=0)
+    with report_server(folder, 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        page, wrong = browser.new_page(), []
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(f"http://127.0.0.1:{server.server_port}/")
+        page.evaluate("window.same = true")
+        assert page.locator("canvas").count() == 0
+        for step in (1, 2, 3):
+            folder.append_metrics({"step": step, "loss": 2.0, "tokens": 16384, "tokens_per_s": 9000.0})
+        page.get_by_text("3 steps of llama-1b").wait_for()
+        assert page.locator("canvas").count() == 2
+        page.get_by_role("button", name="zoom in").click()
+        assert page.evaluate("window.same"), "what a person zoomed or scrolled to stays"
+        assert wrong == []
+        page.close()
+        server.shutdown()
+        thread.join()
 
 
 def test_hovering_a_chart_shows_values_with_their_unit(browser: Any, pages: dict[str, Path]) -> None:
