@@ -48,6 +48,7 @@ def plan(
     from hetctl.trainer.planning.hardware import CLASSES
     from hetctl.trainer.planning.own_hardware import own_classes
     from hetctl.trainer.planning.planner import weigh
+    from hetctl.trainer.planning.predicted_step import PredictedStep
 
     sink = Sink(as_json=as_json)
     found = resolve(asked, sink, runs=False)
@@ -76,8 +77,8 @@ def plan(
     if trace:
         write_json(trace, chrome_trace(weighed.plan, chosen.simulated.spans, clones=chosen.candidate.clones))
     if html:
-        clones, bought = chosen.candidate.clones, advised if advise else None
-        page = plan_page(weighed.plan, chosen.simulated.spans, explanation=said, advised=bought, clones=clones)
+        bought = advised if advise else None
+        page = plan_page(weighed.plan, PredictedStep.of(weighed), explanation=said, advised=bought)
         write_atomically(html, page)
     for written in filter(None, (output, trace, html)):
         sink.warn(f"wrote {written}")

@@ -56,9 +56,19 @@ def clean(run: MaybeRun = None, as_json: options.Json = False) -> None:
     sink.result(manage.clean_runs(run, sink=sink))
 
 
-def report(run: MaybeRun = None, as_json: options.Json = False) -> None:
+def report(
+    run: MaybeRun = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve the page on this machine's loopback, and follow the run.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of --serve; 0: any that is free.")] = 0,
+    as_json: options.Json = False,
+) -> None:
     """Write a run's report.html anew and show its figures, also while it is under way (by default of runs/latest)."""
-    from hetctl.runs import report
+    from hetctl.runs import report, serve_report
 
     sink = Sink(as_json=as_json)
+    if serve:
+        serve_report.serve_report(run, port, sink)
+        return
     sink.result(report.report_run(run, sink))

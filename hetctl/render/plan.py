@@ -28,6 +28,11 @@ def show_ranks(ranks: Sequence[int]) -> str:
     return str(RangeSet.fromlist(map(str, ranks)))
 
 
+def named_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-7`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {show_ranks(ranks)}"
+
+
 def _islands(plan: Plan) -> Tree:
     tree = Tree("islands")
     for island in plan.islands:

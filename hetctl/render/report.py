@@ -1,66 +1,70 @@
-"""`report.html` of a run: loss, throughput, who does what, and the timeline of one step. One file, no network."""
+"""`report.html` of a run: how it went, what failed, and how its steps compare with what the plan expected of them."""
 
 from __future__ import annotations
 
-import html
+import json
+import math
+import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import write_atomically
 from hetctl.comm.contract.plan import Plan, load_plan
-from hetctl.comm.contract.units import show_bytes, show_seconds
+from hetctl.comm.contract.units import listed, show_bytes, show_seconds
+from hetctl.comm.contract.values import decode
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.render.bars import memory_bars
+from hetctl.render.cluster_picture import cluster_picture
+from hetctl.render.page import Line, Tone, bullets, chart, command, numbers, page, paragraph, table
+from hetctl.render.plan import named_ranks, show_ranks
+from hetctl.render.plan_page import memory_rows, stages_table
 from hetctl.render.run import show_efficiency
+from hetctl.render.timeline import measured_rows, simulated_rows, timeline
+from hetctl.render.verdict import run_limit, run_verdict, run_waterfall
+from hetctl.trainer.planning.predicted_step import PredictedStep
 
-WIDTH, HEIGHT, ROW = 900, 220, 22
 SHARES = ("compute", "bubble", "bridge", "native", "update")  # of a step, as the summary names them
-COLORS = {
-    "F": "#4c78a8",
-    "B": "#72b7b2",
-    "W": "#9ecae9",
-    "wait-F": "#f2cf5b",
-    "wait-B": "#f2cf5b",
-    "sync": "#e45756",
-    "weights": "#f58518",
-    "world": "#d0d0d0",
-    "update": "#b279a2",
-}
-MEANINGS = {
-    "F": "forward",
-    "B": "backward",
-    "W": "weight gradients",
-    "wait-F": "waiting for a stage",
-    "sync": "gradient sums",
-    "weights": "waiting for weights",
-    "world": "the step's figures",
-    "update": "optimiser",
-}
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>hetctl run {name}</title>
-<style>body{{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:960px;color:#222;background:#fff}}
-table{{border-collapse:collapse;margin:.5em 0 1.5em}}td,th{{padding:.2em .9em .2em 0;text-align:left;
-border-bottom:1px solid #e5e5e5;vertical-align:top}}svg{{width:100%;height:auto}}h2{{margin-top:1.6em}}
-.key span{{display:inline-block;margin-right:1.2em}}.key i{{display:inline-block;width:.9em;height:.9em;
-margin-right:.35em;vertical-align:-.1em}}</style>
-<h1>{name}: {status}</h1>{figures}<h2>Loss</h2>{loss}<h2>Tokens per second</h2>{rate}
-<h2>Islands</h2>{islands}<h2>One step</h2>{key}{timeline}<h2>Why so</h2><ul>{reasons}</ul></html>
-"""
+MOST_POINTS = 4000  # of a chart
+SMOOTHING, SMOOTHED_FROM = 0.9, 20  # an exponential mean's weight of what was; fewer steps are shown as they are
 
 
 def write_report(folder: RunFolder, summary: dict[str, Any]) -> None:
-    """Write the run's report.html atomically, from its plan, metrics and summary. Raises OSError and ConfigError."""
+    """Write the run's report.html atomically. Raises OSError and ConfigError."""
+    write_atomically(folder.report, report_page(folder, summary))
+    if folder.failure.is_file():
+        folder.report.chmod(0o600)  # it quotes what a rank printed
+
+
+def report_page(folder: RunFolder, summary: dict[str, Any], *, follow_s: float | None = None) -> str:
+    """The page's HTML, from the run's plan, metrics, summary and failure. Raises OSError and ConfigError."""
     plan, metrics = load_plan(folder.plan), folder.read_metrics()
-    page = _PAGE.format(
-        name=html.escape(folder.name),
-        status=html.escape(summary["status"]),
-        figures=_figures(summary),
-        loss=_line([(m["step"], m.get("loss")) for m in metrics], "#4c78a8"),
-        rate=_line([(m["step"], m.get("tokens_per_s")) for m in metrics], "#54a24b"),
-        islands=_islands(plan, summary),
-        key=_key(),
-        timeline=_timeline(summary.get("timeline") or [], plan),
-        reasons="".join(f"<li>{html.escape(r)}</li>" for r in plan.reasons),
-    )
-    write_atomically(folder.report, page)
+    limit, failure, expected = run_limit(plan, summary), _failure(folder), _predicted(folder, plan)
+    measured = measured_rows(plan, summary.get("timeline") or [])
+    steps = timeline([("predicted", simulated_rows(plan, expected)), ("measured", measured)])
+    memory = memory_rows(plan, expected.memory, summary.get("memory_bytes") or ())
+    sections = [
+        ("What failed", failure_card(failure) if failure else ""),
+        ("Go on from here", _go_on(summary)),
+        ("Figures", _figures(summary)),
+        ("Loss", _loss(metrics, summary)),
+        ("Tokens per second", _rates(metrics)),
+        ("Cluster", cluster_picture(plan, limit.islands, limit.why)),
+        ("Where a step's time went", run_waterfall(plan, summary)),
+        ("One step", steps),
+        ("Memory of each device", memory_bars(memory)),
+        ("Islands", _islands(plan, summary)),
+        ("Hosts", _hosts(plan, summary)),
+        ("Stages", stages_table(plan)),
+        ("Why so", bullets(plan.reasons)),
+    ]
+    tone: Tone = "bad" if summary["status"] == "failed" else "good" if summary["status"] == "done" else "plain"
+    lead = "Emulated on one machine: labels decide who may talk natively." if summary["emulated"] else ""
+    title = f"hetctl run {folder.name}"
+    return page(title, run_verdict(plan, summary), sections, tone=tone, lead=lead, follow_s=follow_s)
 
 
 def describe_islands(
@@ -83,95 +87,159 @@ def describe_islands(
     return described
 
 
-def _figures(summary: dict[str, Any]) -> str:
-    def show(value: Any, form: str) -> str:
-        return "unknown" if value is None else format(value, form)
-
-    rows = (
-        ("model", f"{summary['model']}, {show(summary['parameters'], ',')} parameters"),
-        ("steps", f"{summary['steps']} of {show(summary['steps_planned'], 'd')}"),
-        ("loss", f"{show(summary['first_loss'], '.4f')} to {show(summary['last_loss'], '.4f')}"),
-        ("validation loss", show(summary.get("validation_loss"), ".4f")),
-        ("tokens per second", show(summary.get("tokens_per_s"), ",.0f")),
-        ("MFU", show(summary.get("mfu"), ".1%")),
-        ("efficiency", show_efficiency(summary)),
-        ("over the bridge", show_bytes(summary.get("bridge_bytes"))),
-        ("lost to the bubble", show(summary.get("bubble_share"), ".1%")),
-        ("lost to the bridge", show(summary.get("bridge_share"), ".1%")),
-        ("wall time", "unknown" if summary["wall_s"] is None else show_seconds(summary["wall_s"])),
+def failure_card(failure: Mapping[str, Any]) -> str:
+    """Who failed first, why, what it said, and who waited for whom."""
+    rank, host = failure.get("rank"), failure.get("host")
+    card = f"<p class='bad'><strong>Rank {escape(str(rank))} on {escape(str(host))} failed first:</strong> "
+    card += f"{escape(str(failure.get('reason')))}</p>" + paragraph(
+        f"Hint: {hint}" if (hint := failure.get("hint")) else ""
     )
-    return "<table>" + "".join(f"<tr><th>{k}<td>{html.escape(v)}" for k, v in rows) + "</table>"
+    if said := str(failure.get("traceback") or ""):
+        card += f"<h3>What it said</h3><pre tabindex='0'>{escape(said.strip())}</pre>"
+    waiting = table(("rank", "waited in", "for", "group"), _waits(failure.get("waiting") or {}))
+    card += f"<h3>Who waited for whom</h3>{waiting}" if waiting else ""
+    if victims := failure.get("victims"):
+        card += paragraph(f"Ended because of it: {named_ranks(victims)}.")
+    logs = f"less {shlex.quote(str(failure['log']))}" if failure.get("log") else ""
+    return card + (command(logs) if logs else "")
 
 
-def _islands(plan: Plan, summary: dict[str, Any]) -> str:
-    rows = "<tr><th>island<th>vendor<th>ranks<th>layers<th>" + "<th>".join((*SHARES, "memory"))
+def _waits(waiting: Mapping[str, Any]) -> list[tuple[object, ...]]:
+    """Each rank's oldest operation that was pending."""
+    rows: list[tuple[object, ...]] = []
+    for rank, operations in waiting.items():
+        for one in operations[:1]:
+            peer = one.get("peer")
+            target = "its group" if peer is None else f"rank {peer}"
+            rows.append((rank, one.get("operation", "?"), target, one.get("group", "")))
+    return rows
+
+
+def _failure(folder: RunFolder) -> dict[str, Any] | None:
+    """What failure.json holds; None where there is none, or it is damaged: the summary names the reason too."""
+    try:
+        found = json.loads(folder.failure.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _go_on(summary: Mapping[str, Any]) -> str:
+    """The command that continues the run, where its summary has one, and from which step."""
+    if not (words := summary.get("resume")):
+        return ""
+    step = summary.get("checkpoint_step")
+    return paragraph("" if step is None else f"The newest checkpoint is of step {step}.") + command(words)
+
+
+def _figures(summary: Mapping[str, Any]) -> str:
+    def show(value: Any, form: str) -> str | None:
+        return None if value is None else format(value, form)
+
+    efficiency = None if summary.get("efficiency") is None else show_efficiency(dict(summary))
+    parameters = show(summary["parameters"], ",")
+    figures = numbers(
+        (
+            ("model", summary["model"]),
+            ("parameters", parameters),
+            ("steps", f"{summary['steps']}" + (f" of {summary['steps_planned']}" if summary["steps_planned"] else "")),
+            ("first loss", show(summary["first_loss"], ".4f")),
+            ("last loss", show(summary["last_loss"], ".4f")),
+            ("validation loss", show(summary.get("validation_loss"), ".4f")),
+            ("tokens/s", show(summary.get("tokens_per_s"), ",.0f")),
+            ("MFU", show(summary.get("mfu"), ".1%")),
+            ("over the bridge", _size(summary.get("bridge_bytes"))),
+            ("lost to the bubble", show(summary.get("bubble_share"), ".1%")),
+            ("lost to the bridge", show(summary.get("bridge_share"), ".1%")),
+            ("wall time", None if summary["wall_s"] is None else show_seconds(summary["wall_s"])),
+        )
+    )
+    return figures + (paragraph(f"Efficiency: {efficiency}.") if efficiency else "")
+
+
+def _size(count: float | None) -> str | None:
+    return None if count is None else show_bytes(count)
+
+
+def _loss(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
+    """Each step's loss, its smoothed course, and the validation's."""
+    validated = {v["step"]: v["validation_loss"] for v in summary.get("validations") or ()}
+    validated |= {summary["steps"]: v} if (v := summary.get("validation_loss")) is not None else {}
+    kept = _thinned(metrics, also=validated)
+    steps = [m["step"] for m in kept]
+    losses = dict(zip((m["step"] for m in metrics), smoothed([m.get("loss") for m in metrics]), strict=True))
+    lines = [Line("loss", [m.get("loss") for m in kept], faint=len(metrics) >= SMOOTHED_FROM)]
+    if len(metrics) >= SMOOTHED_FROM:
+        lines.append(Line("smoothed", [losses[s] for s in steps]))
+    lines.append(Line("validation", [validated.get(s) for s in steps], "--bad", points=True))
+    return chart("loss over steps", steps, lines)
+
+
+def _rates(metrics: Sequence[Mapping[str, Any]]) -> str:
+    kept = _thinned(metrics)
+    rates = Line("tokens per second", [m.get("tokens_per_s") for m in kept], "--good")
+    return chart("tokens per second over steps", [m["step"] for m in kept], [rates], unit="tokens/s")
+
+
+def smoothed(values: Sequence[float | None]) -> list[float | None]:
+    """The exponential mean of what is known so far, without the pull of its beginning (Kingma and Ba, section 3)."""
+    found: list[float | None] = []
+    mean = weight = 0.0
+    for value in values:
+        if value is not None:
+            mean, weight = SMOOTHING * mean + (1 - SMOOTHING) * value, SMOOTHING * weight + 1 - SMOOTHING
+        found.append(None if value is None else mean / weight)
+    return found
+
+
+def _thinned(metrics: Sequence[Mapping[str, Any]], also: Mapping[int, Any] | None = None) -> list[Mapping[str, Any]]:
+    every = math.ceil(len(metrics) / MOST_POINTS) or 1
+    return [m for i, m in enumerate(metrics) if i % every == 0 or m["step"] in (also or ())]
+
+
+def _predicted(folder: RunFolder, plan: Plan) -> PredictedStep:
+    """What was expected of the plan that the run began with; nothing where it was not predicted, or has changed."""
+    with suppress(OSError, ValueError, ConfigError):
+        kept = decode(PredictedStep, json.loads(folder.predicted.read_text(encoding="utf-8")), where="predicted.json")
+        stages = {(s.replica, s.stage) for s in kept.spans}
+        mine = {
+            (n, k)
+            for n in range(len(plan.replicas) // kept.clones)
+            for k in range(len(kept.of_replica(plan, n).stages))
+        }
+        if len(kept.memory) == plan.world_size and stages <= mine:
+            return kept
+    return PredictedStep((), 1, ())
+
+
+def _islands(plan: Plan, summary: Mapping[str, Any]) -> str:
+    """Where each island's time went; columns that nobody knows anything of are left out."""
+    known = [n for n in SHARES if any((i.get("shares") or {}).get(n) is not None for i in summary["islands"])]
+    held = any(i.get("memory_bytes") for i in summary["islands"])
+    head = ("island", "vendor", "ranks", "layers", *known, *(("memory",) if held else ()))
+    rows = []
     for island in summary["islands"]:
         layers = ", ".join(f"{a}-{b - 1}" for a, b in island["layers"]) or "idle"
-        ranks = ", ".join(map(str, island["ranks"]))
         own = island.get("shares") or {}
-        figures = ["unknown" if own.get(name) is None else f"{own[name]:.1%}" for name in SHARES]
-        cells = (html.escape(island["name"]), html.escape(island["vendor"]), ranks, layers, *figures)
-        rows += "<tr>" + "".join(f"<td>{c}" for c in (*cells, show_bytes(island.get("memory_bytes"))))
-    ways = "".join(
-        f"<li>{html.escape(' and '.join(b.islands))}: {b.transport} ({html.escape(b.reason)})" for b in plan.bridges
-    )
-    label = "<p>Emulated on one machine: labels decide who may talk natively.</p>" if summary["emulated"] else ""
-    return f"{label}<table>{rows}</table><ul>{ways}</ul>"
+        shares = ("" if own.get(name) is None else f"{own[name]:.1%}" for name in known)
+        cells = (island["name"], island["vendor"], show_ranks(island["ranks"]), layers, *shares)
+        rows.append((*cells, show_bytes(island.get("memory_bytes")))[: len(head)])
+    ways = [f"{' and '.join(b.islands)}: {b.transport} ({b.reason})" for b in plan.bridges]
+    return table(head, rows) + bullets(ways)
 
 
-def _line(points: Sequence[tuple[float, float | None]], color: str) -> str:
-    known = [(x, y) for x, y in points if y is not None]
-    if len(known) < 2:
-        return "<p>too few steps to draw</p>"
-    xs, ys = [p[0] for p in known], [p[1] for p in known]
-    low, high = min(ys), max(ys)
-    span_x, span_y = (max(xs) - min(xs)) or 1, (high - low) or 1
-
-    def at(x: float, y: float) -> str:
-        return f"{50 + (x - min(xs)) / span_x * (WIDTH - 60):.1f},{10 + (high - y) / span_y * (HEIGHT - 40):.1f}"
-
-    path = " ".join(at(x, y) for x, y in known)
-    marks = "".join(
-        f'<text x="2" y="{y:.0f}" font-size="12" fill="#666">{_tick(v)}</text>'
-        for v, y in ((high, 16), (low, HEIGHT - 26))
-    )
-    ends = "".join(
-        f'<text x="{x}" y="{HEIGHT - 6}" font-size="12" fill="#666" text-anchor="{a}">step {v:.0f}</text>'
-        for v, x, a in ((min(xs), 50, "start"), (max(xs), WIDTH - 10, "end"))
-    )
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><polyline fill="none" stroke="{color}" stroke-width="2" '
-        f'points="{path}"/>{marks}{ends}</svg>'
-    )
-
-
-def _tick(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _key() -> str:
-    items = "".join(f'<span><i style="background:{COLORS[k]}"></i>{v}</span>' for k, v in MEANINGS.items())
-    return f'<p class="key">{items}</p>'
-
-
-def _timeline(ranks: Sequence[Sequence[dict[str, Any]]], plan: Plan) -> str:
-    spans = [s for rank in ranks for s in rank]
-    if not spans:
-        return "<p>no step was recorded</p>"
-    begin, end = min(s["start"] for s in spans), max(s["end"] for s in spans)
-    scale = (WIDTH - 130) / ((end - begin) or 1)
-    parts = []
-    for rank, own in enumerate(ranks):
-        y = rank * ROW
-        label = html.escape(f"{rank} {plan.ranks[rank].device_class}")
-        parts.append(f'<text x="0" y="{y + 15}" font-size="12">{label}</text>')
-        for s in own:
-            x, width = 120 + (s["start"] - begin) * scale, max(0.4, (s["end"] - s["start"]) * scale)
-            title = f"{s['kind']} {s['micro_batch']}: {show_seconds(s['end'] - s['start'])}"
-            parts.append(
-                f'<rect x="{x:.1f}" y="{y + 2}" width="{width:.1f}" height="{ROW - 5}" fill="{COLORS[s["kind"]]}">'
-                f"<title>{title}</title></rect>"
-            )
-    height = len(ranks) * ROW + 20
-    parts.append(f'<text x="120" y="{height - 4}" font-size="12" fill="#666">{show_seconds(end - begin)} in all</text>')
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>'
+def _hosts(plan: Plan, summary: Mapping[str, Any]) -> str:
+    """What runs where, who is slow, and with which hetctl."""
+    ranks: dict[str, list[int]] = {}
+    for rank in plan.ranks:
+        ranks.setdefault(rank.host, []).append(rank.rank)
+    slow = {s["rank"]: s["ratio"] for s in summary.get("stragglers") or ()}
+    rows = []
+    for host, own in ranks.items():
+        classes = listed(sorted({plan.ranks[r].device_class for r in own}))
+        behind = ", ".join(f"rank {r}: {slow[r]:.2f} times as long as its like" for r in own if r in slow)
+        rows.append((host, show_ranks(own), classes, *((behind,) if slow else ())))
+    made = ""
+    with suppress(PackageNotFoundError):
+        made = paragraph(f"Written by hetctl {version('hetctl')}.")
+    return table(("host", "ranks", "devices", *(("stragglers",) if slow else ())), rows) + made

@@ -7,17 +7,10 @@ from typing import Any
 
 from hetctl.comm.contract.plan import Plan
 from hetctl.render.plan import show_ranks
+from hetctl.render.timeline import KINDS
 from hetctl.trainer.planning.simulate import SimulatedSpan
 
 MICROSECONDS = 1e6
-NAMES = {
-    "F": "forward",
-    "B": "backward",
-    "W": "weight gradients",
-    "send": "transfer",
-    "sync": "gradient sum",
-    "update": "update",
-}
 
 
 def chrome_trace(plan: Plan, spans: Sequence[SimulatedSpan], *, clones: int = 1) -> dict[str, Any]:
@@ -39,14 +32,14 @@ def chrome_trace(plan: Plan, spans: Sequence[SimulatedSpan], *, clones: int = 1)
 
 def _event(span: SimulatedSpan) -> dict[str, Any]:
     label = span.kind if span.micro_batch is None else f"{span.kind}{span.micro_batch}"
-    about: dict[str, Any] = {"kind": NAMES[span.kind]}
+    about: dict[str, Any] = {"kind": KINDS[span.kind][0]}
     if span.micro_batch is not None:
         about["micro_batch"] = span.micro_batch
     if span.peer is not None:
         about["to_stage"] = span.peer
     return {
         "name": label,
-        "cat": NAMES[span.kind],
+        "cat": KINDS[span.kind][0],
         "ph": "X",
         "ts": round(span.start_s * MICROSECONDS, 3),
         "dur": round((span.end_s - span.start_s) * MICROSECONDS, 3),

@@ -92,6 +92,7 @@ class Attempt:
     def _record(self) -> None:
         """Write what stays with the launcher; a run anew has no figures yet."""
         save_plan(self.folder.plan, self.prepared.plan)
+        write_json(self.folder.predicted, encode(self.prepared.predicted))
         header = "The recipe as it was run, every key resolved."
         write_yaml(self.folder.recipe, encode(self.prepared.recipe), header=header)
         if self.start is None:

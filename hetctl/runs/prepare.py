@@ -18,8 +18,9 @@ from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.model.config import find_weights, model_folder, refuse_unread_weights
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.executable import check_executable, check_trainable, check_wishes
-from hetctl.trainer.planning.planner import make_plan
+from hetctl.trainer.planning.planner import weigh
 from hetctl.trainer.planning.precision import settled
+from hetctl.trainer.planning.predicted_step import PredictedStep
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.recipe import TOKENIZER, Recipe
 
@@ -35,6 +36,7 @@ class Prepared:
     fixed: bool = False  # the plan is a person's, which says who takes part
     speeds: Mapping[str, float] = field(default_factory=dict)  # what it was planned from
     profile: Profile | None = None
+    predicted: PredictedStep | None = None  # what the report shows beside what was measured
 
     @cached_property
     def shape(self) -> ModelShape:
@@ -50,8 +52,8 @@ class Prepared:
 
     def planned_on(self, cluster: Cluster) -> Prepared:
         """The same run on another cluster, planned anew. Raises Infeasible."""
-        plan = make_plan(cluster, self.recipe, speeds=self.speeds, profile=self.profile)
-        return replace(self, cluster=cluster, plan=plan)
+        made = weigh(cluster, self.recipe, speeds=self.speeds, profile=self.profile)
+        return replace(self, cluster=cluster, plan=made.plan, predicted=PredictedStep.of(made))
 
 
 def prepare(
@@ -72,8 +74,9 @@ def prepare(
     if plan is not None:
         prepared = Prepared(recipe, cluster, _checked_plan(plan, cluster, recipe, sink), way, fixed=True)
     else:
-        made = make_plan(cluster, asked, speeds=speeds, profile=profile)  # says what was left to us
-        prepared = Prepared(recipe, cluster, made, way, speeds=speeds, profile=profile)
+        made = weigh(cluster, asked, speeds=speeds, profile=profile)  # says what was left to us
+        step = PredictedStep.of(made)
+        prepared = Prepared(recipe, cluster, made.plan, way, speeds=speeds, profile=profile, predicted=step)
     _say_data(recipe, sink)
     if prepared.launch.here:
         _check_data(recipe)

@@ -23,6 +23,15 @@ WITHOUT = "move the file away: the report is then made of what the run's other f
 def report_run(word: str | None, sink: Sink) -> dict[str, Any]:
     """Write a run's report.html from what its folder holds now; the figures it shows. Raises ConfigError."""
     folder = find_folder(word)
+    summary, timeline = figures(folder)
+    write_report(folder, {**summary, "timeline": timeline})
+    sink.say(summary_table(summary))
+    sink.say(f"report: {folder.report}")
+    return {**summary, "report": str(folder.report)}
+
+
+def figures(folder: RunFolder) -> tuple[dict[str, Any], list[Any]]:
+    """A run's summary as far as its folder tells it now, and its last step's timeline. Raises ConfigError."""
     if not folder.plan.is_file():
         raise ConfigError(f"{folder.path} holds no plan.yaml", hint="a report is made of what `hetctl train` leaves")
     plan = load_plan(folder.plan)
@@ -32,10 +41,7 @@ def report_run(word: str | None, sink: Sink) -> dict[str, Any]:
     timeline = _read(folder.timeline) if ended and folder.timeline.is_file() else []
     if not isinstance(timeline, list) or not all(isinstance(spans, list) for spans in timeline):
         raise ConfigError(f"{folder.timeline} is damaged: it is no list for each rank", hint=WITHOUT)
-    write_report(folder, {**summary, "timeline": timeline})
-    sink.say(summary_table(summary))
-    sink.say(f"report: {folder.report}")
-    return {**summary, "report": str(folder.report)}
+    return summary, timeline
 
 
 def _ended(folder: RunFolder) -> dict[str, Any]:

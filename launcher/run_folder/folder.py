@@ -44,6 +44,7 @@ class RunFolder:
     checkpoints = _Inside("checkpoints")
     launch = _Inside("launch")  # what ranks read: the job and the placement
     timeline = _Inside("launch/timeline.json")  # what each rank did when in the last step: what report.html draws
+    predicted = _Inside("launch/predicted.json")  # the plan's simulated step
     text = _Inside("launch/text")  # the digest of the text that the run learns from
     flight = _Inside("logs")  # what each rank was doing when it failed: its flight recorder's file
 

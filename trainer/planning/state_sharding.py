@@ -74,7 +74,7 @@ def _more(replicas: Sequence[Replica], costs: LayerCosts) -> dict[tuple[int, ...
     more, each = dict[tuple[int, ...], int](), costs.value_bytes.compute + costs.value_bytes.gradients
     for stage in _stages(replicas):
         if stage.shards > 1:
-            more[stage.ranks] = more.get(stage.ranks, 0) + more_bytes(_parameters(costs, stage), stage.shards, each)
+            more[stage.ranks] = more.get(stage.ranks, 0) + more_bytes(parameters_on(costs, stage), stage.shards, each)
     return more
 
 
@@ -96,18 +96,22 @@ def over_replicas(replicas: Sequence[Replica], memory: Sequence[int], costs: Lay
     state = value_bytes.optimizer + (value_bytes.weights if value_bytes.copy else 0)
     every = _stages(replicas)
     for stage in every:
-        first, past = stage.layers
-        spared = 0.0  # of this stage's state, counted in layers
-        for layer in range(first, past):
-            holders = [s for s in every if s.layers[0] <= layer < s.layers[1]]
-            if len({s.tensor_parallel for s in holders}) == 1:
-                spared += 1 / stage.shards - 1 / sum(s.width for s in holders)
-        for rank in stage.ranks if past > first and not stage.offload else ():
-            held[rank] -= int(_parameters(costs, stage) * state * spared / (past - first))
+        for rank in stage.ranks if stage.depth and not stage.offload else ():
+            held[rank] -= int(parameters_on(costs, stage) * state * spared_layers(every, stage) / stage.depth)
     return tuple(held)
 
 
-def _parameters(costs: LayerCosts, stage: Stage) -> float:
+def spared_layers(every: Sequence[Stage], stage: Stage) -> float:
+    """How much less state a rank of a stage holds where all holders share it out, counted in layers' whole state."""
+    spared = 0.0
+    for layer in range(*stage.layers):
+        holders = [s for s in every if s.layers[0] <= layer < s.layers[1]]
+        if len({s.tensor_parallel for s in holders}) == 1:
+            spared += 1 / stage.shards - 1 / sum(s.width for s in holders)
+    return spared
+
+
+def parameters_on(costs: LayerCosts, stage: Stage) -> float:
     """Parameters of a stage on one of its ranks, before they are shared out."""
     first, past = stage.layers
     ends = costs.stage_parameters(0, first=first == 0, last=past == costs.shape.layers)

@@ -1,0 +1,120 @@
+"""Who does what when in one step, as rows of spans on one time scale; page.js zooms it by its viewBox."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from hetctl.comm.contract.plan import Plan
+from hetctl.comm.contract.units import show_seconds
+from hetctl.render.page import key, paragraph
+from hetctl.render.plan import named_ranks
+from hetctl.trainer.planning.predicted_step import PredictedStep
+
+MOST_SPANS = 8000  # drawn; a longer step shows its beginning
+DENSE = 600  # spans
+ROW, BAR = 26, 18  # pixels
+WIDTH = 100_000  # units of the picture, for the whole time: browsers draw nothing beyond 33 million
+# kind of a span -> its meaning and colour; simulated and measured spans share them
+KINDS = {
+    "F": ("forward", "#4c78c9"),
+    "B": ("backward", "#2a9d78"),
+    "W": ("weight gradients", "#8fbf6f"),
+    "send": ("transfer", "#c9a227"),
+    "wait-F": ("waiting for a stage", "#d9c26a"),
+    "wait-B": ("waiting for a stage", "#d9c26a"),
+    "sync": ("gradient sum", "#b0537d"),
+    "weights": ("waiting for weights", "#e08a3c"),
+    "world": ("the step's figures", "#a9b1ba"),
+    "update": ("update", "#7d6bb3"),
+}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One span of a row, seconds from the step's begin."""
+
+    kind: str
+    start_s: float
+    end_s: float
+    micro_batch: int | None = None
+
+    @property
+    def tip(self) -> str:
+        what = KINDS[self.kind][0] + ("" if self.micro_batch is None else f" of micro-batch {self.micro_batch}")
+        return f"{what}: {show_seconds(self.end_s - self.start_s)} from {show_seconds(self.start_s)}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one stage, or one rank, does."""
+
+    label: str
+    bars: tuple[Bar, ...]
+
+
+def simulated_rows(plan: Plan, step: PredictedStep) -> list[Row]:
+    """A row per stage of each simulated replica."""
+    of: dict[tuple[int, int], list[Bar]] = {}
+    for s in step.spans:
+        of.setdefault((s.replica, s.stage), []).append(Bar(s.kind, s.start_s, s.end_s, s.micro_batch))
+    rows = []
+    for number in range(len(plan.replicas) // step.clones):
+        for index, stage in enumerate(step.of_replica(plan, number).stages):
+            label = f"{plan.ranks[stage.ranks[0]].island}, stage {index}, {named_ranks(stage.ranks)}"
+            rows.append(Row(label, tuple(of.get((number, index), ()))))
+    return rows
+
+
+def measured_rows(plan: Plan, ranks: Sequence[Sequence[dict[str, Any]]]) -> list[Row]:
+    """A row per rank, as its run recorded the last step."""
+    begin = min((s["start"] for own in ranks for s in own), default=0.0)
+    rows = []
+    for rank, own in enumerate(ranks):
+        bars = (Bar(s["kind"], s["start"] - begin, s["end"] - begin, _micro_batch(s)) for s in own)
+        rows.append(Row(f"{plan.ranks[rank].device_class}, rank {rank}", tuple(bars)))
+    return rows if any(row.bars for row in rows) else []
+
+
+def timeline(parts: Sequence[tuple[str, Sequence[Row]]]) -> str:
+    """The rows of each part under its name; empty where nothing is known of any."""
+    known = [(name, rows) for name, rows in parts if any(row.bars for row in rows)]
+    every = sorted((b.start_s, b.end_s) for _, rows in known for row in rows for b in row.bars)
+    if not every:
+        return ""
+    shown = every[:MOST_SPANS]
+    until = max(end for _, end in shown)
+    names, drawn, y = "", [], 0
+    for name, rows in known:
+        names += f"<div class='part'>{escape(name)}</div>"
+        y += ROW
+        for row in rows:
+            names += f"<div title='{escape(row.label)}'>{escape(row.label)}</div>"
+            drawn += [_rect(bar, y, WIDTH / until) for bar in row.bars if bar.start_s <= shown[-1][0]]
+            y += ROW
+    label = f"one step of {show_seconds(until)}: " + ", ".join(name for name, _ in known)
+    view = f"viewBox='0 0 {WIDTH} {y}' data-seconds='{until}' height='{y}' preserveAspectRatio='none'"
+    svg = f"<svg {view} role='img' aria-label='{escape(label)}'>{''.join(drawn)}</svg>"
+    ticks = "".join(f"<span>{show_seconds(until * i / 4)}</span>" for i in range(5))
+    used = {b.kind for _, rows in known for row in rows for b in row.bars}
+    colours = {meaning: colour for kind, (meaning, colour) in KINDS.items() if kind in used}
+    dense = "" if len(shown) < DENSE else " dense"  # lines between bars would be all that is seen
+    cut = "" if len(shown) == len(every) else paragraph(f"The first {show_seconds(until)}.")
+    return (
+        f"{key(colours)}{cut}<div class='timeline{dense}'><div class='names'>{names}</div>"
+        f"<div class='spans'>{svg}</div><div class='ticks'>{ticks}</div></div>"
+    )
+
+
+def _rect(bar: Bar, y: int, scale: float) -> str:
+    thin = bar.kind == "send"  # beside what the stage computes
+    top, height = (y + BAR + 2, 5) if thin else (y + 2, BAR)
+    x, width = bar.start_s * scale, max((bar.end_s - bar.start_s) * scale, 0.01)
+    place = f"x='{x:.2f}' y='{top}' width='{width:.2f}' height='{height}'"
+    return f"<rect {place} fill='{KINDS[bar.kind][1]}'><title>{escape(bar.tip)}</title></rect>"
+
+
+def _micro_batch(span: dict[str, Any]) -> int | None:
+    return span["micro_batch"] if span["micro_batch"] >= 0 else None
