@@ -12,6 +12,7 @@ from hetctl.commands.discover import discover
 from hetctl.commands.doctor import doctor
 from hetctl.commands.export import export
 from hetctl.commands.plan import plan
+from hetctl.commands.resume import resume
 from hetctl.commands.run import run
 from hetctl.commands.train import train
 from hetctl.commands.validate import validate
@@ -42,6 +43,7 @@ app.command("doctor")(doctor)
 app.add_typer(hosts.app)
 app.command("plan")(plan)
 app.command("train")(train)
+app.command("resume")(resume)
 app.command("run")(run)
 app.command("export")(export)
 app.add_typer(bench.app, name="bench")

@@ -55,10 +55,12 @@ class Sink:
             sys.stdout.flush()
 
     def failure(self, error: HetctlError) -> None:
-        """One sentence, one hint; with `--json` also the document, so that scripts see why."""
+        """One block: a sentence, a hint, what else is known; with `--json` also the document, for scripts."""
         self.errors.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False, soft_wrap=True)
         if error.hint:
             self.errors.print(f"[bold]hint:[/] {_plain(error.hint)}", highlight=False, soft_wrap=True)
+        for line in error.details:
+            self.errors.print(_plain(line), highlight=False, soft_wrap=True)
         if not error.documented:
             self.result({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
 

@@ -94,6 +94,17 @@ Launcher = Annotated[
 Detach = Annotated[
     bool, typer.Option("--detach", help="Leave it running in the background of this machine; see `hetctl ps`.")
 ]
+MaybeRun = Annotated[
+    str | None, typer.Argument(help="A run's name or folder (`hetctl ps` lists them).", show_default=False)
+]
+MaxRestarts = Annotated[
+    int, typer.Option(min=0, help="After a failure go on from the last checkpoint, at most so often.")
+]
+AllowMissing = Annotated[
+    bool, typer.Option("--allow-missing", help="Go on without hosts that are gone, under a new plan.")
+]
+SkipChecks = Annotated[bool, typer.Option("--skip-checks", help="Start even if a check that the plan needs fails.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and show everything, then start nothing.")]
 Only = Annotated[str | None, typer.Option(metavar="ID,..", help="Only these, by id or theme.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, the rest on stderr.")]
 

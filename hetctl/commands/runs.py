@@ -9,10 +9,6 @@ import typer
 from hetctl.commands import options
 from hetctl.console import Sink
 
-MaybeRun = Annotated[
-    str | None, typer.Argument(help="A run's name or folder (`hetctl ps` lists them).", show_default=False)
-]
-
 
 def ps(as_json: options.Json = False) -> None:
     """List the runs started from this machine that run, or whose supervisor was lost."""
@@ -23,7 +19,7 @@ def ps(as_json: options.Json = False) -> None:
 
 
 def logs(
-    run: MaybeRun = None,
+    run: options.MaybeRun = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
     rank: Annotated[list[int] | None, typer.Option(help="Only this rank; may be repeated.")] = None,
     as_json: options.Json = False,
@@ -36,7 +32,7 @@ def logs(
 
 
 def stop(
-    run: MaybeRun = None,
+    run: options.MaybeRun = None,
     now: Annotated[bool, typer.Option("--now", help="Do not let the ranks finish their step and save.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for its end.")] = 90.0,
     as_json: options.Json = False,
@@ -48,7 +44,7 @@ def stop(
     sink.result(manage.stop_run(run, now=now, timeout_s=timeout, sink=sink))
 
 
-def clean(run: MaybeRun = None, as_json: options.Json = False) -> None:
+def clean(run: options.MaybeRun = None, as_json: options.Json = False) -> None:
     """End what a lost run left on its hosts, found by the run's mark on its processes, and verify it."""
     from hetctl.runs import manage
 
@@ -56,7 +52,7 @@ def clean(run: MaybeRun = None, as_json: options.Json = False) -> None:
     sink.result(manage.clean_runs(run, sink=sink))
 
 
-def report(run: MaybeRun = None, as_json: options.Json = False) -> None:
+def report(run: options.MaybeRun = None, as_json: options.Json = False) -> None:
     """Write a run's report.html anew and show its figures, also while it is under way (by default of runs/latest)."""
     from hetctl.runs import report
 

@@ -119,12 +119,14 @@ def summary_table(summary: dict[str, Any]) -> Table:
     return table
 
 
+def failure_sentence(failure: dict[str, Any]) -> str:
+    """Who failed first and why."""
+    return f"rank {failure['rank']} on {failure['host']} failed first: {failure['reason']}"
+
+
 def failure_lines(failure: dict[str, Any]) -> list[str]:
-    """The one block on a failure: who failed first and why, and who only suffered from it."""
-    lines = [f"rank {failure['rank']} on {failure['host']} failed first: {failure['reason']}"]
-    lines += ["  " + line for line in (failure.get("traceback") or "").splitlines()[-12:]]
-    if failure.get("hint"):
-        lines.append(f"hint: {failure['hint']}")
+    """What is known of a failure beside its sentence: where it happened, and who only suffered from it."""
+    lines = ["  " + line for line in (failure.get("traceback") or "").splitlines()[-12:]]
     if failure["victims"]:
         ranks = ", ".join(map(str, failure["victims"][:16]))
         lines.append(f"ended because of it: ranks {ranks}{' ...' if len(failure['victims']) > 16 else ''}")

@@ -43,6 +43,7 @@ class RunFolder:
     report = _Inside("report.html")
     checkpoints = _Inside("checkpoints")
     launch = _Inside("launch")  # what ranks read: the job and the placement
+    prepared = _Inside("launch/prepared.json")  # what was decided before it started: `hetctl resume` begins from it
     timeline = _Inside("launch/timeline.json")  # what each rank did when in the last step: what report.html draws
     text = _Inside("launch/text")  # the digest of the text that the run learns from
     flight = _Inside("logs")  # what each rank was doing when it failed: its flight recorder's file

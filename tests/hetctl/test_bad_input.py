@@ -283,7 +283,7 @@ def test_weights_that_would_not_be_read(empty: Path, file: str, words: str, hint
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("model", "no weights in model: they start random"), ("model/config.json", ""), ("demo", "")]
+    ("name", "said"), [("model", "/model: they start random"), ("model/config.json", ""), ("demo", "")]
 )
 def test_a_folder_without_weights_starts_random_and_says_so(empty: Path, name: str, said: str) -> None:
     write_demo(empty / "model")
