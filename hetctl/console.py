@@ -48,6 +48,15 @@ class Sink:
         with self.errors.status(what) as status:
             yield lambda part: status.update(f"{_plain(what)}: {_plain(part)}")
 
+    def ask(self, question: str) -> str | None:
+        """What a person answers, on a terminal; None where nobody can be asked, or nothing was said."""
+        if self.as_json or not (sys.stdin.isatty() and self.errors.is_terminal):
+            return None
+        self.errors.print(f"{_plain(question)}: ", highlight=False, soft_wrap=True, end="")
+        with contextlib.suppress(EOFError):
+            return self.errors.input().strip() or None
+        return None
+
     def result(self, document: Any) -> None:
         """The one JSON document of `--json`; nothing otherwise."""
         if self.as_json:

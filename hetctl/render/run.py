@@ -61,7 +61,7 @@ class LiveRun:
             self.live.update(Group(self._progress, Text(words), *known))
         elif time.monotonic() - self._last_plain >= PLAIN_EVERY_S or record["step"] == self.steps:
             self._last_plain = time.monotonic()
-            self.sink.say(f"step {record['step']}/{self.steps}  {words}  {left}")
+            self.sink.say(f"{step_line(record, self.steps)}  {left}")
 
     def note(self, words: str) -> None:
         """Say what is going on besides steps; it stays, above what moves."""
@@ -141,6 +141,11 @@ def _apart(share: float) -> str:
 def _straggler(found: dict[str, Any]) -> str:
     beside = "predicted, beside the others" if found.get("against") == "prediction" else "ranks that do the same"
     return f"{found['rank']} on {found['host']}: {found['ratio']:.2f} times as long as {beside}"
+
+
+def step_line(record: dict[str, Any], steps: int | None) -> str:
+    """One step's figures; of a run whose length nobody knows, without that."""
+    return "  ".join((f"step {record['step']}{f'/{steps}' if steps else ''}", *_figures(record)))
 
 
 def show_number(value: float | None) -> str:

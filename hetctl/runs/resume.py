@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError
@@ -53,10 +52,7 @@ def changes(before: Prepared, recipe: Recipe, cluster: Cluster) -> list[str]:
 
 def refuse_finished(folder: RunFolder, recipe: Recipe) -> None:
     """Raise ConfigError where all steps are made."""
-    try:
-        summary: dict[str, Any] = json.loads(folder.summary.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
+    summary = folder.read_summary()
     if summary.get("status") == "done" and recipe.train.steps <= summary.get("steps", 0):
         raise ConfigError(f"{folder.name} is finished: all of its {summary['steps']} steps are made", hint=FINISHED)
 

@@ -116,6 +116,14 @@ class RunFolder:
             "tokens": sum(m.get("tokens", 0) for m in metrics),
         }
 
+    def read_summary(self) -> dict[str, Any]:
+        """What its last attempt came to; empty where none has ended, or the file is not whole."""
+        try:
+            found = json.loads(self.summary.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self.summary, summary)
 
