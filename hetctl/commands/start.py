@@ -33,7 +33,7 @@ def start(prepared: Prepared, how: GoingOn, asked: Start, sink: Sink) -> None:
     from hetctl.runs.handover import Handover, outside_allocation, run_in_background, submit, train_here
     from hetctl.runs.verdict import raise_unless_done
 
-    show_plan(sink, prepared.plan)
+    show_plan(sink, prepared.plan, predicted=not prepared.shares_cores)
     check_before(prepared.plan, prepared.cluster, run_dir=asked.run_dir, skip=asked.skip_checks, say=sink.warn)
     if asked.dry_run:
         sink.say("dry run: no host was entered, nothing was written")

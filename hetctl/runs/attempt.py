@@ -19,7 +19,7 @@ from hetctl.launcher.supervisor.launch import say_unverified
 from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise
 from hetctl.launcher.supervisor.supervisor import RunOutcome
 from hetctl.render.report import describe_islands, write_report
-from hetctl.render.run import LiveRun, summary_table
+from hetctl.render.run import LiveRun, next_lines, summary_table
 from hetctl.runs.follow import Follower
 from hetctl.runs.prepare import Prepared
 from hetctl.runs.resume import find_start, keep, resume_command, step_of
@@ -73,7 +73,7 @@ class Attempt:
         """Run the ranks to their end, and say what came of it. Raises WorkFailed where hosts do not get ready."""
         prepared, folder = self.prepared, self.folder
         against = yardstick(prepared.plan, prepared.cluster.digest)
-        with LiveRun(self.sink, prepared.recipe.train.steps) as live:
+        with LiveRun(self.sink, prepared.recipe.train.steps, paces=not prepared.shares_cores) as live:
             follower = Follower(folder, live, encode(prepared.recipe), against)
             outcome = supervise(self.agents, self.specs, follower.take, folder=folder, say=live.note)
             follower.writers.end(encode(follower.ended) if follower.ended else {})
@@ -131,6 +131,7 @@ class Attempt:
             if ended
             else describe_islands(plan),
             emulated=prepared.cluster.source == "emulated",
+            shares_cores=prepared.shares_cores,
             run_dir=str(folder.path),
             wall_s=None,
             processes_left=outcome.left,
@@ -171,6 +172,8 @@ def show_end(summary: RunSummary, outcome: RunOutcome, folder: RunFolder, sink: 
     """What the run came to, for people."""
     sink.say(summary_table(summary.document()))
     sink.say(f"report: {folder.report}; {left_sentence(outcome)}")
+    for line in next_lines(summary.document()):
+        sink.say(line)
     if summary.status == "saved":  # of what is an error, the error's block says it
         for line in saved_lines(summary.document()):
             sink.say(line)

@@ -37,8 +37,9 @@ class Follower:
                 self.live.note(f"validation loss after step {step}: {show_number(loss)}")
             case Saved(step):
                 self.saved = step
-            case Note(sentence):
-                self.live.note(sentence)
+            case Note(sentence, of_pace):
+                if self.live.paces or not of_pace:
+                    self.live.note(sentence)
             case TrainingEnded() as event:
                 self.ended = event
             case EngineAccount() as event:

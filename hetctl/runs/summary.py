@@ -32,6 +32,7 @@ class RunSummary:
     emulated: bool | None
     wall_s: float | None
     run_dir: str
+    shares_cores: bool = False  # ranks are this machine's processes: efficiency and stragglers say nothing
     processes_left: int = 0
     links: Sequence[Mapping[str, Any]] = ()  # network ports that became worse, or well again
     restarts: int = 0

@@ -110,7 +110,7 @@ def _without(prepared: Prepared, gone: dict[str, str], restarts: Restarts, sink:
     if _store(prepared).removeprefix("gather:") in gone:
         sink.warn(f"checkpoint.store={_store(prepared)} ends with its host: it is auto from now on")
         left = left.kept_in("auto")
-    show_plan(sink, left.plan)
+    show_plan(sink, left.plan, predicted=not left.shares_cores)
     return left
 
 
