@@ -79,7 +79,8 @@ def show_logs(word: str | None, *, follow: bool, ranks: list[int] | None, sink: 
             sink.people.print(f"[{rank}] {line}", highlight=False, markup=False, soft_wrap=True)
 
     with contextlib.suppress(KeyboardInterrupt):  # the way to leave `-f`; the run goes on
-        _show(folder, ranks, None if ranks else progress, show, follow=follow)
+        trains = folder.recipe.is_file() or folder.metrics.is_file()  # programs have no steps
+        _show(folder, ranks, progress if trains and not ranks else None, show, follow=follow)
     return {"run": folder.name, "progress": progress.steps, "lines": lines}
 
 
