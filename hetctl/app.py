@@ -7,11 +7,12 @@ import sys
 import typer
 
 from hetctl import __version__
-from hetctl.commands import bench, hosts, runs
+from hetctl.commands import bench, hosts, known, runs
 from hetctl.commands.discover import discover
 from hetctl.commands.doctor import doctor
 from hetctl.commands.export import export
 from hetctl.commands.plan import plan
+from hetctl.commands.resume import resume
 from hetctl.commands.run import run
 from hetctl.commands.train import train
 from hetctl.commands.validate import validate
@@ -21,7 +22,6 @@ app = typer.Typer(
     name="hetctl",
     help="Train one large language model on a cluster that no single communication library can span.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -42,10 +42,13 @@ app.command("doctor")(doctor)
 app.add_typer(hosts.app)
 app.command("plan")(plan)
 app.command("train")(train)
+app.command("resume")(resume)
 app.command("run")(run)
 app.command("export")(export)
 app.add_typer(bench.app, name="bench")
 app.command("validate")(validate)
+app.command("models")(known.models)
+app.command("devices")(known.devices)
 app.command("ps")(runs.ps)
 app.command("logs")(runs.logs)
 app.command("stop")(runs.stop)

@@ -48,6 +48,15 @@ class Sink:
         with self.errors.status(what) as status:
             yield lambda part: status.update(f"{_plain(what)}: {_plain(part)}")
 
+    def ask(self, question: str) -> str | None:
+        """What a person answers, on a terminal; None where nobody can be asked, or nothing was said."""
+        if self.as_json or not (sys.stdin.isatty() and self.errors.is_terminal):
+            return None
+        self.errors.print(f"{_plain(question)}: ", highlight=False, soft_wrap=True, end="")
+        with contextlib.suppress(EOFError):
+            return self.errors.input().strip() or None
+        return None
+
     def result(self, document: Any) -> None:
         """The one JSON document of `--json`; nothing otherwise."""
         if self.as_json:
@@ -55,10 +64,12 @@ class Sink:
             sys.stdout.flush()
 
     def failure(self, error: HetctlError) -> None:
-        """One sentence, one hint; with `--json` also the document, so that scripts see why."""
+        """One block: a sentence, a hint, what else is known; with `--json` also the document, for scripts."""
         self.errors.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False, soft_wrap=True)
         if error.hint:
             self.errors.print(f"[bold]hint:[/] {_plain(error.hint)}", highlight=False, soft_wrap=True)
+        for line in error.details:
+            self.errors.print(_plain(line), highlight=False, soft_wrap=True)
         if not error.documented:
             self.result({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
 

@@ -15,7 +15,7 @@ from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import read_yaml
 from hetctl.comm.contract.values import decode, encode, show
 from hetctl.trainer.model.config import find_shape, model_folder
-from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.model.shapes import SHAPES, ModelShape
 from hetctl.trainer.schedule import SCHEDULES
 
 Auto = Literal["auto"]
@@ -234,14 +234,23 @@ def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) ->
     data = read_yaml(path, what="recipe") if path else {}
     if data is None:
         data = {}
-    where = path.name if path else "recipe"
+    return _made(data, overrides, where=path.name if path else "recipe")
+
+
+def changed(recipe: Recipe, overrides: Sequence[tuple[str, Any]]) -> Recipe:
+    """The recipe with `a.b` -> value overrides. Raises ConfigError."""
+    return _made(encode(recipe), overrides, where="recipe")
+
+
+def _made(data: Any, overrides: Sequence[tuple[str, Any]], *, where: str) -> Recipe:
+    """Plain data and what overrides it, as a recipe that some run could use."""
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: a recipe is keys and values", hint="sections: " + ", ".join(encode(Recipe())))
     for key, value in overrides:
         _set(data, key, value)
     recipe = decode(Recipe, data, where=where)
     recipe.validate()
-    return _with_source(_with_tokenizer(recipe, named="tokenizer" in data.get("data", {})))
+    return _with_whole_paths(_with_tokenizer(recipe, named="tokenizer" in data.get("data", {})))
 
 
 def usual_length(shape: ModelShape) -> int:
@@ -288,11 +297,14 @@ def _with_tokenizer(recipe: Recipe, *, named: bool) -> Recipe:
     return replace(recipe, data=replace(recipe.data, tokenizer=str(path.absolute())))
 
 
-def _with_source(recipe: Recipe) -> Recipe:
-    """The recipe with its data's whole path: ranks do not run in the folder that a person typed it in."""
-    if recipe.data.source == STDLIB:
-        return recipe
-    return replace(recipe, data=replace(recipe.data, source=str(Path(recipe.data.source).absolute())))
+def _with_whole_paths(recipe: Recipe) -> Recipe:
+    """The recipe with the whole paths of its model and data: ranks do not run in the folder that a person typed in."""
+    model, data = recipe.model, recipe.data
+    if model.name not in SHAPES and Path(model.name).exists():
+        model = replace(model, name=str(Path(model.name).absolute()))
+    if data.source != STDLIB:
+        data = replace(data, source=str(Path(data.source).absolute()))
+    return replace(recipe, model=model, data=data)
 
 
 def _set(data: dict[str, Any], key: str, value: Any) -> None:

@@ -18,6 +18,7 @@ class HetctlError(Exception):
         self.message = message
         self.hint = hint
         self.documented = documented  # `--json` has already printed the document that says so
+        self.details: tuple[str, ...] = ()  # lines for people, under the hint: where, what was saved, how to go on
         self.hosts: dict[str, HetctlError] = {}  # where it stands for several hosts: what is wrong with each
 
 

@@ -84,6 +84,7 @@ class Note(Event, kind="note"):
     """Something a person should know."""
 
     sentence: str
+    of_pace: bool = False  # it compares ranks' speeds, which says nothing of ranks that share cores
 
 
 @dataclass(frozen=True)

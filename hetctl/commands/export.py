@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hetctl.commands import options
+from hetctl.commands import completion, options
 from hetctl.console import Sink
 
 
@@ -21,7 +21,16 @@ class Precision(StrEnum):
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or one of its checkpoints.")],
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="A run's name or folder, or one of its checkpoints; left out: runs/latest.",
+            show_default=False,
+            autocompletion=completion.runs,
+        ),
+    ] = None,
+    *,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Where to write it; must not hold a model yet.")],
     precision: Annotated[Precision, typer.Option(help="Precision of the weights.")] = Precision.bf16,
     as_json: options.Json = False,

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from hetctl.commands import completion
+
 _WHERE, _WHAT, _HOW = "Where", "What", "How it is planned"
 
 Recipe = Annotated[Path | None, typer.Argument(help="A recipe (YAML); left out: the demo.", show_default=False)]
@@ -27,6 +29,7 @@ Emulate = Annotated[
         metavar="SPEC|F",
         help="Islands to emulate: CLASS:COUNT\\[@SPEED]\\[~MEMORY]\\[/FABRIC], ',' between islands; or a cluster.yaml.",
         rich_help_panel=_WHERE,
+        autocompletion=completion.device_classes,
     ),
 ]
 Hardware = Annotated[
@@ -53,7 +56,13 @@ Link = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", metavar="NAME|config.json", help="The model's shape.", rich_help_panel=_WHAT),
+    typer.Option(
+        "--model",
+        metavar="NAME|config.json",
+        help="The model's shape (`hetctl models`).",
+        rich_help_panel=_WHAT,
+        autocompletion=completion.models,
+    ),
 ]
 GlobalBatch = Annotated[
     int | None, typer.Option("--global-batch", metavar="N", help="Samples per step.", rich_help_panel=_WHAT)
@@ -94,6 +103,22 @@ Launcher = Annotated[
 Detach = Annotated[
     bool, typer.Option("--detach", help="Leave it running in the background of this machine; see `hetctl ps`.")
 ]
+MaybeRun = Annotated[
+    str | None,
+    typer.Argument(
+        help="A run's name or folder (`hetctl ps -a` lists them).",
+        show_default=False,
+        autocompletion=completion.runs,
+    ),
+]
+MaxRestarts = Annotated[
+    int, typer.Option(min=0, help="After a failure go on from the last checkpoint, at most so often.")
+]
+AllowMissing = Annotated[
+    bool, typer.Option("--allow-missing", help="Go on without hosts that are gone, under a new plan.")
+]
+SkipChecks = Annotated[bool, typer.Option("--skip-checks", help="Start even if a check that the plan needs fails.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and show everything, then start nothing.")]
 Only = Annotated[str | None, typer.Option(metavar="ID,..", help="Only these, by id or theme.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, the rest on stderr.")]
 

@@ -37,7 +37,7 @@ def plan(
     from hetctl.comm.contract.files import write_atomically, write_json
     from hetctl.comm.contract.plan import save_plan
     from hetctl.comm.contract.values import encode
-    from hetctl.commands.resolve import resolve
+    from hetctl.commands.resolve import require_model, resolve, with_model
     from hetctl.render.advice import show_advice
     from hetctl.render.plan import show_plan
     from hetctl.render.plan_page import plan_page
@@ -51,7 +51,10 @@ def plan(
     from hetctl.trainer.planning.predicted_step import PredictedStep
 
     sink = Sink(as_json=as_json)
+    asked = with_model(asked, sink) if env is None else asked
     found = resolve(asked, sink, runs=False)
+    if env is None:  # the ranks' environment is the same for every model
+        require_model(asked)
     known = found.cluster.classes
     table = CLASSES.with_own((*known, *own_classes(asked.hardware, asked.device or (), known=known)))
     again = Asked(found.cluster, found.recipe, table, found.speeds, found.profile)

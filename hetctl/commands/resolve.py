@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SAMPLES_PER_DEVICE = 24  # divides by many numbers of devices and micro-batches
 MAX_SAMPLES = 4096
+NAME_ONE = "--model llama-8b (`hetctl models` lists them; --model demo is what `hetctl train` takes), or a recipe"
 _PLANNED = ("parallelism.split", "parallelism.alpha", "parallelism.order")  # nothing in a plan file tells of these
 
 
@@ -31,6 +32,23 @@ class Resolved:
     plan: Plan | None = None  # a person's, to be run as it is
     speeds: Mapping[str, float] = field(default_factory=dict)  # class -> sustained TFLOPS per GPU
     profile: Profile | None = None
+
+
+def with_model(options: RunOptions, sink: Sink) -> RunOptions:
+    """The options with a model: a person who named none is asked, where somebody can be."""
+    if _names_model(options):
+        return options
+    return replace(options, model=sink.ask("which model? a name (`hetctl models` lists them) or a Hugging Face folder"))
+
+
+def require_model(options: RunOptions) -> None:
+    """Raise ConfigError where neither a recipe nor an option names a model."""
+    if not _names_model(options):
+        raise ConfigError("a plan is of a model, and none was named", hint=NAME_ONE)
+
+
+def _names_model(options: RunOptions) -> bool:
+    return options.recipe is not None or any(key == "model.name" for key, _ in options.overrides)
 
 
 def resolve(options: RunOptions, sink: Sink, *, runs: bool) -> Resolved:

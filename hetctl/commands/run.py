@@ -34,9 +34,9 @@ def run(
     """
     from hetctl.commands.resolve import resolve_where
     from hetctl.launcher.run_folder.folder import create_run
-    from hetctl.launcher.supervisor.supervise import raise_unless_done
     from hetctl.runs.handover import Handover, outside_allocation, run_in_background, submit
     from hetctl.runs.program import ProgramRun, check_program, run_program
+    from hetctl.runs.verdict import raise_unless_done
 
     sink = Sink(as_json=as_json)
     where, plan = resolve_where(asked, sink)

@@ -20,12 +20,8 @@ def train(
         typer.Option(help="auto continues the run in --run-dir; never starts anew; or a checkpoint's path."),
     ] = "auto",
     run_dir: Annotated[Path | None, typer.Option(help="The run's folder; otherwise runs/<time>-<model>.")] = None,
-    max_restarts: Annotated[
-        int, typer.Option(min=0, help="After a failure go on from the last checkpoint, at most so often.")
-    ] = 0,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Go on without hosts that are gone, under a new plan.")
-    ] = False,
+    max_restarts: options.MaxRestarts = 0,
+    allow_missing: options.AllowMissing = False,
     launcher: options.Launcher = "auto",
     detach: options.Detach = False,
     profile_step: Annotated[
@@ -34,9 +30,8 @@ def train(
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Let replicas' counts follow measured speeds, and layers at checkpoints.")
     ] = False,
-    skip_checks: Annotated[
-        bool, typer.Option("--skip-checks", help="Start even if a check that the plan needs fails.")
-    ] = False,
+    skip_checks: options.SkipChecks = False,
+    dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
     """Train a model on a mixed cluster.
@@ -46,14 +41,9 @@ def train(
     this machine, on the source text of Python's standard library, in about a minute.
     """
     from hetctl.commands.resolve import resolve
-    from hetctl.doctor.preflight import check_before
-    from hetctl.launcher.run_folder.folder import create_run
-    from hetctl.launcher.supervisor.supervise import raise_unless_done
-    from hetctl.render.plan import show_plan
-    from hetctl.runs.handover import Handover, outside_allocation, run_in_background, submit
+    from hetctl.commands.start import Start, start
     from hetctl.runs.prepare import prepare
     from hetctl.runs.train import GoingOn
-    from hetctl.runs.train import train as run_training
 
     sink = Sink(as_json=as_json)
     more = [f"train.profile_step={profile_step}"] if profile_step is not None else []
@@ -69,13 +59,5 @@ def train(
         way=launcher,
         sink=sink,
     )
-    show_plan(sink, prepared.plan)
-    check_before(prepared.plan, prepared.cluster, run_dir=run_dir, skip=skip_checks, say=sink.warn)
-    how, folder = GoingOn(resume, max_restarts, allow_missing), create_run(run_dir, prepared.plan.model)
-    if detach or outside_allocation(launcher):
-        hand_on = run_in_background if detach else submit
-        sink.result(hand_on(Handover(prepared, how), folder, sink))
-        return
-    summary = run_training(prepared, folder, how, sink).document()
-    sink.result(summary)
-    raise_unless_done(summary)
+    how = GoingOn(resume, max_restarts, allow_missing)
+    start(prepared, how, Start(run_dir, launcher, detach, skip_checks, dry_run), sink)

@@ -1,5 +1,5 @@
-"""Findings for people: a line per check by theme, under what failed the reason and a line to paste; drift; a run's
-diagnosis.
+"""Findings for people: a line per theme (or per check), under it what is not well with its hosts, the reason and a line
+to paste; drift; a run's diagnosis.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ MARKS = {
     "fail": "[red] x[/]",
     "unknown": "[cyan] ?[/]",
 }
+WORDS = {"fail": "failed", "warn": "to look at", "unknown": "unknown", "ok": "ok"}
 _MOST_WAITING = 16
 
 
@@ -33,10 +34,12 @@ def show_findings(sink: Sink, found: CheckRun, *, verbose: bool) -> None:
     """Everything a person should see, the most urgent last, where the eye is."""
     for theme in THEMES:
         of_theme = [f for f in found.findings if f.check.partition(".")[0] == theme]
-        if of_theme:
+        if of_theme and verbose:
             sink.say(f"[bold]{theme}[/]", markup=True)
             for check in dict.fromkeys(f.check for f in of_theme):
-                show_check(sink, [f for f in of_theme if f.check == check], verbose=verbose)
+                show_check(sink, [f for f in of_theme if f.check == check])
+        elif of_theme:
+            show_theme(sink, theme, of_theme)
     table = drift_table(drift(found.checked), verbose=verbose)
     if table is not None:
         sink.say()
@@ -53,16 +56,30 @@ def show_findings(sink: Sink, found: CheckRun, *, verbose: bool) -> None:
     )
 
 
-def show_check(sink: Sink, findings: Sequence[Finding], *, verbose: bool) -> None:
-    """One line; under it what is not well, the same sentence about several hosts once."""
+def show_theme(sink: Sink, theme: str, findings: Sequence[Finding]) -> None:
+    """One line; under it what is not well, with its hosts and the reason, the same sentence once."""
+    checks: dict[str, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        checks[finding.check].append(finding)
+    states = [state_of(found) for found in checks.values()]
+    counts = ", ".join(f"{states.count(s)} {w}" for s, w in WORDS.items() if s in states)
+    sink.say(f"{MARKS[state_of(findings)]} {theme:<8} [dim]{counts}[/]", markup=True)
+    for check, found in checks.items():
+        for (how, reason, fix), hosts in _alike([f for f in found if f.state != "ok"]).items():
+            sink.say(f"  {MARKS[how]} [bold]{check}[/] {escape(listed(hosts))}: {escape(reason)}", markup=True)
+            if fix and how != "unknown":
+                sink.say(f"       [bold]{escape(fix)}[/]", markup=True)
+
+
+def show_check(sink: Sink, findings: Sequence[Finding]) -> None:
+    """One line, and under it every reason, the same sentence about several hosts once."""
     state = state_of(findings)
     sink.say(f"{MARKS[state]} {findings[0].check:<20} {_summary(findings)}", markup=True)
-    for (how, reason, fix), hosts in _alike(findings).items():
-        if how in ("fail", "warn") or (how == "unknown" and (verbose or findings[0].essential)) or verbose:
-            sink.say(f"     {escape(listed(hosts))}: {escape(reason)}", markup=True)
-            if fix and (how in ("fail", "warn") or verbose):
-                sink.say(f"       [bold]{escape(fix)}[/]", markup=True)
-    if verbose and findings[0].source:
+    for (_, reason, fix), hosts in _alike(findings).items():
+        sink.say(f"     {escape(listed(hosts))}: {escape(reason)}", markup=True)
+        if fix:
+            sink.say(f"       [bold]{escape(fix)}[/]", markup=True)
+    if findings[0].source:
         sink.say(f"       [dim]after {escape(findings[0].source)}[/]", markup=True)
 
 
@@ -73,8 +90,7 @@ def _summary(findings: Sequence[Finding]) -> str:
     reasons = {f.reason for f in findings}
     if len(reasons) == 1 and state_of(findings) in ("ok", "unknown"):
         return f"[dim]{escape(reasons.pop())}[/]"
-    words = {"fail": "failed", "warn": "to look at", "unknown": "unknown", "ok": "ok"}
-    return "[dim]" + ", ".join(f"{counts[s]} {w}" for s, w in words.items() if counts[s]) + "[/]"
+    return "[dim]" + ", ".join(f"{counts[s]} {w}" for s, w in WORDS.items() if counts[s]) + "[/]"
 
 
 def _alike(findings: Sequence[Finding]) -> dict[tuple[str, str, str], list[str]]:

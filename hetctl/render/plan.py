@@ -15,10 +15,11 @@ from hetctl.comm.contract.units import show_bytes, show_rate, show_seconds
 from hetctl.console import Sink
 
 
-def show_plan(sink: Sink, plan: Plan) -> None:
-    """Print islands, stages, groups, bridges, the prediction and the reasons."""
+def show_plan(sink: Sink, plan: Plan, *, predicted: bool = True) -> None:
+    """Print islands, stages, groups, bridges, the prediction (where that means something) and the reasons."""
     title = f"{plan.model}: {plan.global_batch} samples of {plan.seq_len} tokens a step on {plan.world_size} devices"
-    parts: list[RenderableType] = [title, _islands(plan), _stages(plan), _groups(plan), *_prediction(plan)]
+    parts: list[RenderableType] = [title, _islands(plan), _stages(plan), _groups(plan)]
+    parts += _prediction(plan) if predicted else []
     for part in (*parts, *(f"- {reason}" for reason in plan.reasons)):
         sink.say(part)
 

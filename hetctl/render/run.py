@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Group
@@ -28,8 +30,9 @@ BASES = {
 class LiveRun:
     """Progress of a run: a moving table of the islands on a terminal, a plain line every few seconds elsewhere."""
 
-    def __init__(self, sink: Sink, steps: int) -> None:
+    def __init__(self, sink: Sink, steps: int, *, paces: bool = True) -> None:
         self.sink, self.steps = sink, steps
+        self.paces = paces  # whether speeds mean something: not of processes that share cores
         self._began: tuple[float, int] | None = None
         self._last_plain = 0.0
         self._islands: dict[str, dict[str, float]] = {}
@@ -53,6 +56,7 @@ class LiveRun:
 
     def step(self, record: dict[str, Any]) -> None:
         """One step's figures; those of islands stay until newer ones come."""
+        record = record if self.paces else {k: v for k, v in record.items() if k not in ("mfu", "efficiency")}
         words, left = "  ".join(_figures(record)), f"{self._time_left(record['step'])} left"
         if self.live is not None:
             self._progress.update(self._task, completed=record["step"], description=left)
@@ -61,7 +65,7 @@ class LiveRun:
             self.live.update(Group(self._progress, Text(words), *known))
         elif time.monotonic() - self._last_plain >= PLAIN_EVERY_S or record["step"] == self.steps:
             self._last_plain = time.monotonic()
-            self.sink.say(f"step {record['step']}/{self.steps}  {words}  {left}")
+            self.sink.say(f"{step_line(record, self.steps)}  {left}")
 
     def note(self, words: str) -> None:
         """Say what is going on besides steps; it stays, above what moves."""
@@ -92,26 +96,27 @@ def show_efficiency(summary: dict[str, Any]) -> str:
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
-    """What a run came to; what is unknown says so."""
+    """What a run came to. What is unknown has no row, nor has what says nothing of ranks that share cores."""
+    paces = not summary.get("shares_cores")
     table = Table(title=escape(f"run {summary['run']}: {summary['status']}"), show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
     rows = (
         ("steps", f"{summary['steps']} of {summary['steps_planned'] or 'unknown'}"),
         *((("skipped", f"{skipped} steps were not finite"),) if (skipped := summary.get("skipped_steps")) else ()),
-        ("loss", f"{show_number(summary.get('first_loss'))} -> {show_number(summary.get('last_loss'))}"),
-        ("validation loss", show_number(summary.get("validation_loss"))),
+        *_known("loss", summary.get("first_loss"), lambda first: f"{first:.4f} -> {show_number(summary['last_loss'])}"),
+        *_known("validation loss", summary.get("validation_loss"), show_number),
         ("tokens", f"{summary.get('tokens') or 0:,} ({summary.get('tokens_per_s') or 0:,.0f} tokens/s)"),
-        ("MFU", _percent(summary.get("mfu"))),
-        ("efficiency", show_efficiency(summary)),
-        ("over the bridge", show_bytes(summary.get("bridge_bytes"))),
-        ("lost to the bubble", _share(summary.get("bubble_share"))),
-        ("lost to the bridge", _share(summary.get("bridge_share"))),
+        *_known("MFU", summary.get("mfu") if paces else None, _percent),
+        *_known("efficiency", summary.get("efficiency") if paces else None, lambda _: show_efficiency(summary)),
+        *_known("over the bridge", summary.get("bridge_bytes"), show_bytes),
+        *_known("lost to the bubble", summary.get("bubble_share") if paces else None, _share),
+        *_known("lost to the bridge", summary.get("bridge_share") if paces else None, _share),
         *((("replicas end", _apart(apart)),) if (apart := summary.get("replica_spread")) is not None else ()),
-        *(("slow rank", _straggler(s)) for s in summary.get("stragglers") or ()),
+        *(("slow rank", _straggler(s)) for s in (summary.get("stragglers") or () if paces else ())),
         *(("counts", f"{a['before']} -> {a['after']} after step {a['step']}") for a in summary.get("adapted") or ()),
         *(("layers", f"{a['before']} -> {a['after']} after step {a['step']}") for a in summary.get("recut") or ()),
-        ("wall time", "unknown" if summary["wall_s"] is None else show_seconds(summary["wall_s"])),
+        *_known("wall time", summary["wall_s"], show_seconds),
         ("run folder", summary["run_dir"]),
     )
     for row in rows:
@@ -119,17 +124,39 @@ def summary_table(summary: dict[str, Any]) -> Table:
     return table
 
 
+def next_lines(summary: dict[str, Any]) -> list[str]:
+    """Of an emulation that was trained to its end: that it works, by which figures, and what to type next."""
+    losses = [summary.get("first_loss"), summary.get("last_loss")]
+    if summary["status"] != "done" or not summary["emulated"] or None in losses:
+        return []
+    count, crossed = len(summary["islands"]), summary.get("bridge_bytes")
+    islands = f"{count} island" + ("s" if count != 1 else "")
+    over = f", {show_bytes(crossed)} over the bridge" if crossed else ""
+    return [
+        f"it works: {islands}, {summary['steps']} steps, loss {losses[0]:.2f} -> {losses[1]:.2f}{over}",
+        f"next: {shlex.join(['hetctl', 'export', summary['run_dir'], '--to', 'my-model'])}",
+        "      hetctl discover HOST HOST -o cluster.yaml    # your machines; then hetctl plan, hetctl train",
+    ]
+
+
+def failure_sentence(failure: dict[str, Any]) -> str:
+    """Who failed first and why."""
+    return f"rank {failure['rank']} on {failure['host']} failed first: {failure['reason']}"
+
+
 def failure_lines(failure: dict[str, Any]) -> list[str]:
-    """The one block on a failure: who failed first and why, and who only suffered from it."""
-    lines = [f"rank {failure['rank']} on {failure['host']} failed first: {failure['reason']}"]
-    lines += ["  " + line for line in (failure.get("traceback") or "").splitlines()[-12:]]
-    if failure.get("hint"):
-        lines.append(f"hint: {failure['hint']}")
+    """What is known of a failure beside its sentence: where it happened, and who only suffered from it."""
+    lines = ["  " + line for line in (failure.get("traceback") or "").splitlines()[-12:]]
     if failure["victims"]:
         ranks = ", ".join(map(str, failure["victims"][:16]))
         lines.append(f"ended because of it: ranks {ranks}{' ...' if len(failure['victims']) > 16 else ''}")
     lines.append(f"its log: {failure['log']}")
     return lines
+
+
+def _known(name: str, value: Any, show: Callable[[Any], str]) -> list[tuple[str, str]]:
+    """A row of what is known; none of what is not."""
+    return [] if value is None else [(name, show(value))]
 
 
 def _apart(share: float) -> str:
@@ -139,6 +166,11 @@ def _apart(share: float) -> str:
 def _straggler(found: dict[str, Any]) -> str:
     beside = "predicted, beside the others" if found.get("against") == "prediction" else "ranks that do the same"
     return f"{found['rank']} on {found['host']}: {found['ratio']:.2f} times as long as {beside}"
+
+
+def step_line(record: dict[str, Any], steps: int | None) -> str:
+    """One step's figures; of a run whose length nobody knows, without that."""
+    return "  ".join((f"step {record['step']}{f'/{steps}' if steps else ''}", *_figures(record)))
 
 
 def show_number(value: float | None) -> str:
@@ -152,9 +184,9 @@ def _figures(record: dict[str, Any]) -> list[str]:
     return [f"loss {show_number(record['loss'])}", f"{record['tokens_per_s']:,.0f} tokens/s", *known]
 
 
-def _percent(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1%}"
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
 
 
-def _share(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1%} of the ranks' time"
+def _share(value: float) -> str:
+    return f"{value:.1%} of the ranks' time"

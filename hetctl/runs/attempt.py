@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
+from typing import Any
 
 from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import ConfigError
@@ -18,11 +19,12 @@ from hetctl.launcher.supervisor.launch import say_unverified
 from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise
 from hetctl.launcher.supervisor.supervisor import RunOutcome
 from hetctl.render.report import describe_islands, write_report
-from hetctl.render.run import LiveRun, failure_lines, summary_table
+from hetctl.render.run import LiveRun, next_lines, summary_table
 from hetctl.runs.follow import Follower
 from hetctl.runs.prepare import Prepared
-from hetctl.runs.resume import find_start
+from hetctl.runs.resume import find_start, keep, resume_command, step_of
 from hetctl.runs.summary import RunSummary
+from hetctl.runs.verdict import saved_lines
 from hetctl.trainer.adapt.pace import yardstick
 from hetctl.trainer.adapt.resplit import with_layers
 from hetctl.trainer.checkpoint.copy_targets import say_where_shards_live
@@ -34,9 +36,14 @@ from hetctl.trainer.model.config import find_weights
 class Attempt:
     """Agents of a run's hosts, and the checkpoint to begin from; `train` sees it through."""
 
-    def __init__(self, prepared: Prepared, folder: RunFolder, agents: Agents, resume: str, sink: Sink) -> None:
-        """Nothing has started yet, and nothing of the folder has changed. Raises ConfigError."""
-        self.prepared, self.folder, self.agents, self.sink = prepared, folder, agents, sink
+    def __init__(
+        self, prepared: Prepared, folder: RunFolder, agents: Agents, resume: str, sink: Sink, *, whole: Prepared
+    ) -> None:
+        """Nothing has started yet, and nothing of the folder has changed. Raises ConfigError.
+
+        `whole` is the run as it was asked for, with the hosts that this attempt may be without.
+        """
+        self.prepared, self.folder, self.agents, self.sink, self.whole = prepared, folder, agents, sink, whole
         try:
             self.start = find_start(resume, agents)
             work = self._work()
@@ -53,6 +60,8 @@ class Attempt:
                 console=sink,
             )
             say_unverified(prepared.launch, sink)
+            if self.start is not None:
+                sink.say(f"continuing from {_place(self.start)}")
             self.specs = host_specs(agents, prepared.launch, work, run=folder.identity)
             self._record()
         except BaseException:
@@ -64,7 +73,7 @@ class Attempt:
         """Run the ranks to their end, and say what came of it. Raises WorkFailed where hosts do not get ready."""
         prepared, folder = self.prepared, self.folder
         against = yardstick(prepared.plan, prepared.cluster.digest)
-        with LiveRun(self.sink, prepared.recipe.train.steps) as live:
+        with LiveRun(self.sink, prepared.recipe.train.steps, paces=not prepared.shares_cores) as live:
             follower = Follower(folder, live, encode(prepared.recipe), against)
             outcome = supervise(self.agents, self.specs, follower.take, folder=folder, say=live.note)
             follower.writers.end(encode(follower.ended) if follower.ended else {})
@@ -91,6 +100,7 @@ class Attempt:
 
     def _record(self) -> None:
         """Write what stays with the launcher; a run anew has no figures yet."""
+        keep(self.whole, self.folder)
         save_plan(self.folder.plan, self.prepared.plan)
         write_json(self.folder.predicted, encode(self.prepared.predicted))
         header = "The recipe as it was run, every key resolved."
@@ -122,6 +132,7 @@ class Attempt:
             if ended
             else describe_islands(plan),
             emulated=prepared.cluster.source == "emulated",
+            shares_cores=prepared.shares_cores,
             run_dir=str(folder.path),
             wall_s=None,
             processes_left=outcome.left,
@@ -130,10 +141,21 @@ class Attempt:
             ended=ended,
             bridges=follower.engines,
             signal=outcome.signal,
+            **self._way_on(follower, done=status == "done"),
             failure=why["reason"],
             error_type=why["error_type"],
             failure_hint=why["hint"],
         )
+
+    def _way_on(self, follower: Follower, *, done: bool) -> dict[str, Any]:
+        """The step of the newest checkpoint, and the command that goes on from there."""
+        step, elsewhere = follower.saved, None
+        if step is None and self.start is not None:
+            step = step_of(self.start)
+            elsewhere = (
+                self.start if self.start.is_absolute() and self.start.parent != self.folder.checkpoints else None
+            )
+        return {"checkpoint_step": step, "resume": None if done else resume_command(self.folder, elsewhere)}
 
 
 def write_end(summary: RunSummary, folder: RunFolder, sink: Sink) -> None:
@@ -149,8 +171,16 @@ def write_end(summary: RunSummary, folder: RunFolder, sink: Sink) -> None:
 
 def show_end(summary: RunSummary, outcome: RunOutcome, folder: RunFolder, sink: Sink) -> None:
     """What the run came to, for people."""
-    if summary.failure and folder.failure.is_file():
-        for line in failure_lines(json.loads(folder.failure.read_text())):
-            sink.errors.print(line, highlight=False, markup=False, soft_wrap=True)
     sink.say(summary_table(summary.document()))
     sink.say(f"report: {folder.report}; {left_sentence(outcome)}")
+    for line in next_lines(summary.document()):
+        sink.say(line)
+    if summary.status == "saved":  # of what is an error, the error's block says it
+        for line in saved_lines(summary.document()):
+            sink.say(line)
+
+
+def _place(start: Path) -> str:
+    """A checkpoint to go on from, for people."""
+    step = step_of(start)
+    return str(start) if step is None else f"step {step}"

@@ -12,6 +12,7 @@ import torch
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.values import decode
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.runs.manage import find_folder
 from hetctl.trainer.checkpoint import listing
 from hetctl.trainer.checkpoint.reader import Reader
 from hetctl.trainer.data.megatron import is_megatron
@@ -28,9 +29,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def export_run(run: Path, to: Path, *, precision: str) -> dict[str, Any]:
+def export_run(word: str | None, to: Path, *, precision: str) -> dict[str, Any]:
     """Write the newest checkpoint of a run (or the one that is named) to `to`. Raises ConfigError."""
-    path = _checkpoint(run)
+    path = _checkpoint(_meant(word))
     job = _job(path.parent.parent)
     if to.exists() and not to.is_dir():
         raise ConfigError(f"'{to}' is not a folder", hint="a model is several files: name a new folder")
@@ -66,6 +67,13 @@ def copy_tokenizer(data: DataSection, source: Path | None, to: Path) -> list[str
     whole = file.name == TOKENIZER and (file.parent / "config.json").is_file()  # a model's folder: all of it belongs
     more = [name for name in TOKENIZER_FILES if name != TOKENIZER] if whole else []
     return [TOKENIZER, *copy_beside(file.parent, to, more)]
+
+
+def _meant(word: str | None) -> Path:
+    """The path that is named, the run of ./runs with that name, or (None) the newest. Raises ConfigError."""
+    if word is None or (not Path(word).exists() and (Path("runs") / word / "launch").is_dir()):
+        return find_folder(word).path
+    return Path(word)
 
 
 def _checkpoint(run: Path) -> Path:

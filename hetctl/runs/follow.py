@@ -19,7 +19,7 @@ class Follower:
     def __init__(self, folder: RunFolder, live: LiveRun, config: Mapping[str, Any], against: Yardstick) -> None:
         self.folder, self.live, self.against = folder, live, against
         self.writers = MetricsWriters(folder, config, live.note)
-        self.saved = False  # a checkpoint was committed
+        self.saved: int | None = None  # the step of the newest checkpoint that was committed
         self.ended: TrainingEnded | None = None
         self.engines: list[dict[str, Any]] = []  # what the engines of direct bridges say of each rank's transfers
 
@@ -35,10 +35,11 @@ class Follower:
             case Validated(step, loss):
                 self.writers.validated(step, loss)
                 self.live.note(f"validation loss after step {step}: {show_number(loss)}")
-            case Saved():
-                self.saved = True
-            case Note(sentence):
-                self.live.note(sentence)
+            case Saved(step):
+                self.saved = step
+            case Note(sentence, of_pace):
+                if self.live.paces or not of_pace:
+                    self.live.note(sentence)
             case TrainingEnded() as event:
                 self.ended = event
             case EngineAccount() as event:

@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.contract.errors import ConfigError, WorkFailed
+from hetctl.comm.contract.errors import ConfigError, HetctlError, WorkFailed
 from hetctl.comm.contract.files import write_atomically
 from hetctl.comm.contract.values import decode, encode
 from hetctl.console import Sink, guarded
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.registry import active
-from hetctl.launcher.supervisor.supervise import raise_unless_done
 from hetctl.runs.prepare import Prepared
 from hetctl.runs.program import ProgramRun, run_program
 from hetctl.runs.train import GoingOn, train
+from hetctl.runs.verdict import raise_unless_done, with_way_on
 
 START_S = 120.0
 CONSOLE = "console.log"
@@ -46,6 +46,14 @@ class Handover:
     def hosts(self) -> list[str]:
         which = self.training or self.program
         return [host.name for host in which.launch.hosts] if which else []
+
+
+def train_here(prepared: Prepared, how: GoingOn, folder: RunFolder, sink: Sink) -> dict[str, Any]:
+    """Train to the end; its summary. Errors that come before one say how the run is begun again."""
+    try:
+        return train(prepared, folder, how, sink).document()
+    except HetctlError as error:
+        raise with_way_on(error, folder) from None
 
 
 def run_in_background(run: Handover, folder: RunFolder, sink: Sink) -> dict[str, Any]:
@@ -134,7 +142,7 @@ def run_here(folder: RunFolder) -> None:
     sink, file = Sink(), _file(folder)
     run = decode(Handover, json.loads(file.read_text(encoding="utf-8")), where=file.name)
     if run.training is not None:
-        raise_unless_done(train(run.training, folder, run.how, sink).document())
+        raise_unless_done(train_here(run.training, run.how, folder, sink))
     elif run.program is not None:
         raise_unless_done(run_program(run.program, folder, sink))
 

@@ -1,11 +1,10 @@
-"""`ps`, `logs`, `stop`, `clean`: what runs were started from here, what they print, and ending what they left."""
+"""`ps`, `stop`, `clean`: what runs were started from here, and ending them and what they left."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,11 @@ from hetctl.console import Sink
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.fanout import fan_out
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.run_folder.logs import Follower, clean
 from hetctl.launcher.run_folder.registry import ActiveRun, active, delist, find
 from hetctl.launcher.supervisor.agents import ask
 from hetctl.launcher.supervisor.launch import shell_opener, target_of
 
 CLEAN_S = 30.0
-TAIL_LINES = 200
-TAIL_BYTES = 256 << 10  # of each rank's log, where lines are long
-FOLLOW_S = 0.2
 
 
 def list_runs(sink: Sink) -> list[dict[str, Any]]:
@@ -47,13 +42,14 @@ def list_runs(sink: Sink) -> list[dict[str, Any]]:
 
 
 def stop_run(word: str | None, *, now: bool, timeout_s: float, sink: Sink) -> dict[str, Any]:
-    """Ask a run's supervisor to stop (the only one there is, without a word), and wait for it.
+    """Ask a run's supervisor to stop, and wait for it. Without a word it is the only one, or the one a person names.
 
     Raises WorkFailed when it does not end in time.
     """
-    run = find(word, active()) if word else _only_one()
+    run = find(word, active()) if word else _meant(sink)
     if not run.supervised:
         raise ConfigError(f"the supervisor of {run.name} is gone", hint=f"hetctl clean {run.name}")
+    sink.say(f"stopping {run.name} ({run.folder})")
     if not now:
         sink.say(f"{run.name} finishes its step and saves (--now ends it at once)")
     for _ in range(2 if now else 1):
@@ -88,34 +84,6 @@ def clean_runs(word: str | None, *, sink: Sink) -> dict[str, Any]:
     return {"cleaned": told}
 
 
-def show_logs(word: str | None, *, follow: bool, ranks: list[int] | None, sink: Sink) -> dict[str, Any]:
-    """The end of the ranks' logs of a run, and with `follow` what they print from now on, until it ends (or Ctrl-C).
-
-    The document holds the lines that were shown, where a script asked for it.
-    """
-    folder = find_folder(word)
-    lines: list[dict[str, Any]] = []
-    try:
-        while not (logs := _logs(folder, ranks)) and follow and is_running(folder):
-            time.sleep(FOLLOW_S)  # it has only begun
-        if not logs:
-            raise ConfigError(f"{folder.path} holds no logs" + (f" of ranks {ranks}" if ranks else ""))
-
-        def show(rank: int, line: str) -> None:
-            if sink.as_json:
-                lines.append({"rank": rank, "line": line})
-            else:
-                sink.people.print(f"[{rank}] {line}", highlight=False, markup=False, soft_wrap=True)
-
-        ends = {rank: _show_end(rank, path, show) for rank, path in logs.items()}
-        with Follower(logs if follow else {}, show, begin=ends):
-            while follow and is_running(folder):
-                time.sleep(FOLLOW_S)
-    except KeyboardInterrupt:  # the way to leave `-f`; the run goes on
-        pass
-    return {"run": folder.name, "lines": lines}
-
-
 def find_folder(word: str | None) -> RunFolder:
     """A run's folder by name, path, or (None) the newest. Raises ConfigError."""
     for place in [Path(word), Path("runs") / word] if word else [Path("runs/latest")]:
@@ -145,17 +113,19 @@ def _clean_hosts(run: ActiveRun, sink: Sink) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _only_one() -> ActiveRun:
+def _meant(sink: Sink) -> ActiveRun:
+    """The only run there is; of several the one that a person names, by name or number. Raises ConfigError."""
     running = [run for run in active() if run.supervised]
-    if len(running) != 1:
-        names = ", ".join(run.name for run in running) or "none"
-        raise ConfigError(f"which run? running are: {names}", hint="hetctl stop RUN")
-    return running[0]
-
-
-def _logs(folder: RunFolder, ranks: list[int] | None) -> dict[int, Path]:
-    present = {_rank(p): p for p in folder.path.glob("logs/rank-*.log")}
-    return {r: p for r, p in sorted(present.items()) if not ranks or r in ranks}
+    if len(running) == 1:
+        return running[0]
+    names = [run.name for run in running]
+    for number, run in enumerate(running, 1):
+        sink.warn(f"{number}: {run.name} ({run.folder})")
+    answer = sink.ask(f"stop which run? 1 to {len(running)}, or a name") if running else None
+    if answer is None:
+        raise ConfigError(f"which run? running are: {', '.join(names) or 'none'}", hint="hetctl stop RUN")
+    numbers = {str(number): run for number, run in enumerate(running, 1)}
+    return numbers[answer] if answer in numbers else find(answer, running)
 
 
 def is_running(folder: RunFolder) -> bool:
@@ -163,23 +133,7 @@ def is_running(folder: RunFolder) -> bool:
     return any(run.supervised for run in active() if run.folder == str(folder.path))
 
 
-def _show_end(rank: int, path: Path, show: Callable[[int, str], None]) -> int:
-    """Show a log's last lines; returns how far it was read."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - TAIL_BYTES))
-        data = file.read(size - file.tell())
-    whole, newline, _ = data.rpartition(b"\n")
-    for line in whole.decode("utf-8", errors="replace").splitlines()[-TAIL_LINES:]:
-        show(rank, clean(line))
-    return size - len(data) + len(whole) + len(newline)
-
-
 def _progress(folder: RunFolder) -> int | None:
     """The last step that was written down; None before the first, and for programs that have none."""
     metrics = folder.read_metrics()
     return int(metrics[-1]["step"]) if metrics else None
-
-
-def _rank(path: Path) -> int:
-    return int(path.stem.removeprefix("rank-"))

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from hetctl.comm.contract.cluster import Cluster, Member
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.natives import HOST
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.contract.units import show_bytes
 from hetctl.console import Sink
@@ -45,6 +46,12 @@ class Prepared:
     @cached_property
     def launch(self) -> Launch:
         return Launch.of(self.cluster, self.plan, way=self.way, verify_bridge=self.recipe.bridge.verify)
+
+    @cached_property
+    def shares_cores(self) -> bool:
+        """Whether the ranks are processes on this machine's CPUs whose speeds nobody measured: what is predicted of
+        them, and how they compare, then says nothing."""
+        return self.launch.here and self.launch.device_type == HOST and self.profile is None
 
     def kept_in(self, store: str) -> Prepared:
         """The same run with its checkpoints kept otherwise (`checkpoint.store`)."""

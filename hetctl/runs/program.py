@@ -21,7 +21,6 @@ from hetctl.launcher.supervisor.environment import Setting
 from hetctl.launcher.supervisor.host_specs import Work, host_specs
 from hetctl.launcher.supervisor.launch import Launch, choose_way, say_unverified, start_agents_on
 from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise
-from hetctl.render.run import failure_lines
 from hetctl.trainer.planning.assemble import choose_transport
 
 
@@ -94,8 +93,6 @@ def run_program(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any
     failure = None if outcome.interrupted else record_failure(folder, outcome, hosts, agents.sites)
     if failure is not None:
         summary |= {"status": "failed", "failure": failure["reason"]}
-        for line in failure_lines(failure):
-            sink.errors.print(line, highlight=False, markup=False, soft_wrap=True)
     folder.write_summary(summary)
     sink.say(left_sentence(outcome))
     return summary

@@ -1,13 +1,66 @@
-"""Where a run goes on from, and what its hosts must be able to read for it."""
+"""Where a run goes on from, what is kept of it for that, and what its hosts must be able to read."""
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
+from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import write_atomically
+from hetctl.comm.contract.values import decode, encode
+from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agents import Agents
+from hetctl.runs.prepare import Prepared
 from hetctl.trainer.checkpoint import listing
 from hetctl.trainer.recipe import Recipe
+
+RESUME = "resume:"  # before the command that goes on, wherever it is printed
+FINISHED = "train further with --set train.steps=N, or take the model: hetctl export"
+NOT_KEPT = (
+    "`hetctl train RECIPE --run-dir` of that folder goes on with what you name; programs go on by their own means"
+)
+
+
+def keep(prepared: Prepared, folder: RunFolder) -> None:
+    """Write down what a run was started with, for its owner only: how hosts are entered may hold secrets."""
+    write_atomically(folder.prepared, json.dumps(encode(prepared)))
+    folder.prepared.chmod(0o600)
+
+
+def kept(folder: RunFolder) -> Prepared:
+    """What a run was started with. Raises ConfigError where its folder does not say."""
+    try:
+        data = json.loads(folder.prepared.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{folder.path} does not hold what it was started with", hint=NOT_KEPT) from None
+    except ValueError as error:
+        raise ConfigError(f"{folder.prepared} is damaged: {error}", hint=NOT_KEPT) from None
+    return decode(Prepared, data, where=folder.prepared.name)
+
+
+def changes(before: Prepared, recipe: Recipe, cluster: Cluster) -> list[str]:
+    """What another recipe and cluster change of a run, a line each: `train.steps: 160 -> 320`."""
+    old, new = encode(before.recipe), encode(recipe)
+    keys = [(section, key) for section, found in new.items() for key in found]
+    lines = [f"{s}.{k}: {old[s][k]} -> {new[s][k]}" for s, k in keys if new[s][k] != old[s][k]]
+    if cluster.digest != before.cluster.digest:
+        lines.append(f"cluster: {_islands(before.cluster)} -> {_islands(cluster)}")
+    return lines
+
+
+def refuse_finished(folder: RunFolder, recipe: Recipe) -> None:
+    """Raise ConfigError where all steps are made."""
+    summary = folder.read_summary()
+    if summary.get("status") == "done" and recipe.train.steps <= summary.get("steps", 0):
+        raise ConfigError(f"{folder.name} is finished: all of its {summary['steps']} steps are made", hint=FINISHED)
+
+
+def resume_command(folder: RunFolder, begin: Path | None = None) -> str:
+    """What to type to go on with a run, in any folder; `begin` is another run's checkpoint that it began from."""
+    words = ["hetctl", "resume", str(folder.path)]
+    return shlex.join([*words, *(["--from", str(begin)] if begin else [])])
 
 
 def paths_to_read(recipe: Recipe, resume: str) -> list[str]:
@@ -35,3 +88,13 @@ def find_start(resume: str, agents: Agents) -> Path | None:
             hint="leave out a host that was away for long, or --resume never",
         )
     return Path(max(common)) if common else None
+
+
+def step_of(checkpoint: Path) -> int | None:
+    """The step that a checkpoint's name says; None where a person named it otherwise."""
+    number = checkpoint.name.removeprefix("step-")
+    return int(number) if number.isdecimal() else None
+
+
+def _islands(cluster: Cluster) -> str:
+    return ", ".join(f"{island.name}:{len(island.members)}" for island in cluster.islands)

@@ -12,6 +12,7 @@ from hetctl.comm.contract.values import encode
 # of what the ranks tell at the end: what has a key of its own, and what is only known where steps were made
 _APART = ("shares", "island_shares", "timeline", "steps", "first_loss", "last_loss", "tokens")
 _OF_STEPS = ("tokens_per_s", "bridge_bytes", "memory_bytes", "replica_spread")
+_IF_KNOWN = ("checkpoint_step", "resume")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class RunSummary:
     emulated: bool | None
     wall_s: float | None
     run_dir: str
+    shares_cores: bool = False  # ranks are this machine's processes: efficiency and stragglers say nothing
     processes_left: int = 0
     links: Sequence[Mapping[str, Any]] = ()  # network ports that became worse, or well again
     restarts: int = 0
@@ -41,6 +43,8 @@ class RunSummary:
     ended: TrainingEnded | None = None  # what the ranks told at their end
     bridges: Sequence[Mapping[str, Any]] = ()
     signal: int | None = None  # that interrupted it
+    checkpoint_step: int | None = None  # of the newest whole checkpoint, where this attempt began from one or made one
+    resume: str | None = None  # the command that goes on with it; None where nothing is left to do
     failure: str | None = None
     error_type: str | None = None
     failure_hint: str | None = None
@@ -53,6 +57,7 @@ class RunSummary:
             del plain[key]
         plain |= _told(self.ended) if self.ended else {}
         plain |= {"bubble_share": shares.get("bubble"), "bridge_share": shares.get("bridge"), "shares": shares}
+        plain = {key: value for key, value in plain.items() if value is not None or key not in _IF_KNOWN}
         plain |= {"bridges": encode(self.bridges)} if self.bridges else {}
         plain |= {"signal": self.signal} if self.status == "interrupted" else {}
         if self.failure is not None:

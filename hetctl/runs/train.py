@@ -12,11 +12,13 @@ from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.launch import start_agents_on
 from hetctl.render.plan import show_plan
+from hetctl.render.run import failure_lines, failure_sentence
 from hetctl.runs.attempt import Attempt, show_end, write_end
 from hetctl.runs.prepare import Prepared
 from hetctl.runs.restarts import Restarts, unreachable_hosts, without
-from hetctl.runs.resume import paths_to_read
+from hetctl.runs.resume import keep, paths_to_read
 from hetctl.runs.summary import RunSummary
+from hetctl.runs.verdict import read_failure
 from hetctl.trainer.checkpoint import listing
 
 
@@ -37,15 +39,17 @@ class GoingOn:
 def train(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -> RunSummary:
     """Run it, again after failures where that was asked for."""
     began = time.monotonic()
-    restarts, resume = Restarts(how.max_restarts, how.allow_missing), how.resume
+    restarts, resume, whole = Restarts(how.max_restarts, how.allow_missing), how.resume, prepared
+    if not folder.recipe.is_file():  # a new folder: what does not even start can be begun again from it
+        keep(whole, folder)
     gone: dict[str, str] = {}
     while True:
         prepared, agents = _start_agents(prepared, gone, folder, restarts, resume, sink)
         prepared = _kept_twice(prepared, agents, restarts, sink)
-        attempt = Attempt(prepared, folder, agents, resume, sink)
+        attempt = Attempt(prepared, folder, agents, resume, sink, whole=whole)
         restarts.began(attempt.start.name if attempt.start else None)
         summary, outcome, follower = attempt.train()
-        restarts.saved |= follower.saved
+        restarts.saved |= follower.saved is not None
         summary = replace(
             summary, wall_s=time.monotonic() - began, restarts=restarts.used, missing_hosts=dict(restarts.missing)
         )
@@ -58,8 +62,16 @@ def train(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -> Ru
             return summary
         restarts.used += 1
         resume = "auto" if restarts.saved else resume
+        _show_failure(folder, sink)
         sink.warn(f"restart {restarts.used} of {how.max_restarts} after: {summary.failure}")
         gone = dict.fromkeys(outcome.lost, "it stopped answering")
+
+
+def _show_failure(folder: RunFolder, sink: Sink) -> None:
+    """Of an attempt that another one follows: that of the last one is the run's error."""
+    if failure := read_failure(folder):
+        for line in (failure_sentence(failure), *failure_lines(failure)):
+            sink.errors.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _start_agents(
@@ -98,7 +110,7 @@ def _without(prepared: Prepared, gone: dict[str, str], restarts: Restarts, sink:
     if _store(prepared).removeprefix("gather:") in gone:
         sink.warn(f"checkpoint.store={_store(prepared)} ends with its host: it is auto from now on")
         left = left.kept_in("auto")
-    show_plan(sink, left.plan)
+    show_plan(sink, left.plan, predicted=not left.shares_cores)
     return left
 
 

@@ -43,6 +43,7 @@ class RunFolder:
     report = _Inside("report.html")
     checkpoints = _Inside("checkpoints")
     launch = _Inside("launch")  # what ranks read: the job and the placement
+    prepared = _Inside("launch/prepared.json")  # what was decided before it started: `hetctl resume` begins from it
     timeline = _Inside("launch/timeline.json")  # what each rank did when in the last step: what report.html draws
     predicted = _Inside("launch/predicted.json")  # the plan's simulated step
     text = _Inside("launch/text")  # the digest of the text that the run learns from
@@ -115,6 +116,14 @@ class RunFolder:
             "last_loss": metrics[-1].get("loss") if metrics else None,
             "tokens": sum(m.get("tokens", 0) for m in metrics),
         }
+
+    def read_summary(self) -> dict[str, Any]:
+        """What its last attempt came to; empty where none has ended, or the file is not whole."""
+        try:
+            found = json.loads(self.summary.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self.summary, summary)

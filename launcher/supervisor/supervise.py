@@ -1,4 +1,4 @@
-"""Once ranks are specified: see them through, say what failed, and end rightly."""
+"""Once ranks are specified: see them through, and record what failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.contract.errors import Interrupted, WorkFailed
+from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.events import (
     Done,
     Exited,
@@ -48,7 +48,7 @@ def supervise(
 ) -> RunOutcome:
     """Run the hosts' agents to their end; Ctrl-C or TERM stops the ranks, a second one at once.
 
-    USR1 has the ranks save and go on, USR2 save and end. The first failure is said as soon as it is known.
+    USR1 has the ranks save and go on, USR2 save and end. That a rank failed is said as soon as it is known.
     """
     folder.cut_torn_lines()
     folder.failure.unlink(missing_ok=True)  # of an earlier attempt; this one may be lost before it says how it ended
@@ -57,8 +57,8 @@ def supervise(
         match told.event:
             case LogText() as event:
                 _keep_log(folder.log(told.source), event)
-            case RankFailed(reason):
-                say(f"rank {told.source} on {told.host}: {reason}; the other ranks are ended")
+            case RankFailed():  # why comes once, at the end, from all exits
+                say(f"rank {told.source} on {told.host} failed; the other ranks are ended")
             case PortChanged(nic, problem):
                 say(f"{told.host}: {nic} is {problem or 'as it was again'}")
         if isinstance(told.event, KEPT):
@@ -113,21 +113,6 @@ def left_sentence(outcome: RunOutcome) -> str:
         hosts = ", ".join(outcome.unverified)
         return f"{hosts} could not say what is left; its ranks end when the lease lapses (`hetctl clean` verifies it)"
     return "nothing of the run is left running" if outcome.left == 0 else f"{outcome.left} processes are left"
-
-
-def raise_unless_done(summary: dict[str, Any]) -> None:
-    """The exit code of a run: failures 1, interruptions 128 and the signal. Raises the matching HetctlError."""
-    if summary["status"] == "interrupted":
-        hint, failure = f"its folder is {summary['run_dir']}", summary.get("failure")
-        if failure:  # nobody shall think that its work was saved
-            hint = f"what it did since its newest checkpoint may be lost; see {summary['run_dir']}/failure.json"
-        what = f"the run was interrupted, and failed before it had ended: {failure}" if failure else ""
-        error = Interrupted(what or "the run was interrupted", hint=hint, documented=True)
-        error.exit_code = 128 + (summary.get("signal") or signal.SIGINT)
-        raise error
-    if summary["status"] == "failed":
-        hint = "; ".join(filter(None, (summary.get("failure_hint"), f"see {summary['run_dir']}/failure.json")))
-        raise WorkFailed(f"the run failed: {summary['failure']}", hint=hint, documented=True)
 
 
 def _record(told: Told) -> dict[str, Any]:

@@ -283,7 +283,7 @@ def test_weights_that_would_not_be_read(empty: Path, file: str, words: str, hint
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("model", "no weights in model: they start random"), ("model/config.json", ""), ("demo", "")]
+    ("name", "said"), [("model", "/model: they start random"), ("model/config.json", ""), ("demo", "")]
 )
 def test_a_folder_without_weights_starts_random_and_says_so(empty: Path, name: str, said: str) -> None:
     write_demo(empty / "model")
@@ -375,13 +375,22 @@ def test_forwards_ahead_that_no_pipeline_could_run(ahead: str) -> None:
 @pytest.mark.parametrize("settings", [("parallelism.pipeline=2",), ("parallelism.layers=[2,6]",)])
 def test_forwards_ahead_of_another_number_of_stages(empty: Path, settings: tuple[str, ...]) -> None:
     flags = [part for setting in (*settings, "parallelism.forwards_ahead=[1]") for part in ("--set", setting)]
-    error = outcome("plan", "--emulate", "h200:1,mi325x:1", *flags)
+    error = outcome("plan", "--model", "demo", "--emulate", "h200:1,mi325x:1", *flags)
     assert error.exit_code == 2
     assert "forwards_ahead names 1 stages, there are 2" in error.message
 
 
 def test_forwards_ahead_alone_says_how_many_stages(empty: Path) -> None:
-    words = ["plan", "--emulate", "h200:2,mi325x:2", "--set", "parallelism.forwards_ahead=[2,2]", "--json"]
+    words = [
+        "plan",
+        "--model",
+        "demo",
+        "--emulate",
+        "h200:2,mi325x:2",
+        "--set",
+        "parallelism.forwards_ahead=[2,2]",
+        "--json",
+    ]
     plan = json.loads(CliRunner().invoke(app, words).stdout)
     assert {len(r["stages"]) for r in plan["replicas"]} == {2}
     assert plan["forwards_ahead"] == [2, 2]
@@ -402,7 +411,9 @@ def test_a_folder_where_a_file_is_to_be_written(
     empty: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     (empty / "there").mkdir()
-    said = told(capsys, monkeypatch, "plan", "--emulate", "h200:1,mi325x:1", option, f"{empty}/there")
+    said = told(
+        capsys, monkeypatch, "plan", "--model", "demo", "--emulate", "h200:1,mi325x:1", option, f"{empty}/there"
+    )
     assert said["error"] == f"cannot read or write {empty}/there: Is a directory"
     assert said["exit_code"] == 1
     assert "name a file" in said["hint"]
@@ -414,7 +425,9 @@ def test_a_disk_without_room(empty: Path, capsys: pytest.CaptureFixture[str], mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # names no file
 
     monkeypatch.setattr(os, "fsync", full)
-    said = told(capsys, monkeypatch, "plan", "--emulate", "h200:1,mi325x:1", "-o", f"{empty}/plan.yaml")
+    said = told(
+        capsys, monkeypatch, "plan", "--model", "demo", "--emulate", "h200:1,mi325x:1", "-o", f"{empty}/plan.yaml"
+    )
     assert said["error"] == f"cannot read or write {empty}/plan.yaml: No space left on device"
     assert "make room" in said["hint"]
     assert list(empty.iterdir()) == []

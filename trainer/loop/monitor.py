@@ -59,7 +59,7 @@ class SpeedMonitor:
         plan, paces = self.trainer.job.plan, self._paces()
         for found in stragglers(plan, paces):
             if found.rank not in self.named:
-                self.reporter.emit(Note(found.sentence))
+                self.reporter.emit(Note(found.sentence, of_pace=True))
             self.named[found.rank] = asdict(found)
         if self.counts and _complete(plan, paces) and not last and (better := rebalanced(plan, paces)):
             before, after = ([r.stages[0].micro_batches for r in p.replicas] for p in (plan, better))

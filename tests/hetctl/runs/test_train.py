@@ -296,7 +296,7 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path: Path) -> None
 def test_layers_of_a_lopsided_plan_move_at_a_checkpoint(schedule: str, tmp_path: Path) -> None:
     """A plan edited so that one stage has all layers but one: its ranks cut it anew, and the run goes on."""
     run, plan = tmp_path / "run", tmp_path / "plan.yaml"
-    words = [sys.executable, "-m", "hetctl", "plan", "--emulate", "h200:1,mi325x:1", "-o", str(plan)]
+    words = [sys.executable, "-m", "hetctl", "plan", "--model", "demo", "--emulate", "h200:1,mi325x:1", "-o", str(plan)]
     even = ("parallelism.layers=[4,4]", f"parallelism.schedule={schedule}", "batch.micro_batch_size=2")
     words += [word for key in even for word in ("--set", key)]
     subprocess.run(words, cwd=ROOT, check=True, capture_output=True)

@@ -1,0 +1,27 @@
+"""What a shell completes words with. Called only while it does so: nothing here is imported when a command starts."""
+
+from __future__ import annotations
+
+
+def runs(incomplete: str) -> list[str]:
+    """The runs of ./runs, newest first, and `latest`."""
+    from pathlib import Path
+
+    found = sorted((p for p in Path("runs").glob("*/") if (p / "launch").is_dir()), key=lambda p: p.name, reverse=True)
+    return [p.name for p in found if p.name.startswith(incomplete)]
+
+
+def models(incomplete: str) -> list[str]:
+    """The models that are known by name."""
+    from hetctl.trainer.model.shapes import SHAPES
+
+    return [name for name in SHAPES if name.startswith(incomplete)]
+
+
+def device_classes(incomplete: str) -> list[str]:
+    """The class that the last word of a SPEC begins: after a `,` or `+` another one follows."""
+    from hetctl.trainer.planning.hardware import CLASSES
+
+    begun = max(incomplete.rfind(","), incomplete.rfind("+")) + 1
+    before, last = incomplete[:begun], incomplete[begun:]
+    return [f"{before}{name}:" for name in CLASSES if name.startswith(last)]
