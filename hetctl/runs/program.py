@@ -60,6 +60,11 @@ def check_program(run: ProgramRun, sink: Sink) -> None:
 
 def run_program(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any]:
     """Start the program on every rank and see it through. Returns the summary of its run folder."""
+    with sink.outliving_readers():
+        return _see_through(run, folder, sink)
+
+
+def _see_through(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any]:
     began, launch = time.monotonic(), run.launch
     script = None if launch.here else _script(run.program)
     agents = start_agents_on(launch, folder, program=script.parent if script else None, console=sink)
@@ -115,4 +120,5 @@ def _bridges(cluster: Cluster, wanted: str) -> tuple[PlannedBridge, ...]:
 
 
 def _show(sink: Sink, rank: int, line: str) -> None:
+    sink.await_reader()
     sink.people.print(f"[{rank}] {line}", highlight=False, markup=False, soft_wrap=True)
