@@ -60,8 +60,13 @@ def write_yaml(path: Path, data: Any, *, header: str = "") -> None:
 
     A list of mappings has one line per entry: a plan of ten thousand ranks is written in a moment, and read by eye.
     """
+    write_atomically(path, as_yaml(data, header=header))
+
+
+def as_yaml(data: Any, *, header: str = "") -> str:
+    """What `write_yaml` writes."""
     comment = "".join(f"# {line}\n" for line in header.splitlines())
-    write_atomically(path, comment + "".join(_block(data, "")))
+    return comment + "".join(_block(data, ""))
 
 
 def _block(data: Any, indent: str) -> Iterator[str]:

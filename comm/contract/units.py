@@ -77,6 +77,11 @@ def show_seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.1f}ms"
 
 
+def count_of(number: int, noun: str) -> str:
+    """`1 host`, `2 hosts`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def listed(names: Sequence[str], most: int = 6) -> str:
     """`a, b, c and 4 more`."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
