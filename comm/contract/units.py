@@ -32,6 +32,14 @@ def parse_bytes(text: str | int) -> int:
     return value
 
 
+def parse_memory(text: str | int) -> int:
+    """Bytes of a device's memory, as `parse_bytes` reads them. Raises ConfigError also where a unit was forgotten."""
+    value = parse_bytes(text)
+    if value < MiB:
+        raise ConfigError(f"'{text}' is {value} bytes of memory, which no device has", hint=f"write {text}GiB")
+    return value
+
+
 def parse_rate(text: str | float) -> float:
     """Bytes per second of `696GB/s`, `25GbE`, `400Gb/s`, `1.25e9`. Raises ConfigError for anything else, and for zero.
 

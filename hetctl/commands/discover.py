@@ -112,7 +112,11 @@ def _end(answers: list[HostAnswer], sink: Sink) -> None:
     missing = [answer.report for answer in answers if not answer.report.ok]
     if not missing:
         return
-    sink.warn(f"{len(missing)} of {len(answers)} hosts are missing: " + ", ".join(r.name for r in missing))
+    asked = f"{len(answers)} host{'s' * (len(answers) > 1)}"
+    sink.warn(
+        f"{len(missing)} of {asked} {'is' if len(missing) == 1 else 'are'} missing: "
+        + ", ".join(r.name for r in missing)
+    )
     hints = {report.status: f"{report.name}: {report.hint}" for report in reversed(missing) if report.hint}
     for hint in reversed(hints.values()):
         sink.warn(hint)

@@ -11,7 +11,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from hetctl.comm.contract.units import listed, show_seconds
+from hetctl.comm.contract.units import count_of, listed, show_seconds
 from hetctl.comm.contract.values import encode
 from hetctl.console import Sink
 from hetctl.doctor.check import Check, Finding
@@ -47,10 +47,8 @@ def show_findings(sink: Sink, found: CheckRun, *, verbose: bool) -> None:
     sink.say()
     for line in closing(found.findings):
         sink.say(line, markup=True)
-    sink.say(
-        f"[dim]{len(found.checks)} checks, {len(found.checked.reports)} hosts, {show_seconds(found.seconds)}[/]",
-        markup=True,
-    )
+    hosts = count_of(len(found.checked.reports), "host")
+    sink.say(f"[dim]{len(found.checks)} checks, {hosts}, {show_seconds(found.seconds)}[/]", markup=True)
 
 
 def show_check(sink: Sink, findings: Sequence[Finding], *, verbose: bool) -> None:

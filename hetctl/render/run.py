@@ -88,7 +88,16 @@ def show_efficiency(summary: dict[str, Any]) -> str:
     """The run against the sum of its parts, and where that sum is from."""
     if (value := summary.get("efficiency")) is None:
         return "unknown"
-    return f"{value:.1%} of what the islands would reach alone ({BASES[summary['efficiency_basis']]})"
+    basis = BASES[summary["efficiency_basis"]]
+    return f"{value:.1%} of what the islands would reach alone ({basis}){above_all(value, faster=basis)}"
+
+
+def above_all(efficiency: float, *, faster: str = "") -> str:
+    """What more than 100 % of the parts' sum means, which looks like a mistake; nothing where it is less."""
+    if efficiency <= 1:
+        return ""
+    than = f", or faster than {faster}" if faster else ""
+    return f"; above 100%: alone each has less memory for the model and its batch{than}"
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
@@ -101,7 +110,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
         *((("skipped", f"{skipped} steps were not finite"),) if (skipped := summary.get("skipped_steps")) else ()),
         ("loss", f"{show_number(summary.get('first_loss'))} -> {show_number(summary.get('last_loss'))}"),
         ("validation loss", show_number(summary.get("validation_loss"))),
-        ("tokens", f"{summary.get('tokens') or 0:,} ({summary.get('tokens_per_s') or 0:,.0f} tokens/s)"),
+        ("tokens", _tokens(summary)),
         ("MFU", _percent(summary.get("mfu"))),
         ("efficiency", show_efficiency(summary)),
         ("over the bridge", show_bytes(summary.get("bridge_bytes"))),
@@ -117,6 +126,13 @@ def summary_table(summary: dict[str, Any]) -> Table:
     for row in rows:
         table.add_row(*map(escape, row))
     return table
+
+
+def _tokens(summary: dict[str, Any]) -> str:
+    """How many, and how fast; a run that only found itself finished has no speed."""
+    rate = summary.get("tokens_per_s")
+    speed = f"{rate:,.0f} tokens/s" if rate else "no step was left to do" if summary["status"] == "done" else ""
+    return f"{summary.get('tokens') or 0:,}" + (f" ({speed})" if speed else "")
 
 
 def failure_lines(failure: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +37,13 @@ class ProgramRun:
     as_nccl: bool = False
     verify_bridge: bool = False
     way: str = "auto"
+
+    def __post_init__(self) -> None:
+        """A script is started by each host's own python, which has torch; one that starts itself is left to do so."""
+        first = self.program[0] if self.program else ""
+        starts_itself = "/" in first and os.access(first, os.X_OK)
+        if first.endswith(".py") and Path(first).is_file() and not starts_itself:
+            object.__setattr__(self, "program", ("python", *self.program))
 
     @property
     def label(self) -> str:
