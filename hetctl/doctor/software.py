@@ -68,7 +68,7 @@ def build(case: HostCase) -> Verdict:
 
 def install_line(case: HostCase, python: str) -> str:
     libraries = [NATIVES[g.vendor].library for g in case.gpus if g.vendor in NATIVES]
-    indices = {"nccl": "cu128", "rccl": "rocm6.4", "xccl": "xpu"}
+    indices = {"nccl": "cu128", "rccl": "rocm7.2", "xccl": "xpu"}  # each has wheels of 2.11
     index = indices.get(libraries[0] if libraries else "", "cpu")
     return f"{python} -m pip install 'torch>=2.11' --index-url https://download.pytorch.org/whl/{index}  # on {{host}}"
 

@@ -76,11 +76,11 @@ def _summary(findings: Sequence[Finding]) -> str:
 
 
 def _alike(findings: Sequence[Finding]) -> dict[tuple[str, str, str], list[str]]:
-    """(state, reason, line to paste) -> hosts; the lines of several hosts stand for all of them as the first one's."""
-    found: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    """(state, reason, line to paste) -> hosts; lines that differ in the host's name alone stand as the first one's."""
+    found: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
     for finding in findings:
-        found[finding.state, finding.reason].append(finding)
-    return {(state, reason, group[0].fix): [f.host for f in group] for (state, reason), group in found.items()}
+        found[finding.state, finding.reason, finding.fix.replace(finding.host, "HOST")].append(finding)
+    return {(state, reason, group[0].fix): [f.host for f in group] for (state, reason, _), group in found.items()}
 
 
 def drift_table(rows: Sequence[Drift], *, verbose: bool) -> Table | None:
