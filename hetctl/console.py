@@ -1,6 +1,7 @@
 """The one output sink. Commands hand it data; it knows people (rich on a terminal), plain text and `--json`.
 
-With `--json` exactly one JSON document goes to stdout; everything else goes to stderr.
+With `--json` exactly one JSON document goes to stdout; everything else goes to stderr. While ranks run, what nobody
+reads is dropped: the run goes on without its reader.
 """
 
 from __future__ import annotations
@@ -8,14 +9,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
+import select
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 from rich.console import Console, RenderableType
 
 from hetctl.comm.contract.errors import HetctlError, of_system
 from hetctl.comm.contract.files import finite
+
+MOST_UNREAD = 4096  # pieces of output (lines, tables) that wait for a slow reader
+PATIENCE_S = 10.0  # without a piece read: then the reader is taken for gone
 
 
 class Sink:
@@ -57,6 +65,31 @@ class Sink:
             return self.errors.input().strip() or None
         return None
 
+    @contextlib.contextmanager
+    def outliving_readers(self) -> Iterator[None]:
+        """No stream that breaks, fills up or is not read delays or ends what is done in here."""
+        consoles, writers = (self.people, self.errors), dict[object, UnhurriedWriter]()
+        files = [console.file for console in consoles]
+        for console, file in zip(consoles, files, strict=True):
+            key = _identity(file)
+            writers[key] = writers.get(key) or UnhurriedWriter(
+                cast(TextIO, file)
+            )  # of one file one writer keeps the order
+            writers[key].streams.append(cast(TextIO, file))
+            console.file = cast(TextIO, writers[key])
+        try:
+            yield
+        finally:
+            for console, file in zip(consoles, files, strict=True):
+                console.file = file
+            for writer in writers.values():
+                writer.close()
+
+    def await_reader(self) -> None:
+        """Wait until people's stream takes more, where its reader is alive: for threads with much to show."""
+        if isinstance(writer := self.people.file, UnhurriedWriter):
+            writer.await_room()
+
     def result(self, document: Any) -> None:
         """The one JSON document of `--json`; nothing otherwise."""
         if self.as_json:
@@ -74,10 +107,116 @@ class Sink:
             self.result({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
 
 
+class UnhurriedWriter:
+    """A text stream whose `write` never blocks and never fails: a thread writes, and what nobody reads is dropped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._gone, self._dropped = stream, False, 0
+        self.streams: list[TextIO] = []  # all that write to this file
+        self._items: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()  # signal handlers may put
+        self._progress = time.monotonic()
+        self.encoding = stream.encoding
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def write(self, text: str) -> int:
+        if self._items.empty():
+            self._progress = time.monotonic()
+        if self._items.qsize() < MOST_UNREAD and not self._gone:
+            self._items.put(text)
+        else:
+            self._dropped += 1
+        return len(text)
+
+    def flush(self) -> None:
+        """The thread does, after each piece."""
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def await_room(self) -> None:
+        """Wait while a reader that is alive is behind."""
+        while self._items.qsize() > MOST_UNREAD // 2 and not self._stuck:
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """Wait for what is left to be read. A stream that nobody reads any more takes no further word of anyone."""
+        over = threading.Event()
+        self._progress = time.monotonic()
+        self._items.put(over)
+        with contextlib.suppress(KeyboardInterrupt):  # somebody has seen enough
+            while not over.wait(0.1) and not self._stuck:
+                pass
+        if self._gone or not over.is_set():
+            self._gone = True
+            silence(*self.streams)
+
+    @property
+    def _stuck(self) -> bool:
+        return self._gone or time.monotonic() - self._progress > PATIENCE_S
+
+    def _run(self) -> None:
+        while True:
+            item = self._items.get()
+            if isinstance(item, threading.Event):
+                item.set()
+                return
+            if self._gone:
+                continue
+            try:
+                self._put(item)
+                if self._dropped:
+                    count, self._dropped = self._dropped, 0
+                    self._put(f"[{count} lines were not read in time, and are not shown]\n")
+            except (OSError, ValueError):  # ValueError: closed
+                self._gone = True
+
+    def _put(self, text: str) -> None:
+        """By the descriptor where there is one: a thread stuck in a buffered file would keep its lock to the end."""
+        try:
+            descriptor = self._stream.fileno()
+        except (OSError, AttributeError):
+            self._stream.write(text)
+            self._stream.flush()
+            return
+        left = memoryview(text.encode(self.encoding or "utf-8", errors="replace"))
+        while left and not self._gone:
+            try:
+                left = left[os.write(descriptor, left) :]
+                self._progress = time.monotonic()
+            except BlockingIOError:  # somebody made it so, an ssh that shares it
+                select.select([], [descriptor], [], 1.0)
+
+
+def silence(*streams: Any) -> None:
+    """Send what is still written to streams nowhere, so that neither it nor the interpreter's last flush fails."""
+    for stream in streams:
+        with contextlib.suppress(OSError, AttributeError, ValueError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+
+
+class _Console(Console):
+    """rich's, which would end the program with exit code 1 where its reader went away: that is for `guarded` to say."""
+
+    def on_broken_pipe(self) -> None:
+        raise
+
+
+def _identity(stream: Any) -> object:
+    """What tells two open files apart, whichever descriptors name them."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, AttributeError, ValueError):
+        return id(stream)
+    return status.st_dev, status.st_ino
+
+
 def _console(stream: Any) -> Console:
     plain = not stream.isatty() or "NO_COLOR" in os.environ
     width = None if stream.isatty() else 120
-    return Console(file=stream, no_color=plain, force_terminal=False if plain else None, width=width)
+    return _Console(file=stream, no_color=plain, force_terminal=False if plain else None, width=width)
 
 
 def _plain(text: str) -> str:
@@ -93,12 +232,15 @@ def guarded(call: Callable[[], object], *, as_json: bool = False) -> None:
     except HetctlError as error:
         _fail(error, as_json)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader went away; nobody is left to tell
+        silence(sys.stdout, sys.stderr)  # the reader went away; nobody is left to tell
         sys.exit(1)
     except OSError as error:
         _fail(of_system(error), as_json)
 
 
 def _fail(error: HetctlError, as_json: bool) -> NoReturn:
-    Sink(as_json=as_json).failure(error)
+    try:
+        Sink(as_json=as_json).failure(error)
+    except OSError:  # nobody reads it: the exit code is left to say it
+        silence(sys.stdout, sys.stderr)
     sys.exit(error.exit_code)

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import frexp, inf
+from math import frexp, inf, log
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,18 @@ MAX_LR = 1e30  # fp32 ends at 3e38, and AdamW divides by as little as 1 - beta1
 MAX_LOSS_SCALE = 2.0**64  # squares of scaled gradients have to fit fp32
 MAX_SAMPLES = 100_000_000  # of a step: planning looks at each of its divisors
 USUAL_TOKENS = 4096  # per sample
+FINE_TUNING_RATE = 2e-5  # of all weights: small steps, away from what they know
+# From random weights, by parameters: Brown et al., "Language Models are Few-Shot Learners" (2020), table 2.1
+USUAL_RATES = (
+    (125e6, 6e-4),
+    (350e6, 3e-4),
+    (760e6, 2.5e-4),
+    (1.3e9, 2e-4),
+    (2.7e9, 1.6e-4),
+    (6.7e9, 1.2e-4),
+    (13e9, 1e-4),
+    (175e9, 0.6e-4),
+)
 MAX_TIMEOUT_S = 1e7  # four months; timers overflow where it is far longer
 
 
@@ -231,26 +243,46 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
 
 def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) -> Recipe:
     """The recipe of a YAML file (none: the demo's defaults) with `a.b` -> value overrides. Raises ConfigError."""
-    data = read_yaml(path, what="recipe") if path else {}
-    if data is None:
-        data = {}
-    return _made(data, overrides, where=path.name if path else "recipe")
+    return _made(_said(path, overrides), where=path.name if path else "recipe")
 
 
 def changed(recipe: Recipe, overrides: Sequence[tuple[str, Any]]) -> Recipe:
     """The recipe with `a.b` -> value overrides. Raises ConfigError."""
-    return _made(encode(recipe), overrides, where="recipe")
+    return _made(_overridden(encode(recipe), overrides), where="recipe")
 
 
-def _made(data: Any, overrides: Sequence[tuple[str, Any]], *, where: str) -> Recipe:
-    """Plain data and what overrides it, as a recipe that some run could use."""
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where}: a recipe is keys and values", hint="sections: " + ", ".join(encode(Recipe())))
-    for key, value in overrides:
-        _set(data, key, value)
+def _made(data: dict[str, Any], *, where: str) -> Recipe:
+    """Plain data as a recipe that some run could use."""
     recipe = decode(Recipe, data, where=where)
     recipe.validate()
     return _with_whole_paths(_with_tokenizer(recipe, named="tokenizer" in data.get("data", {})))
+
+
+def given_keys(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) -> set[str]:
+    """The keys that a recipe that loads sets itself (`section.key`); all others have defaults. Raises ConfigError."""
+    return {f"{section}.{key}" for section, values in _said(path, overrides).items() for key in values or ()}
+
+
+def _said(path: Path | None, overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """What a file and overrides say, undecoded. Raises ConfigError."""
+    data = (read_yaml(path, what="recipe") if path else None) or {}
+    if not isinstance(data, dict):
+        hint = "sections: " + ", ".join(encode(Recipe()))
+        raise ConfigError(f"{path.name if path else 'recipe'}: a recipe is keys and values", hint=hint)
+    return _overridden(data, overrides)
+
+
+def _overridden(data: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    for key, value in overrides:
+        _set(data, key, value)
+    return data
+
+
+def usual_rate(shape: ModelShape, *, tunes: bool) -> float:
+    """The peak learning rate where nobody gives one: of weights that are there (it `tunes`), or of random ones."""
+    if tunes:
+        return FINE_TUNING_RATE
+    return min(USUAL_RATES, key=lambda row: abs(log(row[0] / shape.parameters)))[1]
 
 
 def usual_length(shape: ModelShape) -> int:

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.fabrics import NetworkKind as NetworkKind
-from hetctl.comm.contract.files import read_yaml, write_yaml
+from hetctl.comm.contract.files import read_yaml
+from hetctl.comm.contract.kept_files import keep_old, write_stamped
 from hetctl.comm.contract.natives import NativeName
 from hetctl.comm.contract.transports import TransportKind as TransportKind
 from hetctl.comm.contract.values import T, decode, encode
@@ -250,9 +251,17 @@ def load_cluster(path: Path) -> Cluster:
     return cluster
 
 
+_HEADER = "Written by `hetctl discover`: what this cluster is."
+
+
 def save_cluster(path: Path, cluster: Cluster) -> None:
     """Write cluster.yaml atomically."""
-    write_yaml(path, encode(cluster), header="Written by `hetctl discover`: what this cluster is.")
+    write_stamped(path, encode(cluster), header=_HEADER)
+
+
+def keep_old_cluster(path: Path, new: Cluster) -> Path | None:
+    """Where the cluster file is kept that another one shall replace; None where it is the same, or there is none."""
+    return keep_old(path, encode(new), header=_HEADER)
 
 
 def read_versioned(path: Path, cls: type[T], *, what: str) -> T:

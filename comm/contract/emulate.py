@@ -29,7 +29,7 @@ from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.fabrics import NETWORKS
 from hetctl.comm.contract.natives import NativeName
-from hetctl.comm.contract.units import parse_bytes
+from hetctl.comm.contract.units import parse_memory
 
 GPUS_PER_HOST = 8
 HOST_MEMORY = 2  # of a described host, over its devices': what vendors' reference hosts have
@@ -313,7 +313,7 @@ def _parse_part(part: str, text: str, classes: Mapping[str, DeviceClass]) -> tup
     gpus = _whole(per_host, part) if times else None
     count = _whole(hosts, part) * (gpus or 1)
     speed = 1.0 if match["speed"] is None else _speed(match["speed"], part)
-    memory = None if match["memory"] is None else parse_bytes(match["memory"])
+    memory = None if match["memory"] is None else parse_memory(match["memory"])
     return SpecPart(name, count, speed, memory), gpus
 
 

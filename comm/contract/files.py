@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,13 @@ def read_yaml(path: Path, *, what: str) -> Any:
         place = f" (line {mark.line + 1})" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError(
-            f"{path}{place} is not the plain YAML a {what} is made of: {problem}",
+            f"{path}{place} is not the plain YAML {_a(what)} is made of: {problem}",
             hint="only plain values are read: no tags, no code",
         ) from None
     except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply to be a {what}") from None
+        raise ConfigError(f"{path} is nested too deeply to be {_a(what)}") from None
     except ValueError as error:  # a number of over 4,300 digits, a 13th month
-        raise ConfigError(f"{path} is not the plain YAML a {what} is made of: {error}") from None
+        raise ConfigError(f"{path} is not the plain YAML {_a(what)} is made of: {error}") from None
 
 
 def read_text(path: Path, *, what: str, max_bytes: int) -> str:
@@ -47,12 +47,16 @@ def read_text(path: Path, *, what: str, max_bytes: int) -> str:
     try:
         size = path.stat().st_size
         if size > max_bytes:
-            raise ConfigError(f"{path} is {show_bytes(size)}: too large to be a {what}")
+            raise ConfigError(f"{path} is {show_bytes(size)}: too large to be {_a(what)}")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"there is no {what} at {path}", hint="check the path") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as a {what}: {error}") from None
+        raise ConfigError(f"{path} cannot be read as {_a(what)}: {error}") from None
+
+
+def _a(what: str) -> str:
+    return f"an {what}" if what[0] in "aeiou" else f"a {what}"
 
 
 def write_yaml(path: Path, data: Any, *, header: str = "") -> None:
@@ -60,8 +64,13 @@ def write_yaml(path: Path, data: Any, *, header: str = "") -> None:
 
     A list of mappings has one line per entry: a plan of ten thousand ranks is written in a moment, and read by eye.
     """
+    write_atomically(path, as_yaml(data, header=header))
+
+
+def as_yaml(data: Any, *, header: str = "") -> str:
+    """What `write_yaml` writes."""
     comment = "".join(f"# {line}\n" for line in header.splitlines())
-    write_atomically(path, comment + "".join(_block(data, "")))
+    return comment + "".join(_block(data, ""))
 
 
 def _block(data: Any, indent: str) -> Iterator[str]:
@@ -163,14 +172,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 def _replace(path: Path, payload: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # as the umask has it
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

@@ -47,7 +47,7 @@ NATIVES: dict[str, NativeLibrary] = {
         "nccl",
         "cuda",
         "HIP_VISIBLE_DEVICES",
-        wheels="rocm6.4",
+        wheels="rocm7.2",
         fabric_library="lib[nr]ccl-net",
         driver_node="/dev/kfd",
     ),

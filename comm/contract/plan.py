@@ -12,7 +12,7 @@ from typing import Literal
 
 from hetctl.comm.contract.cluster import SCHEMA_VERSION, TransportKind, read_versioned
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.files import write_yaml
+from hetctl.comm.contract.kept_files import keep_old, write_stamped
 from hetctl.comm.contract.natives import NativeName
 from hetctl.comm.contract.placement import joined_natively
 from hetctl.comm.contract.transports import NATIVE
@@ -347,9 +347,17 @@ def load_plan(path: Path, *, layers: int | None = None) -> Plan:
     return plan
 
 
+_HEADER = "Who does what, and why. Editable: it is validated when loaded."
+
+
 def save_plan(path: Path, plan: Plan) -> None:
     """Write plan.yaml atomically."""
-    write_yaml(path, encode(plan), header="Who does what, and why. Editable: it is validated when loaded.")
+    write_stamped(path, encode(plan), header=_HEADER)
+
+
+def keep_old_plan(path: Path, new: Plan) -> Path | None:
+    """Where the plan file is kept that another one shall replace; None where it is the same, or there is none."""
+    return keep_old(path, encode(new), header=_HEADER)
 
 
 def _check_ranks(plan: Plan, where: str) -> None:

@@ -32,6 +32,14 @@ def parse_bytes(text: str | int) -> int:
     return value
 
 
+def parse_memory(text: str | int) -> int:
+    """Bytes of a device's memory, as `parse_bytes` reads them. Raises ConfigError also where a unit was forgotten."""
+    value = parse_bytes(text)
+    if value < MiB:
+        raise ConfigError(f"'{text}' is {value} bytes of memory, which no device has", hint=f"write {text}GiB")
+    return value
+
+
 def parse_rate(text: str | float) -> float:
     """Bytes per second of `696GB/s`, `25GbE`, `400Gb/s`, `1.25e9`. Raises ConfigError for anything else, and for zero.
 
@@ -75,6 +83,11 @@ def show_seconds(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.1f}s"
     return f"{seconds * 1e3:.1f}ms"
+
+
+def count_of(number: int, noun: str) -> str:
+    """`1 host`, `2 hosts`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:

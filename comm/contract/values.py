@@ -106,8 +106,16 @@ def _union(kinds: tuple[Any, ...], data: object, where: str) -> object:
             return _decode(kind, data, where)
         except ConfigError:
             continue
-    names = " or ".join(getattr(k, "__name__", str(k)) for k in rest)
-    raise ConfigError(f"{where}: expected {names}, found {show(data)}")
+    words = tuple(word for k in rest if typing.get_origin(k) is typing.Literal for word in typing.get_args(k))
+    others = [_named(k) for k in rest if typing.get_origin(k) is not typing.Literal]
+    if not others:
+        return _literal(words, data, where)
+    expected = " or ".join([*others, *map(str, words)])
+    raise ConfigError(f"{where}: expected {expected}, found {show(data)}")
+
+
+def _named(kind: Any) -> str:
+    return "a list" if typing.get_origin(kind) is tuple else _NAMES.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def _literal(words: tuple[Any, ...], data: object, where: str) -> object:

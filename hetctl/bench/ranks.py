@@ -50,7 +50,8 @@ def run_ranks(
                 on_figures("bridge", {"rank": told.rank, **present(told.event)})
 
         specs = host_specs(agents, launch, work, run=folder.identity)
-        outcome = supervise(agents, specs, on_event, folder=folder, say=sink.warn)
+        with sink.outliving_readers():
+            outcome = supervise(agents, specs, on_event, folder=folder, say=sink.warn)
         failure = record_failure(folder, outcome, [s.host for s in launch.seats])
         if failure:
             tail = folder.log(failure["rank"]).read_text(errors="replace")[-1500:]

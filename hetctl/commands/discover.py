@@ -32,6 +32,9 @@ def discover(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the cluster is written.")] = Path(
         "cluster.yaml"
     ),
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a file that was edited or knows more; it is kept as .bak.")
+    ] = False,
     links: Annotated[bool, typer.Option("--links", help="Measure latency and bandwidth between hosts.")] = False,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds for each host.")] = 60.0,
     capture: Annotated[
@@ -47,12 +50,13 @@ def discover(
     Hosts come from the arguments, from -i or ./inventory.yaml, from a Slurm allocation; with none of these
     it is this machine. Nothing is installed on them. Exit code 4 when some were not reached: the file is still written.
     """
-    from hetctl.comm.contract.cluster import save_cluster
     from hetctl.comm.contract.errors import ConfigError
+    from hetctl.comm.contract.kept_files import refuse_edited
     from hetctl.comm.contract.values import encode
     from hetctl.discovery.discover import recordings
     from hetctl.discovery.fabric import build
     from hetctl.discovery.links import measure_links
+    from hetctl.discovery.replacing import save_over
     from hetctl.discovery.tables import show_cluster
     from hetctl.discovery.unusual import unusual
     from hetctl.probe.capture import write_capture
@@ -61,18 +65,20 @@ def discover(
     sink = Sink(as_json=as_json)
     if from_capture and (hosts or links):
         raise ConfigError("--from-capture asks no hosts: neither HOSTS nor --links go with it")
+    refuse_edited(output, force=force)
     meant, answers = _replayed(from_capture, sink) if from_capture else _asked(hosts or [], inventory, timeout, sink)
     reports = [answer.report for answer in answers]
     fabric = build(reports, named=meant.networks, classes=own_classes(None))
     cluster = measure_links(fabric.cluster, meant.entries, timeout_s=timeout, sink=sink) if links else fabric.cluster
-    save_cluster(output, cluster)
     if capture:
         write_capture(capture, recordings(answers))
     notes = [*fabric.notes, *unusual(reports, cluster)]
     show_cluster(sink, cluster, notes)
-    sink.say(f"wrote {output}" + (f" and {capture} (names, serial numbers and addresses masked)" if capture else ""))
+    wrote = [str(output)] if save_over(output, cluster, sink, force=force) else []
+    masked = [f"{capture} (names, serial numbers and addresses masked)"] if capture else []
+    sink.say("wrote " + (" and ".join([*wrote, *masked]) or "nothing"))
     document = {**encode(cluster), "digest": cluster.digest}
-    sink.result({**document, "notes": [encode(note) for note in notes], "file": str(output)})
+    sink.result({**document, "notes": [encode(note) for note in notes], "file": wrote[0] if wrote else None})
     _end(answers, sink)
 
 
@@ -106,7 +112,11 @@ def _end(answers: list[HostAnswer], sink: Sink) -> None:
     missing = [answer.report for answer in answers if not answer.report.ok]
     if not missing:
         return
-    sink.warn(f"{len(missing)} of {len(answers)} hosts are missing: " + ", ".join(r.name for r in missing))
+    asked = f"{len(answers)} host{'s' * (len(answers) > 1)}"
+    sink.warn(
+        f"{len(missing)} of {asked} {'is' if len(missing) == 1 else 'are'} missing: "
+        + ", ".join(r.name for r in missing)
+    )
     hints = {report.status: f"{report.name}: {report.hint}" for report in reversed(missing) if report.hint}
     for hint in reversed(hints.values()):
         sink.warn(hint)

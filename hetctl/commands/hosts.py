@@ -83,4 +83,5 @@ def _show(sink: Sink, one: Shown) -> None:
 
 
 def _agreed(fresh: list[Shown]) -> bool:
-    return typer.confirm(f"Are these the fingerprints of {len(fresh)} hosts as you know them?", default=False, err=True)
+    hosts = f"{len(fresh)} host{'s' * (len(fresh) > 1)}"
+    return typer.confirm(f"Are these the fingerprints of {hosts} as you know them?", default=False, err=True)

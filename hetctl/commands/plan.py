@@ -19,6 +19,9 @@ def plan(
         typer.Option("--env", metavar="HOST", help="Show what the ranks of a host are started with, and why."),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here (plan.yaml).")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a plan that somebody edited; it is kept as .bak.")
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Also: the runner-up, what binds, and what would help most.")
     ] = False,
@@ -35,7 +38,8 @@ def plan(
     """
     from hetctl.comm.contract.errors import Infeasible
     from hetctl.comm.contract.files import write_atomically, write_json
-    from hetctl.comm.contract.plan import save_plan
+    from hetctl.comm.contract.kept_files import refuse_edited
+    from hetctl.comm.contract.plan import keep_old_plan, save_plan
     from hetctl.comm.contract.values import encode
     from hetctl.commands.resolve import require_model, resolve, with_model
     from hetctl.render.advice import show_advice
@@ -51,6 +55,7 @@ def plan(
     from hetctl.trainer.planning.predicted_step import PredictedStep
 
     sink = Sink(as_json=as_json)
+    refuse_edited(output, force=force)
     asked = with_model(asked, sink) if env is None else asked
     found = resolve(asked, sink, runs=False)
     if env is None:  # the ranks' environment is the same for every model
@@ -76,6 +81,8 @@ def plan(
             advised = advice_on(again, weighed.problem, chosen, weighed.plan, every_class=advise, said=said_what)
     said = explanation(weighed.problem, weighed.predictions, advised.advice).sentences() if explain else ()
     if output:
+        if kept := keep_old_plan(output, weighed.plan):
+            sink.warn(f"{output} is replaced; the old one is {kept}")
         save_plan(output, weighed.plan)
     if trace:
         write_json(trace, chrome_trace(weighed.plan, chosen.simulated.spans, clones=chosen.candidate.clones))

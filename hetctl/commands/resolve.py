@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -51,18 +51,21 @@ def _names_model(options: RunOptions) -> bool:
     return options.recipe is not None or any(key == "model.name" for key, _ in options.overrides)
 
 
-def resolve(options: RunOptions, sink: Sink, *, runs: bool) -> Resolved:
+def resolve(options: RunOptions, sink: Sink, *, runs: bool, trains: bool = False) -> Resolved:
     """Where it `runs`, an emulation labels this machine's devices; otherwise it describes some that need not exist.
 
-    Raises ConfigError. What nobody gave is assumed, and said.
+    Raises ConfigError. What nobody gave is assumed, and said; what a real model is trained on (it `trains`) is not.
     """
     from hetctl.trainer.planning.profile import load_profile
-    from hetctl.trainer.recipe import load_recipe
+    from hetctl.trainer.recipe import given_keys, load_recipe
 
     recipe = load_recipe(options.recipe, options.overrides)
+    given = given_keys(options.recipe, options.overrides)
+    if trains:
+        _refuse_no_data(recipe, given)
     cluster, plan = resolve_where(options, sink, runs=runs, layers=recipe.shape().layers)
-    if options.recipe is None:
-        recipe = _with_sizes(recipe, cluster, plan, sink, given={key for key, _ in options.overrides})
+    recipe = _with_sizes(recipe, cluster, plan, sink, given=given)
+    recipe = _with_rate(recipe, given, say=sink.warn if trains else lambda sentence: None)
     profile = load_profile(options.profile) if options.profile else None
     return Resolved(recipe, cluster, plan, read_speeds(options.speed), profile)
 
@@ -93,6 +96,18 @@ def resolve_where(
     return with_own(cluster, said(known=cluster.classes)), plan
 
 
+def _refuse_no_data(recipe: Recipe, given: set[str]) -> None:
+    """The demo's text is no text for a real model, and its loss on it no result. Raises ConfigError."""
+    from hetctl.trainer.recipe import STDLIB
+
+    if recipe.model.name != "demo" and "data.source" not in given:
+        raise ConfigError(
+            f"nothing says what to train {recipe.model.name} on",
+            hint="--set data.source=PATH names a text, a .jsonl, a .parquet or a folder of such (in a recipe: `data: "
+            f"{{source: PATH}}`); --set data.source={STDLIB} takes Python's own sources, to try it",
+        )
+
+
 def _with_sizes(recipe: Recipe, cluster: Cluster, plan: Plan | None, sink: Sink, *, given: set[str]) -> Recipe:
     """The recipe with the sizes of a plan, or fit for a real model, where nobody gave any.
 
@@ -111,6 +126,19 @@ def _with_sizes(recipe: Recipe, cluster: Cluster, plan: Plan | None, sink: Sink,
         batch = replace(batch, global_batch=plan.global_batch if plan else usual)
         sink.warn(f"no --global-batch given: {batch.global_batch} samples per step{source}")
     return replace(recipe, model=model, batch=batch)
+
+
+def _with_rate(recipe: Recipe, given: set[str], *, say: Callable[[str], None]) -> Recipe:
+    """The recipe with a learning rate that fits the model, where nobody gave one: the demo's would ruin weights."""
+    from hetctl.trainer.model.config import find_weights
+    from hetctl.trainer.recipe import usual_rate
+
+    if recipe.model.name == "demo" or "optimizer.lr" in given:
+        return recipe
+    tunes = find_weights(recipe.model.name) is not None
+    rate = usual_rate(recipe.shape(), tunes=tunes)
+    say(f"no optimizer.lr given: {rate:g}, usual {'to fine-tune weights' if tunes else 'for a model of this size'}")
+    return replace(recipe, optimizer=replace(recipe.optimizer, lr=rate))
 
 
 def read_speeds(text: str | None) -> dict[str, float]:

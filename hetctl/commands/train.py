@@ -49,7 +49,7 @@ def train(
     more = [f"train.profile_step={profile_step}"] if profile_step is not None else []
     more += ["train.adapt=true"] if adapt else []
     asked = replace(asked, settings=[*(asked.settings or ()), *more])
-    found = resolve(asked, sink, runs=True)
+    found = resolve(asked, sink, runs=True, trains=True)
     prepared = prepare(
         found.recipe,
         found.cluster,

@@ -64,7 +64,7 @@ def _look(entry: InventoryHost, book: SshConfig, deadline: Deadline) -> Shown:
     problem = ""
     if clash or (pinned and not known):
         theirs = ", ".join(key.fingerprint for key in fresh)
-        problem = f"its host key CHANGED: it shows {theirs}; if you know why, run ssh-keygen -R {route.known_as}"
+        problem = f"its host key CHANGED: it shows {theirs}; if you know why, run {route.forget_line}"
     elif any(book.known(route).revoked(route.known_as, key, route.port) for key in keys):
         problem = "its host key is marked as revoked"
     return Shown(entry.name, route.known_as, route.port, route.known_hosts[0], () if problem else fresh, known, problem)

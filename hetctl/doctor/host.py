@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from hetctl.comm.contract.facts import Folder
 from hetctl.comm.contract.units import GiB, MiB, listed, show_bytes, show_seconds
 from hetctl.doctor.check import Check, CheckedCluster, HostCase, State, Verdict, fail, ok, unknown, warn, worst
+from hetctl.launcher.supervisor.environment import interface_of
 
 _NO_GPU = "no GPU here"
 _GUESTS = re.compile(r"QEMU|KVM|VMware|Xen|Microsoft Corporation|Google|innotek|OpenStack|Parallels|Amazon EC2", re.I)
@@ -19,11 +20,15 @@ def name(case: HostCase) -> Verdict:
     if not case.checked.several:
         return ok("one host: loopback reaches everybody")
     addresses = case.facts.system.addresses
+    told = interface_of(case.host) if case.host else None  # then ranks never ask for the name
+    state: State = "warn" if told else "fail"
+    instead = f"hetctl's ranks take {told}, other programs" if told else "ranks"
     if addresses is None:
-        return _named("fail", case, f"its own name does not resolve: {case.facts.why_unknown('system.addresses')}")
+        why = case.facts.why_unknown("system.addresses")
+        return _named(state, case, f"its own name does not resolve: {why}: {instead} may not start")
     outside = [a for a in addresses if not a.startswith(("127.", "::1"))]
     if not outside:
-        return _named("fail", case, f"its own name resolves to {listed(list(addresses))}: ranks wait on loopback")
+        return _named(state, case, f"its own name resolves to {listed(list(addresses))}: {instead} wait on loopback")
     own = {a.ip for n in case.facts.nics for a in n.addresses}
     if own and not set(outside) & own:
         return _named("warn", case, f"its own name resolves to {listed(outside)}, which none of its interfaces has")

@@ -20,6 +20,16 @@ from hetctl.probe.raw import printable
 _TAIL_BYTES = 64 * 1024
 _MAX_FLIGHT_BYTES = 64 * 1024 * 1024
 _CAUSES: tuple[tuple[str, str, str], ...] = (  # what logs say, what it means, what to type
+    (
+        r"the kernel killed it: .*\(SIGKILL\)",
+        "the kernel killed it: its host, or its memory limit, ran out of memory",
+        "sudo dmesg -T | grep -i 'out of memory'",
+    ),
+    (
+        r"SIGKILL \(the kernel reports no lack of memory",
+        "somebody, or a job scheduler, sent it SIGKILL: the kernel reports no lack of memory",
+        "last -n 20  # who was there; a scheduler's own log says what it ended, and why",
+    ),
     (r"out of memory|OutOfMemoryError", "a device ran out of memory", "hetctl plan --explain  # smaller micro-batches"),
     (r"SIGKILL", "the kernel ended it, probably for want of memory", "sudo dmesg -T | grep -i 'out of memory'"),
     (r"No space left on device|Disk quota", "a disk is full", "df -hi"),

@@ -15,7 +15,9 @@ def reach(case: HostCase) -> Verdict:
     report = case.report
     if report.access.local:
         return ok("this machine, without SSH")
-    if report.status in (*KEYS, *ENTERED):
+    if report.status in KEYS:
+        return unknown("it answers, and was not entered: see ssh.hostkey")
+    if report.status in ENTERED:
         return ok("it answers")
     if not report.ok:
         return fail(f"{report.status}: {report.reason}", ssh_line(case))
@@ -35,8 +37,8 @@ def hostkey(case: HostCase) -> Verdict:
     if report.status == "unknown-host-key":
         return fail(report.reason or "its key is not known", f"hetctl hosts trust {report.name}")
     if report.status == "host-key-changed":
-        line = f"ask who changed it; then: ssh-keygen -R {report.access.address} && hetctl hosts trust {report.name}"
-        return fail(report.reason or "its key changed", line)
+        line = f"ask who changed it; then remove the old key, and: hetctl hosts trust {report.name}"
+        return fail(report.reason or "its key changed", report.hint or line)
     if report.ok or report.status in ENTERED:
         return ok("the key it shows is the pinned one")
     if report.status in ("authentication-failed", "connection-lost"):

@@ -11,7 +11,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from hetctl.comm.contract.units import listed, show_seconds
+from hetctl.comm.contract.units import count_of, listed, show_seconds
 from hetctl.comm.contract.values import encode
 from hetctl.console import Sink
 from hetctl.doctor.check import Check, Finding
@@ -50,10 +50,8 @@ def show_findings(sink: Sink, found: CheckRun, *, verbose: bool) -> None:
     sink.say()
     for line in closing(found.findings):
         sink.say(line, markup=True)
-    sink.say(
-        f"[dim]{len(found.checks)} checks, {len(found.checked.reports)} hosts, {show_seconds(found.seconds)}[/]",
-        markup=True,
-    )
+    hosts = count_of(len(found.checked.reports), "host")
+    sink.say(f"[dim]{len(found.checks)} checks, {hosts}, {show_seconds(found.seconds)}[/]", markup=True)
 
 
 def show_theme(sink: Sink, theme: str, findings: Sequence[Finding]) -> None:
@@ -94,11 +92,11 @@ def _summary(findings: Sequence[Finding]) -> str:
 
 
 def _alike(findings: Sequence[Finding]) -> dict[tuple[str, str, str], list[str]]:
-    """(state, reason, line to paste) -> hosts; the lines of several hosts stand for all of them as the first one's."""
-    found: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    """(state, reason, line to paste) -> hosts; lines that differ in the host's name alone stand as the first one's."""
+    found: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
     for finding in findings:
-        found[finding.state, finding.reason].append(finding)
-    return {(state, reason, group[0].fix): [f.host for f in group] for (state, reason), group in found.items()}
+        found[finding.state, finding.reason, finding.fix.replace(finding.host, "HOST")].append(finding)
+    return {(state, reason, group[0].fix): [f.host for f in group] for (state, reason, _), group in found.items()}
 
 
 def drift_table(rows: Sequence[Drift], *, verbose: bool) -> Table | None:

@@ -13,6 +13,7 @@ from rich.tree import Tree
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.contract.units import show_bytes, show_rate, show_seconds
 from hetctl.console import Sink
+from hetctl.render.run import above_all
 
 
 def show_plan(sink: Sink, plan: Plan, *, predicted: bool = True) -> None:
@@ -98,5 +99,5 @@ def _prediction(plan: Plan) -> list[str]:
         f"bridge {p.bridge_share:.1%}",
     ]
     if p.efficiency is not None:
-        parts.append(f"efficiency {p.efficiency:.1%} of what the islands reach alone")
+        parts.append(f"efficiency {p.efficiency:.1%} of what the islands reach alone{above_all(p.efficiency)}")
     return [f"predicted ({p.basis}): " + ", ".join(parts)]

@@ -92,7 +92,16 @@ def show_efficiency(summary: dict[str, Any]) -> str:
     """The run against the sum of its parts, and where that sum is from."""
     if (value := summary.get("efficiency")) is None:
         return "unknown"
-    return f"{value:.1%} of what the islands would reach alone ({BASES[summary['efficiency_basis']]})"
+    basis = BASES[summary["efficiency_basis"]]
+    return f"{value:.1%} of what the islands would reach alone ({basis}){above_all(value, faster=basis)}"
+
+
+def above_all(efficiency: float, *, faster: str = "") -> str:
+    """What more than 100 % of the parts' sum means, which looks like a mistake; nothing where it is less."""
+    if efficiency <= 1:
+        return ""
+    than = f", or faster than {faster}" if faster else ""
+    return f"; above 100%: alone each has less memory for the model and its batch{than}"
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
@@ -106,7 +115,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
         *((("skipped", f"{skipped} steps were not finite"),) if (skipped := summary.get("skipped_steps")) else ()),
         *_known("loss", summary.get("first_loss"), lambda first: f"{first:.4f} -> {show_number(summary['last_loss'])}"),
         *_known("validation loss", summary.get("validation_loss"), show_number),
-        ("tokens", f"{summary.get('tokens') or 0:,} ({summary.get('tokens_per_s') or 0:,.0f} tokens/s)"),
+        ("tokens", _tokens(summary)),
         *_known("MFU", summary.get("mfu") if paces else None, _percent),
         *_known("efficiency", summary.get("efficiency") if paces else None, lambda _: show_efficiency(summary)),
         *_known("over the bridge", summary.get("bridge_bytes"), show_bytes),
@@ -142,6 +151,13 @@ def next_lines(summary: dict[str, Any]) -> list[str]:
 def failure_sentence(failure: dict[str, Any]) -> str:
     """Who failed first and why."""
     return f"rank {failure['rank']} on {failure['host']} failed first: {failure['reason']}"
+
+
+def _tokens(summary: dict[str, Any]) -> str:
+    """How many, and how fast; a run that only found itself finished has no speed."""
+    rate = summary.get("tokens_per_s")
+    speed = f"{rate:,.0f} tokens/s" if rate else "no step was left to do" if summary["status"] == "done" else ""
+    return f"{summary.get('tokens') or 0:,}" + (f" ({speed})" if speed else "")
 
 
 def failure_lines(failure: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +37,13 @@ class ProgramRun:
     verify_bridge: bool = False
     way: str = "auto"
 
+    def __post_init__(self) -> None:
+        """A script is started by each host's own python, which has torch; one that starts itself is left to do so."""
+        first = self.program[0] if self.program else ""
+        starts_itself = "/" in first and os.access(first, os.X_OK)
+        if first.endswith(".py") and Path(first).is_file() and not starts_itself:
+            object.__setattr__(self, "program", ("python", *self.program))
+
     @property
     def label(self) -> str:
         return Path(self.program[-1] if len(self.program) == 2 else self.program[min(1, len(self.program) - 1)]).stem
@@ -59,6 +67,11 @@ def check_program(run: ProgramRun, sink: Sink) -> None:
 
 def run_program(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any]:
     """Start the program on every rank and see it through. Returns the summary of its run folder."""
+    with sink.outliving_readers():
+        return _see_through(run, folder, sink)
+
+
+def _see_through(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any]:
     began, launch = time.monotonic(), run.launch
     script = None if launch.here else _script(run.program)
     agents = start_agents_on(launch, folder, program=script.parent if script else None, console=sink)
@@ -112,4 +125,5 @@ def _bridges(cluster: Cluster, wanted: str) -> tuple[PlannedBridge, ...]:
 
 
 def _show(sink: Sink, rank: int, line: str) -> None:
+    sink.await_reader()
     sink.people.print(f"[{rank}] {line}", highlight=False, markup=False, soft_wrap=True)

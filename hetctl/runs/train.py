@@ -37,7 +37,13 @@ class GoingOn:
 
 
 def train(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -> RunSummary:
-    """Run it, again after failures where that was asked for."""
+    """Run it, again after failures where that was asked for. It needs nobody who reads what it says."""
+    with sink.outliving_readers():
+        return _attempts(prepared, folder, how, sink)
+
+
+def _attempts(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -> RunSummary:
+    """Attempts, until one ends well or none is left."""
     began = time.monotonic()
     restarts, resume, whole = Restarts(how.max_restarts, how.allow_missing), how.resume, prepared
     if not folder.recipe.is_file():  # a new folder: what does not even start can be begun again from it

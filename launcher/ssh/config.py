@@ -6,6 +6,7 @@ import getpass
 import glob
 import logging
 import os
+import shlex
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +36,12 @@ class SshRoute:
     jumps: tuple[str, ...]
     known_as: str  # the name its host keys are filed under
     known_hosts: tuple[Path, ...]
+
+    @property
+    def forget_line(self) -> str:
+        """What forgets its host key: keys are filed under its address and port, whatever alias names it."""
+        filed = self.known_as if self.port == 22 else f"[{self.known_as}]:{self.port}"
+        return f"ssh-keygen -f {shlex.quote(str(self.known_hosts[0]))} -R {shlex.quote(filed)}"
 
     def __str__(self) -> str:
         where = self.hostname if self.port == 22 else f"{self.hostname}:{self.port}"

@@ -69,7 +69,7 @@ class VerifyHostKey(paramiko.MissingHostKeyPolicy):
             raise ShellError(
                 "host-key-changed",
                 f"{route} shows the host key {shown.fingerprint}, which is not the one in known_hosts",
-                hint="a rebuilt host, or someone in between: if you know why, remove the old key with ssh-keygen -R",
+                hint=f"ask who changed it; then: {route.forget_line} && hetctl hosts trust {route.name}",
             )
         raise ShellError(
             "unknown-host-key",

@@ -16,6 +16,7 @@ from typing import Any
 from hetctl.comm.contract.cluster import Access
 from hetctl.comm.contract.errors import ConfigError, HetctlError, Unreachable
 from hetctl.comm.contract.files import write_atomically
+from hetctl.comm.contract.units import count_of
 from hetctl.launcher.agent import bootstrap
 from hetctl.launcher.hosts.bundle import CARRIED_FOLDER, ENTRY_POINT, METADATA, NEEDED, Bundle, missing_packages
 from hetctl.launcher.hosts.deadline import Deadline
@@ -158,7 +159,9 @@ def refusal(errors: Mapping[str, HetctlError], count: int) -> HetctlError:
         f"\n  {name}: {error.message}" + (f" ({error.hint})" if error.hint else "") for name, error in errors.items()
     ]
     kind = Unreachable if any(isinstance(e, Unreachable) for e in errors.values()) else ConfigError
-    error = kind(f"{len(errors)} of {count} hosts cannot take part, so nothing was started:{''.join(lines)}")
+    error = kind(
+        f"{len(errors)} of {count_of(count, 'host')} cannot take part, so nothing was started:{''.join(lines)}"
+    )
     error.hosts = dict(errors)  # for --allow-missing
     return error
 

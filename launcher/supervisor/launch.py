@@ -20,6 +20,7 @@ from hetctl.comm.contract.natives import NATIVES, native_of
 from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement
 from hetctl.comm.contract.plan import Plan, PlannedBridge, PlannedIsland
 from hetctl.comm.contract.transports import NATIVE
+from hetctl.comm.contract.units import count_of
 from hetctl.launcher.agent.orders import WatchedPort
 from hetctl.launcher.hosts.bundle import code_bundle, folder_bundle
 from hetctl.launcher.hosts.deadline import Deadline
@@ -164,7 +165,7 @@ def start_agents_on(
     open_shell, close = shell_opener(launch.way)
     try:
         targets = [target_of(host, open_shell) for host in launch.hosts]
-        console.say(f"entering {len(targets)} hosts")
+        console.say(f"entering {count_of(len(targets), 'host')}")
         enlist(folder.identity, folder.path, {t.name: t.access for t in targets}, way=launch.way)
         refused = lambda name, error: console.warn(f"{name} cannot take part: {error}")  # noqa: E731
         agents = start_agents(targets, request, on_refusal=refused)

@@ -34,6 +34,7 @@ from tests.rigs.cluster import command, environment, losses
 
 LLAMA = (
     "model.name=llama-160m",
+    "data.source=python-stdlib",
     "model.seq_len=1024",
     "batch.global_batch=16",
     "train.steps=8",

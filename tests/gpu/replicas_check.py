@@ -47,7 +47,12 @@ def seconds(found: dict[str, Any]) -> str:
 
 def spread(options: argparse.Namespace, folder: Path) -> None:
     spec = f"h200:{options.each},mi325x:{options.each}@0.6"
-    settings = ("model.name=llama-1b-untied", "model.seq_len=4096", f"batch.global_batch={64 * options.each}")
+    settings = (
+        "model.name=llama-1b-untied",
+        "data.source=python-stdlib",
+        "model.seq_len=4096",
+        f"batch.global_batch={64 * options.each}",
+    )
     settings += ("train.steps=28", f"batch.micro_batch_size={options.each}", "train.validation_samples=8")
     found = train(folder / "run", spec, (*REPLICAS, *settings, "train.adapt=true"))
     apart = 100 * found["replica_spread"]
@@ -62,7 +67,12 @@ def trace(options: argparse.Namespace, folder: Path) -> None:
     spec = f"h200:{options.each},mi325x:{options.each}"
     (folder / "config.json").write_text(json.dumps(LLAMA_2))
     size = 8 * options.each
-    settings = (f"model.name={folder / 'config.json'}", "model.seq_len=4096", f"batch.global_batch={4 * size}")
+    settings = (
+        f"model.name={folder / 'config.json'}",
+        "data.source=python-stdlib",
+        "model.seq_len=4096",
+        f"batch.global_batch={4 * size}",
+    )
     settings += (f"batch.micro_batch_size={size}", "train.steps=5", "train.validation_samples=8")
     for way in options.ways.split(","):
         for overlap in ("true", "false"):
@@ -82,7 +92,13 @@ def trace(options: argparse.Namespace, folder: Path) -> None:
 
 def layers(options: argparse.Namespace, folder: Path) -> None:
     spec, plan = f"h200:{options.each},mi325x:{options.each}", folder / "plan.yaml"
-    settings = ("model.name=llama-1b-untied", "model.seq_len=4096", "batch.global_batch=16", "batch.micro_batch_size=1")
+    settings = (
+        "model.name=llama-1b-untied",
+        "data.source=python-stdlib",
+        "model.seq_len=4096",
+        "batch.global_batch=16",
+        "batch.micro_batch_size=1",
+    )
     settings += ("train.steps=30", "train.validation_samples=16", "checkpoint.every=10", "checkpoint.last=false")
     words = [word for key in (*settings, "parallelism.pipeline=2") for word in ("--set", key)]
     asked = [sys.executable, "-m", "hetctl", "plan", "--emulate", spec, "-o", str(plan), *words]

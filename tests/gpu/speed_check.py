@@ -25,6 +25,7 @@ from tests.gpu import emulated
 MODEL, SEQ_LEN = "llama-8b", 4096
 COMMON = (
     f"model.name={MODEL}",
+    "data.source=python-stdlib",
     f"model.seq_len={SEQ_LEN}",
     "train.validation_samples=1",
     "optimizer.lr=1.0e-5",

@@ -246,7 +246,7 @@ def write_demo(folder: Path, *, without: str = "") -> None:
 
 def test_weights_that_lack_a_tensor(empty: Path) -> None:
     write_demo(empty / "model", without="model.norm.weight")
-    error = outcome("train", "--model", str(empty / "model"))
+    error = outcome("train", "--model", str(empty / "model"), "--set", "data.source=python-stdlib")
     assert error.exit_code == 2
     assert "model.safetensors has no 'model.norm.weight'" in error.message
     assert "config.json" in error.hint
@@ -257,7 +257,7 @@ def test_weights_that_were_cut_short(empty: Path) -> None:
     write_demo(empty / "model")
     file = empty / "model" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
-    error = outcome("train", "--model", str(empty / "model"))
+    error = outcome("train", "--model", str(empty / "model"), "--set", "data.source=python-stdlib")
     assert error.exit_code == 2
     assert "damaged or cut short" in error.message
     assert sorted(p.name for p in empty.iterdir()) == ["model"]
@@ -275,7 +275,7 @@ def test_weights_that_were_cut_short(empty: Path) -> None:
 def test_weights_that_would_not_be_read(empty: Path, file: str, words: str, hint: str) -> None:
     write_demo(empty / "model")
     (empty / "model" / "model.safetensors").rename(empty / "model" / file)
-    error = outcome("train", "--model", str(empty / "model"))
+    error = outcome("train", "--model", str(empty / "model"), "--set", "data.source=python-stdlib")
     assert error.exit_code == 2
     assert words in error.message
     assert hint in error.hint
@@ -290,7 +290,9 @@ def test_a_folder_without_weights_starts_random_and_says_so(empty: Path, name: s
     (empty / "model" / "model.safetensors").unlink()
     (empty / "demo").mkdir()
     (empty / "demo" / "corpus.bin").touch()  # a known name means the known model, whatever lies here
-    result = CliRunner().invoke(app, ["train", "--model", name, "--resume", "nowhere"])
+    result = CliRunner().invoke(
+        app, ["train", "--model", name, "--set", "data.source=python-stdlib", "--resume", "nowhere"]
+    )
     assert "is not a checkpoint" in str(result.exception)  # all that was wrong
     assert ("start random" in result.output) == bool(said)
     assert said in result.output

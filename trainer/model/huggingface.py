@@ -150,7 +150,10 @@ def _by_size(tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> Ite
 def _save(group: dict[str, torch.Tensor], parts: Sequence[Path]) -> None:
     """Write the last of the parts. Raises WorkFailed, and then leaves none of them."""
     try:
+        parts[-1].touch()
+        mode = parts[-1].stat().st_mode  # as the umask has it: safetensors makes files for their owner alone
         save_file(group, str(parts[-1]), metadata={"format": "pt"})
+        parts[-1].chmod(mode)
     except (SafetensorError, OSError) as error:
         for part in parts:
             part.unlink(missing_ok=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hetctl.comm.contract.errors import Infeasible
-from hetctl.comm.contract.units import GiB, show_bytes
+from hetctl.comm.contract.units import GiB, count_of, show_bytes
 from hetctl.trainer.planning.advise import Advice
 from hetctl.trainer.planning.costs import PLAIN, USABLE_SHARE, usable_bytes
 from hetctl.trainer.planning.pools import Pool
@@ -17,6 +18,7 @@ from hetctl.trainer.planning.predict import Prediction, predict
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.reasons import describe
 from hetctl.trainer.planning.search import MOST_MICRO_BATCHES, Candidate, Search
+from hetctl.trainer.planning.space import Pins
 
 PLENTY = 1 << 50  # bytes that no model needs
 
@@ -125,7 +127,9 @@ def refuse(problem: Problem) -> NoReturn:
     many = problem.samples > MOST_MICRO_BATCHES
     most = f": a replica takes at most {MOST_MICRO_BATCHES} micro-batches" if many else ""
     if not _fits(problem, PLENTY):
-        raise Infeasible(_wishes(problem), hint="free one of them, or change batch.global_batch" + most)
+        blamed = _blamed(problem)
+        free = f"leave out or change {' or '.join(blamed)}" if blamed else "change batch.global_batch, or the devices"
+        raise Infeasible(_wishes(problem, blamed), hint=free + most)
     low, high = 0, GiB // 64
     while not (found := _fits(problem, high)):
         low, high = high, high * 2
@@ -188,17 +192,44 @@ def _lacks(candidate: Candidate, extra: int) -> str:
     return sentence
 
 
-def _wishes(problem: Problem) -> str:
-    pins = problem.pins
+def _named_pins(problem: Problem) -> dict[str, tuple[Any, Problem]]:
+    """What a recipe pins, each with the problem without it."""
+    pins, free = problem.pins, dataclasses.replace
+
+    def without(*names: str) -> Problem:
+        return free(problem, pins=free(pins, **dict.fromkeys(names)))
+
+    stages = "layers" if problem.layers else "forwards_ahead" if problem.forwards_ahead else "pipeline"
     named = {
-        "parallelism.pipeline": pins.stages,
-        "parallelism.tensor": pins.tensor,
-        "parallelism.data": pins.replicas,
-        "parallelism.order": None if pins.order is None else "[" + ", ".join(pins.order) + "]",
-        "batch.micro_batch_size": problem.micro_batch_size,
-        "parallelism.split": None if problem.split == "auto" else problem.split,
+        f"parallelism.{stages}": (
+            problem.layers or problem.forwards_ahead or pins.stages,
+            free(without("stages"), layers=None, forwards_ahead=None),
+        ),
+        "parallelism.tensor": (pins.tensor, without("tensor")),
+        "parallelism.data": (pins.replicas, without("replicas")),
+        "parallelism.order": (pins.order and f"[{', '.join(pins.order)}]", without("order")),
+        "batch.micro_batch_size": (problem.micro_batch_size, free(problem, micro_batch_size=None)),
+        "parallelism.split": (
+            None if problem.split == "auto" else problem.split,
+            free(without("stages", "order"), split="auto"),
+        ),
     }
-    given = [f"{k}={v}" for k, v in named.items() if v is not None]
-    devices = sum(p.size for p in problem.pools)
-    asked = "with " + ", ".join(given) if given else "at all"
-    return f"no arrangement of {devices} devices is possible for {problem.samples} samples a step {asked}"
+    return {key: pair for key, pair in named.items() if pair[0] is not None}
+
+
+def _blamed(problem: Problem) -> list[str]:
+    """The pins that stand in the way: each whose absence alone would do; else all, if without any of them it goes."""
+    named = _named_pins(problem)
+    alone = [key for key, (_, freed) in named.items() if _fits(freed, PLENTY)]
+    if alone or not named:
+        return alone
+    pins = Pins(every_island=problem.pins.every_island)
+    free = dataclasses.replace(problem, pins=pins, micro_batch_size=None, layers=None, forwards_ahead=None)
+    return list(named) if _fits(dataclasses.replace(free, split="auto"), PLENTY) else []
+
+
+def _wishes(problem: Problem, blamed: Sequence[str]) -> str:
+    named = _named_pins(problem)
+    devices = count_of(sum(p.size for p in problem.pools), "device")
+    asked = "with " + ", ".join(f"{key}={named[key][0]}" for key in blamed) if blamed else "at all"
+    return f"no arrangement of {devices} is possible for {count_of(problem.samples, 'sample')} a step {asked}"

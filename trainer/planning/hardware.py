@@ -22,7 +22,7 @@ from hetctl.comm.contract.cluster import SCHEMA_VERSION, read_versioned
 from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.natives import NATIVES
-from hetctl.comm.contract.units import GiB, parse_bytes, parse_rate, show_bytes
+from hetctl.comm.contract.units import GiB, parse_memory, parse_rate, show_bytes
 
 TABLE = Path(__file__).with_name("devices.yaml")
 CAUTION = 0.5  # of the slowest class alike that an unknown product is taken for: most that no table has are smaller
@@ -71,7 +71,7 @@ class OwnDevice:
                 raise ConfigError(f"{where}: {key} must be above zero, found {value:g}")
         said = {
             "vendor": self.vendor,
-            "memory_bytes": None if self.memory is None else parse_bytes(self.memory),
+            "memory_bytes": None if self.memory is None else parse_memory(self.memory),
             "peak_tflops": self.peak,
             "price_per_hour": self.price,
             **{key: getattr(self, key) for key in ("bf16", "tf32", "slices", "chiplets", "architecture")},

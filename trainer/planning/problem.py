@@ -10,6 +10,7 @@ from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError, Infeasible, nearest
 from hetctl.comm.contract.plan import Basis
+from hetctl.comm.contract.units import count_of, listed
 from hetctl.trainer.model.tensor_cuts import cannot_cut
 from hetctl.trainer.planning.costs import MODES, LayerCosts, Mode, ValueBytes
 from hetctl.trainer.planning.hardware import not_in_the_table
@@ -60,6 +61,19 @@ class Problem:
         return "interpolated" if any(isinstance(entry, Estimated) for entry in found) else "measured"
 
 
+def _refuse_no_devices(cluster: Cluster) -> None:
+    """Raise Infeasible for a cluster that has nothing to train on, with the hosts that could not be asked."""
+    if any(island.members for island in cluster.islands):
+        return
+    missing = [f"{host.name} ({host.reason or host.status})" for host in cluster.hosts if host.status != "ok"]
+    unasked = f"; not asked: {listed(missing, 4)}" if missing else ""
+    hosts = count_of(len(cluster.hosts), "host")
+    raise Infeasible(
+        f"the cluster has no devices to train on: {hosts}, no GPU that can be used{unasked}",
+        hint="`hetctl discover` says for each host what it found, and why not more",
+    )
+
+
 def read_problem(
     cluster: Cluster,
     recipe: Recipe,
@@ -68,6 +82,7 @@ def read_problem(
     profile: Profile | None = None,
 ) -> Problem:
     """The problem of a recipe on a cluster. Raises ConfigError for wishes that contradict each other."""
+    _refuse_no_devices(cluster)
     precision = precision_of(cluster, recipe)
     pools = read_pools(cluster, speeds=speeds, precision=precision)
     bridges = profile.bridges if profile else ()

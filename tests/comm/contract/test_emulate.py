@@ -14,6 +14,14 @@ from hetctl.trainer.planning.pools import PORT_REACHED, read_pools
 from hetctl.trainer.recipe import load_recipe
 
 
+@pytest.mark.parametrize("word", ["80", "80B", "1024"])
+def test_memory_of_which_the_unit_was_forgotten_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="bytes of memory, which no device has") as caught:
+        parse_spec(f"h200:8~{word}", CLASSES)
+    assert "GiB" in caught.value.hint
+    assert parse_spec("h200:8~80GiB,mi325x:1~85899345920", CLASSES)
+
+
 def described(spec: str, *links: str) -> Cluster:
     return describe_cluster(parse_spec(spec, CLASSES), CLASSES, links)
 

@@ -1,10 +1,14 @@
 """What is written as YAML is read back unchanged, by any YAML reader."""
 
+import os
+import stat
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import _block, read_yaml, write_yaml
 
 scalars = st.one_of(
@@ -50,3 +54,20 @@ def test_lists_of_mappings_have_a_line_each(tmp_path: Path) -> None:
         "ahead: [2, 1]",
     ]
     assert read_yaml(tmp_path / "x.yaml", what="test") == data
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_files_have_the_mode_that_the_umask_gives(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_yaml(tmp_path / "a.yaml", {})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.yaml").stat().st_mode) == mode
+
+
+@pytest.mark.parametrize(("what", "said"), [("inventory", "an inventory"), ("recipe", "a recipe")])
+def test_what_a_file_is_no_example_of_has_its_article(tmp_path: Path, what: str, said: str) -> None:
+    (tmp_path / "a.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match=f"not the plain YAML {said} is made of"):
+        read_yaml(tmp_path / "a.yaml", what=what)

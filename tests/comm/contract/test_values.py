@@ -36,6 +36,23 @@ class Outer:
     flag: bool = False
 
 
+@dataclass(frozen=True)
+class Words:
+    way: Literal["shm", "tcp"] | Literal["auto"] = "auto"
+    count: int | Literal["auto"] = "auto"
+    counts: tuple[int, ...] | Literal["auto"] = "auto"
+
+
+def test_words_of_several_kinds_are_named_and_not_their_types() -> None:
+    with pytest.raises(ConfigError, match="way: 'tpc' is not one of the known words") as caught:
+        decode(Words, {"way": "tpc"}, where="recipe")
+    assert caught.value.hint == "did you mean 'tcp'?"
+    with pytest.raises(ConfigError, match="count: expected a whole number or auto, found 'two'"):
+        decode(Words, {"count": "two"}, where="recipe")
+    with pytest.raises(ConfigError, match="counts: expected a list or auto, found 'two'"):
+        decode(Words, {"counts": "two"}, where="recipe")
+
+
 @given(
     st.builds(
         Outer,

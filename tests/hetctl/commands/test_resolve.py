@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from hetctl.commands.options import RunOptions
 from hetctl.commands.resolve import Resolved, resolve
 from hetctl.console import Sink
 from hetctl.runs.prepare import prepare
+from hetctl.trainer.model.config import config_of, find_shape
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
+from hetctl.trainer.recipe import load_recipe
 
 SPEC = "cpu:1,cpu:1"
 
@@ -53,6 +56,49 @@ def test_plan_and_train_assume_the_same_sizes_and_say_so(capsys: pytest.CaptureF
     said = capsys.readouterr().err
     assert said.count("no --seq-len given: 2048 tokens per sample") == 2
     assert said.count("no --global-batch given: 48 samples per step") == 2
+
+
+def test_a_recipe_file_that_leaves_out_sizes_has_those_of_its_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the demo's 16 samples of 128 tokens; what the file does say stays."""
+    (tmp_path / "recipe.yaml").write_text("model: {name: llama-160m}\nbatch: {global_batch: 8}\n")
+    made = resolve(RunOptions(recipe=tmp_path / "recipe.yaml", emulate=SPEC), Sink(), runs=False).recipe
+    assert (made.model.seq_len, made.batch.global_batch) == (2048, 8)
+    said = capsys.readouterr().err
+    assert "no --seq-len given: 2048" in said
+    assert "--global-batch" not in said
+
+
+def test_the_learning_rate_follows_the_model_and_is_said_where_it_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ["data.source=python-stdlib"]
+    options = RunOptions(model="llama-160m", emulate=SPEC, settings=text)
+    assert resolve(options, Sink(), runs=False).recipe.optimizer.lr == 6e-4
+    assert "optimizer.lr" not in capsys.readouterr().err
+    assert resolve(options, Sink(), runs=True, trains=True).recipe.optimizer.lr == 6e-4
+    assert "no optimizer.lr given: 0.0006, usual for a model of this size" in capsys.readouterr().err
+    given = RunOptions(model="llama-160m", emulate=SPEC, settings=[*text, "optimizer.lr=0.1"])
+    assert resolve(given, Sink(), runs=True, trains=True).recipe.optimizer.lr == 0.1
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config_of(find_shape("demo"), dtype="float32")))
+    (folder / "model.safetensors").touch()
+    tuned = RunOptions(model=str(folder), emulate=SPEC, settings=text)
+    assert resolve(tuned, Sink(), runs=True, trains=True).recipe.optimizer.lr == 2e-5
+    assert resolve(RunOptions(emulate=SPEC), Sink(), runs=True, trains=True).recipe == load_recipe(None)
+
+
+def test_a_real_model_is_trained_on_what_somebody_names(tmp_path: Path) -> None:
+    options = RunOptions(model="llama-160m", emulate=SPEC)
+    with pytest.raises(ConfigError, match="nothing says what to train llama-160m on") as caught:
+        resolve(options, Sink(), runs=True, trains=True)
+    assert "--set data.source=PATH" in caught.value.hint
+    assert "data.source=python-stdlib" in caught.value.hint
+    assert resolve(options, Sink(), runs=False).recipe.model.name == "llama-160m"  # planning needs none
+    (tmp_path / "recipe.yaml").write_text("model: {name: llama-160m}\ndata: {source: python-stdlib}\n")
+    resolve(RunOptions(recipe=tmp_path / "recipe.yaml", emulate=SPEC), Sink(), runs=True, trains=True)
 
 
 def test_sizes_that_a_person_gave_are_not_the_plans(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ import pytest
 
 from hetctl.comm.contract.fabric_facts import FabricReport, SubnetManager
 from hetctl.comm.contract.facts import Address, Folder, HostFacts, Library, ToolRun
+from hetctl.console import Sink
 from hetctl.discovery.fabric import Report
 from hetctl.doctor.check import CheckedCluster, ReachAttempt, State
 from hetctl.doctor.registry import BY_ID, CHECKS
 from hetctl.doctor.runner import first_of, judge
+from hetctl.doctor.tables import show_check
 from tests.hetctl.doctor.healthy_hosts import (
     GiB,
     all_of,
@@ -126,6 +128,12 @@ def no_way(found: CheckedCluster) -> CheckedCluster:
     return replace(found, cluster=replace(found.cluster, links=links))
 
 
+def no_interface(found: CheckedCluster) -> CheckedCluster:
+    """No interface is known to hold a host's data address, so its ranks are told none."""
+    hosts = tuple(replace(h, data_address="192.0.2.99") for h in found.cluster.hosts)
+    return replace(found, cluster=replace(found.cluster, hosts=hosts))
+
+
 def bonded(*carriers: bool | None) -> Edit:
     """The management port as a bond over two members with these carriers."""
 
@@ -197,6 +205,7 @@ MIG = {"mode": "mig", "instances": ()}
 CASES: tuple[Row, ...] = (
     Row("ssh.reach", "fail", silent=("node1", "connection-refused")),
     after("ssh.reach", "warn", of_report("node1", seconds=9.0)),
+    Row("ssh.reach", "unknown", silent=("node1", "unknown-host-key"), others=("ssh.hostkey",)),
     Row("ssh.hostkey", "fail", silent=("node1", "unknown-host-key")),
     Row("ssh.hostkey", "fail", silent=("node1", "host-key-changed")),
     Row("ssh.hostkey", "unknown", silent=("node1", "timeout"), others=("ssh.reach",)),
@@ -204,8 +213,9 @@ CASES: tuple[Row, ...] = (
     Row("sw.interpreter", "fail", silent=("node1", "python-unsupported")),
     one("sw.interpreter", "fail", python(version="3.10.2")),
     Row("sw.interpreter", "unknown", silent=("node1", "timeout"), others=("ssh.reach",)),
-    one("host.name", "fail", system(addresses=("127.0.1.1",))),
-    one("host.name", "fail", system(addresses=None)),
+    one("host.name", "warn", system(addresses=("127.0.1.1",))),
+    one("host.name", "warn", system(addresses=None)),
+    Row("host.name", "fail", {"node1": system(addresses=("127.0.1.1",))}, change=no_interface, others=("net.ifname",)),
     one("host.name", "warn", system(addresses=("10.9.9.9",))),
     one("host.name", "warn", system(addresses=("127.0.0.1", "192.168.0.2"))),
     one("net.ifname", "fail", variable("GLOO_SOCKET_IFNAME", "docker0")),
@@ -549,3 +559,12 @@ def test_hosts_that_did_not_answer_are_judged_once() -> None:
     findings = judge(checked(silent("node1", "timeout", reports())), CHECKS)
     about = [f for f in findings if f.host == "node1"]
     assert {f.check for f in about} == {"ssh.reach", "ssh.hostkey", "sw.interpreter"}
+
+
+def test_the_same_finding_of_two_vendors_has_each_its_own_wheel(capsys: pytest.CaptureFixture[str]) -> None:
+    """No torch on any host: an NVIDIA host must not be the one whose line stands for AMD's."""
+    row = Row("sw.build", "fail", {f"node{n}": python(torch=None) for n in range(4)})
+    show_check(Sink(), judge(examined(row), [BY_ID["sw.build"]]), verbose=False)
+    said = capsys.readouterr().out
+    assert said.count("whl/cu128") == said.count("whl/rocm7.2") == 1
+    assert "on node0" in said

@@ -97,6 +97,9 @@ def test_broken_files_are_said_and_do_not_stop_it(tmp_path: Path) -> None:
     ("text", "word"),
     [
         ("it was ended by SIGKILL (out of memory, if nobody sent it)", "memory"),
+        ("the kernel killed it: the host or its memory limit ran out of memory (SIGKILL)", "its host, or its memory"),
+        ("it was ended by SIGKILL (the kernel reports no lack of memory, so somebody sent it)", "somebody, or a job"),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "a device ran out"),
         ("RuntimeError: Address already in use", "port"),
         ("NCCL WARN message truncated : receiving 8 bytes", "two vendors"),
         ("all well", ""),

@@ -71,6 +71,19 @@ def test_the_summary_says_what_efficiency_rests_on() -> None:
     assert not [word for word in ("unknown", "MFU", "efficiency", "validation") if word in unknown]
 
 
+def test_what_looks_like_a_mistake_is_explained() -> None:
+    """More than 100 % of the parts; and a finished run that is repeated, which has no speed rather than 0 tokens/s."""
+    ended = {"run": "r", "status": "done", "steps": 3, "steps_planned": 3, "wall_s": 1.0, "run_dir": "/", "tokens": 99}
+    console = Console(file=io.StringIO(), width=200)
+    console.print(summary_table({**ended, "efficiency": 1.04, "efficiency_basis": "table"}))
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue()
+    assert "104.0% of what the islands would reach alone" in said
+    assert "above 100%: alone each has less memory" in said
+    assert "99 (no step was left to do)" in said
+    assert "0 tokens/s" not in said
+
+
 def test_names_and_paths_stand_as_they_are_whatever_brackets_they_hold() -> None:
     sink = Sink()
     sink.people = Console(file=io.StringIO(), width=200, color_system=None)

@@ -40,7 +40,18 @@ def test_the_host_that_gathers_shards_has_all_that_an_export_needs(tmp_path: Pat
             outcomes.append(subprocess.run(argv, env=environment(rig), text=True, capture_output=True))
         flatter = replace(find_shape("demo"), name="flatter", layers=find_shape("demo").layers - 1)
         (mine / "config.json").write_text(json.dumps(config_of(flatter, dtype="float32")))
-        argv = command("train", "--cluster", "cluster.yaml", "--run-dir", "run", "--model", "config.json", *words)
+        argv = command(
+            "train",
+            "--cluster",
+            "cluster.yaml",
+            "--run-dir",
+            "run",
+            "--model",
+            "config.json",
+            "--set",
+            "data.source=python-stdlib",
+            *words,
+        )
         kept = [(mine / "run" / name).read_bytes() for name in ("recipe.yaml", "plan.yaml")]
         known = subprocess.run(argv, cwd=mine, env=environment(rig), text=True, capture_output=True)
         assert kept == [(mine / "run" / name).read_bytes() for name in ("recipe.yaml", "plan.yaml")]

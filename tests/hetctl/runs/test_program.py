@@ -6,8 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
+
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.runs.program import ProgramRun
 
 ROOT = Path(__file__).parents[3]
 SPEC = "a100:1,mi300x:2"
@@ -89,6 +93,19 @@ def test_a_stopped_rank_is_named_though_its_peers_lost_patience_first(tmp_path: 
     assert failure["rank"] == 1, failure
     assert "stopped it (SIGSTOP)" in failure["reason"]
     assert 0 in failure["victims"]
+
+
+def test_a_script_alone_is_started_by_each_host_s_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "script.py"
+    script.touch()
+    nowhere = cast(Cluster, None)
+    assert ProgramRun(("script.py", "a"), nowhere).program == ("python", "script.py", "a")
+    assert ProgramRun((str(script),), nowhere).program == ("python", str(script))
+    script.chmod(0o755)
+    assert ProgramRun((str(script),), nowhere).program == (str(script),)  # its first line says who runs it
+    assert ProgramRun(("script.py",), nowhere).program == ("python", "script.py")
+    assert ProgramRun(("absent.py",), nowhere).program == ("absent.py",)
 
 
 def test_what_is_no_program_is_said(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,6 +96,54 @@ def test_a_term_or_a_closed_terminal_stops_and_saves(running: Running, number: i
     assert (running.process.returncode, summary["status"]) == (128 + number, "interrupted"), running.said
     assert summary["signal"] == number
     assert running.checkpoints() == [f"step-{summary['steps']:08d}"]
+
+
+def test_ctrl_c_under_a_pipe_to_tee_saves_and_ends_as_it_says(tmp_path: Path) -> None:
+    """The terminal's signal ends tee at once, and with it the stream that hetctl has its words on."""
+    log = tmp_path / "log"
+    settings = [word for key in (*SMALL, "train.steps=100000") for word in ("--set", key)]
+    argv = [sys.executable, "-m", "hetctl", "train", "--emulate", "h200:1,mi325x:1", "--run-dir", "{run}", *settings]
+    run = tmp_path / "run"
+    line = f"{shlex.join(argv).replace('{run}', str(run))} 2>&1 | tee {log}; echo ${{PIPESTATUS[0]}} > {tmp_path}/code"
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    shell = subprocess.Popen(
+        ["bash", "-c", f"trap : INT; {line}"],
+        cwd=ROOT,
+        start_new_session=True,
+        preexec_fn=heard,
+        stdout=subprocess.PIPE,
+    )
+    metrics = run / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2)
+    os.killpg(shell.pid, signal.SIGINT)
+    shell.communicate(timeout=400)
+    assert (tmp_path / "code").read_text() == "130\n", log.read_text()
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["processes_left"]) == ("interrupted", 0)
+    assert [p.name for p in (run / "checkpoints").glob("step-*")] == [f"step-{summary['steps']:08d}"]
+
+
+@pytest.mark.slow
+def test_a_reader_that_stops_reading_ends_no_run(tmp_path: Path) -> None:
+    """Full before the ranks begin, the pipe takes no word of the run; its hosts' lease of 15 s must not lapse."""
+    running = Running(tmp_path / "run")
+    assert running.process.stdout is not None
+    assert running.process.stderr is not None
+    running.await_steps(2)
+    for stream in (running.process.stdout, running.process.stderr):
+        fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, 4096)
+        with suppress(BlockingIOError):  # fill it to the brim, from the reader's side
+            end = os.open(f"/proc/self/fd/{stream.fileno()}", os.O_WRONLY | os.O_NONBLOCK)
+            while True:
+                os.write(end, b"x")
+    began = time.monotonic()
+    wait_for(lambda: time.monotonic() - began > 25)
+    steps = running.steps()
+    running.await_steps(steps + 2)
+    running.process.send_signal(signal.SIGUSR2)
+    running.process.wait(400)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (running.process.returncode, summary["status"]) == (0, "saved")
 
 
 @pytest.mark.slow

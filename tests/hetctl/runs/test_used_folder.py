@@ -77,7 +77,7 @@ def test_a_damaged_checkpoint_is_named_with_the_one_to_go_on_from_and_that_is_ke
 
 def test_another_model_is_refused_before_anything_is_replaced(used: Path) -> None:
     before = {name: (used / name).read_bytes() for name in ("plan.yaml", "recipe.yaml", "summary.json", "report.html")}
-    done = train(used, "--model", "llama-1b", steps=8)
+    done = train(used, "--model", "llama-1b", "--set", "data.source=python-stdlib", steps=8)
     assert done.returncode == 2
     assert "is of another model than" in done.stderr
     assert before == {name: (used / name).read_bytes() for name in before}

@@ -31,6 +31,13 @@ def test_aliases_and_what_the_inventory_says_over_them(tmp_path: Path) -> None:
     assert (typed.user, typed.port) == ("root", 22)
 
 
+def test_a_key_is_forgotten_where_it_is_filed_and_not_under_the_alias(tmp_path: Path) -> None:
+    aliased = route(tmp_path, Access("n1"), "Host n1\n HostName 10.0.0.1\n")
+    assert aliased.forget_line == f"ssh-keygen -f {tmp_path}/.ssh/known_hosts -R 10.0.0.1"
+    ported = route(tmp_path, Access("n1"), "Host n1\n HostName 10.0.0.1\n Port 2200\n")
+    assert ported.forget_line.endswith("-R '[10.0.0.1]:2200'")
+
+
 def test_jumps_come_from_the_config_and_may_be_switched_off(tmp_path: Path) -> None:
     config = "Host n*\n ProxyJump a,root@b:23\n"
     assert route(tmp_path, Access("n1"), config).jumps == ("a", "root@b:23")

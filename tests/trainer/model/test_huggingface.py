@@ -132,6 +132,13 @@ def test_what_opt_may_be_and_is_not_here(key: str, value: object, why: str) -> N
         shape_from_config(config | {key: value}, where="x")
 
 
+def test_every_exported_file_has_the_mode_that_the_umask_gives(tmp_path: Path) -> None:
+    tensors = {n: p.detach() for n, p in StageModel(SHAPES["demo"], (0, SHAPES["demo"].layers)).named().items()}
+    write_model(tmp_path, config_of(SHAPES["demo"], dtype="float32"), tensors, tensors.__getitem__, dtype=torch.float32)
+    (tmp_path / "plain").touch()
+    assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1
+
+
 def test_stages_together_are_the_whole_model() -> None:
     shape = shape_from_config({"model_type": "qwen2", **SIZES}, where="x")
     whole, first, last = (StageModel(shape, span) for span in ((0, 3), (0, 1), (1, 3)))

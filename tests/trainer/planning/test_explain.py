@@ -51,7 +51,7 @@ def test_a_model_that_cannot_fit_says_how_much_is_missing_where() -> None:
 def test_wishes_that_exclude_each_other_are_named() -> None:
     cluster = describe_cluster(parse_spec("h200:2", CLASSES), CLASSES)
     recipe = load_recipe(None, [("parallelism.pipeline", 8), ("batch.micro_batch_size", 4)])
-    with pytest.raises(Infeasible, match=r"parallelism.pipeline=8, batch.micro_batch_size=4"):
+    with pytest.raises(Infeasible, match=r"with parallelism.pipeline=8$"):
         make_plan(cluster, recipe)
 
 

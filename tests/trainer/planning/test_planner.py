@@ -124,6 +124,21 @@ def test_fewer_samples_than_devices_are_shared_by_tensor_groups(samples: int, de
     assert [(s.tensor_parallel, len(s.ranks)) for r in plan.replicas for s in r.stages] == [(degree, 8)]
 
 
+@pytest.mark.parametrize(
+    ("pins", "blamed", "spared"),
+    [
+        ([("parallelism.pipeline", 2), ("parallelism.data", 8)], "parallelism.data=8", "parallelism.pipeline"),
+        ([("parallelism.data", 2), ("batch.global_batch", 1)], "1 sample a step with parallelism.data=2", "pipeline"),
+        ([("parallelism.layers", [2, 2, 2, 1, 1]), ("parallelism.tensor", 1)], "parallelism.layers", "tensor"),
+    ],
+)
+def test_only_pins_that_stand_in_the_way_are_blamed(pins: list[tuple[str, object]], blamed: str, spared: str) -> None:
+    with pytest.raises(Infeasible, match="no arrangement of 4 devices") as caught:
+        make_plan(described("h200:4"), load_recipe(None, pins))
+    assert blamed in caught.value.message
+    assert spared not in caught.value.message + caught.value.hint
+
+
 def test_a_pinned_micro_batch_is_each_replicas_own() -> None:
     """Also where replicas lie in one island, and the search treats them as one pipeline."""
     sizes = [("batch.micro_batch_size", 2), ("batch.global_batch", 16), ("parallelism.data", 2)]

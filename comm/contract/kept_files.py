@@ -1,0 +1,55 @@
+"""Files that people may edit: written with a digest of themselves, and replaced knowingly, the old one kept as .bak."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import as_yaml, write_atomically
+
+_STAMP = "# As it was written while its digest is "
+_STAMPED = re.compile(re.escape(_STAMP) + r"(\w+)\n(.*)", re.DOTALL)
+
+
+def write_stamped(path: Path, data: Any, *, header: str) -> None:
+    """Plain data as YAML, atomically, under a digest of it."""
+    text = as_yaml(data, header=header)
+    write_atomically(path, f"{_STAMP}{_digest(text)}\n{text}")
+
+
+def was_edited(path: Path) -> bool:
+    """Whether a file is not as it was written; so is one that no digest speaks for."""
+    found = _STAMPED.fullmatch(path.read_text(encoding="utf-8", errors="replace"))
+    return found is None or found[1] != _digest(found[2])
+
+
+def refuse_edited(path: Path | None, *, force: bool) -> None:
+    """Raise ConfigError rather than let a file be replaced that somebody may have edited."""
+    if path is not None and path.is_file() and not force and was_edited(path):
+        raise ConfigError(
+            f"{path} is not as hetctl wrote it: somebody may have edited it",
+            hint=f"write elsewhere with -o, or replace it with --force (it is then kept as {kept_name(path)})",
+        )
+
+
+def keep_old(path: Path, new: Any, *, header: str) -> Path | None:
+    """Keep what `new` would replace, unless it is the same: the .bak beside it, or None."""
+    if not path.is_file():
+        return None
+    old = path.read_text(encoding="utf-8", errors="replace")
+    if old.endswith(as_yaml(new, header=header)):
+        return None
+    write_atomically(kept_name(path), path.read_bytes())
+    return kept_name(path)
+
+
+def kept_name(path: Path) -> Path:
+    """Where the old one is kept."""
+    return path.with_name(path.name + ".bak")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
