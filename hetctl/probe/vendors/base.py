@@ -14,7 +14,7 @@ from hetctl.probe.topology import PCI
 from hetctl.probe.words import gt_per_s, integer, told
 
 T = TypeVar("T")
-GPU_CLASSES = ("0x03", "0x12")  # PCI: display, accelerator
+DISPLAY = ("0x03", "0x12")  # PCI classes: display controllers, processing accelerators
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Vendor:
     links: Callable[[Raw, tuple[GpuFacts, ...]], Mapping[tuple[str, str], Reach]]
     dma_buf_blocker: Callable[[Raw], str | None]  # why its driver exports no dma-buf, None when nothing is known
     tools: Mapping[str, Tool]
+    pci_classes: tuple[str, ...] = DISPLAY  # beginnings of the PCI classes of its devices
     integrated: tuple[str, ...] = ()  # PCI addresses of graphics that are part of a processor
-    classes: tuple[str, ...] = GPU_CLASSES  # beginnings of the PCI classes of its GPUs
     tool_path: tuple[str, ...] = ()  # where its tools live when PATH does not say
     files: tuple[str, ...] = ()
     pci_files: tuple[str, ...] = ()  # what its driver adds to /sys/bus/pci/devices/*
@@ -57,7 +57,7 @@ class Vendor:
 
 
 def bound_devices(
-    raw: Raw, *, pci_vendor: str, ignored: tuple[str, ...] = (), classes: tuple[str, ...] = GPU_CLASSES
+    raw: Raw, *, pci_vendor: str, ignored: tuple[str, ...] = (), classes: tuple[str, ...] = DISPLAY
 ) -> dict[str, str | None]:
     """PCI address -> bound kernel driver (None: none) of a vendor's display and accelerator devices, in PCI order."""
     found: dict[str, str | None] = {}
