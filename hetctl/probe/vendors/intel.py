@@ -15,7 +15,7 @@ from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_
 from hetctl.probe.words import PCIE_GENERATIONS, count, node, pci_address, serial, size, told, whole_lines
 
 NAME, PCI_VENDOR, DRIVERS = "intel", "0x8086", ("xe", "i915")
-PCI_CLASSES = ("0x03",)  # its accelerators of class 0x12 are processors' NPUs and FPGAs
+CLASSES = ("0x03",)  # its accelerators of class 0x12 are processors' NPUs and FPGAs
 INTEGRATED = ("0000:00:02.0",)  # where every processor's own graphics sits
 DUMP = "xpu-smi discovery"
 # Device ID, name, SOC UUID, serial, driver, firmware, PCI address, PCIe generation and width, memory
@@ -24,7 +24,7 @@ TOOLS = {DUMP: Tool(("xpu-smi", "discovery", "--dump", "1,2,4,5,8,9,11,13,14,16"
 
 def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     """Every discrete GPU, in the order of xpu-smi, which is Level Zero's; in PCI order where it does not answer."""
-    devices = bound_devices(raw, pci_vendor=PCI_VENDOR, ignored=INTEGRATED, classes=PCI_CLASSES)
+    devices = bound_devices(raw, pci_vendor=PCI_VENDOR, ignored=INTEGRATED, classes=CLASSES)
     bound = [pci for pci, driver in devices.items() if driver in DRIVERS]
     told_by_tool = parsed(raw, DUMP, parse_dump, notes, name="xpu-smi", strict=False) if bound else None
     shown = sorted(told_by_tool or (), key=lambda g: g.index)
@@ -91,7 +91,7 @@ VENDOR = Vendor(
     dma_buf_blocker=dma_buf_blocker,
     tools=TOOLS,
     integrated=INTEGRATED,
-    pci_classes=PCI_CLASSES,
+    pci_classes=CLASSES,
     modules="xe|i915",
     libraries="libccl|libze_loader",
     environment=("CCL_", "ZE_", "SYCL"),
