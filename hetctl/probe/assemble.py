@@ -11,7 +11,7 @@ from hetctl.comm.contract.values import decode, encode
 from hetctl.probe.nics import nics
 from hetctl.probe.notes import Notes, compact
 from hetctl.probe.raw import Raw, printable
-from hetctl.probe.rdma import rdma
+from hetctl.probe.rdma import modules, rdma
 from hetctl.probe.software import containers, interpreters
 from hetctl.probe.system import limits, system
 from hetctl.probe.topology import PCI, branch, distance, nearest_first
@@ -61,9 +61,22 @@ def _gpus(raw: Raw, ports: tuple[NicFacts, ...], notes: Notes) -> tuple[tuple[Gp
         native.update(vendor.links(raw, theirs))
         found += theirs
         states[vendor.name] = _state(raw, vendor, theirs, notes)
+    if not found:
+        _unseen(raw, notes)
     branches = {g.id: branch(raw.links, g.pci or "") for g in found}
     branches.update((n.name, branch(raw.links, n.pci or "")) for n in ports)
     return tuple(_with_distances(_identified(g, raw), found, ports, native, branches) for g in found), states
+
+
+def _unseen(raw: Raw, notes: Notes) -> None:
+    """GPUs of which no tool tells and no PCI id: a Jetson's, and what Windows lends to its Linux."""
+    if "nvgpu" in modules(raw):
+        notes.warn("the kernel drives a Jetson's GPU (nvgpu), and no nvidia-smi tells of it: it cannot be used here")
+    lent = [pci for pci in bound_devices(raw, pci_vendor="0x1414") if raw.text(f"{PCI}{pci}/device") == "0x008e"]
+    if lent:
+        notes.warn(
+            f"there is a GPU of Windows' (WSL, {', '.join(lent)}), and no tool tells of it: it cannot be used here"
+        )
 
 
 def _identified(gpu: GpuFacts, raw: Raw) -> GpuFacts:

@@ -278,7 +278,7 @@ def _cards(text: str) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
 def _entries(text: str, *, what: str) -> list[Mapping[str, Any]]:
     """The per-GPU objects of an amd-smi answer, in both generations' shapes."""
     for document in json_documents(text):
-        listed = document if isinstance(document, list) else mapping(document).get("gpu_data")
+        listed = document if isinstance(document, list) else mapping(document).get("gpu_data", [document])
         entries = [mapping(entry) for entry in items(listed)]
         if entries and all("gpu" in entry for entry in entries):
             return entries

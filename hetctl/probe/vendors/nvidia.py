@@ -34,7 +34,7 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     """Every GPU that a process on the host can use, in PCI order (nvidia-smi's and CUDA_DEVICE_ORDER=PCI_BUS_ID's)."""
     bound = [pci for pci, driver in bound_devices(raw, pci_vendor=PCI_VENDOR).items() if driver == DRIVER]
     in_proc = sorted(a for a in map(pci_address, {p[len(PROC) :].split("/")[0] for p in _proc_files(raw)}) if a)
-    aloud = notes if bound or in_proc else Notes()
+    aloud = notes if bound or in_proc or raw.tool(XML).stdout.strip() else Notes()
     answer = parsed(raw, XML, nvidia_smi.parse_xml, aloud, name="nvidia-smi", strict=False) or SmiAnswer()
     shown = _with_unusable(raw, answer, in_proc or bound)
     if answer.gpus:
@@ -46,6 +46,9 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
         below = notes.at(f"gpus[{NAME}:{index}]")
         merged = _merge(raw, below, replace(gpu, index=index), answer)
         found.append(_with_text(merged, capabilities, states, below))
+        if _VGPU.search(merged.name or ""):
+            whose = f"GPU {merged.id} ({merged.name}) is a vGPU"
+            notes.warn(f"{whose}: it shares a GPU's time and memory with other guests, and is slower")
     return tuple(found)
 
 
@@ -160,6 +163,7 @@ def _vbios(text: str | None) -> str | None:
     return text if text and "?" not in text else None
 
 
+_VGPU = re.compile(r"-\d{1,3}[ABCQ](ME)?$")  # the profile: 40 GB of an A100D, for compute
 PROC_VERSION = "/proc/driver/nvidia/version"
 VENDOR = Vendor(
     name=NAME,
@@ -171,7 +175,7 @@ VENDOR = Vendor(
     tools=TOOLS,
     tool_path=("/usr/local/nvidia/bin", "/usr/lib/wsl/lib"),
     files=(PROC_VERSION, "/proc/driver/nvidia/params", PROC + "*/information", "/etc/nccl.conf", "/usr/include/nccl.h"),
-    modules="nvidia|nv_peer|gdrdrv",
+    modules="nvidia|nvgpu|nv_peer|gdrdrv",
     peer_memory=("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem"),
     libraries="libnccl|libnvidia-ml|libcuda\\.so",
     environment=("NCCL", "CUDA", "NVIDIA_VISIBLE_DEVICES"),

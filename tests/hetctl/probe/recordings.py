@@ -18,7 +18,7 @@ from hetctl.probe.vendors import amd, intel, nvidia
 from hetctl.probe.words import size
 
 FACTS = Path(__file__).resolve().parents[2] / "facts"
-# Folder or file name -> what the probe calls the tool, where it calls it otherwise
+# Folder or file name -> what the probe calls the tool
 TOOLS = {
     "nvidia-smi": nvidia.XML,
     "nvidia-smi-query": nvidia.OPINION,
@@ -32,6 +32,9 @@ TOOLS = {
     "amd-smi-topology": amd.TOPO,
     "rocm-smi": amd.ROCM,
     "xpu-smi": intel.DUMP,
+    "ibv_devinfo": "ibv_devinfo",
+    "fi_info": "fi_info",
+    "hy-smi": "hy-smi",
 }
 DOCUMENTS = ("raw", "capture")
 

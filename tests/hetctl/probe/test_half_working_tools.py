@@ -22,6 +22,7 @@ from hetctl.probe import remote as program
 from hetctl.probe.nics import nics
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Options, ToolOutput, load
+from hetctl.probe.topology import PCI
 from hetctl.probe.vendors.amd_smi import kfd_nodes, parse_static
 from hetctl.probe.vendors.nvidia_smi import parse_nvlink, parse_xml
 from hetctl.probe.wanted import request
@@ -39,6 +40,12 @@ NAMES = {
 def smi(stdout: str, code: int = 0, stderr: str = "") -> HostFacts:
     """A host with two GPUs, after nvidia-smi answered so."""
     return host(*GREEN, (NAMES, {}), tools={XML: ToolOutput(exit_code=code, stdout=stdout, stderr=stderr)})
+
+
+def lent(product: str) -> dict[str, str]:
+    """A display device of Microsoft's as sysfs shows it in a guest."""
+    values = {"vendor": "0x1414", "device": product, "class": "0x030200"}
+    return {f"{PCI}5582:00:00.0/{name}": text + "\n" for name, text in values.items()}
 
 
 # --- old tools -------------------------------------------------------------------------------------------------------
@@ -78,6 +85,12 @@ def test_power_limits_since_rocm_7() -> None:
     assert gpu.health.power_limit_w == 1000
     [old] = parse_static(json.dumps([{"gpu": 0, "limit": {"max_power": {"value": 750, "unit": "W"}}}]))
     assert old.health.power_limit_w == 750
+
+
+def test_amd_smi_may_name_one_gpu_without_a_list() -> None:
+    assert [g.name for g in parse_static('{"gpu": 1, "asic": {"market_name": "AMD Instinct MI210"}}')] == [
+        "AMD Instinct MI210"
+    ]
 
 
 def test_what_amd_smi_tells_of_a_gpu_without_an_address_is_kept() -> None:
@@ -166,6 +179,39 @@ def test_a_gpu_without_a_handle_is_unusable_and_the_others_are_not(said: str, re
         assert (second.pci, second.problem) == ("0000:9d:00.0", None)
         [one] = build([Report("a", Access("a"), facts)]).cluster.hosts
         assert [(d.index, d.pci) for d in one.devices] == [(1, "0000:9d:00.0")]
+
+
+@pytest.mark.parametrize("said", ["Failed to initialize NVML: GPU access blocked by the operating system", "Segfault"])
+def test_what_nvidia_smi_says_is_said_where_nothing_else_tells_of_a_gpu(said: str) -> None:
+    """Under WSL and in containers there is neither a PCI bus with the GPU nor the driver's /proc."""
+    facts = host(tools={XML: ToolOutput(exit_code=9, stdout=said)})
+    assert facts.warnings == (f"nvidia-smi gave no answer: {said}",)
+    assert host(tools={XML: ToolOutput(problem="not installed")}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"/proc/modules": "nvgpu 2654208 20 - Live 0x0\nnvmap 1 0 - Live 0x0\n"}, "a Jetson's GPU"),
+        (lent("0x008e"), "a GPU of Windows'"),
+        (lent("0x5353"), ""),  # Hyper-V's screen
+    ],
+)
+def test_gpus_that_only_the_kernel_tells_of_are_said(files: dict[str, str], said: str) -> None:
+    warnings = host((files, {})).warnings
+    assert len(warnings) == bool(said)
+    assert said in "".join(warnings)
+    seen = {XML: output(H200.replace("0000:9D:00.0", "5582:01:00.0"))}
+    assert host((files, {}), tools=seen).warnings == ()
+
+
+@pytest.mark.parametrize("name", ["GRID A100D-40C", "NVIDIA A16-8C", "NVIDIA A100-1-5CME", "GRID RTX6000-24Q"])
+def test_a_part_of_a_gpu_that_is_lent_to_a_guest_is_said(name: str) -> None:
+    """Names as NVIDIA's vGPU documentation lists them; NVIDIA A100-SXM4-80GB and the like are whole."""
+    guest = H200.replace("NVIDIA H200", name)
+    says = f"GPU nvidia:0 ({name}) is a vGPU: it shares a GPU's time and memory with other guests, and is slower"
+    assert host(GREEN[1], tools={XML: output(guest)}).warnings == (says,)
+    assert host(GREEN[1], tools={XML: output(H200)}).warnings == ()
 
 
 @pytest.mark.parametrize("word", ["GPU requires reset", "[GPU requires reset]", "GPU is lost", "ERR!"])
