@@ -40,9 +40,12 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
         shown = [(GpuFacts(NAME, i, pci=_physical(raw, n.pci)), n) for i, n in enumerate(nodes)]
         warn_of_hidden(notes, bound, [gpu for gpu, _ in shown], "KFD")
     else:
-        listed = [g.pci for g in tools.static] or [g.pci for g in tools.rocm] or bound
+        listed = [g.pci for g in tools.static] or [g.pci for g in tools.rocm]
+        if not any(listed) and len(listed) in (0, len(bound)):
+            listed = list(bound)
         shown = [(GpuFacts(NAME, i, pci=pci), KfdNode(-1)) for i, pci in enumerate(listed)]
         if shown:
+            warn_of_hidden(notes, bound, [gpu for gpu, _ in shown], "amd-smi or rocm-smi")
             notes.warn("KFD's topology cannot be read: GPUs are counted as the tools list them, HIP may differ")
     closed = mapping(raw.values.get("openable")).get("/dev/kfd") is False
     problem = "this user has no permission to open /dev/kfd" if closed else None
@@ -98,7 +101,7 @@ class Tools:
         place = gpu.pci and (f"{gpu.pci[:-1]}{kfd.partition}" if kfd.partition else gpu.pci)
 
         def told_of(found: Sequence[GpuFacts]) -> GpuFacts:
-            if place is None and kfd.number < 0 and gpu.index < len(found):
+            if kfd.number < 0 and gpu.index < len(found) and found[gpu.index].pci is None:
                 return found[gpu.index]  # it is one of those that the tool listed, without any address
             return next((f for f in found if place and f.pci == place), GpuFacts(NAME, -1))
 

@@ -266,7 +266,7 @@ def _cards(text: str) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
         for key, value in mapping(document).items():
             plain = {str(k).strip().rstrip(":").lower(): v for k, v in mapping(value).items()}
             match = re.fullmatch(r"card(\d{1,4})", str(key))
-            if match:
+            if match and plain:
                 cards.setdefault(int(match.group(1)), {}).update(plain)
             elif str(key).lower() == "system":
                 shared.update(plain)

@@ -93,6 +93,22 @@ def test_amd_smi_may_name_one_gpu_without_a_list() -> None:
     ]
 
 
+@pytest.mark.parametrize("rest", [{"error": "AMDSMI_STATUS_NOT_INIT"}, {"asic": {"market_name": "AMD Instinct MI210"}}])
+def test_where_amd_smi_tells_no_address_the_one_of_sysfs_stands(rest: dict[str, object]) -> None:
+    card = device("0000:03:00.0", "0x1002", driver="amdgpu")
+    [gpu] = host(card, tools={"amd-smi static": output(json.dumps([{"gpu": 0, **rest}]))}).gpus
+    assert gpu.pci == "0000:03:00.0"
+    assert gpu.name == ("AMD Instinct MI210" if "asic" in rest else None)
+
+
+def test_a_card_of_which_rocm_smi_tells_nothing_is_said_and_is_none_of_its_own() -> None:
+    cards = [device(f"0000:{bus}:00.0", "0x1002", driver="amdgpu") for bus in ("03", "23")]
+    answer = {"card0": {"Card Series": "AMD Instinct MI210", "PCI Bus": "0000:03:00.0"}, "card1": "Unable to get"}
+    facts = host(*cards, tools={"rocm-smi": output(json.dumps(answer))})
+    assert [gpu.pci for gpu in facts.gpus] == ["0000:03:00.0"]
+    assert any("0000:23:00.0" in said for said in facts.warnings)
+
+
 def test_what_amd_smi_tells_of_a_gpu_without_an_address_is_kept() -> None:
     entry = {"gpu": 0, "asic": {"market_name": "AMD Instinct MI210"}, "vram": {"size": {"value": 65520, "unit": "MB"}}}
     [gpu] = host(tools={"amd-smi static": output(json.dumps({"gpu_data": [entry]}))}).gpus
