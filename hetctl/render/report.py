@@ -39,12 +39,17 @@ def write_report(folder: RunFolder, summary: dict[str, Any]) -> None:
         folder.report.chmod(0o600)  # it quotes what a rank printed
 
 
+_OF_PACE = ("mfu", "efficiency", "bubble_share", "bridge_share", "stragglers")
+
+
 def report_page(folder: RunFolder, summary: dict[str, Any], *, follow_s: float | None = None) -> str:
     """The page's HTML, from the run's plan, metrics, summary and failure. Raises OSError and ConfigError."""
     plan, metrics = load_plan(folder.plan), folder.read_metrics()
     limit, failure, expected = run_limit(plan, summary), _failure(folder), _predicted(folder, plan)
     measured = measured_rows(plan, summary.get("timeline") or [])
     steps = timeline([("predicted", simulated_rows(plan, expected)), ("measured", measured)])
+    if summary.get("shares_cores"):  # how fast processes are that take turns on cores says nothing of a plan
+        summary, steps = summary | dict.fromkeys(_OF_PACE), timeline([("measured", measured)])
     memory = memory_rows(plan, expected.memory, summary.get("memory_bytes") or ())
     sections = [
         ("What failed", failure_card(failure) if failure else ""),

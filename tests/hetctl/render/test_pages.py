@@ -14,11 +14,11 @@ from hetctl.comm.contract.plan import Plan
 from hetctl.render.bars import MemoryBar, memory_bars, waterfall
 from hetctl.render.cluster_picture import cluster_picture, stroke_width
 from hetctl.render.page import Line, chart
-from hetctl.render.report import smoothed
+from hetctl.render.report import report_page, smoothed
 from hetctl.render.verdict import plan_limit
 from hetctl.trainer.planning.planner import Planning
 from hetctl.trainer.planning.predicted_step import PredictedStep
-from tests.hetctl.render.pages import FAILURE, plan_html, planning, run_folder, run_html
+from tests.hetctl.render.pages import FAILURE, plan_html, planning, run_folder, run_html, summary_of
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,15 @@ def test_a_run_is_shown_beside_its_prediction(made: Planning, tmp_path: Path) ->
     assert lines["loss"][6] is None, "a step that was not finite is a gap, not zero"
     assert [y for y in lines["validation"] if y is not None] == [5.1, 4.2]
     assert len(lines["smoothed"]) == 40
+
+
+def test_processes_that_share_cores_are_held_against_nothing(made: Planning, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", made)
+    page = report_page(folder, summary_of(folder, made.plan, shares_cores=True))
+    shown = said(page)
+    assert "measured" in shown
+    assert not re.search(r"predicted|Efficiency|MFU|lost to|stragglers", shown.partition("Memory of each device")[0])
+    assert "stragglers" not in shown
 
 
 def test_a_failed_run_says_who_failed_why_and_who_waited(made: Planning, tmp_path: Path) -> None:
