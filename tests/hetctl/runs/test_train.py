@@ -130,7 +130,8 @@ def test_the_run_folder_holds_what_it_promises(whole: tuple[Path, dict[str, Any]
     assert metrics[-1]["loss"] == document["last_loss"]
     page = (run / "report.html").read_text()
     assert "aria-label='loss over steps'" in page
-    assert all(f">{part}</div>" in page for part in ("predicted", "measured")), "one timeline of both"
+    assert ">measured</div>" in page
+    assert ">predicted</div>" not in page, "of processes that share cores"
     assert not re.search(r"(src|href)=['\"]?http|url\(", page), "it needs no network"
 
 
@@ -162,7 +163,7 @@ def test_a_run_is_held_against_the_sum_of_its_parts(whole: tuple[Path, dict[str,
     drawn = {name: value for step, name, value in events(run / "tensorboard") if step == 12}
     assert drawn["efficiency"] == pytest.approx(told[-1]["efficiency"])
     page = (run / "report.html").read_text()
-    assert f"{document['efficiency']:.1%} of what the islands would reach alone (predicted from the hardware" in page
+    assert "would reach alone" not in page, "processes that share cores are held against nothing that people read"
     # nobody knows this machine's peak: no figure, rather than one against a guess
     assert document["mfu"] is None
     assert not any("mfu" in m for m in told)
