@@ -11,7 +11,7 @@ from hetctl.validate.discovery import COMPARED, IBV, agreement, compared, gpu_ro
 from hetctl.validate.doctor import examined, judge_numerics, judge_rdma
 
 _README, _BENCHMARKS = "README.md", "docs/benchmarks.md"
-_PORTS = (_README, "AMD GPUs, InfiniBand and RoCE NICs")
+_PORTS = (_README, "AMD, Hygon and Moore Threads GPUs; InfiniBand, RoCE, EFA and Slingshot NICs")
 _SPEED = (_README, "bridge and pipeline speed")
 _AS_ONE = (_README, "training across islands equals one process")
 

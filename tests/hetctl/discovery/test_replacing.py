@@ -78,7 +78,7 @@ def test_an_edited_file_is_refused_before_any_host_is_asked() -> None:
 
 
 def test_a_plan_that_somebody_edited_is_not_overwritten() -> None:
-    words = ["plan", "--emulate", "h200:1,mi325x:1", "-o", "plan.yaml"]
+    words = ["plan", "--model", "demo", "--emulate", "h200:1,mi325x:1", "-o", "plan.yaml"]
     assert CliRunner().invoke(app, words).exit_code == 0
     assert CliRunner().invoke(app, words).exit_code == 0  # as it was written: the same again
     assert not Path("plan.yaml.bak").exists()

@@ -564,7 +564,7 @@ def test_hosts_that_did_not_answer_are_judged_once() -> None:
 def test_the_same_finding_of_two_vendors_has_each_its_own_wheel(capsys: pytest.CaptureFixture[str]) -> None:
     """No torch on any host: an NVIDIA host must not be the one whose line stands for AMD's."""
     row = Row("sw.build", "fail", {f"node{n}": python(torch=None) for n in range(4)})
-    show_check(Sink(), judge(examined(row), [BY_ID["sw.build"]]), verbose=False)
+    show_check(Sink(), judge(examined(row), [BY_ID["sw.build"]]))
     said = capsys.readouterr().out
     assert said.count("whl/cu128") == said.count("whl/rocm7.2") == 1
     assert "on node0" in said

@@ -16,7 +16,7 @@ from tests.hetctl.doctor.healthy_hosts import checked
     ("vendor", "words"),
     [
         ("nvidia", "whl/cu128  #"),
-        ("amd", "whl/rocm6.4  #"),
+        ("amd", "whl/rocm7.2  #"),
         ("intel", "whl/xpu  #"),
         ("", "whl/cpu  #"),
         ("hygon", "install WHEEL"),

@@ -16,7 +16,7 @@ from hetctl.doctor.tables import show_findings
 FINDINGS = (
     Finding("net.mtu", "a", "ok", "1500 all over"),
     Finding("net.speed", "a", "unknown", "the driver tells no speed", fix="ethtool eth0"),
-    Finding("net.speed", "b", "unknown", "the driver tells no speed"),
+    Finding("net.speed", "b", "unknown", "the driver tells no speed", fix="ethtool eth0"),
     Finding("net.speed", "c", "ok", "25 Gb/s"),
     Finding("gpu.ecc_ras", "b", "fail", "errors", fix="reset it"),
     Finding("gpu.count", "b", "ok", "8 GPUs"),

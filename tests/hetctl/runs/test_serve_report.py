@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,7 +77,11 @@ def test_a_damaged_folder_is_said_and_the_server_stays(folder: RunFolder, port: 
 
 def test_it_says_where_and_ends_with_ctrl_c(folder: RunFolder) -> None:
     argv = [sys.executable, "-m", "hetctl", "report", str(folder.path), "--serve"]
-    process = subprocess.Popen(argv, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # a shell's background jobs ignore SIGINT, and so would what they start
+    process = subprocess.Popen(
+        argv, cwd=ROOT, preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL), **pipes
+    )
     assert process.stdout is not None
     address = re.search(r"http://127.0.0.1:(\d+)/", process.stdout.readline())
     assert address is not None
