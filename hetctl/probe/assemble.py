@@ -16,7 +16,7 @@ from hetctl.probe.software import containers, interpreters
 from hetctl.probe.system import limits, system
 from hetctl.probe.topology import PCI, branch, distance, nearest_first
 from hetctl.probe.vendors import VENDORS
-from hetctl.probe.vendors.base import Vendor, bound_devices
+from hetctl.probe.vendors.base import Vendor, bound_devices, physical
 from hetctl.probe.vendors.foreign import foreign
 from hetctl.probe.words import pci_id
 
@@ -81,8 +81,7 @@ def _unseen(raw: Raw, notes: Notes) -> None:
 
 def _identified(gpu: GpuFacts, raw: Raw) -> GpuFacts:
     """With the PCI ids that sysfs tells, which no tool words otherwise; a partition has its package's."""
-    at = gpu.pci or ""
-    base = PCI + (at if raw.text(f"{PCI}{at}/vendor") else at[:-1] + "0")
+    base = f"{PCI}{physical(raw, gpu.pci)}"
     own, board = (pci_id(raw.text(f"{base}/{of}vendor"), raw.text(f"{base}/{of}device")) for of in ("", "subsystem_"))
     return replace(gpu, pci_id=own or gpu.pci_id, subsystem_id=board or gpu.subsystem_id)
 

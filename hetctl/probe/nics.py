@@ -10,7 +10,7 @@ from typing import Any
 
 from hetctl.comm.contract.facts import Address, Gid, GidType, LinkLayer, NicFacts
 from hetctl.probe.notes import Notes
-from hetctl.probe.port_fabric import with_fabric
+from hetctl.probe.port_fabric import RDMA, Devinfo, mtu_in, with_fabric
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI, pci_of
 from hetctl.probe.vendors.base import sysfs_pcie
@@ -28,7 +28,7 @@ from hetctl.probe.words import (
     whole_lines,
 )
 
-NET, RDMA, CXI = "/sys/class/net/", "/sys/class/infiniband/", "/sys/class/cxi/"
+NET, CXI = "/sys/class/net/", "/sys/class/cxi/"
 _ETHERNET, _INFINIBAND, _UP = 1, 32, 0x1  # ARPHRD_ETHER, ARPHRD_INFINIBAND, IFF_UP
 _GIGABIT_BYTES = 1e9 / 8
 
@@ -36,14 +36,13 @@ _GIGABIT_BYTES = 1e9 / 8
 def nics(raw: Raw, notes: Notes) -> tuple[NicFacts, ...]:
     """Every port: RDMA ports first (each with its interface where it has one), then the remaining interfaces."""
     addresses = _addresses(raw, notes)
-    active_mtus = parse_ibv_devinfo(raw.tool("ibv_devinfo").stdout)
     devinfo = parse_ibv_ports(raw.tool("ibv_devinfo").stdout)
     interfaces = {n: _interface(raw, n, addresses.get(n)) for n in raw.children(NET) if raw.files.get(NET + n + "/mtu")}
     interfaces = {name: _over_hardware(facts, interfaces) for name, facts in interfaces.items()}
     found, taken = [], set()
     for device in raw.children(RDMA):
         for port in sorted(filter(str.isdecimal, raw.children(f"{RDMA}{device}/ports/")), key=int):
-            port_facts = _rdma_port(raw, device, int(port[:9]), active_mtus)
+            port_facts = _rdma_port(raw, device, int(port[:9]), devinfo)
             netdev = _netdev_of(raw, port_facts, interfaces)
             free = netdev if netdev not in taken else None
             taken.add(netdev)
@@ -196,7 +195,7 @@ def _address(ip: object, prefix: int | None, scope: str | None) -> Address | Non
 # --- RDMA ports ----------------------------------------------------------------------------------------------------
 
 
-def _rdma_port(raw: Raw, device: str, port: int, active_mtus: Mapping[tuple[str, int], int]) -> NicFacts:
+def _rdma_port(raw: Raw, device: str, port: int, devinfo: Devinfo) -> NicFacts:
     base, of = f"{RDMA}{device}/ports/{port}", RDMA + device
     layers: dict[str, LinkLayer] = {"infiniband": "infiniband", "ethernet": "ethernet"}
     layer = layers.get((raw.text(base + "/link_layer") or "").lower())
@@ -212,7 +211,7 @@ def _rdma_port(raw: Raw, device: str, port: int, active_mtus: Mapping[tuple[str,
         physical_state=_word(raw.text(base + "/phys_state")),
         rate_bytes_per_s=parse_rate(rate_text) if state == "active" else None,
         rate_text=rate_text,
-        rdma_mtu=active_mtus.get((device, port)),
+        rdma_mtu=mtu_in(devinfo.get((device, port), {}), "active_mtu"),  # sysfs does not show it
         gids=gids,
         sm_lid=integer(raw.text(base + "/sm_lid")) if layer == "infiniband" else None,
         lid=integer(raw.text(base + "/lid")) if layer == "infiniband" else None,
@@ -297,14 +296,6 @@ def _growing(raw: Raw, base: str) -> dict[str, int]:
         if path.startswith(base + "/") and before is not None and after is not None and after > before:
             found[path.rpartition("/")[2]] = after - before
     return found
-
-
-def parse_ibv_devinfo(text: str) -> dict[tuple[str, int], int]:
-    """(device, port) -> active MTU in bytes, of `ibv_devinfo`: sysfs does not show it."""
-    sizes = {
-        key: count(values.get("active_mtu", "").partition("(")[0]) for key, values in parse_ibv_ports(text).items()
-    }
-    return {key: mtu for key, mtu in sizes.items() if mtu}
 
 
 def parse_ibv_ports(text: str) -> dict[tuple[str, int], dict[str, str]]:

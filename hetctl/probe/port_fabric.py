@@ -31,14 +31,17 @@ COUNTING_TOOLS = {"ethtool": Tool(("ethtool", "-S", "{7}"), each=_OF_INTERFACE, 
 _STATES = ("not active", "discovering", "standby", "master")
 
 
-def with_fabric(raw: Raw, nic: NicFacts, devinfo: Mapping[tuple[str, int], Mapping[str, str]]) -> NicFacts:
+Devinfo = Mapping[tuple[str, int], Mapping[str, str]]  # (device, port) -> what `ibv_devinfo` says of it
+
+
+def with_fabric(raw: Raw, nic: NicFacts, devinfo: Devinfo) -> NicFacts:
     """An RDMA port with its fabric, and with its interface's pauses and discards among what grew."""
     if not nic.rdma_device:
         return nic
     base = f"{RDMA}{nic.rdma_device}/ports/{nic.rdma_port}"
     said = devinfo.get((nic.rdma_device, nic.rdma_port or 0), {})
     fabric = PortFabric(
-        enabled_mtu=count(said.get("max_mtu", "").partition("(")[0]) or None,
+        enabled_mtu=mtu_in(said, "max_mtu"),
         watched_s=_seconds(raw.values.get("counters_s")),
     )
     if nic.link_layer == "infiniband":
@@ -51,6 +54,11 @@ def with_fabric(raw: Raw, nic: NicFacts, devinfo: Mapping[tuple[str, int], Mappi
     pfc, no_pfc = _flow_control(raw, nic)
     fabric = replace(fabric, pfc=pfc, unasked={**unasked, **no_pfc})
     return replace(nic, fabric=fabric, growing={**nic.growing, **grown}, counters={**nic.counters, **totals})
+
+
+def mtu_in(said: Mapping[str, str], name: str) -> int | None:
+    """Bytes of `4096 (5)`, as `ibv_devinfo` writes an MTU."""
+    return count(said.get(name, "").partition("(")[0]) or None
 
 
 def parse_pkeys(raw: Raw, base: str) -> tuple[int, ...] | None:

@@ -13,7 +13,7 @@ from hetctl.probe import port_fabric, remote
 from hetctl.probe.raw import Options
 from hetctl.probe.system import SETTINGS
 from hetctl.probe.vendors import VENDORS
-from hetctl.probe.vendors.base import Tool
+from hetctl.probe.vendors.base import COMPUTING, Tool
 from hetctl.probe.vendors.foreign import UNUSUAL
 
 
@@ -120,8 +120,7 @@ def _trees() -> tuple[Tree, ...]:
             "/sys/bus/pci/devices",
             files=pci_files,
             links=("", "driver", "physfn"),
-            # network, display, accelerator, co-processor
-            only=("class", "0x02", "0x03", "0x12", "0x0b40"),
+            only=("class", "0x02", *COMPUTING),  # network, and what may compute
         ),
         Tree("/sys/class/net", files=_NET_FILES, links=("", *_DEVICE_LINKS, "master", "lower_*")),
         Tree(rdma, files=_RDMA_FILES, links=_DEVICE_LINKS, folders=("device/net",)),

@@ -11,7 +11,7 @@ from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
 from hetctl.probe.vendors import amd_smi
 from hetctl.probe.vendors.amd_smi import KFD, NAME, PCI_VENDOR, KfdNode, Metric
-from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie, warn_of_hidden
+from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, physical, sysfs_pcie, warn_of_hidden
 from hetctl.probe.words import count, mapping, node, serial, told
 
 DRIVER = "amdgpu"
@@ -37,7 +37,7 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     nodes = amd_smi.kfd_nodes(raw)
     tools = _ask_tools(raw, notes, expected=bool(nodes or bound))
     if nodes:
-        shown = [(GpuFacts(NAME, i, pci=_physical(raw, n.pci)), n) for i, n in enumerate(nodes)]
+        shown = [(GpuFacts(NAME, i, pci=physical(raw, n.pci)), n) for i, n in enumerate(nodes)]
         warn_of_hidden(notes, bound, [gpu for gpu, _ in shown], "KFD")
     else:
         listed = [g.pci for g in tools.static] or [g.pci for g in tools.rocm]
@@ -193,13 +193,6 @@ def _health(raw: Raw, notes: Notes, base: str, kfd: KfdNode, static: GpuFacts, m
         pcie_replays=notes.pick("health.pcie_replays", (told_by_tool.pcie_replays, METRIC)),
         links_up=notes.pick("health.links_up", (len(kfd.xgmi) or None, KFD)),
     )
-
-
-def _physical(raw: Raw, pci: str | None) -> str | None:
-    """The PCI function that is there: partitions of a package count on from function 0."""
-    if not pci or raw.text(f"{PCI}{pci}/vendor") or not raw.text(f"{PCI}{pci[:-1]}0/vendor"):
-        return pci
-    return pci[:-1] + "0"
 
 
 VENDOR = Vendor(

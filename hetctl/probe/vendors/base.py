@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
 from hetctl.comm.contract.errors import Undetermined
@@ -11,10 +11,11 @@ from hetctl.comm.contract.facts import GpuFacts, Pcie, Reach
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
-from hetctl.probe.words import gt_per_s, integer, told
+from hetctl.probe.words import gt_per_s, integer, node, told
 
 T = TypeVar("T")
 DISPLAY = ("0x03", "0x12")  # PCI classes: display controllers, processing accelerators
+COMPUTING = (*DISPLAY, "0x0b40")  # and co-processors
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,11 @@ class Vendor:
     pci_vendor: str  # as /sys/bus/pci/devices/*/vendor writes it
     drivers: tuple[str, ...]  # the kernel drivers that make its devices usable
     gpus: Callable[[Raw, Notes], tuple[GpuFacts, ...]]
-    links: Callable[[Raw, tuple[GpuFacts, ...]], Mapping[tuple[str, str], Reach]]
-    dma_buf_blocker: Callable[[Raw], str | None]  # why its driver exports no dma-buf, None when nothing is known
     tools: Mapping[str, Tool]
+    # what its devices reach each other over, beyond what the PCI tree tells
+    links: Callable[[Raw, tuple[GpuFacts, ...]], Mapping[tuple[str, str], Reach]] = lambda raw, gpus: {}
+    # why its driver exports no dma-buf, None when nothing is known
+    dma_buf_blocker: Callable[[Raw], str | None] = lambda raw: None
     pci_classes: tuple[str, ...] = DISPLAY  # beginnings of the PCI classes of its devices
     integrated: tuple[str, ...] = ()  # PCI addresses of graphics that are part of a processor
     tool_path: tuple[str, ...] = ()  # where its tools live when PATH does not say
@@ -81,6 +84,27 @@ def warn_of_hidden(notes: Notes, bound: Sequence[str], shown: Sequence[GpuFacts]
             f"sysfs shows {len(hidden)} GPU(s) that {tool} does not ({', '.join(hidden[:16])}):"
             " hidden from this container, or fallen off the bus"
         )
+
+
+def physical(raw: Raw, pci: str | None) -> str | None:
+    """The PCI function that is there: partitions of a package count on from function 0."""
+    if not pci or raw.text(f"{PCI}{pci}/vendor") or not raw.text(f"{PCI}{pci[:-1]}0/vendor"):
+        return pci
+    return pci[:-1] + "0"
+
+
+def beside_sysfs(
+    raw: Raw, notes: Notes, gpu: GpuFacts, tool: str, *, told: Sequence[str], unread: Sequence[str]
+) -> GpuFacts:
+    """A GPU as only its vendor's tool tells it, with its slot from sysfs.
+
+    `told`: what the tool may tell; `unread`: what nobody is asked.
+    """
+    notes.pick_each(told, (gpu, tool))
+    for name in unread:
+        notes.why(name, "not read for this vendor")
+    numa = notes.pick("numa_node", (node(raw.text(f"{PCI}{gpu.pci}/numa_node")), "sysfs"))
+    return replace(gpu, numa_node=numa, pcie=pcie_of(notes, (sysfs_pcie(raw, gpu.pci), "sysfs"), (gpu.pcie, tool)))
 
 
 def sysfs_pcie(raw: Raw, pci: str | None) -> Pcie:

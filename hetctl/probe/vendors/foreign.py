@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
+from hetctl.probe.vendors.base import COMPUTING
 
-_CLASSES = ("0x03", "0x12", "0x0b40")  # display, processing accelerator, co-processor
 # Beginnings of vendor:device, the longest that fits holds; what names a vendor alone counts in these classes only.
 FOREIGN = {
     "1da3:0001": "Goya",
@@ -58,6 +58,6 @@ def _product(raw: Raw, base: str) -> str | None:
     vendor, device, kind = (raw.text(f"{base}/{file}") or "" for file in ("vendor", "device", "class"))
     identity = f"{vendor[2:]}:{device[2:]}".lower()
     fits = [
-        known for known in FOREIGN if identity.startswith(known) and (known[-1] != ":" or kind.startswith(_CLASSES))
+        known for known in FOREIGN if identity.startswith(known) and (known[-1] != ":" or kind.startswith(COMPUTING))
     ]
     return FOREIGN[max(fits, key=len)] if fits else None

@@ -5,19 +5,17 @@ Written from published outputs and sources (docs/adding-a-vendor.md names them);
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from hetctl.comm.contract.facts import GpuFacts, Reach
+from hetctl.comm.contract.facts import GpuFacts
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
 from hetctl.probe.topology import PCI
 from hetctl.probe.vendors.amd_smi import KFD, KfdNode, kfd_nodes, parse_rocm_smi
-from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie
+from hetctl.probe.vendors.base import COMPUTING, Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie
 from hetctl.probe.words import count, node, told
 
 NAME, PCI_VENDOR, DRIVERS = "hygon", "0x1d94", ("hydcu", "hycu")
-CLASSES = ("0x03", "0x0b40", "0x12")  # co-processors; its CPUs' other functions have the same PCI vendor
 SMI = "hy-smi"
 _WORDS = ("--showproductname", "--showuniqueid", "--showserial", "--showdriverversion", "--showvbios")
 TOOLS = {SMI: Tool((SMI, *_WORDS, "--showmeminfo", "vram", "--json"))}
@@ -25,7 +23,7 @@ TOOLS = {SMI: Tool((SMI, *_WORDS, "--showmeminfo", "vram", "--json"))}
 
 def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     """Every DCU in KFD's order, which is HIP's; as hy-smi lists them, else in PCI order, where KFD cannot be read."""
-    devices = bound_devices(raw, pci_vendor=PCI_VENDOR, classes=CLASSES)
+    devices = bound_devices(raw, pci_vendor=PCI_VENDOR, classes=COMPUTING)
     bound = [pci for pci, driver in devices.items() if driver in DRIVERS]
     nodes = kfd_nodes(raw, pci_vendor=PCI_VENDOR)
     cards = (parsed(raw, SMI, parse_smi, notes, strict=False) or ()) if nodes or bound else ()
@@ -34,16 +32,6 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     by_uuid: dict[str | None, GpuFacts] = {card.uuid: card for card in cards if card.uuid}
     pairs = [(n, by_uuid.get(n.uuid) or (None if n.uuid or not placed else placed[i])) for i, n in enumerate(shown)]
     return tuple(_merge(raw, notes.at(f"gpus[{NAME}:{i}]"), i, n, card) for i, (n, card) in enumerate(pairs))
-
-
-def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reach]:
-    """Nothing beyond the PCI tree is read: what its links look like in KFD is not published."""
-    return {}
-
-
-def dma_buf_blocker(raw: Raw) -> str | None:
-    """Nothing is known of it."""
-    return None
 
 
 def parse_smi(text: str) -> tuple[GpuFacts, ...]:
@@ -79,10 +67,8 @@ VENDOR = Vendor(
     pci_vendor=PCI_VENDOR,
     drivers=DRIVERS,
     gpus=gpus,
-    links=links,
-    dma_buf_blocker=dma_buf_blocker,
     tools=TOOLS,
-    pci_classes=CLASSES,
+    pci_classes=COMPUTING,  # its CPUs' other functions have the same PCI vendor
     tool_path=("/opt/hyhal/bin", "/opt/dtk/bin"),
     files=("/sys/module/hycu/version", "/sys/module/hydcu/version"),  # and what AMD's file asks for
     modules="hycu|hydcu",

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hetctl.comm.contract.errors import Undetermined
-from hetctl.comm.contract.facts import GpuFacts, Pcie, Reach
+from hetctl.comm.contract.facts import GpuFacts, Pcie
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
-from hetctl.probe.topology import PCI
-from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie, warn_of_hidden
-from hetctl.probe.words import PCIE_GENERATIONS, count, node, pci_address, serial, size, told, whole_lines
+from hetctl.probe.vendors.base import Tool, Vendor, beside_sysfs, bound_devices, parsed, warn_of_hidden
+from hetctl.probe.words import PCIE_GENERATIONS, count, pci_address, serial, size, told, whole_lines
 
 NAME, PCI_VENDOR, DRIVERS = "intel", "0x8086", ("xe", "i915")
 CLASSES = ("0x03",)  # its accelerators of class 0x12 are processors' NPUs and FPGAs
@@ -20,6 +19,8 @@ INTEGRATED = ("0000:00:02.0",)  # where every processor's own graphics sits
 DUMP = "xpu-smi discovery"
 # Device ID, name, SOC UUID, serial, driver, firmware, PCI address, PCIe generation and width, memory
 TOOLS = {DUMP: Tool(("xpu-smi", "discovery", "--dump", "1,2,4,5,8,9,11,13,14,16"))}
+_TOLD = ("name", "memory_total_bytes", "uuid", "serial", "driver", "firmware")
+_UNREAD = ("memory_free_bytes", "architecture", "processes")
 
 
 def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
@@ -30,17 +31,10 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     shown = sorted(told_by_tool or (), key=lambda g: g.index)
     shown = shown or [GpuFacts(NAME, index, pci=pci) for index, pci in enumerate(bound)]
     warn_of_hidden(notes, bound, shown, "xpu-smi")
-    return tuple(_merge(raw, notes.at(f"gpus[{NAME}:{i}]"), replace(g, index=i)) for i, g in enumerate(shown))
-
-
-def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reach]:
-    """Nothing beyond the PCI tree is read: Xe Link is not."""
-    return {}
-
-
-def dma_buf_blocker(raw: Raw) -> str | None:
-    """Both drivers export device memory as dma-buf."""
-    return None
+    return tuple(
+        beside_sysfs(raw, notes.at(f"gpus[{NAME}:{i}]"), replace(gpu, index=i), DUMP, told=_TOLD, unread=_UNREAD)
+        for i, gpu in enumerate(shown)
+    )
 
 
 def parse_dump(text: str) -> tuple[GpuFacts, ...]:
@@ -73,22 +67,11 @@ def _gpu(row: Mapping[str, object], index: int) -> GpuFacts:
     )
 
 
-def _merge(raw: Raw, notes: Notes, gpu: GpuFacts) -> GpuFacts:
-    """One GPU from sysfs where it tells, from xpu-smi where it does not."""
-    notes.pick_each(("name", "memory_total_bytes", "uuid", "serial", "driver", "firmware"), (gpu, DUMP))
-    for name in ("memory_free_bytes", "architecture", "processes"):
-        notes.why(name, "not read for this vendor")
-    numa = notes.pick("numa_node", (node(raw.text(f"{PCI}{gpu.pci}/numa_node")), "sysfs"))
-    return replace(gpu, numa_node=numa, pcie=pcie_of(notes, (sysfs_pcie(raw, gpu.pci), "sysfs"), (gpu.pcie, DUMP)))
-
-
 VENDOR = Vendor(
     name=NAME,
     pci_vendor=PCI_VENDOR,
     drivers=DRIVERS,
     gpus=gpus,
-    links=links,
-    dma_buf_blocker=dma_buf_blocker,
     tools=TOOLS,
     integrated=INTEGRATED,
     pci_classes=CLASSES,

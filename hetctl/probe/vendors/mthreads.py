@@ -6,20 +6,20 @@ Written from published outputs and sources (docs/adding-a-vendor.md names them);
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
 from hetctl.comm.contract.errors import Undetermined
-from hetctl.comm.contract.facts import GpuFacts, Health, Pcie, Reach
+from hetctl.comm.contract.facts import GpuFacts, Health, Pcie
 from hetctl.probe.notes import Notes
 from hetctl.probe.raw import Raw
-from hetctl.probe.topology import PCI
-from hetctl.probe.vendors.base import Tool, Vendor, bound_devices, parsed, pcie_of, sysfs_pcie
-from hetctl.probe.words import count, node, number, pci_address, size, told
+from hetctl.probe.vendors.base import Tool, Vendor, beside_sysfs, bound_devices, parsed
+from hetctl.probe.words import count, number, pci_address, size, told
 
 NAME, PCI_VENDOR, DRIVERS = "mthreads", "0x1ed5", ("mtgpu",)
 GMI = "mthreads-gmi"
 TOOLS = {GMI: Tool((GMI,))}
+_TOLD = ("name", "memory_total_bytes", "memory_free_bytes", "driver")
+_UNREAD = ("uuid", "serial", "architecture", "processes")
 _FIRST = re.compile(r"^(\d{1,3})\s+(\S.*?)\s*\|\s*([0-9a-fA-F:.]+)\s*\|\s*\S+\s+(\d+)MiB\((\d+)MiB\)\s*$")
 _SECOND = re.compile(r"\|\s*(\d+)x\((\d+)x\)\s*\|\s*(\S+)")
 
@@ -30,17 +30,10 @@ def gpus(raw: Raw, notes: Notes) -> tuple[GpuFacts, ...]:
     listed = parsed(raw, GMI, parse_table, notes) if devices else None
     bound = [pci for pci, driver in devices.items() if driver in DRIVERS]
     shown = sorted(listed or (), key=lambda g: g.index) or [GpuFacts(NAME, 0, pci=pci) for pci in bound]
-    return tuple(_merge(raw, notes.at(f"gpus[{NAME}:{i}]"), replace(gpu, index=i)) for i, gpu in enumerate(shown))
-
-
-def links(raw: Raw, gpus: tuple[GpuFacts, ...]) -> Mapping[tuple[str, str], Reach]:
-    """Nothing beyond the PCI tree is read: MTLink is not."""
-    return {}
-
-
-def dma_buf_blocker(raw: Raw) -> str | None:
-    """Nothing is known of it."""
-    return None
+    return tuple(
+        beside_sysfs(raw, notes.at(f"gpus[{NAME}:{i}]"), replace(gpu, index=i), GMI, told=_TOLD, unread=_UNREAD)
+        for i, gpu in enumerate(shown)
+    )
 
 
 def parse_table(text: str) -> tuple[GpuFacts, ...]:
@@ -73,22 +66,11 @@ def _gpu(line: re.Match[str], driver: str | None) -> GpuFacts:
     )
 
 
-def _merge(raw: Raw, notes: Notes, gpu: GpuFacts) -> GpuFacts:
-    """One GPU from sysfs where it tells, from mthreads-gmi where it does not."""
-    notes.pick_each(("name", "memory_total_bytes", "memory_free_bytes", "driver"), (gpu, GMI))
-    for name in ("uuid", "serial", "architecture", "processes"):
-        notes.why(name, "not read for this vendor")
-    numa = notes.pick("numa_node", (node(raw.text(f"{PCI}{gpu.pci}/numa_node")), "sysfs"))
-    return replace(gpu, numa_node=numa, pcie=pcie_of(notes, (sysfs_pcie(raw, gpu.pci), "sysfs"), (gpu.pcie, GMI)))
-
-
 VENDOR = Vendor(
     name=NAME,
     pci_vendor=PCI_VENDOR,
     drivers=DRIVERS,
     gpus=gpus,
-    links=links,
-    dma_buf_blocker=dma_buf_blocker,
     tools=TOOLS,
     modules="mtgpu",
     libraries="libmccl|libmusart",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.facts import HostFacts, facts_from_data, facts_to_data
 from hetctl.probe import extract, parse
-from hetctl.probe.nics import parse_ibv_devinfo, parse_if_inet6, parse_ip_json, parse_ip_text, parse_rate
+from hetctl.probe.nics import parse_ibv_ports, parse_if_inet6, parse_ip_json, parse_ip_text, parse_rate
 from hetctl.probe.raw import BEGIN, END, Raw, ToolOutput, load
 from hetctl.probe.rdma import parse_fi_info, parse_ldconfig
 from hetctl.probe.software import parse_header, parse_torch_version
@@ -42,7 +42,7 @@ TEXT_PARSERS: list[Callable[[str], Any]] = [
     intel.parse_dump,
     hygon.parse_smi,
     mthreads.parse_table,
-    parse_ibv_devinfo,
+    parse_ibv_ports,
     parse_if_inet6,
     parse_ip_json,
     parse_ip_text,
