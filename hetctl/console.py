@@ -72,9 +72,8 @@ class Sink:
         files = [console.file for console in consoles]
         for console, file in zip(consoles, files, strict=True):
             key = _identity(file)
-            writers[key] = writers.get(key) or UnhurriedWriter(
-                cast(TextIO, file)
-            )  # of one file one writer keeps the order
+            if key not in writers:  # of one file one writer keeps the order
+                writers[key] = UnhurriedWriter(cast(TextIO, file))
             writers[key].streams.append(cast(TextIO, file))
             console.file = cast(TextIO, writers[key])
         try:

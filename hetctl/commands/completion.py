@@ -5,10 +5,9 @@ from __future__ import annotations
 
 def runs(incomplete: str) -> list[str]:
     """The runs of ./runs, newest first, and `latest`."""
-    from pathlib import Path
+    from hetctl.launcher.run_folder.folder import runs_here
 
-    found = sorted((p for p in Path("runs").glob("*/") if (p / "launch").is_dir()), key=lambda p: p.name, reverse=True)
-    return [p.name for p in found if p.name.startswith(incomplete)]
+    return sorted((p.name for p in runs_here() if p.name.startswith(incomplete)), reverse=True)
 
 
 def models(incomplete: str) -> list[str]:

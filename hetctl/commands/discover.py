@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetctl.comm.contract.units import count_of
 from hetctl.commands import options
 from hetctl.console import Sink
 
@@ -89,7 +90,7 @@ def _asked(hosts: list[str], file: Path | None, timeout: float, sink: Sink) -> t
 
     meant = resolve(hosts, file)
     count = len(meant.entries)
-    sink.warn(f"discovering {count} host{'s' * (count > 1)} from {meant.origin}")
+    sink.warn(f"discovering {count_of(count, 'host')} from {meant.origin}")
     width = max(len(entry.name) for entry in meant.entries)
     return meant, ask(
         meant.entries, timeout_s=timeout, on_answer=lambda a: sink.say(host_line(a.report, width), markup=True)
@@ -112,7 +113,7 @@ def _end(answers: list[HostAnswer], sink: Sink) -> None:
     missing = [answer.report for answer in answers if not answer.report.ok]
     if not missing:
         return
-    asked = f"{len(answers)} host{'s' * (len(answers) > 1)}"
+    asked = count_of(len(answers), "host")
     sink.warn(
         f"{len(missing)} of {asked} {'is' if len(missing) == 1 else 'are'} missing: "
         + ", ".join(r.name for r in missing)

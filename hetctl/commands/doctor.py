@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetctl.comm.contract.units import count_of
 from hetctl.commands import options
 from hetctl.commands.discover import Hosts, InventoryPath
 from hetctl.console import Sink
@@ -91,7 +92,7 @@ def _examined(
 
     meant = resolve(hosts, file)
     count = len(meant.entries)
-    sink.warn(f"examining {count} host{'s' * (count > 1)} from {meant.origin}")
+    sink.warn(f"examining {count_of(count, 'host')} from {meant.origin}")
     return examine(meant, checks, timeout_s=timeout, folders=folders, say=sink.warn)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetctl.comm.contract.units import count_of
 from hetctl.commands import options
 from hetctl.commands.discover import Hosts, InventoryPath
 from hetctl.console import Sink
@@ -83,5 +84,5 @@ def _show(sink: Sink, one: Shown) -> None:
 
 
 def _agreed(fresh: list[Shown]) -> bool:
-    hosts = f"{len(fresh)} host{'s' * (len(fresh) > 1)}"
+    hosts = count_of(len(fresh), "host")
     return typer.confirm(f"Are these the fingerprints of {hosts} as you know them?", default=False, err=True)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from hetctl.comm.contract.cluster import Cluster, Device, Host, Island
-from hetctl.comm.contract.units import listed, show_bytes, show_rate, show_seconds
+from hetctl.comm.contract.units import count_of, listed, show_bytes, show_rate, show_seconds
 from hetctl.console import Sink
 from hetctl.discovery.fabric import Note, Report
 from hetctl.probe.raw import printable
@@ -29,7 +29,7 @@ def host_line(report: Report, width: int) -> str:
     )
     gpus = ", ".join(f"{n} x {_safe(name)}" for name, n in products.items()) or "no GPU"
     rdma = len({nic.rdma_device for nic in report.facts.nics if nic.rdma_device})
-    nics = f", {rdma} RDMA device{'s' * (rdma > 1)}" if rdma else ""
+    nics = f", {count_of(rdma, 'RDMA device')}" if rdma else ""
     return f"[green]✓[/] {name}  {gpus}{nics}  [dim]{show_seconds(report.seconds)}[/]"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetctl.comm.contract.facts import NicFacts
-from hetctl.comm.contract.units import listed
+from hetctl.comm.contract.units import count_of, listed
 from hetctl.doctor.check import (
     Check,
     CheckedCluster,
@@ -100,7 +100,7 @@ def integrity(case: HostCase) -> Verdict:
         elif not port.counters and not port.rdma_software and not now:
             verdicts.append(unknown(f"{port.name} shows no counters"))
     count = len(case.rdma_ports)
-    fine = f"{count} port{'s' * (count > 1)} without errors" if count else "no RDMA port here"
+    fine = f"{count_of(count, 'port')} without errors" if count else "no RDMA port here"
     return worst(verdicts, otherwise=fine)
 
 

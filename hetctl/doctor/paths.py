@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hetctl.comm.contract.facts import NicFacts
-from hetctl.comm.contract.units import listed, show_rate
+from hetctl.comm.contract.units import count_of, listed, show_rate
 from hetctl.doctor.check import Check, CheckedCluster, FabricPath, Verdict
 from hetctl.doctor.subnet import subnets
 from hetctl.probe.raw import printable
@@ -116,7 +116,7 @@ def _as_words(ways: Sequence[FabricPath]) -> str:
     counts = sorted({len(w.switches) for w in ways if w.switches is not None})
     hops = f"over {' or '.join(map(str, counts))} switch{'es' * (counts != [1])}" if counts else "known to the manager"
     rates = [w.rate_bytes_per_s for w in ways if w.rate_bytes_per_s]
-    return f"{len(ways)} way{'s' * (len(ways) > 1)} {hops}" + (f", at least {show_rate(min(rates))}" if rates else "")
+    return f"{count_of(len(ways), 'way')} {hops}" + (f", at least {show_rate(min(rates))}" if rates else "")
 
 
 CHECKS = (

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from hetctl.comm.contract.fabrics import NETWORKS, kind_of_port, plugin_missing
 from hetctl.comm.contract.facts import HostFacts, NicFacts
-from hetctl.comm.contract.units import listed, show_rate
+from hetctl.comm.contract.units import count_of, listed, show_rate
 from hetctl.doctor.check import (
     Check,
     CheckedCluster,
@@ -265,7 +265,7 @@ def _providers(port: NicFacts) -> tuple[str, ...]:
 
 def _all_of(case: HostCase, words: str) -> str:
     count = len(case.rdma_ports)
-    return f"{count} port{'s' * (count > 1)} {words}" if count else _NONE
+    return f"{count_of(count, 'port')} {words}" if count else _NONE
 
 
 def _words(layers: Collection[str | None]) -> str:

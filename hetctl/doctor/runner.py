@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from hetctl.comm.contract.units import count_of
 from hetctl.discovery.discover import discover
 from hetctl.discovery.fabric import build
 from hetctl.discovery.inventory import Inventory, InventoryHost
@@ -58,7 +59,7 @@ def examine(
     if program is not None:
         chosen = [e for e in reached if perf.worth_asking(checked.facts[e.name], program)]
         if chosen:
-            say(f"computing on {len(chosen)} host{'s' * (len(chosen) > 1)}")
+            say(f"computing on {count_of(len(chosen), 'host')}")
             checked = replace(checked, performance=perf.measure(chosen, checked, program, timeout_s=timeout_s))
     if ids & between.NEED_TRAFFIC and len(reached) > 1:
         say("trying every pair of hosts")

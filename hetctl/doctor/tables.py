@@ -138,12 +138,12 @@ def closing(findings: Sequence[Finding]) -> list[str]:
     what = f"{escape(first.host)}: {first.check}: {escape(first.reason)}"
     if failures:
         count = len(failures)
-        lines = [f"[red]{count} problem{'s' * (count > 1)}[/], first fix this: {what}"]
+        lines = [f"[red]{count_of(count, 'problem')}[/], first fix this: {what}"]
     elif first.state == "unknown":
         lines = [f"[cyan]no problem found, but something essential is unknown[/]: {what}"]
     else:
         count = sum(f.state == "warn" for f in findings)
-        lines = [f"[yellow]no problem, {count} thing{'s' * (count > 1)} to look at[/], first this: {what}"]
+        lines = [f"[yellow]no problem, {count_of(count, 'thing')} to look at[/], first this: {what}"]
     return [*lines, f"  [bold]{escape(first.fix)}[/]"] if first.fix else lines
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from hetctl.comm.contract.plan import Plan, PlannedBridge, PlannedIsland, PlannedRank
-from hetctl.comm.contract.units import listed, show_rate
+from hetctl.comm.contract.units import count_of, listed, show_rate
 from hetctl.render.page import scrolled
 from hetctl.render.plan import named_ranks
 
@@ -46,7 +46,7 @@ def _hosts(plan: Plan, island: PlannedIsland) -> dict[str, list[PlannedRank]]:
 
 def _said(plan: Plan, island: PlannedIsland) -> str:
     count = len(_hosts(plan, island))
-    hosts = f"{count} host" + ("s" if count > 1 else "")
+    hosts = count_of(count, "host")
     return f"{island.name}, {len(island.ranks)} devices on {hosts}, {island.fabric}"
 
 
@@ -124,7 +124,7 @@ def _rates(bridge: PlannedBridge) -> str:
     """What carries a bridge, over how many rails, and how fast together where that is known."""
     rates = [rail.rate_bytes_per_s for rail in bridge.rails]
     known = [rate for rate in rates if rate is not None]
-    count = f"{len(rates)} rail" + ("s" if len(rates) != 1 else "")
+    count = count_of(len(rates), "rail")
     total = [show_rate(sum(known))] if known and len(known) == len(rates) else []
     return ", ".join([bridge.transport, *([count] if rates else []), *total])
 

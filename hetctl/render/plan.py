@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from hetctl.comm.contract.plan import Plan
-from hetctl.comm.contract.units import show_bytes, show_rate, show_seconds
+from hetctl.comm.contract.units import count_of, show_bytes, show_rate, show_seconds
 from hetctl.console import Sink
 from hetctl.render.run import above_all
 
@@ -48,7 +48,7 @@ def _islands(plan: Plan) -> Tree:
     for bridge in plan.bridges:
         rates = [r.rate_bytes_per_s for r in bridge.rails]
         total = sum(r for r in rates if r is not None) if None not in rates else None
-        lanes = f"{len(bridge.rails)} rail" + ("s" if len(bridge.rails) != 1 else "")
+        lanes = count_of(len(bridge.rails), "rail")
         way = f"{bridge.transport}, {lanes}, {show_rate(total)}"
         tree.add(f"bridge {bridge.islands[0]} - {bridge.islands[1]}: {way}").add(escape(bridge.reason))
     return tree

@@ -22,7 +22,7 @@ from hetctl.render.cluster_picture import cluster_picture
 from hetctl.render.page import Line, Tone, bullets, chart, command, numbers, page, paragraph, table
 from hetctl.render.plan import named_ranks, show_ranks
 from hetctl.render.plan_page import memory_rows, stages_table
-from hetctl.render.run import show_efficiency
+from hetctl.render.run import of_paces, show_efficiency
 from hetctl.render.timeline import measured_rows, simulated_rows, timeline
 from hetctl.render.verdict import run_limit, run_verdict, run_waterfall
 from hetctl.trainer.planning.predicted_step import PredictedStep
@@ -39,17 +39,14 @@ def write_report(folder: RunFolder, summary: dict[str, Any]) -> None:
         folder.report.chmod(0o600)  # it quotes what a rank printed
 
 
-_OF_PACE = ("mfu", "efficiency", "bubble_share", "bridge_share", "stragglers")
-
-
 def report_page(folder: RunFolder, summary: dict[str, Any], *, follow_s: float | None = None) -> str:
     """The page's HTML, from the run's plan, metrics, summary and failure. Raises OSError and ConfigError."""
     plan, metrics = load_plan(folder.plan), folder.read_metrics()
-    limit, failure, expected = run_limit(plan, summary), _failure(folder), _predicted(folder, plan)
-    measured = measured_rows(plan, summary.get("timeline") or [])
-    steps = timeline([("predicted", simulated_rows(plan, expected)), ("measured", measured)])
-    if summary.get("shares_cores"):  # how fast processes are that take turns on cores says nothing of a plan
-        summary, steps = summary | dict.fromkeys(_OF_PACE), timeline([("measured", measured)])
+    limit, failure, expected = run_limit(plan, summary), folder.read_failure(), _predicted(folder, plan)
+    rows = {"measured": measured_rows(plan, summary.get("timeline") or [])}
+    if not summary.get("shares_cores"):
+        rows = {"predicted": simulated_rows(plan, expected), **rows}
+    summary = of_paces(summary)
     memory = memory_rows(plan, expected.memory, summary.get("memory_bytes") or ())
     sections = [
         ("What failed", failure_card(failure) if failure else ""),
@@ -59,7 +56,7 @@ def report_page(folder: RunFolder, summary: dict[str, Any], *, follow_s: float |
         ("Tokens per second", _rates(metrics)),
         ("Cluster", cluster_picture(plan, limit.islands, limit.why)),
         ("Where a step's time went", run_waterfall(plan, summary)),
-        ("One step", steps),
+        ("One step", timeline(list(rows.items()))),
         ("Memory of each device", memory_bars(memory)),
         ("Islands", _islands(plan, summary)),
         ("Hosts", _hosts(plan, summary)),
@@ -118,15 +115,6 @@ def _waits(waiting: Mapping[str, Any]) -> list[tuple[object, ...]]:
             target = "its group" if peer is None else f"rank {peer}"
             rows.append((rank, one.get("operation", "?"), target, one.get("group", "")))
     return rows
-
-
-def _failure(folder: RunFolder) -> dict[str, Any] | None:
-    """What failure.json holds; None where there is none, or it is damaged: the summary names the reason too."""
-    try:
-        found = json.loads(folder.failure.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _go_on(summary: Mapping[str, Any]) -> str:

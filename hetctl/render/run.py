@@ -14,10 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from hetctl.comm.contract.units import show_bytes, show_seconds
+from hetctl.comm.contract.units import count_of, show_bytes, show_seconds
 from hetctl.console import Sink
 
 PLAIN_EVERY_S = 5.0
+_OF_PACE = ("mfu", "efficiency", "bubble_share", "bridge_share", "stragglers")
 PARTS = ("compute", "bridge_wait", "other_wait", "update")
 CAPTION = "bridge wait: for another island's work or for its way here; report.html tells them apart"
 BASES = {
@@ -104,9 +105,14 @@ def above_all(efficiency: float, *, faster: str = "") -> str:
     return f"; above 100%: alone each has less memory for the model and its batch{than}"
 
 
+def of_paces(summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary without the figures that say nothing of a plan where ranks are processes that take turns on cores."""
+    return summary | dict.fromkeys(_OF_PACE) if summary.get("shares_cores") else summary
+
+
 def summary_table(summary: dict[str, Any]) -> Table:
     """What a run came to. What is unknown has no row, nor has what says nothing of ranks that share cores."""
-    paces = not summary.get("shares_cores")
+    summary = of_paces(summary)
     table = Table(title=escape(f"run {summary['run']}: {summary['status']}"), show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
@@ -116,13 +122,13 @@ def summary_table(summary: dict[str, Any]) -> Table:
         *_known("loss", summary.get("first_loss"), lambda first: f"{first:.4f} -> {show_number(summary['last_loss'])}"),
         *_known("validation loss", summary.get("validation_loss"), show_number),
         ("tokens", _tokens(summary)),
-        *_known("MFU", summary.get("mfu") if paces else None, _percent),
-        *_known("efficiency", summary.get("efficiency") if paces else None, lambda _: show_efficiency(summary)),
+        *_known("MFU", summary.get("mfu"), _percent),
+        *_known("efficiency", summary.get("efficiency"), lambda _: show_efficiency(summary)),
         *_known("over the bridge", summary.get("bridge_bytes"), show_bytes),
-        *_known("lost to the bubble", summary.get("bubble_share") if paces else None, _share),
-        *_known("lost to the bridge", summary.get("bridge_share") if paces else None, _share),
+        *_known("lost to the bubble", summary.get("bubble_share"), _share),
+        *_known("lost to the bridge", summary.get("bridge_share"), _share),
         *((("replicas end", _apart(apart)),) if (apart := summary.get("replica_spread")) is not None else ()),
-        *(("slow rank", _straggler(s)) for s in (summary.get("stragglers") or () if paces else ())),
+        *(("slow rank", _straggler(s)) for s in summary.get("stragglers") or ()),
         *(("counts", f"{a['before']} -> {a['after']} after step {a['step']}") for a in summary.get("adapted") or ()),
         *(("layers", f"{a['before']} -> {a['after']} after step {a['step']}") for a in summary.get("recut") or ()),
         *_known("wall time", summary["wall_s"], show_seconds),
@@ -138,8 +144,7 @@ def next_lines(summary: dict[str, Any]) -> list[str]:
     losses = [summary.get("first_loss"), summary.get("last_loss")]
     if summary["status"] != "done" or not summary["emulated"] or None in losses:
         return []
-    count, crossed = len(summary["islands"]), summary.get("bridge_bytes")
-    islands = f"{count} island" + ("s" if count != 1 else "")
+    islands, crossed = count_of(len(summary["islands"]), "island"), summary.get("bridge_bytes")
     over = f", {show_bytes(crossed)} over the bridge" if crossed else ""
     return [
         f"it works: {islands}, {summary['steps']} steps, loss {losses[0]:.2f} -> {losses[1]:.2f}{over}",

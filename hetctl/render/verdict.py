@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hetctl.comm.contract.plan import Plan
-from hetctl.comm.contract.units import show_seconds
+from hetctl.comm.contract.units import count_of, show_seconds
 from hetctl.render.bars import waterfall
 from hetctl.trainer.planning.predicted_step import PredictedStep
-from hetctl.trainer.planning.simulate import SimulatedSpan
+from hetctl.trainer.planning.simulate import busy_seconds
 
 WORTH_SAYING = 0.02  # of a step: what the bridge takes below that limits nothing
 
@@ -44,7 +44,7 @@ def run_verdict(plan: Plan, summary: Mapping[str, Any]) -> str:
 
 def _devices(plan: Plan) -> str:
     islands = f" of {len(plan.islands)} islands" if len(plan.islands) > 1 else ""
-    return f"{plan.world_size} device{'s' if plan.world_size > 1 else ''}{islands}"
+    return f"{count_of(plan.world_size, 'device')}{islands}"
 
 
 def plan_limit(plan: Plan, step: PredictedStep) -> Limit:
@@ -52,7 +52,7 @@ def plan_limit(plan: Plan, step: PredictedStep) -> Limit:
     if (p := plan.predicted) is None:
         return Limit()
     busy: dict[str, float] = {}
-    for (replica, stage), seconds in _computing(step.spans).items():
+    for (replica, stage), seconds in busy_seconds(step.spans).items():
         island = plan.ranks[step.of_replica(plan, replica).stages[stage].ranks[0]].island
         busy[island] = max(busy.get(island, 0.0), seconds / p.step_time_s)
     return _limit(plan, p.bridge_share, p.bubble_share, busy)
@@ -76,14 +76,6 @@ def _limit(plan: Plan, bridge: float, bubble: float, busy: Mapping[str, float]) 
 def _known_rate(bridge: Any) -> float:
     rates = [rail.rate_bytes_per_s for rail in bridge.rails]
     return sum(rates) if rates and None not in rates else float("inf")
-
-
-def _computing(spans: Sequence[SimulatedSpan]) -> dict[tuple[int, int], float]:
-    found: dict[tuple[int, int], float] = {}
-    for s in spans:
-        if s.kind in ("F", "B", "W", "update"):
-            found[s.replica, s.stage] = found.get((s.replica, s.stage), 0.0) + s.end_s - s.start_s
-    return found
 
 
 def plan_waterfall(plan: Plan) -> str:

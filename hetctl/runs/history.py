@@ -11,14 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from hetctl.comm.contract.units import show_seconds
-from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.folder import RunFolder, runs_here
 from hetctl.launcher.run_folder.registry import ActiveRun, active
 
 
 def past_runs() -> list[dict[str, Any]]:
     """Every run, newest first: how far it came, with what loss, how long its last attempt took, and its verdict."""
     known = {run.folder: run for run in active()}
-    folders = {str(p.resolve()) for p in Path("runs").glob("*/") if (p / "launch").is_dir()}
+    folders = {str(p.resolve()) for p in runs_here()}
     rows = [_row(RunFolder(Path(folder)), known.get(folder)) for folder in folders | known.keys()]
     return sorted(rows, key=lambda row: -(row["started"] or 0))
 

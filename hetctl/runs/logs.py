@@ -15,7 +15,7 @@ from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.logs import Follower, clean
 from hetctl.render.run import failure_sentence, step_line
 from hetctl.runs.manage import find_folder, is_running
-from hetctl.runs.verdict import read_failure, saved_lines
+from hetctl.runs.verdict import saved_lines
 from hetctl.trainer.recipe import load_recipe
 
 TAIL_LINES = 200
@@ -49,7 +49,7 @@ class Progress:
         self._show(1)
         if is_running(self.folder):
             return
-        if failure := read_failure(self.folder):
+        if failure := self.folder.read_failure():
             self.sink.say(failure_sentence(failure))
         for line in saved_lines(self.folder.read_summary()):
             self.sink.say(line)

@@ -18,7 +18,6 @@ from hetctl.runs.prepare import Prepared
 from hetctl.runs.restarts import Restarts, unreachable_hosts, without
 from hetctl.runs.resume import keep, paths_to_read
 from hetctl.runs.summary import RunSummary
-from hetctl.runs.verdict import read_failure
 from hetctl.trainer.checkpoint import listing
 
 
@@ -75,7 +74,7 @@ def _attempts(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -
 
 def _show_failure(folder: RunFolder, sink: Sink) -> None:
     """Of an attempt that another one follows: that of the last one is the run's error."""
-    if failure := read_failure(folder):
+    if failure := folder.read_failure():
         for line in (failure_sentence(failure), *failure_lines(failure)):
             sink.errors.print(line, highlight=False, markup=False, soft_wrap=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ def raise_unless_done(summary: dict[str, Any]) -> None:
     """The exit code of a run: failures 1, interruptions 128 and the signal. Raises the matching HetctlError."""
     if summary["status"] not in ("interrupted", "failed"):
         return
-    failure = read_failure(RunFolder(Path(summary["run_dir"])))
+    failure = RunFolder(Path(summary["run_dir"])).read_failure()
     error = _interrupted(summary) if summary["status"] == "interrupted" else _failed(summary, failure)
     where = (*failure_lines(failure), f"more: {summary['run_dir']}/failure.json") if failure else ()
     error.details = (*where, *saved_lines(summary))
@@ -40,15 +39,6 @@ def saved_lines(summary: dict[str, Any]) -> tuple[str, ...]:
     return saved, f"{RESUME} {command}"
 
 
-def read_failure(folder: RunFolder) -> dict[str, Any] | None:
-    """What failure.json says; None where there is none, or the disk kept none whole."""
-    try:
-        found: dict[str, Any] = json.loads(folder.failure.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found
-
-
 def _interrupted(summary: dict[str, Any]) -> Interrupted:
     failure, hint = summary.get("failure"), ""
     if failure:  # nobody shall think that its work was saved
@@ -59,6 +49,6 @@ def _interrupted(summary: dict[str, Any]) -> Interrupted:
     return error
 
 
-def _failed(summary: dict[str, Any], failure: dict[str, Any] | None) -> WorkFailed:
+def _failed(summary: dict[str, Any], failure: dict[str, Any]) -> WorkFailed:
     sentence = failure_sentence(failure) if failure else f"the run failed: {summary['failure']}"
     return WorkFailed(sentence, hint=summary.get("failure_hint") or "", documented=True)

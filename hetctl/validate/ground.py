@@ -8,6 +8,7 @@ from itertools import combinations
 
 from hetctl.comm.contract.cluster import Cluster, load_cluster
 from hetctl.comm.contract.facts import HostFacts
+from hetctl.comm.contract.units import count_of
 from hetctl.console import Sink
 from hetctl.discovery.discover import HostAnswer, discover
 from hetctl.discovery.fabric import build
@@ -64,7 +65,7 @@ def find_ground(where: Where, *, quick: bool, timeout_s: float, sink: Sink) -> C
         where = Where(HERE)
     cluster = load_cluster(where.file) if where.file else None
     entries = (entries_of(cluster) if cluster else ()) or this_machine().entries  # an emulation stands on this machine
-    sink.say(f"asking {len(entries)} host{'s' * (len(entries) > 1)} what they are")
+    sink.say(f"asking {count_of(len(entries), 'host')} what they are")
     answers = ask(entries, timeout_s)
     cluster = cluster or (running_cluster(where, sink) if where.emulate else _this_cluster(answers, sink))
     facts = {a.report.name: a.report.facts for a in answers if a.report.facts is not None}

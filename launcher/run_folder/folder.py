@@ -119,14 +119,19 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any]:
         """What its last attempt came to; empty where none has ended, or the file is not whole."""
-        try:
-            found = json.loads(self.summary.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return _object(self.summary)
+
+    def read_failure(self) -> dict[str, Any]:
+        """What failed first; empty where nothing did, or the disk kept the file not whole: the summary says why too."""
+        return _object(self.failure)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self.summary, summary)
+
+
+def runs_here() -> list[Path]:
+    """The folders of ./runs that hold a run, `latest` among them."""
+    return [path for path in Path("runs").glob("*/") if (path / "launch").is_dir()]
 
 
 def create_run(directory: Path | None, label: str) -> RunFolder:
@@ -189,3 +194,11 @@ def _point(link: Path, target: str) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     os.replace(temporary, link)
+
+
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

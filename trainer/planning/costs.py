@@ -14,10 +14,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from hetctl.comm.contract.device_class import Precision
 from hetctl.trainer.model.families import family_of
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.partition import Floats
-from hetctl.trainer.planning.pools import Rates
+from hetctl.trainer.planning.pools import PRECISION_BYTES, Rates
 from hetctl.trainer.planning.profile import ClassProfile, SumPoint
 from hetctl.trainer.planning.roofline import block_bytes, block_flops, head_bytes
 
@@ -55,6 +56,12 @@ class ValueBytes:
     gradients: int = 4
     optimizer: int = 8
     over_replicas: bool = False  # replicas share out the update: gradients go one way between them, weights come back
+
+    @classmethod
+    def of(cls, precision: Precision, *, moments: int = 2, over_replicas: bool = False) -> ValueBytes:
+        """Of a precision of computation, beside masters of 4 bytes at least and so many moments of the optimiser."""
+        width = 8 if precision == "fp64" else 4
+        return cls(PRECISION_BYTES[precision], width, width, moments * width, over_replicas)
 
     @property
     def exchanged(self) -> int:

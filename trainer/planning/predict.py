@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Candidate, Search
-from hetctl.trainer.planning.simulate import Simulated, simulate
+from hetctl.trainer.planning.simulate import Simulated, busy_seconds, simulate
 from hetctl.trainer.planning.space import Pins
 
 
@@ -43,12 +43,7 @@ def predict(candidate: Candidate) -> Prediction:
 
 def _waiting(candidate: Candidate, made: Simulated) -> float:
     """Share of the used devices' time in which they do not compute."""
-    busy, total = 0.0, 0.0
-    seconds: dict[tuple[int, int], float] = {}
-    for span in made.spans:
-        if span.kind in ("F", "B", "W", "update"):
-            key = (span.replica, span.stage)
-            seconds[key] = seconds.get(key, 0.0) + span.end_s - span.start_s
+    busy, total, seconds = 0.0, 0.0, busy_seconds(made.spans)
     for number, pipeline in enumerate(candidate.pipelines):
         for index, use in enumerate(pipeline.stage_uses):
             ranks = use.width * use.tensor

@@ -16,7 +16,7 @@ from hetctl.trainer.planning.costs import MODES, LayerCosts, Mode, ValueBytes
 from hetctl.trainer.planning.hardware import not_in_the_table
 from hetctl.trainer.planning.link_rates import LinkRates, read_link_rates
 from hetctl.trainer.planning.over_shapes import Estimated, serving
-from hetctl.trainer.planning.pools import PRECISION_BYTES, Pool, base_class, read_pools
+from hetctl.trainer.planning.pools import Pool, base_class, read_pools
 from hetctl.trainer.planning.precision import on_cpus, precision_of, why_not_bf16
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.space import TENSOR_DEGREES, Pins
@@ -163,10 +163,8 @@ def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> La
     """The cost model of a recipe's layers on a cluster."""
     shape, seq_len = recipe.shape(), recipe.model.seq_len
     precision = precision_of(cluster, recipe)
-    width = 8 if precision == "fp64" else 4
-    optimizer = 2 * width if recipe.optimizer.name == "adamw" else 0
     over = recipe.train.sharded in ("auto", "replicas")
-    value_bytes = ValueBytes(PRECISION_BYTES[precision], width, width, optimizer, over)
+    value_bytes = ValueBytes.of(precision, moments=2 if recipe.optimizer.name == "adamw" else 0, over_replicas=over)
     profile, usual = profile or Profile(()), "fp32" if on_cpus(cluster) else "bf16"
     alike = replace(profile, classes=tuple(c for c in profile.classes if (c.precision or usual) == precision))
     return LayerCosts(shape, seq_len, value_bytes, serving(alike, shape, seq_len), profile.native_sums)

@@ -162,10 +162,7 @@ class Publication:
 
     @property
     def _values(self) -> ValueBytes:
-        values = ValueBytes(over_replicas=self.shared_update)
-        if self.precision != "bf16":
-            width = 8 if self.precision == "fp64" else 4
-            values = ValueBytes(width, width, width, 2 * width, self.shared_update)
+        values = ValueBytes.of(self.precision, over_replicas=self.shared_update)
         return replace(values, gradients=self.gradient_bytes or values.gradients)
 
 

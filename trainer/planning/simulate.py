@@ -6,7 +6,7 @@ on each other is the same whatever they take: it is worked out once, and times f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -133,6 +133,16 @@ def simulate(replicas: Sequence[PipelineTimes]) -> Simulated:
                     spans.append(SimulatedSpan("update", number, index, begin, end))
             step = max(step, end)
     return Simulated(step, tuple(spans))
+
+
+def busy_seconds(spans: Iterable[SimulatedSpan]) -> dict[tuple[int, int], float]:
+    """(replica, stage) -> the seconds in which its devices compute."""
+    found: dict[tuple[int, int], float] = {}
+    for span in spans:
+        if span.kind in (*KINDS, "update"):
+            key = (span.replica, span.stage)
+            found[key] = found.get(key, 0.0) + span.end_s - span.start_s
+    return found
 
 
 def step_seconds(replicas: Sequence[PipelineTimes]) -> float:
