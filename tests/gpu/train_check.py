@@ -73,6 +73,15 @@ def run(spec: str, *settings: str) -> dict[str, Any]:
         return train(Path(folder), spec, settings)
 
 
+LLAMA = (
+    "model.name=llama-1b-untied",
+    "data.source=python-stdlib",
+    "model.seq_len=4096",
+    "batch.global_batch=16",
+    "batch.micro_batch_size=1",
+)
+
+
 def demo(spec: str) -> str:
     found = run(spec)
     assert found["last_loss"] < 0.8 * found["first_loss"]
@@ -81,14 +90,7 @@ def demo(spec: str) -> str:
 
 def pipeline() -> str:
     """A 1.2-billion-parameter Llama in two stages: native and bridged, median of the later steps' tokens/s."""
-    common = (
-        "model.name=llama-1b-untied",
-        "data.source=python-stdlib",
-        "model.seq_len=4096",
-        "batch.global_batch=16",
-        "batch.micro_batch_size=1",
-    )
-    common += ("train.steps=8", "train.validation_samples=16", "parallelism.pipeline=2", "checkpoint.last=false")
+    common = (*LLAMA, "train.steps=8", "train.validation_samples=16", "parallelism.pipeline=2", "checkpoint.last=false")
     rates = {}
     for name, spec in (("native", "h200:2"), ("bridged", "h200:1,mi325x:1")):
         found = run(spec, *common)
@@ -101,14 +103,7 @@ def pipeline() -> str:
 
 def rate_of(spec: str, *more: str) -> float:
     """Tokens per second of the later steps of a 1.2-billion-parameter Llama."""
-    common = (
-        "model.name=llama-1b-untied",
-        "data.source=python-stdlib",
-        "model.seq_len=4096",
-        "batch.global_batch=16",
-        "batch.micro_batch_size=1",
-    )
-    common += ("train.steps=10", "train.validation_samples=16", "checkpoint.last=false")
+    common = (*LLAMA, "train.steps=10", "train.validation_samples=16", "checkpoint.last=false")
     later = sorted(m["tokens_per_s"] for m in run(spec, *common, *more)["records"][4:])
     return float(later[len(later) // 2])
 
