@@ -49,10 +49,9 @@ test-kill: .venv/ready
 benchmarks: .venv/ready
 	$(BIN)/python -m tests.bench.benchmark_tables
 
+# The pages that are made from the code: files, commands, checks, variables, exit codes, models, devices, recordings
 reference: .venv/ready
-	$(BIN)/python -m tests.bench.file_reference
-	$(BIN)/python -m tests.bench.device_reference
-	$(BIN)/python -m tests.bench.recordings_table
+	$(BIN)/python -m tests.reference
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

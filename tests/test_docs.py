@@ -11,15 +11,17 @@ import pytest
 import typer
 
 from hetctl.app import app
-from hetctl.comm.contract.cluster import load_cluster
+from hetctl.comm.contract.cluster import Cluster, load_cluster
+from hetctl.comm.contract.plan import Plan
 from hetctl.trainer.planning.planner import make_plan
-from hetctl.trainer.recipe import load_recipe
+from hetctl.trainer.recipe import Recipe, load_recipe
 from tests import room_imports
-from tests.bench import benchmark_tables, device_reference, file_reference, recordings_table
+from tests.bench import benchmark_tables
+from tests.reference import fields, pages
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*DECISIONS}))
 CODE = re.compile(r"^```\w*\n(.*?)^```|`([^`\n]+)`", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^|[\s$])(hetctl [a-z].*)")
 FOLDERS = r"(?:hetctl|launcher|trainer|comm|tests|docs)"
@@ -96,18 +98,35 @@ def test_benchmarks_are_what_the_records_make() -> None:
         assert path.read_text() == text, f"{path.name} is not what the records make: make benchmarks"
 
 
-def test_the_reference_of_the_cluster_file_is_what_the_code_reads(tmp_path: Path) -> None:
-    for page in (file_reference, device_reference):
-        assert page.PAGE.read_text() == page.made(), "make reference"
-    [example] = re.findall(r"```yaml\n(.*?)```", file_reference.HEAD, re.DOTALL)
+MADE = pages.made()
+
+
+@pytest.mark.parametrize("page", MADE, ids=lambda page: page.name)
+def test_references_are_what_the_code_makes(page: Path) -> None:
+    assert page.read_text() == MADE[page], "make reference"
+
+
+@pytest.mark.parametrize("page", MADE, ids=lambda page: page.name)
+def test_nothing_of_a_reference_is_left_without_words(page: Path) -> None:
+    head = re.compile(r"\| (?:key|variable|argument or option|code) ")
+    for block in filter(head.match, MADE[page].split("\n\n")):
+        for row in block.splitlines()[2:]:
+            assert "](#" in row or not row.endswith("|  |"), row
+
+
+@pytest.mark.parametrize("top", [Cluster, Plan, Recipe])
+def test_every_key_of_a_file_has_its_row(top: type) -> None:
+    made = {Cluster: fields.cluster, Plan: fields.plan, Recipe: fields.recipe}[top]()
+    for cls in fields.below(top):
+        for key in cls.__dataclass_fields__ if top is not Recipe or cls is not Recipe else ():
+            assert f"| `{key}` |" in made, f"{cls.__name__}.{key}"
+
+
+def test_the_example_of_a_cluster_file_is_planned_for(tmp_path: Path) -> None:
+    [example] = re.findall(r"```yaml\n(.*?)```", fields.CLUSTER, re.DOTALL)
     (tmp_path / "cluster.yaml").write_text(example)
     cluster = load_cluster(tmp_path / "cluster.yaml")
     assert {r.island for r in make_plan(cluster, load_recipe(None)).ranks} == {"h100", "mi300x"}
-
-
-def test_the_table_of_tools_is_what_the_recordings_make() -> None:
-    page = recordings_table.PAGE.read_text()
-    assert page == recordings_table.with_table(page), "make reference"
 
 
 def test_the_picture_of_the_rooms_is_today_s() -> None:
