@@ -20,14 +20,14 @@ from tests.bench import benchmark_tables
 from tests.reference import fields, pages
 
 ROOT = Path(__file__).parent.parent
-DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
+DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*DECISIONS}))
 CODE = re.compile(r"^```\w*\n(.*?)^```|`([^`\n]+)`", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^|[\s$])(hetctl [a-z].*)")
 FOLDERS = r"(?:hetctl|launcher|trainer|comm|tests|docs)"
 PATH = re.compile(rf"(?<![\w/~.<*-]){FOLDERS}/[\w./-]*\w")
 COMMAND_LINE = typer.main.get_command(app)
-LINK = re.compile(r"\]\(([^)#:]+)\)")
+LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)#?([^)\s]*)\)")
 
 
 def code(page: Path) -> Iterator[str]:
@@ -73,8 +73,21 @@ def test_every_path_of_the_documents_exists(page: Path) -> None:
     text = page.read_text()
     for path in PATH.findall(text):
         assert (ROOT / path).exists() or list(ROOT.glob(f"{path}*")), f"{page.name} names {path}"
-    for link in LINK.findall(text):
-        assert (page.parent / link).exists(), f"{page.name} leads to {link}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=lambda page: page.name)
+def test_every_link_of_the_documents_leads_somewhere(page: Path) -> None:
+    for path, anchor in LINK.findall(page.read_text()):
+        there = (page.parent / path) if path else page
+        assert there.is_file(), f"{page.name} leads to {path}"
+        assert not anchor or anchor in anchors(there), f"{page.name} leads to {path}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub and the site make them."""
+    blocks = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    words = (re.sub(r"[^\w\- ]", "", head.lower()) for head in re.findall(r"^#+ (.*)$", blocks, re.MULTILINE))
+    return {head.replace(" ", "-") for head in words}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
