@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from hetctl.app import app
 from hetctl.comm.contract.cluster import Cluster, load_cluster
@@ -17,7 +18,7 @@ from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import Recipe, load_recipe
 from tests import room_imports
 from tests.bench import benchmark_tables
-from tests.reference import fields, pages
+from tests.reference import fields, pages, pictures
 
 ROOT = Path(__file__).parent.parent
 DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
@@ -39,7 +40,7 @@ def code(page: Path) -> Iterator[str]:
 def commands(line: str) -> Iterator[str]:
     """The hetctl commands of a line, alternatives one by one, without explanations (after two spaces, # or →)."""
     for found in COMMAND.findall(line):
-        said = re.split(r"\s{2,}|\s#\s|→|;", found)[0]
+        said = re.split(r"\s{2,}|\s#\s|→|;\s", found)[0]
         first, *others = re.split(r"\s?\|\s?", re.sub(r"\s\[[^\]]*\]|\s\.\.\.(?=\s|$)", "", said))
         yield first
         yield from (f"{first.rpartition(' ')[0]} {other}" for other in others)
@@ -135,6 +136,25 @@ def test_every_key_of_a_file_has_its_row(top: type) -> None:
             assert f"| `{key}` |" in made, f"{cls.__name__}.{key}"
 
 
+UNDER = re.compile(r"!\[[^\]]*\]\((concepts-\w+\.svg)\)\n\n```\n(hetctl .*)\n```")
+DRAWN = UNDER.findall((ROOT / "docs/concepts.md").read_text())
+
+
+@pytest.mark.parametrize(("name", "line"), DRAWN, ids=[name for name, _ in DRAWN])
+def test_the_command_under_a_picture_draws_it(
+    name: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, shlex.split(line)[1:])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "plan.html").read_text()
+    assert any(body in MADE[ROOT / "docs" / name] for _, body in pictures.drawn_in(page))
+
+
+def test_every_picture_of_the_concepts_has_its_command() -> None:
+    assert {ROOT / "docs" / name for name, _ in DRAWN} == {p for p in MADE if p.name.startswith("concepts-")}
+
+
 def test_the_example_of_a_cluster_file_is_planned_for(tmp_path: Path) -> None:
     [example] = re.findall(r"```yaml\n(.*?)```", fields.CLUSTER, re.DOTALL)
     (tmp_path / "cluster.yaml").write_text(example)
@@ -154,9 +174,12 @@ def test_every_room_is_described_and_every_described_room_exists() -> None:
     assert {path.replace("/", ".") for path in found} - {"hetctl.app"} == set(room_imports.rooms())
 
 
-def test_every_class_among_the_words_exists() -> None:
+def test_the_glossary_is_in_order_and_names_classes_that_exist() -> None:
+    page = (ROOT / "docs/glossary.md").read_text()
+    words = [head.lower() for head in re.findall(r"^## (.*)$", page, re.MULTILINE)]
+    assert words == sorted(set(words)), "one meaning a word, in the order of the alphabet"
     source = "\n".join(p.read_text() for top in room_imports.FOLDERS for p in (ROOT / top).rglob("*.py"))
-    for name in re.findall(r"`([A-Z]\w+)`", _section("The words")):
+    for name in re.findall(r"`([A-Z]\w+)`", page):
         assert re.search(rf"^class {name}\b", source, re.MULTILINE), f"no class {name}"
 
 

@@ -1,10 +1,10 @@
-"""The pages that are made from the code, and what each has to be."""
+"""The pages and pictures that are made from the code, and what each has to be."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.reference import devices, fields, known, recordings
+from tests.reference import devices, fields, known, pictures, recordings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -22,4 +22,5 @@ def made() -> dict[Path, str]:
         DOCS / "reference/exit-codes.md": known.exits(),
         DOCS / "reference/models.md": known.models(),
         DOCS / "reference/commands.md": known.commands(),
+        **{DOCS / name: text for name, text in pictures.made().items()},
     }

@@ -12,9 +12,10 @@ LINK = re.compile(rf"\]\(((?:\.\./)*)({'|'.join(OUTSIDE)})\.md")
 
 
 def on_config(config: Any) -> Any:
-    """The decisions as the last part of the navigation."""
+    """The decisions, closed, at the end of the navigation's last part."""
     decisions = sorted(page.name for page in (ROOT / "docs/decisions").glob("[0-9]*.md"))
-    config.nav.append({"Decisions": [f"decisions/{name}" for name in ("README.md", *decisions)]})
+    [last] = config.nav[-1].values()
+    last.append({"Decisions": [f"decisions/{name}" for name in ("README.md", *decisions)]})
     return config
 
 
