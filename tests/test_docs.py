@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from hetctl.trainer.recipe import Recipe, load_recipe
 from tests import room_imports
 from tests.bench import benchmark_tables
 from tests.reference import fields, pages, pictures
+from tests.test_house import modules
 
 ROOT = Path(__file__).parent.parent
 DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
@@ -172,6 +174,25 @@ def test_the_picture_of_the_rooms_is_today_s() -> None:
 def test_every_room_is_described_and_every_described_room_exists() -> None:
     found = re.findall(r"`([a-z_]+/[a-z_]+)(?:\.py)?`", _section("The rooms"))
     assert {path.replace("/", ".") for path in found} - {"hetctl.app"} == set(room_imports.rooms())
+
+
+def test_every_message_of_the_troubleshooting_is_one_of_the_code() -> None:
+    """What stands for other words (…) may be any; all else is within one text of the sources."""
+    texts = [text for path in modules().values() for text in _texts(ast.parse(path.read_text()))]
+    rows = re.findall(r"^\| `(.*?)` \|", (ROOT / "docs/how-to/troubleshooting.md").read_text(), re.MULTILINE)
+    assert len(rows) > 40
+    for said in rows:
+        pattern = re.compile(".*".join(re.escape(part) for part in said.split("…")), re.DOTALL)
+        assert any(map(pattern.search, texts)), f"nothing says: {said}"
+
+
+def _texts(tree: ast.Module) -> Iterator[str]:
+    """Every text of a source; of those with values in them the words around these."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "…".join(str(part.value) for part in node.values if isinstance(part, ast.Constant))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def test_the_glossary_is_in_order_and_names_classes_that_exist() -> None:

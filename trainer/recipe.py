@@ -88,7 +88,7 @@ class ParallelismSection:
     """`auto` leaves it to the planner; anything else pins it."""
 
     pipeline: int | Auto = "auto"  # stages per replica
-    tensor: int | Auto = "auto"  # ranks of a host that share each layer
+    tensor: int | Auto = "auto"  # 1, 2, 4 or 8 ranks of a host, that share each layer
     data: int | Auto = "auto"  # replicas
     order: Literal["auto", "given"] | tuple[str, ...] = "auto"  # of islands along the pipeline
     layers: tuple[int, ...] | None = None  # blocks per stage
@@ -97,7 +97,7 @@ class ParallelismSection:
     schedule: str = "auto"  # or a row of SCHEDULES
     forwards_ahead: tuple[int, ...] | Auto = "auto"  # of each stage
     recompute: Literal["auto", "none", "selective", "full"] = "auto"  # what backward computes again
-    activations: Literal["auto", "device", "host"] = "auto"  # where they wait for backward
+    activations: Literal["auto", "device", "host"] = "auto"  # where they wait for backward; host: not with recompute
     optimizer_state: Literal["auto", "device", "host"] = "auto"  # where it is kept and updated
 
 
