@@ -10,11 +10,16 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 from typer.testing import CliRunner
 
 from hetctl.app import app
 from hetctl.comm.contract.cluster import Cluster, load_cluster
 from hetctl.comm.contract.plan import Plan
+from hetctl.comm.contract.values import decode
+from hetctl.discovery.inventory import load_inventory
+from hetctl.discovery.inventory_file import InventoryFile
+from hetctl.trainer.planning.own_hardware import own_classes
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import Recipe, load_recipe
 from tests import room_imports
@@ -93,6 +98,24 @@ def anchors(page: Path) -> set[str]:
     return {head.replace(" ", "-") for head in words}
 
 
+YAML = [(page, block) for page in PAGES for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.M | re.S)]
+
+
+@pytest.mark.parametrize(("page", "block"), YAML, ids=[page.name for page, _ in YAML])
+def test_every_yaml_of_the_documents_is_what_its_file_may_hold(page: Path, block: str, tmp_path: Path) -> None:
+    file = tmp_path / "example.yaml"
+    file.write_text(block)
+    keys = yaml.safe_load(block).keys()
+    if "model" in keys:
+        decode(Recipe, yaml.safe_load(block), where=page.name)
+    elif "islands" in keys:
+        load_cluster(file)
+    elif "devices" in keys:
+        assert own_classes(file)
+    else:
+        assert load_inventory(file).entries
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_make_target_of_the_documents_exists(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -130,9 +153,14 @@ def test_nothing_of_a_reference_is_left_without_words(page: Path) -> None:
             assert "](#" in row or not row.endswith("|  |"), row
 
 
-@pytest.mark.parametrize("top", [Cluster, Plan, Recipe])
+@pytest.mark.parametrize("top", [Cluster, Plan, Recipe, InventoryFile])
 def test_every_key_of_a_file_has_its_row(top: type) -> None:
-    made = {Cluster: fields.cluster, Plan: fields.plan, Recipe: fields.recipe}[top]()
+    made = {
+        Cluster: fields.cluster,
+        Plan: fields.plan,
+        Recipe: fields.recipe,
+        InventoryFile: fields.inventory,
+    }[top]()
     for cls in fields.below(top):
         for key in cls.__dataclass_fields__ if top is not Recipe or cls is not Recipe else ():
             assert f"| `{key}` |" in made, f"{cls.__name__}.{key}"

@@ -13,6 +13,7 @@ from typing import Any
 
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.plan import Plan
+from hetctl.discovery.inventory_file import InventoryFile
 from hetctl.trainer.recipe import RANGES, Recipe
 from hetctl.trainer.schedule import SCHEDULES
 from tests.reference.table import code, table
@@ -53,6 +54,12 @@ the demo's. For a named model what is left out follows the model: `seq_len` is a
 devices, `lr` is the usual one of its size, or to fine-tune; each is said when it is taken. This page is made from the
 code: `make reference`.
 """
+INVENTORY = """# inventory.yaml
+
+The hosts that a person names, and how each is entered: [how it is used](../discover.md#inventoryyaml). Shorter forms
+are read too: a group or `hosts` as a list or one range of names, `env` as a list of names whose values come from your
+environment. This page is made from the code: `make reference`.
+"""
 PLAN = """# plan.yaml
 
 Who does what, why, and how fast: written by `hetctl plan -o plan.yaml`, taken by `hetctl train --plan plan.yaml`. It
@@ -62,6 +69,10 @@ may be edited, and is validated when it is loaded. This page is made from the co
 
 def cluster() -> str:
     return CLUSTER + "".join(map(_section, below(Cluster)))
+
+
+def inventory() -> str:
+    return INVENTORY + "".join(map(_section, below(InventoryFile)))
 
 
 def plan() -> str:
@@ -106,7 +117,11 @@ def _section(cls: type) -> str:
             "; ".join(filter(None, (comments.get(f.name), _range(cls, f)))),
         )
         for f in dataclasses.fields(cls)
+        if f.name in inspect.get_annotations(cls)
     ]
+    says += "".join(
+        f" It has the keys of {_kind(base)} too." for base in cls.__bases__ if dataclasses.is_dataclass(base)
+    )
     return f"\n## {_title(cls)}\n\n{says}\n\n" + table(("key", "value", "if left out", ""), rows)
 
 
@@ -158,6 +173,8 @@ def _kind(hint: Any) -> str:
 def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is dataclasses.MISSING:
         return "**needed**" if field.default_factory is dataclasses.MISSING else "empty"
+    if dataclasses.is_dataclass(field.default):
+        return "empty"
     if field.default is None:
         return "`null`"
     plain = str(field.default).lower() if isinstance(field.default, bool) else f"{field.default}"

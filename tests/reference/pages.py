@@ -16,6 +16,7 @@ def made() -> dict[Path, str]:
         DOCS / "devices.md": devices.made(),
         DOCS / "discover.md": recordings.discover(),
         DOCS / "reference/recipe.md": fields.recipe(),
+        DOCS / "reference/inventory.md": fields.inventory(),
         DOCS / "reference/plan.md": fields.plan(),
         DOCS / "reference/checks.md": known.checks(),
         DOCS / "reference/variables.md": known.environment(),
