@@ -24,6 +24,7 @@ from hetctl.comm.contract.units import count_of
 from hetctl.launcher.agent.orders import WatchedPort
 from hetctl.launcher.hosts.bundle import code_bundle, folder_bundle
 from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.folder_files import FolderFiles
 from hetctl.launcher.hosts.host_names import expand
 from hetctl.launcher.hosts.local import LocalShell
 from hetctl.launcher.hosts.shell import Shell
@@ -146,9 +147,14 @@ def say_unverified(launch: Launch, console: Console) -> None:
 
 
 def start_agents_on(
-    launch: Launch, folder: RunFolder, *, paths: Sequence[str] = (), program: Path | None = None, console: Console
+    launch: Launch,
+    folder: RunFolder,
+    *,
+    paths: Sequence[str] = (),
+    program: FolderFiles | None = None,
+    console: Console,
 ) -> Agents:
-    """Agents on all hosts of the launch. `paths` must be readable there; `program` is a folder to take along.
+    """Agents on all hosts of the launch. `paths` must be readable there; `program` is what to take along.
 
     Raises one HetctlError that names every host that cannot take part.
     """
