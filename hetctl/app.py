@@ -10,6 +10,7 @@ from hetctl import __version__
 from hetctl.commands import bench, hosts, known, runs
 from hetctl.commands.discover import discover
 from hetctl.commands.doctor import doctor
+from hetctl.commands.exec import AfterDashes, execute
 from hetctl.commands.export import export
 from hetctl.commands.plan import plan
 from hetctl.commands.resume import resume
@@ -40,6 +41,7 @@ def root(
 app.command("discover")(discover)
 app.command("doctor")(doctor)
 app.add_typer(hosts.app)
+app.command("exec", cls=AfterDashes)(execute)
 app.command("plan")(plan)
 app.command("train")(train)
 app.command("resume")(resume)
