@@ -15,6 +15,7 @@ from hetctl.commands.export import export
 from hetctl.commands.plan import plan
 from hetctl.commands.resume import resume
 from hetctl.commands.run import run
+from hetctl.commands.setup import setup
 from hetctl.commands.train import train
 from hetctl.commands.validate import validate
 from hetctl.console import guarded
@@ -41,6 +42,7 @@ def root(
 app.command("discover")(discover)
 app.command("doctor")(doctor)
 app.add_typer(hosts.app)
+app.command("setup")(setup)
 app.command("exec", cls=AfterDashes)(execute)
 app.command("plan")(plan)
 app.command("train")(train)
