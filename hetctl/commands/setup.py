@@ -45,7 +45,7 @@ def setup(
     """
     from hetctl.comm.contract.values import encode
     from hetctl.discovery.discover import discover
-    from hetctl.discovery.execute import exit_code_of
+    from hetctl.discovery.execute import exit_code_of, folded
     from hetctl.discovery.inventory import resolve
     from hetctl.doctor.setup import exit_code_of_setups, inventory_lines, setups
     from hetctl.doctor.software import WHEELS
@@ -58,7 +58,10 @@ def setup(
     with sink.trying(f"looking at {count_of(len(entries), 'host')}"):
         reports = [answer.report for answer in discover(entries)]
     planned = setups(reports, path=path, wheels=wheels or WHEELS)
-    _show(sink, planned)
+    for names, _, shown in folded(planned, lambda one: one.shown):
+        sink.say(f"{names} {shown}")
+    for names, _, problem in folded(planned, lambda one: one.problem):
+        sink.warn(f"{names}: {problem}")
     able = [one for one in planned if one.lines]
     if able and not dry_run and not yes:
         typer.confirm(f"Type this on {count_of(len(able), 'host')}?", default=False, err=True, abort=True)
@@ -82,23 +85,9 @@ def _type(able: list[Setup], entries: Sequence[InventoryHost], timeout: float, s
     """Run each host's lines, all hosts at once, and show what they print."""
     from hetctl.discovery.execute import execute_line, show_outputs
 
-    lines = {one.host: " && ".join(one.lines) for one in able}
+    lines = {one.name: " && ".join(one.lines) for one in able}
     chosen = [entry for entry in entries if entry.name in lines]
     with sink.trying(f"setting up {count_of(len(chosen), 'host')}") as show:
         outputs = execute_line(chosen, lambda e: lines[e.name], timeout_s=timeout, on_output=lambda o: show(o.name))
     show_outputs(sink, outputs)
     return outputs
-
-
-def _show(sink: Sink, planned: list[Setup]) -> None:
-    """Each host's lines, once for all hosts with the same; then those that cannot be set up."""
-    from hetctl.launcher.hosts.host_names import fold
-
-    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
-    for one in planned:
-        if one.lines:
-            alike.setdefault((one.vendors, one.lines), []).append(one.host)
-        else:
-            sink.warn(f"{one.host}: {one.problem}")
-    for (vendors, lines), names in alike.items():
-        sink.say("\n".join([f"{fold(names)} ({', '.join(vendors)}):", *(f"  {line}" for line in lines)]))

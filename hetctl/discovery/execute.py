@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from hetctl.comm.contract.errors import ConfigError, HetctlError, Unreachable
 from hetctl.comm.contract.units import KiB, show_bytes
@@ -21,6 +22,16 @@ from hetctl.probe.raw import printable, printable_lines
 
 MAX_BYTES = 256 * KiB  # kept of what a host prints
 _RULE = "-" * 15
+
+
+class Named(Protocol):
+    """What is of one host."""
+
+    @property
+    def name(self) -> str: ...
+
+
+H = TypeVar("H", bound=Named)
 
 
 @dataclass(frozen=True)
@@ -76,12 +87,12 @@ def _why_not(error: HetctlError | None) -> str:
     return printable(error.message + (f" ({error.hint})" if error.hint else ""), limit=400)
 
 
-def folded(outputs: Sequence[HostOutput], says: Callable[[HostOutput], str]) -> Iterator[tuple[str, int, str]]:
-    """(folded names, how many, what) for each thing that hosts say; of some it is nothing."""
-    hosts: dict[str, list[str]] = {}
-    for one in outputs:
-        hosts.setdefault(says(one), []).append(one.name)
-    return ((fold(names), len(names), said) for said, names in hosts.items() if said)
+def folded(hosts: Iterable[H], says: Callable[[H], str]) -> Iterator[tuple[str, int, str]]:
+    """(folded names, how many, what) for each thing that is said of hosts; of some it is nothing."""
+    names: dict[str, list[str]] = {}
+    for one in hosts:
+        names.setdefault(says(one), []).append(one.name)
+    return ((fold(some), len(some), said) for said, some in names.items() if said)
 
 
 def show_outputs(sink: Sink, outputs: Sequence[HostOutput]) -> None:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 from hetctl.comm.contract.errors import Unreachable
 from hetctl.comm.contract.natives import HOST, NATIVES
-from hetctl.discovery.execute import HostOutput
+from hetctl.discovery.execute import HostOutput, folded
 from hetctl.discovery.fabric import Report
 from hetctl.doctor.check import worker_python
 from hetctl.doctor.software import LEAST_PYTHON, WHEELS, numbers, torch_line
-from hetctl.launcher.hosts.host_names import fold
 
 BESIDE = ("numpy", "safetensors", "tokenizers")
 _SAY = "import sys, torch; print('torch', torch.__version__, 'in', sys.executable)"
@@ -24,10 +23,15 @@ _SAID = re.compile(r"^torch (\S+) in (/.+)$", re.MULTILINE)
 class Setup:
     """What is typed on one host, line after line, for which vendors (none: it was not reached); or why nothing is."""
 
-    host: str
+    name: str
     vendors: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     problem: str = ""
+
+    @property
+    def shown(self) -> str:
+        """For people; '' where nothing is typed."""
+        return "\n  ".join([f"({', '.join(self.vendors)}):", *self.lines]) if self.lines else ""
 
 
 def setups(reports: Sequence[Report], *, path: str, wheels: str = WHEELS) -> list[Setup]:
@@ -89,17 +93,12 @@ def _quoted(path: str) -> str:
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
-def inventory_lines(outputs: Iterable[HostOutput]) -> list[str]:
-    """What to write into inventory.yaml: the Python of each host where all went well."""
-    by_python: dict[str, list[str]] = {}
-    others = []
-    for one in outputs:
-        found = pythons(one)
-        for python in found[:1]:
-            by_python.setdefault(python, []).append(one.name)
-        others += [f"  # {one.name} also: {python}" for python in found[1:]]
-    lines = [f"  {fold(hosts)}: {{python: {python}}}" for python, hosts in by_python.items()]
-    return ["hosts:", *lines, *others] if lines else []
+def inventory_lines(outputs: Sequence[HostOutput]) -> list[str]:
+    """What to write into inventory.yaml: the Python of each host where all went well, the first of several."""
+    first = folded(outputs, lambda one: "".join(pythons(one)[:1]))
+    lines = [f"  {names}: {{python: {python}}}" for names, _, python in first]
+    lines += [f"  # {one.name} also: {python}" for one in outputs for python in pythons(one)[1:]]
+    return ["hosts:", *lines] if lines else []
 
 
 def pythons(output: HostOutput) -> list[str]:

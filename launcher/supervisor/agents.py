@@ -265,9 +265,8 @@ def _judge(target: TargetHost, orders: AgentRequest, about: dict[str, Any]) -> t
     problems = [f"its Python ({python}) has no {', '.join(missing)}"] if missing else []
     problems += [f"it cannot read {', '.join(lacking)}"] if lacking else []
     if problems:
-        hint = (
-            "--set data.ship=true sends data and tokenizers that are here" if any(map(os.path.exists, lacking)) else ""
-        )
+        here = any(map(os.path.exists, lacking))
+        hint = "--set data.ship=true sends data and tokenizers that are here" if here else ""
         raise ConfigError("; ".join(problems), hint=hint)
     code = about["code"] + orders.code.digest
     site = Site(
