@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import frexp, inf, log
 from pathlib import Path
@@ -55,6 +55,8 @@ class DataSection:
 
     source: str = STDLIB  # or a text, .jsonl or .parquet file, a folder of such, or Megatron's .bin/.idx
     tokenizer: str = "bytes"  # or a Hugging Face tokenizer.json (or its folder); unnamed: the model folder's, if any
+    # send source and tokenizer from here to hosts that do not have the same; tokens are kept under the other keys
+    ship: bool = field(default=False, repr=False)
     field: str = "text"  # the key of the text in JSONL
     validation_share: float = 0.05  # of the files (or documents), held out
     seed: int = 0  # of their order, and of what is held out
@@ -167,6 +169,11 @@ class Recipe:
         """What stands under `section.key`."""
         section, name = key.split(".")
         return getattr(getattr(self, section), name)
+
+    def with_paths(self, moved: Mapping[str, str]) -> Recipe:
+        """The recipe on a host where data lie elsewhere: path -> path there."""
+        source, tokenizer = (moved.get(path, path) for path in (self.data.source, self.data.tokenizer))
+        return replace(self, data=replace(self.data, source=source, tokenizer=tokenizer))
 
     def validate(self) -> None:
         """Raise ConfigError for values that no run could use."""
