@@ -14,7 +14,7 @@ from hetctl.comm.contract import errors, variables
 from hetctl.comm.contract.errors import HetctlError
 from hetctl.doctor.registry import CHECKS, THEMES
 from hetctl.render.known import model_rows
-from hetctl.trainer.model.families import FAMILIES, LLAMA, Family
+from hetctl.trainer.families.registry import FAMILIES, LLAMA, Family
 from tests.reference.table import code, plain, table
 
 MADE = "This page is made from the code: `make reference`.\n"
@@ -112,8 +112,12 @@ def models() -> str:
 
 def _unlike(family: Family) -> str:
     """The fields of a family in which it is not as Llama."""
-    names = ("qkv_bias", "out_bias", "gated", "mlp_bias", "norm", "learned_positions", "activations")
-    return ", ".join(f"{name}: {value}" for name in names if (value := getattr(family, name)) != getattr(LLAMA, name))
+    names = ("qkv_bias", "out_bias", "mlp_bias", "gated", "norm", "norms", "qk_norm", "partly_rotated", "activations")
+    names += ("learned_positions",)
+    unlike = {name: value for name in names if (value := getattr(family, name)) != getattr(LLAMA, name)}
+    if family.joined:
+        unlike["joined"] = " and ".join(family.joined)
+    return ", ".join(f"{name}: {value}" for name, value in unlike.items())
 
 
 def commands() -> str:

@@ -31,8 +31,25 @@ LONG = {
     "long_factor": [2.0, 3.0, 4.0, 5.0],
     "original_max_position_embeddings": 64,
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
+OPT = {"ffn_dim": 48, "num_key_value_heads": 4, "word_embed_proj_dim": 32}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
+    "llama 2": ("Llama", {"num_key_value_heads": 4}),
+    "llama 3.1": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama, tied, wide heads": ("Llama", {"tie_word_embeddings": True, "head_dim": 32}),
+    "llama, linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "qwen2, tied, yarn": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    "opt, tied": ("OPT", OPT),
+    "opt": ("OPT", {**OPT, "tie_word_embeddings": False}),
     "llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 12}),
     "mistral, window": ("Mistral", {"sliding_window": 5}),
