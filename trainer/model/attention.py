@@ -20,6 +20,8 @@ from hetctl.trainer.model.tensor_parallel import ALONE, TensorShare, enter
 
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
+MOST_KERNELS = 128
+
 
 class Attention(nn.Module):
     """Causal grouped-query attention of one layer; of the heads, this rank's share."""
@@ -94,9 +96,8 @@ def _by_mask(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, window: in
 
 def _flexible(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, window: int, cap: float) -> Tensor:
     """The same by torch's flex attention, which skips what a window leaves out."""
-    flex, masked = _flex(), _window_mask(q.shape[2], window, q.device)
-    capped = (lambda score, b, h, i, j: cap * torch.tanh(score / cap)) if cap else None
-    out: Tensor = flex(q, k, v, score_mod=capped, block_mask=masked, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    grouped, seen = q.shape[1] != k.shape[1], _window_mask(q.shape[2], window, q.device)
+    out: Tensor = _flex()(q, k, v, score_mod=_capped(cap), block_mask=seen, scale=scale, enable_gqa=grouped)
     return out
 
 
@@ -104,8 +105,19 @@ def _flexible(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, window: i
 def _flex() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
+    # a kernel for each window, length, precision and mode; beyond the limit all scores would be made, silently
+    dynamo = torch._dynamo.config
+    dynamo.recompile_limit = max(dynamo.recompile_limit, MOST_KERNELS)
     compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
     return compiled
+
+
+@cache
+def _capped(cap: float) -> Callable[..., Tensor] | None:
+    def capped(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return capped if cap else None
 
 
 @cache
