@@ -95,9 +95,7 @@ def main() -> int:
             for name, (window, cap) in CASES.items():
                 took = seconds(seq, window and 1024, cap, head_dim)
                 rows[f"time of plain, {name}, {seq} tokens, heads of {head_dim}"] = took / plain
-                print(
-                    f"{seq:6} tokens, heads of {head_dim}, {name:16} {took / plain:5.2f} of plain ({plain * 1e3:.2f} ms)"
-                )
+                print(f"{seq:6} tokens, heads of {head_dim}, {name:16} {took / plain:5.2f} of {plain * 1e3:.2f} ms")
     heads = {"heads": 8, "kv_heads": 4, "head_dim": 64}
     for name, change in {
         "gemma2-9b": {"windows": (256, 0, 256, 0), "embedding_scale": 512**0.5},
