@@ -31,8 +31,7 @@ NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 def export_run(word: str | None, to: Path, *, precision: str) -> dict[str, Any]:
     """Write the newest checkpoint of a run (or the one that is named) to `to`. Raises ConfigError."""
-    path = _checkpoint(_meant(word))
-    job = _job(path.parent.parent)
+    path, job = saved_model(word)
     if to.exists() and not to.is_dir():
         raise ConfigError(f"'{to}' is not a folder", hint="a model is several files: name a new folder")
     if to.exists() and any(to.iterdir()):
@@ -54,6 +53,12 @@ def export_run(word: str | None, to: Path, *, precision: str) -> dict[str, Any]:
         "precision": precision,
         "files": [f.name for f in files] + ["config.json", *beside],
     }
+
+
+def saved_model(word: str | None) -> tuple[Path, Job]:
+    """The newest checkpoint of a run, or the one that is named, and what its ranks were told. Raises ConfigError."""
+    path = _checkpoint(_meant(word))
+    return path, _job(path.parent.parent)
 
 
 def copy_tokenizer(data: DataSection, source: Path | None, to: Path) -> list[str]:

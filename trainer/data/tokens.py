@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ BYTES_VOCABULARY = 257  # 256 bytes and the end of a document
 BOUND = "tokens_below"  # the key under which a cache keeps it; one without the key is made anew
 TokenArray = npt.NDArray[Any]  # whole numbers of any width
 Encode = Callable[[str], TokenArray]
+Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,10 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Text to tokens; `end` closes a document."""
+    """Text to tokens and back; `end` closes a document."""
 
     encode: Encode
+    decode: Decode
     vocabulary: int  # every token is below it
     end: int
 
@@ -50,7 +52,7 @@ class Tokenizer:
 def load_tokenizer(section: DataSection) -> Tokenizer:
     """The byte tokenizer, or a Hugging Face tokenizer.json. Raises ConfigError when it cannot be used."""
     if section.tokenizer == "bytes":
-        return Tokenizer(_encode_bytes, BYTES_VOCABULARY, 256)
+        return Tokenizer(_encode_bytes, _decode_bytes, BYTES_VOCABULARY, 256)
     path = Path(section.tokenizer)
     text = read_text(path, what="tokenizer", max_bytes=MAX_TOKENIZER_BYTES)
     try:
@@ -65,7 +67,7 @@ def load_tokenizer(section: DataSection) -> Tokenizer:
     loaded.no_padding()
     end = _end_token(loaded, path)
     ids = loaded.get_vocab(with_added_tokens=True).values()  # they may have gaps: how many there are bounds nothing
-    return Tokenizer(_encoder(loaded, path), max(ids) + 1, end)
+    return Tokenizer(_encoder(loaded, path), loaded.decode, max(ids) + 1, end)
 
 
 def open_tokens(section: DataSection, cache: Path | None = None) -> Tokens:
@@ -194,6 +196,10 @@ def _whole(text: str) -> str:
 
 def _encode_bytes(text: str) -> TokenArray:
     return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint32)
+
+
+def _decode_bytes(tokens: Sequence[int]) -> str:
+    return bytes(token for token in tokens if token < 256).decode("utf-8", errors="replace")
 
 
 def _end_token(loaded: Any, path: Path) -> int:

@@ -23,6 +23,20 @@ KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EF
 MOST_KERNELS = 128
 
 
+class SeenTokens:
+    """Keys and values of the tokens that a layer has seen, while a text is continued token by token."""
+
+    def __init__(self) -> None:
+        self._held: tuple[Tensor, Tensor] | None = None
+
+    def extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """All of them so far, with these [batch, heads, further tokens, head_dim] behind."""
+        if self._held is not None:
+            k, v = (torch.cat(both, dim=2) for both in zip(self._held, (k, v), strict=True))
+        self._held = k, v
+        return k, v
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention of one layer; of the heads, this rank's share."""
 
@@ -41,6 +55,7 @@ class Attention(nn.Module):
         sizes = (shape.head_dim, shape.head_dim) if self.heads_apart else (q, kv)
         norms = [SharedNorm(shape, n, whole=not self.heads_apart, tensor=tensor) if kind else None for n in sizes]
         self.q_norm, self.k_norm = norms
+        self.seen: SeenTokens | None = None  # while a text is continued
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[batch, seq, hidden] -> the same; cos and sin are [seq, rotary_dim]."""
@@ -49,7 +64,10 @@ class Attention(nn.Module):
         q, k = self._heads(self.q_proj(x), self.q_norm), self._heads(self.k_proj(x), self.k_norm)
         if self.rotary:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        y = causal_attention(q, k, self._heads(self.v_proj(x)), scale=self.scale, window=self.window, cap=self.cap)
+        v = self._heads(self.v_proj(x))
+        if self.seen is not None:
+            k, v = self.seen.extended(k, v)
+        y = causal_attention(q, k, v, scale=self.scale, window=self.window, cap=self.cap)
         return summed_linear(self.o_proj, y.transpose(1, 2).reshape(batch, seq, -1), self.tensor)
 
     def _heads(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
@@ -63,14 +81,17 @@ class Attention(nn.Module):
 def causal_attention(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, window: int = 0, cap: float = 0.0
 ) -> Tensor:
-    """[batch, heads, seq, head_dim] each, fewer heads in k and v where they are grouped.
+    """[batch, heads, seq, head_dim] each, fewer heads in k and v where they are grouped, and more tokens there where
+    those of q are the last of them.
 
     A token attends to `window` tokens, itself the last of them (0: all before it); scores are scaled (None: by
     head_dim ** -0.5), then capped at c tanh(x / c). Plain attention takes a device's own kernels, in an order set here,
     not around the model, so that recomputation takes the same; the rest takes flex attention there.
     """
     grouped = q.shape[1] != k.shape[1]
-    window = 0 if window >= q.shape[2] else window
+    window = 0 if window >= k.shape[2] else window
+    if q.shape[2] < k.shape[2]:
+        return _by_mask(q, k, v, scale=scale, window=window, cap=cap)
     if not window and not cap:
         if q.is_cpu:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
@@ -88,9 +109,9 @@ def _by_mask(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, window: in
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if cap:
         scores = cap * torch.tanh(scores / cap)
-    at = torch.arange(q.shape[2], device=q.device)
-    back = at[:, None] - at
-    seen = (back >= 0) & (back < (window or q.shape[2]))
+    at = torch.arange(k.shape[2], device=q.device)
+    back = at[-q.shape[2] :, None] - at
+    seen = (back >= 0) & (back < (window or len(at)))
     return F.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1).to(v.dtype) @ v
 
 

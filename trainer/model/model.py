@@ -5,8 +5,8 @@ Parameters carry their Hugging Face names, whatever stage they live on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from hetctl.comm.contract.plan import Span
 from hetctl.trainer.families.family import NORMS
 from hetctl.trainer.families.registry import FAMILIES
 from hetctl.trainer.model.activations import HostActivations, Recompute, recomputing
-from hetctl.trainer.model.attention import Attention
+from hetctl.trainer.model.attention import Attention, SeenTokens
 from hetctl.trainer.model.head_loss import Bend, LossKernel, head_loss, loss_and_gradient
 from hetctl.trainer.model.norms import norm_of
 from hetctl.trainer.model.rotary import rotary_tables
@@ -122,6 +122,7 @@ class StageModel(nn.Module):
         self.before_unit: Callable[[int], None] = _nothing  # 0 embedding, i + 1 block i, layers + 1 norm and head
         self.before_backward: Callable[[int], None] = _nothing
         self.host_activations: HostActivations | None = None  # None: they stay on the device
+        self._continued: range | None = None  # while a text is continued: places seen, up to the most there will be
 
     @property
     def is_first(self) -> bool:
@@ -147,7 +148,7 @@ class StageModel(nn.Module):
             if self.shape.embedding_scale != 1.0:
                 hidden = hidden * hidden.new_tensor(self.shape.embedding_scale)
             if self.embed_positions is not None:
-                before = self.shape.positions - self.shape.max_seq_len
+                before = self.shape.positions - self.shape.max_seq_len + self._seen
                 hidden = hidden + self.embed_positions.weight[before : before + x.shape[1]]
         tables = {number: self.rotary(hidden, number) for number in range(self.first, self.past_last)}
         saving = self._saving(*(table for pair in tables.values() for table in pair))
@@ -156,6 +157,8 @@ class StageModel(nn.Module):
             with saving():
                 hidden = block(hidden, *tables[number])
             hidden = self._announced(hidden, number + 1)
+        if self._continued is not None:
+            self._continued = self._continued[x.shape[1] :]
         if self.norm is not None:
             self.before_unit(self.shape.layers + 1)
             hidden = self._announced(self.norm(hidden), self.shape.layers + 1)
@@ -205,9 +208,35 @@ class StageModel(nn.Module):
             return EMBEDDING if self.shape.tied_embeddings else name
         return "model." + name
 
+    @contextmanager
+    def continuing(self, most: int) -> Iterator[None]:
+        """Inside, each call goes on where the one before ended, with what its layers saw: `most` tokens in all."""
+        attentions = [module for module in self.modules() if isinstance(module, Attention)]
+        self._continued = range(most)
+        for attention in attentions:
+            attention.seen = SeenTokens()
+        try:
+            yield
+        finally:
+            self._continued = None
+            for attention in attentions:
+                attention.seen = None
+
+    @property
+    def _seen(self) -> int:
+        return self._continued.start if self._continued is not None else 0
+
     def rotary(self, like: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """cos and sin for a layer's hidden states, made once."""
-        local, seq = self.shape.window_of(layer) > 0, like.shape[1]
+        """cos and sin for a layer's hidden states."""
+        if self._continued is None:
+            return self._tables(like, layer, like.shape[1])
+        cos, sin = self._tables(like, layer, self._continued.stop)
+        here = slice(self._seen, self._seen + like.shape[1])
+        return cos[here], sin[here]
+
+    def _tables(self, like: Tensor, layer: int, seq: int) -> tuple[Tensor, Tensor]:
+        """Made once for each length."""
+        local = self.shape.window_of(layer) > 0
         held = self._rotary.get(local)
         if held is None or held[0].shape[0] != seq or held[0].device != like.device or held[0].dtype != like.dtype:
             held = rotary_tables(seq, self.shape, local=local, dtype=like.dtype, device=like.device)

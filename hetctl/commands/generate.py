@@ -1,0 +1,42 @@
+"""`hetctl generate`: a trained model goes on from a text."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hetctl.commands import completion, options
+from hetctl.console import Sink
+
+
+def generate(
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the model shall go on from.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="RUN",
+            help="A run's name or folder, a checkpoint, or a Hugging Face folder; left out: runs/latest.",
+            show_default=False,
+            autocompletion=completion.runs,
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="At most so many further ones.")] = 128,
+    as_json: options.Json = False,
+) -> None:
+    """Let a run's newest checkpoint, or a Hugging Face folder, go on from a text with its likeliest tokens.
+
+    On this machine's first GPU in bf16, otherwise on its CPU in fp32; the whole model must fit there.
+    """
+    from hetctl.runs.generate import load
+
+    sink = Sink(as_json=as_json)
+    loaded = load(model)
+    sink.note(f"{loaded.source} goes on from {len(text)} characters")
+    pieces = []
+    for piece in loaded.continued(text, most=tokens):
+        pieces.append(piece)
+        sink.write(piece)
+    sink.write("\n")
+    sink.result({"model": loaded.source, "text": text, "continuation": "".join(pieces)})

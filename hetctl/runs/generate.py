@@ -1,0 +1,73 @@
+"""A trained model, or a Hugging Face folder, asked to go on from a text, on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.operation.device import accelerator
+from hetctl.runs.export import saved_model
+from hetctl.trainer.checkpoint.reader import Reader
+from hetctl.trainer.data.tokens import Tokenizer, load_tokenizer
+from hetctl.trainer.model.config import find_shape, find_weights
+from hetctl.trainer.model.generation import generate
+from hetctl.trainer.model.huggingface import WeightFiles, check_weights
+from hetctl.trainer.model.model import StageModel
+from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.recipe import TOKENIZER, DataSection
+
+Read = Callable[[str, tuple[int, ...]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A whole model on this machine's first device, and its tokenizer."""
+
+    model: StageModel
+    tokenizer: Tokenizer
+    source: str
+
+    def continued(self, text: str, *, most: int) -> Iterator[str]:
+        """What the model goes on with, piece by piece. Raises ConfigError for a text of no or too many tokens."""
+        prompt, longest = self.tokenizer.encode(text).tolist(), self.model.shape.max_seq_len
+        if not 0 < len(prompt) < longest:
+            raise ConfigError(f"the text is {len(prompt)} tokens, it must be 1 to {longest - 1} for this model")
+        tokens: list[int] = []
+        said = ""
+        for token in generate(self.model, prompt, most=most, end=self.tokenizer.end):
+            tokens.append(token)
+            whole = self.tokenizer.decode(tokens)
+            if not whole.endswith("\ufffd"):  # of a character only the first bytes
+                yield whole[len(said) :]
+                said = whole
+
+
+def load(word: str | None) -> Loaded:
+    """A run's newest checkpoint (or a named one), or a Hugging Face folder with weights. Raises ConfigError."""
+    if word is not None and (folder := find_weights(word)):
+        shape, files = find_shape(word), folder / TOKENIZER
+        if not files.is_file():
+            raise ConfigError(f"{folder} has no {TOKENIZER}", hint="a model without its tokenizer cannot read a text")
+        check_weights(folder, shape)
+        return _loaded(shape, WeightFiles(folder, shape).read, DataSection(tokenizer=str(files)), str(folder))
+    path, job = saved_model(word)
+    reader = Reader(path)
+    reader.check_is_of(job.shape, whole=True)
+    return _loaded(job.shape, lambda name, size: reader.read(name, "master", shape=size), job.recipe.data, str(path))
+
+
+def _loaded(shape: ModelShape, read: Read, data: DataSection, source: str) -> Loaded:
+    kind = accelerator()
+    device, dtype = (torch.device("cpu"), torch.float32) if kind is None else (torch.device(kind, 0), torch.bfloat16)
+    tokenizer = load_tokenizer(data)
+    with device:
+        model = StageModel(shape, (0, shape.layers)).to(dtype)
+    with torch.no_grad():
+        for name, parameter in model.named().items():
+            parameter.copy_(read(name, tuple(parameter.shape)))
+    return Loaded(model, tokenizer, source)
+
+
