@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: demo test test-all test-slow test-faults test-rdma test-kill test-torch-suite benchmarks reference lint format clean
+.PHONY: demo tutorial test test-all test-slow test-faults test-rdma test-kill test-torch-suite benchmarks reference lint format clean
 demo: .venv/ready
 	$(BIN)/hetctl train
 
@@ -53,6 +53,10 @@ reference: .venv/ready
 	$(BIN)/python -m tests.bench.file_reference
 	$(BIN)/python -m tests.bench.device_reference
 	$(BIN)/python -m tests.bench.recordings_table
+
+# What docs/tutorial.md shows, from two namespaced hosts: root, openssh-server, iproute2
+tutorial: .venv/ready
+	HETCTL_TUTORIAL=write $(BIN)/python -m pytest -q tests/test_tutorial.py
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

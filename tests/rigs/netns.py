@@ -242,9 +242,12 @@ class _Maker:
     def _serve(self, host: RigHost, spec: HostSpec) -> None:
         # a HOME of its own: no shell start-up file of this machine speaks on the host
         settings = {"PATH": f"{host.folder / 'bin'}:{_PATH}", "HOME": str(host.folder / "home"), **spec.env}
+        key = self.folder / "host" if spec.known else host.folder / "key"
+        if not spec.known:  # whoever compares fingerprints sees one of its own
+            _quiet("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
         lines = [
             f"ListenAddress {host.address}:22",
-            f"HostKey {self.folder / 'host'}",
+            f"HostKey {key}",
             f"PidFile {host.folder / 'sshd.pid'}",
             f"AuthorizedKeysFile {self.folder / 'user.pub'}",
             "StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUseDNS no",
