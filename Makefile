@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: demo tutorial test test-all test-slow test-faults test-rdma test-kill test-torch-suite benchmarks reference lint format clean
+.PHONY: demo tutorial first-hour test test-all test-slow test-faults test-rdma test-kill test-torch-suite benchmarks reference lint format clean
 demo: .venv/ready
 	$(BIN)/hetctl train
 
@@ -57,6 +57,10 @@ reference: .venv/ready
 # What docs/tutorial.md shows, from two namespaced hosts: root, openssh-server, iproute2
 tutorial: .venv/ready
 	HETCTL_TUTORIAL=write $(BIN)/python -m pytest -q tests/test_tutorial.py
+
+# README's lines under a fresh account, with a stopwatch: a new environment, so pip downloads
+first-hour: .venv/ready
+	$(BIN)/python -m tests.first_hour
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +41,7 @@ def fetch(run: RunFolder, to: RunFolder, sink: Sink) -> Path | None:
         sink.say(f"fetching {name} from {listed([target.name for target, _ in holders])}")
         for target, of in holders:
             request = {"do": "lend", "checkpoint": name, **of}
-            _unpack(stream(target, request, Deadline(FETCHING_S)), to.path)
+            _unpack(stream(target, request, Deadline(FETCHING_S)), to.launch, path)
             manifests.append(json.loads((path / MANIFEST).read_text()))
     finally:
         close()
@@ -48,9 +49,15 @@ def fetch(run: RunFolder, to: RunFolder, sink: Sink) -> Path | None:
     return path
 
 
-def _unpack(pieces: Iterator[bytes], to: Path) -> None:
+def _unpack(pieces: Iterator[bytes], launch: Path, checkpoint: Path) -> None:
+    """The files of a tar stream, each into its folder, whatever else their names say."""
     with tarfile.open(fileobj=cast(Any, _Pieces(pieces)), mode="r|", bufsize=MiB) as packed:
-        packed.extractall(to, filter="data")
+        for member in packed:
+            if (source := packed.extractfile(member)) is not None:
+                folder = checkpoint if member.name.startswith("checkpoints/") else launch
+                folder.mkdir(parents=True, exist_ok=True)
+                with (folder / Path(member.name).name).open("wb") as file:
+                    shutil.copyfileobj(source, file)
     for _ in pieces:  # to its end, which says whether it was whole
         pass
 
