@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LOAD = "from transformers import AutoModelForCausalLM as M; print(M.from_pretrained('my-model').num_parameters())"
-SAID = ("make demo", ".venv/bin/hetctl export --to my-model", "runs/latest/report.html")  # by README
+SAID = ("make demo", "export PATH=$PWD/.venv/bin:$PATH", "hetctl export --to my-model", "runs/latest/report.html")
 LIMIT_S = 600
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
@@ -40,7 +40,18 @@ class Account:
         """What a line of the shell prints, in the clone once there is one. Raises SystemExit where it fails."""
         where = self.home / "hetctl"
         pip = [f"{k}={v}" for k, v in os.environ.items() if k.startswith("PIP_") or k.endswith("_proxy")]
-        words = [*self.enter, "env", "-i", f"HOME={self.home}", f"PATH={PATH}", *pip, "sh", "-c", line]
+        words = [
+            *self.enter,
+            "env",
+            "-i",
+            f"HOME={self.home}",
+            f"TMPDIR={self.home}",
+            f"PATH={PATH}",
+            *pip,
+            "sh",
+            "-c",
+            line,
+        ]
         cwd = where if where.exists() else self.home
         done = subprocess.run(words, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
@@ -74,15 +85,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the seconds there")
     asked, seconds = parser.parse_args(), dict[str, float]()
-    demo, export, report = SAID
+    demo, path, export, report = SAID
     readme = (ROOT / "README.md").read_text()
     for words in SAID:
         assert words in readme, f"README does not say: {words}"
     steps = {
         "git clone": "git clone -q hetctl.bundle hetctl",
         demo: demo,
-        "export": export,
-        "transformers loads it": f'.venv/bin/python -c "{LOAD}"',
+        "export": f"{path}; {export}",
+        "transformers loads it": f'{path}; python -c "{LOAD}"',
         "the report in a browser": opened(report),
     }
     with account() as newcomer:
@@ -90,6 +101,7 @@ def main() -> None:
         for name, line in steps.items():
             began = time.monotonic()
             printed = newcomer.do(line)
+            assert name != demo or "next: hetctl export" in printed, "the demo does not say what to type next"
             seconds[name] = round(time.monotonic() - began, 1)
             print(f"{seconds[name]:7.1f} s  {name}", flush=True)
     total = sum(seconds.values())
