@@ -19,7 +19,7 @@ from tests.hetctl.doctor.test_namespaces import OWN_ADDRESS, UNLIMITED
 from tests.rigs import netns
 from tests.rigs.dress import Costume, Dress, dress_host, write
 
-SITE = next(path for path in sys.path if path.endswith("site-packages"))
+SITE = next((path for path in sys.path if path.endswith("site-packages")), "")
 COSTUMES = (
     Costume("green1", 0, gpus=1, nics=0, management={"eth0": ""}, tool_delay_s=0),
     Costume("red1", 1, vendor="amd", gpus=1, nics=0, management={"eth0": ""}, tool_delay_s=0),
