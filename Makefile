@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: demo tutorial first-hour test test-all test-slow test-faults test-rdma test-kill test-torch-suite benchmarks reference lint format clean
+.PHONY: demo tutorial first-hour test test-all test-slow test-faults test-rdma test-kill test-torch-suite benchmarks reference site lint format clean
 demo: .venv/ready
 	$(BIN)/hetctl train
 
@@ -49,10 +49,14 @@ test-kill: .venv/ready
 benchmarks: .venv/ready
 	$(BIN)/python -m tests.bench.benchmark_tables
 
+# The pages that are made from the code: files, commands, checks, variables, exit codes, models, devices, recordings
 reference: .venv/ready
-	$(BIN)/python -m tests.bench.file_reference
-	$(BIN)/python -m tests.bench.device_reference
-	$(BIN)/python -m tests.bench.recordings_table
+	$(BIN)/python -m tests.reference
+
+# docs/ as pages to read without a network, in build/site: open index.html. Fails on a link that leads nowhere
+site: .venv/ready
+	$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/pip install -q -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # What docs/tutorial.md shows, from two namespaced hosts: root, openssh-server, iproute2
 tutorial: .venv/ready

@@ -10,10 +10,12 @@ from hetctl import __version__
 from hetctl.commands import bench, hosts, known, runs
 from hetctl.commands.discover import discover
 from hetctl.commands.doctor import doctor
+from hetctl.commands.exec import AfterDashes, execute
 from hetctl.commands.export import export
 from hetctl.commands.plan import plan
 from hetctl.commands.resume import resume
 from hetctl.commands.run import run
+from hetctl.commands.setup import setup
 from hetctl.commands.train import train
 from hetctl.commands.validate import validate
 from hetctl.console import guarded
@@ -40,6 +42,8 @@ def root(
 app.command("discover")(discover)
 app.command("doctor")(doctor)
 app.add_typer(hosts.app)
+app.command("setup")(setup)
+app.command("exec", cls=AfterDashes)(execute)
 app.command("plan")(plan)
 app.command("train")(train)
 app.command("resume")(resume)

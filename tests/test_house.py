@@ -21,6 +21,7 @@ ROOMS = (
     *("launcher.agent", "launcher.hosts", "launcher.ssh", "launcher.run_folder", "launcher.supervisor"),
     *(
         "trainer.schedule",
+        "trainer.families",
         "trainer.model",
         "trainer.ranks",
         "trainer.recipe",

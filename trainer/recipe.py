@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import frexp, inf, log
 from pathlib import Path
@@ -45,7 +45,7 @@ MAX_TIMEOUT_S = 1e7  # four months; timers overflow where it is far longer
 class ModelSection:
     """Which model: a known name, or the path of a Hugging Face config.json or its folder."""
 
-    name: str = "demo"
+    name: str = "demo"  # `hetctl models` lists the known ones
     seq_len: int = 128  # tokens per sample
 
 
@@ -55,31 +55,33 @@ class DataSection:
 
     source: str = STDLIB  # or a text, .jsonl or .parquet file, a folder of such, or Megatron's .bin/.idx
     tokenizer: str = "bytes"  # or a Hugging Face tokenizer.json (or its folder); unnamed: the model folder's, if any
+    # send source and tokenizer from here to hosts that do not have the same; tokens are kept under the other keys
+    ship: bool = field(default=False, repr=False)
     field: str = "text"  # the key of the text in JSONL
     validation_share: float = 0.05  # of the files (or documents), held out
-    seed: int = 0
+    seed: int = 0  # of their order, and of what is held out
 
 
 @dataclass(frozen=True)
 class BatchSection:
     """Samples per step over all replicas; the planner shares them out."""
 
-    global_batch: int = 16
-    micro_batch_size: int | Auto = "auto"
+    global_batch: int = 16  # samples in a step
+    micro_batch_size: int | Auto = "auto"  # samples in a micro-batch, over the width of a stage
 
 
 @dataclass(frozen=True)
 class OptimizerSection:
     """AdamW (or SGD) with linear warm-up, then cosine decay to `min_lr_share` of the peak."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
-    lr: float = 2e-3
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    warmup_steps: int = 10
-    min_lr_share: float = 0.1
+    name: Literal["adamw", "sgd"] = "adamw"  # the rule of the update
+    lr: float = 2e-3  # the peak learning rate
+    weight_decay: float = 0.1  # of matrices; norms and biases have none
+    beta1: float = 0.9  # of adamw: decay of the mean of gradients
+    beta2: float = 0.95  # of adamw: decay of the mean of their squares
+    eps: float = 1e-8  # of adamw: added to the root of that
+    warmup_steps: int = 10  # until the peak
+    min_lr_share: float = 0.1  # of the peak, reached at the last step
     clip_norm: float = 1.0  # 0: no clipping
 
 
@@ -88,16 +90,16 @@ class ParallelismSection:
     """`auto` leaves it to the planner; anything else pins it."""
 
     pipeline: int | Auto = "auto"  # stages per replica
-    tensor: int | Auto = "auto"
+    tensor: int | Auto = "auto"  # 1, 2, 4 or 8 ranks of a host, that share each layer
     data: int | Auto = "auto"  # replicas
     order: Literal["auto", "given"] | tuple[str, ...] = "auto"  # of islands along the pipeline
     layers: tuple[int, ...] | None = None  # blocks per stage
-    split: Literal["auto", "uniform", "holmes"] = "auto"
+    split: Literal["auto", "uniform", "holmes"] = "auto"  # of layers: by seconds, equal, by speed
     alpha: float = 1.0  # of the holmes split
     schedule: str = "auto"  # or a row of SCHEDULES
     forwards_ahead: tuple[int, ...] | Auto = "auto"  # of each stage
-    recompute: Literal["auto", "none", "selective", "full"] = "auto"
-    activations: Literal["auto", "device", "host"] = "auto"  # where they wait for backward
+    recompute: Literal["auto", "none", "selective", "full"] = "auto"  # what backward computes again
+    activations: Literal["auto", "device", "host"] = "auto"  # where they wait for backward; host: not with recompute
     optimizer_state: Literal["auto", "device", "host"] = "auto"  # where it is kept and updated
 
 
@@ -105,22 +107,22 @@ class ParallelismSection:
 class BridgeSection:
     """How islands talk; a forced transport that is impossible is an error."""
 
-    transport: TransportKind | Auto = "auto"
-    verify: bool = False
+    transport: TransportKind | Auto = "auto"  # what carries the bytes
+    verify: bool = False  # check every message with a checksum
 
 
 @dataclass(frozen=True)
 class TrainSection:
     """How long, how precise, and what to do about a loss that is not finite."""
 
-    steps: int = 160
-    seed: int = 0
+    steps: int = 160  # of the whole run
+    seed: int = 0  # of random weights
     # auto: bf16, fp16 where a device has no bf16, fp32 on CPUs; tf32: fp32 whose products are TF32
     precision: Literal["auto", "bf16", "fp16", "tf32", "fp32", "fp64"] = "auto"
     loss_scale: float | Auto = "auto"  # of fp16: where it begins, a power of two; it follows the gradients from there
-    validation_samples: int = 32
+    validation_samples: int = 32  # of the held-out part, each time
     validate_every: int = 0  # steps; 0: at the end alone
-    on_nonfinite: Literal["stop", "skip"] = "stop"
+    on_nonfinite: Literal["stop", "skip"] = "stop"  # what a loss or gradient that is not finite does
     # optimizer: a stage's shards share out optimiser state; all: weights and gradients too; replicas: state over all
     # replicas; auto: replicas where that fits, else all
     sharded: Literal["auto", "optimizer", "all", "replicas"] = "auto"
@@ -140,10 +142,10 @@ class CheckpointSection:
     them on one host too.
     """
 
-    every: int = 0
-    last: bool = True
-    keep: int = 2
-    store: str = "auto"
+    every: int = 0  # steps; 0: not on the way
+    last: bool = True  # save at the end
+    keep: int = 2  # the newest so many
+    store: str = "auto"  # what the text above says
 
 
 @dataclass(frozen=True)
@@ -168,9 +170,14 @@ class Recipe:
         section, name = key.split(".")
         return getattr(getattr(self, section), name)
 
+    def with_paths(self, moved: Mapping[str, str]) -> Recipe:
+        """The recipe on a host where data lie elsewhere: path -> path there."""
+        source, tokenizer = (moved.get(path, path) for path in (self.data.source, self.data.tokenizer))
+        return replace(self, data=replace(self.data, source=source, tokenizer=tokenizer))
+
     def validate(self) -> None:
         """Raise ConfigError for values that no run could use."""
-        for words, fits, keys in _RANGES:
+        for words, fits, keys in RANGES:
             for key in keys:
                 value = self.value(key)
                 if isinstance(value, (int, float)) and not fits(value):
@@ -208,7 +215,7 @@ class Recipe:
 
 
 # What numbers may be, and under which keys. NaN fits no comparison, so it is refused everywhere.
-_RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
+RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     (
         "at least 1",
         lambda v: v >= 1,

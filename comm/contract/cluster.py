@@ -28,14 +28,14 @@ class Access:
     """
 
     address: str | None = None  # an alias of ~/.ssh/config, a name, or an IP address
-    user: str | None = None
-    port: int | None = None
-    identity_file: str | None = None
+    user: str | None = None  # to log in as
+    port: int | None = None  # of the SSH server
+    identity_file: str | None = None  # a private key
     proxy_jump: str | None = None  # [user@]host[:port], several joined by commas
-    python: str = "python3"
+    python: str = "python3"  # the one that has torch, a path or a command
     prefix: tuple[str, ...] = ()  # enters a container there: docker exec -i NAME
     env: Mapping[str, str | None] = field(default_factory=dict)  # None: the value of whoever launches
-    exclude_nics: tuple[str, ...] = ()
+    exclude_nics: tuple[str, ...] = ()  # interfaces that nothing of a run may take
     gpus: tuple[int, ...] | None = None  # the devices to use, None for all
 
     @property
@@ -52,13 +52,13 @@ class Nic:
     """One network port. `network` names the entry of Cluster.networks it reaches, None when unknown."""
 
     name: str  # network interface, e.g. ens1f0
-    kind: NetworkKind = "ethernet"
-    rate_bytes_per_s: float | None = None
-    network: str | None = None
-    address: str | None = None
+    kind: NetworkKind = "ethernet"  # how it is linked, as its network
+    rate_bytes_per_s: float | None = None  # of the link, one way
+    network: str | None = None  # the name of the network that it reaches
+    address: str | None = None  # its IP address
     rdma_device: str | None = None  # e.g. mlx5_0
-    pci: str | None = None
-    numa_node: int | None = None
+    pci: str | None = None  # its PCI address
+    numa_node: int | None = None  # of the host, that it is attached to
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class Device:
     """One accelerator (or one CPU process slot) of a host."""
 
     index: int  # unique on its host
-    vendor: str
-    device_class: str
-    memory_bytes: int | None = None
+    vendor: str  # nvidia, amd, ...; cpu
+    device_class: str  # what it is: a row of the hardware table, or of `classes`
+    memory_bytes: int | None = None  # that it has
     nics: tuple[str, ...] = ()  # nearest first
-    uuid: str | None = None
-    pci: str | None = None
-    numa_node: int | None = None
+    uuid: str | None = None  # as its vendor's tool says it
+    pci: str | None = None  # its PCI address
+    numa_node: int | None = None  # of the host, that it is attached to
     speed: float = 1.0  # emulation: the share of this machine's speed, (0, 1]
     ordinal: int | None = None  # as its vendor's runtime counts it, where that is not `index`
 
@@ -81,41 +81,41 @@ class Device:
 class Host:
     """One machine: how it is reached, what it holds, and everything its probe read (`facts`)."""
 
-    name: str
+    name: str  # unique in the cluster
     access: Access | None = None  # how it is entered; None: emulated or described
     data_address: str | None = None  # where ranks talk
     status: str = "ok"  # ok, or the outcome of the failed discovery
-    reason: str | None = None
+    reason: str | None = None  # why its discovery failed
     devices: tuple[Device, ...] = ()
     nics: tuple[Nic, ...] = ()
     memory_bytes: int | None = None  # of the host itself
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what its probe read: the doctor judges it
 
 
 @dataclass(frozen=True)
 class Network:
     """What a set of NICs all reach: one InfiniBand subnet, one RoCE, Slingshot, EFA or Ethernet network."""
 
-    name: str
-    kind: NetworkKind
-    hosts: tuple[str, ...]
-    reason: str = ""
+    name: str  # unique in the cluster
+    kind: NetworkKind  # how its ports are linked
+    hosts: tuple[str, ...]  # that have a port in it
+    reason: str = ""  # why these ports are taken for one network
 
 
 @dataclass(frozen=True)
 class Member:
     """One device of an island."""
 
-    host: str
-    device: int
+    host: str  # a name of `hosts`
+    device: int  # an index on that host
 
 
 @dataclass(frozen=True)
 class Island:
     """Devices that can share one native communicator: one vendor and a fabric all of them reach."""
 
-    name: str
-    vendor: str
+    name: str  # unique in the cluster
+    vendor: str  # of all its devices
     fabric: str  # 'host' within one machine, else a Network name
     members: tuple[Member, ...]
 
@@ -129,12 +129,12 @@ class Island:
 class TransportOption:
     """One way for two islands to talk, whether it is usable, and why (or why not)."""
 
-    kind: TransportKind
-    usable: bool
-    reason: str
+    kind: TransportKind  # what carries the bytes
+    usable: bool  # whether it can be taken
+    reason: str  # why, or why not
     rate_bytes_per_s: float | None = None  # of all rails together
-    latency_s: float | None = None
-    measured: bool = False
+    latency_s: float | None = None  # one way
+    measured: bool = False  # whether rate and latency were measured; else they follow from the ports
     networks: tuple[str, ...] = ()  # it crosses these; none named: all that every host of both islands reaches
 
 
@@ -142,7 +142,7 @@ class TransportOption:
 class IslandLink:
     """Everything known about how two islands (by name) can talk, best transport first."""
 
-    islands: tuple[str, str]
+    islands: tuple[str, str]  # their names
     transports: tuple[TransportOption, ...]
 
 
@@ -160,12 +160,12 @@ def native_way(a: Island, b: Island, tcp: TransportOption) -> TransportOption:
 class Measured:
     """One rail between two hosts as it was measured (or why it could not be), by which tool."""
 
-    hosts: tuple[str, str]
-    nics: tuple[str, str]
+    hosts: tuple[str, str]  # the two ends
+    nics: tuple[str, str]  # of each end
     tool: str  # tcp: our own sender; else the native tool's name
     latency_s: float | None = None  # one way
     rate_bytes_per_s: float | None = None  # of the slower direction
-    problem: str | None = None
+    problem: str | None = None  # why there is no figure
 
 
 @dataclass(frozen=True)
@@ -177,13 +177,13 @@ class Cluster:
     networks: tuple[Network, ...] = ()
     links: tuple[IslandLink, ...] = ()
     measured: tuple[Measured, ...] = ()
-    source: Literal["discovered", "emulated", "described"] = "discovered"
+    source: Literal["discovered", "emulated", "described"] = "discovered"  # `described`: made of a SPEC, need not exist
     runs: NativeName | None = None  # emulation: the native library this machine really has
     runs_class: str | None = None  # emulation: what its devices really are, whatever they are labelled
     classes: tuple[
         DeviceClass, ...
     ] = ()  # what a person said of device classes, or was estimated, in place of the hardware table
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = SCHEMA_VERSION  # of this file's form
 
     @cached_property
     def digest(self) -> str:

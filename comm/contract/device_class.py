@@ -26,10 +26,10 @@ def own_share(profile: str) -> float:
 class DeviceClass:
     """One kind of accelerator: GPUs that compute alike."""
 
-    name: str
-    vendor: str
-    memory_bytes: int
-    memory_bytes_per_s: float
+    name: str  # as `--emulate` and plans call it
+    vendor: str  # nvidia, amd, ...
+    memory_bytes: int  # of one device
+    memory_bytes_per_s: float  # of its memory, the vendor's figure
     peak_tflops: float  # dense bf16 (fp16 where the class has no bf16); 0: unknown
     published_tflops: float | None = None  # sustained in training, from a publication
     nic_bytes_per_s: float = 25e9  # the usual NIC beside one such GPU
@@ -42,7 +42,7 @@ class DeviceClass:
     bf16: bool = True  # whether it multiplies bf16 in hardware
     tf32: bool = False  # whether torch can have it multiply fp32 values as TF32
     fp32_tflops: float | None = None  # the vendor's dense peak, without TF32
-    fp64_tflops: float | None = None
+    fp64_tflops: float | None = None  # the vendor's dense peak
     fp16_tflops: float | None = None  # where it is not bf16's
     fp8_tflops: float | None = None  # recorded, not yet computed in
     slices: int = 0  # of compute, that MIG shares out; 0: it cannot be partitioned so

@@ -27,44 +27,44 @@ Span = tuple[int, int]  # layers [first, past_last)
 
 @dataclass(frozen=True)
 class PlannedIsland:
-    """An island of the plan: `vendor` is what it stands for, `ranks` who is in it."""
+    """An island of the plan."""
 
-    name: str
-    vendor: str
-    device_classes: tuple[str, ...]
-    fabric: str
-    ranks: tuple[int, ...]
+    name: str  # as in the cluster
+    vendor: str  # that it stands for: nvidia, amd, ...; cpu
+    device_classes: tuple[str, ...]  # of its devices
+    fabric: str  # what joins it: 'host', or the name of a network
+    ranks: tuple[int, ...]  # who is in it
 
 
 @dataclass(frozen=True)
 class PlannedRank:
     """One process: where it runs and which stages it holds (several under interleaved schedules)."""
 
-    rank: int
-    host: str
-    device: int
-    device_class: str
-    island: str
+    rank: int  # from 0, in order
+    host: str  # a name of the cluster
+    device: int  # its index on that host
+    device_class: str  # what it is, or stands for
+    island: str  # that it is in
     replica: int | None  # None: the plan leaves this device idle
-    stages: tuple[int, ...]
-    nics: tuple[str, ...] = ()
-    speed: float = 1.0
-    memory_bytes: int | None = None
+    stages: tuple[int, ...]  # of its replica, from 0
+    nics: tuple[str, ...] = ()  # that its traffic between hosts takes, nearest first
+    speed: float = 1.0  # emulation: the share of its real speed
+    memory_bytes: int | None = None  # emulation: a cap on what it may allocate
 
 
 @dataclass(frozen=True)
 class Stage:
     """Consecutive layers on one group of ranks, and how those ranks run them."""
 
-    layers: Span
-    ranks: tuple[int, ...]
+    layers: Span  # [first, past the last]
+    ranks: tuple[int, ...]  # in the order of their parts
     micro_batch_size: int  # samples per micro-batch over the whole width
-    micro_batches: int
-    tensor_parallel: int = 1
-    shards: int = 1
-    recompute: Literal["none", "selective", "full"] = "none"
+    micro_batches: int  # in a step
+    tensor_parallel: int = 1  # ranks that share each layer
+    shards: int = 1  # ranks that share optimiser state
+    recompute: Literal["none", "selective", "full"] = "none"  # what backward computes again instead of keeping it
     offload: bool = False  # of the optimiser's state
-    offload_activations: bool = False
+    offload_activations: bool = False  # they wait for backward in host memory
     whole: bool | None = None  # of shards: only optimiser state is shared out; None: decided when the ranks start
 
     @property
@@ -95,40 +95,40 @@ class Replica:
 class Segment:
     """Layers that every replica keeps within one stage, and the groups that sum their gradients."""
 
-    layers: Span
-    groups: tuple[tuple[int, ...], ...]
+    layers: Span  # [first, past the last]
+    groups: tuple[tuple[int, ...], ...]  # of ranks, each of which holds a copy
 
 
 @dataclass(frozen=True)
 class PlannedGroup:
     """One process group: who is in it, what really runs it, over which network."""
 
-    name: str
-    kind: GroupKind
-    ranks: tuple[int, ...]
-    backend: BackendName
-    net: GroupNet | None = None
+    name: str  # unique in the plan
+    kind: GroupKind  # what it is for
+    ranks: tuple[int, ...]  # its members
+    backend: BackendName  # the native library, or `het` across islands
+    net: GroupNet | None = None  # how its native library leaves a host, where it does
 
 
 @dataclass(frozen=True)
 class PlannedRail:
     """One NIC-bound lane of a bridge."""
 
-    from_rank: int
-    from_nic: str
-    to_rank: int
-    to_nic: str
-    rate_bytes_per_s: float | None = None
+    from_rank: int  # one end
+    from_nic: str  # its interface or RDMA port
+    to_rank: int  # the other end
+    to_nic: str  # its interface or RDMA port
+    rate_bytes_per_s: float | None = None  # one way
 
 
 @dataclass(frozen=True)
 class PlannedBridge:
     """How two islands talk in this plan, and why so."""
 
-    islands: tuple[str, str]
-    transport: TransportKind
+    islands: tuple[str, str]  # the two that it joins
+    transport: TransportKind  # what carries the bytes
     rails: tuple[PlannedRail, ...]
-    reason: str
+    reason: str  # why it was chosen
     forced: bool = False  # a person asked for this transport: no other may take its place
 
 
@@ -136,14 +136,14 @@ class PlannedBridge:
 class StageCost:
     """What each rank of a stage is expected to need at so many layers, and for each layer more or fewer."""
 
-    layers: int
-    micro_batch_size: int
+    layers: int  # at which it was found
+    micro_batch_size: int  # at which it was found
     compute_s: float  # of a micro-batch, there and back
-    block_s: float
+    block_s: float  # of a micro-batch, each further layer
     most_layers: int  # that certainly fit into its ranks' memory
-    ranks: int = 1
-    tensor_parallel: int = 1
-    recompute: str = "none"
+    ranks: int = 1  # of the stage
+    tensor_parallel: int = 1  # of the stage
+    recompute: str = "none"  # of the stage
 
     @classmethod
     def of(cls, stage: Stage, compute_s: float, block_s: float, most_layers: int) -> StageCost:
@@ -165,13 +165,13 @@ class StageCost:
 class Predicted:
     """What the planner expects. `basis` says whether costs were measured, are between measured ones, or the table's."""
 
-    basis: Basis
-    step_time_s: float
-    tokens_per_s: float
-    bubble_share: float
-    bridge_share: float
+    basis: Basis  # where the seconds of layers come from
+    step_time_s: float  # of one step
+    tokens_per_s: float  # of all replicas together
+    bubble_share: float  # of the step, waiting for work of other stages
+    bridge_share: float  # of the step, waiting for what crosses islands
     efficiency: float | None  # tokens/s over the sum of what each island's own best plan reaches alone
-    memory_bytes: tuple[int, ...]
+    memory_bytes: tuple[int, ...]  # that each rank needs, by rank
     mfu: float | None = None  # over the peak of all devices
     bound_tokens_per_s: float | None = None  # every device computing all the time: no bubbles, no transfers
     stages: tuple[tuple[StageCost, ...], ...] = ()  # by replica and stage; empty: unknown
@@ -181,12 +181,12 @@ class Predicted:
 class Plan:
     """Topology + partition + transports, with a reason for each choice."""
 
-    cluster_digest: str
-    model: str
-    seq_len: int
+    cluster_digest: str  # of the cluster that it was made for
+    model: str  # its name or path
+    seq_len: int  # tokens per sample
     global_batch: int  # samples
-    schedule: str
-    forwards_ahead: tuple[int, ...]
+    schedule: str  # the order of work in all pipelines
+    forwards_ahead: tuple[int, ...]  # forwards in flight, of each stage
     islands: tuple[PlannedIsland, ...]
     ranks: tuple[PlannedRank, ...]
     replicas: tuple[Replica, ...]
@@ -194,9 +194,9 @@ class Plan:
     groups: tuple[PlannedGroup, ...]
     bridges: tuple[PlannedBridge, ...]
     predicted: Predicted | None
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...]  # one sentence for each choice
     over_replicas: bool = False  # optimiser state is shared out over all replicas, not inside stages only
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = SCHEMA_VERSION  # of this file's form
 
     @property
     def world_size(self) -> int:

@@ -10,6 +10,13 @@ from typing import TypeVar
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.values import decode
 
+# Of people
+PORTS = "HETCTL_PORTS"  # where the run's store may listen, for example 29500-29520
+RAILS = "HETCTL_RAILS"  # tcp connections between two ranks
+ENGINE = "HETCTL_ENGINE"  # nixl or mooncake; else the first that both ends have
+INITIATOR = "HETCTL_INITIATOR"  # of direct transfers: sender, receiver or lower (the lower rank), the same on all ranks
+
+# Of the launcher, for its ranks
 RUN = "HETCTL_RUN"  # the run's identity, by which `hetctl clean` knows what belongs to it
 HOST = "HETCTL_HOST"  # the host's name in the plan
 EVENTS = "HETCTL_EVENTS_FD"  # the descriptor that a rank writes its events to
@@ -22,24 +29,18 @@ NICS = "HETCTL_NICS"  # the interfaces that a rank's tcp rails take, and the net
 RDMA = "HETCTL_RDMA"
 AS_NCCL = "HETCTL_AS_NCCL"  # 1: a program that asks for nccl gets the `het` back end
 
-# The names of JSON files
-PLACEMENT = "HETCTL_PLACEMENT"
-JOB = "HETCTL_JOB"
-MEASURE = "HETCTL_MEASURE"  # a Task of `hetctl bench bridge`
+# Of the launcher: the names of JSON files
+PLACEMENT = "HETCTL_PLACEMENT"  # which rank is in which island, and what joins them
+JOB = "HETCTL_JOB"  # what a rank of `hetctl train` is told
+MEASURE = "HETCTL_MEASURE"  # what ranks of `hetctl bench bridge` try
 BENCH_JOBS = "HETCTL_BENCH_JOBS"  # a list of jobs
 BENCH_CLASSES = "HETCTL_BENCH_CLASSES"  # what each rank of `bench ops --cluster` measures, in their order
 BENCH_PLACEMENTS = "HETCTL_BENCH_PLACEMENTS"  # a list of placements, one a job: islands may be relabelled
 
-# Of benchmarks' ranks
-BENCH_STEPS = "HETCTL_BENCH_STEPS"
-BENCH_ROUNDS = "HETCTL_BENCH_ROUNDS"
+# Of the launcher, for benchmarks' ranks
+BENCH_STEPS = "HETCTL_BENCH_STEPS"  # of each plan
+BENCH_ROUNDS = "HETCTL_BENCH_ROUNDS"  # that count
 BENCH_NATIVE = "HETCTL_BENCH_NATIVE"  # 1: one native library serves all islands
-
-# What only people set
-PORTS = "HETCTL_PORTS"  # where the run's store may listen, for example 29500-29520
-RAILS = "HETCTL_RAILS"  # connections between two ranks
-ENGINE = "HETCTL_ENGINE"  # nixl or mooncake; else the first that both ends have
-INITIATOR = "HETCTL_INITIATOR"  # of direct transfers: sender, receiver or lower (the lower rank), the same on all ranks
 
 T = TypeVar("T")
 

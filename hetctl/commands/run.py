@@ -25,12 +25,14 @@ def run(
     run_dir: Annotated[Path | None, typer.Option(help="The run's folder; otherwise runs/<time>-<program>.")] = None,
     launcher: options.Launcher = "auto",
     detach: options.Detach = False,
+    dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
     """Run a torch.distributed program across islands.
 
     Each rank gets torchrun's environment and the back end `het`: `dist.init_process_group("het")` gives native
-    groups inside an island and bridged ones across. `python` becomes the host's configured interpreter.
+    groups inside an island and bridged ones across. `python` becomes the host's configured interpreter. To other hosts
+    goes the script's folder, without what .gitignore and .hetctlignore name, and without keys and .env.
     """
     from hetctl.commands.resolve import resolve_where
     from hetctl.launcher.run_folder.folder import create_run
@@ -42,6 +44,12 @@ def run(
     where, plan = resolve_where(asked, sink)
     begun = ProgramRun(tuple(program), where, plan, asked.bridge or "auto", as_nccl, verify_bridge, launcher)
     check_program(begun, sink)
+    if dry_run:
+        sink.say("dry run: no host was entered, nothing was written")
+        sink.result(
+            {"status": "dry run", "program": begun.program, "sent": sorted(begun.sent.files if begun.sent else ())}
+        )
+        return
     folder = create_run(run_dir, begun.label)
     if detach or outside_allocation(launcher):
         hand_on = run_in_background if detach else submit

@@ -25,10 +25,10 @@ _PYTHON = re.compile(r"[A-Za-z0-9_./~+-]+")
 class Settings:
     """What may be said of a host, a group, or all hosts; None is left to the level above."""
 
-    user: str | None = None
-    port: int | None = None
-    identity_file: str | None = None
-    proxy_jump: str | None = None
+    user: str | None = None  # to log in as
+    port: int | None = None  # of the SSH server
+    identity_file: str | None = None  # a private key
+    proxy_jump: str | None = None  # [user@]host[:port], several joined by commas
     python: str | None = None  # the interpreter on the host: a name or a path
     container: tuple[str, ...] | None = None  # what enters it there: [docker, exec, -i, NAME]
     env: Mapping[str, str | int | float | None] | None = None  # None: taken from the environment of who launches
@@ -42,18 +42,18 @@ class Settings:
 class HostGroup(Settings):
     """Hosts that share settings."""
 
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # names, or ranges of names: node[01-16]
 
 
 @dataclass(frozen=True)
 class InventoryFile:
-    """The whole file. `networks` joins subnets that one fabric routes between: name -> list of CIDR blocks."""
+    """The whole file. Settings of `defaults` lie under those of a group, those under a host's own."""
 
     defaults: Settings = Settings()
     groups: Mapping[str, HostGroup] = field(default_factory=dict)
     hosts: Mapping[str, Settings | None] = field(default_factory=dict)
-    networks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    schema_version: int = SCHEMA_VERSION
+    networks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # CIDR blocks that one fabric routes between
+    schema_version: int = SCHEMA_VERSION  # of this file's form
 
 
 def read_inventory_file(file: Path) -> InventoryFile:

@@ -13,6 +13,7 @@ from hetctl.comm.contract.units import listed
 from hetctl.doctor.check import Check, CheckedCluster, HostCase, Verdict, fail, ok, unknown, worker_python
 from hetctl.doctor.ssh import ENTERED
 
+WHEELS = "https://download.pytorch.org/whl"
 LEAST_TORCH, LEAST_PYTHON = (2, 11), (3, 11)
 
 
@@ -67,11 +68,16 @@ def build(case: HostCase) -> Verdict:
 
 
 def install_line(case: HostCase, python: str) -> str:
-    row = NATIVES[next((g.vendor for g in case.gpus if g.vendor in NATIVES), HOST)]
-    if not row.wheels:
+    vendor = next((g.vendor for g in case.gpus if g.vendor in NATIVES), HOST)
+    if not NATIVES[vendor].wheels:
         return f"{python} -m pip install WHEEL  # torch>=2.11 as the GPUs' own vendor builds it, on {{host}}"
-    index = f"https://download.pytorch.org/whl/{row.wheels}"
-    return f"{python} -m pip install 'torch>=2.11' --index-url {index}  # on {{host}}"
+    return f"{torch_line(vendor, python)}  # on {{host}}"
+
+
+def torch_line(vendor: str, python: str, *, wheels: str = WHEELS, quiet: bool = False) -> str:
+    """What installs torch for a vendor that has wheels there."""
+    index = f"{wheels.rstrip('/')}/{NATIVES[vendor].wheels}"
+    return f"{python} -m pip install {'-q ' * quiet}'torch>=2.11' --index-url {index}"
 
 
 def match(checked: CheckedCluster) -> Iterator[Verdict]:

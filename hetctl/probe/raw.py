@@ -141,3 +141,9 @@ def printable(text: bytes | str, *, limit: int = 200) -> str:
     decoded = text[: 4 * limit].decode("utf-8", "replace") if isinstance(text, bytes) else text[: 4 * limit]
     clean = " ".join(_CONTROL.sub(" ", decoded).split()).encode("utf-8", "replace").decode()  # no lone surrogates
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
+
+
+def printable_lines(text: bytes) -> str:
+    """Lines safe to show on a terminal, their columns kept; of a line that was written over, what it became."""
+    lines = text.decode("utf-8", "replace").replace("\r\n", "\n").rstrip().split("\n")
+    return "\n".join(_CONTROL.sub("", line.rsplit("\r", 1)[-1].expandtabs()).rstrip() for line in lines)

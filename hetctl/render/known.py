@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Column, Table
 
 from hetctl.comm.contract.units import show_bytes
-from hetctl.trainer.model.families import trained_families
+from hetctl.trainer.families.registry import trained_families
 from hetctl.trainer.model.shapes import SHAPES
 from hetctl.trainer.planning.hardware import CLASSES
 

@@ -87,7 +87,7 @@ class Attempt:
         def files(site: Site) -> dict[str, str]:
             job = Job(
                 prepared.plan,
-                prepared.recipe,
+                prepared.recipe.with_paths(site.moved),
                 prepared.shape,
                 str(site.folder.checkpoints),
                 str(site.folder.checkpoints / self.start) if self.start else None,

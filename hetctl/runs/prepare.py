@@ -13,6 +13,7 @@ from hetctl.comm.contract.plan import Plan
 from hetctl.comm.contract.units import show_bytes
 from hetctl.console import Sink
 from hetctl.launcher.supervisor.launch import Launch, choose_way
+from hetctl.runs.inputs import shipments
 from hetctl.trainer.data.megatron import is_megatron
 from hetctl.trainer.data.sources import source_files
 from hetctl.trainer.data.tokens import open_tokens
@@ -85,6 +86,9 @@ def prepare(
         step = PredictedStep.of(made)
         prepared = Prepared(recipe, cluster, made.plan, way, speeds=speeds, profile=profile, predicted=step)
     _say_data(recipe, sink)
+    if not prepared.launch.here:
+        for one in shipments(recipe):
+            sink.say(f"data.ship: {one.path} ({show_bytes(one.bytes)}) goes to hosts that do not have it")
     if prepared.launch.here:
         _check_data(recipe)
     _check_start(recipe, shape, sink)

@@ -16,6 +16,7 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.events import EngineAccount, Told, present
 from hetctl.comm.contract.plan import Plan, PlannedBridge
 from hetctl.console import Sink
+from hetctl.launcher.hosts.folder_files import FolderFiles, files_of_folder
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.logs import Follower
 from hetctl.launcher.supervisor.environment import Setting
@@ -55,6 +56,23 @@ class ProgramRun:
         way = choose_way(self.way)
         return Launch.of(self.cluster, self.plan, bridges=bridges, way=way, verify_bridge=self.verify_bridge)
 
+    @cached_property
+    def script(self) -> Path | None:
+        """The first word after `python` that is a file here: its folder travels to hosts that cannot see it."""
+        words = self.program[Path(self.program[0]).name.startswith("python") :]
+        return None if self.launch.here else next((Path(word) for word in words if Path(word).is_file()), None)
+
+    @cached_property
+    def sent(self) -> FolderFiles | None:
+        """What of a person's files goes to the hosts. Raises ConfigError where it is too much."""
+        if self.script is None:
+            return None
+        chosen = files_of_folder(self.script.absolute().parent)
+        if self.script.name not in chosen.files:
+            hint = f"write !{self.script.name} into {chosen.folder / '.hetctlignore'}"
+            raise ConfigError(f"{self.script} does not travel: it is left out by the rules of its folder", hint=hint)
+        return chosen
+
 
 def check_program(run: ProgramRun, sink: Sink) -> None:
     """What a person should know before it starts. Raises ConfigError where there is nothing to run, or no way to."""
@@ -63,6 +81,8 @@ def check_program(run: ProgramRun, sink: Sink) -> None:
     say_unverified(run.launch, sink)
     if run.cluster.shares_devices:
         sink.warn("a rank's GPU is HETCTL_DEVICE_INDEX here: LOCAL_RANK counts ranks, which are more than GPUs")
+    if not run.launch.here:
+        sink.say(run.sent.sentence if run.sent else "sends no files: no word of the program is a file here")
 
 
 def run_program(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any]:
@@ -72,9 +92,8 @@ def run_program(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any
 
 
 def _see_through(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any]:
-    began, launch = time.monotonic(), run.launch
-    script = None if launch.here else _script(run.program)
-    agents = start_agents_on(launch, folder, program=script.parent if script else None, console=sink)
+    began, launch, script = time.monotonic(), run.launch, run.script
+    agents = start_agents_on(launch, folder, program=run.sent, console=sink)
     work = Work(
         tuple(w if script is None or w != str(script) else script.name for w in run.program),
         settings=(Setting(variables.AS_NCCL, "1", "--as-nccl"),) if run.as_nccl else (),
@@ -109,11 +128,6 @@ def _see_through(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, An
     folder.write_summary(summary)
     sink.say(left_sentence(outcome))
     return summary
-
-
-def _script(program: tuple[str, ...]) -> Path | None:
-    """The first word of a program that is a file here: its folder travels to hosts that cannot see it."""
-    return next((Path(word) for word in program if Path(word).is_file()), None)
 
 
 def _bridges(cluster: Cluster, wanted: str) -> tuple[PlannedBridge, ...]:

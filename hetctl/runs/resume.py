@@ -1,4 +1,4 @@
-"""Where a run goes on from, what is kept of it for that, and what its hosts must be able to read."""
+"""Where a run goes on from, and what is kept of it for that."""
 
 from __future__ import annotations
 
@@ -62,14 +62,6 @@ def resume_command(folder: RunFolder, begin: Path | None = None) -> str:
     """What to type to go on with a run, in any folder; `begin` is another run's checkpoint that it began from."""
     words = ["hetctl", "resume", str(folder.path)]
     return shlex.join([*words, *(["--from", str(begin)] if begin else [])])
-
-
-def paths_to_read(recipe: Recipe, resume: str) -> list[str]:
-    """What every host must be able to read: data, tokenizer, a checkpoint that was named."""
-    data = recipe.data
-    paths = [] if data.source == "python-stdlib" else [str(Path(data.source).resolve())]
-    paths += [] if data.tokenizer == "bytes" else [str(Path(data.tokenizer).resolve())]
-    return paths + ([] if resume in ("auto", "never") else [str(Path(resume).resolve())])
 
 
 def find_start(resume: str, agents: Agents) -> Path | None:

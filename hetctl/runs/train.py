@@ -14,9 +14,10 @@ from hetctl.launcher.supervisor.launch import start_agents_on
 from hetctl.render.plan import show_plan
 from hetctl.render.run import failure_lines, failure_sentence
 from hetctl.runs.attempt import Attempt, show_end, write_end
+from hetctl.runs.inputs import paths_to_read, shipments
 from hetctl.runs.prepare import Prepared
 from hetctl.runs.restarts import Restarts, unreachable_hosts, without
-from hetctl.runs.resume import keep, paths_to_read
+from hetctl.runs.resume import keep
 from hetctl.runs.summary import RunSummary
 from hetctl.trainer.checkpoint import listing
 
@@ -83,12 +84,12 @@ def _start_agents(
     prepared: Prepared, gone: dict[str, str], folder: RunFolder, restarts: Restarts, resume: str, sink: Sink
 ) -> tuple[Prepared, Agents]:
     """Agents on all hosts; where it is allowed, without those that are gone, under a plan for the others."""
-    paths = paths_to_read(prepared.recipe, resume)
+    paths, sent = paths_to_read(prepared.recipe, resume), shipments(prepared.recipe)
     while True:
         if gone and restarts.allow_missing:
             prepared = _without(prepared, gone, restarts, sink)
         try:
-            return prepared, start_agents_on(prepared.launch, folder, paths=paths, console=sink)
+            return prepared, start_agents_on(prepared.launch, folder, paths=paths, shipments=sent, console=sink)
         except HetctlError as error:
             gone = unreachable_hosts(error) if restarts.allow_missing else {}
             if not 0 < len(gone) < len(prepared.launch.hosts):

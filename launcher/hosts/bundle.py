@@ -14,16 +14,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.units import MiB, show_bytes
+from hetctl.launcher.hosts.folder_files import REMADE, FolderFiles
 
 ENTRY_POINT = "[torch.backends]\nhetctl = hetctl.comm.group.autoload:load\n"
 METADATA = "Metadata-Version: 2.1\nName: hetctl-entry\nVersion: 0\n"
 NEEDED = ("torch", "numpy", "safetensors")
 CARRIED = ("safetensors",)  # stable-ABI packages that can stand in where a host lacks them
 CARRIED_FOLDER = "carried"
-MAX_FOLDER_BYTES = 64 * MiB
-_LEFT_OUT = {"__pycache__", ".git", ".venv", "venv", "node_modules", "runs", ".mypy_cache", ".ruff_cache"}
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -50,20 +47,9 @@ def code_bundle(package: Path) -> Bundle:
     return _packed(files, tuple(carried))
 
 
-def folder_bundle(folder: Path) -> Bundle:
-    """A person's script folder as it is. Raises ConfigError when it is too large to travel."""
-    files, size = {}, 0
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        if path.is_file() and not set(relative.parts) & _LEFT_OUT:
-            size += path.stat().st_size
-            if size > MAX_FOLDER_BYTES:
-                raise ConfigError(
-                    f"{folder} is larger than {show_bytes(MAX_FOLDER_BYTES)}: it cannot travel to the hosts",
-                    hint="put the program into a folder of its own, or on a file system all hosts share",
-                )
-            files[relative.as_posix()] = path.read_bytes()
-    return _packed(files)
+def folder_bundle(chosen: FolderFiles) -> Bundle:
+    """What of a person's script folder travels."""
+    return _packed({name: path.read_bytes() for name, path in chosen.files.items()})
 
 
 def missing_packages(found: dict[str, str | None], bundle: Bundle, machine: str) -> tuple[list[str], bool]:
@@ -76,7 +62,7 @@ def missing_packages(found: dict[str, str | None], bundle: Bundle, machine: str)
 def _sources(package: Path) -> Iterator[tuple[str, Path]]:
     """(name inside the package, file), links followed."""
     for entry in sorted(package.iterdir(), key=lambda p: p.name):
-        if entry.is_dir() and entry.name not in _LEFT_OUT:
+        if entry.is_dir() and entry.name not in REMADE:
             for name, path in _sources(entry):
                 yield f"{entry.name}/{name}", path
         elif entry.is_file() and entry.suffix != ".pyc":

@@ -29,11 +29,12 @@ class Dialogue:
 
     def write(self, data: bytes, *, deadline: Deadline) -> None:
         """Bytes to its stdin, taking in its output meanwhile. Raises ShellError."""
-        rest = data
+        rest = memoryview(data)
         while rest:
-            rest = rest[self._session.write(rest[:65536]) :]
+            taken = self._session.write(bytes(rest[:65536]))
+            rest = rest[taken:]
             if rest:
-                self._take(0.01, deadline)
+                self._take(0.0 if taken else 0.01, deadline)
 
     def receive(self, *, deadline: Deadline) -> dict[str, Any]:
         """Its next JSON line; other lines (banners) are passed over. Raises ShellError: timeout, connection-lost."""

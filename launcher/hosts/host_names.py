@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetctl.comm.contract.errors import ConfigError
@@ -34,6 +35,16 @@ def expand(text: str) -> list[HostName]:
         for name in _names(host):
             spots[name] = HostName(check_host(name), user, port)
     return list(spots.values())
+
+
+def fold(names: Sequence[str]) -> str:
+    """Many names in short, as `expand` reads them: node[01-16]."""
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+    try:
+        return str(NodeSet.fromlist(list(names), resolver=RESOLVER_NOGROUP))
+    except NodeSetException:  # a name that is none to it
+        return ",".join(names)
 
 
 def check_host(name: str) -> str:

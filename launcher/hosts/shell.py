@@ -107,16 +107,17 @@ def run(
     deadline: Deadline,
     stdin: bytes = b"",
     max_bytes: int = MAX_OUTPUT_BYTES,
+    cut: bool = False,
 ) -> Finished:
     """Run a command to its end, feeding `stdin` and collecting at most `max_bytes` of its output.
 
-    Raises ShellError: timeout, too-much-output, connection-lost, ...
+    More of it is an error, unless it may be `cut`. Raises ShellError: timeout, too-much-output, connection-lost, ...
     """
     begin = time.monotonic()
     session = shell.start(argv, deadline=deadline)
     deadline.on_expiry(session.abort)
     try:
-        collected = _see_through(session, stdin, deadline, max_bytes)
+        collected = _see_through(session, stdin, deadline, max_bytes, cut)
         if session.exit_code is None:
             raise ShellError("connection-lost", f"the connection was lost while {deadline.phase}")
         return Finished(session.exit_code, collected["out"], collected["err"], time.monotonic() - begin)
@@ -133,7 +134,7 @@ def timed_out(deadline: Deadline) -> ShellError:
     )
 
 
-def _see_through(session: Session, stdin: bytes, deadline: Deadline, max_bytes: int) -> dict[Stream, bytes]:
+def _see_through(session: Session, stdin: bytes, deadline: Deadline, max_bytes: int, cut: bool) -> dict[Stream, bytes]:
     kept: dict[Stream, bytearray] = {"out": bytearray(), "err": bytearray()}
     unsent = memoryview(stdin)
     sending = True
@@ -147,18 +148,19 @@ def _see_through(session: Session, stdin: bytes, deadline: Deadline, max_bytes: 
                 sending = False
         piece = session.read(min(deadline.left(), 0.01 if sending else 1.0))
         if piece is not None:
-            _keep(kept, piece, max_bytes)
+            _keep(kept, piece, max_bytes, cut)
     return {stream: bytes(data) for stream, data in kept.items()}
 
 
-def _keep(kept: dict[Stream, bytearray], piece: OutputPiece, max_bytes: int) -> None:
+def _keep(kept: dict[Stream, bytearray], piece: OutputPiece, max_bytes: int, cut: bool) -> None:
     if piece.stream == "err":
         kept["err"] += piece.data[: max(0, MAX_STDERR_BYTES - len(kept["err"]))]
         return
-    if len(kept["out"]) + len(piece.data) > max_bytes:
+    room = max_bytes - len(kept["out"])
+    if len(piece.data) > room and not cut:
         raise ShellError(
             "too-much-output",
             f"the host answered with more than {show_bytes(max_bytes)}",
             hint="what does its shell print?",
         )
-    kept["out"] += piece.data
+    kept["out"] += piece.data[:room]

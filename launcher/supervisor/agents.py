@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,8 @@ class AgentRequest:
     lease_s: float
     code: Bundle
     program: Bundle | None
-    paths: tuple[str, ...]  # data that must be readable there
+    paths: tuple[str, ...]  # what must be readable there
+    moved: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # host -> where data that were sent lie
 
     @property
     def bundles(self) -> list[Bundle]:
@@ -72,6 +73,7 @@ class Site:
     interface: str | None  # that holds the data address; None: unknown
     program: str | None = None  # where a shipped program folder is
     checkpoints: tuple[str, ...] = ()  # names of the whole checkpoints it holds
+    moved: Mapping[str, str] = field(default_factory=dict)  # data: path where the run was started -> path here
 
 
 StartedAgent = tuple[Site, AgentLink]
@@ -146,9 +148,9 @@ def start_agents(
     if errors:
         agents.close(wait_s=0.0)
         raise refusal(errors, len(targets))
-    if all(site.shared for site in agents.sites):
+    if all(site.shared and site.moved == agents.sites[0].moved for site in agents.sites):  # one job file serves all
         agents.sites = tuple(replace(site, folder=orders.folder) for site in agents.sites)
-    else:  # one of them keeps its files to itself: so do all, because nobody commits a checkpoint for others then
+    else:  # one of them needs files of its own: so do all, because nobody commits a checkpoint for others then
         agents.sites = tuple(replace(site, shared=False) for site in agents.sites)
     return agents
 
@@ -174,17 +176,17 @@ def _agents(targets: Iterable[TargetHost], found: Mapping[str, StartedAgent]) ->
 def _start_one(target: TargetHost, orders: AgentRequest, deadline: Deadline) -> StartedAgent:
     shell = target.open(deadline)
     try:
-        dialogue = _converse(target, shell, {"do": "enter", **_request(orders, target.name)}, deadline)
-        about = _answer(dialogue, "host", deadline)
+        dialogue = begin_dialogue(target, shell, {"do": "enter", **_request(orders, target.name)}, deadline)
+        about = expect(dialogue, "host", deadline)
         site, needs = _judge(target, orders, about)
         for bundle in needs:
             deadline.phase = "shipping hetctl's code"
             packed = base64.b64encode(bundle.packed).decode()
             dialogue.send({"do": "bundle", "digest": bundle.digest, "zip": packed}, deadline=deadline)
-            _answer(dialogue, "unpacked", deadline)
+            expect(dialogue, "unpacked", deadline)
         deadline.phase = "starting the agent"
         dialogue.send({"do": "become", "digest": orders.code.digest}, deadline=deadline)
-        hello = _answer(dialogue, "hello", deadline)
+        hello = expect(dialogue, "hello", deadline)
     except BaseException:
         shell.close()
         raise
@@ -201,14 +203,14 @@ def _reopen(target: TargetHost, socket: str, shells: list[Shell], deadline: Dead
     """A new connection to a host, joined with the agent's socket there."""
     shell = target.open(deadline)
     shells.append(shell)
-    dialogue = _converse(target, shell, {"do": "attach", "socket": socket}, deadline)
+    dialogue = begin_dialogue(target, shell, {"do": "attach", "socket": socket}, deadline)
     answer = dialogue.receive(deadline=deadline)
     if answer.get("event") != "attached":
         raise AgentGone(f"its agent is gone: {str(answer.get('reason'))[:200]}")
     return dialogue.release()
 
 
-def _converse(target: TargetHost, shell: Shell, request: Mapping[str, Any], deadline: Deadline) -> Dialogue:
+def begin_dialogue(target: TargetHost, shell: Shell, request: Mapping[str, Any], deadline: Deadline) -> Dialogue:
     source = inspect.getsource(bootstrap)
     python = interpreter(target.access)
     return converse(shell, python, source, request, deadline=deadline, prefix=target.access.prefix)
@@ -223,7 +225,7 @@ def ask(target: TargetHost, request: Mapping[str, Any], answer: str, deadline: D
     """One question to a host by the travelling program. Raises HetctlError."""
     shell = target.open(deadline)
     try:
-        return _answer(_converse(target, shell, request, deadline), answer, deadline)
+        return expect(begin_dialogue(target, shell, request, deadline), answer, deadline)
     finally:
         with contextlib.suppress(OSError):
             shell.close()
@@ -233,7 +235,7 @@ def stream(target: TargetHost, request: Mapping[str, Any], deadline: Deadline) -
     """What the travelling program prints on a host, as it comes. Raises HetctlError unless it ends well."""
     shell = target.open(deadline)
     try:
-        session, first = _converse(target, shell, request, deadline).release()
+        session, first = begin_dialogue(target, shell, request, deadline).release()
         yield first
         while not session.ended:
             piece = session.read(1.0)
@@ -263,7 +265,7 @@ def _request(orders: AgentRequest, host: str) -> dict[str, Any]:
     }
 
 
-def _answer(dialogue: Dialogue, event: str, deadline: Deadline) -> dict[str, Any]:
+def expect(dialogue: Dialogue, event: str, deadline: Deadline) -> dict[str, Any]:
     """Its next answer, of the kind that is due. Raises HetctlError with what it says instead."""
     answer = dialogue.receive(deadline=deadline)
     if answer.get("event") == "failed":
@@ -285,7 +287,9 @@ def _judge(target: TargetHost, orders: AgentRequest, about: dict[str, Any]) -> t
     problems = [f"its Python ({python}) has no {', '.join(missing)}"] if missing else []
     problems += [f"it cannot read {', '.join(lacking)}"] if lacking else []
     if problems:
-        raise ConfigError("; ".join(problems))
+        here = any(map(os.path.exists, lacking))
+        hint = "--set data.ship=true sends data and tokenizers that are here" if here else ""
+        raise ConfigError("; ".join(problems), hint=hint)
     code = about["code"] + orders.code.digest
     site = Site(
         name=target.name,
@@ -298,5 +302,6 @@ def _judge(target: TargetHost, orders: AgentRequest, about: dict[str, Any]) -> t
         interface=target.interface,
         program=about["code"] + orders.program.digest if orders.program else None,
         checkpoints=tuple(about["checkpoints"]),
+        moved=orders.moved.get(target.name, {}),
     )
     return site, [b for b in orders.bundles if b.digest not in about["have"]]

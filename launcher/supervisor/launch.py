@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
 
 from hetctl.comm.contract.cluster import Access, Cluster, Host
 from hetctl.comm.contract.errors import ConfigError
@@ -24,12 +23,14 @@ from hetctl.comm.contract.units import count_of
 from hetctl.launcher.agent.orders import WatchedPort
 from hetctl.launcher.hosts.bundle import code_bundle, folder_bundle
 from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.folder_files import FolderFiles
 from hetctl.launcher.hosts.host_names import expand
 from hetctl.launcher.hosts.local import LocalShell
 from hetctl.launcher.hosts.shell import Shell
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.registry import delist, enlist
 from hetctl.launcher.supervisor.agents import AgentRequest, Agents, TargetHost, start_agent_here, start_agents
+from hetctl.launcher.supervisor.console import Console
 from hetctl.launcher.supervisor.environment import (
     Seat,
     Setting,
@@ -38,14 +39,8 @@ from hetctl.launcher.supervisor.environment import (
     interface_of,
     ports_of,
 )
+from hetctl.launcher.supervisor.ship import Shipment, ship
 from hetctl.launcher.supervisor.supervisor import LEASE_S
-
-
-class Console(Protocol):
-    """Where a launch says what goes on: to people, and what they should not overlook."""
-
-    def say(self, content: Any = "") -> None: ...
-    def warn(self, message: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -146,9 +141,16 @@ def say_unverified(launch: Launch, console: Console) -> None:
 
 
 def start_agents_on(
-    launch: Launch, folder: RunFolder, *, paths: Sequence[str] = (), program: Path | None = None, console: Console
+    launch: Launch,
+    folder: RunFolder,
+    *,
+    paths: Sequence[str] = (),
+    shipments: Sequence[Shipment] = (),
+    program: FolderFiles | None = None,
+    console: Console,
 ) -> Agents:
-    """Agents on all hosts of the launch. `paths` must be readable there; `program` is a folder to take along.
+    """Agents on all hosts of the launch. `paths` must be readable there, `shipments` are sent where they are lacking,
+    `program` is what to take along.
 
     Raises one HetctlError that names every host that cannot take part.
     """
@@ -161,12 +163,12 @@ def start_agents_on(
     if launch.way == "slurm":
         check_allocation([h.name for h in launch.hosts], os.environ.get("SLURM_JOB_NODELIST", ""))
     code, taken_along = code_bundle(code_root() / "hetctl"), folder_bundle(program) if program else None
-    request = AgentRequest(folder, LEASE_S, code, taken_along, tuple(paths))
     open_shell, close = shell_opener(launch.way)
     try:
         targets = [target_of(host, open_shell) for host in launch.hosts]
         console.say(f"entering {count_of(len(targets), 'host')}")
         enlist(folder.identity, folder.path, {t.name: t.access for t in targets}, way=launch.way)
+        request = AgentRequest(folder, LEASE_S, code, taken_along, tuple(paths), ship(targets, shipments, console))
         refused = lambda name, error: console.warn(f"{name} cannot take part: {error}")  # noqa: E731
         agents = start_agents(targets, request, on_refusal=refused)
     except BaseException:

@@ -22,7 +22,8 @@ from hetctl.trainer.gradients.buckets import ShardPiece
 from hetctl.trainer.gradients.optimizer import build_optimizer
 from hetctl.trainer.model.compute_precision import compute_in
 from hetctl.trainer.model.head_loss import head_loss
-from hetctl.trainer.model.model import StageModel, norm_of
+from hetctl.trainer.model.model import StageModel
+from hetctl.trainer.model.norms import norm_of
 from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.tensor_parallel import ALONE, SharedVocabulary, TensorShare
@@ -121,11 +122,11 @@ def _block(work: Workload, samples: int, *, part: TensorShare) -> Timed:
     blocks = list(model.layers.values())
     _accumulate([p for block in blocks for p in block.parameters()])
     x = torch.randn(samples, work.seq_len, shape.hidden, dtype=dtype, device=device, requires_grad=True)
-    cos, sin = model.rotary(x)
+    tables = [model.rotary(x, layer) for layer in range(*layers)]
 
     def forward() -> Tensor:
         y = x
-        for block in blocks:
+        for block, (cos, sin) in zip(blocks, tables, strict=True):
             y = block(y, cos, sin)
         return y
 

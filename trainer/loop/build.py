@@ -34,7 +34,6 @@ from hetctl.trainer.loop.trainer import Trainer
 from hetctl.trainer.model.activations import HostActivations
 from hetctl.trainer.model.compilation import compile_model
 from hetctl.trainer.model.compute_precision import compute_in
-from hetctl.trainer.model.families import family_of
 from hetctl.trainer.model.huggingface import WeightFiles
 from hetctl.trainer.model.initial_weights import initial
 from hetctl.trainer.model.model import StageModel, parameters_of
@@ -111,7 +110,7 @@ def _gradients(
 
 def _initialise(gradients: Gradients, job: Job, device: torch.device) -> None:
     """The weights to start from: a folder's, or random ones that depend on (seed, name) alone."""
-    files = WeightFiles(Path(job.weights), family_of(job.shape.family)) if job.weights else None
+    files = WeightFiles(Path(job.weights), job.shape) if job.weights else None
     seed, dtype = job.recipe.train.seed, gradients.buckets[0].master_dtype
     for name, size in gradients.whole_shapes().items():
         if files is not None:

@@ -39,7 +39,7 @@ def _try(model: StageModel, *, samples: int, seq_len: int) -> None:
     x = torch.zeros((samples, seq_len, model.shape.hidden), dtype=like.dtype, device=like.device, requires_grad=True)
     for number, block in list(enumerate(model.layers.values(), start=model.first))[:2]:
         model.before_unit(number + 1)
-        y = block(x, *model.rotary(x))
+        y = block(x, *model.rotary(x, number))
         model.before_backward(number + 1)
         y.backward(torch.zeros_like(y))
     if model.lm_head is not None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import read_text
 from hetctl.comm.contract.units import MiB
-from hetctl.trainer.model.families import Family, family_of, trained_families
+from hetctl.trainer.families.config_reader import ConfigReader
+from hetctl.trainer.families.family import Family
+from hetctl.trainer.families.registry import family_of, trained_families
+from hetctl.trainer.families.windows import FULL, SLIDING
 from hetctl.trainer.model.shapes import SHAPES, ModelShape, RopeScaling
 
 INDEX = "model.safetensors.index.json"
@@ -50,11 +52,10 @@ def shape_from_config(config: object, *, where: str) -> ModelShape:
         raise ConfigError(f"{where}: a model config is a JSON object")
     family = _family(config.get("model_type"), where)
     config = {**{family.config_keys.get(k, k): v for k, v in family.config_defaults.items()}, **config}
-    get = _Reader(config, where, family.config_keys)
+    get = ConfigReader(config, where, family.config_keys)
     _refuse_variants(config, get, family)
     biased = get.flag("attention_bias")
-    longest = get.whole("max_position_embeddings", 2048)
-    theta, scaling = _rope(config, where, longest)
+    rope = _rope(config, where, get, family)
     shape = ModelShape(
         name=str(config.get("_name_or_path") or Path(where).parent.name or family.model_type),
         family=family.model_type,
@@ -65,13 +66,13 @@ def shape_from_config(config: object, *, where: str) -> ModelShape:
         intermediate=get.whole("intermediate_size"),
         vocab=get.whole("vocab_size"),
         head_dim=get.whole("head_dim", 0),
-        max_seq_len=longest,
-        rope_theta=theta,
+        max_seq_len=get.whole("max_position_embeddings", 2048),
         rms_eps=get.number("rms_norm_eps", 1e-6),
         tied_embeddings=get.flag("tie_word_embeddings"),
         qkv_bias=biased if family.qkv_bias is None else family.qkv_bias,
         out_bias=biased if family.out_bias is None else family.out_bias,
-        rope_scaling=scaling,
+        mlp_bias=get.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
+        **{**family.read(get), **rope},
     )
     shape.validate()
     return shape
@@ -99,63 +100,100 @@ def config_of(shape: ModelShape, *, dtype: str) -> dict[str, Any]:
     }
     if family.qkv_bias is None:
         config["attention_bias"] = shape.qkv_bias
+    if family.mlp_bias is None and shape.mlp_bias:
+        config["mlp_bias"] = True
+    if family.partly_rotated:
+        config["partial_rotary_factor"] = shape.rotated
     if shape.rope_scaling is not None:
         config["rope_scaling"] = _scaling_config(shape.rope_scaling)
-    return {family.config_keys.get(key, key): value for key, value in config.items()}
+    return {family.config_keys.get(key, key): value for key, value in config.items()} | dict(family.write(shape))
 
 
 def _family(model_type: object, where: str) -> Family:
     for family in trained_families():
         if family.model_type == model_type:
             return family
-    known = ", ".join(f.model_type for f in trained_families())
-    raise ConfigError(f"{where}: model_type {model_type!r} is not supported", hint=f"known: {known}")
+    known = [f.model_type for f in trained_families()]
+    close = nearest(str(model_type), known)
+    raise ConfigError(
+        f"{where}: model_type {model_type!r} is not supported", hint=f"{close}; known: {', '.join(known)}".strip("; ")
+    )
 
 
-def _refuse_variants(config: Mapping[str, Any], get: _Reader, family: Family) -> None:
+def _refuse_variants(config: Mapping[str, Any], get: ConfigReader, family: Family) -> None:
     """Keys that change what is computed in ways hetctl's model does not follow."""
     odd, key = None, family.config_keys.get("hidden_act", "hidden_act")
     if config.get(key, family.activations[0]) not in family.activations:
         odd = f"{key} '{config[key]}'"
-    elif config.get("mlp_bias"):
-        odd = "mlp_bias"
-    elif config.get("use_sliding_window") and get.whole("sliding_window", 0) < get.whole("max_position_embeddings", 0):
-        odd = "sliding windows"
     elif config.get("quantization_config"):
         odd = "quantised weights"
     elif (width := config.get("word_embed_proj_dim")) is not None and width != config.get("hidden_size"):
         odd = "word_embed_proj_dim unlike hidden_size"
     else:
-        odd = next((f"{k}={config[k]}" for k, must in family.config_musts.items() if config.get(k, must) != must), None)
+        musts = family.config_musts.items()
+        odd = next((f"{k}={config[k]}" for k, must in musts if config.get(k, must) not in (must, None)), None)
     if odd:
         plain = " and ".join(f.title for f in trained_families())
         raise ConfigError(f"{get.where}: {odd} is not supported", hint=f"hetctl trains plain {plain} models")
 
 
-def _rope(config: Mapping[str, Any], where: str, longest: int) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling) from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+def _rope(config: Mapping[str, Any], where: str, get: ConfigReader, family: Family) -> dict[str, Any]:
+    """What a shape has of rotary positions, from `rope_parameters` (transformers 5), there of each kind of layer where
+    they differ, or from `rope_theta` and `rope_scaling` (before)."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where}: the rotary parameters must be an object, found {given!r}")
-    both = _Reader({**{k: config.get(k) for k in ("rope_theta", "partial_rotary_factor")}, **given}, where)
-    theta = both.number("rope_theta", 10000.0)
-    if both.number("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(f"{where}: a partial_rotary_factor is not supported")
+    found: dict[str, Any] = {}
+    if isinstance(given.get(FULL), Mapping):
+        local = ConfigReader(given.get(SLIDING) or {}, where)
+        if local.config.get("rope_type", "default") != "default":
+            raise ConfigError(f"{where}: stretched rotary positions of layers with windows are not supported")
+        found["local_rope_theta"] = local.positive("rope_theta", 10_000.0)
+        given = given[FULL]
+    beside = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+    both = ConfigReader({**{k: config.get(k) for k in beside}, **given}, where)
+    found["rope_theta"], found["rotated"] = (
+        both.number("rope_theta", 10000.0),
+        both.number("partial_rotary_factor", 1.0),
+    )
+    if found["rotated"] != 1.0 and not family.partly_rotated:
+        raise ConfigError(f"{where}: a partial_rotary_factor is not supported in {family.model_type}")
     kind = given.get("rope_type", given.get("type", "default"))
+    if kind in ("su", "yarn") and family.partly_rotated:
+        kind = "longrope"  # as Phi-3 first called it
+    return found | {"rope_scaling": _scaling(kind, both, get.whole("max_position_embeddings", 2048))}
+
+
+def _scaling(kind: object, both: ConfigReader, longest: int) -> RopeScaling | None:
     if kind in ("default", None):
-        return theta, None
+        return None
     original = both.whole("original_max_position_embeddings", longest)
+    if kind == "longrope":
+        return _longrope(both, original, longest)
     factor = both.number("factor")
     if kind == "linear":
-        return theta, RopeScaling("linear", factor, original)
+        return RopeScaling("linear", factor, original)
     if kind == "llama3":
         low, high = both.number("low_freq_factor"), both.number("high_freq_factor")
-        return theta, RopeScaling("llama3", factor, original, low, high)
-    if kind == "yarn" and given.get("truncate", True) and not given.get("mscale"):
+        return RopeScaling("llama3", factor, original, low, high)
+    if kind == "yarn" and both.config.get("truncate", True) and not both.config.get("mscale"):
         attention = both.number("attention_factor", 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
         fast, slow = both.number("beta_fast", 32.0), both.number("beta_slow", 1.0)
-        return theta, RopeScaling("yarn", factor, original, beta_fast=fast, beta_slow=slow, attention_factor=attention)
-    raise ConfigError(f"{where}: rotary scaling '{kind}' is not supported", hint="known: linear, llama3, yarn")
+        return RopeScaling("yarn", factor, original, beta_fast=fast, beta_slow=slow, attention_factor=attention)
+    raise ConfigError(
+        f"{both.where}: rotary scaling '{kind}' is not supported", hint="known: linear, llama3, yarn, longrope"
+    )
+
+
+def _longrope(both: ConfigReader, original: int, longest: int) -> RopeScaling:
+    """LongRoPE (arXiv 2402.13753), as Phi-3 and Phi-4-mini use it."""
+    if original < 2:
+        raise ConfigError(f"{both.where}: original_max_position_embeddings must be at least 2, found {original}")
+    factor = both.number("factor", longest / original)
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    attention = both.number("attention_factor", usual)
+    short, long = (both.listed(f"{which}_factor", float, 1) for which in ("short", "long"))
+    return RopeScaling("longrope", factor, original, attention_factor=attention, short_factors=short, long_factors=long)
 
 
 def _scaling_config(scaling: RopeScaling) -> dict[str, Any]:
@@ -166,43 +204,11 @@ def _scaling_config(scaling: RopeScaling) -> dict[str, Any]:
         found |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
     if scaling.kind == "yarn":
         found |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+    if scaling.kind == "longrope":
+        found |= {"short_factor": list(scaling.short_factors), "long_factor": list(scaling.long_factors)}
+    if scaling.kind in ("yarn", "longrope"):
         found["attention_factor"] = scaling.attention_factor
     return found
-
-
-@dataclass(frozen=True)
-class _Reader:
-    config: Mapping[str, Any]
-    where: str
-    keys: Mapping[str, str] = field(default_factory=dict)  # Llama's -> the family's
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        key, value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"{self.where}: '{key}' must be a whole number, found {value!r}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        key, value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(f"{self.where}: '{key}' must be a number, found {value!r}")
-        try:
-            return float(value)
-        except OverflowError:
-            raise ConfigError(f"{self.where}: '{key}' is too large a number") from None
-
-    def flag(self, key: str) -> bool:
-        """False where the key is absent. Raises ConfigError for words that look like one: "false" is not false."""
-        key, value = self._value(key, None)
-        if value is not None and not isinstance(value, bool):
-            raise ConfigError(f"{self.where}: '{key}' must be true or false, found {value!r}")
-        return bool(value)
-
-    def _value(self, key: str, default: float | None) -> tuple[str, Any]:
-        """The family's own key, and what stands there."""
-        key = self.keys.get(key, key)
-        value = self.config.get(key)
-        return key, default if value is None else value
 
 
 def model_folder(model: str) -> Path | None:

@@ -6,6 +6,7 @@ The gradient of the logits is made while they exist, so they are never kept for 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,27 @@ CHUNK_BYTES = 2 << 30  # of fp32 logits at a time
 LossKernel = Callable[..., tuple[Tensor, Tensor, Tensor]]  # of logits, targets, and a scale of the gradient or None
 
 
+@dataclass(frozen=True)
+class Bend:
+    """How the head's products become logits: x / divisor, then c tanh(x / c) where there is a cap c."""
+
+    divisor: float = 1.0
+    cap: float = 0.0
+
+    def __call__(self, products: Tensor) -> Tensor:
+        logits = products if self.divisor == 1.0 else products / self.divisor
+        return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
+
+    def backward(self, gradient: Tensor, logits: Tensor) -> Tensor:
+        """The products' gradient, from that of the logits which they became."""
+        if self.cap:
+            gradient = gradient * (1.0 - (logits / self.cap).square())
+        return gradient if self.divisor == 1.0 else gradient / self.divisor
+
+
+STRAIGHT = Bend()
+
+
 def head_loss(
     hidden: Tensor,
     weight: Tensor,
@@ -27,6 +49,7 @@ def head_loss(
     *,
     scale: float,
     kernel: LossKernel | None = None,
+    bend: Bend = STRAIGHT,
     total: Callable[[Tensor], Tensor] | None = None,
     words: int | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -43,16 +66,23 @@ def head_loss(
         loss: Callable[..., tuple[Tensor, ...]] = _pieces
         if total is not None and kernel is not None:
             loss = partial(kernel, scale=None)
-        found = sum((loss(h @ weight.t(), t)[0] for h, t in chunks), _zero(weight))
+        found = sum((loss(bend(h @ weight.t()), t)[0] for h, t in chunks), _zero(weight))
         return found, found
-    scaled: Tensor = _HeadLoss.apply(flat, weight, chunks, scale, kernel or loss_and_gradient, total)  # type: ignore[no-untyped-call]
+    scaled: Tensor = _HeadLoss.apply(flat, weight, chunks, scale, kernel or loss_and_gradient, bend, total)  # type: ignore[no-untyped-call]
     return scaled, scaled.detach() / scale
 
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, chunks: Any, scale: float, kernel: LossKernel, sum_over: Any
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        chunks: Any,
+        scale: float,
+        kernel: LossKernel,
+        bend: Bend,
+        sum_over: Any,
     ) -> Tensor:
         wide, early, late = widened(weight.dtype), None, scale
         if weight.dtype == torch.float16:
@@ -62,7 +92,10 @@ class _HeadLoss(torch.autograd.Function):
         grad_weight: Tensor | None = None
         start = 0
         for h, t in chunks:
-            loss, grad, valid = kernel(h @ weight.t(), t, early)
+            logits = bend(h @ weight.t())
+            loss, grad, valid = kernel(logits, t, early)
+            grad = bend.backward(grad, logits)
+            del logits  # before the products below need room
             total += loss
             rows = valid.to(h.dtype).unsqueeze(1) * late  # the scale, and nothing for ignored targets
             torch.mul(grad @ weight, rows, out=grad_hidden[start : start + len(h)])
@@ -80,7 +113,7 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, *(None for _ in range(5))
 
 
 def loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,10 +15,13 @@ from safetensors.torch import save_file
 from hetctl.comm.contract.errors import ConfigError, WorkFailed
 from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.units import MiB
+from hetctl.trainer.families.family import Family
+from hetctl.trainer.families.llama import LLAMA
+from hetctl.trainer.families.registry import FAMILIES, family_of
 from hetctl.trainer.model.config import INDEX, SINGLE, read_config
-from hetctl.trainer.model.families import FAMILIES, LLAMA, Family, family_of
 from hetctl.trainer.model.model import shapes_of
 from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.model.tensor_cuts import whole_shape
 
 MAX_FILE_BYTES = 4096 * MiB
 OTHER_MODEL = "the weights belong to another model than config.json: fetch the folder anew"
@@ -38,8 +41,8 @@ TOKENIZER_FILES = (
 class WeightFiles:
     """The tensors of a folder by the model's names for them, each read on demand."""
 
-    def __init__(self, folder: Path, family: Family = LLAMA) -> None:
-        self.folder, self._family = folder, family
+    def __init__(self, folder: Path, shape: ModelShape) -> None:
+        self.folder, self.shape = folder, shape
         self._opened: dict[str, Any] = {}
         indexed = (folder / INDEX).is_file()
         self._list = folder / (INDEX if indexed else SINGLE)  # where a tensor that is missing should have been named
@@ -59,24 +62,33 @@ class WeightFiles:
 
     def read(self, name: str, shape: Iterable[int]) -> torch.Tensor:
         """One tensor. Raises ConfigError when it is missing, damaged or of another shape or type."""
-        if wrong := self._wrong(name, shape):
+        wanted = list(shape)
+        if wrong := self._wrong(name, wanted):
             raise wrong
-        name = self._family.tensor_name(name)
+        name, first, _ = self._stored(name, wanted)
         try:
-            tensor: torch.Tensor = self._open(self._where[name]).get_tensor(name)
+            tensor: torch.Tensor = self._open(self._where[name]).get_slice(name)[first : first + wanted[0]]
         except SafetensorError as error:
             raise _damaged(self.folder / self._where[name], error) from None
         return tensor
 
+    def _stored(self, name: str, shape: Sequence[int]) -> tuple[str, int, list[int]]:
+        """The tensor that holds a parameter, the parameter's first row there, and that tensor's whole shape."""
+        tensor, parts = family_of(self.shape.family).parts(name)
+        if len(parts) == 1:
+            return tensor, 0, list(shape)
+        rows = [whole_shape(part, self.shape)[0] for part in parts]
+        return tensor, sum(rows[: parts.index(name)]), [sum(rows), *shape[1:]]
+
     def _wrong(self, name: str, shape: Iterable[int]) -> ConfigError | None:
         """Why a tensor cannot be read; None when it can."""
-        name = self._family.tensor_name(name)
+        name, _, wanted = self._stored(name, list(shape))
         if name not in self._where:
             return ConfigError(f"{self._list} has no '{name}'", hint=OTHER_MODEL)
         path, file = self.folder / self._where[name], self._open(self._where[name])
         try:
             part = file.get_slice(name)
-            found, wanted, kind = part.get_shape(), list(shape), part.get_dtype()
+            found, kind = part.get_shape(), part.get_dtype()
         except SafetensorError:
             return ConfigError(f"{path} has no '{name}', which {INDEX} says it holds", hint=OTHER_MODEL)
         if found != wanted:
@@ -100,7 +112,7 @@ class WeightFiles:
 
 def check_weights(folder: Path, shape: ModelShape) -> None:
     """Raise ConfigError unless the files are whole and hold all the model needs (headers only: quick for any size)."""
-    WeightFiles(folder, family_of(shape.family)).check(shapes_of(shape))
+    WeightFiles(folder, shape).check(shapes_of(shape))
 
 
 def write_model(
@@ -117,8 +129,7 @@ def write_model(
     Raises WorkFailed where the disk takes no more, and then leaves no part there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    family = FAMILIES.get(config["model_type"], LLAMA)
-    tensors = ((family.tensor_name(name), tensor_of(name).to(dtype).contiguous()) for name in names)
+    tensors = _stored(names, tensor_of, FAMILIES.get(config["model_type"], LLAMA), dtype)
     parts: list[Path] = []
     where: dict[str, int] = {}
     total = 0
@@ -134,6 +145,17 @@ def write_model(
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
     write_json(folder / "config.json", dict(config))
     return files
+
+
+def _stored(
+    names: Iterable[str], tensor_of: Callable[[str], torch.Tensor], family: Family, dtype: torch.dtype
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters as the family's files hold them: some joined into one tensor, which stands where its first part is."""
+    for name in names:
+        tensor, parts = family.parts(name)
+        if name == parts[0]:
+            rows = [tensor_of(part).to(dtype) for part in parts]
+            yield tensor, (torch.cat(rows) if len(rows) > 1 else rows[0]).contiguous()
 
 
 def _by_size(tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> Iterator[dict[str, torch.Tensor]]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hetctl.trainer.families.registry import family_of
 from hetctl.trainer.model.shapes import ModelShape
 
 CHUNK = 1 << 22  # elements made at a time
@@ -20,10 +21,10 @@ _MEAN = _HALVES * 65535 / 2
 def initial(
     name: str, size: Sequence[int], shape: ModelShape, *, seed: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """One parameter, whole, as training starts: norms 1, biases 0, matrices normal(0, 0.02), residual outputs less."""
+    """One parameter, whole, as training starts: norms by 1, biases 0, matrices normal(0, 0.02), residuals less."""
     value = torch.empty(tuple(size), dtype=dtype, device=device)
     if name.endswith("norm.weight"):
-        return value.fill_(1.0)
+        return value.fill_(0.0 if family_of(shape.family).norm == "rms+1" else 1.0)
     if value.dim() < 2:
         return value.zero_()
     deep = name.endswith(("o_proj.weight", "down_proj.weight"))

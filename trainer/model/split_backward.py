@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hetctl.trainer.model.tensor_parallel import TensorShare, leave
+
 
 class WeightGradients:
     """Weight gradients deferred: what each needs is kept from its backward until `run`."""
@@ -51,6 +53,15 @@ class Projection(nn.Linear):
             return F.linear(x, self.weight, bias)
         out: Tensor = _Split.apply(x, self, bias is not None)  # type: ignore[no-untyped-call]
         return out
+
+
+def summed_linear(layer: Projection, x: Tensor, tensor: TensorShare) -> Tensor:
+    """A projection whose columns are shared out: parts are summed over the tensor group, then the bias is added."""
+    if tensor.degree == 1:
+        whole: Tensor = layer(x)
+        return whole
+    out = leave(layer.product(x), tensor)
+    return out if layer.bias is None else out + layer.bias
 
 
 class _Split(torch.autograd.Function):

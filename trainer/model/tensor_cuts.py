@@ -14,6 +14,7 @@ from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.model.shapes import ModelShape
 
 BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+QK_NORMS = ("q_norm", "k_norm")
 BY_COLUMNS = ("o_proj.weight", "down_proj.weight")
 
 
@@ -79,6 +80,8 @@ def whole_shape(name: str, shape: ModelShape) -> tuple[int, ...]:
     }
     columns = {"o_proj": shape.heads * shape.head_dim, "down_proj": shape.intermediate}
     *_, module, what = name.split(".")
+    if module in QK_NORMS:
+        return (shape.qk_norm_sizes[QK_NORMS.index(module)],)
     if module not in rows:
         return (shape.hidden,)  # norms
     return (rows[module],) if what == "bias" else (rows[module], columns.get(module, shape.hidden))
@@ -88,6 +91,8 @@ def cut_of(name: str, shape: ModelShape, *, degree: int = 1, index: int = 0) -> 
     """What rank `index` of a tensor group of `degree` ranks holds of a parameter."""
     whole = whole_shape(name, shape)
     module = name.split(".")[-2]
+    if module in QK_NORMS and shape.heads_normed_together:
+        module = BY_ROWS[QK_NORMS.index(module)]  # cut as what it norms
     if degree == 1:
         return Cut(whole, 0, 0, whole[0], whole[0])
     if name.endswith(BY_COLUMNS):

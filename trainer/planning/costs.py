@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from hetctl.comm.contract.device_class import Precision
-from hetctl.trainer.model.families import family_of
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.partition import Floats
 from hetctl.trainer.planning.pools import PRECISION_BYTES, Rates
@@ -240,8 +239,9 @@ class LayerCosts:
     def block_parameters_on(self, tensor: int) -> float:
         """Parameters of one block on each rank of a tensor group: norms are whole, too few key-value heads copied."""
         s = self.shape
-        kept = 2 * s.norm_parameters + s.hidden * (s.out_bias + family_of(s.family).mlp_bias)
-        copied = 2 * s.kv_heads * s.head_dim * (s.hidden + s.qkv_bias)
+        kept = s.block_norms * s.norm_parameters + s.hidden * (s.out_bias + s.mlp_bias)
+        kept += 0 if s.heads_normed_together else sum(s.qk_norm_sizes)
+        copied = s.kv_heads * s.head_dim * (2 * (s.hidden + s.qkv_bias) + s.heads_normed_together)
         return kept + (self.block_parameters - kept - copied) / tensor + copied / min(tensor, s.kv_heads)
 
     def state_bytes_per_parameter(self, *, offload: bool = False) -> float:
@@ -310,7 +310,8 @@ class LayerCosts:
         s = self.shape
         q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
         gates = 4 if s.gated else 2
-        return 4 * s.hidden + 2 * q + 2 * kv + gates * s.intermediate
+        normed = (q + kv if s.qk_norm_sizes else 0) + (2 if s.block_norms > 2 else 0) * s.hidden
+        return 4 * s.hidden + 2 * q + 2 * kv + gates * s.intermediate + normed
 
     @cached_property
     def _elementwise_bytes(self) -> int:

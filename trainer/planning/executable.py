@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.plan import Plan, Replica
-from hetctl.trainer.model.families import family_of, trained_families
+from hetctl.trainer.families.registry import family_of, trained_families
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.tensor_cuts import cannot_cut
 from hetctl.trainer.recipe import Recipe

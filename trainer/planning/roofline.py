@@ -24,10 +24,10 @@ def block_flops(shape: ModelShape, seq_len: int) -> float:
 def block_bytes(shape: ModelShape, width: int, tensor: int = 1) -> float:
     """Bytes per token that one block's norms, sums and activations read and write in forward, eagerly.
 
-    Two norms (in, out) and two residual sums (in, in, out) on every rank of a tensor group; of what the group shares:
+    Norms (in, out) and two residual sums (in, in, out) on every rank of a tensor group; of what the group shares:
     queries and keys turned in place, and the activation, with its gate (in, in, out) or without (in, out).
     """
-    whole = 2 * 2 * shape.hidden + 2 * 3 * shape.hidden
+    whole = 2 * shape.block_norms * shape.hidden + 2 * 3 * shape.hidden
     shared = 2 * (shape.heads + shape.kv_heads) * shape.head_dim + (5 if shape.gated else 2) * shape.intermediate
     return PASSES * width * (whole + shared / tensor)
 

@@ -27,8 +27,8 @@ from hetctl.probe.port_fabric import REPORTS, fabric_report, parse_pfc, parse_sm
 from hetctl.probe.raw import Options, Raw, load
 from hetctl.probe.vendors import amd_smi, hygon, intel, mthreads, nvidia_smi
 from hetctl.probe.wanted import request
-from tests.bench.recordings_table import projects
 from tests.hetctl.probe.recordings import Recorded, lspci, missing, read, recordings
+from tests.reference.recordings import projects
 from tests.rigs.dress import Costume, dress_host
 
 

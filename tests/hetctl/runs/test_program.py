@@ -11,7 +11,10 @@ from typing import cast
 import pytest
 
 from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.runs.program import ProgramRun
+from tests.rigs.cluster import command, write_cluster
+from tests.rigs.netns import Rig, RigHost
 
 ROOT = Path(__file__).parents[3]
 SPEC = "a100:1,mi300x:2"
@@ -116,3 +119,33 @@ def test_what_is_no_program_is_said(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "rdma" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def two_hosts(folder: Path) -> Cluster:
+    """A cluster file of two hosts that need not exist."""
+    named = [RigHost(f"node{n}", "", f"10.9.9.{n}", folder, folder) for n in (1, 2)]
+    return write_cluster(Rig(tuple(named), folder), {"h200": ((0, 1),), "mi325x": ((1, 1),)}, folder / "cluster.yaml")
+
+
+def test_what_goes_to_hosts_is_said_before_any_is_entered(tmp_path: Path) -> None:
+    two_hosts(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for name in ("train.py", "lib.py", ".env", "big.bin"):
+        (tmp_path / "mine" / name).write_text(name)
+    (tmp_path / "mine" / ".hetctlignore").write_text("*.bin\n")
+    words = ("run", "--cluster", "cluster.yaml", "--dry-run", "--json", "--", sys.executable, "mine/train.py")
+    done = subprocess.run(command(*words), cwd=tmp_path, text=True, capture_output=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "mine"
+    assert f"sends 3 files, 20 B of {folder} (left out: .env, 1 by .hetctlignore)" in done.stderr
+    assert json.loads(done.stdout)["sent"] == [".hetctlignore", "lib.py", "train.py"]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_program_that_is_no_file_here_takes_nothing_along(tmp_path: Path) -> None:
+    assert ProgramRun(("python", "-m", "there"), two_hosts(tmp_path)).sent is None
+    (tmp_path / "x.py").touch()
+    assert ProgramRun(("python", str(tmp_path / "x.py")), two_hosts(tmp_path)).sent is not None
+    (tmp_path / ".gitignore").write_text("*\n")
+    with pytest.raises(ConfigError, match=r"x.py does not travel"):
+        _ = ProgramRun(("python", str(tmp_path / "x.py")), two_hosts(tmp_path)).sent

@@ -46,6 +46,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mine")
     (folder / "program").mkdir()
     (folder / "program" / "up.py").write_text(PROGRAM)
+    (folder / "program" / ".env").write_text("a secret")
     return folder
 
 
@@ -125,6 +126,7 @@ def test_values_arrive_as_they_are_and_secrets_show_nowhere(rig: netns.Rig, mine
     kept = [p for home in (mine, *(h.folder / "home" for h in rig.hosts)) for p in home.rglob("*") if p.is_file()]
     telling = [p for p in kept if b"hf_secret" in p.read_bytes() and p.suffix != ".log"]
     assert telling == [], "only the program's own output may hold it"
+    assert not [p for p in kept if p.name == ".env" and mine not in p.parents]
     assert oct((run.folder / "logs").stat().st_mode & 0o777) == "0o700"
     folders = [p for h in rig.hosts for p in (h.folder / "home").glob(".local/state/hetctl/runs/*/*")]
     assert [oct(p.stat().st_mode & 0o777) for p in folders] == ["0o700"] * 2

@@ -6,7 +6,9 @@ import inspect
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +16,14 @@ from hetctl.launcher.agent import bootstrap
 from hetctl.launcher.hosts.dialogue import BOOT
 
 PATIENCE_S = 0.5
+ENTER = {"do": "enter", "run": "r", "host": "h"}
 
 
-def start(tmp_path: Path) -> subprocess.Popen[bytes]:
-    """It, with little patience, asked to enter a run."""
+def start(tmp_path: Path, request: Mapping[str, Any] = ENTER) -> subprocess.Popen[bytes]:
+    """It, with little patience, asked to enter a run, or something else."""
     source = inspect.getsource(bootstrap).replace(f"PATIENCE_S = {bootstrap.PATIENCE_S}", f"PATIENCE_S = {PATIENCE_S}")
     assert f"PATIENCE_S = {PATIENCE_S}" in source
-    request = json.dumps({"do": "enter", "run": "r", "host": "h"})
-    program = f"scope={{}};exec({source!r},scope);scope['main']({request!r})\n"
+    program = f"scope={{}};exec({source!r},scope);scope['main']({json.dumps(request)!r})\n"
     env, pipe = {"HOME": str(tmp_path)}, subprocess.PIPE
     process = subprocess.Popen([sys.executable, "-I", "-c", BOOT], env=env, stdin=pipe, stdout=pipe)
     assert process.stdin is not None
@@ -58,3 +60,61 @@ def test_base_folders_that_are_relative_are_ignored_as_agents_stand_in_the_root(
         assert (bootstrap.cache_home(), bootstrap.state_home()) == (f"{tmp_path}/.cache", f"{tmp_path}/.local/state")
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     assert bootstrap.cache_home() == "/elsewhere"
+
+
+def take(tmp_path: Path, root: Path, names: list[str], own: Path, sent: bytes | None) -> list[dict[str, Any]]:
+    """What a host says that is asked to take in files under `root`, having perhaps its own; `sent` is given to it."""
+    files = [[name, (root / name).stat().st_size] for name in names]
+    digest = bootstrap.digest_of(str(root), files)
+    process = start(tmp_path, {"do": "take", "digest": digest, "files": files, "path": str(own)})
+    assert process.stdout is not None
+    first = json.loads(process.stdout.readline())
+    rest, _ = process.communicate(sent, 30)
+    return [first, *map(json.loads, rest.splitlines())]
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    (tmp_path / "mine" / "deep").mkdir(parents=True)
+    (tmp_path / "mine" / "a").write_bytes(b"abc")
+    (tmp_path / "mine" / "deep" / "b").write_bytes(b"x" * 100_000)
+    return tmp_path / "mine"
+
+
+def test_data_that_a_host_lacks_are_taken_in_once(tmp_path: Path, mine: Path) -> None:
+    content = b"abc" + b"x" * 100_000
+    first, took = take(tmp_path, mine, ["a", "deep/b"], tmp_path / "nowhere", content)
+    assert (first["folder"], took["kept_bytes"]) == (None, 100_003)
+    there = Path(took["folder"])
+    assert there.parent == tmp_path / ".cache" / "hetctl" / "data"
+    assert (there / "deep" / "b").read_bytes() == b"x" * 100_000
+    assert oct(there.stat().st_mode & 0o777) == "0o700"
+    (again,) = take(tmp_path, mine, ["a", "deep/b"], tmp_path / "nowhere", None)
+    assert again["folder"] == str(there)
+
+
+def test_a_host_s_own_copy_is_used_where_it_is_the_same(tmp_path: Path, mine: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "a").write_bytes(b"abc")
+    (said,) = take(tmp_path, mine, ["a"], own, None)
+    assert said["folder"] == str(own)
+    (own / "a").write_bytes(b"abd")
+    first, took = take(tmp_path, mine, ["a"], own, b"abc")
+    assert first["folder"] is None
+    assert Path(took["folder"], "a").read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"), [(b"abd", "damaged"), (b"ab", "went away"), (None, "went away")], ids=["damaged", "cut", "nothing"]
+)
+def test_data_that_do_not_arrive_whole_leave_nothing(tmp_path: Path, mine: Path, sent: bytes | None, why: str) -> None:
+    _, said = take(tmp_path, mine, ["a"], tmp_path / "nowhere", sent)
+    assert why in said["reason"]
+    assert list((tmp_path / ".cache" / "hetctl" / "data").iterdir()) == []
+
+
+def test_data_without_room_are_refused_before_they_travel(tmp_path: Path, mine: Path) -> None:
+    process = start(tmp_path, {"do": "take", "digest": "d", "files": [["a", 1 << 60]], "path": "/nowhere"})
+    told, _ = process.communicate(None, 30)
+    assert "1,152,921,504,607 MB are needed" in json.loads(told)["reason"]

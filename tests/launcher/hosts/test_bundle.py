@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.hosts import bundle
+from hetctl.launcher.hosts.folder_files import files_of_folder
 from hetctl.launcher.supervisor.launch import code_root
 
 
@@ -30,21 +30,14 @@ def test_the_code_travels_with_its_links_followed_and_its_entry_point() -> None:
     assert made == bundle.code_bundle(code_root() / "hetctl"), "the same code has the same name"
 
 
-def test_a_folder_of_a_person_travels_without_what_is_not_theirs(tmp_path: Path) -> None:
-    for name in ("train.py", "deep/more.py", ".git/config", "runs/x", "__pycache__/a.pyc"):
+def test_what_was_chosen_of_a_folder_travels_under_the_name_of_its_content(tmp_path: Path) -> None:
+    for name in ("train.py", "deep/more.py", ".env"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    first = bundle.folder_bundle(tmp_path)
+    first = bundle.folder_bundle(files_of_folder(tmp_path))
     assert names(first) == {"train.py", "deep/more.py"}
     (tmp_path / "train.py").write_text("changed")
-    assert bundle.folder_bundle(tmp_path).digest != first.digest
-
-
-def test_a_folder_too_large_to_travel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "MAX_FOLDER_BYTES", 10)
-    (tmp_path / "a").write_bytes(b"x" * 11)
-    with pytest.raises(ConfigError, match="cannot travel"):
-        bundle.folder_bundle(tmp_path)
+    assert bundle.folder_bundle(files_of_folder(tmp_path)).digest != first.digest
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,19 @@ SLOW = {
     "interleaved, wide, beside one stage",
 }
 TIED = replace(SHAPE, family="qwen2", qkv_bias=True, tied_embeddings=True)
-OPT = replace(SHAPE, family="opt", kv_heads=4, max_seq_len=32, qkv_bias=True, out_bias=True, tied_embeddings=True)
+BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+OPT = replace(SHAPE, family="opt", kv_heads=4, max_seq_len=32, tied_embeddings=True, **BIASES)
+GEMMA = replace(SHAPE, head_dim=8, tied_embeddings=True, embedding_scale=4.0, attention_scale=0.3, logit_cap=0.7)
+FAMILIES = {  # what each computes unlike Llama, on samples of 12 tokens
+    "mistral": replace(SHAPE, family="mistral", windows=(5,) * 4),
+    "qwen3": replace(SHAPE, family="qwen3", head_dim=8, windows=(0, 0, 5, 5), **BIASES | {"mlp_bias": False}),
+    "gemma2": replace(GEMMA, family="gemma2", windows=(5, 0) * 2, attention_cap=0.5),
+    "gemma3": replace(GEMMA, family="gemma3_text", windows=(3, 3, 3, 0), local_rope_theta=100.0),
+    "phi3": replace(SHAPE, family="phi3", head_dim=8, rotated=0.5),
+    "olmo2": replace(SHAPE, family="olmo2"),
+    "smollm3": replace(SHAPE, family="smollm3", unrotated=(1, 3), **BIASES),
+    "granite": replace(SHAPE, family="granite", embedding_scale=3.0, residual_scale=0.4, logit_divisor=6.0, **BIASES),
+}
 
 
 def cases(*names: str) -> list[Any]:
@@ -218,6 +230,19 @@ def test_a_tied_embedding_is_one_parameter_wherever_its_ends_are(name: str) -> N
 
 def test_learned_positions_norms_with_biases_and_biased_mlps_too() -> None:
     assert deviation(LAYOUTS["1+2"], "adamw", shape=OPT) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["1+2", pytest.param("tensor 1 to 2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "olmo2"])
+def test_families_of_many_differences_too(family: str, name: str) -> None:
+    assert deviation(LAYOUTS[name], "adamw", shape=FAMILIES[family]) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["1+1", "1+2", "1+1+1", "tensor 4", "zero bubble"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_in_every_kind_of_layout(family: str, name: str) -> None:
+    assert deviation(LAYOUTS[name], "sgd", shape=FAMILIES[family]) < TOLERANCE
 
 
 @pytest.mark.slow

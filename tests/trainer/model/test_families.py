@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from hetctl.comm.contract.emulate import Machine, label_machine, parse_spec
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.plan import Plan
+from hetctl.trainer.families.family import Family
+from hetctl.trainer.families.registry import FAMILIES
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop.build import build
 from hetctl.trainer.model.config import config_of, find_shape
-from hetctl.trainer.model.families import FAMILIES, Family
 from hetctl.trainer.model.huggingface import WeightFiles, check_weights, write_model
 from hetctl.trainer.model.model import Block, StageModel
 from hetctl.trainer.model.shapes import ModelShape
@@ -43,8 +44,8 @@ from tests.trainer.parity import (
 class SandwichBlock(Block):
     """With a norm behind the attention as well."""
 
-    def __init__(self, shape: ModelShape, **more: object) -> None:
-        super().__init__(shape, **more)  # type: ignore[arg-type]
+    def __init__(self, shape: ModelShape, layer: int, **more: object) -> None:
+        super().__init__(shape, layer, **more)  # type: ignore[arg-type]
         self.after_norm = nn.RMSNorm(shape.hidden, shape.rms_eps)
 
     def _forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -140,7 +141,7 @@ def test_its_files_call_tensors_by_its_own_names(config: Path) -> None:
     assert "model.layers.3.attention.o_proj.bias" in held
     assert "model.layers.0.mlp.into.weight" in held
     assert not [name for name in held if "self_attn" in name or "_proj.weight" in name.partition("mlp")[2]]
-    files = WeightFiles(folder, TOY)
+    files = WeightFiles(folder, shape)
     assert all(torch.equal(files.read(name, p.shape), p) for name, p in named.items())
 
 

@@ -1,4 +1,4 @@
-"""docs/cluster-yaml.md from the values that the file is decoded into: `python -m tests.bench.file_reference`."""
+"""The keys of files, from the values that they are decoded into: types, defaults, and the comments beside fields."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import tokenize
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.plan import Plan
+from hetctl.discovery.inventory_file import InventoryFile
+from hetctl.trainer.recipe import RANGES, Recipe
+from hetctl.trainer.schedule import SCHEDULES
+from tests.reference.table import code, table
 
-PAGE = Path(__file__).parents[2] / "docs" / "cluster-yaml.md"
-HEAD = """# cluster.yaml
+CLUSTER = """# cluster.yaml
 
 Written by `hetctl discover`, read by every command that takes `--cluster` or `--emulate FILE`. It may be written or
 edited by hand: a cluster that nobody owns yet, a link that you know better. Unknown keys are errors that name the
@@ -44,14 +47,47 @@ links:
   transports: [{kind: tcp, usable: true, reason: they share net0}]
 ```
 """
+RECIPE = """# recipe.yaml
+
+What a person wants trained. Every key may be left out, and `--set section.key=value` sets any of them. The defaults are
+the demo's. For a named model what is left out follows the model: `seq_len` is at most 4096, `global_batch` counts the
+devices, `lr` is the usual one of its size, or to fine-tune; each is said when it is taken. This page is made from the
+code: `make reference`.
+"""
+INVENTORY = """# inventory.yaml
+
+The hosts that a person names, and how each is entered: [how it is used](../discover.md#inventoryyaml). Shorter forms
+are read too: a group or `hosts` as a list or one range of names, `env` as a list of names whose values come from your
+environment. This page is made from the code: `make reference`.
+"""
+PLAN = """# plan.yaml
+
+Who does what, why, and how fast: written by `hetctl plan -o plan.yaml`, taken by `hetctl train --plan plan.yaml`. It
+may be edited, and is validated when it is loaded. This page is made from the code: `make reference`.
+"""
 
 
-def made() -> str:
-    """The page as the code would have it."""
-    return HEAD + "".join(map(_section, _values(Cluster)))
+def cluster() -> str:
+    return CLUSTER + "".join(map(_section, below(Cluster)))
 
 
-def _values(cls: type) -> Iterator[type]:
+def inventory() -> str:
+    return INVENTORY + "".join(map(_section, below(InventoryFile)))
+
+
+def plan() -> str:
+    return PLAN + "".join(map(_section, below(Plan)))
+
+
+def recipe() -> str:
+    sections = "".join(_section(cls) for cls in below(Recipe) if cls is not Recipe)
+    rows = [(code(s.name), s.automatic, s.reason) for s in SCHEDULES.values()]
+    return f"{RECIPE}{sections}\n## Schedules\n\n" + table(
+        ("schedule", "taken by itself", "what a plan says of it"), rows
+    )
+
+
+def below(cls: type) -> Iterator[type]:
     """The dataclass and those below it, each once, in the order in which a reader meets them."""
     found: dict[type, None] = {cls: None}
     waiting = [cls]
@@ -71,26 +107,48 @@ def _inside(hint: Any) -> Iterator[Any]:
 
 
 def _section(cls: type) -> str:
-    hints, comments = typing.get_type_hints(cls), _comments(cls)
-    rows = [
-        f"| `{f.name}` | {_kind(hints[f.name])} | {_default(f)} | {comments.get(f.name, '')} |"
-        for f in dataclasses.fields(cls)
-    ]
+    hints, comments = typing.get_type_hints(cls), comments_of(cls)
     says = " ".join((inspect.getdoc(cls) or "").split())
-    head = "| key | value | if left out | |\n|---|---|---|---|\n"
-    return f"\n## {cls.__name__}\n\n{says}\n\n{head}" + "\n".join(rows) + "\n"
+    rows = [
+        (
+            code(f.name),
+            _kind(hints[f.name]),
+            _default(f),
+            "; ".join(filter(None, (comments.get(f.name), _range(cls, f)))),
+        )
+        for f in dataclasses.fields(cls)
+        if f.name in inspect.get_annotations(cls)
+    ]
+    says += "".join(
+        f" It has the keys of {_kind(base)} too." for base in cls.__bases__ if dataclasses.is_dataclass(base)
+    )
+    return f"\n## {_title(cls)}\n\n{says}\n\n" + table(("key", "value", "if left out", ""), rows)
 
 
-def _comments(cls: type) -> dict[str, str]:
-    """Field -> the comment behind it."""
+def _title(cls: type) -> str:
+    """A recipe's sections go by their keys."""
+    name = cls.__name__
+    return name.removesuffix("Section").lower() if name.endswith("Section") else name
+
+
+def _range(cls: type, field: dataclasses.Field[Any]) -> str:
+    return ", ".join(words for words, _, keys in RANGES if f"{_title(cls)}.{field.name}" in keys)
+
+
+def comments_of(cls: type) -> dict[str, str]:
+    """Field -> the comment behind it, or that above it."""
     found: dict[str, str] = {}
-    name = ""
+    name, above = "", ""
     for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(cls)).readline):
         if token.type == tokenize.NAME and token.start[1] <= 4 and token.line.strip().startswith(f"{token.string}:"):
             name = token.string
-        if token.type == tokenize.COMMENT and name:
-            found.setdefault(name, token.string.lstrip("# ").replace("|", "or"))
-        if token.type == tokenize.NEWLINE:
+            if above:
+                found[name], above = above, ""
+        elif token.type == tokenize.COMMENT and name:
+            found.setdefault(name, token.string.lstrip("# "))
+        elif token.type == tokenize.COMMENT:
+            above = f"{above} {token.string.lstrip('# ')}".strip()
+        elif token.type == tokenize.NEWLINE:
             name = ""
     return found
 
@@ -107,7 +165,7 @@ def _kind(hint: Any) -> str:
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         return f"keys to {_kind(parts[1])}"
     if dataclasses.is_dataclass(hint):
-        name: str = hint.__name__  # type: ignore[union-attr]
+        name = _title(typing.cast(type, hint))
         return f"[{name}](#{name.lower()})"
     return {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(hint, "anything")
 
@@ -115,11 +173,9 @@ def _kind(hint: Any) -> str:
 def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is dataclasses.MISSING:
         return "**needed**" if field.default_factory is dataclasses.MISSING else "empty"
+    if dataclasses.is_dataclass(field.default):
+        return "empty"
     if field.default is None:
-        return "unknown"
+        return "`null`"
     plain = str(field.default).lower() if isinstance(field.default, bool) else f"{field.default}"
     return "empty" if field.default in ((), "") else f"`{plain}`"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(made())

@@ -1,4 +1,4 @@
-"""The table in docs/discover.md, made of the recordings in tests/facts: `python -m tests.bench.recordings_table`."""
+"""The table in docs/discover.md, made of the recordings in tests/facts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TABLE = """\
 """
 
 
-def with_table(page: str) -> str:
+def discover() -> str:
     """The page with its last section as the recordings would have it."""
-    return page.split(TITLE)[0] + TITLE + made()
+    return PAGE.read_text().split(TITLE)[0] + TITLE + _made()
 
 
-def made() -> str:
+def _made() -> str:
     cases = recordings()
     elsewhere = [c for c in cases if c.expected.seen == "recorded elsewhere"]
     head = HEAD.format(
@@ -76,7 +76,3 @@ def generation(version: str) -> str:
 def _number(version: str) -> float:
     match = re.search(r"\d+(?:\.\d+)?", version)
     return float(match.group(0)) if match else 0.0
-
-
-if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text()))

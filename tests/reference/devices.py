@@ -1,15 +1,13 @@
-"""docs/devices.md from the hardware table: `python -m tests.bench.device_reference`."""
+"""Device classes as the hardware table has them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.units import GiB
 from hetctl.trainer.planning.hardware import CLASSES
 
-PAGE = Path(__file__).parents[2] / "docs" / "devices.md"
 HEAD = """# Device classes
 
 What hetctl knows of accelerators, made from `trainer/planning/devices.yaml`: `make reference`. Yours may differ, or be
@@ -58,7 +56,3 @@ def _line(row: DeviceClass) -> str:
         f"[{title}](https://{address})" if address else title,
     )
     return f"| {' | '.join(cells)} |\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(made())

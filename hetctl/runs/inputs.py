@@ -1,0 +1,34 @@
+"""The files that ranks read: those that every host must have, and those that are sent (`data.ship`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hetctl.launcher.supervisor.ship import Shipment
+from hetctl.trainer.data.sources import source_files
+from hetctl.trainer.recipe import STDLIB, DataSection, Recipe
+
+
+def paths_to_read(recipe: Recipe, resume: str) -> list[str]:
+    """What every host must be able to read: data and tokenizer unless they are sent, a checkpoint that was named."""
+    data = [] if recipe.data.ship else _data_paths(recipe.data)
+    return [str(path.resolve()) for path in (*data, *(() if resume in ("auto", "never") else (Path(resume),)))]
+
+
+def shipments(recipe: Recipe) -> list[Shipment]:
+    """What `data.ship` sends. Raises ConfigError where it is not here."""
+    if not recipe.data.ship:
+        return []
+    return [Shipment(path, _files(path, recipe.data)) for path in _data_paths(recipe.data)]
+
+
+def _files(path: Path, data: DataSection) -> tuple[Path, ...]:
+    if str(path) == data.source:
+        return tuple(source_files(data))
+    settings = path.with_name("tokenizer_config.json")  # it may name the end of a text
+    return (path, settings) if settings.is_file() else (path,)
+
+
+def _data_paths(data: DataSection) -> list[Path]:
+    unnamed = (STDLIB, "bytes")  # the hosts' own
+    return [Path(path) for path in (data.source, data.tokenizer) if path not in unnamed]
