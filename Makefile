@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: demo test test-all test-slow test-faults test-rdma test-kill test-torch-suite benchmarks reference site lint format clean
+.PHONY: demo tutorial first-hour test test-all test-slow test-faults test-rdma test-kill test-torch-suite benchmarks reference site lint format clean
 demo: .venv/ready
 	$(BIN)/hetctl train
 
@@ -57,6 +57,14 @@ reference: .venv/ready
 site: .venv/ready
 	$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/pip install -q -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# What docs/tutorial.md shows, from two namespaced hosts: root, openssh-server, iproute2
+tutorial: .venv/ready
+	HETCTL_TUTORIAL=write $(BIN)/python -m pytest -q tests/test_tutorial.py
+
+# README's lines under a fresh account, with a stopwatch: a new environment, so pip downloads
+first-hour: .venv/ready
+	$(BIN)/python -m tests.first_hour
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

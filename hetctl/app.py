@@ -12,6 +12,7 @@ from hetctl.commands.discover import discover
 from hetctl.commands.doctor import doctor
 from hetctl.commands.exec import AfterDashes, execute
 from hetctl.commands.export import export
+from hetctl.commands.generate import generate
 from hetctl.commands.plan import plan
 from hetctl.commands.resume import resume
 from hetctl.commands.run import run
@@ -49,6 +50,7 @@ app.command("train")(train)
 app.command("resume")(resume)
 app.command("run")(run)
 app.command("export")(export)
+app.command("generate")(generate)
 app.add_typer(bench.app, name="bench")
 app.command("validate")(validate)
 app.command("models")(known.models)

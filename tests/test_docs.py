@@ -30,7 +30,7 @@ from tests.test_house import modules
 ROOT = Path(__file__).parent.parent
 DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*DECISIONS}))
-CODE = re.compile(r"^```\w*\n(.*?)^```|`([^`\n]+)`", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^```(\w*)\n(.*?)^```|`([^`\n]+)`", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^|[\s$])(hetctl [a-z].*)")
 FOLDERS = r"(?:hetctl|launcher|trainer|comm|tests|docs)"
 PATH = re.compile(rf"(?<![\w/~.<*-]){FOLDERS}/[\w./-]*\w")
@@ -39,9 +39,11 @@ LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)#?([^)\s]*)\)")
 
 
 def code(page: Path) -> Iterator[str]:
-    """Every line of a page's code blocks, and what stands between backticks."""
-    for block, span in CODE.findall(page.read_text()):
-        yield from (block or span).splitlines()
+    """Every line of a page's code blocks (of a console: what is typed, to its first pipe), and what stands between
+    backticks."""
+    for kind, block, span in CODE.findall(page.read_text()):
+        lines = (block or span).splitlines()
+        yield from [line.split(" | ")[0] for line in lines if line.startswith("$ ")] if kind == "console" else lines
 
 
 def commands(line: str) -> Iterator[str]:

@@ -42,6 +42,6 @@ def export(
     from hetctl.runs.export import export_run
 
     sink = Sink(as_json=as_json)
-    document = export_run(run, to, precision=precision.value)
+    document = export_run(run, to, precision=precision.value, sink=sink)
     sink.say(f"wrote {document['parameters']:,} parameters of step {document['step']} to {document['to']}")
     sink.result(document)

@@ -32,11 +32,11 @@ def generate(
     from hetctl.runs.generate import load
 
     sink = Sink(as_json=as_json)
-    loaded = load(model)
-    sink.note(f"{loaded.source} goes on from {len(text)} characters")
-    pieces = []
-    for piece in loaded.continued(text, most=tokens):
-        pieces.append(piece)
-        sink.write(piece)
-    sink.write("\n")
-    sink.result({"model": loaded.source, "text": text, "continuation": "".join(pieces)})
+    loaded = load(model, sink)
+    found = ""
+    with sink.trying(f"going on from {len(text)} characters with {loaded.source}") as show:
+        for piece in loaded.continued(text, most=tokens):
+            found += piece
+            show(found[-40:])
+    sink.say(text + found)
+    sink.result({"model": loaded.source, "text": text, "continuation": found})

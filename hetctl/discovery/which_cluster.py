@@ -10,6 +10,7 @@ from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.emulate import SpecIsland, SpecPart, describe_cluster, label_machine, parse_spec
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.plan import Plan
+from hetctl.comm.contract.units import listed
 from hetctl.console import Sink
 from hetctl.discovery.this_machine import this_machine
 from hetctl.trainer.planning.hardware import CLASSES, Hardware
@@ -61,16 +62,24 @@ def described_cluster(where: Where, sink: Sink) -> Cluster:
 def running_cluster(where: Where, sink: Sink, *, plan: Plan | None = None) -> Cluster:
     """The cluster to run on: a file's, or this machine's devices labelled as a plan's or an emulation's islands."""
     if where.file is not None:
-        return load_cluster(where.file)
+        return _stood_for(load_cluster(where.file), sink)
     if where.emulate is None and plan is None and HERE.is_file():
         sink.warn("using ./cluster.yaml")
-        return load_cluster(HERE)
+        return _stood_for(load_cluster(HERE), sink)
     if plan is not None:
         return _labelled(_islands_of_plan(plan), ",".join(f"{i.name}:{len(i.ranks)}" for i in plan.islands), sink)
     if file := where.emulated_file:
         return _labelled(_islands_of(load_cluster(file)), str(file), sink)
     words = where.emulate or DEFAULT_SPEC
     return _labelled(parse_spec(words, where.hardware), words, sink)
+
+
+def _stood_for(cluster: Cluster, sink: Sink) -> Cluster:
+    """A file's cluster, and what its devices really are where it says so (`source: emulated`)."""
+    if cluster.source == "emulated" and cluster.runs:
+        real = "CPU processes stand" if cluster.runs == "gloo" else f"devices of {cluster.runs} stand"
+        sink.warn(f"{real} for {listed([island.name for island in cluster.islands])}: the cluster file is an emulation")
+    return cluster
 
 
 def _labelled(spec: tuple[SpecIsland, ...], words: str, sink: Sink) -> Cluster:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,19 +91,20 @@ def check_before(plan: Plan, cluster: Cluster, *, run_dir: Path | None, skip: bo
     folder = run_dir / "checkpoints" if run_dir else Path("runs").absolute()
     findings = preflight(plan, cluster, folder=folder)
     if not skip:
-        refuse_on_failures(findings)
+        refuse_on_failures(findings, {h.name for h in cluster.hosts if h.access and not h.access.local})
     for finding in findings:
         if finding.state == "fail":
             say(f"{finding.host}: {finding.check}: {finding.reason}; started all the same (--skip-checks)")
 
 
-def refuse_on_failures(findings: list[Finding]) -> None:
-    """Raise WorkFailed naming what to mend first."""
+def refuse_on_failures(findings: list[Finding], elsewhere: Collection[str] = ()) -> None:
+    """Raise WorkFailed naming what to mend first. What hosts `elsewhere` are is what discovery once found."""
     failures = to_mend(findings)
     if not failures:
         return
     first = first_of(findings)
     assert first is not None
     more = f" (and {len(failures) - 1} more: hetctl doctor)" if len(failures) > 1 else ""
-    hint = f"{first.fix}; or --skip-checks" if first.fix else "mend it, or --skip-checks"
+    again = "then discover the cluster again, or" if first.host in elsewhere else "or"
+    hint = f"{first.fix or 'mend it'}; {again} --skip-checks"
     raise WorkFailed(f"{first.host}: {first.check}: {first.reason}{more}", hint=hint)

@@ -64,7 +64,7 @@ def report_page(folder: RunFolder, summary: dict[str, Any], *, follow_s: float |
         ("Why so", bullets(plan.reasons)),
     ]
     tone: Tone = "bad" if summary["status"] == "failed" else "good" if summary["status"] == "done" else "plain"
-    lead = "Emulated on one machine: labels decide who may talk natively." if summary["emulated"] else ""
+    lead = "Emulated: labels decide who may talk natively." if summary["emulated"] else ""
     title = f"hetctl run {folder.name}"
     return page(title, run_verdict(plan, summary), sections, tone=tone, lead=lead, follow_s=follow_s)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,9 @@ import torch
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.values import decode
+from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.runs.fetch import fetch
 from hetctl.runs.manage import find_folder
 from hetctl.trainer.checkpoint import listing
 from hetctl.trainer.checkpoint.reader import Reader
@@ -21,21 +26,22 @@ from hetctl.trainer.model.config import config_of
 from hetctl.trainer.model.huggingface import SETTINGS, TOKENIZER_FILES, copy_beside, exported_config, write_model
 from hetctl.trainer.recipe import TOKENIZER, DataSection
 
-NO_CHECKPOINT = (
-    "name a run's folder, for example runs/latest; where hosts share none, save with checkpoint.store=gather:HOST and "
-    "export on that host, from ~/.local/state/hetctl/runs/<run>/<host>"
-)
+NO_CHECKPOINT = "name a run's folder, for example runs/latest; checkpoint.every says after how many steps one is saved"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def export_run(word: str | None, to: Path, *, precision: str) -> dict[str, Any]:
-    """Write the newest checkpoint of a run (or the one that is named) to `to`. Raises ConfigError."""
-    path, job = saved_model(word)
+def export_run(word: str | None, to: Path, *, precision: str, sink: Sink) -> dict[str, Any]:
+    """Write the newest checkpoint of a run (or the one that is named) to `to`. Raises HetctlError."""
     if to.exists() and not to.is_dir():
         raise ConfigError(f"'{to}' is not a folder", hint="a model is several files: name a new folder")
     if to.exists() and any(to.iterdir()):
         raise ConfigError(f"'{to}' is not empty", hint="export to a new folder: nothing is overwritten")
+    with saved_model(word, sink) as (path, job):
+        return _export(path, job, to, precision=precision)
+
+
+def _export(path: Path, job: Job, to: Path, *, precision: str) -> dict[str, Any]:
     reader = Reader(path)
     reader.check_is_of(job.shape, whole=True)
     names = list(reader.shapes)
@@ -55,10 +61,11 @@ def export_run(word: str | None, to: Path, *, precision: str) -> dict[str, Any]:
     }
 
 
-def saved_model(word: str | None) -> tuple[Path, Job]:
-    """The newest checkpoint of a run, or the one that is named, and what its ranks were told. Raises ConfigError."""
-    path = _checkpoint(_meant(word))
-    return path, _job(path.parent.parent)
+@contextlib.contextmanager
+def saved_model(word: str | None, sink: Sink) -> Iterator[tuple[Path, Job]]:
+    """The newest checkpoint of a run, or the one that is named, and what its ranks were told. Raises HetctlError."""
+    with _checkpoint(_meant(word), sink) as path:
+        yield path, _job(path.parent.parent)
 
 
 def copy_tokenizer(data: DataSection, source: Path | None, to: Path) -> list[str]:
@@ -81,14 +88,22 @@ def _meant(word: str | None) -> Path:
     return Path(word)
 
 
-def _checkpoint(run: Path) -> Path:
+@contextlib.contextmanager
+def _checkpoint(run: Path, sink: Sink) -> Iterator[Path]:
+    """The checkpoint that is named, or a run's newest; one of hosts that share no folder is here as long as needed."""
     path = run.resolve()
-    if listing.is_whole(path):
-        return path
-    newest = listing.newest(RunFolder(path).checkpoints)
-    if newest is None:
+    folder = RunFolder(path)
+    newest = path if listing.is_whole(path) else listing.newest(folder.checkpoints)
+    if newest is not None:
+        yield newest
+        return
+    if not folder.prepared.is_file():
         raise ConfigError(f"'{run}' has no whole checkpoint", hint=NO_CHECKPOINT)
-    return newest
+    with tempfile.TemporaryDirectory(prefix="fetched-", dir=path) as kept:
+        fetched = fetch(folder, RunFolder(Path(kept)), sink)
+        if fetched is None:
+            raise ConfigError(f"'{run}' has no whole checkpoint", hint=NO_CHECKPOINT)
+        yield fetched
 
 
 def _job(run: Path) -> Job:

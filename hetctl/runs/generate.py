@@ -9,6 +9,7 @@ import torch
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.operation.device import accelerator
+from hetctl.console import Sink
 from hetctl.runs.export import saved_model
 from hetctl.trainer.checkpoint.reader import Reader
 from hetctl.trainer.data.tokens import Tokenizer, load_tokenizer
@@ -45,18 +46,20 @@ class Loaded:
                 said = whole
 
 
-def load(word: str | None) -> Loaded:
-    """A run's newest checkpoint (or a named one), or a Hugging Face folder with weights. Raises ConfigError."""
+def load(word: str | None, sink: Sink) -> Loaded:
+    """A run's newest checkpoint (or a named one), or a Hugging Face folder with weights. Raises HetctlError."""
     if word is not None and (folder := find_weights(word)):
-        shape, files = find_shape(word), folder / TOKENIZER
-        if not files.is_file():
+        shape, file = find_shape(word), folder / TOKENIZER
+        if not file.is_file():
             raise ConfigError(f"{folder} has no {TOKENIZER}", hint="a model without its tokenizer cannot read a text")
         check_weights(folder, shape)
-        return _loaded(shape, WeightFiles(folder, shape).read, DataSection(tokenizer=str(files)), str(folder))
-    path, job = saved_model(word)
-    reader = Reader(path)
-    reader.check_is_of(job.shape, whole=True)
-    return _loaded(job.shape, lambda name, size: reader.read(name, "master", shape=size), job.recipe.data, str(path))
+        return _loaded(shape, WeightFiles(folder, shape).read, DataSection(tokenizer=str(file)), str(folder))
+    with saved_model(word, sink) as (path, job):
+        reader = Reader(path)
+        reader.check_is_of(job.shape, whole=True)
+        return _loaded(
+            job.shape, lambda name, size: reader.read(name, "master", shape=size), job.recipe.data, str(path)
+        )
 
 
 def _loaded(shape: ModelShape, read: Read, data: DataSection, source: str) -> Loaded:
@@ -69,5 +72,3 @@ def _loaded(shape: ModelShape, read: Read, data: DataSection, source: str) -> Lo
         for name, parameter in model.named().items():
             parameter.copy_(read(name, tuple(parameter.shape)))
     return Loaded(model, tokenizer, source)
-
-

@@ -30,11 +30,12 @@ class Progress:
 
     def __init__(self, folder: RunFolder, sink: Sink) -> None:
         self.folder, self.sink, self._step, self._looked = folder, sink, 0, 0.0
-        self._planned = _steps_planned(folder)
+        self._planned: int | None = None
         self.steps: list[dict[str, Any]] = []  # that were shown
 
     def begin(self) -> None:
         """Where it stands now."""
+        self._planned = _steps_planned(self.folder)
         state = "running" if is_running(self.folder) else self.folder.read_summary().get("status", "not running")
         self.sink.say(f"run {self.folder.name}: {state}")
         self._show(TAIL_STEPS)
@@ -79,15 +80,14 @@ def show_logs(word: str | None, *, follow: bool, ranks: list[int] | None, sink: 
             sink.people.print(f"[{rank}] {line}", highlight=False, markup=False, soft_wrap=True)
 
     with contextlib.suppress(KeyboardInterrupt):  # the way to leave `-f`; the run goes on
-        trains = folder.recipe.is_file() or folder.metrics.is_file()  # programs have no steps
-        _show(folder, ranks, progress if trains and not ranks else None, show, follow=follow)
+        _show(folder, ranks, progress, show, follow=follow)
     return {"run": folder.name, "progress": progress.steps, "lines": lines}
 
 
 def _show(
     folder: RunFolder,
     ranks: list[int] | None,
-    progress: Progress | None,
+    told: Progress,
     show: Callable[[int, str], None],
     *,
     follow: bool,
@@ -96,6 +96,8 @@ def _show(
         time.sleep(FOLLOW_S)  # it has only begun
     if not logs:
         raise ConfigError(f"{folder.path} holds no logs" + (f" of ranks {ranks}" if ranks else ""))
+    trains = folder.recipe.is_file() or folder.metrics.is_file()  # programs have no steps
+    progress = told if trains and not ranks else None
     if progress:
         progress.begin()
     ends = {rank: _show_end(rank, path, show) for rank, path in logs.items()}

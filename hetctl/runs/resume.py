@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from hetctl.comm.contract.cluster import Cluster
@@ -72,14 +73,20 @@ def find_start(resume: str, agents: Agents) -> Path | None:
     if not agents.spread:
         newest = listing.newest(agents.sites[0].folder.checkpoints)
         return Path(newest.name) if newest else None
-    held = [set(s.checkpoints) for s in agents.sites if s.checkpoints]  # one without any may get them from the others
+    newest_name = newest_on([s.checkpoints for s in agents.sites])
+    return Path(newest_name) if newest_name else None
+
+
+def newest_on(hosts: Iterable[Collection[str]]) -> str | None:
+    """The newest checkpoint that every host has part of; one without any may get them from the others."""
+    held = [set(names) for names in hosts if names]
     common = set.intersection(*held) if held else set()
     if held and not common:
         raise ConfigError(
             "the hosts' newest checkpoints are of different steps, and none is on all of them",
             hint="leave out a host that was away for long, or --resume never",
         )
-    return Path(max(common)) if common else None
+    return max(common, default=None)
 
 
 def step_of(checkpoint: Path) -> int | None:

@@ -18,6 +18,7 @@ import shutil
 import signal
 import socket
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -36,7 +37,7 @@ def main(request: str) -> None:
     """Do what the request (JSON) asks for: "enter" (become an agent), "attach" to one, "clean" up after one, ..."""
     asked = json.loads(request)
     try:
-        {"enter": enter, "attach": attach, "clean": clean, "read": read, "take": take}[asked["do"]](asked)
+        {"enter": enter, "attach": attach, "clean": clean, "read": read, "take": take, "lend": lend}[asked["do"]](asked)
     except OSError as error:
         say({"event": "failed", "reason": f"{error.filename or ''} {error.strerror or error}".strip()})
         sys.exit(1)
@@ -71,8 +72,7 @@ def steps() -> Iterator[dict[str, Any]]:
 
 def look(asked: dict[str, Any]) -> dict[str, Any]:
     """What this host has of what a run needs, by metadata and files; nothing is imported, nothing is written."""
-    state = os.path.join(state_home(), "hetctl", "runs", asked["run"], asked["host"])
-    token = asked.get("token")
+    state, token = run_folder(asked), asked.get("token")
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "supported": sys.version_info >= MIN_PYTHON,
@@ -87,6 +87,11 @@ def look(asked: dict[str, Any]) -> dict[str, Any]:
         "paths": {path: os.path.exists(path) and os.access(path, os.R_OK) for path in asked.get("paths", ())},
         "checkpoints": checkpoints(os.path.join(state, "checkpoints")),
     }
+
+
+def run_folder(asked: dict[str, Any]) -> str:
+    """Where this host keeps its files of a run whose folder it does not share."""
+    return os.path.join(state_home(), "hetctl", "runs", asked["run"], asked["host"])
 
 
 def version(name: str) -> str | None:
@@ -275,6 +280,13 @@ def read(asked: dict[str, Any]) -> None:
         size = file.seek(0, 2)
         file.seek(max(0, size - asked["most"]))
         say({"event": "file", "size": size, "data": base64.b64encode(file.read(asked["most"])).decode()})
+
+
+def lend(asked: dict[str, Any]) -> None:
+    """A run's job and what this host holds of a checkpoint, as a tar stream: the last thing that is said."""
+    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as stream:
+        for name in ("launch/job.json", "checkpoints/" + asked["checkpoint"]):
+            stream.add(os.path.join(run_folder(asked), name), name)
 
 
 def read_small(path: str) -> str:

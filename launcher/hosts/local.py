@@ -25,7 +25,7 @@ class LocalShell:
 
     def start(self, argv: Sequence[str], *, deadline: Deadline) -> LocalSession:
         """Start `argv`. Raises ShellError when there is no such program."""
-        whole = [*self.prefix, *argv]
+        whole = [*self.prefix, *map(os.path.expanduser, argv)]
         try:
             return LocalSession(whole)
         except OSError as error:

@@ -34,7 +34,7 @@ class SshShell:
         try:
             channel = transport.open_session(timeout=max(0.1, deadline.left()))
             channel.settimeout(max(0.1, deadline.left()))
-            channel.exec_command(shlex.join(argv))
+            channel.exec_command(" ".join(map(_quoted, argv)))
         except (paramiko.SSHException, EOFError, OSError) as error:
             if deadline.passed or isinstance(error, TimeoutError):
                 raise timed_out(deadline) from None
@@ -44,6 +44,11 @@ class SshShell:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _quoted(word: str) -> str:
+    """A word for the host's login shell, which alone knows where `~/` is there."""
+    return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word)
 
 
 class SshSession:

@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -231,15 +231,37 @@ def ask(target: TargetHost, request: Mapping[str, Any], answer: str, deadline: D
             shell.close()
 
 
+def stream(target: TargetHost, request: Mapping[str, Any], deadline: Deadline) -> Iterator[bytes]:
+    """What the travelling program prints on a host, as it comes. Raises HetctlError unless it ends well."""
+    shell = target.open(deadline)
+    try:
+        session, first = begin_dialogue(target, shell, request, deadline).release()
+        yield first
+        while not session.ended:
+            piece = session.read(1.0)
+            if piece is not None and piece.stream == "out":
+                yield piece.data
+        if session.exit_code != 0:
+            raise Unreachable(f"{target.name} broke off before all of it was here")
+    finally:
+        with contextlib.suppress(OSError):
+            shell.close()
+
+
+def of_run(folder: RunFolder, host: str) -> dict[str, Any]:
+    """What tells a host which run is meant, and as whom it takes part."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", host).lstrip(".") or "_"
+    return {"run": folder.identity, "host": name}
+
+
 def _request(orders: AgentRequest, host: str) -> dict[str, Any]:
     token = orders.folder.launch / "identity"
     return {
-        "run": orders.folder.identity,
+        **of_run(orders.folder, host),
         "packages": NEEDED,
         "digests": [b.digest for b in orders.bundles],
         "token": {"path": str(token), "text": token.read_text(encoding="utf-8")},
         "paths": orders.paths,
-        "host": re.sub(r"[^A-Za-z0-9._-]", "_", host).lstrip(".") or "_",
     }
 
 

@@ -36,10 +36,12 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class HostSpec:
     """How one host should be.
 
-    `tools` are executables (name -> script) that come first in its PATH; `force` is what its sshd runs instead of what
-    is asked for (the question is in $SSH_ORIGINAL_COMMAND); `behind` is the number of the host that alone can reach it.
+    `name` is its alias in the rig's ssh config, made up where none is given. `tools` are executables (name -> script)
+    that come first in its PATH; `force` is what its sshd runs instead of what is asked for (the question is
+    in $SSH_ORIGINAL_COMMAND); `behind` is the number of the host that alone can reach it.
     """
 
+    name: str = ""
     tools: Mapping[str, str] = field(default_factory=dict)
     force: str = ""
     banner: str = ""
@@ -210,7 +212,7 @@ class _Maker:
             )
             for r, bridge in enumerate(bridges[1:])
         )
-        host = RigHost(f"{self.prefix}h{i}", namespace, address, folder, folder / "sshd.log", rails)
+        host = RigHost(spec.name or f"{self.prefix}h{i}", namespace, address, folder, folder / "sshd.log", rails)
         if spec.sshd:
             self._serve(host, spec)
         return host
@@ -240,9 +242,12 @@ class _Maker:
     def _serve(self, host: RigHost, spec: HostSpec) -> None:
         # a HOME of its own: no shell start-up file of this machine speaks on the host
         settings = {"PATH": f"{host.folder / 'bin'}:{_PATH}", "HOME": str(host.folder / "home"), **spec.env}
+        key = self.folder / "host" if spec.known else host.folder / "key"
+        if not spec.known:  # whoever compares fingerprints sees one of its own
+            _quiet("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
         lines = [
             f"ListenAddress {host.address}:22",
-            f"HostKey {self.folder / 'host'}",
+            f"HostKey {key}",
             f"PidFile {host.folder / 'sshd.pid'}",
             f"AuthorizedKeysFile {self.folder / 'user.pub'}",
             "StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUseDNS no",

@@ -102,7 +102,7 @@ def gather(path: Path, names: Iterable[str], *, group: Any = None) -> Path:
     if not spread():
         return path
     target = path.with_name(f"gathered-{path.name}")
-    manifest = _merged(path, group)
+    manifest = _everybodys(path, group)
     about: dict[str, Any] = {
         "host": os.environ.get(variables.HOST, str(dist.get_rank())),
         "leads": leads(),
@@ -130,7 +130,7 @@ def release(path: Path, *, group: Any = None) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _merged(path: Path, group: Any) -> dict[str, Any]:
+def _everybodys(path: Path, group: Any) -> dict[str, Any]:
     """What all hosts' manifests say together."""
     try:
         mine = json.loads((path / MANIFEST).read_text())
@@ -141,11 +141,16 @@ def _merged(path: Path, group: Any) -> dict[str, Any]:
     found = [m for m in everybody if m is not None]
     if not found:
         raise ConfigError(f"no host has a checkpoint at {path}")
-    merged = dict(found[0])
-    for key, value in merged.items():
+    return merged(found)
+
+
+def merged(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the manifests of several hosts say of one checkpoint together."""
+    whole = dict(manifests[0])
+    for key, value in whole.items():
         if isinstance(value, dict):
-            merged[key] = {k: v for m in found for k, v in m[key].items()}
-    return merged
+            whole[key] = {k: v for m in manifests for k, v in m[key].items()}
+    return whole
 
 
 def _needed(manifest: dict[str, Any], names: set[str]) -> list[str]:

@@ -73,7 +73,7 @@ class Reader:
             raise ConfigError(
                 f"{self.path} lacks {len(lacking)} of {len(wanted)} parameters, '{lacking[0]}' first: other hosts keep "
                 "their shards",
-                hint="checkpoint.store=gather:HOST has one keep all of them",
+                hint="`hetctl export` fetches them where the run was started; or checkpoint.store=gather:HOST",
             )
 
     def read(self, name: str, kind: str, *, shape: Sequence[int] | None = None) -> torch.Tensor:

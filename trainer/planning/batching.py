@@ -8,6 +8,7 @@ from functools import partial
 from typing import Protocol
 
 ROUNDS = 3  # of `settle`
+MOVABLE = 1.05  # times a limit from which moves of few samples might still come to it
 MOVES = 6
 TABULATED = 16  # totals that are shared by looking at every share
 
@@ -86,10 +87,12 @@ def balance(
         shares = proposed
 
 
-def settle(total: int, weights: Sequence[float], replicas: Replicas) -> tuple[tuple[int, ...], float] | None:
+def settle(
+    total: int, weights: Sequence[float], replicas: Replicas, *, limit: float
+) -> tuple[tuple[int, ...], float] | None:
     """Shares by weight, then by the paces that these shares showed, then moved from the slowest while that helps.
 
-    Near `balance`, and far cheaper. None where the first shares do not fit.
+    Near `balance`, and far cheaper. None where the first shares do not fit, or no moves could bring them to `limit`.
     """
     best: tuple[tuple[int, ...], float] | None = None
     for _ in range(ROUNDS):
@@ -100,7 +103,7 @@ def settle(total: int, weights: Sequence[float], replicas: Replicas) -> tuple[tu
         if best is None or max(seconds) < best[1]:
             best = shares, max(seconds)
         weights = [share / s for share, s in zip(shares, seconds, strict=True)]
-    return best and _moved(best[0], replicas)
+    return _moved(best[0], replicas) if best is not None and best[1] < limit * MOVABLE else None
 
 
 def _moved(shares: tuple[int, ...], replicas: Replicas) -> tuple[tuple[int, ...], float]:
@@ -108,19 +111,15 @@ def _moved(shares: tuple[int, ...], replicas: Replicas) -> tuple[tuple[int, ...]
     seconds = [replicas.seconds(i, share) for i, share in enumerate(shares)]
     for _ in range(MOVES):
         slowest = max(range(len(shares)), key=lambda i: seconds[i])
-        found = (
-            min(
-                (max(replicas.seconds(slowest, shares[slowest] - n), replicas.seconds(i, shares[i] + n)), i, n)
-                for i in sorted(range(len(shares)), key=lambda i: seconds[i])[:2]
-                for n in (1, 2, 4)
-                if n < shares[slowest] and i != slowest
-            )
-            if shares[slowest] > 1
-            else (math.inf, 0, 0)
-        )
-        if found[0] >= seconds[slowest]:
+        moves = [
+            (max(replicas.seconds(slowest, shares[slowest] - n), replicas.seconds(i, shares[i] + n)), i, n)
+            for i in sorted(range(len(shares)), key=lambda i: seconds[i])[:2]
+            for n in (1, 2, 4)
+            if n < shares[slowest] and i != slowest and replicas.faster(i, shares[i] + n, seconds[slowest])
+        ]
+        slower, other, n = min(moves, default=(math.inf, 0, 0))
+        if slower >= seconds[slowest]:
             break
-        _, other, n = found
         shares = tuple(s + n * ((i == other) - (i == slowest)) for i, s in enumerate(shares))
         seconds = [replicas.seconds(i, share) for i, share in enumerate(shares)]
     return shares, max(seconds)

@@ -200,10 +200,11 @@ class Search:
 
     def _balanced(self, grouping: Grouping, weights: Sequence[float], unequal: UnequalReplicas, parts: int) -> None:
         """Offer the grouping with its samples shared so that the slowest replica is fastest."""
+        limit = self._across
         if self.groupings.thinned:
-            shares = settle(parts, weights, unequal)
+            shares = settle(parts, weights, unequal, limit=limit)
         else:
-            few, limit = self._small, self._across
+            few = self._small
             shares = balance(parts, weights, unequal, limit=limit, tabulate=few, tolerance=self.tolerance)
         if shares is None:
             return

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +18,10 @@ from typer.testing import CliRunner
 
 from hetctl.app import app
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import write_yaml
 from hetctl.launcher.run_folder.folder import RunFolder, create_run
 from hetctl.launcher.run_folder.registry import active, birth, delist, home
+from hetctl.runs import logs
 from hetctl.trainer.model.shapes import SHAPES
 from hetctl.trainer.planning.hardware import CLASSES
 from tests.rigs.terminal import on_a_terminal
@@ -116,6 +120,31 @@ def test_logs_show_the_runs_progress_before_what_ranks_print() -> None:
     assert [one["step"] for one in document["progress"]] == [5, 6, 7, 8, 9]
     assert document["lines"] == [{"rank": 0, "line": "rank zero says hello"}]
     assert shown("logs", "--rank", "0") == "[0] rank zero says hello\n"
+
+
+def test_a_run_that_has_only_begun_is_followed_from_its_first_step(
+    running: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the line that `--detach` prints, which people type before anything is written."""
+    folder = create_run(None, "new")
+    record = {"run": folder.identity, "folder": str(folder.path), "pid": running[0].pid, "born": birth(running[0].pid)}
+    (home() / "new.json").write_text(json.dumps({**record, "started": 9.0, "hosts": {}}))
+
+    def goes_on(_: float) -> None:
+        if folder.metrics.is_file():
+            running[0].kill()
+            running[0].wait()
+            return
+        write_yaml(folder.recipe, {"train": {"steps": 7}}, header="a recipe")
+        folder.append_metrics({"step": 1, "loss": 4.0, "tokens_per_s": 100.0})
+        (folder.path / "logs").mkdir()
+        folder.log(0).write_text("")
+
+    monkeypatch.setattr(logs, "time", SimpleNamespace(sleep=goes_on, monotonic=time.monotonic))
+    assert shown("logs", "-f").splitlines()[:2] == [
+        f"run {folder.name}: running",
+        "step 1/7  loss 4.0000  100 tokens/s",
+    ]
 
 
 def test_stop_without_a_name_ends_the_only_run_and_names_it_first(running: list[subprocess.Popen[bytes]]) -> None:

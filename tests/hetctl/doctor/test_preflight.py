@@ -88,3 +88,6 @@ def test_other_hosts_are_judged_by_what_discovery_found() -> None:
     assert cluster.host_by_name["node2"].facts == facts_to_data(healthy_hosts.reports(node2=ill)[2].facts)  # type: ignore[arg-type]
     findings = preflight(on_hosts(plan(), "node0", "node2"), cluster, folder=Path("/tmp"))
     assert [(f.check, f.host) for f in findings if f.state == "fail"] == [("net.mtu", "node2")]
+    with pytest.raises(WorkFailed) as refusal:
+        refuse_on_failures(findings, {"node0", "node2"})
+    assert refusal.value.hint.endswith("; then discover the cluster again, or --skip-checks")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from tests.rigs import netns
 from tests.rigs.cluster import command, environment, losses, other_environment, write_cluster
@@ -45,6 +46,7 @@ def trained(rig: netns.Rig, mine: Path) -> Path:
     done = train(mine, rig, "--cluster", "cluster.yaml", "--run-dir", "run", "--set", "checkpoint.every=2", steps=4)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing of the run is left running" in done.stdout
+    assert "note: CPU processes stand for h200, mi325x: the cluster file is an emulation" in done.stderr
     return mine / "run"
 
 
@@ -65,6 +67,17 @@ def test_what_hosts_hold_and_what_came_back(trained: Path, rig: netns.Rig) -> No
         assert len(list(home.glob(".cache/hetctl/code/*"))) == 1, "one bundle, whole"
         assert len(list(home.glob(".local/state/hetctl/runs/*/*/checkpoints/step-00000004/manifest.json"))) == 1
         assert [p for p in host.pids() if "python" in Path(f"/proc/{p}/comm").read_text()] == []
+
+
+def test_shards_are_fetched_for_an_export_where_the_run_was_started(trained: Path, rig: netns.Rig, mine: Path) -> None:
+    argv = command("export", "run", "--to", "model", "--json")
+    done = subprocess.run(argv, cwd=mine, env=environment(rig), text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    document, summary = json.loads(done.stdout), json.loads((trained / "summary.json").read_text())
+    assert (document["step"], document["parameters"]) == (4, summary["parameters"])
+    with safe_open(str(mine / "model" / "model.safetensors"), framework="pt") as file:
+        assert sum(file.get_tensor(name).numel() for name in file.keys()) == summary["parameters"]  # noqa: SIM118
+    assert not list(trained.glob("fetched-*"))
 
 
 @pytest.mark.slow

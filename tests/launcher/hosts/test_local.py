@@ -96,3 +96,10 @@ def _gone(pid: int) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def test_a_program_below_the_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "python").symlink_to(sys.executable)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = run(LocalShell(), ["~/python", "-c", "print('~/a')"], deadline=Deadline(20.0))
+    assert done.stdout == b"~/a\n"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import paramiko
 import pytest
 
-from hetctl.launcher.ssh.session import SshSession
+from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.ssh.session import SshSession, SshShell
 
 
 class Gone:
@@ -59,3 +61,11 @@ def test_a_dead_transport_raises_nowhere(channel: Any) -> None:
     session.abort()
     session.close()
     assert session.exit_code is None
+
+
+def test_the_hosts_shell_knows_where_a_home_is_and_takes_all_else_as_it_stands() -> None:
+    client = MagicMock()
+    channel = client.get_transport().open_session()
+    channel.fileno.return_value = 0
+    SshShell(client, "red1").start(["~/my venv/bin/python", "-c", "print('~/a')", "x~/b"], deadline=Deadline(1.0))
+    channel.exec_command.assert_called_once_with("""~/'my venv/bin/python' -c 'print('"'"'~/a'"'"')' 'x~/b'""")

@@ -1,0 +1,75 @@
+"""A run's newest checkpoint brought here from hosts that share no folder: each holds what its own ranks wrote."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.units import MiB, listed
+from hetctl.console import Sink
+from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.supervisor.agents import ask, of_run, stream
+from hetctl.launcher.supervisor.launch import shell_opener, target_of
+from hetctl.runs.resume import kept, newest_on
+from hetctl.trainer.checkpoint.listing import MANIFEST
+from hetctl.trainer.checkpoint.per_host import merged
+
+LOOKING_S = 60.0  # for each host
+FETCHING_S = 86400.0
+
+
+def fetch(run: RunFolder, to: RunFolder, sink: Sink) -> Path | None:
+    """The checkpoint in `to`, whole, beside the job it is of; None where no host has one. Raises HetctlError."""
+    launch = kept(run).launch
+    if launch.here:
+        return None
+    open_shell, close = shell_opener(launch.way)
+    try:
+        targets = [(target_of(host, open_shell), of_run(run, host.name)) for host in launch.hosts]
+        held = [ask(t, {"do": "enter", **of}, "host", Deadline(LOOKING_S))["checkpoints"] for t, of in targets]
+        name = newest_on(held)
+        if name is None:
+            return None
+        manifests, path = [], to.checkpoints / name
+        holders = [target for target, names in zip(targets, held, strict=True) if names]
+        sink.say(f"fetching {name} from {listed([target.name for target, _ in holders])}")
+        for target, of in holders:
+            request = {"do": "lend", "checkpoint": name, **of}
+            _unpack(stream(target, request, Deadline(FETCHING_S)), to.launch, path)
+            manifests.append(json.loads((path / MANIFEST).read_text()))
+    finally:
+        close()
+    write_json(path / MANIFEST, merged(manifests))
+    return path
+
+
+def _unpack(pieces: Iterator[bytes], launch: Path, checkpoint: Path) -> None:
+    """The files of a tar stream, each into its folder, whatever else their names say."""
+    with tarfile.open(fileobj=cast(Any, _Pieces(pieces)), mode="r|", bufsize=MiB) as packed:
+        for member in packed:
+            if (source := packed.extractfile(member)) is not None:
+                folder = checkpoint if member.name.startswith("checkpoints/") else launch
+                folder.mkdir(parents=True, exist_ok=True)
+                with (folder / Path(member.name).name).open("wb") as file:
+                    shutil.copyfileobj(source, file)
+    for _ in pieces:  # to its end, which says whether it was whole
+        pass
+
+
+class _Pieces:
+    """What tarfile reads from."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces, self._rest = pieces, b""
+
+    def read(self, size: int) -> bytes:
+        while len(self._rest) < size and (piece := next(self._pieces, None)) is not None:
+            self._rest += piece
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return found
