@@ -90,6 +90,11 @@ def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def span_of(first: int, last: int) -> str:
+    """`3-5`, and `3` alone."""
+    return str(first) if first == last else f"{first}-{last}"
+
+
 def listed(names: Sequence[str], most: int = 6) -> str:
     """`a, b, c and 4 more`."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

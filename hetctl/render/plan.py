@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from hetctl.comm.contract.plan import Plan
-from hetctl.comm.contract.units import count_of, show_bytes, show_rate, show_seconds
+from hetctl.comm.contract.units import count_of, show_bytes, show_rate, show_seconds, span_of
 from hetctl.console import Sink
 from hetctl.render.run import above_all
 
@@ -67,7 +67,7 @@ def _stages(plan: Plan) -> Table:
                 str(index),
                 plan.ranks[stage.ranks[0]].island,
                 show_ranks(stage.ranks),
-                f"{stage.layers[0]}-{stage.layers[1] - 1} ({stage.layers[1] - stage.layers[0]})",
+                f"{span_of(stage.layers[0], stage.layers[1] - 1)} ({stage.depth})",
                 str(stage.tensor_parallel),
                 f"{stage.shards}, weights whole" if stage.whole and stage.shards > 1 else str(stage.shards),
                 f"{stage.micro_batches} x {stage.micro_batch_size}",

@@ -14,7 +14,7 @@ from typing import Any
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import write_atomically
 from hetctl.comm.contract.plan import Plan, load_plan
-from hetctl.comm.contract.units import listed, show_bytes, show_seconds
+from hetctl.comm.contract.units import listed, show_bytes, show_seconds, span_of
 from hetctl.comm.contract.values import decode
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.render.bars import memory_bars
@@ -212,7 +212,7 @@ def _islands(plan: Plan, summary: Mapping[str, Any]) -> str:
     head = ("island", "vendor", "ranks", "layers", *known, *(("memory",) if held else ()))
     rows = []
     for island in summary["islands"]:
-        layers = ", ".join(f"{a}-{b - 1}" for a, b in island["layers"]) or "idle"
+        layers = ", ".join(span_of(a, b - 1) for a, b in island["layers"]) or "idle"
         own = island.get("shares") or {}
         shares = ("" if own.get(name) is None else f"{own[name]:.1%}" for name in known)
         cells = (island["name"], island["vendor"], show_ranks(island["ranks"]), layers, *shares)
