@@ -120,6 +120,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
         ("steps", f"{summary['steps']} of {summary['steps_planned'] or 'unknown'}"),
         *((("skipped", f"{skipped} steps were not finite"),) if (skipped := summary.get("skipped_steps")) else ()),
         *_known("loss", summary.get("first_loss"), lambda first: f"{first:.4f} -> {show_number(summary['last_loss'])}"),
+        *_known("one process", summary.get("parity"), parity_sentence),
         *_known("validation loss", summary.get("validation_loss"), show_number),
         ("tokens", _tokens(summary)),
         *_known("MFU", summary.get("mfu"), _percent),
@@ -141,16 +142,27 @@ def summary_table(summary: dict[str, Any]) -> Table:
 
 def next_lines(summary: dict[str, Any]) -> list[str]:
     """Of an emulation that was trained to its end: that it works, by which figures, and what to type next."""
-    losses = [summary.get("first_loss"), summary.get("last_loss")]
-    if summary["status"] != "done" or not summary["emulated"] or None in losses:
+    losses, parity = [summary.get("first_loss"), summary.get("last_loss")], summary.get("parity")
+    if summary["status"] != "done" or not summary["emulated"] or None in losses or (parity and not parity["equal"]):
         return []
     islands, crossed = count_of(len(summary["islands"]), "island"), summary.get("bridge_bytes")
     over = f", {show_bytes(crossed)} over the bridge" if crossed else ""
     return [
         f"it works: {islands}, {summary['steps']} steps, loss {losses[0]:.2f} -> {losses[1]:.2f}{over}",
+        *([f"          {parity_sentence(parity)}"] if parity else []),
         f"next: {shlex.join(['hetctl', 'export', summary['run_dir'], '--to', 'my-model'])}",
         "      hetctl discover HOST HOST -o cluster.yaml    # your machines; then hetctl plan, hetctl train",
     ]
+
+
+def parity_sentence(parity: dict[str, Any]) -> str:
+    """How the first losses of a run compare with those of one process."""
+    count, worst = count_of(parity["steps"], "loss", "losses"), parity["worst_deviation"]
+    precision = parity["precision"]
+    if parity["equal"]:
+        return f"its first {count} equal one process's within {worst:.1g} ({precision})"
+    apart = "not finite" if worst is None else f"up to {worst:.1g} apart"
+    return f"its first {count} are not one process's: {apart}, where {precision} explains {parity['allowed']:.1g}"
 
 
 def failure_sentence(failure: dict[str, Any]) -> str:

@@ -57,7 +57,7 @@ class Steps:
     def train(self) -> None:
         """All steps, with validation and checkpoints among them, until all ranks agree to stop."""
         began = time.monotonic()
-        for step in range(self.done, self.recipe.train.steps):
+        for step in range(self.done, self.trainer.job.first_steps or self.recipe.train.steps):
             if not (figures := self._timed_step(step)).finite:
                 self._report_skip(step, figures)
             self.done = step + 1

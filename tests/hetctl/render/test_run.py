@@ -122,6 +122,10 @@ def test_an_emulation_that_was_trained_says_that_it_works_and_what_to_type_next(
     first, second, _ = next_lines(run)
     assert first == "it works: 2 islands, 160 steps, loss 5.61 -> 2.16, 1.0 MiB over the bridge"
     assert second == "next: hetctl export '/my run' --to my-model"
+    parity = {"steps": 5, "worst_deviation": 1.43e-6, "allowed": 1e-4, "precision": "fp32", "equal": True}
+    _, second, _, _ = next_lines({**run, "parity": parity})
+    assert second.strip() == "its first 5 losses equal one process's within 1e-06 (fp32)"
+    assert next_lines({**run, "parity": {**parity, "equal": False}}) == []
     assert next_lines({**run, "status": "failed"}) == []
     assert next_lines({**run, "emulated": False}) == []
     assert next_lines({**run, "first_loss": None}) == []

@@ -66,9 +66,9 @@ def steps_done(run: Path) -> int:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run of 12 steps, the third traced, and the document `--json` printed."""
+    """A run of 12 steps, the third traced, held against one process, and the document `--json` printed."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    argv = command(run, "--json", "--profile-step", "3", steps=12, islands=UNEVEN)
+    argv = command(run, "--json", "--profile-step", "3", "--check-parity", steps=12, islands=UNEVEN)
     done = subprocess.run(argv, cwd=ROOT, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
@@ -89,6 +89,12 @@ def test_the_summary_says_what_the_run_came_to(whole: tuple[Path, dict[str, Any]
     assert 0 < document["bubble_share"] < 1
     assert 0 < document["bridge_share"] < 1
     assert sum(document["shares"].values()) == pytest.approx(1, abs=0.02)
+
+
+def test_its_first_losses_are_those_of_one_process(whole: tuple[Path, dict[str, Any]]) -> None:
+    parity = whole[1]["parity"]
+    assert (parity["steps"], parity["precision"], parity["equal"]) == (5, "fp32", True)
+    assert 0 < parity["worst_deviation"] < 1e-5 < parity["allowed"] < 1e-3
 
 
 def test_a_traced_step_shows_its_actions_and_what_it_sent(whole: tuple[Path, dict[str, Any]]) -> None:
