@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from hetctl.app import app
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.doctor.runs import diagnose, find_run, likely_cause, root_of, who_waited
+from hetctl.doctor.runs import diagnose, find_run, likely_cause
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.waiting import root_of, who_waited
 
 
 def operation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hetctl.comm.contract.plan import load_plan
 from tests.busy import busy
@@ -89,6 +91,11 @@ def test_the_summary_says_what_the_run_came_to(whole: tuple[Path, dict[str, Any]
     assert 0 < document["bubble_share"] < 1
     assert 0 < document["bridge_share"] < 1
     assert sum(document["shares"].values()) == pytest.approx(1, abs=0.02)
+
+
+def test_the_run_knows_what_its_hosts_compute_with(whole: tuple[Path, dict[str, Any]]) -> None:
+    (versions,) = json.loads((whole[0] / "versions.json").read_text()).values()
+    assert versions == {"python": platform.python_version(), "torch": torch.__version__}
 
 
 def test_its_first_losses_are_those_of_one_process(whole: tuple[Path, dict[str, Any]]) -> None:
