@@ -188,3 +188,10 @@ def test_smoothing_starts_at_the_first_value_and_passes_gaps() -> None:
 def test_a_chart_of_names_that_end_scripts_stays_one() -> None:
     drawn = chart("x", [1, 2], [Line("</script>", [1.0, 2.0])])
     assert drawn.count("</script>") == 1
+
+
+def test_no_line_of_the_picture_crosses_what_is_said_of_another() -> None:
+    three = planning("h200:1,mi325x:1,a100:1", samples=48)
+    picture = cluster_picture(three.plan)
+    assert len(three.plan.bridges) > 1
+    assert picture.rindex("<path class='rail'") < picture.index("<text class='why'")
