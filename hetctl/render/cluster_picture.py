@@ -47,7 +47,7 @@ def _hosts(plan: Plan, island: PlannedIsland) -> dict[str, list[PlannedRank]]:
 def _said(plan: Plan, island: PlannedIsland) -> str:
     count = len(_hosts(plan, island))
     hosts = count_of(count, "host")
-    return f"{island.name}, {len(island.ranks)} devices on {hosts}, {island.fabric}"
+    return f"{island.name}, {count_of(len(island.ranks), 'device')} on {hosts}, {island.fabric}"
 
 
 def _height(plan: Plan, island: PlannedIsland) -> int:

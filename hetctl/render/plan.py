@@ -18,7 +18,8 @@ from hetctl.render.run import above_all
 
 def show_plan(sink: Sink, plan: Plan, *, predicted: bool = True) -> None:
     """Print islands, stages, groups, bridges, the prediction (where that means something) and the reasons."""
-    title = f"{plan.model}: {plan.global_batch} samples of {plan.seq_len} tokens a step on {plan.world_size} devices"
+    samples, devices = count_of(plan.global_batch, "sample"), count_of(plan.world_size, "device")
+    title = f"{plan.model}: {samples} of {plan.seq_len} tokens a step on {devices}"
     parts: list[RenderableType] = [title, _islands(plan), _stages(plan), _groups(plan)]
     parts += _prediction(plan) if predicted else []
     for part in (*parts, *(f"- {reason}" for reason in plan.reasons)):
@@ -39,12 +40,10 @@ def _islands(plan: Plan) -> Tree:
     tree = Tree("islands")
     for island in plan.islands:
         classes = " + ".join(island.device_classes)
-        branch = tree.add(
-            f"{island.name}: {island.vendor} {classes} on {island.fabric}, ranks {show_ranks(island.ranks)}"
-        )
+        branch = tree.add(f"{island.name}: {island.vendor} {classes} on {island.fabric}, {named_ranks(island.ranks)}")
         idle = [r for r in island.ranks if plan.ranks[r].replica is None]
         if idle:
-            branch.add(f"idle: ranks {show_ranks(idle)}")
+            branch.add(f"idle: {named_ranks(idle)}")
     for bridge in plan.bridges:
         rates = [r.rate_bytes_per_s for r in bridge.rails]
         total = sum(r for r in rates if r is not None) if None not in rates else None

@@ -118,7 +118,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_column()
     rows = (
         ("steps", f"{summary['steps']} of {summary['steps_planned'] or 'unknown'}"),
-        *((("skipped", f"{skipped} steps were not finite"),) if (skipped := summary.get("skipped_steps")) else ()),
+        *_known("skipped", summary.get("skipped_steps") or None, lambda many: f"{count_of(many, 'step')} not finite"),
         *_known("loss", summary.get("first_loss"), lambda first: f"{first:.4f} -> {show_number(summary['last_loss'])}"),
         *_known("one process", summary.get("parity"), parity_sentence),
         *_known("validation loss", summary.get("validation_loss"), show_number),
@@ -148,7 +148,7 @@ def next_lines(summary: dict[str, Any]) -> list[str]:
     islands, crossed = count_of(len(summary["islands"]), "island"), summary.get("bridge_bytes")
     over = f", {show_bytes(crossed)} over the bridge" if crossed else ""
     return [
-        f"it works: {islands}, {summary['steps']} steps, loss {losses[0]:.2f} -> {losses[1]:.2f}{over}",
+        f"it works: {islands}, {count_of(summary['steps'], 'step')}, loss {losses[0]:.2f} -> {losses[1]:.2f}{over}",
         *([f"          {parity_sentence(parity)}"] if parity else []),
         f"next: {shlex.join(['hetctl', 'export', summary['run_dir'], '--to', 'my-model'])}",
         "      hetctl discover HOST HOST -o cluster.yaml    # your machines; then hetctl plan, hetctl train",

@@ -76,7 +76,7 @@ def _runner_up(problem: Problem, predictions: tuple[Prediction, ...]) -> str:
         return f"There was no other arrangement {'near enough to be timed' if near else 'that fits'}."
     chosen, other = predictions[0], predictions[1]
     what = "; ".join(
-        f"{describe(p)}, {p.batching.micro_batches} x {p.batching.micro_batch_size} samples, {p.schedule}"
+        f"{describe(p)}, {p.batching.micro_batches} x {count_of(p.batching.micro_batch_size, 'sample')}, {p.schedule}"
         for p in other.candidate.pipelines
     )
     return f"The runner-up was {what}: {other.seconds / chosen.seconds - 1:+.1%} step time."
