@@ -54,7 +54,7 @@ def _islands(plan: Plan) -> Tree:
 
 
 def _stages(plan: Plan) -> Table:
-    table = Table("replica", "stage", "island", "ranks", "layers", "tensor", "shards", "micro-batches", "memory")
+    table = Table("replica", "stage", "island", "ranks", "layers", "tensor", "shards", "batches", "memory")
     for number, replica in enumerate(plan.replicas):
         for index, stage in enumerate(replica.stages):
             notes = [stage.recompute + " recompute"] if stage.recompute != "none" else []
