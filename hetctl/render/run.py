@@ -57,8 +57,7 @@ class LiveRun:
 
     def step(self, record: dict[str, Any]) -> None:
         """One step's figures; those of islands stay until newer ones come."""
-        record = record if self.paces else {k: v for k, v in record.items() if k not in ("mfu", "efficiency")}
-        words, left = "  ".join(_figures(record)), f"{self._time_left(record['step'])} left"
+        words, left = "  ".join(_figures(record, paces=self.paces)), f"{self._time_left(record['step'])} left"
         if self.live is not None:
             self._progress.update(self._task, completed=record["step"], description=left)
             self._islands = record.get("islands") or self._islands
@@ -66,7 +65,7 @@ class LiveRun:
             self.live.update(Group(self._progress, Text(words), *known))
         elif time.monotonic() - self._last_plain >= PLAIN_EVERY_S or record["step"] == self.steps:
             self._last_plain = time.monotonic()
-            self.sink.say(f"{step_line(record, self.steps)}  {left}")
+            self.sink.say(f"{step_line(record, self.steps, paces=self.paces)}  {left}")
 
     def note(self, words: str) -> None:
         """Say what is going on besides steps; it stays, above what moves."""
@@ -201,9 +200,9 @@ def _straggler(found: dict[str, Any]) -> str:
     return f"{found['rank']} on {found['host']}: {found['ratio']:.2f} times as long as {beside}"
 
 
-def step_line(record: dict[str, Any], steps: int | None) -> str:
+def step_line(record: dict[str, Any], steps: int | None, *, paces: bool = True) -> str:
     """One step's figures; of a run whose length nobody knows, without that."""
-    return "  ".join((f"step {record['step']}{f'/{steps}' if steps else ''}", *_figures(record)))
+    return "  ".join((f"step {record['step']}{f'/{steps}' if steps else ''}", *_figures(record, paces=paces)))
 
 
 def show_number(value: float | None) -> str:
@@ -211,9 +210,10 @@ def show_number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4f}"
 
 
-def _figures(record: dict[str, Any]) -> list[str]:
-    """A step's loss and throughput, and what the latter comes to where that is known."""
-    known = [f"{word} {_percent(record[word.lower()])}" for word in ("MFU", "efficiency") if word.lower() in record]
+def _figures(record: dict[str, Any], *, paces: bool) -> list[str]:
+    """A step's loss and throughput, and what the latter comes to where that is known and says something."""
+    words = ("MFU", "efficiency") if paces else ()
+    known = [f"{word} {_percent(record[word.lower()])}" for word in words if word.lower() in record]
     return [f"loss {show_number(record['loss'])}", f"{record['tokens_per_s']:,.0f} tokens/s", *known]
 
 
