@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from hetctl.launcher.run_folder.folder import RunFolder
 
+_NAMED = re.compile(r"\b(?:to|from) rank (\d+)\b")
 MAX_BYTES = 64 * 1024 * 1024  # of a file that is read
 
 
@@ -40,7 +42,8 @@ def read_flights(folder: RunFolder, unsure: list[str]) -> dict[int, list[dict[st
 def who_waited(flights: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[Waiting, ...]:
     """Each rank's oldest unfinished operation, and who had not come to it yet.
 
-    Messages name their peer. In a collective those are waited for whose count of operations in that group is behind.
+    Messages name their peer. In a collective those are waited for whose count of operations in that group is behind, or
+    where all that left a record were as far, whom the operation's own error names.
     """
     pending = {}
     for rank, operations in flights.items():
@@ -53,7 +56,8 @@ def who_waited(flights: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[Wait
         group, peer = str(operation.get("group", "")), operation.get("peer")
         mine = counts[rank].get(group, 0)
         behind = tuple(r for r, c in sorted(counts.items()) if r != rank and group in c and c[group] < mine)
-        targets = (peer,) if isinstance(peer, int) else behind
+        named = tuple(map(int, _NAMED.findall(str(operation.get("error") or ""))[:1]))
+        targets = (peer,) if isinstance(peer, int) else behind or named
         begun = float(operation.get("started", 0.0))
         name, number = str(operation.get("operation", "?")), int(operation.get("number", 0))
         found.append(Waiting(rank, name, group, number, begun, targets))
