@@ -92,7 +92,7 @@ def settle(
 ) -> tuple[tuple[int, ...], float] | None:
     """Shares by weight, then by the paces that these shares showed, then moved from the slowest while that helps.
 
-    Near `balance`, and far cheaper. None where the first shares do not fit, or are too slow for moves to come to `limit`.
+    Near `balance`, and far cheaper. None where the first shares do not fit, or no moves could bring them to `limit`.
     """
     best: tuple[tuple[int, ...], float] | None = None
     for _ in range(ROUNDS):
