@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TextIO, cast
 
 from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from hetctl.comm.contract.errors import HetctlError, of_system
 from hetctl.comm.contract.files import finite
@@ -41,7 +43,10 @@ class Sink:
 
     def say(self, content: RenderableType = "", *, markup: bool = False) -> None:
         """A line, table or tree for people. A line stands as it is (paths may hold brackets) unless it is `markup`."""
-        line = isinstance(content, str)  # it stays one when piped
+        if isinstance(content, Table) and not _fits(content, self.people):
+            content.box = None
+            content = content if _fits(content, self.people) else _as_lines(content)
+        line = isinstance(content, (str, Text))  # it stays one when piped
         self.people.print(content, highlight=False, markup=markup if line else None, emoji=False, soft_wrap=line)
 
     def warn(self, sentence: str) -> None:
@@ -216,6 +221,25 @@ def _console(stream: Any) -> Console:
     plain = not stream.isatty() or "NO_COLOR" in os.environ
     width = None if stream.isatty() else 120
     return _Console(file=stream, no_color=plain, force_terminal=False if plain else None, width=width)
+
+
+def _fits(table: Table, console: Console) -> bool:
+    """Whether no word of it is cut: rich does that before it has made all columns as narrow as they could be."""
+    return not any("…" in segment.text for segment in console.render(table))
+
+
+def _as_lines(table: Table) -> Text:
+    """A line for each row, its cells named, of a table that a narrow terminal would cut."""
+    heads = [_cell(column.header) if table.show_header else Text() for column in table.columns]
+    lines = [_cell(table.title)] if table.title else []
+    for row in zip(*(map(_cell, column.cells) for column in table.columns), strict=True):
+        named = [Text(" ").join(filter(None, (head, cell))) for head, cell in zip(heads, row, strict=True) if cell]
+        lines.append(Text(", " if table.show_header else " ").join(named))
+    return Text("\n").join([*lines, *([_cell(table.caption)] if table.caption else [])])
+
+
+def _cell(content: Any) -> Text:
+    return content if isinstance(content, Text) else Text.from_markup(str(content), emoji=False)
 
 
 def _plain(text: str) -> str:

@@ -23,6 +23,7 @@ class Job:
     resume: str | None = None  # a checkpoint's path
     weights: str | None = None  # a Hugging Face folder to start from; None: random weights
     timeout_s: float = 120.0  # of one operation between ranks
+    first_steps: int | None = None  # that are made, of the recipe's; None: all
 
     def to_json(self) -> str:
         return json.dumps(encode(self))

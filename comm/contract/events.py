@@ -42,11 +42,12 @@ class Event(Line, key="event"):
 
 @dataclass(frozen=True)
 class Begin(Event, kind="begin"):
-    """A rank's work begins behind step `step` of `steps`, on the text of that digest."""
+    """A rank's work begins behind step `step` of `steps`, on the text of that digest, with each host's versions."""
 
     step: int
     steps: int
     text: str = ""
+    versions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

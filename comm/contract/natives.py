@@ -27,6 +27,7 @@ class NativeLibrary:
     device_order: str = ""  # the variable that makes its indices follow the PCI bus
     wheels: str = ""  # pytorch.org's index of torch for it; '' where only the vendor has one
     fabric_library: str = ""  # how the library begins through which it uses libfabric; '' where none is known
+    driver_module: str = ""  # the kernel module whose version is the driver's
     driver_node: str = ""  # what a loaded driver shows: without any, nobody need import torch to look for devices
 
 
@@ -40,6 +41,7 @@ NATIVES: dict[str, NativeLibrary] = {
         "CUDA_DEVICE_ORDER",
         wheels="cu128",
         fabric_library="libnccl-net",
+        driver_module="nvidia",
         driver_node="/dev/nvidiactl",
     ),
     "amd": NativeLibrary(
@@ -49,6 +51,7 @@ NATIVES: dict[str, NativeLibrary] = {
         "HIP_VISIBLE_DEVICES",
         wheels="rocm7.2",
         fabric_library="lib[nr]ccl-net",
+        driver_module="amdgpu",
         driver_node="/dev/kfd",
     ),
     "intel": NativeLibrary("xccl", "xccl", "xpu", "ZE_AFFINITY_MASK", wheels="xpu", fabric_library="libfabric"),

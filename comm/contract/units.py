@@ -85,9 +85,14 @@ def show_seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.1f}ms"
 
 
-def count_of(number: int, noun: str) -> str:
-    """`1 host`, `2 hosts`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """`1 host`, `2 hosts`; `2 losses` by a plural of its own."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def span_of(first: int, last: int) -> str:
+    """`3-5`, and `3` alone."""
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:

@@ -1,4 +1,7 @@
-"""Does training across islands come to what one process comes to? A tiny model in fp64, run both ways and compared."""
+"""Does training across islands come to what one process comes to? A tiny model in fp64, run both ways and compared.
+
+Of a run of any model its first steps, in the run's own precision.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,14 @@ from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.job import Job
+from hetctl.trainer.model.config import find_weights
 from hetctl.trainer.planning.planner import make_plan
-from hetctl.trainer.recipe import Recipe, load_recipe, parse_override
+from hetctl.trainer.planning.precision import precision_of
+from hetctl.trainer.recipe import BridgeSection, ParallelismSection, Recipe, load_recipe, parse_override
 
 Across = Literal["pipeline", "data"]  # what crosses the bridge: activations between stages, or sums of gradients
 SEQ_LEN, SAMPLES_PER_RANK = 16, 4
+FIRST_STEPS = 5
 
 
 def compare(cluster: Cluster, across: Across, *, steps: int, sink: Sink, keep: Path | None = None) -> dict[str, Any]:
@@ -48,6 +54,27 @@ def compare(cluster: Cluster, across: Across, *, steps: int, sink: Sink, keep: P
         "losses": {"islands": spread["losses"], "one_process": single["losses"]},
         "norms": {"islands": spread["norms"], "one_process": single["norms"]},
     }
+
+
+def first_losses(cluster: Cluster, recipe: Recipe, *, way: str, sink: Sink) -> tuple[float | None, ...]:
+    """A run's first losses in one process on the cluster's first device. Raises Infeasible where the model does not
+    fit there, WorkFailed where it fails."""
+    alone, precision = _one_device(cluster), precision_of(cluster, recipe)
+    train = replace(recipe.train, precision=precision, validate_every=0, profile_step=None, adapt=False)
+    never = replace(recipe.checkpoint, every=0, last=False)
+    recipe = replace(recipe, train=train, checkpoint=never, parallelism=ParallelismSection(), bridge=BridgeSection())
+    plan, losses = make_plan(alone, recipe), list[float | None]()
+    weights, steps = find_weights(recipe.model.name), min(FIRST_STEPS, train.steps)
+
+    def files(folder: RunFolder) -> dict[str, str]:
+        job = Job(plan, recipe, recipe.shape(), str(folder.checkpoints), first_steps=steps)
+        return {variables.JOB: replace(job, weights=str(weights) if weights else None).to_json()}
+
+    def on_figures(name: str, values: dict[str, Any]) -> None:
+        losses.extend([values["loss"]] if name == "step" else [])
+
+    run_ranks("hetctl.trainer", Launch.of(alone, plan, way=way), on_figures, files=files, sink=sink)
+    return tuple(losses)
 
 
 def _recipe(across: Across, *, islands: int, samples: int, steps: int) -> Recipe:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.comm.contract.errors import Interrupted, WorkFailed
-from hetctl.comm.contract.events import EngineAccount, Figures, Told, present
+from hetctl.comm.contract.events import EngineAccount, Figures, Step, Told, present
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.environment import Setting
@@ -46,6 +46,8 @@ def run_ranks(
         def on_event(told: Told) -> None:
             if isinstance(told.event, Figures):
                 on_figures(told.event.name, dict(told.event.values))
+            elif isinstance(told.event, Step):
+                on_figures("step", present(told.event))
             elif isinstance(told.event, EngineAccount):
                 on_figures("bridge", {"rank": told.rank, **present(told.event)})
 

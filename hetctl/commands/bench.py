@@ -87,14 +87,14 @@ def links(
     as_json: options.Json = False,
 ) -> None:
     """Latency and bandwidth between a cluster's hosts, rail by rail, written into its file for the planner."""
-    from hetctl.comm.contract.cluster import save_cluster
     from hetctl.comm.contract.values import encode
     from hetctl.discovery.links import measure_file
+    from hetctl.discovery.replacing import save_over
 
     sink = Sink(as_json=as_json)
     path = cluster or Path("cluster.yaml")
     measured = measure_file(path, timeout_s=timeout, sink=sink)
-    save_cluster(output or path, measured)
+    save_over(output or path, measured, sink, force=True)
     sink.say(f"wrote {output or path}")
     sink.result({"measured": [encode(row) for row in measured.measured], "file": str(output or path)})
 

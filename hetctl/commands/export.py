@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +32,9 @@ def export(
         ),
     ] = None,
     *,
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Where to write it; must not hold a model yet.")],
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Where to write it; must not hold a model yet.")
+    ] = None,
     precision: Annotated[Precision, typer.Option(help="Precision of the weights.")] = Precision.bf16,
     as_json: options.Json = False,
 ) -> None:
@@ -39,9 +42,13 @@ def export(
 
     config.json, safetensors (with an index where there are several files), and the tokenizer that made its tokens.
     """
+    from hetctl.comm.contract.errors import ConfigError
     from hetctl.runs.export import export_run
 
     sink = Sink(as_json=as_json)
+    if to is None:
+        words = ["hetctl", "export", *([run] if run else []), "--to", "my-model"]
+        raise ConfigError("nothing names the folder that the model is written to", hint=shlex.join(words))
     document = export_run(run, to, precision=precision.value, sink=sink)
     sink.say(f"wrote {document['parameters']:,} parameters of step {document['step']} to {document['to']}")
     sink.result(document)

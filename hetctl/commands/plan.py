@@ -46,13 +46,14 @@ def plan(
     from hetctl.render.plan import show_plan
     from hetctl.render.plan_page import plan_page
     from hetctl.render.trace import chrome_trace
-    from hetctl.trainer.planning.advise import Advised, Asked, what_would_fit
+    from hetctl.trainer.planning.advise import Advised, what_would_fit
     from hetctl.trainer.planning.advise import advise as advice_on
     from hetctl.trainer.planning.explain import explain as explanation
     from hetctl.trainer.planning.hardware import CLASSES
     from hetctl.trainer.planning.own_hardware import own_classes
     from hetctl.trainer.planning.planner import weigh
     from hetctl.trainer.planning.predicted_step import PredictedStep
+    from hetctl.trainer.planning.would_fit import Asked
 
     sink = Sink(as_json=as_json)
     refuse_edited(output, force=force)

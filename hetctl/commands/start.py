@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ class Start:
     detach: bool
     skip_checks: bool
     dry_run: bool
+    check_parity: bool = False  # the first steps are made in one process too
 
 
 def start(prepared: Prepared, how: GoingOn, asked: Start, sink: Sink) -> None:
@@ -39,6 +40,8 @@ def start(prepared: Prepared, how: GoingOn, asked: Start, sink: Sink) -> None:
         sink.say("dry run: no host was entered, nothing was written")
         sink.result({"status": "dry run", "recipe": encode(prepared.recipe), "plan": encode(prepared.plan)})
         return
+    if asked.check_parity:
+        how = replace(how, first_losses=_first_losses(prepared, sink))
     folder = create_run(asked.run_dir, prepared.plan.model)
     if asked.detach or outside_allocation(asked.way):
         hand_on = run_in_background if asked.detach else submit
@@ -47,3 +50,11 @@ def start(prepared: Prepared, how: GoingOn, asked: Start, sink: Sink) -> None:
     summary = train_here(prepared, how, folder, sink)
     sink.result(summary)
     raise_unless_done(summary)
+
+
+def _first_losses(prepared: Prepared, sink: Sink) -> tuple[float | None, ...]:
+    """What the first losses are to be. Raises Infeasible where one device does not hold the model."""
+    from hetctl.bench.parity import first_losses
+
+    sink.say("first steps in one process, to compare the losses with")
+    return first_losses(prepared.cluster, prepared.recipe, way=prepared.way, sink=sink)

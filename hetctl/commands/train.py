@@ -30,6 +30,10 @@ def train(
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Let replicas' counts follow measured speeds, and layers at checkpoints.")
     ] = False,
+    check_parity: Annotated[
+        bool | None,
+        typer.Option(help="Make the first steps in one process too; other losses are a failure. The demo does."),
+    ] = None,
     skip_checks: options.SkipChecks = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -40,12 +44,15 @@ def train(
     ranks and reports. With nothing configured it trains a small Llama across an emulated NVIDIA + AMD pair on
     this machine, on the source text of Python's standard library, in about a minute.
     """
+    from hetctl.comm.contract.errors import ConfigError
     from hetctl.commands.resolve import resolve
     from hetctl.commands.start import Start, start
+    from hetctl.runs.handover import outside_allocation
     from hetctl.runs.prepare import prepare
     from hetctl.runs.train import GoingOn
 
     sink = Sink(as_json=as_json)
+    bare = replace(asked, settings=None) == options.RunOptions()
     more = [f"train.profile_step={profile_step}"] if profile_step is not None else []
     more += ["train.adapt=true"] if adapt else []
     asked = replace(asked, settings=[*(asked.settings or ()), *more])
@@ -59,5 +66,12 @@ def train(
         way=launcher,
         sink=sink,
     )
+    comparable = resume in ("auto", "never") and not outside_allocation(launcher)
+    if check_parity and not comparable:
+        raise ConfigError(
+            "--check-parity makes the first steps beforehand: not of a run from a checkpoint, nor of one for a queue"
+        )
+    if check_parity is None:
+        check_parity = comparable and bare and found.recipe.model.name == "demo"
     how = GoingOn(resume, max_restarts, allow_missing)
-    start(prepared, how, Start(run_dir, launcher, detach, skip_checks, dry_run), sink)
+    start(prepared, how, Start(run_dir, launcher, detach, skip_checks, dry_run, check_parity), sink)

@@ -15,6 +15,7 @@ from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.emulate import Machine
 from hetctl.comm.contract.facts import GpuFacts
 from hetctl.comm.contract.natives import HOST, NATIVES, NativeName, native_of
+from hetctl.comm.contract.units import count_of
 from hetctl.discovery.devices import device_class
 from hetctl.trainer.planning.hardware import not_in_the_table
 
@@ -28,18 +29,18 @@ def this_machine(counts: Sequence[int]) -> tuple[Machine, str]:
     memories, wanted = _gpu_memories(), sum(counts)
     name, memory = socket.gethostname(), psutil.virtual_memory().total
     if memories and len(memories) >= wanted:
-        words = f"{wanted} of this machine's {len(memories)} GPUs"
+        words = f"{wanted} of this machine's {count_of(len(memories), 'GPU')}"
         return _classed(Machine(name, _library(), tuple(memories), host_memory_bytes=memory), words)
     if memories and len(memories) >= max(counts):
         most = -(-wanted // len(memories))
         shares = tuple(memories[i % len(memories)] // most for i in range(wanted))
         each = "its GPU is shared" if len(memories) == 1 else f"its {len(memories)} GPUs are shared"
-        words = f"{each} by up to {most} ranks each, so speeds say nothing of {wanted} GPUs"
+        words = f"{each} by up to {most} ranks each, so speeds say nothing of {count_of(wanted, 'GPU')}"
         return _classed(Machine(name, _library(), shares, host_memory_bytes=memory, gpus=len(memories)), words)
     cores = len(os.sched_getaffinity(0))
-    why = "no GPU here" if not memories else f"only {len(memories)} GPUs here for {wanted} ranks"
-    share = memory // wanted
-    return Machine(name, "gloo", (share,) * wanted, "cpu"), f"{why}, so {wanted} CPU processes share {cores} cores"
+    why = "no GPU here" if not memories else f"only {count_of(len(memories), 'GPU')} here for {wanted} ranks"
+    words = f"{count_of(wanted, 'CPU process', 'CPU processes')} share {count_of(cores, 'core')}"
+    return Machine(name, "gloo", (memory // wanted,) * wanted, "cpu"), f"{why}, so {words}"
 
 
 def _classed(machine: Machine, words: str) -> tuple[Machine, str]:

@@ -3,9 +3,7 @@ but for reading files."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +13,10 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.values import encode
 from hetctl.launcher.run_folder.failure import TOLD_BY_OTHERS
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.waiting import Waiting, read_flights, read_object, root_of, who_waited
 from hetctl.probe.raw import printable
 
 _TAIL_BYTES = 64 * 1024
-_MAX_FLIGHT_BYTES = 64 * 1024 * 1024
 _CAUSES: tuple[tuple[str, str, str], ...] = (  # what logs say, what it means, what to type
     (
         r"the kernel killed it: .*\(SIGKILL\)",
@@ -50,18 +48,6 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (  # what logs say, what it means, w
     (r"message truncated", "two vendors' libraries met in one communicator", "hetctl plan --explain"),
     (r"\bnan\b|not finite", "a value was not finite", "hetctl doctor --level perf --only perf.numerics"),
 )
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """One rank's oldest operation that was still pending: for whom it waited (empty: nobody can be named)."""
-
-    rank: int
-    operation: str
-    group: str
-    number: int
-    since: float
-    targets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +86,7 @@ def find_run(name: str) -> RunFolder:
 def diagnose(folder: RunFolder) -> Diagnosis:
     """Everything the folder tells of how the run ended."""
     unsure: list[str] = []
-    summary, failure = _object(folder.summary, unsure), _object(folder.failure, unsure)
+    summary, failure = read_object(folder.summary, unsure), read_object(folder.failure, unsure)
     flights = read_flights(folder, unsure)
     logs = {rank: text for rank, text in _logs(folder).items() if text}
     waiting = who_waited(flights)
@@ -122,61 +108,9 @@ def diagnose(folder: RunFolder) -> Diagnosis:
         advice,
         waiting,
         tuple(printable(line, limit=300) for line in evidence),
-        tuple(unsure),
+        tuple(map(printable, unsure)),
         failure,
     )
-
-
-def read_flights(folder: RunFolder, unsure: list[str]) -> dict[int, list[dict[str, Any]]]:
-    """Rank -> the operations its flight recorder held when it was dumped."""
-    found: dict[int, list[dict[str, Any]]] = {}
-    for path in sorted(folder.path.rglob("flight-rank-*.json")):
-        data = _object(path, unsure)
-        operations = data.get("operations")
-        if isinstance(data.get("rank"), int) and isinstance(operations, list):
-            found[data["rank"]] = [o for o in operations if isinstance(o, dict)]
-    return found
-
-
-def who_waited(flights: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[Waiting, ...]:
-    """Each rank's oldest unfinished operation, and who had not come to it yet.
-
-    Messages name their peer. In a collective those are waited for whose count of operations in that group is behind.
-    """
-    pending = {}
-    for rank, operations in flights.items():
-        open_ = [o for o in operations if o.get("state") not in ("done", "posted")]
-        if open_:
-            pending[rank] = min(open_, key=lambda o: (float(o.get("started", 0.0)), int(o.get("number", 0))))
-    counts = {rank: _counts(operations) for rank, operations in flights.items()}
-    found = []
-    for rank, operation in sorted(pending.items()):
-        group, peer = str(operation.get("group", "")), operation.get("peer")
-        mine = counts[rank].get(group, 0)
-        behind = tuple(r for r, c in sorted(counts.items()) if r != rank and group in c and c[group] < mine)
-        targets = (peer,) if isinstance(peer, int) else behind
-        begun = float(operation.get("started", 0.0))
-        name, number = str(operation.get("operation", "?")), int(operation.get("number", 0))
-        found.append(Waiting(rank, name, group, number, begun, targets))
-    return tuple(found)
-
-
-def root_of(waiting: Iterable[Waiting]) -> int | None:
-    """The rank at the end of the chain of waiting: waited for, itself waiting for nobody; None without one."""
-    edges = {w.rank: set(w.targets) for w in waiting}
-    votes: dict[int, int] = defaultdict(int)
-    for start in edges:
-        seen, here = {start}, start
-        while edges.get(here):
-            following = min(edges[here])
-            if following in seen:
-                break  # a circle: nobody is behind
-            seen.add(following)
-            here = following
-        else:
-            if here != start:
-                votes[here] += 1
-    return max(votes, key=lambda r: (votes[r], -r)) if votes else None
 
 
 def likely_cause(texts: Iterable[str]) -> tuple[str, str]:
@@ -186,15 +120,6 @@ def likely_cause(texts: Iterable[str]) -> tuple[str, str]:
             if re.search(pattern, text, re.IGNORECASE if pattern.islower() else 0):
                 return cause, advice
     return "", ""
-
-
-def _counts(operations: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Group -> how many collectives of it a rank has begun."""
-    counts: dict[str, int] = defaultdict(int)
-    for operation in operations:
-        if operation.get("peer") is None:
-            counts[str(operation.get("group", ""))] += 1
-    return counts
 
 
 def _only_told(failure: Mapping[str, Any]) -> bool:
@@ -232,18 +157,3 @@ def _logs(folder: RunFolder) -> dict[int, str]:
                 file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
                 found[int(number[1])] = file.read(_TAIL_BYTES).decode("utf-8", "replace")
     return found
-
-
-def _object(path: Path, unsure: list[str]) -> dict[str, Any]:
-    """A JSON object, {} when there is no such file; one that cannot be read is said."""
-    try:
-        if path.stat().st_size > _MAX_FLIGHT_BYTES:
-            unsure.append(f"{path.name} is too large to read")
-            return {}
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        unsure.append(f"{path.name} cannot be read: {printable(str(error))}")
-        return {}
-    return data if isinstance(data, dict) else {}

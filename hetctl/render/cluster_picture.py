@@ -47,7 +47,7 @@ def _hosts(plan: Plan, island: PlannedIsland) -> dict[str, list[PlannedRank]]:
 def _said(plan: Plan, island: PlannedIsland) -> str:
     count = len(_hosts(plan, island))
     hosts = count_of(count, "host")
-    return f"{island.name}, {len(island.ranks)} devices on {hosts}, {island.fabric}"
+    return f"{island.name}, {count_of(len(island.ranks), 'device')} on {hosts}, {island.fabric}"
 
 
 def _height(plan: Plan, island: PlannedIsland) -> int:
@@ -92,15 +92,16 @@ def _bridges(
 ) -> tuple[list[str], float]:
     """All bridges below each other, each with its own places on its islands' lower edges; and where they end."""
     ends = {name: [b for b in plan.bridges if name in b.islands] for name in left}
-    drawn, low = [], base + 14.0
+    drawn, said, low = list[str](), list[str](), base + 14.0
     for bridge in plan.bridges:
         marked = set(slowest) == set(bridge.islands)
         at = [left[n] + ISLAND * (ends[n].index(bridge) + 1) / (len(ends[n]) + 1) for n in bridge.islands]
         lines, low = _rails(bridge, min(at), max(at), base, low + 20)
         words = _text(sum(at) / 2, low + 14, _rates(bridge) + (f": {why}" if marked else ""), "why", "middle")
-        drawn.append(f"<g class='bridge{' slowest' if marked else ''}'>{lines}{words}</g>")
+        for part, into in ((lines, drawn), (words, said)):  # no line may cross what is said of another one
+            into.append(f"<g class='bridge{' slowest' if marked else ''}'>{part}</g>")
         low += 18
-    return drawn, low + EDGE
+    return [*drawn, *said], low + EDGE
 
 
 def _rails(bridge: PlannedBridge, a: float, b: float, base: int, low: float) -> tuple[str, float]:

@@ -11,14 +11,15 @@ from rich.table import Table
 from rich.tree import Tree
 
 from hetctl.comm.contract.plan import Plan
-from hetctl.comm.contract.units import count_of, show_bytes, show_rate, show_seconds
+from hetctl.comm.contract.units import count_of, show_bytes, show_rate, show_seconds, span_of
 from hetctl.console import Sink
 from hetctl.render.run import above_all
 
 
 def show_plan(sink: Sink, plan: Plan, *, predicted: bool = True) -> None:
     """Print islands, stages, groups, bridges, the prediction (where that means something) and the reasons."""
-    title = f"{plan.model}: {plan.global_batch} samples of {plan.seq_len} tokens a step on {plan.world_size} devices"
+    samples, devices = count_of(plan.global_batch, "sample"), count_of(plan.world_size, "device")
+    title = f"{plan.model}: {samples} of {plan.seq_len} tokens a step on {devices}"
     parts: list[RenderableType] = [title, _islands(plan), _stages(plan), _groups(plan)]
     parts += _prediction(plan) if predicted else []
     for part in (*parts, *(f"- {reason}" for reason in plan.reasons)):
@@ -39,12 +40,10 @@ def _islands(plan: Plan) -> Tree:
     tree = Tree("islands")
     for island in plan.islands:
         classes = " + ".join(island.device_classes)
-        branch = tree.add(
-            f"{island.name}: {island.vendor} {classes} on {island.fabric}, ranks {show_ranks(island.ranks)}"
-        )
+        branch = tree.add(f"{island.name}: {island.vendor} {classes} on {island.fabric}, {named_ranks(island.ranks)}")
         idle = [r for r in island.ranks if plan.ranks[r].replica is None]
         if idle:
-            branch.add(f"idle: ranks {show_ranks(idle)}")
+            branch.add(f"idle: {named_ranks(idle)}")
     for bridge in plan.bridges:
         rates = [r.rate_bytes_per_s for r in bridge.rails]
         total = sum(r for r in rates if r is not None) if None not in rates else None
@@ -55,7 +54,7 @@ def _islands(plan: Plan) -> Tree:
 
 
 def _stages(plan: Plan) -> Table:
-    table = Table("replica", "stage", "island", "ranks", "layers", "tensor", "shards", "micro-batches", "memory")
+    table = Table("replica", "stage", "island", "ranks", "layers", "tensor", "shards", "batches", "memory")
     for number, replica in enumerate(plan.replicas):
         for index, stage in enumerate(replica.stages):
             notes = [stage.recompute + " recompute"] if stage.recompute != "none" else []
@@ -67,7 +66,7 @@ def _stages(plan: Plan) -> Table:
                 str(index),
                 plan.ranks[stage.ranks[0]].island,
                 show_ranks(stage.ranks),
-                f"{stage.layers[0]}-{stage.layers[1] - 1} ({stage.layers[1] - stage.layers[0]})",
+                f"{span_of(stage.layers[0], stage.layers[1] - 1)} ({stage.depth})",
                 str(stage.tensor_parallel),
                 f"{stage.shards}, weights whole" if stage.whole and stage.shards > 1 else str(stage.shards),
                 f"{stage.micro_batches} x {stage.micro_batch_size}",

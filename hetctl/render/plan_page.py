@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hetctl.comm.contract.plan import Plan, Stage
-from hetctl.comm.contract.units import show_seconds
+from hetctl.comm.contract.units import count_of, show_seconds, span_of
 from hetctl.render.advice import HEAD, advice_rows, advice_sentence
 from hetctl.render.bars import MemoryBar, memory_bars
 from hetctl.render.cluster_picture import cluster_picture
@@ -40,7 +40,7 @@ def plan_page(
         ("What else, and what would help", bullets(explanation)),
         ("What to buy, change or leave out", bought),
     ]
-    lead = f"{plan.global_batch} samples of {plan.seq_len} tokens a step, {plan.schedule}"
+    lead = f"{count_of(plan.global_batch, 'sample')} of {plan.seq_len} tokens a step, {plan.schedule}"
     return page(f"hetctl plan: {plan.model}", plan_verdict(plan), sections, lead=lead)
 
 
@@ -71,7 +71,7 @@ def stages_table(plan: Plan) -> str:
                 index,
                 plan.ranks[stage.ranks[0]].island,
                 show_ranks(stage.ranks),
-                f"{stage.layers[0]}-{stage.layers[1] - 1} ({stage.depth})",
+                f"{span_of(stage.layers[0], stage.layers[1] - 1)} ({stage.depth})",
                 stage.tensor_parallel,
                 stage.shards,
                 f"{stage.micro_batches} x {stage.micro_batch_size}",

@@ -14,20 +14,22 @@ from typing import Any
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import write_atomically
 from hetctl.comm.contract.plan import Plan, load_plan
-from hetctl.comm.contract.units import listed, show_bytes, show_seconds
+from hetctl.comm.contract.units import listed, show_bytes, show_seconds, span_of
 from hetctl.comm.contract.values import decode
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.waiting import Waiting, read_flights, root_of, who_waited
 from hetctl.render.bars import memory_bars
 from hetctl.render.cluster_picture import cluster_picture
 from hetctl.render.page import Line, Tone, bullets, chart, command, numbers, page, paragraph, table
 from hetctl.render.plan import named_ranks, show_ranks
 from hetctl.render.plan_page import memory_rows, stages_table
-from hetctl.render.run import of_paces, show_efficiency
+from hetctl.render.run import of_paces, parity_sentence, show_efficiency
 from hetctl.render.timeline import measured_rows, simulated_rows, timeline
 from hetctl.render.verdict import run_limit, run_verdict, run_waterfall
 from hetctl.trainer.planning.predicted_step import PredictedStep
 
 SHARES = ("compute", "bubble", "bridge", "native", "update")  # of a step, as the summary names them
+MOST_WAITING = 32  # ranks
 MOST_POINTS = 4000  # of a chart
 SMOOTHING, SMOOTHED_FROM = 0.9, 20  # an exponential mean's weight of what was; fewer steps are shown as they are
 
@@ -49,7 +51,7 @@ def report_page(folder: RunFolder, summary: dict[str, Any], *, follow_s: float |
     summary = of_paces(summary)
     memory = memory_rows(plan, expected.memory, summary.get("memory_bytes") or ())
     sections = [
-        ("What failed", failure_card(failure) if failure else ""),
+        ("What failed", failure_card(failure, _waiting(folder, failure)) if failure else ""),
         ("Go on from here", _go_on(summary)),
         ("Figures", _figures(summary)),
         ("Loss", _loss(metrics, summary)),
@@ -59,7 +61,7 @@ def report_page(folder: RunFolder, summary: dict[str, Any], *, follow_s: float |
         ("One step", timeline(list(rows.items()))),
         ("Memory of each device", memory_bars(memory)),
         ("Islands", _islands(plan, summary)),
-        ("Hosts", _hosts(plan, summary)),
+        ("Hosts", _hosts(plan, summary, folder.read_versions())),
         ("Stages", stages_table(plan)),
         ("Why so", bullets(plan.reasons)),
     ]
@@ -89,7 +91,7 @@ def describe_islands(
     return described
 
 
-def failure_card(failure: Mapping[str, Any]) -> str:
+def failure_card(failure: Mapping[str, Any], waiting: Sequence[Waiting]) -> str:
     """Who failed first, why, what it said, and who waited for whom."""
     rank, host = failure.get("rank"), failure.get("host")
     card = f"<p class='bad'><strong>Rank {escape(str(rank))} on {escape(str(host))} failed first:</strong> "
@@ -98,23 +100,25 @@ def failure_card(failure: Mapping[str, Any]) -> str:
     )
     if said := str(failure.get("traceback") or ""):
         card += f"<h3>What it said</h3><pre tabindex='0'>{escape(said.strip())}</pre>"
-    waiting = table(("rank", "waited in", "for", "group"), _waits(failure.get("waiting") or {}))
-    card += f"<h3>Who waited for whom</h3>{waiting}" if waiting else ""
+    if waits := table(("rank", "waited for", "in", "group"), [_wait(one) for one in waiting[:MOST_WAITING]]):
+        behind, more = root_of(waiting), len(waiting) - MOST_WAITING
+        said = "" if behind is None else f"Rank {behind} did not come to what the others had begun."
+        said += f" {more} more waited: hetctl doctor --run." if more > 0 else ""
+        card += f"<h3>Who waited for whom</h3>{paragraph(said.strip())}{waits}"
     if victims := failure.get("victims"):
         card += paragraph(f"Ended because of it: {named_ranks(victims)}.")
     logs = f"less {shlex.quote(str(failure['log']))}" if failure.get("log") else ""
     return card + (command(logs) if logs else "")
 
 
-def _waits(waiting: Mapping[str, Any]) -> list[tuple[object, ...]]:
-    """Each rank's oldest operation that was pending."""
-    rows: list[tuple[object, ...]] = []
-    for rank, operations in waiting.items():
-        for one in operations[:1]:
-            peer = one.get("peer")
-            target = "its group" if peer is None else f"rank {peer}"
-            rows.append((rank, one.get("operation", "?"), target, one.get("group", "")))
-    return rows
+def _waiting(folder: RunFolder, failure: Mapping[str, Any]) -> tuple[Waiting, ...]:
+    """From the ranks' flight recorders, or where those stayed on their hosts from what the agents told of them."""
+    told = {int(rank): operations for rank, operations in (failure.get("waiting") or {}).items()}
+    return who_waited(read_flights(folder, []) or told)
+
+
+def _wait(one: Waiting) -> tuple[object, ...]:
+    return one.rank, named_ranks(one.targets) if one.targets else "its group", one.operation, one.group
 
 
 def _go_on(summary: Mapping[str, Any]) -> str:
@@ -147,7 +151,9 @@ def _figures(summary: Mapping[str, Any]) -> str:
             ("wall time", None if summary["wall_s"] is None else show_seconds(summary["wall_s"])),
         )
     )
-    return figures + (paragraph(f"Efficiency: {efficiency}.") if efficiency else "")
+    more = [f"Efficiency: {efficiency}."] if efficiency else []
+    more += [f"{parity_sentence(parity).capitalize()}."] if (parity := summary.get("parity")) else []
+    return figures + "".join(map(paragraph, more))
 
 
 def _size(count: float | None) -> str | None:
@@ -212,7 +218,7 @@ def _islands(plan: Plan, summary: Mapping[str, Any]) -> str:
     head = ("island", "vendor", "ranks", "layers", *known, *(("memory",) if held else ()))
     rows = []
     for island in summary["islands"]:
-        layers = ", ".join(f"{a}-{b - 1}" for a, b in island["layers"]) or "idle"
+        layers = ", ".join(span_of(a, b - 1) for a, b in island["layers"]) or "idle"
         own = island.get("shares") or {}
         shares = ("" if own.get(name) is None else f"{own[name]:.1%}" for name in known)
         cells = (island["name"], island["vendor"], show_ranks(island["ranks"]), layers, *shares)
@@ -221,8 +227,9 @@ def _islands(plan: Plan, summary: Mapping[str, Any]) -> str:
     return table(head, rows) + bullets(ways)
 
 
-def _hosts(plan: Plan, summary: Mapping[str, Any]) -> str:
-    """What runs where, who is slow, and with which hetctl."""
+def _hosts(plan: Plan, summary: Mapping[str, Any], versions: Mapping[str, Mapping[str, str]]) -> str:
+    """What runs where, with which versions, who is slow, and with which hetctl."""
+    known = list(dict.fromkeys(name for found in versions.values() for name in found))
     ranks: dict[str, list[int]] = {}
     for rank in plan.ranks:
         ranks.setdefault(rank.host, []).append(rank.rank)
@@ -231,8 +238,9 @@ def _hosts(plan: Plan, summary: Mapping[str, Any]) -> str:
     for host, own in ranks.items():
         classes = listed(sorted({plan.ranks[r].device_class for r in own}))
         behind = ", ".join(f"rank {r}: {slow[r]:.2f} times as long as its like" for r in own if r in slow)
-        rows.append((host, show_ranks(own), classes, *((behind,) if slow else ())))
+        found = [versions.get(host, {}).get(name, "") for name in known]
+        rows.append((host, show_ranks(own), classes, *found, *((behind,) if slow else ())))
     made = ""
     with suppress(PackageNotFoundError):
         made = paragraph(f"Written by hetctl {version('hetctl')}.")
-    return table(("host", "ranks", "devices", *(("stragglers",) if slow else ())), rows) + made
+    return table(("host", "ranks", "devices", *known, *(("stragglers",) if slow else ())), rows) + made

@@ -57,8 +57,7 @@ class LiveRun:
 
     def step(self, record: dict[str, Any]) -> None:
         """One step's figures; those of islands stay until newer ones come."""
-        record = record if self.paces else {k: v for k, v in record.items() if k not in ("mfu", "efficiency")}
-        words, left = "  ".join(_figures(record)), f"{self._time_left(record['step'])} left"
+        words, left = "  ".join(_figures(record, paces=self.paces)), f"{self._time_left(record['step'])} left"
         if self.live is not None:
             self._progress.update(self._task, completed=record["step"], description=left)
             self._islands = record.get("islands") or self._islands
@@ -66,7 +65,7 @@ class LiveRun:
             self.live.update(Group(self._progress, Text(words), *known))
         elif time.monotonic() - self._last_plain >= PLAIN_EVERY_S or record["step"] == self.steps:
             self._last_plain = time.monotonic()
-            self.sink.say(f"{step_line(record, self.steps)}  {left}")
+            self.sink.say(f"{step_line(record, self.steps, paces=self.paces)}  {left}")
 
     def note(self, words: str) -> None:
         """Say what is going on besides steps; it stays, above what moves."""
@@ -118,8 +117,9 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_column()
     rows = (
         ("steps", f"{summary['steps']} of {summary['steps_planned'] or 'unknown'}"),
-        *((("skipped", f"{skipped} steps were not finite"),) if (skipped := summary.get("skipped_steps")) else ()),
+        *_known("skipped", summary.get("skipped_steps") or None, lambda many: f"{count_of(many, 'step')} not finite"),
         *_known("loss", summary.get("first_loss"), lambda first: f"{first:.4f} -> {show_number(summary['last_loss'])}"),
+        *_known("one process", summary.get("parity"), parity_sentence),
         *_known("validation loss", summary.get("validation_loss"), show_number),
         ("tokens", _tokens(summary)),
         *_known("MFU", summary.get("mfu"), _percent),
@@ -141,16 +141,27 @@ def summary_table(summary: dict[str, Any]) -> Table:
 
 def next_lines(summary: dict[str, Any]) -> list[str]:
     """Of an emulation that was trained to its end: that it works, by which figures, and what to type next."""
-    losses = [summary.get("first_loss"), summary.get("last_loss")]
-    if summary["status"] != "done" or not summary["emulated"] or None in losses:
+    losses, parity = [summary.get("first_loss"), summary.get("last_loss")], summary.get("parity")
+    if summary["status"] != "done" or not summary["emulated"] or None in losses or (parity and not parity["equal"]):
         return []
     islands, crossed = count_of(len(summary["islands"]), "island"), summary.get("bridge_bytes")
     over = f", {show_bytes(crossed)} over the bridge" if crossed else ""
     return [
-        f"it works: {islands}, {summary['steps']} steps, loss {losses[0]:.2f} -> {losses[1]:.2f}{over}",
+        f"it works: {islands}, {count_of(summary['steps'], 'step')}, loss {losses[0]:.2f} -> {losses[1]:.2f}{over}",
+        *([f"          {parity_sentence(parity)}"] if parity else []),
         f"next: {shlex.join(['hetctl', 'export', summary['run_dir'], '--to', 'my-model'])}",
         "      hetctl discover HOST HOST -o cluster.yaml    # your machines; then hetctl plan, hetctl train",
     ]
+
+
+def parity_sentence(parity: dict[str, Any]) -> str:
+    """How the first losses of a run compare with those of one process."""
+    count, worst = count_of(parity["steps"], "loss", "losses"), parity["worst_deviation"]
+    precision = parity["precision"]
+    if parity["equal"]:
+        return f"its first {count} equal one process's within {worst:.1g} ({precision})"
+    apart = "not finite" if worst is None else f"up to {worst:.1g} apart"
+    return f"its first {count} are not one process's: {apart}, where {precision} explains {parity['allowed']:.1g}"
 
 
 def failure_sentence(failure: dict[str, Any]) -> str:
@@ -189,9 +200,9 @@ def _straggler(found: dict[str, Any]) -> str:
     return f"{found['rank']} on {found['host']}: {found['ratio']:.2f} times as long as {beside}"
 
 
-def step_line(record: dict[str, Any], steps: int | None) -> str:
+def step_line(record: dict[str, Any], steps: int | None, *, paces: bool = True) -> str:
     """One step's figures; of a run whose length nobody knows, without that."""
-    return "  ".join((f"step {record['step']}{f'/{steps}' if steps else ''}", *_figures(record)))
+    return "  ".join((f"step {record['step']}{f'/{steps}' if steps else ''}", *_figures(record, paces=paces)))
 
 
 def show_number(value: float | None) -> str:
@@ -199,9 +210,10 @@ def show_number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4f}"
 
 
-def _figures(record: dict[str, Any]) -> list[str]:
-    """A step's loss and throughput, and what the latter comes to where that is known."""
-    known = [f"{word} {_percent(record[word.lower()])}" for word in ("MFU", "efficiency") if word.lower() in record]
+def _figures(record: dict[str, Any], *, paces: bool) -> list[str]:
+    """A step's loss and throughput, and what the latter comes to where that is known and says something."""
+    words = ("MFU", "efficiency") if paces else ()
+    known = [f"{word} {_percent(record[word.lower()])}" for word in words if word.lower() in record]
     return [f"loss {show_number(record['loss'])}", f"{record['tokens_per_s']:,.0f} tokens/s", *known]
 
 

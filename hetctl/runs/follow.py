@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hetctl.comm.contract.events import Begin, EngineAccount, Note, Saved, Step, Told, TrainingEnded, Validated, present
-from hetctl.comm.contract.files import write_atomically
+from hetctl.comm.contract.files import write_atomically, write_json
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.render.run import LiveRun, show_number
 from hetctl.runs.metrics_writers import MetricsWriters
@@ -26,7 +26,8 @@ class Follower:
     def take(self, told: Told) -> None:
         """One event."""
         match told.event:
-            case Begin(step, _, text):
+            case Begin(step, _, text, versions):
+                write_json(self.folder.versions, dict(versions))
                 _check_text(self.folder, text, step, self.live.note)
                 self.live.begin(step)
                 self.writers.begin(step)

@@ -15,6 +15,7 @@ from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.logs import Follower, clean
 from hetctl.render.run import failure_sentence, step_line
 from hetctl.runs.manage import find_folder, is_running
+from hetctl.runs.resume import shares_cores
 from hetctl.runs.verdict import saved_lines
 from hetctl.trainer.recipe import load_recipe
 
@@ -31,6 +32,7 @@ class Progress:
     def __init__(self, folder: RunFolder, sink: Sink) -> None:
         self.folder, self.sink, self._step, self._looked = folder, sink, 0, 0.0
         self._planned: int | None = None
+        self._paces = not shares_cores(folder)
         self.steps: list[dict[str, Any]] = []  # that were shown
 
     def begin(self) -> None:
@@ -60,7 +62,7 @@ class Progress:
         for record in [m for m in self.folder.read_metrics() if m["step"] > self._step][-count:]:
             self._step = record["step"]
             self.steps.append(record)
-            self.sink.say(step_line(record, self._planned))
+            self.sink.say(step_line(record, self._planned, paces=self._paces))
 
 
 def show_logs(word: str | None, *, follow: bool, ranks: list[int] | None, sink: Sink) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from hetctl.comm.contract.cluster import Host
-from hetctl.comm.contract.errors import ConfigError, Unreachable, WorkFailed
+from hetctl.comm.contract.errors import ConfigError, Unreachable, WorkFailed, nearest
 from hetctl.comm.contract.units import listed, show_seconds
 from hetctl.console import Sink
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.fanout import fan_out
-from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.folder import RunFolder, runs_here
 from hetctl.launcher.run_folder.registry import ActiveRun, active, delist, find
 from hetctl.launcher.supervisor.agents import ask
 from hetctl.launcher.supervisor.launch import shell_opener, target_of
@@ -89,9 +89,15 @@ def find_folder(word: str | None) -> RunFolder:
     for place in [Path(word), Path("runs") / word] if word else [Path("runs/latest")]:
         if (place / "launch").is_dir():
             return RunFolder(place.resolve())
-    if word:
-        return RunFolder(Path(find(word, active()).folder))
-    raise ConfigError("there is no runs/latest here", hint="name a run or its folder")
+    if word is None:
+        hint = "`hetctl train` makes runs in ./runs: go where you typed it, or name the run's folder"
+        raise ConfigError("there is no runs/latest here", hint=hint)
+    runs = active()
+    if any(word in (run.run, run.name) for run in runs):
+        return RunFolder(Path(find(word, runs).folder))
+    names = {path.resolve().name for path in runs_here()} | {run.name for run in runs}
+    hint = f"{nearest(word, names)} (`hetctl ps -a`)" if names else "./runs holds none: name the run's folder"
+    raise ConfigError(f"there is no run '{word}'", hint=hint)
 
 
 def _clean_hosts(run: ActiveRun, sink: Sink) -> dict[str, dict[str, Any]]:
@@ -118,12 +124,14 @@ def _meant(sink: Sink) -> ActiveRun:
     running = [run for run in active() if run.supervised]
     if len(running) == 1:
         return running[0]
+    if not running:
+        raise ConfigError("no run is running here", hint="`hetctl ps -a` lists those that were")
     names = [run.name for run in running]
     for number, run in enumerate(running, 1):
         sink.warn(f"{number}: {run.name} ({run.folder})")
-    answer = sink.ask(f"stop which run? 1 to {len(running)}, or a name") if running else None
+    answer = sink.ask(f"stop which run? 1 to {len(running)}, or a name")
     if answer is None:
-        raise ConfigError(f"which run? running are: {', '.join(names) or 'none'}", hint="hetctl stop RUN")
+        raise ConfigError(f"which run? running are: {', '.join(names)}", hint="hetctl stop RUN")
     numbers = {str(number): run for number, run in enumerate(running, 1)}
     return numbers[answer] if answer in numbers else find(answer, running)
 

@@ -13,6 +13,7 @@ from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.render.report import describe_islands, write_report
 from hetctl.render.run import summary_table
 from hetctl.runs.manage import find_folder, is_running
+from hetctl.runs.resume import shares_cores
 from hetctl.runs.summary import NEEDED, RunSummary
 from hetctl.trainer.adapt.pace import yardstick
 from hetctl.trainer.recipe import load_recipe
@@ -78,5 +79,6 @@ def _so_far(folder: RunFolder, plan: Plan, *, running: bool) -> dict[str, Any]:
         emulated=None,
         wall_s=None,
         run_dir=str(folder.path),
+        shares_cores=shares_cores(folder),
         **yardstick(plan, plan.cluster_digest).verdict(rate if fits else None),
     ).document() | {"tokens_per_s": rate}

@@ -41,6 +41,14 @@ def kept(folder: RunFolder) -> Prepared:
     return decode(Prepared, data, where=folder.prepared.name)
 
 
+def shares_cores(folder: RunFolder) -> bool:
+    """Whether a run's ranks share cores, of which paces say nothing; False where its folder does not tell."""
+    try:
+        return kept(folder).shares_cores
+    except ConfigError:
+        return False
+
+
 def changes(before: Prepared, recipe: Recipe, cluster: Cluster) -> list[str]:
     """What another recipe and cluster change of a run, a line each: `train.steps: 160 -> 320`."""
     old, new = encode(before.recipe), encode(recipe)

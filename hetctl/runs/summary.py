@@ -8,11 +8,12 @@ from typing import Any
 
 from hetctl.comm.contract.events import TrainingEnded
 from hetctl.comm.contract.values import encode
+from hetctl.runs.parity import Parity
 
 # of what the ranks tell at the end: what has a key of its own, and what is only known where steps were made
 _APART = ("shares", "island_shares", "timeline", "steps", "first_loss", "last_loss", "tokens")
 _OF_STEPS = ("tokens_per_s", "bridge_bytes", "memory_bytes", "replica_spread")
-_IF_KNOWN = ("checkpoint_step", "resume")
+_IF_KNOWN = ("checkpoint_step", "resume", "parity")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class RunSummary:
     signal: int | None = None  # that interrupted it
     checkpoint_step: int | None = None  # of the newest whole checkpoint, where this attempt began from one or made one
     resume: str | None = None  # the command that goes on with it; None where nothing is left to do
+    parity: Parity | None = None  # where it was asked for
     failure: str | None = None
     error_type: str | None = None
     failure_hint: str | None = None

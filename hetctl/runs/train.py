@@ -15,11 +15,13 @@ from hetctl.render.plan import show_plan
 from hetctl.render.run import failure_lines, failure_sentence
 from hetctl.runs.attempt import Attempt, show_end, write_end
 from hetctl.runs.inputs import paths_to_read, shipments
+from hetctl.runs.parity import held_against
 from hetctl.runs.prepare import Prepared
 from hetctl.runs.restarts import Restarts, unreachable_hosts, without
 from hetctl.runs.resume import keep
 from hetctl.runs.summary import RunSummary
 from hetctl.trainer.checkpoint import listing
+from hetctl.trainer.planning.precision import precision_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class GoingOn:
     resume: str = "auto"  # or never, or a checkpoint's path
     max_restarts: int = 0
     allow_missing: bool = False
+    first_losses: tuple[float | None, ...] = ()  # of one process, that the run's are held against
 
     def __post_init__(self) -> None:
         if self.resume not in ("auto", "never") and not listing.is_whole(Path(self.resume)):
@@ -59,6 +62,10 @@ def _attempts(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -
         summary = replace(
             summary, wall_s=time.monotonic() - began, restarts=restarts.used, missing_hosts=dict(restarts.missing)
         )
+        if how.first_losses and summary.status == "done":
+            precision = precision_of(prepared.cluster, prepared.recipe)
+            losses = [m["loss"] for m in folder.read_metrics() if m["step"] <= len(how.first_losses)]
+            summary = replace(summary, parity=held_against(losses, how.first_losses, precision))
         write_end(summary, folder, sink)
         show_end(summary, outcome, folder, sink)
         why_not = restarts.why_not_again(summary.error_type) if summary.status == "failed" else ""

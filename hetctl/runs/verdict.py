@@ -8,12 +8,16 @@ from typing import Any
 
 from hetctl.comm.contract.errors import HetctlError, Interrupted, WorkFailed
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.render.run import failure_lines, failure_sentence
+from hetctl.render.run import failure_lines, failure_sentence, parity_sentence
 from hetctl.runs.resume import RESUME, resume_command
+
+UNEQUAL = "do not trust what it trained: `hetctl validate` says what computes or moves wrongly here"
 
 
 def raise_unless_done(summary: dict[str, Any]) -> None:
     """The exit code of a run: failures 1, interruptions 128 and the signal. Raises the matching HetctlError."""
+    if (parity := summary.get("parity")) and not parity["equal"]:
+        raise WorkFailed(f"trained, but {parity_sentence(parity)}", hint=UNEQUAL, documented=True)
     if summary["status"] not in ("interrupted", "failed"):
         return
     failure = RunFolder(Path(summary["run_dir"])).read_failure()

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from hetctl import __version__
 from hetctl.comm.contract.facts import HostFacts, facts_to_data
-from hetctl.comm.contract.units import show_bytes, show_seconds
+from hetctl.comm.contract.units import count_of, show_bytes, show_seconds
 from hetctl.console import Sink
 from hetctl.validate.claims import Claim, Result, exit_code
 from hetctl.validate.ground import ClaimHosts
@@ -55,7 +55,7 @@ def claims_table(claims: Sequence[Claim]) -> Table:
 def show_contents(sink: Sink, path: Path, files: Mapping[str, bytes], masked: Mapping[str, int]) -> None:
     """What is about to be packed, and where it will lie."""
     total = sum(len(content) for content in files.values())
-    sink.say(f"packing {len(files)} files ({show_bytes(total)}) into {path.absolute()}:")
+    sink.say(f"packing {count_of(len(files), 'file')} ({show_bytes(total)}) into {path.absolute()}:")
     for name in list(files)[:_MOST_FILES]:
         sink.say(f"  {name}  {show_bytes(len(files[name]))}")
     if len(files) > _MOST_FILES:
@@ -145,7 +145,9 @@ def _without_strangers(facts: HostFacts) -> HostFacts:
 
 def markdown(results: Sequence[Result], ground: ClaimHosts) -> str:
     """report.md: for people."""
-    islands = ", ".join(f"{i.name} ({i.vendor}, {len(i.members)} ranks, {i.fabric})" for i in ground.cluster.islands)
+    islands = ", ".join(
+        f"{i.name} ({i.vendor}, {count_of(len(i.members), 'rank')}, {i.fabric})" for i in ground.cluster.islands
+    )
     lines = [
         "# hetctl: what holds on these machines",
         "",

@@ -41,6 +41,7 @@ class RunFolder:
     summary = _Inside("summary.json")
     failure = _Inside("failure.json")
     report = _Inside("report.html")
+    versions = _Inside("versions.json")  # of each host: Python, torch, CUDA or HIP, driver
     checkpoints = _Inside("checkpoints")
     launch = _Inside("launch")  # what ranks read: the job and the placement
     prepared = _Inside("launch/prepared.json")  # what was decided before it started: `hetctl resume` begins from it
@@ -124,6 +125,10 @@ class RunFolder:
     def read_failure(self) -> dict[str, Any]:
         """What failed first; empty where nothing did, or the disk kept the file not whole: the summary says why too."""
         return _object(self.failure)
+
+    def read_versions(self) -> dict[str, Any]:
+        """What each host computes with; empty where its ranks never began."""
+        return _object(self.versions)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self.summary, summary)

@@ -12,6 +12,7 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.fabrics import PLUGIN_KINDS, RDMA_KINDS, plugin_libraries
 from hetctl.comm.contract.facts import HostFacts, NicFacts, facts_from_data
 from hetctl.comm.contract.natives import HOST, NATIVES, native_of
+from hetctl.comm.contract.units import count_of
 from hetctl.launcher.agent.orders import WatchedPort
 
 _HIDDEN = "(from your environment)"
@@ -74,7 +75,11 @@ def rank_settings(
     mine = {
         s.name: s
         for s in (
-            Setting("OMP_NUM_THREADS", str(threads), f"{host.cores} cores shared by {len(local)} ranks"),
+            Setting(
+                "OMP_NUM_THREADS",
+                str(threads),
+                f"{count_of(host.cores, 'core')} shared by {count_of(len(local), 'rank')}",
+            ),
             Setting("PYTHONUNBUFFERED", "1", "logs are read while they grow"),
             Setting(variables.DEVICE_TYPE, host.device_type, "what this host's ranks compute on"),
             *_sockets(host.socket_interface),

@@ -25,6 +25,7 @@ from hetctl.comm.contract.events import (
     document,
 )
 from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.units import count_of
 from hetctl.launcher.agent.orders import Prepare
 from hetctl.launcher.agent.run_files import sweep
 from hetctl.launcher.run_folder.failure import failed_all_the_same, find_failure
@@ -112,7 +113,8 @@ def left_sentence(outcome: RunOutcome) -> str:
     if outcome.unverified:
         hosts = ", ".join(outcome.unverified)
         return f"{hosts} could not say what is left; its ranks end when the lease lapses (`hetctl clean` verifies it)"
-    return "nothing of the run is left running" if outcome.left == 0 else f"{outcome.left} processes are left"
+    left = count_of(outcome.left, "process", "processes")
+    return f"still there: {left}" if outcome.left else "nothing of the run is left running"
 
 
 def _record(told: Told) -> dict[str, Any]:

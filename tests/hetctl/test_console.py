@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from hetctl import console
 from hetctl.console import Sink
@@ -114,3 +117,20 @@ def test_an_error_keeps_its_exit_code_though_nobody_reads_it(argv: tuple[str, ..
     finally:
         os.close(writing)
     assert done.returncode == code
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_no_word_of_a_table_is_cut_on_a_narrow_terminal(width: int) -> None:
+    sink = Sink()
+    sink.people = Console(file=io.StringIO(), width=width, color_system=None)
+    words = ["a", "/a/path/that/is/rather/long/[x]", "12345678.9", "to be told apart"]
+    table = Table("island", "folder", "tokens per second", "remark", title="runs", caption="of today")
+    table.add_row(*map(escape, words))
+    sink.say(table)
+    assert isinstance(sink.people.file, io.StringIO)
+    text = sink.people.file.getvalue()
+    assert "…" not in text
+    for word in " ".join((*words, "island tokens second runs today")).split():
+        assert word in text
+    assert ("┏" in text) == (width == 200)  # in between without its frame
+    assert ("remark to be told apart\nof today" in text) == (width in (40, 60))

@@ -24,6 +24,7 @@ from hetctl.trainer.loop.monitor import SpeedMonitor
 from hetctl.trainer.loop.profiling import profiled
 from hetctl.trainer.loop.trainer import Trainer
 from hetctl.trainer.ranks.timeline import on_one_clock, replica_spread, shares
+from hetctl.trainer.ranks.versions import versions_here
 
 SKIPS_SAID = 5
 
@@ -32,12 +33,13 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     """Train from the first step (or the checkpoint's) to the last, or until asked to stop; then validate and save."""
     file_group = make_file_group()
     digest, datasets = _datasets(job, file_group)
+    versions = _versions(job, device, file_group)
     trainer = build(job, device, **datasets)
     start = resume(trainer, Path(job.resume), file_group) if job.resume else 0
     goes_on = job.resume is not None and Path(job.resume).parent == Path(job.checkpoints)
     save_with(trainer, reporter, file_group, beyond=start if goes_on else 0)
     trainer.requests.listen()
-    reporter.emit(Begin(start, job.recipe.train.steps, digest))
+    reporter.emit(Begin(start, job.recipe.train.steps, digest, versions))
     steps = Steps(trainer, reporter, file_group, start=start, saved=start if goes_on else -1)
     steps.train()
     steps.end()
@@ -57,7 +59,7 @@ class Steps:
     def train(self) -> None:
         """All steps, with validation and checkpoints among them, until all ranks agree to stop."""
         began = time.monotonic()
-        for step in range(self.done, self.recipe.train.steps):
+        for step in range(self.done, self.trainer.job.first_steps or self.recipe.train.steps):
             if not (figures := self._timed_step(step)).finite:
                 self._report_skip(step, figures)
             self.done = step + 1
@@ -152,6 +154,16 @@ def _agree_on_text(digest: str, file_group: Any) -> None:
             f"ranks {', '.join(map(str, strange[:16]))} read other text than rank 0",
             hint="give all hosts the same data (python-stdlib differs between versions of Python)",
         )
+
+
+def _versions(job: Job, device: torch.device, file_group: Any) -> dict[str, dict[str, str]]:
+    """Each host's, as its first rank finds them."""
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, versions_here(device), group=file_group)
+    found: dict[str, dict[str, str]] = {}
+    for rank, versions in zip(job.plan.ranks, everybody, strict=True):
+        found.setdefault(rank.host, versions)
+    return found
 
 
 def summarise(trainer: Trainer, reporter: Reporter, end: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ Where nothing fits, the least of a class that makes the model fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
@@ -27,15 +27,13 @@ from hetctl.trainer.planning.changes import (
     without,
 )
 from hetctl.trainer.planning.costs import PLAIN, usable_bytes
-from hetctl.trainer.planning.hardware import Hardware
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.precision import precision_of
 from hetctl.trainer.planning.predict import Prediction
-from hetctl.trainer.planning.problem import Problem, read_problem
-from hetctl.trainer.planning.profile import Profile
+from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.reschedule import under_schedules
 from hetctl.trainer.planning.search import Search
-from hetctl.trainer.recipe import Recipe
+from hetctl.trainer.planning.would_fit import AT_ALL, Asked, least_added
 
 # (most kinds of devices, most devices, classes that are planned with): a search takes 0.2 s to 5 s by these
 SEARCHED = ((2, 16, 12), (2, 512, 8), (2, inf, 12), (4, inf, 5), (inf, inf, 4))
@@ -44,10 +42,8 @@ MOST_LEFT_OUT = 3  # islands that are used, and left out on trial: the dearest f
 SHARE = 1 / 16  # of a large cluster's devices: fewer are often lost in widths that must divide the batch
 WORTH_SAYING = 0.002  # relative gain
 ROUGHLY = 0.002  # how exact a gain needs to be
-AT_ALL = 0.5  # whether something fits needs no fast plan
 KEEP = 6  # arrangements that are tried under every schedule
 MOST_FREE = 0.7  # of usable memory: fuller devices might gain from more
-MOST_ADDED = 64  # devices, or twice those there are, that are added to make a model fit
 _ORDER: Sequence[Kind] = ("link", "memory", "add", "remove")
 
 
@@ -77,24 +73,6 @@ class Advised:
     tokens_per_s: float | None = None
     price_per_hour: float | None = None
     tokens_per_price: float | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """What is planned again for every change, and which classes may be bought."""
-
-    cluster: Cluster
-    recipe: Recipe
-    table: Hardware  # with the classes that a person said
-    speeds: Mapping[str, float] | None = None
-    profile: Profile | None = None
-
-    def problem(self, changed: Cluster, tolerance: float) -> Problem:
-        """The same question on another cluster. Raises HetctlError where the recipe's wishes do not go with it."""
-        present = {d.device_class for h in changed.hosts for d in h.devices}
-        speeds = {name: speed for name, speed in (self.speeds or {}).items() if name in present}
-        problem = read_problem(changed, self.recipe, speeds=speeds, profile=self.profile)
-        return replace(problem, tolerance=max(problem.tolerance, tolerance))
 
 
 def advise(
@@ -132,18 +110,16 @@ def advise(
 
 
 def what_would_fit(asked: Asked, said: Callable[[str], None] = lambda _: None) -> Advised:
-    """Of each promising class the fewest devices with which a model fits that does not: cheapest, then fewest first.
-
-    Up to a host's number any count is tried, beyond whole hosts.
-    """
+    """Of each promising class the fewest devices with which a model fits that does not: cheapest, then fewest first."""
     _refuse_emulation(asked.cluster)
     pools = asked.problem(asked.cluster, AT_ALL).pools
     able, picked = _classes(asked, pools, every=True, by_memory=True)
     price, found = price_of(asked.cluster, asked.table), []
     for row in picked:
         said(f"more {row.name}")
-        if least := _least(asked, row):
-            change, seconds = least
+        change = least_added(asked, row)
+        seconds = _fastest(asked.problem(change.cluster, AT_ALL)) if change else None
+        if change and seconds:
             tokens = asked.recipe.batch.global_batch * asked.recipe.model.seq_len
             found.append(_advice(change, tokens / seconds, tokens, None, price))
     ordered = sorted(found, key=lambda a: (inf if a.price_per_hour is None else a.price_per_hour, a.devices))
@@ -315,32 +291,3 @@ def _rank(made: Advice) -> tuple[float, ...]:
     """By kind; what has a price by what it gives for it, before what has none, by its gain."""
     value = made.tokens_per_price if made.kind == "remove" else made.added_per_price
     return _ORDER.index(made.kind), value is None, -(value or 0.0), -(made.gain or 0.0)
-
-
-def _least(asked: Asked, row: DeviceClass) -> tuple[Change, float] | None:
-    """The fewest devices of a class with which a plan fits, and its seconds; None where many are too few.
-
-    By doubling and then bisection: what fits on some devices fits on more, which may stay idle.
-    """
-    per_host = usual_host(asked.cluster)
-    most = max(MOST_ADDED, 2 * sum(len(i.members) for i in asked.cluster.islands))
-    counts = [*range(1, per_host), *range(per_host, most + 1, per_host)]
-
-    def fits(index: int) -> tuple[Change, float] | None:
-        change = more_devices(asked.cluster, row, counts[index], per_host=per_host)
-        try:
-            seconds = _fastest(asked.problem(change.cluster, AT_ALL))
-        except HetctlError:
-            return None
-        return None if seconds is None else (change, seconds)
-
-    low, high = -1, 0
-    while not (found := fits(high)):
-        if high == len(counts) - 1:
-            return None
-        low, high = high, min(2 * high + 1, len(counts) - 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        better = fits(middle)
-        low, high, found = (low, middle, better) if better else (middle, high, found)
-    return found

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from typing import Any, NoReturn
 
 from hetctl.comm.contract.errors import Infeasible
-from hetctl.comm.contract.units import GiB, count_of, show_bytes
+from hetctl.comm.contract.units import GiB, count_of, show_bytes, span_of
 from hetctl.trainer.planning.advise import Advice
-from hetctl.trainer.planning.costs import PLAIN, USABLE_SHARE, usable_bytes
-from hetctl.trainer.planning.pools import Pool
+from hetctl.trainer.planning.costs import MODES, PLAIN, USABLE_SHARE, usable_bytes
 from hetctl.trainer.planning.predict import Prediction, predict
-from hetctl.trainer.planning.problem import Problem
+from hetctl.trainer.planning.problem import Problem, allowed_modes
 from hetctl.trainer.planning.reasons import describe
 from hetctl.trainer.planning.search import MOST_MICRO_BATCHES, Candidate, Search
 from hetctl.trainer.planning.space import Pins
-
-PLENTY = 1 << 50  # bytes that no model needs
+from hetctl.trainer.planning.would_fit import AT_ALL, PLENTY, Asked, candidates_with, in_one_replica, what_it_takes
+from hetctl.trainer.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -71,19 +70,13 @@ def what_binds(chosen: Prediction) -> str:
     return f"Compute binds; the fullest memory is {place} with {fullest:.0%} of what is usable."
 
 
-def _with_memory(pool: Pool, extra: int) -> Pool:
-    """With so many bytes more on each device."""
-    rates = dataclasses.replace(pool.rates, memory_bytes=pool.rates.memory_bytes + extra)
-    return dataclasses.replace(pool, rates=rates)
-
-
 def _runner_up(problem: Problem, predictions: tuple[Prediction, ...]) -> str:
     if len(predictions) < 2:
         near = problem.tolerance > 0  # larger searches leave out early what is slower
         return f"There was no other arrangement {'near enough to be timed' if near else 'that fits'}."
     chosen, other = predictions[0], predictions[1]
     what = "; ".join(
-        f"{describe(p)}, {p.batching.micro_batches} x {p.batching.micro_batch_size} samples, {p.schedule}"
+        f"{describe(p)}, {p.batching.micro_batches} x {count_of(p.batching.micro_batch_size, 'sample')}, {p.schedule}"
         for p in other.candidate.pipelines
     )
     return f"The runner-up was {what}: {other.seconds / chosen.seconds - 1:+.1%} step time."
@@ -115,31 +108,43 @@ def _slowest_bridge(chosen: Prediction) -> str:
     return max(hops, key=lambda name: hops[name], default="between the replicas")
 
 
-def refuse(problem: Problem) -> NoReturn:
-    """Raise Infeasible: the least that every device lacks and where, or the wishes that cannot be met."""
+def refuse(problem: Problem, asked: Asked) -> NoReturn:
+    """Raise Infeasible: the wishes that stand in the way, or what every device lacks and where; and what would do."""
+    model, problem = f"'{problem.costs.shape.name}'", dataclasses.replace(problem, tolerance=AT_ALL)
     on_devices = _with_hosts_of(problem, inf)
-    if found := Search(on_devices, keep=1).run().candidates:
-        raise Infeasible(
-            f"'{problem.costs.shape.name}' does not fit into its hosts' memory: " + _host_lacks(problem, found[0]),
-            hint="more memory or fewer GPUs in a host, more hosts, or a smaller model",
-        )
-    problem = on_devices
     many = problem.samples > MOST_MICRO_BATCHES
     most = f": a replica takes at most {MOST_MICRO_BATCHES} micro-batches" if many else ""
-    if not _fits(problem, PLENTY):
-        blamed = _blamed(problem)
-        free = f"leave out or change {' or '.join(blamed)}" if blamed else "change batch.global_batch, or the devices"
-        raise Infeasible(_wishes(problem, blamed), hint=free + most)
+    one = in_one_replica(on_devices)
+    if one is None and not candidates_with(on_devices, PLENTY):
+        named = _named_pins(on_devices, asked.recipe)
+        blamed = _blamed(on_devices, named, PLENTY)
+        raise Infeasible(
+            f"no arrangement of {count_of(sum(p.size for p in problem.pools), 'device')} is possible for "
+            f"{count_of(problem.samples, 'sample')} a step {_with(named, blamed) if blamed else 'at all'}",
+            hint=(_leave_out(blamed) if blamed else "change batch.global_batch, or the devices") + most,
+        )
+    asked = asked.in_one_replica() if one else asked
+    named = _named_pins(problem, asked.recipe)
+    blamed = _blamed(problem, named, 0)
+    with_wishes = f"does not fit {_with(named, blamed)}" if blamed else "does not fit"
+    hint = _leave_out(blamed) if blamed else what_it_takes(asked)
+    if found := Search(on_devices, keep=1).run().candidates:
+        raise Infeasible(
+            f"{model} {with_wishes} into its hosts' memory: {_host_lacks(problem, found[0])}",
+            hint=hint or "more memory or fewer GPUs in a host, more hosts, or a smaller model",
+        )
+    problem = one or on_devices
     low, high = 0, GiB // 64
-    while not (found := _fits(problem, high)):
+    while not (found := candidates_with(problem, high)):
         low, high = high, high * 2
     while high - low > max(high // 64, 1 << 20):
         middle = (low + high) // 2
-        better = _fits(problem, middle)
+        better = candidates_with(problem, middle)
         low, high, found = (low, middle, better) if better else (middle, high, found)
+    saving = "" if blamed else ", even with everything that saves memory"
     raise Infeasible(
-        f"'{problem.costs.shape.name}' does not fit, even with everything that saves memory: " + _lacks(found[0], high),
-        hint="more devices or memory, a smaller model, shorter samples, or fewer pins in parallelism"
+        f"{model} {with_wishes}{saving}: {_lacks(found[0], high)}",
+        hint=(hint or "more devices or memory, a smaller model, or shorter samples")
         + (", or a smaller batch.global_batch" + most if many else ""),
     )
 
@@ -169,12 +174,6 @@ def _host_lacks(problem: Problem, candidate: Candidate) -> str:
     return sentence
 
 
-def _fits(problem: Problem, extra: int) -> list[Candidate]:
-    """Plans with `extra` bytes more on every device."""
-    pools = tuple(_with_memory(pool, extra) for pool in problem.pools)
-    return Search(dataclasses.replace(problem, pools=pools), keep=1).run().candidates
-
-
 def _lacks(candidate: Candidate, extra: int) -> str:
     """The stage that lacks most in a plan made with `extra` bytes more on every device than there are."""
     worst, sentence = float("-inf"), ""
@@ -184,17 +183,18 @@ def _lacks(candidate: Candidate, extra: int) -> str:
             have = usable_bytes(use.pool.rates) - extra * USABLE_SHARE
             if need - have > worst:
                 worst = need - have
+                held = f"rank{'s' * (len(ranks) > 1)} {span_of(ranks[0], ranks[-1])}"
                 sentence = (
                     f"{show_bytes(worst)} is missing on each {use.pool.device_class} of {use.pool.island} that holds "
-                    f"stage {index} of replica {number} (ranks {ranks[0]}-{ranks[-1]}): it needs {show_bytes(need)}, "
+                    f"stage {index} of replica {number} ({held}): it needs {show_bytes(need)}, "
                     f"{show_bytes(have)} is usable"
                 )
     return sentence
 
 
-def _named_pins(problem: Problem) -> dict[str, tuple[Any, Problem]]:
+def _named_pins(problem: Problem, recipe: Recipe) -> dict[str, tuple[Any, Problem]]:
     """What a recipe pins, each with the problem without it."""
-    pins, free = problem.pins, dataclasses.replace
+    pins, free, wish = problem.pins, dataclasses.replace, recipe.parallelism
 
     def without(*names: str) -> Problem:
         return free(problem, pins=free(pins, **dict.fromkeys(names)))
@@ -214,22 +214,27 @@ def _named_pins(problem: Problem) -> dict[str, tuple[Any, Problem]]:
             free(without("stages", "order"), split="auto"),
         ),
     }
+    for key in ("recompute", "activations", "optimizer_state"):
+        if (value := getattr(wish, key)) != "auto":
+            freed = free(recipe, parallelism=free(wish, **{key: "auto"}))
+            named[f"parallelism.{key}"] = value, free(problem, modes=allowed_modes(freed))
     return {key: pair for key, pair in named.items() if pair[0] is not None}
 
 
-def _blamed(problem: Problem) -> list[str]:
-    """The pins that stand in the way: each whose absence alone would do; else all, if without any of them it goes."""
-    named = _named_pins(problem)
-    alone = [key for key, (_, freed) in named.items() if _fits(freed, PLENTY)]
+def _blamed(problem: Problem, named: Mapping[str, tuple[Any, Problem]], extra: int) -> list[str]:
+    """The pins that stand in the way with so much more memory: each whose absence alone would do; else all, if without
+    any of them it goes."""
+    alone = [key for key, (_, freed) in named.items() if candidates_with(freed, extra)]
     if alone or not named:
         return alone
     pins = Pins(every_island=problem.pins.every_island)
     free = dataclasses.replace(problem, pins=pins, micro_batch_size=None, layers=None, forwards_ahead=None)
-    return list(named) if _fits(dataclasses.replace(free, split="auto"), PLENTY) else []
+    return list(named) if candidates_with(dataclasses.replace(free, split="auto", modes=MODES), extra) else []
 
 
-def _wishes(problem: Problem, blamed: Sequence[str]) -> str:
-    named = _named_pins(problem)
-    devices = count_of(sum(p.size for p in problem.pools), "device")
-    asked = "with " + ", ".join(f"{key}={named[key][0]}" for key in blamed) if blamed else "at all"
-    return f"no arrangement of {devices} is possible for {count_of(problem.samples, 'sample')} a step {asked}"
+def _with(named: Mapping[str, tuple[Any, Problem]], blamed: Sequence[str]) -> str:
+    return "with " + ", ".join(f"{key}={named[key][0]}" for key in blamed)
+
+
+def _leave_out(pins: Sequence[str]) -> str:
+    return f"leave out or change {' or '.join(pins)}"

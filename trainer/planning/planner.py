@@ -29,6 +29,7 @@ from hetctl.trainer.planning.reschedule import under_schedules
 from hetctl.trainer.planning.search import Candidate, Search, SearchResult
 from hetctl.trainer.planning.space import tensor_units
 from hetctl.trainer.planning.state_sharding import SPARE_BYTES, with_whole
+from hetctl.trainer.planning.would_fit import Asked
 from hetctl.trainer.recipe import Recipe
 
 KEEP = 64  # arrangements that are tried under every schedule
@@ -77,13 +78,14 @@ def weigh(
     """The fastest plan and the candidates it was weighed against. Raises Infeasible or ConfigError."""
     problem = read_problem(cluster, recipe, speeds=speeds, profile=profile)
     search = Search(problem, keep=_keep(problem))
-    planning = _searched(cluster, recipe, search)
+    asked = Asked.of(cluster, recipe, speeds, profile)
+    planning = _searched(asked, search)
     if problem.costs.value_bytes.over_replicas and len(planning.plan.replicas) > 1 and not planning.plan.over_replicas:
         # the search took it that replicas share out state, and these have no memory for that
         value_bytes = replace(problem.costs.value_bytes, over_replicas=False)
         costs = replace(problem.costs, value_bytes=value_bytes)
         again = Search(replace(problem, costs=costs), keep=_keep(problem), like=search)
-        planning = _searched(cluster, recipe, again)
+        planning = _searched(asked, again)
     return planning
 
 
@@ -94,16 +96,16 @@ def _keep(problem: Problem) -> int:
     return FEW if problem.tolerance else KEEP
 
 
-def _searched(cluster: Cluster, recipe: Recipe, search: Search) -> Planning:
+def _searched(asked: Asked, search: Search) -> Planning:
     """The fastest of all that the search finds. Raises Infeasible."""
     problem, found = search.problem, search.run()
     if not found.candidates:
-        refuse(problem)
+        refuse(problem, asked)
     predictions = tuple(sorted(_predictions(problem, found), key=_rank))
     islands = list(dict.fromkeys(p.island for p in problem.pools))
     alone = {name: alone_samples_per_s(problem, name) for name in islands}
     why = reasons(problem, predictions[0], found, alone)
-    plan = _plan(cluster, recipe, problem, predictions[0], alone, why)
+    plan = _plan(asked.cluster, asked.recipe, problem, predictions[0], alone, why)
     plan.validate(where="the plan", layers=problem.costs.shape.layers)
     return Planning(plan, problem, predictions, found, alone)
 

@@ -112,7 +112,7 @@ def read_problem(
         ),
         pools=pools,
         links=links,
-        modes=_modes(recipe),
+        modes=allowed_modes(recipe),
         tensors=tuple(t for t in TENSOR_DEGREES if not cannot_cut(costs.shape, t)),
         pins=_pins(cluster, recipe),
         samples=recipe.batch.global_batch,
@@ -184,7 +184,8 @@ def _schedules(recipe: Recipe, *, guessed: bool) -> tuple[Schedule, ...]:
     return tuple(s for s in found if s.chunks == (1,) or not recipe.train.adapt)
 
 
-def _modes(recipe: Recipe) -> tuple[Mode, ...]:
+def allowed_modes(recipe: Recipe) -> tuple[Mode, ...]:
+    """What stages may do about memory. Raises ConfigError for wishes that exclude each other."""
     wish = recipe.parallelism
     modes = tuple(
         m

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from hetctl.comm.contract.units import count_of
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.predict import Prediction
 from hetctl.trainer.planning.problem import Problem
@@ -87,7 +88,7 @@ def _batches(problem: Problem, pipelines: Sequence[Pipeline]) -> str:
     sizes = [p.batching.micro_batch_size for p in pipelines]
     counts = [p.batching.micro_batches for p in pipelines]
     if len(pipelines) == 1:
-        samples = f"{problem.samples} samples"
+        samples = count_of(problem.samples, "sample")
         if counts[0] == 1:
             return f"All {samples} in one micro-batch were fastest, and fit."
         return f"{counts[0]} micro-batches of {sizes[0]} were the fastest way through {samples}."
@@ -143,7 +144,7 @@ def _left_out(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
     for pool in problem.pools:
         have[pool.island] += pool.size
     said = [
-        f"{count - used[name]} of {count} devices of {name} stay idle: they would not make the step faster."
+        f"{count - used[name]} of {count_of(count, 'device')} of {name} idle: more would not make the step faster."
         for name, count in have.items()
         if used[name] < count
     ]

@@ -69,7 +69,8 @@
     const series = about.series.map((s) => ({ label: s.label, stroke: () => colour(s.colour), width: s.faint ? 1 : 2,
       alpha: s.faint ? 0.45 : 1, spanGaps: s.points, points: { show: s.points, size: 8 },
       value: (_, v) => (v == null ? "–" : `${v.toLocaleString("en", { maximumFractionDigits: 4 })} ${about.unit}`) }));
-    const options = { width: place.clientWidth, height: 240, scales: { x: { time: false } }, legend: { live: true },
+    const options = { width: place.clientWidth, height: 240, scales: { x: { time: false } },
+      legend: { live: true, markers: { dash: (_, i) => (about.series[i - 1]?.faint ? "dotted" : "solid") } },
       axes: [{ ...axis, label: "step", labelSize: 18, incrs: whole }, { ...axis, size: 66 }], series: [{ label: "step" }, ...series] };
     const plot = new uPlot(options, [about.x, ...about.series.map((s) => s.y)], place);
     plot.root.querySelector("canvas").setAttribute("aria-hidden", "true");

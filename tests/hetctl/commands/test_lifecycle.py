@@ -163,7 +163,7 @@ def test_stop_without_a_name_ends_none_of_several_unasked(running: list[subproce
     assert [p.poll() for p in running] == [None, None]
     delist("first")
     delist("second")
-    assert "running are: none" in error_of("stop").message
+    assert "no run is running here" in error_of("stop").message
 
 
 def test_stop_asks_on_a_terminal_which_of_several(running: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
@@ -213,6 +213,28 @@ def test_export_takes_the_newest_run_where_none_is_named() -> None:
     assert folder.path.name in str(error_of("export", "--to", "model"))
     assert folder.path.name in str(error_of("export", folder.name, "--to", "model"))
     assert "there is no runs/latest here" in str(_without_runs())
+
+
+def test_a_run_that_is_not_there_is_told_the_nearest_ones() -> None:
+    name = a_run("one", status="done").name
+    for command in ("logs", "report", "resume"):
+        error = error_of(command, name[:-1])
+        assert (error.message, error.exit_code) == (f"there is no run '{name[:-1]}'", 2)
+        assert f"did you mean '{name}'" in error.hint
+
+
+def test_export_without_a_folder_says_what_to_type() -> None:
+    error = error_of("export")
+    assert (error.message, error.exit_code) == ("nothing names the folder that the model is written to", 2)
+    assert error.hint == "hetctl export --to my-model"
+
+
+def test_figures_that_say_nothing_of_shared_cores_are_in_no_log_nor_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = a_run("one")
+    folder.append_metrics({"step": 9, "loss": 2.0, "tokens": 8, "tokens_per_s": 1.0, "efficiency": 0.2})
+    for shared in (False, True):
+        monkeypatch.setattr("hetctl.runs.resume.kept", lambda _, shared=shared: SimpleNamespace(shares_cores=shared))
+        assert ("efficiency" in shown("logs", folder.name)) == (not shared)
 
 
 def _without_runs() -> ConfigError:

@@ -97,3 +97,13 @@ def test_a_cluster_without_devices_says_that_and_who_was_not_asked() -> None:
         make_plan(none, load_recipe(None))
     assert "hetctl discover" in caught.value.hint
     assert "free one" not in caught.value.hint
+
+
+def test_measured_links_go_into_the_file_and_the_old_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    save_cluster(FILE, cluster("a", "b"))
+    monkeypatch.setattr("hetctl.discovery.links.measure_file", lambda path, **_: cluster("a", "b", measured=True))
+    done = CliRunner().invoke(app, ["bench", "links"])
+    assert done.exit_code == 0, done.output
+    assert load_cluster(FILE).measured
+    assert not load_cluster(Path("cluster.yaml.bak")).measured
+    assert "the old one is cluster.yaml.bak" in done.output

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from hetctl.app import app
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.doctor.runs import diagnose, find_run, likely_cause, root_of, who_waited
+from hetctl.doctor.runs import diagnose, find_run, likely_cause
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.waiting import root_of, who_waited
 
 
 def operation(
@@ -66,6 +67,14 @@ def test_in_a_collective_those_are_waited_for_who_are_behind() -> None:
 def test_a_circle_blames_nobody() -> None:
     waiting = {0: [operation(1, "recv", peer=1, done=False)], 1: [operation(1, "recv", peer=0, done=False)]}
     assert root_of(who_waited(waiting)) is None
+
+
+def test_a_rank_that_left_no_record_is_named_by_what_failed_towards_it() -> None:
+    error = "all_reduce 15 of group '0' failed sending to rank 3 on vm: it is gone; no answer from rank 3"
+    failed = {"number": 74, "operation": "all_reduce", "group": "0", "state": "failed", "started": 1.0, "error": error}
+    waiting = who_waited({0: [failed], 2: [failed]})
+    assert [w.targets for w in waiting] == [(3,), (3,)]
+    assert root_of(waiting) == 3
 
 
 def test_an_error_of_a_ranks_own_comes_before_who_waited(tmp_path: Path) -> None:

@@ -87,12 +87,35 @@ def test_a_failed_run_says_who_failed_why_and_who_waited(made: Planning, tmp_pat
     assert "Rank 1 on mi325x-0 failed first:</strong> OSError: &lt;disk&gt; is full" in page
     assert "line 7, in step" in page
     assert "Hint: free some of it" in page
-    assert "<td>0</td><td>recv</td><td>rank 1</td><td>pipeline</td>" in page
-    assert "<td>2</td><td>all_reduce</td><td>its group</td>" in page
+    assert "<td>0</td><td>rank 1</td><td>recv</td><td>pipeline</td>" in page
+    assert "<td>2</td><td>its group</td><td>all_reduce</td>" in page
+    assert "Rank 1 did not come to what the others had begun." in page
     assert "less &#x27;/runs/a run/logs/rank-1.log&#x27;" in page
     assert f"<code>{words}</code>" in page
     assert "of step 2" in page
     assert "<disk>" not in page
+
+
+def test_the_card_reads_the_flight_recorders_where_they_are_here(made: Planning, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", made, steps=3, failure=FAILURE)
+    done = {"operation": "all_reduce", "group": "data", "state": "done", "started": 1.0, "number": 1}
+    for rank, operations in enumerate(([done, done | {"state": "started", "number": 2}], [done])):
+        text = json.dumps({"rank": rank, "operations": operations})
+        (folder.flight / f"flight-rank-{rank}.json").parent.mkdir(exist_ok=True)
+        (folder.flight / f"flight-rank-{rank}.json").write_text(text)
+    page = run_html(folder, made.plan, "failed")
+    assert "<td>0</td><td>rank 1</td><td>all_reduce</td><td>data</td>" in page
+    assert "Rank 1 did not come to what the others had begun." in page
+
+
+def test_hosts_have_their_versions_and_what_is_unknown_is_empty(made: Planning, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", made)
+    hosts = list(dict.fromkeys(r.host for r in made.plan.ranks))
+    folder.versions.write_text(json.dumps({hosts[0]: {"torch": "2.9", "cuda": "13"}, hosts[1]: {"torch": "2.8"}}))
+    page = run_html(folder, made.plan, parity={"steps": 5, "worst_deviation": 1e-6, "precision": "fp32", "equal": True})
+    assert re.search(r"<td>h200</td><td>2.9</td><td>13</td>", page)
+    assert re.search(r"<td>mi325x</td><td>2.8</td><td></td>", page)
+    assert "Its first 5 losses equal one process" in said(page)
 
 
 def test_what_a_run_does_not_know_is_left_out(made: Planning, tmp_path: Path) -> None:
@@ -165,3 +188,10 @@ def test_smoothing_starts_at_the_first_value_and_passes_gaps() -> None:
 def test_a_chart_of_names_that_end_scripts_stays_one() -> None:
     drawn = chart("x", [1, 2], [Line("</script>", [1.0, 2.0])])
     assert drawn.count("</script>") == 1
+
+
+def test_no_line_of_the_picture_crosses_what_is_said_of_another() -> None:
+    three = planning("h200:1,mi325x:1,a100:1", samples=48)
+    picture = cluster_picture(three.plan)
+    assert len(three.plan.bridges) > 1
+    assert picture.rindex("<path class='rail'") < picture.index("<text class='why'")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from hetctl.console import Sink
+from hetctl.render.cluster_picture import cluster_picture
+from hetctl.render.plan import show_plan
 from hetctl.render.run import LiveRun, next_lines, summary_table
+from tests.hetctl.render.pages import planning
 
 ISLAND = {"step_s": 2.0, "compute_s": 1.0, "bridge_wait_s": 0.5, "other_wait_s": 0.4, "update_s": 0.1}
 
@@ -122,6 +127,20 @@ def test_an_emulation_that_was_trained_says_that_it_works_and_what_to_type_next(
     first, second, _ = next_lines(run)
     assert first == "it works: 2 islands, 160 steps, loss 5.61 -> 2.16, 1.0 MiB over the bridge"
     assert second == "next: hetctl export '/my run' --to my-model"
+    parity = {"steps": 5, "worst_deviation": 1.43e-6, "allowed": 1e-4, "precision": "fp32", "equal": True}
+    _, second, _, _ = next_lines({**run, "parity": parity})
+    assert second.strip() == "its first 5 losses equal one process's within 1e-06 (fp32)"
+    assert next_lines({**run, "parity": {**parity, "equal": False}}) == []
     assert next_lines({**run, "status": "failed"}) == []
     assert next_lines({**run, "emulated": False}) == []
     assert next_lines({**run, "first_loss": None}) == []
+
+
+def test_one_of_a_kind_is_not_counted_as_many(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = planning("h200:1", samples=1).plan
+    show_plan(Sink(), plan)
+    said = capsys.readouterr().out
+    assert "1 sample of 1024 tokens a step on 1 device\n" in said
+    assert "on roce0, rank 0" in said or "on host, rank 0" in said
+    assert not re.search(r"\b1 (samples|devices|ranks|hosts)\b|\branks \d\b(?![-,])", said)
+    assert not re.search(r"\b1 devices\b", cluster_picture(plan))

@@ -182,6 +182,14 @@ def test_a_program_that_failed_has_no_checkpoint_to_speak_of(tmp_path: Path) -> 
     assert not [line for line in caught.value.details if "checkpoint" in line or "resume" in line]
 
 
+def test_a_trained_run_that_is_not_what_one_process_computes_is_a_failure() -> None:
+    parity = {"steps": 5, "worst_deviation": 0.31, "allowed": 1e-4, "precision": "fp32", "equal": False}
+    with pytest.raises(WorkFailed, match=r"its first 5 losses are not one process's: up to 0.3 apart") as caught:
+        raise_unless_done({"status": "done", "parity": parity})
+    assert "do not trust" in caught.value.hint
+    raise_unless_done({"status": "done", "parity": {**parity, "equal": True}})
+
+
 def test_a_start_that_failed_says_how_it_is_begun_again_unless_something_typed_is_wrong(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     assert with_way_on(Unreachable("red is away"), folder).details == ()

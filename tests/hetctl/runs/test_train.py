@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hetctl.comm.contract.plan import load_plan
 from tests.busy import busy
@@ -66,9 +68,9 @@ def steps_done(run: Path) -> int:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run of 12 steps, the third traced, and the document `--json` printed."""
+    """A run of 12 steps, the third traced, held against one process, and the document `--json` printed."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    argv = command(run, "--json", "--profile-step", "3", steps=12, islands=UNEVEN)
+    argv = command(run, "--json", "--profile-step", "3", "--check-parity", steps=12, islands=UNEVEN)
     done = subprocess.run(argv, cwd=ROOT, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
@@ -89,6 +91,17 @@ def test_the_summary_says_what_the_run_came_to(whole: tuple[Path, dict[str, Any]
     assert 0 < document["bubble_share"] < 1
     assert 0 < document["bridge_share"] < 1
     assert sum(document["shares"].values()) == pytest.approx(1, abs=0.02)
+
+
+def test_the_run_knows_what_its_hosts_compute_with(whole: tuple[Path, dict[str, Any]]) -> None:
+    (versions,) = json.loads((whole[0] / "versions.json").read_text()).values()
+    assert versions == {"python": platform.python_version(), "torch": torch.__version__}
+
+
+def test_its_first_losses_are_those_of_one_process(whole: tuple[Path, dict[str, Any]]) -> None:
+    parity = whole[1]["parity"]
+    assert (parity["steps"], parity["precision"], parity["equal"]) == (5, "fp32", True)
+    assert 0 < parity["worst_deviation"] < 1e-5 < parity["allowed"] < 1e-3
 
 
 def test_a_traced_step_shows_its_actions_and_what_it_sent(whole: tuple[Path, dict[str, Any]]) -> None:

@@ -8,11 +8,12 @@ import pytest
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.emulate import Machine, describe_cluster, label_machine, parse_spec
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.trainer.planning.advise import Advice, Advised, Asked, advise, what_would_fit
+from hetctl.trainer.planning.advise import Advice, Advised, advise, what_would_fit
 from hetctl.trainer.planning.changes import more_devices, without
 from hetctl.trainer.planning.hardware import CLASSES, Hardware
 from hetctl.trainer.planning.planner import weigh
 from hetctl.trainer.planning.search import Search
+from hetctl.trainer.planning.would_fit import Asked
 from hetctl.trainer.recipe import load_recipe
 
 SMALL = (("model.name", "llama-160m"), ("model.seq_len", 1024), ("batch.global_batch", 32))

@@ -53,7 +53,7 @@ def test_unknown_memory_binds_nobody() -> None:
 
 
 def test_activations_that_no_host_holds_are_refused_with_the_reason() -> None:
-    with pytest.raises(Infeasible, match=r"does not fit into its hosts' memory: stage \d of replica \d .* its share"):
+    with pytest.raises(Infeasible, match=r"=host into its hosts' memory: stage \d of replica \d .* its share"):
         planned(64 * GiB, *ON_HOST)
 
 
