@@ -122,6 +122,8 @@ class TrainSection:
     loss_scale: float | Auto = "auto"  # of fp16: where it begins, a power of two; it follows the gradients from there
     validation_samples: int = 32  # of the held-out part, each time
     validate_every: int = 0  # steps; 0: at the end alone
+    samples: int = 0  # held-out prompts that the model goes on from at each validation, shown and kept
+    sample_tokens: int = 64  # that it goes on with at most
     on_nonfinite: Literal["stop", "skip"] = "stop"  # what a loss or gradient that is not finite does
     # optimizer: a stage's shards share out optimiser state; all: weights and gradients too; replicas: state over all
     # replicas; auto: replicas where that fits, else all
@@ -225,6 +227,7 @@ RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
             "batch.micro_batch_size",
             "train.steps",
             "train.validation_samples",
+            "train.sample_tokens",
             "checkpoint.keep",
             "parallelism.pipeline",
             "parallelism.tensor",
@@ -234,7 +237,7 @@ RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     (
         "at least 0",
         lambda v: v >= 0,
-        ("checkpoint.every", "train.validate_every", "optimizer.warmup_steps", "data.seed"),
+        ("checkpoint.every", "train.validate_every", "train.samples", "optimizer.warmup_steps", "data.seed"),
     ),
     (f"at most {MAX_SAMPLES:,}", lambda v: v <= MAX_SAMPLES, ("batch.global_batch",)),
     ("finite and at least 0", lambda v: 0 <= v < inf, ("optimizer.clip_norm", "optimizer.weight_decay")),

@@ -74,6 +74,15 @@ class Validated(Event, kind="validated"):
 
 
 @dataclass(frozen=True)
+class Sampled(Event, kind="sampled"):
+    """What the model goes on with from a held-out prompt, after a step."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Saved(Event, kind="saved"):
     """The checkpoint of a step is whole."""
 

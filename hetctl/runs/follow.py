@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hetctl.comm.contract.events import Begin, EngineAccount, Note, Saved, Step, Told, TrainingEnded, Validated, present
+from hetctl.comm.contract.events import (
+    Begin,
+    EngineAccount,
+    Note,
+    Sampled,
+    Saved,
+    Step,
+    Told,
+    TrainingEnded,
+    Validated,
+    present,
+)
 from hetctl.comm.contract.files import write_atomically, write_json
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.render.run import LiveRun, show_number
@@ -36,6 +47,8 @@ class Follower:
             case Validated(step, loss):
                 self.writers.validated(step, loss)
                 self.live.note(f"validation loss after step {step}: {show_number(loss)}")
+            case Sampled(step, prompt, text):
+                self.live.note(f"after step {step} {prompt!r} goes on {text!r}")
             case Saved(step):
                 self.saved = step
             case Note(sentence, of_pace):

@@ -22,6 +22,7 @@ from hetctl.trainer.loop.build import build, rebuild, resume, save_with
 from hetctl.trainer.loop.figures import StepFigures, peak_memory
 from hetctl.trainer.loop.monitor import SpeedMonitor
 from hetctl.trainer.loop.profiling import profiled
+from hetctl.trainer.loop.samples import sampled
 from hetctl.trainer.loop.trainer import Trainer
 from hetctl.trainer.ranks.timeline import on_one_clock, replica_spread, shares
 from hetctl.trainer.ranks.versions import versions_here
@@ -74,6 +75,8 @@ class Steps:
         """Validate (unless interrupted), save what is not saved yet, and report what the run came to."""
         interrupted = self.trainer.requests.stopping and self._more_to_come
         validation = None if interrupted else self.trainer.validate()
+        if not interrupted:
+            self._show_samples()
         if (self.recipe.checkpoint.last or interrupted) and self.saved != self.done:
             self.trainer.save(self.done)
         if self.trainer.saving is not None:
@@ -128,8 +131,13 @@ class Steps:
         if every and self.done % every == 0 and self._more_to_come:
             began = time.monotonic()
             self.validations.append({"step": self.done, "validation_loss": self.trainer.validate()})
-            self._validating_s += time.monotonic() - began
             self.reporter.emit(Validated(**self.validations[-1]))
+            self._show_samples()
+            self._validating_s += time.monotonic() - began
+
+    def _show_samples(self) -> None:
+        for sample in sampled(self.trainer, self.done):
+            self.reporter.emit(sample)
 
 
 def _datasets(job: Job, file_group: Any) -> tuple[str, dict[str, Any]]:
