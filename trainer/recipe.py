@@ -14,6 +14,7 @@ from hetctl.comm.contract.cluster import TransportKind
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import read_yaml
 from hetctl.comm.contract.values import decode, encode, show
+from hetctl.trainer.model.adapters import Adapters
 from hetctl.trainer.model.config import find_shape, model_folder
 from hetctl.trainer.model.shapes import SHAPES, ModelShape
 from hetctl.trainer.schedule import SCHEDULES
@@ -27,6 +28,7 @@ MAX_LOSS_SCALE = 2.0**64  # squares of scaled gradients have to fit fp32
 MAX_SAMPLES = 100_000_000  # of a step: planning looks at each of its divisors
 USUAL_TOKENS = 4096  # per sample
 FINE_TUNING_RATE = 2e-5  # of all weights: small steps, away from what they know
+ADAPTER_RATE = 2e-4  # Dettmers et al., "QLoRA" (arXiv 2305.14314), table 9: 7B and 13B
 # From random weights, by parameters: Brown et al., "Language Models are Few-Shot Learners" (2020), table 2.1
 USUAL_RATES = (
     (125e6, 6e-4),
@@ -83,6 +85,29 @@ class OptimizerSection:
     warmup_steps: int = 10  # until the peak
     min_lr_share: float = 0.1  # of the peak, reached at the last step
     clip_norm: float = 1.0  # 0: no clipping
+
+
+@dataclass(frozen=True)
+class LoraSection:
+    """Low-rank adapters are trained, and the model's own weights stay as they are; without a rank all weights are."""
+
+    rank: int | None = None  # values between the two factors of an adapter
+    alpha: float | Auto = "auto"  # an adapter adds alpha / rank times its product; auto: twice the rank
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"  # projections of every block: [q_proj, v_proj]
+
+    def adapters(self, shape: ModelShape) -> Adapters | None:
+        """What a model trains instead of its weights, if anything. Raises ConfigError for targets that it lacks."""
+        known = tuple(shape.projections)
+        targets = known if self.targets == "all-linear" else tuple(dict.fromkeys(self.targets))
+        wrong = next((name for name in targets if name not in known), None)
+        if wrong is not None or not targets:
+            what = f"'{wrong}', which is no linear layer of" if targets else "nothing in"
+            raise ConfigError(
+                f"lora.targets names {what} a block of {shape.name}", hint=f"all-linear, or some of {', '.join(known)}"
+            )
+        if self.rank is None:
+            return None
+        return Adapters(self.rank, 2.0 * self.rank if self.alpha == "auto" else self.alpha, targets)
 
 
 @dataclass(frozen=True)
@@ -158,14 +183,16 @@ class Recipe:
     data: DataSection = field(default_factory=DataSection)
     batch: BatchSection = field(default_factory=BatchSection)
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
+    lora: LoraSection = field(default_factory=LoraSection)
     parallelism: ParallelismSection = field(default_factory=ParallelismSection)
     bridge: BridgeSection = field(default_factory=BridgeSection)
     train: TrainSection = field(default_factory=TrainSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
 
     def shape(self) -> ModelShape:
-        """The model's shape. Raises ConfigError when the name says nothing."""
-        return find_shape(self.model.name)
+        """The model's shape, with its adapters. Raises ConfigError when the name says nothing."""
+        shape = find_shape(self.model.name)
+        return replace(shape, adapters=self.lora.adapters(shape))
 
     def value(self, key: str) -> Any:
         """What stands under `section.key`."""
@@ -202,6 +229,10 @@ class Recipe:
                 f"before it, found {list(ahead)}",
                 hint="for example [2, 1]: stages further ahead than earlier ones would wait for each other for ever",
             )
+        if self.lora.rank is None and self.lora != LoraSection():
+            raise ConfigError(
+                "lora has no rank, so nothing of it would be done", hint="lora.rank=16, or leave lora out"
+            )
         if not re.fullmatch(r"auto|shared|replicate:[1-9]\d*|gather:\S+", self.checkpoint.store):
             raise ConfigError(
                 f"checkpoint.store must be auto, shared, replicate:K or gather:HOST, found '{self.checkpoint.store}'"
@@ -232,6 +263,7 @@ RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
             "parallelism.pipeline",
             "parallelism.tensor",
             "parallelism.data",
+            "lora.rank",
         ),
     ),
     (
@@ -241,7 +273,7 @@ RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     ),
     (f"at most {MAX_SAMPLES:,}", lambda v: v <= MAX_SAMPLES, ("batch.global_batch",)),
     ("finite and at least 0", lambda v: 0 <= v < inf, ("optimizer.clip_norm", "optimizer.weight_decay")),
-    ("finite and positive", lambda v: 0 < v < inf, ("optimizer.eps", "parallelism.alpha")),
+    ("finite and positive", lambda v: 0 < v < inf, ("optimizer.eps", "parallelism.alpha", "lora.alpha")),
     (f"in (0, {MAX_LR:g}]", lambda v: 0 < v <= MAX_LR, ("optimizer.lr",)),
     (f"in [{SEEDS[0]}, {SEEDS[1]}]", lambda v: SEEDS[0] <= v <= SEEDS[1], ("train.seed",)),
     ("in [0, 1)", lambda v: 0 <= v < 1, ("optimizer.beta1", "optimizer.beta2")),
@@ -289,7 +321,10 @@ def _overridden(data: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> d
 
 
 def usual_rate(shape: ModelShape, *, tunes: bool) -> float:
-    """The peak learning rate where nobody gives one: of weights that are there (it `tunes`), or of random ones."""
+    """The peak learning rate where nobody gives one: of adapters, of weights that are there (it `tunes`), or of random
+    ones."""
+    if shape.adapters:
+        return ADAPTER_RATE
     if tunes:
         return FINE_TUNING_RATE
     return min(USUAL_RATES, key=lambda row: abs(log(row[0] / shape.parameters)))[1]

@@ -74,6 +74,10 @@ Settings = Annotated[
         "--set", metavar="key=value", help="Any key of the recipe, e.g. train.steps=50.", rich_help_panel=_WHAT
     ),
 ]
+Lora = Annotated[
+    int | None,
+    typer.Option("--lora", metavar="RANK", help="Train adapters of this rank, not the weights.", rich_help_panel=_WHAT),
+]
 Profile = Annotated[
     Path | None, typer.Option("--profile", help="Measured costs from `hetctl bench ops`.", rich_help_panel=_HOW)
 ]
@@ -125,7 +129,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout,
 
 WHERE, WHAT, HOW = (
     ("cluster", "emulate", "hardware", "device", "link"),
-    ("model", "global_batch", "seq_len", "settings"),
+    ("model", "global_batch", "seq_len", "lora", "settings"),
     ("profile", "speed", "split", "alpha", "bridge"),
 )
 
@@ -144,6 +148,7 @@ class RunOptions:
     model: Model = None
     global_batch: GlobalBatch = None
     seq_len: SeqLen = None
+    lora: Lora = None
     settings: Settings = None
     profile: Profile = None
     speed: Speed = None
@@ -160,6 +165,7 @@ class RunOptions:
             ("model.name", self.model),
             ("model.seq_len", self.seq_len),
             ("batch.global_batch", self.global_batch),
+            ("lora.rank", self.lora),
             ("parallelism.split", self.split),
             ("parallelism.alpha", self.alpha),
             ("bridge.transport", self.bridge),

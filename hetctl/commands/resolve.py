@@ -137,7 +137,8 @@ def _with_rate(recipe: Recipe, given: set[str], *, say: Callable[[str], None]) -
         return recipe
     tunes = find_weights(recipe.model.name) is not None
     rate = usual_rate(recipe.shape(), tunes=tunes)
-    say(f"no optimizer.lr given: {rate:g}, usual {'to fine-tune weights' if tunes else 'for a model of this size'}")
+    usual = "for adapters" if recipe.lora.rank else "to fine-tune weights" if tunes else "for a model of this size"
+    say(f"no optimizer.lr given: {rate:g}, usual {usual}")
     return replace(recipe, optimizer=replace(recipe.optimizer, lr=rate))
 
 

@@ -159,6 +159,8 @@ def _check_start(recipe: Recipe, shape: ModelShape, sink: Sink) -> None:
         from hetctl.trainer.model.huggingface import check_weights  # torch, which not every start needs
 
         check_weights(weights, shape)
-        sink.say(f"fine-tuning the weights in {weights}")
+        sink.say(f"{'adapters of' if shape.adapters else 'fine-tuning'} the weights in {weights}")
+    elif shape.adapters:
+        sink.warn(f"lora adapts random weights: {recipe.model.name} names no folder with weights")
     elif folder := model_folder(recipe.model.name):
         sink.warn(f"no weights in {folder}: they start random")

@@ -19,6 +19,7 @@ from hetctl.trainer.job import Job
 from hetctl.trainer.loop.build import build
 from hetctl.trainer.loop.trainer import Trainer
 from hetctl.trainer.model import activations, split_backward, tensor_cuts
+from hetctl.trainer.model.adapters import is_trained
 from hetctl.trainer.model.head_loss import IGNORED
 from hetctl.trainer.model.initial_weights import initial
 from hetctl.trainer.model.model import StageModel
@@ -75,7 +76,7 @@ def train_layout(
     plan.validate(where="test", layers=shape.layers)
     job = Job(plan, asked, shape, checkpoints="unused")
     trainer = build(job, _device(rank, device), training=UnevenSamples(plan.global_batch))
-    slots = {slot.name: slot for bucket in trainer.gradients.buckets for slot in bucket.layout.slots}
+    slots = {slot.name: slot for bucket in trainer.gradients.every for slot in bucket.layout.slots}
     trace = Trace([], [], [], slots)
     for step in range(STEPS):
         traced_step(trainer, step, trace)
@@ -121,8 +122,11 @@ def reference(asked: Recipe, shape: ModelShape = SHAPE) -> Trace:
     initialise(model, asked.train.seed)
     section = asked.optimizer
     named = model.named()
-    decays = [p for p in named.values() if p.dim() >= 2]
-    others = [p for p in named.values() if p.dim() < 2]
+    for name, parameter in named.items():
+        parameter.requires_grad_(is_trained(name, shape.adapters))
+    trained = [p for p in named.values() if p.requires_grad]
+    decays = [p for p in trained if p.dim() >= 2]
+    others = [p for p in trained if p.dim() < 2]
     groups = [{"params": decays, "weight_decay": section.weight_decay}, {"params": others, "weight_decay": 0.0}]
     if section.name == "sgd":
         optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=1.0)

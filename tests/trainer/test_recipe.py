@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import write_json, write_yaml
 from hetctl.comm.contract.values import encode
 from hetctl.trainer.model.config import config_of
@@ -62,3 +64,30 @@ def test_a_recorded_recipe_is_read_as_it_was_run(folder: Path) -> None:
         run = load_recipe(None, [("model.name", "model"), ("data.tokenizer", named)])
         write_yaml(folder / "recipe.yaml", encode(run))
         assert load_recipe(folder / "recipe.yaml") == run
+
+
+@pytest.mark.parametrize(
+    ("lora", "sentence"),
+    [
+        ("{rank: 0}", "lora.rank must be at least 1, found 0"),
+        ("{rank: 4, alpha: 0}", "lora.alpha must be finite and positive, found 0"),
+        (
+            "{rank: 4, targets: [q_proj, query]}",
+            "lora.targets names 'query', which is no linear layer of a block of demo",
+        ),
+        ("{rank: 4, targets: []}", "lora.targets names nothing in a block of demo"),
+        ("{alpha: 4}", "lora has no rank, so nothing of it would be done"),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused_in_a_sentence(tmp_path: Path, lora: str, sentence: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"lora: {lora}\n")
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        load_recipe(path)
+
+
+def test_adapters_of_a_rank_alone_are_of_all_linear_layers() -> None:
+    adapters = load_recipe(None, [("lora.rank", 16)]).shape().adapters
+    assert adapters is not None
+    assert (adapters.rank, adapters.scale, len(adapters.targets)) == (16, 2.0, 7)
+    assert load_recipe(None).shape().adapters is None

@@ -28,7 +28,10 @@ class ShardPiece:
 
 
 class Bucket:
-    """One bucket's buffers on this rank: whole weights and gradient, this rank's shard of the masters."""
+    """One bucket's buffers on this rank: whole weights and gradient, this rank's shard of the masters.
+
+    A `frozen` one has weights alone, which nothing changes.
+    """
 
     def __init__(
         self,
@@ -40,11 +43,12 @@ class Bucket:
         group: Any,
         bridged: bool,
         offload: bool = False,
+        frozen: bool = False,
     ) -> None:
-        self.layout, self.shards, self.group, self.bridged = layout, shards, group, bridged
+        self.layout, self.shards, self.group, self.bridged, self.frozen = layout, shards, group, bridged, frozen
         each = aligned(-(-layout.used // shards.count))
         self.interval: Interval = (shards.index * each, (shards.index + 1) * each)
-        self.master_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        self.master_dtype = dtype if frozen else torch.promote_types(dtype, torch.float32)
         self.weights = torch.zeros(each * shards.count, dtype=dtype, device=device)  # what the model computes with
         self.weight_shard, self.gradient, self.gradient_shard = self._buffers(each)
         # what the optimiser updates, and by what
@@ -53,7 +57,7 @@ class Bucket:
             self.masters, self.update_gradient = (_hosted(self.masters, self.master_dtype) for _ in range(2))
         elif dtype != self.master_dtype:
             self.masters = self.weight_shard.to(self.master_dtype)
-        self.pieces = tuple(self._pieces())
+        self.pieces = () if frozen else tuple(self._pieces())
         self.arriving: Any = None  # the gathering of the weights
         self.summing: Any = None  # the sum of the gradients over all holders
         self.missing = 0  # gradients still to be accumulated in this step
@@ -62,7 +66,7 @@ class Bucket:
 
     def _buffers(self, each: int) -> tuple[Tensor, Tensor, Tensor]:
         """(this rank's shard of the weights, the gradient, this rank's shard of it)."""
-        gradient = torch.zeros_like(self.weights, dtype=self.master_dtype)
+        gradient = self.weights.new_zeros(0 if self.frozen else len(self.weights), dtype=self.master_dtype)
         mine = slice(*self.interval)
         return self.weights[mine], gradient, gradient[mine]
 
@@ -82,7 +86,7 @@ class Bucket:
         flat = slot.held_of(value.detach()).reshape(-1)
         with torch.no_grad():
             self._assign_weights(slot, flat)
-            if part := self.part_of(slot):
+            if self.pieces and (part := self.part_of(slot)):
                 self.held_in(slot, lambda master: master).copy_(flat[slice(*part)])
 
     def _assign_weights(self, slot: Slot, flat: Tensor) -> None:
@@ -209,13 +213,13 @@ class Bucket:
             yield ShardPiece(master, decays)
 
 
-def install(models: Sequence[StageModel], buckets: list[Bucket]) -> dict[str, nn.Parameter]:
+def install(models: Sequence[StageModel], buckets: Iterable[Bucket]) -> dict[str, nn.Parameter]:
     """Give the models parameters that are views of the buckets' weights; returns them by Hugging Face name."""
     views: dict[str, nn.Parameter] = {}
     for bucket in buckets:
         for slot in bucket.layout.slots:
             flat = bucket.weights[slot.first : slot.first + slot.numel]
-            views[slot.name] = nn.Parameter(flat.view(slot.shape))
+            views[slot.name] = nn.Parameter(flat.view(slot.shape), requires_grad=not bucket.frozen)
     for model in models:
         for path, _ in list(model.named_parameters(remove_duplicate=False)):
             owner, _, attribute = path.rpartition(".")

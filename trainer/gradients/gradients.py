@@ -26,7 +26,10 @@ WHOLE_SUMS = 2  # sums of sharded buckets under way at once: each holds a bucket
 
 
 class Gradients:
-    """All buckets of a rank, from the first backward of a step to the weights of the next."""
+    """All buckets of a rank, from the first backward of a step to the weights of the next.
+
+    `buckets` are those that are trained.
+    """
 
     def __init__(
         self,
@@ -38,11 +41,13 @@ class Gradients:
         overlap: bool = True,
         timeline: Timeline,
     ) -> None:
-        self.buckets, self.rank, self.overlap, self.timeline = list(buckets), rank, overlap, timeline
+        self.every, self.rank, self.overlap, self.timeline = tuple(buckets), rank, overlap, timeline
+        self.buckets = [bucket for bucket in self.every if not bucket.frozen]
+        self.frozen = [bucket for bucket in self.every if bucket.frozen]
         self.tensor = models[0].tensor if models else ALONE  # a rank without a stage has no models, hence no buckets
         self.device = self.buckets[0].weights.device if self.buckets else torch.device("cpu")
-        self.parameters = install(models, self.buckets)
-        self.weights = UnitWeights(self.buckets, plan, rank, timeline=timeline)
+        self.parameters = install(models, self.every)
+        self.weights = UnitWeights(self.every, plan, rank, timeline=timeline)
         for one in models:
             one.before_unit, one.before_backward = self.weights.before_unit, self.weights.before_backward
         self._begun: set[Bucket] = set()  # whose sums of this step are under way or done
@@ -51,8 +56,9 @@ class Gradients:
         self._where = {
             id(self.parameters[slot.name]): (bucket, slot) for bucket in self.buckets for slot in bucket.layout.slots
         }
-        self._hooks = [p.register_post_accumulate_grad_hook(self.accumulate) for p in self.parameters.values()]
-        for bucket in self.buckets:
+        trained = (p for p in self.parameters.values() if p.requires_grad)
+        self._hooks = [p.register_post_accumulate_grad_hook(self.accumulate) for p in trained]
+        for bucket in self.every:
             bucket.release()
 
     def close(self) -> None:
@@ -61,12 +67,12 @@ class Gradients:
             hook.remove()
 
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Parameter of this stage -> its whole shape, of which a tensor group's ranks hold parts."""
+        """Trained parameter of this stage -> its whole shape, of which a tensor group's ranks hold parts."""
         return {slot.name: slot.cut.whole for bucket in self.buckets for slot in bucket.layout.slots}
 
     def assign(self, name: str, value: Tensor) -> None:
         """Set a parameter of this stage, given whole, in every precision it is kept in."""
-        for bucket in self.buckets:
+        for bucket in self.every:
             if any(slot.name == name for slot in bucket.layout.slots):
                 bucket.assign(name, value)
 
@@ -117,7 +123,7 @@ class Gradients:
 
     def arrive(self) -> None:
         """Wait for all weights, whole."""
-        for bucket in self.buckets:
+        for bucket in self.every:
             bucket.arrive()
 
     def shards(self) -> Iterable[tuple[Bucket, Slot, Interval]]:

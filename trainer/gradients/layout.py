@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.contract.plan import Span as LayerSpan
+from hetctl.trainer.model.adapters import is_trained
 from hetctl.trainer.model.model import EMBEDDING, POSITIONS, StageModel
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.tensor_cuts import Cut, cut_of
@@ -80,9 +81,11 @@ class BucketLayout:
         return next((s.first for s in self.slots if not s.decays), self.used)
 
 
-def layouts_of(models: Sequence[StageModel], plan: Plan, *, rank: int) -> list[BucketLayout]:
-    """The buckets of a rank's stages in layer order; a tied embedding is a bucket of its own, last."""
-    shape, cuts = models[0].shape, _cuts(models)
+def layouts_of(models: Sequence[StageModel], plan: Plan, *, rank: int, frozen: bool) -> list[BucketLayout]:
+    """The buckets of what a rank's stages train, or of what is frozen there, in layer order; a tied embedding is a
+    bucket of its own, last."""
+    shape = models[0].shape
+    cuts = {name: cut for name, cut in _cuts(models).items() if is_trained(name, shape.adapters) != frozen}
     units = _units(shape, cuts)
     found = []
     for segment in plan.segments:
@@ -230,13 +233,13 @@ def tensor_share_of(plan: Plan, place: Place, groups: ProcessGroups) -> TensorSh
     return TensorShare(degree, place.tensor, groups.reduce_group(ranks))
 
 
-def keeps_whole(plan: Plan, place: Place, asked: Asked, *, parameters: int, dtype: torch.dtype) -> bool:
+def keeps_whole(plan: Plan, place: Place, asked: Asked, *, parameters: int, trained: int, dtype: torch.dtype) -> bool:
     """Whether a sharded stage shares out optimiser state only: as recipe or plan say, or if all of it fits so."""
     stage = plan.replicas[place.replica].stages[place.stage]
     if asked != "auto" or stage.shards == 1:
         return asked != "all"
     if stage.whole is not None or plan.predicted is None:
         return stage.whole is not False
-    each = dtype.itemsize + max(dtype.itemsize, 4)  # weights as they are computed with, and a gradient
-    more, predicted = more_bytes(parameters, stage.shards, each), plan.predicted.memory_bytes
+    gradients = trained * max(dtype.itemsize, 4)
+    more, predicted = more_bytes(parameters * dtype.itemsize + gradients, stage.shards), plan.predicted.memory_bytes
     return all(has_room(predicted[r], more, plan.ranks[r].memory_bytes) for r in stage.ranks)

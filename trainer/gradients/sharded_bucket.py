@@ -26,7 +26,7 @@ class ShardedBucket(Bucket):
         self._scattering: tuple[Any, Tensor, Tensor] | None = None
         self._rest: Tensor | None = None
         weights = self.weights.new_zeros(each)
-        gradient = torch.zeros(each, dtype=self.master_dtype, device=self.weights.device)
+        gradient = torch.zeros(0 if self.frozen else each, dtype=self.master_dtype, device=self.weights.device)
         return weights, gradient, gradient
 
     def _assign_weights(self, slot: Slot, flat: Tensor) -> None:

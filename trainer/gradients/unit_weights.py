@@ -24,7 +24,10 @@ class UnitWeights:
         self.rank, self.timeline, layers = rank, timeline, plan.layer_count
         self.tied = [b for b in buckets if b.layout.key == layers + 2]
         self._ends = (0, layers + 1)  # both use what is tied
-        self._of_unit = {unit: bucket for bucket in buckets for unit in bucket.layout.units}
+        self._of_unit: dict[int, list[Bucket]] = {}
+        for bucket in buckets:
+            for unit in bucket.layout.units:
+                self._of_unit.setdefault(unit, []).append(bucket)
         self._bridged = {bucket: plan.crosses_islands(bucket.shards.ranks) for bucket in buckets}
         self._in_use: list[Bucket] = []
         launches = any(has_cuda_runtime(bucket.weights.device) for bucket in buckets)
@@ -62,8 +65,7 @@ class UnitWeights:
             bucket.arrive()
 
     def _buckets_of(self, unit: int) -> list[Bucket]:
-        found = [self._of_unit[unit]] if unit in self._of_unit else []
-        return found + (self.tied if unit in self._ends else [])
+        return self._of_unit.get(unit, []) + (self.tied if unit in self._ends else [])
 
 
 class LaunchLimit:

@@ -36,7 +36,7 @@ from hetctl.trainer.model.compilation import compile_model
 from hetctl.trainer.model.compute_precision import compute_in
 from hetctl.trainer.model.huggingface import WeightFiles
 from hetctl.trainer.model.initial_weights import initial
-from hetctl.trainer.model.model import StageModel, parameters_of
+from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.split_backward import WeightGradients
 from hetctl.trainer.pipeline.pipeline import StagePipeline
 from hetctl.trainer.planning.executable import check_executable, check_trainable
@@ -60,8 +60,7 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     stages = [plan.replicas[place.replica].stages[s] for s in place.stages]  # all that it holds a part of
     models = _models(job, place, groups, stages)
     gradients = _gradients(job, device, place, groups, models, timeline)
-    if not job.resume:
-        _initialise(gradients, job, device)
+    _initialise(gradients, job, device)
     _offload_activations(models, stages, gradients, device)
     optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
     for model in models if train.compile else ():
@@ -86,11 +85,18 @@ def _gradients(
     models: Sequence[StageModel],
     timeline: Timeline,
 ) -> Gradients:
-    """All buckets: whole, or sharded where memory asks for that; state shared in the stage, or by all holders."""
+    """All buckets: whole, or sharded where memory asks for that; state shared in the stage, or by all holders.
+
+    What is frozen is no one's sum.
+    """
     plan, train = job.plan, job.recipe.train
-    dtype, parameters = compute_in(train.precision, device), sum(map(parameters_of, models))
+    dtype = compute_in(train.precision, device)
+    trained, frozen = (layouts_of(models, plan, rank=place.rank, frozen=kind) for kind in (False, True))
+    sizes = [sum(slot.numel for layout in layouts for slot in layout.slots) for layouts in (trained, frozen)]
     over_replicas = plan.over_replicas if train.sharded == "auto" else train.sharded == "replicas"
-    whole = over_replicas or keeps_whole(plan, place, train.sharded, parameters=parameters, dtype=dtype)
+    whole = over_replicas or keeps_whole(
+        plan, place, train.sharded, parameters=sum(sizes), trained=sizes[0], dtype=dtype
+    )
     in_stage = shards_of(plan, place, groups)
     kind = Bucket if whole or in_stage.count == 1 else ShardedBucket
     buckets = [
@@ -103,20 +109,27 @@ def _gradients(
             bridged=plan.crosses_islands(layout.holders),
             offload=plan.replicas[place.replica].stages[place.stage].offload,
         )
-        for layout in layouts_of(models, plan, rank=place.rank)
+        for layout in trained
+    ]
+    buckets += [
+        kind(layout, in_stage, dtype=dtype, device=device, group=None, bridged=False, frozen=True) for layout in frozen
     ]
     return Gradients(models, buckets, plan, place.rank, overlap=train.overlap, timeline=timeline)
 
 
 def _initialise(gradients: Gradients, job: Job, device: torch.device) -> None:
-    """The weights to start from: a folder's, or random ones that depend on (seed, name) alone."""
+    """The weights to start from: a folder's, or random ones that depend on (seed, name) alone.
+
+    A checkpoint has what is trained, and nothing else.
+    """
     files = WeightFiles(Path(job.weights), job.shape) if job.weights else None
     seed, dtype = job.recipe.train.seed, gradients.buckets[0].master_dtype
-    for name, size in gradients.whole_shapes().items():
-        if files is not None:
-            gradients.assign(name, files.read(name, size))
-        else:
-            gradients.assign(name, initial(name, size, job.shape, seed=seed, dtype=dtype, device=device))
+    for bucket in gradients.every if not job.resume else gradients.frozen:
+        for name, size in ((slot.name, slot.cut.whole) for slot in bucket.layout.slots):
+            if files is not None and (bucket.frozen or job.shape.adapters is None):
+                bucket.assign(name, files.read(name, size))
+            else:
+                bucket.assign(name, initial(name, size, job.shape, seed=seed, dtype=dtype, device=device))
 
 
 def _offload_activations(
@@ -124,7 +137,7 @@ def _offload_activations(
 ) -> None:
     for model, stage in zip(models, stages, strict=True):
         if stage.offload_activations:
-            model.host_activations = HostActivations(device, kept=[b.weights for b in gradients.buckets])
+            model.host_activations = HostActivations(device, kept=[b.weights for b in gradients.every])
 
 
 def _deferred(models: Sequence[StageModel], gradients: Gradients) -> WeightGradients:

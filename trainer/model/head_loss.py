@@ -99,12 +99,14 @@ class _HeadLoss(torch.autograd.Function):
             total += loss
             rows = valid.to(h.dtype).unsqueeze(1) * late  # the scale, and nothing for ignored targets
             torch.mul(grad @ weight, rows, out=grad_hidden[start : start + len(h)])
+            start += len(h)
+            if not ctx.needs_input_grad[1]:
+                continue
             product = grad.t() @ (h * rows)
             if len(h) == len(hidden):
                 grad_weight = product
             else:
                 grad_weight = product.to(wide) if grad_weight is None else grad_weight.add_(product)
-            start += len(h)
         if sum_over is not None:
             grad_hidden = sum_over(grad_hidden)
         ctx.save_for_backward(grad_hidden, grad_weight)

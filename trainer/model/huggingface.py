@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ class WeightFiles:
 
 def check_weights(folder: Path, shape: ModelShape) -> None:
     """Raise ConfigError unless the files are whole and hold all the model needs (headers only: quick for any size)."""
-    WeightFiles(folder, shape).check(shapes_of(shape))
+    WeightFiles(folder, shape).check(shapes_of(replace(shape, adapters=None)))
 
 
 def write_model(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hetctl.trainer.families.registry import family_of
+from hetctl.trainer.model.adapters import DOWN, UP
 from hetctl.trainer.model.shapes import ModelShape
 
 CHUNK = 1 << 22  # elements made at a time
@@ -21,14 +22,18 @@ _MEAN = _HALVES * 65535 / 2
 def initial(
     name: str, size: Sequence[int], shape: ModelShape, *, seed: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """One parameter, whole, as training starts: norms by 1, biases 0, matrices normal(0, 0.02), residuals less."""
+    """One parameter, whole, as training starts: norms by 1, biases 0, matrices normal(0, 0.02), residuals less.
+
+    Adapters add nothing yet: one factor is 0, the other normal with the variance that PEFT's uniform one has.
+    """
     value = torch.empty(tuple(size), dtype=dtype, device=device)
     if name.endswith("norm.weight"):
         return value.fill_(0.0 if family_of(shape.family).norm == "rms+1" else 1.0)
-    if value.dim() < 2:
+    if value.dim() < 2 or f".{UP}." in name:
         return value.zero_()
     deep = name.endswith(("o_proj.weight", "down_proj.weight"))
-    fill_normal(value, seed=seed, name=name, std=0.02 / (math.sqrt(2 * shape.layers) if deep else 1.0))
+    std = 0.02 / (math.sqrt(2 * shape.layers) if deep else 1.0)
+    fill_normal(value, seed=seed, name=name, std=1 / math.sqrt(3 * size[1]) if f".{DOWN}." in name else std)
     return value
 
 

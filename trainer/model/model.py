@@ -18,6 +18,7 @@ from hetctl.comm.contract.plan import Span
 from hetctl.trainer.families.family import NORMS
 from hetctl.trainer.families.registry import FAMILIES
 from hetctl.trainer.model.activations import HostActivations, Recompute, recomputing
+from hetctl.trainer.model.adapters import is_trained
 from hetctl.trainer.model.attention import Attention, SeenTokens
 from hetctl.trainer.model.head_loss import Bend, LossKernel, head_loss, loss_and_gradient
 from hetctl.trainer.model.norms import norm_of
@@ -104,6 +105,10 @@ class StageModel(nn.Module):
         self.layers = nn.ModuleDict(
             {str(i): block(shape, i, recompute=recompute, tensor=tensor) for i in range(*layers)}
         )
+        if shape.adapters:
+            for name, module in list(self.layers.named_modules()):
+                if isinstance(module, Projection) and name.endswith(shape.adapted):
+                    module.adapt(shape.adapters)
         words = cut_of(EMBEDDING, shape, degree=tensor.degree, index=tensor.index)
         self.embed_tokens = nn.Embedding(words.shape[0], shape.hidden) if self.is_first else None
         learned = shape.positions and self.is_first
@@ -245,15 +250,11 @@ class StageModel(nn.Module):
 
 
 def shapes_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Hugging Face name -> shape of all parameters of a model, a tied head by the embedding's name."""
+    """Hugging Face name -> shape of all parameters that a model trains, a tied head by the embedding's name."""
     with torch.device("meta"):
         model = StageModel(shape, (0, shape.layers))
-    return {name: tuple(parameter.shape) for name, parameter in model.named().items()}
-
-
-def parameters_of(model: StageModel) -> int:
-    """How many parameters a stage holds, a tied one once."""
-    return sum(p.numel() for p in model.named().values())
+    named = model.named().items()
+    return {name: tuple(parameter.shape) for name, parameter in named if is_trained(name, shape.adapters)}
 
 
 def _nothing(unit: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.trainer.families.registry import family_of
+from hetctl.trainer.model.adapters import Adapters
 
 MAX_LAYERS = 2_000  # twice those of DeepNet (arXiv 2203.00555); plans of far more take minutes
 MAX_SIZE = 2**31 - 1  # of anything else: libraries count in 32 bits
@@ -82,6 +83,7 @@ class ModelShape:
     residual_scale: float = 1.0  # of what attention and MLP add
     logit_divisor: float = 1.0
     logit_cap: float = 0.0  # c tanh(x / c) of the logits, if not 0
+    adapters: Adapters | None = None  # None: all weights are trained
 
     def __post_init__(self) -> None:
         if self.head_dim == 0:
@@ -128,6 +130,19 @@ class ModelShape:
     def window_of(self, layer: int) -> int:
         """The tokens that each token of a layer attends to; 0: all before it."""
         return self.windows[layer] if self.windows else 0
+
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """The linear layers of a block: (values out, values in)."""
+        q, kv, inner = self.heads * self.head_dim, self.kv_heads * self.head_dim, (self.intermediate, self.hidden)
+        attention = {"q_proj": (q, self.hidden), "k_proj": (kv, self.hidden), "v_proj": (kv, self.hidden)}
+        gate = {"gate_proj": inner} if self.gated else {}
+        return attention | {"o_proj": (self.hidden, q)} | gate | {"up_proj": inner, "down_proj": inner[::-1]}
+
+    @property
+    def adapted(self) -> tuple[str, ...]:
+        """The projections that have adapters."""
+        return self.adapters.targets if self.adapters else ()
 
     @property
     def attention_parameters(self) -> int:
@@ -215,8 +230,15 @@ class ModelShape:
         return 2.0 * self.vocab * self.hidden
 
     def token_flops(self, seq_len: int) -> float:
-        """Forward + backward FLOPs per token, without recomputation: three times the forward's."""
-        return 3.0 * (self.layers * self.block_flops(seq_len) + self.head_flops())
+        """Forward + backward FLOPs per token, without recomputation: three times the forward's.
+
+        Frozen weights take two thirds of that, having no gradients; adapters, which do, are not counted.
+        """
+        every = 3.0 * (self.layers * self.block_flops(seq_len) + self.head_flops())
+        if self.adapters is None:
+            return every
+        weights = self.layers * (self.attention_parameters + self.mlp_parameters)
+        return every - 2.0 * weights - self.head_flops()
 
 
 def _llama(name: str, layers: int, hidden: int, heads: int, kv: int, inter: int, vocab: int, **more: Any) -> ModelShape:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hetctl.trainer.model.adapters import DOWN, UP, Adapters
 from hetctl.trainer.model.tensor_parallel import TensorShare, leave
 
 
@@ -40,19 +41,33 @@ class WeightGradients:
 
 
 class Projection(nn.Linear):
-    """A linear layer whose weight gradient can be deferred."""
+    """A linear layer whose weight gradient can be deferred, and that an adapter may add to."""
 
     deferred: WeightGradients | None = None
+    adapters: Adapters | None = None
+
+    def adapt(self, adapters: Adapters) -> None:
+        """Add an adapter's factors. They are linear as this layer is: parts of their product sum up as its own do."""
+        self.adapters = adapters
+        self.add_module(DOWN, Projection(self.in_features, adapters.rank, bias=False))
+        self.add_module(UP, Projection(adapters.rank, self.out_features, bias=False))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x, self.bias)
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`x` times the weight, plus a bias of this layer if given."""
-        if self.deferred is None or not torch.is_grad_enabled():
-            return F.linear(x, self.weight, bias)
-        out: Tensor = _Split.apply(x, self, bias is not None)  # type: ignore[no-untyped-call]
-        return out
+        """`x` times the weight (and the adapter's), plus a bias of this layer if given."""
+        out: Tensor
+        if self.deferred is None or not torch.is_grad_enabled() or not self.weight.requires_grad:
+            out = F.linear(x, self.weight, bias)
+        else:
+            needs = x if x.requires_grad else x.detach().requires_grad_()  # none before it: then no backward would come
+            out = _Split.apply(needs, self, bias is not None)  # type: ignore[no-untyped-call]
+        if self.adapters is None:
+            return out
+        down: Tensor = self.get_submodule(DOWN)(x)
+        up: Tensor = self.get_submodule(UP)(down * self.adapters.scale)
+        return out + up
 
 
 def summed_linear(layer: Projection, x: Tensor, tensor: TensorShare) -> Tensor:

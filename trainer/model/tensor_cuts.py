@@ -1,7 +1,8 @@
 """Which part of each parameter a rank of a tensor-parallel group holds. No torch: the planner asks too.
 
 Megatron's way (arXiv 1909.08053): projections into heads and into the MLP are cut by rows, those out of them by
-columns, embedding and LM head by words; everything else is held whole by every rank of the group.
+columns, embedding and LM head by words; everything else is held whole by every rank of the group. Of an adapter, one
+factor is cut as its projection is, and each rank has a share of the other one's gradient.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from hetctl.trainer.model.adapters import DOWN, UP
 from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.model.shapes import ModelShape
 
 BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 QK_NORMS = ("q_norm", "k_norm")
-BY_COLUMNS = ("o_proj.weight", "down_proj.weight")
+BY_COLUMNS = ("o_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -66,36 +68,42 @@ def cannot_cut(shape: ModelShape, degree: int) -> str:
 
 def whole_shape(name: str, shape: ModelShape) -> tuple[int, ...]:
     """The whole shape of the parameter with this Hugging Face name."""
-    rows = {
-        "q_proj": shape.heads * shape.head_dim,
-        "k_proj": shape.kv_heads * shape.head_dim,
-        "v_proj": shape.kv_heads * shape.head_dim,
-        "o_proj": shape.hidden,
-        "gate_proj": shape.intermediate,
-        "up_proj": shape.intermediate,
-        "down_proj": shape.hidden,
-        "embed_tokens": shape.vocab,
-        "lm_head": shape.vocab,
-        "embed_positions": shape.positions,
-    }
-    columns = {"o_proj": shape.heads * shape.head_dim, "down_proj": shape.intermediate}
-    *_, module, what = name.split(".")
+    tables = {"embed_tokens": shape.vocab, "lm_head": shape.vocab, "embed_positions": shape.positions}
+    module, what = _place(name)
     if module in QK_NORMS:
         return (shape.qk_norm_sizes[QK_NORMS.index(module)],)
-    if module not in rows:
+    if module in tables:
+        return (tables[module], shape.hidden)
+    if module not in shape.projections:
         return (shape.hidden,)  # norms
-    return (rows[module],) if what == "bias" else (rows[module], columns.get(module, shape.hidden))
+    out, into = shape.projections[module]
+    rank = shape.adapters.rank if shape.adapters else 0
+    return {"bias": (out,), DOWN: (rank, into), UP: (out, rank)}.get(what, (out, into))
+
+
+def adapter_parameters(shape: ModelShape, *, degree: int = 1) -> int:
+    """Of the adapters of one block, on one rank of a tensor group."""
+    factors = [f"{name}.{what}.weight" for name in shape.adapted for what in (DOWN, UP)]
+    return sum(math.prod(cut_of(name, shape, degree=degree).shape) for name in factors)
+
+
+def _place(name: str) -> tuple[str, str]:
+    """The module that a parameter is in, and what it is there: weight, bias, or a factor of its adapter."""
+    *outer, module, what = name.split(".")
+    return (outer[-1], module) if module in (DOWN, UP) else (module, what)
 
 
 def cut_of(name: str, shape: ModelShape, *, degree: int = 1, index: int = 0) -> Cut:
     """What rank `index` of a tensor group of `degree` ranks holds of a parameter."""
     whole = whole_shape(name, shape)
-    module = name.split(".")[-2]
+    module, what = _place(name)
     if module in QK_NORMS and shape.heads_normed_together:
         module = BY_ROWS[QK_NORMS.index(module)]  # cut as what it norms
     if degree == 1:
         return Cut(whole, 0, 0, whole[0], whole[0])
-    if name.endswith(BY_COLUMNS):
+    if (what == DOWN and module in BY_ROWS) or (what == UP and module in BY_COLUMNS):
+        return Cut(whole, 0, 0, whole[0], whole[0], counts=index == 0, partial=True)
+    if module in BY_COLUMNS and len(whole) == 2:
         low, high = share(whole[1], degree, index)
         return Cut(whole, 1, low, high, high - low)
     if module in ("k_proj", "v_proj") and shape.kv_heads < degree:

@@ -16,6 +16,7 @@ import numpy as np
 
 from hetctl.comm.contract.device_class import Precision
 from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.model.tensor_cuts import BY_COLUMNS, adapter_parameters
 from hetctl.trainer.planning.partition import Floats
 from hetctl.trainer.planning.pools import PRECISION_BYTES, Rates
 from hetctl.trainer.planning.profile import ClassProfile, SumPoint
@@ -148,27 +149,47 @@ class LayerCosts:
     def weight_gradients(self, rates: Rates, samples: float, *, tensor: int = 1) -> float:
         """Of a block's backward, the half of its matrix products that makes weight gradients: attention has none."""
         plain = self._block(rates, samples, tensor).backward - 2 * self._sum_over_tensor(rates, samples, tensor)
+        return self._of_adapters(rates, samples, tensor).forward if self.frozen else plain / 2 * self._matrix_share
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the model's own weights stay as they are."""
+        return self.shape.adapters is not None
+
+    @cached_property
+    def _matrix_share(self) -> float:
+        """Of a block's FLOPs those of its matrix products."""
         s = self.shape
-        return plain / 2 * (2 * (s.attention_parameters + s.mlp_parameters) / s.block_flops(self.seq_len))
+        return 2 * (s.attention_parameters + s.mlp_parameters) / s.block_flops(self.seq_len)
+
+    def _of_adapters(self, rates: Rates, samples: float, tensor: int) -> Seconds:
+        """What a block's adapters take: bytes moved, since their products are narrow. Forward reads the input, writes
+        the product and adds it; backward does so with two gradients."""
+        moved = sum(into + 4 * out for out, into in (self.shape.projections[name] for name in self.shape.adapted))
+        once = samples * self.seq_len * moved * self.value_bytes.compute / tensor / rates.memory_bytes_per_s
+        return Seconds(once, 2 * once)
 
     def embedding(self, rates: Rates, samples: float, *, tensor: int = 1) -> Seconds:
         """Looking rows up and adding gradients to them: bytes moved, no FLOPs."""
         shared = Seconds(self._sum_over_tensor(rates, samples, tensor), 0.0)
-        whole = self.measured(rates, tensor)
+        whole, kept = self.measured(rates, tensor), 0.0 if self.frozen else 1.0
         if measured := whole if whole and whole.sums else self.measured(rates):  # every rank looks all tokens up
-            return Seconds(*measured.at("embedding", samples)) + shared
+            forward, backward = measured.at("embedding", samples)
+            return Seconds(forward, kept * backward) + shared
         row = samples * self.seq_len * self.shape.hidden
         once = row * 2 * self.value_bytes.compute / rates.memory_bytes_per_s
         back = row * 2 * self.value_bytes.gradients / rates.memory_bytes_per_s
-        return Seconds(once + rates.launch_s, back + rates.launch_s) + shared
+        return Seconds(once + rates.launch_s, kept * (back + rates.launch_s)) + shared
 
     def head(self, rates: Rates, samples: float, *, tensor: int = 1) -> Seconds:
-        """Final norm, LM head and loss: 1.8-2.5 blocks of common models."""
+        """Final norm, LM head and loss: 1.8-2.5 blocks of common models. Half of backward is of the weights."""
         shared = Seconds(0.0, self._sum_over_tensor(rates, samples, tensor))
+        kept = 0.5 if self.frozen else 1.0
         if measured := self.measured(rates, tensor):
-            return Seconds(*measured.at("head", samples)) + shared
+            forward, backward = measured.at("head", samples)
+            return Seconds(forward, kept * backward) + shared
         forward = samples * self.seq_len * self._head_seconds_per_token(rates, tensor)
-        return Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s) + shared
+        return Seconds(forward + rates.launch_s, kept * (2 * forward + 2 * rates.launch_s)) + shared
 
     def update(self, rates: Rates, parameters: float, *, offload: bool = False) -> float:
         """Seconds of the optimiser step over so many parameters: measured, or bytes of state read and written."""
@@ -193,6 +214,9 @@ class LayerCosts:
         else:
             forward = samples * self.seq_len * self._block_seconds_per_token(rates, tensor)
             plain = Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s)
+        if self.frozen:
+            plain = Seconds(plain.forward, plain.backward * (1 - self._matrix_share / 2))
+            plain += self._of_adapters(rates, samples, tensor)
         sums = 2 * self._sum_over_tensor(rates, samples, tensor)  # after attention and MLP; backward the same
         return plain + Seconds(sums, sums)
 
@@ -236,8 +260,16 @@ class LayerCosts:
             count += self.shape.norm_parameters if tied else self.shape.head_parameters
         return count
 
+    def trained_on(self, tensor: int) -> float:
+        """Of the parameters of one block on a rank of a tensor group those that are trained; `frozen_on` has others."""
+        return adapter_parameters(self.shape, degree=tensor) if self.frozen else self.block_parameters_on(tensor)
+
+    def frozen_on(self, tensor: int) -> float:
+        """The others: nothing of them is kept but weights to compute with."""
+        return self.block_parameters_on(tensor) if self.frozen else 0.0
+
     def block_parameters_on(self, tensor: int) -> float:
-        """Parameters of one block on each rank of a tensor group: norms are whole, too few key-value heads copied."""
+        """A block's own parameters on each rank of a tensor group: norms are whole, too few key-value heads copied."""
         s = self.shape
         kept = s.block_norms * s.norm_parameters + s.hidden * (s.out_bias + s.mlp_bias)
         kept += 0 if s.heads_normed_together else sum(s.qk_norm_sizes)
@@ -261,14 +293,17 @@ class LayerCosts:
             return tokens * c * s.hidden
         cut = c * (self._kept_values - 4 * s.hidden)  # norms' inputs and outputs are whole on every rank
         made_again = 2 if s.gated else 1  # vectors of the intermediate size: activation and product, if gated
-        spared = c * (2 * s.hidden + made_again * s.intermediate) if mode.recompute == "selective" else 0
+        spared = c * (2 * s.hidden + made_again * s.intermediate if mode.recompute == "selective" else self._unread)
         return tokens * (4 * c * s.hidden + cut / tensor - spared / tensor)
 
     def projection_gradient_bytes(self, samples: float, *, tensor: int = 1) -> float:
         """Gradients of what one block's projections put out, for one micro-batch: what a split backward keeps."""
         s = self.shape
-        cut = (s.heads + 2 * s.kv_heads) * s.head_dim + (2 if s.gated else 1) * s.intermediate
-        return samples * self.seq_len * self.value_bytes.compute * (2 * s.hidden + cut / tensor)
+        rank = s.adapters.rank if s.adapters else 0
+        values = sum(
+            rank + s.projections[name][0] / (1 if name in BY_COLUMNS else tensor) for name in s.adapted or s.projections
+        )
+        return samples * self.seq_len * self.value_bytes.compute * values
 
     def logits_bytes(self, samples: float, *, tensor: int = 1) -> float:
         """Logits and their gradients, which exist only for a moment."""
@@ -276,9 +311,11 @@ class LayerCosts:
 
     def gathered_bytes(self, *, tensor: int = 1, last: bool) -> float:
         """Whole weights and gradients of a sharded stage: the unit that computes, and the next or the last one."""
-        block = self.block_parameters_on(tensor)
-        largest = max(block, self.shape.head_parameters / tensor if last else 0)
-        return (largest + block) * (self.value_bytes.compute + self.value_bytes.gradients)
+        head = self.shape.head_parameters / tensor if last else 0.0
+        frozen, trained, n = self.frozen_on(tensor), self.trained_on(tensor), self.value_bytes
+        if self.frozen:
+            return (max(frozen, head) + frozen) * n.compute + 2 * trained * (n.compute + n.gradients)
+        return (max(trained, head) + trained) * (n.compute + n.gradients)
 
     @cached_property
     def under(self) -> Callable[[tuple[Mode, ...], Rates, float, int], ModeCosts]:
@@ -311,7 +348,17 @@ class LayerCosts:
         q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
         gates = 4 if s.gated else 2
         normed = (q + kv if s.qk_norm_sizes else 0) + (2 if s.block_norms > 2 else 0) * s.hidden
-        return 4 * s.hidden + 2 * q + 2 * kv + gates * s.intermediate + normed
+        between = s.adapters.rank * len(s.adapted) if s.adapters else 0
+        return 4 * s.hidden + 2 * q + 2 * kv + gates * s.intermediate + normed + between
+
+    @cached_property
+    def _unread(self) -> int:
+        """Values per token that no weight gradient asks for: inputs of projections that are frozen and not adapted."""
+        s, lacks = self.shape, self.frozen
+        attention, mlp = (
+            lacks and not any(f"{name}_proj" in s.adapted for name in names) for names in ("qkv", ("gate", "up"))
+        )
+        return (attention + mlp) * s.hidden + (lacks and "down_proj" not in s.adapted) * s.intermediate
 
     @cached_property
     def _elementwise_bytes(self) -> int:

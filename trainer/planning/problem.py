@@ -11,7 +11,7 @@ from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError, Infeasible, nearest
 from hetctl.comm.contract.plan import Basis
 from hetctl.comm.contract.units import count_of, listed
-from hetctl.trainer.model.tensor_cuts import cannot_cut
+from hetctl.trainer.model.tensor_cuts import adapter_parameters, cannot_cut
 from hetctl.trainer.planning.costs import MODES, LayerCosts, Mode, ValueBytes
 from hetctl.trainer.planning.hardware import not_in_the_table
 from hetctl.trainer.planning.link_rates import LinkRates, read_link_rates
@@ -106,6 +106,7 @@ def read_problem(
     return Problem(
         costs=costs,
         notes=(
+            *_adapters(costs),
             *_estimates(cluster, costs, pools),
             *_notes(costs, pools, profile, precision),
             *why_not_bf16(cluster, recipe),
@@ -140,6 +141,17 @@ def _estimates(cluster: Cluster, costs: LayerCosts, pools: tuple[Pool, ...]) -> 
     measured = {p.device_class for p in pools if costs.measured(p.rates)}
     for row in {row.name: row for name, row in unsaid.items() if row.estimate and name not in measured}.values():
         yield f"{not_in_the_table(row)}."
+
+
+def _adapters(costs: LayerCosts) -> Iterator[str]:
+    """What is trained in place of the weights."""
+    shape = costs.shape
+    if shape.adapters:
+        trained = shape.layers * adapter_parameters(shape)
+        yield (
+            f"Adapters of rank {shape.adapters.rank} are trained, {trained:,} parameters: the model's own "
+            f"{shape.parameters:,} are held in {costs.value_bytes.compute} bytes each, and nothing of them is summed."
+        )
 
 
 def _notes(

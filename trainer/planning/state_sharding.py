@@ -15,9 +15,9 @@ SPARE_BYTES = 4 * GiB  # beyond what the plan predicts, before whole weights are
 Asked = Literal["auto", "optimizer", "all", "replicas"]
 
 
-def more_bytes(parameters: float, shards: int, each: int) -> int:
-    """Bytes that a rank holds more of so many parameters when weights and gradients (`each` bytes) stay whole."""
-    return int(parameters * each * (1 - 1 / shards))
+def more_bytes(whole: float, shards: int) -> int:
+    """Bytes that a rank holds more when its weights and gradients, so many bytes, stay whole."""
+    return int(whole * (1 - 1 / shards))
 
 
 def has_room(predicted: int, more: int, limit: int | None) -> bool:
@@ -71,10 +71,12 @@ def _stages(replicas: Sequence[Replica]) -> list[Stage]:
 
 def _more(replicas: Sequence[Replica], costs: LayerCosts) -> dict[tuple[int, ...], int]:
     """By the ranks of sharded stages: what each holds more when all stages that the same ranks hold stay whole."""
-    more, each = dict[tuple[int, ...], int](), costs.value_bytes.compute + costs.value_bytes.gradients
+    more, n = dict[tuple[int, ...], int](), costs.value_bytes
     for stage in _stages(replicas):
         if stage.shards > 1:
-            more[stage.ranks] = more.get(stage.ranks, 0) + more_bytes(parameters_on(costs, stage), stage.shards, each)
+            trained, frozen = parameters_on(costs, stage)
+            whole = (trained + frozen) * n.compute + trained * n.gradients
+            more[stage.ranks] = more.get(stage.ranks, 0) + more_bytes(whole, stage.shards)
     return more
 
 
@@ -97,7 +99,7 @@ def over_replicas(replicas: Sequence[Replica], memory: Sequence[int], costs: Lay
     every = _stages(replicas)
     for stage in every:
         for rank in stage.ranks if stage.depth and not stage.offload else ():
-            held[rank] -= int(parameters_on(costs, stage) * state * spared_layers(every, stage) / stage.depth)
+            held[rank] -= int(parameters_on(costs, stage)[0] * state * spared_layers(every, stage) / stage.depth)
     return tuple(held)
 
 
@@ -111,8 +113,9 @@ def spared_layers(every: Sequence[Stage], stage: Stage) -> float:
     return spared
 
 
-def parameters_on(costs: LayerCosts, stage: Stage) -> float:
-    """Parameters of a stage on one of its ranks, before they are shared out."""
-    first, past = stage.layers
-    ends = costs.stage_parameters(0, first=first == 0, last=past == costs.shape.layers)
-    return (past - first) * costs.block_parameters_on(stage.tensor_parallel) + ends / stage.tensor_parallel
+def parameters_on(costs: LayerCosts, stage: Stage) -> tuple[float, float]:
+    """Parameters of a stage on one of its ranks, before they are shared out: (trained, frozen)."""
+    (first, past), tensor = stage.layers, stage.tensor_parallel
+    ends = costs.stage_parameters(0, first=first == 0, last=past == costs.shape.layers) / tensor
+    trained, frozen = (past - first) * costs.trained_on(tensor), (past - first) * costs.frozen_on(tensor)
+    return (trained, frozen + ends) if costs.frozen else (trained + ends, frozen)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hetctl.comm.contract.placement import PlacedBridge
+from hetctl.trainer.model.adapters import Adapters
 from hetctl.trainer.model.shapes import ModelShape
 from tests.comm.spawn import on_islands
 from tests.layouts import Cut, Layout, Pipe
@@ -174,6 +175,10 @@ FAMILIES = {  # what each computes unlike Llama, on samples of 12 tokens
 }
 
 
+ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ADAPTED = replace(SHAPE, adapters=Adapters(3, 6.0, ALL_LINEAR))
+
+
 def cases(*names: str) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
 
@@ -226,6 +231,41 @@ def test_another_optimizer_too(name: str) -> None:
 )
 def test_a_tied_embedding_is_one_parameter_wherever_its_ends_are(name: str) -> None:
     assert deviation(LAYOUTS[name], "adamw", shape=TIED) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "name",
+    cases(
+        "1+1",
+        "1+2",
+        "1+1+1",
+        "2 shards beside 3",
+        "offloaded",
+        "activations on the host",
+        "sizes 2:1",
+        "tensor 1 to 2",
+        "tensor 2, replicas",
+        "tensor 4 beside stages",
+        "interleaved",
+        "zero bubble",
+        "zero bubble, tensor 2 to shards",
+    ),
+)
+def test_adapters_of_frozen_weights_too(name: str) -> None:
+    assert deviation(LAYOUTS[name], "adamw", shape=ADAPTED) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "name", cases("sharded beside stages", "copies of 2 shards", "2 shards beside 3", "tensor 2, replicas")
+)
+def test_frozen_weights_in_shards_too(name: str) -> None:
+    tied = replace(TIED, adapters=Adapters(2, 1.0, ("q_proj", "down_proj")))
+    assert deviation(LAYOUTS[name], "sgd", shape=tied, plant="small buckets", sharded="all") < TOLERANCE
+
+
+@pytest.mark.parametrize("name", cases("1+2", "tensor 2, replicas", "tensor 4"))
+def test_state_of_adapters_over_all_replicas_too(name: str) -> None:
+    assert deviation(LAYOUTS[name], "adamw", shape=ADAPTED, sharded="replicas") < TOLERANCE
 
 
 def test_learned_positions_norms_with_biases_and_biased_mlps_too() -> None:
