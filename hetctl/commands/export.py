@@ -33,15 +33,17 @@ def export(
     *,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Where to write it; must not hold a model yet.")],
     precision: Annotated[Precision, typer.Option(help="Precision of the weights.")] = Precision.bf16,
+    merge: Annotated[bool, typer.Option("--merge", help="Adapters become part of the weights they adapt.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Write a run's newest checkpoint as a folder that transformers, vLLM and others load.
 
     config.json, safetensors (with an index where there are several files), and the tokenizer that made its tokens.
+    Of a run with --lora the adapters alone, as PEFT loads them, or with --merge the whole model.
     """
     from hetctl.runs.export import export_run
 
     sink = Sink(as_json=as_json)
-    document = export_run(run, to, precision=precision.value)
+    document = export_run(run, to, precision=precision.value, merge=merge)
     sink.say(f"wrote {document['parameters']:,} parameters of step {document['step']} to {document['to']}")
     sink.result(document)
