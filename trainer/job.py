@@ -22,6 +22,7 @@ class Job:
     checkpoints: str  # folder
     resume: str | None = None  # a checkpoint's path
     weights: str | None = None  # a Hugging Face folder to start from; None: random weights
+    base: str | None = None  # what its adapters are adapters of: see `checkpoint/base.py`
     timeout_s: float = 120.0  # of one operation between ranks
     first_steps: int | None = None  # that are made, of the recipe's; None: all
 

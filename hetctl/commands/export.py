@@ -36,11 +36,13 @@ def export(
         Path | None, typer.Option("--to", metavar="DIR", help="Where to write it; must not hold a model yet.")
     ] = None,
     precision: Annotated[Precision, typer.Option(help="Precision of the weights.")] = Precision.bf16,
+    merge: Annotated[bool, typer.Option("--merge", help="Adapters become part of the weights they adapt.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Write a run's newest checkpoint as a folder that transformers, vLLM and others load.
 
     config.json, safetensors (with an index where there are several files), and the tokenizer that made its tokens.
+    Of a run with --lora the adapters alone, as PEFT loads them, or with --merge the whole model.
     """
     from hetctl.comm.contract.errors import ConfigError
     from hetctl.runs.export import export_run
@@ -49,6 +51,6 @@ def export(
     if to is None:
         words = ["hetctl", "export", *([run] if run else []), "--to", "my-model"]
         raise ConfigError("nothing names the folder that the model is written to", hint=shlex.join(words))
-    document = export_run(run, to, precision=precision.value, sink=sink)
+    document = export_run(run, to, precision=precision.value, merge=merge, sink=sink)
     sink.say(f"wrote {document['parameters']:,} parameters of step {document['step']} to {document['to']}")
     sink.result(document)

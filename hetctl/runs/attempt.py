@@ -50,7 +50,9 @@ class Attempt:
             if self.start is not None:
                 start = folder.checkpoints / self.start
                 recorded = folder.recipe if start.parent == folder.checkpoints and folder.recipe.is_file() else None
-                check_goes_on(prepared.recipe, prepared.shape, start, recorded=recorded, warn=sink.warn)
+                check_goes_on(
+                    prepared.recipe, prepared.shape, start, base=prepared.base, recorded=recorded, warn=sink.warn
+                )
             say_where_shards_live(
                 prepared.recipe.checkpoint.store,
                 [r.host for r in prepared.plan.ranks],
@@ -92,6 +94,7 @@ class Attempt:
                 str(site.folder.checkpoints),
                 str(site.folder.checkpoints / self.start) if self.start else None,
                 weights=str(weights) if weights else None,
+                base=prepared.base,
                 timeout_s=prepared.recipe.train.timeout_s,
             )
             return {variables.JOB: job.to_json()}

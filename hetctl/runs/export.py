@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,22 @@ from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.runs.fetch import fetch
 from hetctl.runs.manage import find_folder
 from hetctl.trainer.checkpoint import listing
+from hetctl.trainer.checkpoint.base import base_digest
 from hetctl.trainer.checkpoint.reader import Reader
 from hetctl.trainer.data.megatron import is_megatron
 from hetctl.trainer.job import Job
 from hetctl.trainer.model.config import config_of
-from hetctl.trainer.model.huggingface import SETTINGS, TOKENIZER_FILES, copy_beside, exported_config, write_model
+from hetctl.trainer.model.huggingface import (
+    SETTINGS,
+    TOKENIZER_FILES,
+    WeightFiles,
+    copy_beside,
+    exported_config,
+    write_model,
+)
+from hetctl.trainer.model.initial_weights import initial
+from hetctl.trainer.model.model import shapes_of
+from hetctl.trainer.model.peft_files import ADAPTER_FILES, merged, write_adapters
 from hetctl.trainer.recipe import TOKENIZER, DataSection
 
 NO_CHECKPOINT = "name a run's folder, for example runs/latest; checkpoint.every says after how many steps one is saved"
@@ -31,33 +45,34 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def export_run(word: str | None, to: Path, *, precision: str, sink: Sink) -> dict[str, Any]:
-    """Write the newest checkpoint of a run (or the one that is named) to `to`. Raises HetctlError."""
+def export_run(word: str | None, to: Path, *, precision: str, merge: bool, sink: Sink) -> dict[str, Any]:
+    """Write the newest checkpoint of a run (or the one that is named) to `to`. Raises HetctlError.
+
+    Adapters are written as PEFT's files, or merged into their base where asked to `merge`.
+    """
     if to.exists() and not to.is_dir():
         raise ConfigError(f"'{to}' is not a folder", hint="a model is several files: name a new folder")
     if to.exists() and any(to.iterdir()):
         raise ConfigError(f"'{to}' is not empty", hint="export to a new folder: nothing is overwritten")
     with saved_model(word, sink) as (path, job):
-        return _export(path, job, to, precision=precision)
+        return _export(path, job, to, precision=precision, merge=merge)
 
 
-def _export(path: Path, job: Job, to: Path, *, precision: str) -> dict[str, Any]:
-    reader = Reader(path)
-    reader.check_is_of(job.shape, whole=True)
-    names = list(reader.shapes)
-    source = Path(job.weights) if job.weights else None
-    name = NAMES[precision]
-    config = exported_config(source, dtype=name) if source else config_of(job.shape, dtype=name)
-    files = write_model(to, config, names, lambda n: reader.read(n, "master"), dtype=DTYPES[precision])
-    beside = copy_beside(source, to, SETTINGS) if source else []
+def _export(path: Path, job: Job, to: Path, *, precision: str, merge: bool) -> dict[str, Any]:
+    if merge and job.shape.adapters is None:
+        raise ConfigError(f"{path} has no adapters to merge", hint="it has whole weights: leave --merge out")
+    reader, source = checked(path, job, merges=merge), Path(job.weights) if job.weights else None
+    write = _write_adapters if job.shape.adapters and not merge else _write_model
+    files = write(to, job, reader, precision)
+    beside = copy_beside(source, to, SETTINGS) if source and write is _write_model else []
     beside += copy_tokenizer(job.recipe.data, source, to)
     return {
         "to": str(to.resolve()),
         "checkpoint": str(path),
         "step": reader.step,
-        "parameters": sum(int(torch.Size(s).numel()) for s in reader.shapes.values()),
+        "parameters": job.shape.parameters if merge else sum(map(math.prod, reader.shapes.values())),
         "precision": precision,
-        "files": [f.name for f in files] + ["config.json", *beside],
+        "files": [*files, *beside],
     }
 
 
@@ -66,6 +81,48 @@ def saved_model(word: str | None, sink: Sink) -> Iterator[tuple[Path, Job]]:
     """The newest checkpoint of a run, or the one that is named, and what its ranks were told. Raises HetctlError."""
     with _checkpoint(_meant(word), sink) as path:
         yield path, _job(path.parent.parent)
+
+
+def _write_model(to: Path, job: Job, reader: Reader, precision: str) -> list[str]:
+    source, name = Path(job.weights) if job.weights else None, NAMES[precision]
+    config = exported_config(source, dtype=name) if source else config_of(job.shape, dtype=name)
+    written = write_model(to, config, *whole_weights(job, reader), dtype=DTYPES[precision])
+    return [*(f.name for f in written), "config.json"]
+
+
+def checked(path: Path, job: Job, *, merges: bool) -> Reader:
+    """The checkpoint, whole and of the run's model; where it `merges` adapters, of the weights that are there now."""
+    reader, source = Reader(path), Path(job.weights) if job.weights else None
+    merges = merges and job.shape.adapters is not None
+    if merges and source and not source.is_dir():
+        raise ConfigError(f"the weights to merge adapters into are gone: {source}", hint="put the folder back there")
+    base = base_digest(job.shape, source, seed=job.recipe.train.seed) if merges else job.base
+    reader.check_is_of(job.shape, whole=True, base=base)
+    return reader
+
+
+def whole_weights(job: Job, reader: Reader) -> tuple[Mapping[str, Sequence[int]], Callable[[str], torch.Tensor]]:
+    """Shapes of a checkpoint's weights, and what reads one of them; adapters are merged into the weights they adapt."""
+    read = partial(reader.read, kind="master")
+    if not job.shape.adapters:
+        return reader.shapes, read
+    base = replace(job.shape, adapters=None)
+    names, files = shapes_of(base), WeightFiles(Path(job.weights), base) if job.weights else None
+    return names, partial(merged, shape=job.shape, base=partial(_weight, job, files, names), read=read)
+
+
+def _weight(job: Job, files: WeightFiles | None, shapes: Mapping[str, Sequence[int]], name: str) -> torch.Tensor:
+    """One frozen weight, whole: read, or made as each rank made it."""
+    if files is not None:
+        return files.read(name, shapes[name])
+    seed, cpu = job.recipe.train.seed, torch.device("cpu")
+    return initial(name, shapes[name], job.shape, seed=seed, dtype=torch.float32, device=cpu)
+
+
+def _write_adapters(to: Path, job: Job, reader: Reader, precision: str) -> list[str]:
+    base, read = job.weights or job.shape.name, partial(reader.read, kind="master")
+    write_adapters(to, job.shape, reader.shapes, read, base=base, dtype=DTYPES[precision])
+    return list(ADAPTER_FILES)
 
 
 def copy_tokenizer(data: DataSection, source: Path | None, to: Path) -> list[str]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.operation.device import accelerator
 from hetctl.console import Sink
-from hetctl.runs.export import saved_model
-from hetctl.trainer.checkpoint.reader import Reader
+from hetctl.runs.export import checked, saved_model, whole_weights
 from hetctl.trainer.data.tokens import Tokenizer, load_tokenizer
 from hetctl.trainer.model.config import find_shape, find_weights
 from hetctl.trainer.model.generation import generate
@@ -55,11 +54,9 @@ def load(word: str | None, sink: Sink) -> Loaded:
         check_weights(folder, shape)
         return _loaded(shape, WeightFiles(folder, shape).read, DataSection(tokenizer=str(file)), str(folder))
     with saved_model(word, sink) as (path, job):
-        reader = Reader(path)
-        reader.check_is_of(job.shape, whole=True)
-        return _loaded(
-            job.shape, lambda name, size: reader.read(name, "master", shape=size), job.recipe.data, str(path)
-        )
+        _, read = whole_weights(job, checked(path, job, merges=True))
+        shape = replace(job.shape, adapters=None)
+        return _loaded(shape, lambda name, _: read(name), job.recipe.data, str(path))
 
 
 def _loaded(shape: ModelShape, read: Read, data: DataSection, source: str) -> Loaded:

@@ -14,6 +14,7 @@ from hetctl.comm.contract.units import show_bytes
 from hetctl.console import Sink
 from hetctl.launcher.supervisor.launch import Launch, choose_way
 from hetctl.runs.inputs import shipments
+from hetctl.trainer.checkpoint.base import base_digest
 from hetctl.trainer.data.megatron import is_megatron
 from hetctl.trainer.data.sources import source_files
 from hetctl.trainer.data.tokens import open_tokens
@@ -43,6 +44,11 @@ class Prepared:
     @cached_property
     def shape(self) -> ModelShape:
         return self.recipe.shape()
+
+    @cached_property
+    def base(self) -> str | None:
+        """What its adapters are adapters of."""
+        return base_digest(self.shape, find_weights(self.recipe.model.name), seed=self.recipe.train.seed)
 
     @cached_property
     def launch(self) -> Launch:

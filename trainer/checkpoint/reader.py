@@ -57,8 +57,9 @@ class Reader:
         """Parameter -> shape."""
         return {name: tuple(shape) for name, shape in self._manifest["shapes"].items()}
 
-    def check_is_of(self, model: ModelShape, *, whole: bool) -> None:
-        """Raise ConfigError for parameters that the model has not, or not so, and where `whole` for lacking ones."""
+    def check_is_of(self, model: ModelShape, *, whole: bool, base: str | None) -> None:
+        """Raise ConfigError for parameters that the model has not, or not so, and where `whole` for lacking ones; for
+        adapters of anything but the `base` (see `base.py`; None: unknown) too."""
         wanted, held = shapes_of(model), self.shapes
         unlike = [name for name in held if wanted.get(name) != held[name]]
         if unlike:
@@ -67,6 +68,11 @@ class Reader:
                 f"{self.path} is of another model than {model.name}: '{unlike[0]}' has shape {list(held[unlike[0]])} "
                 f"there, {list(asks) if asks else 'none'} here",
                 hint="give each model a run folder of its own (--run-dir)",
+            )
+        if base != self._manifest.get("base", base) and base is not None:
+            raise ConfigError(
+                f"{self.path} has adapters of other weights than {model.name}'s, or with another lora.alpha",
+                hint="adapters go on with what they were trained on: name that folder as the model",
             )
         lacking = sorted(wanted.keys() - held.keys())
         if whole and lacking:

@@ -23,7 +23,13 @@ ORDER_OF_SAMPLES = (  # a run goes on at sample step x global_batch of the order
 
 
 def check_goes_on(
-    recipe: Recipe, shape: ModelShape, start: Path, *, recorded: Path | None, warn: Callable[[str], None]
+    recipe: Recipe,
+    shape: ModelShape,
+    start: Path,
+    *,
+    base: str | None,
+    recorded: Path | None,
+    warn: Callable[[str], None],
 ) -> None:
     """Raise ConfigError where the checkpoint to go on from is of another model; say where its data were others.
 
@@ -32,7 +38,7 @@ def check_goes_on(
     if listing.is_whole(start):
         from hetctl.trainer.checkpoint.reader import Reader  # torch, which not every start needs
 
-        Reader(start).check_is_of(shape, whole=False)
+        Reader(start).check_is_of(shape, whole=False, base=base)
     elif recorded is not None:  # other hosts have it: their ranks look too
         _check_recorded(recorded, shape)
     if recorded is None:

@@ -61,6 +61,7 @@ class Done:
     step: int
     updates: int
     loss_scale: LossScale | None = None  # of fp16
+    base: str | None = None  # of adapters: see `base.py`
 
 
 class Checkpoints:
@@ -78,9 +79,11 @@ class Checkpoints:
         *,
         keep: int,
         beyond: int,
+        base: str | None = None,
         file_group: Any = None,
         copier: Copier | None = None,
     ) -> None:
+        self.base = base
         self.folder, self.gradients, self.optimizer, self.keep = folder, gradients, optimizer, keep
         self.copier, self._file_group = copier, file_group
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -107,7 +110,7 @@ class Checkpoints:
         self._settle()
         parts = list(_snapshot(self.gradients, self.optimizer))
         shapes = {name: list(shape) for name, shape in self.gradients.whole_shapes().items()}
-        done = Done(step, updates, loss_scale)
+        done = Done(step, updates, loss_scale, self.base)
         self._pending = (done, self._thread.submit(self._keep, self._partial(step), parts, shapes))
 
     def _keep(self, partial: Path, parts: list[StatePart], shapes: dict[str, list[int]]) -> None:

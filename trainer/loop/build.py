@@ -179,6 +179,7 @@ def save_with(
         trainer.optimizer,
         keep=recipe.keep,
         beyond=beyond,
+        base=trainer.job.base,
         file_group=file_group,
         copier=copier or make_copier([r.host for r in plan.ranks], recipe.store),
     )
@@ -193,7 +194,7 @@ def resume(trainer: Trainer, path: Path, file_group: Any) -> int:
     needed = [slot.name for bucket in trainer.gradients.buckets for slot in bucket.layout.slots]
     here = per_host.gather(path, needed, group=file_group)
     reader = Reader(here)
-    reader.check_is_of(trainer.job.shape, whole=False)
+    reader.check_is_of(trainer.job.shape, whole=False, base=trainer.job.base)
     trainer.loss_scale = trainer.loss_scale and (reader.loss_scale or trainer.loss_scale)
     start, trainer.updates = writer.load(here, trainer.gradients, trainer.optimizer)
     per_host.release(here, group=file_group)

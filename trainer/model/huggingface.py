@@ -138,7 +138,7 @@ def write_model(
         where |= dict.fromkeys(group, len(parts))
         total += sum(t.nbytes for t in group.values())
         parts.append(folder / f".part-{len(parts):05d}.safetensors")
-        _save(group, parts)
+        save_tensors(group, parts)
         group.clear()  # its memory is for the next one
     files = _named(parts, folder)
     if len(files) > 1:
@@ -170,7 +170,7 @@ def _by_size(tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> Ite
     yield group
 
 
-def _save(group: dict[str, torch.Tensor], parts: Sequence[Path]) -> None:
+def save_tensors(group: dict[str, torch.Tensor], parts: Sequence[Path]) -> None:
     """Write the last of the parts. Raises WorkFailed, and then leaves none of them."""
     try:
         parts[-1].touch()

@@ -90,6 +90,35 @@ def test_fine_tune_and_export(folder: Path, tmp_path: Path) -> None:
     assert "not empty" in again.stderr
 
 
+def test_adapters_are_trained_exported_merged_and_kept_to_their_base(folder: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    run, base = tmp_path / "run", {p.name: p.read_bytes() for p in folder.iterdir()}
+    done = train(folder, run, "lora.rank=4", "checkpoint.every=2")
+    assert done.returncode == 0, done.stderr
+    for to, more in (("peft", ()), ("merged", ("--merge",))):
+        out = hetctl("export", str(run), "--to", str(tmp_path / to), "--precision", "fp32", *more)
+        assert out.returncode == 0, out.stderr
+    assert {p.name for p in (tmp_path / "peft").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    tokens = torch.randint(0, 257, (2, 32))
+    with torch.no_grad():
+        plain = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        before = plain(tokens).logits
+        adapted = peft.PeftModel.from_pretrained(plain, tmp_path / "peft")(tokens).logits
+        merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(tokens).logits
+    assert float((merged - adapted).abs().max()) < 1e-5 < 1e-3 < float((adapted - before).abs().max())
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == base
+
+    transformers.Qwen2ForCausalLM(transformers.AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    for refused in (
+        train(folder, run, "lora.rank=4", "train.steps=4"),
+        hetctl("export", str(run), "--to", str(tmp_path / "no"), "--merge"),
+    ):
+        assert refused.returncode == 2
+        assert "has adapters of other weights" in refused.stderr
+    whole = hetctl("export", str(run), "--to", str(tmp_path / "as-adapters"))
+    assert whole.returncode == 0, "the adapters are what they were"
+
+
 def test_every_precision_that_export_offers_is_one_it_knows() -> None:
     assert set(Precision) == set(DTYPES) == set(NAMES) == {"bf16", "fp16", "fp32"}
 

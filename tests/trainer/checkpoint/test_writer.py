@@ -21,10 +21,12 @@ from hetctl.trainer.checkpoint.reader import Reader
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop import loop
 from hetctl.trainer.loop.build import build
+from hetctl.trainer.model.model import shapes_of
+from hetctl.trainer.model.shapes import ModelShape
 from tests.comm.spawn import on_islands, server
 from tests.layouts import Cut, Layout, Pipe, plan_of
 from tests.trainer import parity
-from tests.trainer.loop.test_parity import LAYOUTS
+from tests.trainer.loop.test_parity import ADAPTED, LAYOUTS
 from tests.trainer.parity import SEQ_LEN, SHAPE, Trace, UnevenSamples, difference, recipe, reference, traced_step
 
 STEPS = 6
@@ -38,20 +40,27 @@ TENSORS = Layout(((0, 1, 2, 3), (4,)), (Pipe((Cut((0, 3), (0, 1, 2, 3), tensor=4
 
 
 def part_of_run(
-    rank: int, layout: Layout, folder: str, first: int, last: int, every: int = 0, sharded: str = "auto"
+    rank: int,
+    layout: Layout,
+    folder: str,
+    first: int,
+    last: int,
+    every: int = 0,
+    sharded: str = "auto",
+    shape: ModelShape = SHAPE,
 ) -> Trace:
     """Steps [first, last) of a run under a layout, continued from the newest checkpoint, saved at the end."""
     torch.manual_seed(rank)
     plan = plan_of(layout, seq_len=SEQ_LEN)
     newest = listing.newest(Path(folder))
-    job = Job(plan, asked(sharded=sharded), SHAPE, folder, str(newest) if newest else None)
+    job = Job(plan, asked(sharded=sharded), shape, folder, str(newest) if newest else None)
     trainer = build(job, torch.device("cpu"), training=UnevenSamples(plan.global_batch))
     start = 0
     if newest:
         start, trainer.updates = writer.load(newest, trainer.gradients, trainer.optimizer)
     assert start == first
     trainer.saving = writer.Checkpoints(Path(folder), trainer.gradients, trainer.optimizer, keep=2, beyond=start)
-    slots = {slot.name: slot for bucket in trainer.gradients.buckets for slot in bucket.layout.slots}
+    slots = {slot.name: slot for bucket in trainer.gradients.every for slot in bucket.layout.slots}
     trace = Trace([], [], [], slots)
     for step in range(first, last):
         traced_step(trainer, step, trace)
@@ -83,6 +92,44 @@ def test_a_checkpoint_continues_under_any_other_layout(tmp_path: Path) -> None:
     assert [p.name for p in listing.whole_ones(tmp_path)] == ["step-00000018", "step-00000020"]
     assert not list(tmp_path.glob("*.partial"))
     assert Reader(tmp_path / "step-00000020").shapes.keys() == wanted.parameters[0].keys()
+
+
+def test_adapters_continue_under_any_other_layout_and_are_all_that_is_saved(tmp_path: Path) -> None:
+    wanted = reference(asked(), ADAPTED)
+    for number, layout in enumerate((ONE, STAGES, TENSOR, REPLICAS)):
+        sharded = "all" if layout is STAGES else "auto"
+        found = run(layout, tmp_path, 2 * number, 2 * number + 2, every=0, sharded=sharded, shape=ADAPTED)
+        part = slice(2 * number, 2 * number + 2)
+        expected = Trace(wanted.losses[part], wanted.norms[part], wanted.parameters[part])
+        assert difference(found, expected) < 1e-10
+    saved = Reader(tmp_path / "step-00000008").shapes
+    assert saved == shapes_of(ADAPTED)
+    assert len(saved) == 4 * 7 * 2
+
+
+@pytest.mark.parametrize(
+    ("saved", "other", "sentence"),
+    [
+        ("one", "another", "has adapters of other weights than tiny's, or with another lora.alpha"),
+        ("one", "one", ""),
+        (None, "one", ""),  # by an older hetctl: unknown
+        ("one", None, ""),
+    ],
+)
+def test_adapters_go_on_with_their_own_base_alone(
+    tmp_path: Path, saved: str | None, other: str | None, sentence: str
+) -> None:
+    run(ONE, tmp_path, 0, 1, every=0, sharded="auto", shape=ADAPTED)
+    manifest = tmp_path / "step-00000001/manifest.json"
+    found = json.loads(manifest.read_text())
+    assert found.pop("base") is None
+    manifest.write_text(json.dumps(found | ({"base": saved} if saved else {})))
+    reader = Reader(manifest.parent)
+    if not sentence:
+        reader.check_is_of(ADAPTED, whole=True, base=other)
+    else:
+        with pytest.raises(ConfigError, match=sentence):
+            reader.check_is_of(ADAPTED, whole=True, base=other)
 
 
 @pytest.mark.slow
