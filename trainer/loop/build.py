@@ -23,7 +23,8 @@ from hetctl.trainer.checkpoint import per_host, writer
 from hetctl.trainer.checkpoint.per_host import Copier, make_copier
 from hetctl.trainer.checkpoint.reader import Reader
 from hetctl.trainer.checkpoint.writer import Checkpoints
-from hetctl.trainer.data.batches import Batches, Dataset
+from hetctl.trainer.data.batches import Batches
+from hetctl.trainer.data.datasets import Dataset
 from hetctl.trainer.gradients.buckets import Bucket
 from hetctl.trainer.gradients.gradients import Gradients
 from hetctl.trainer.gradients.layout import keeps_whole, layouts_of, may_share, shards_of, shards_over, tensor_share_of
