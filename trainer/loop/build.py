@@ -66,7 +66,8 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     _offload_activations(models, stages, gradients, device)
     optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
     for model in models if train.compile else ():
-        compile_model(model, samples=share(stages[0].micro_batch_size, stages[0].width), seq_len=plan.seq_len)
+        samples = share(stages[0].micro_batch_size, stages[0].width)
+        compile_model(model, samples=samples, seq_len=plan.seq_len, packing=job.recipe.data.packing)
     deferred = _deferred(models, gradients) if SCHEDULES[plan.schedule].splits_backward else None
     pipeline = StagePipeline(plan, place, models, groups, timeline=timeline, deferred=deferred)
     return Trainer(job, device, place, models, pipeline, gradients, optimizer, timeline, batches, groups)

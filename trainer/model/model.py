@@ -18,7 +18,7 @@ from hetctl.comm.contract.plan import Span
 from hetctl.trainer.families.family import NORMS
 from hetctl.trainer.families.registry import FAMILIES
 from hetctl.trainer.model.activations import HostActivations, Recompute, recomputing
-from hetctl.trainer.model.attention import Attention
+from hetctl.trainer.model.attention import Attention, positions_in
 from hetctl.trainer.model.head_loss import Bend, LossKernel, head_loss, loss_and_gradient
 from hetctl.trainer.model.norms import norm_of
 from hetctl.trainer.model.rotary import rotary_tables
@@ -73,12 +73,12 @@ class Block(nn.Module):
         for name in family.block_norms:
             self.add_module(name, norm_of(shape))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return recomputing(self._forward, x, cos, sin, recompute=self.recompute)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, documents: Tensor | None = None) -> Tensor:
+        return recomputing(self._forward, x, cos, sin, documents, recompute=self.recompute)
 
-    def _forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _forward(self, x: Tensor, cos: Tensor, sin: Tensor, documents: Tensor | None) -> Tensor:
         before, after, before_mlp, after_mlp = self.norms
-        x = self._added(x, self._normed(after, self.self_attn(self._normed(before, x), cos, sin)))
+        x = self._added(x, self._normed(after, self.self_attn(self._normed(before, x), cos, sin, documents)))
         return self._added(x, self._normed(after_mlp, self.mlp(self._normed(before_mlp, x))))
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
@@ -131,16 +131,19 @@ class StageModel(nn.Module):
     def is_last(self) -> bool:
         return self.past_last == self.shape.layers
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Token ids [batch, seq] (first stage) or hidden states -> hidden states, or its words' logits (last stage)."""
-        hidden = self.body(x)
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Token ids [batch, seq] (first stage) or hidden states -> hidden states, or its words' logits (last stage).
+
+        Where rows hold several `documents` ([batch, seq]: which one a token is in), each is as if it stood alone.
+        """
+        hidden = self.body(x, documents)
         if self.lm_head is None:
             return hidden
         return self.bend(self.lm_head(hidden))
 
-    def body(self, x: Tensor) -> Tensor:
+    def body(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """The same without the LM head: hidden states, normed on the last stage."""
-        hidden = x
+        hidden, positions = x, None if documents is None else positions_in(documents)
         if self.embed_tokens is not None:
             self.before_unit(0)
             hidden = embed(x, self.embed_tokens.weight, vocabulary=self.shape.vocab, tensor=self.tensor)
@@ -148,13 +151,15 @@ class StageModel(nn.Module):
                 hidden = hidden * hidden.new_tensor(self.shape.embedding_scale)
             if self.embed_positions is not None:
                 before = self.shape.positions - self.shape.max_seq_len
-                hidden = hidden + self.embed_positions.weight[before : before + x.shape[1]]
-        tables = {number: self.rotary(hidden, number) for number in range(self.first, self.past_last)}
-        saving = self._saving(*(table for pair in tables.values() for table in pair))
-        for number, block in zip(range(self.first, self.past_last), self.layers.values(), strict=True):
+                rows = self.embed_positions.weight[before : before + x.shape[1]]
+                hidden = hidden + (rows if positions is None else rows[positions])
+        numbers = range(self.first, self.past_last)
+        tables = {local: self.rotary(hidden, local, positions) for local in {self.is_local(n) for n in numbers}}
+        saving = self._saving(*(table for pair in self._rotary.values() for table in pair))
+        for number, block in zip(numbers, self.layers.values(), strict=True):
             self.before_unit(number + 1)
             with saving():
-                hidden = block(hidden, *tables[number])
+                hidden = block(hidden, *tables[self.is_local(number)], documents)
             hidden = self._announced(hidden, number + 1)
         if self.norm is not None:
             self.before_unit(self.shape.layers + 1)
@@ -175,13 +180,14 @@ class StageModel(nn.Module):
             out.register_hook(lambda _: self.before_backward(unit))
         return out
 
-    def loss(self, x: Tensor, targets: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    def loss(
+        self, x: Tensor, targets: Tensor, documents: Tensor | None = None, *, scale: float
+    ) -> tuple[Tensor, Tensor]:
         """(loss times `scale`, to call backward on; sum of the token losses): what the last stage makes."""
         assert self.lm_head is not None
         weight = self.lm_head.weight
-        return head_loss(
-            self.body(x), weight, targets, scale=scale, kernel=self.loss_kernel, bend=self.bend, **self._words
-        )
+        hidden = self.body(x, documents)
+        return head_loss(hidden, weight, targets, scale=scale, kernel=self.loss_kernel, bend=self.bend, **self._words)
 
     def defer_weight_gradients(self, deferred: WeightGradients) -> None:
         """Let `deferred` make the weight gradients of all projections from now on."""
@@ -205,14 +211,19 @@ class StageModel(nn.Module):
             return EMBEDDING if self.shape.tied_embeddings else name
         return "model." + name
 
-    def rotary(self, like: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """cos and sin for a layer's hidden states, made once."""
-        local, seq = self.shape.window_of(layer) > 0, like.shape[1]
-        held = self._rotary.get(local)
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer looks back over a window."""
+        return self.shape.window_of(layer) > 0
+
+    def rotary(self, like: Tensor, local: bool, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """cos and sin for the hidden states of layers with a window or of the others, made once; at these `positions`
+        ([batch, seq]), if they are not those of the row."""
+        held, seq = self._rotary.get(local), like.shape[1]
         if held is None or held[0].shape[0] != seq or held[0].device != like.device or held[0].dtype != like.dtype:
             held = rotary_tables(seq, self.shape, local=local, dtype=like.dtype, device=like.device)
             self._rotary[local] = held
-        return held
+        cos, sin = held
+        return held if positions is None else (cos[positions].unsqueeze(1), sin[positions].unsqueeze(1))
 
 
 def shapes_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
