@@ -101,7 +101,7 @@ class Conversations(Shuffled):
                 f"{count_of(len(too_long), 'conversation')} of '{source}' are of more than {seq_len} tokens",
                 hint="data.long=cut keeps their beginning, drop none of them; or raise model.seq_len",
             )
-        self.dropped = [k for k in too_long.tolist() if long == "drop" or not self._bears(k)]
+        self.dropped = [k for k in too_long.tolist() if long == "drop" or not (self._targets(k) & BEARS_LOSS).any()]
         self.cut = len(too_long) - len(self.dropped)
         kept = np.delete(np.arange(len(ends)), self.dropped)
         if not len(kept):
@@ -120,10 +120,22 @@ class Conversations(Shuffled):
             told += f" (of more than {self.seq_len} tokens: {self.cut} cut, {len(self.dropped)} dropped)"
         return told
 
-    def _bears(self, number: int) -> bool:
-        """Whether what is kept of a conversation has a target."""
+    def counts(self) -> dict[str, int]:
+        """What there is of what. Looks at all tokens."""
+        kept = [self._targets(k) for row in self._members for k in row]
+        return {
+            "conversations": len(kept),
+            "samples": self.rows,
+            "cut": self.cut,
+            "dropped": len(self.dropped),
+            "tokens": sum(map(len, kept)),
+            "tokens_with_loss": sum(int(np.count_nonzero(targets & BEARS_LOSS)) for targets in kept),
+        }
+
+    def _targets(self, number: int) -> TokenArray:
+        """The tokens that those of a conversation which are kept are followed by."""
         first = self._starts[number] + 1
-        return bool((self.tokens[first : first + self._lengths[number]] & BEARS_LOSS).any())
+        return self.tokens[first : first + self._lengths[number]]
 
     def _read(self, rows: Sequence[int]) -> tuple[Samples, ...]:
         inputs = np.zeros((len(rows), self.seq_len), dtype=np.int64)
@@ -201,7 +213,12 @@ class Sides:
     training: Dataset
     validation: Dataset
     digest: str  # equal on hosts that hold the same
-    said: tuple[str, ...]  # sentences on what became of conversations
+    talks: tuple[tuple[str, Conversations, Conversations], ...] = ()  # of each source of conversations both sides
+
+    @property
+    def said(self) -> list[str]:
+        """Sentences on what became of conversations."""
+        return [f"{source}: to train on {a.said}; to validate on {b.said}" for source, a, b in self.talks]
 
 
 def open_sides(
@@ -220,7 +237,7 @@ def open_sides(
         Mixed([one.training for one in made], weights, global_batch=global_batch, seed=data.seed),
         Mixed([one.validation for one in made], weights, global_batch=global_batch, seed=data.seed),
         digest=hashlib.sha256(" ".join(one.digest for one in made).encode()).hexdigest()[:24],
-        said=tuple(sentence for one in made for sentence in one.said),
+        talks=tuple(talk for one in made for talk in one.talks),
     )
 
 
@@ -242,8 +259,7 @@ def _sides_of(data: DataSection, tokens: Tokens, seq_len: int, global_batch: int
         about |= {"long": data.long, "packing": data.packing}
         talks = Conversations(train, tokens.ends[0], data.source, **about)
         held_out = Conversations(validation, tokens.ends[1], data.source, **about)
-        said = f"{data.source}: to train on {talks.said}; to validate on {held_out.said}"
-        return Sides(talks, held_out, tokens.digest, (said,))
+        return Sides(talks, held_out, tokens.digest, ((data.source, talks, held_out),))
     if min(len(train), len(validation)) <= seq_len:
         raise ConfigError(
             f"'{data.source}' gives {len(train)} tokens to train and {len(validation)} to validate on, too few for "
@@ -251,4 +267,4 @@ def _sides_of(data: DataSection, tokens: Tokens, seq_len: int, global_batch: int
             hint="use more text, a larger data.validation_share, or a smaller model.seq_len",
         )
     about["documents"] = data.packing
-    return Sides(PackedTokens(train, **about), PackedTokens(validation, **about), tokens.digest, ())
+    return Sides(PackedTokens(train, **about), PackedTokens(validation, **about), tokens.digest)

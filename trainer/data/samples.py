@@ -1,4 +1,4 @@
-"""Conversations as tokens: rendered by the model's template, and which of the tokens bear loss."""
+"""Conversations and texts as tokens, and which of the tokens bear loss."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ import numpy.typing as npt
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.trainer.data.chat_template import Rendered, find_template
-from hetctl.trainer.data.conversations import Conversation, conversations
-from hetctl.trainer.data.tokenizer import Tokenizer
+from hetctl.trainer.data.conversations import conversations
+from hetctl.trainer.data.megatron import is_megatron
+from hetctl.trainer.data.sources import documents, is_chat
+from hetctl.trainer.data.tokenizer import Tokenizer, load_tokenizer
 from hetctl.trainer.recipe import DataSection
+
+SHOWN = 500  # characters of a text
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One conversation: its text, its tokens, which characters each is ([tokens, 2]), and whether it bears loss."""
+    """One conversation, rendered by the model's template: its text, its tokens, which characters each is ([tokens, 2]),
+    and whether it bears loss."""
 
-    talk: Conversation
+    name: str  # it decides whether it is held out
     text: str
     tokens: npt.NDArray[np.uint32]
     places: npt.NDArray[np.int64]
@@ -35,7 +40,21 @@ def samples(section: DataSection, tokenizer: Tokenizer) -> Iterator[Sample]:
         bears_loss = _within(rendered, places)
         if not bears_loss[1:].any():  # the first token follows none that could foretell it
             raise ConfigError(f"{talk.place}: the chat template renders nothing that the assistant says")
-        yield Sample(talk, rendered.text, tokens, places, bears_loss)
+        yield Sample(talk.name, rendered.text, tokens, places, bears_loss)
+
+
+def first_samples(section: DataSection) -> Iterator[Sample]:
+    """The samples of a source, to look at; of a text, all of which bears loss, the beginning. Raises ConfigError."""
+    if is_megatron(section.source):
+        raise ConfigError(f"'{section.source}' is tokens already: there is no text to show")
+    tokenizer = load_tokenizer(section)
+    if is_chat(section):
+        yield from samples(section, tokenizer)
+        return
+    for document in documents(section):
+        text = document.text[:SHOWN]
+        tokens, places = tokenizer.encode_placed(text)
+        yield Sample(document.name, text, tokens, places, np.ones(len(tokens), dtype=np.bool_))
 
 
 def _within(rendered: Rendered, places: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -147,7 +147,7 @@ def _conversations(section: DataSection, tokenizer: Tokenizer) -> Iterator[tuple
     except ImportError:
         raise ConfigError("the package 'jinja2' is not installed", hint="pip install hetctl[chat]") from None
     for sample in samples(section, tokenizer):
-        yield sample.talk.name, sample.tokens | (BEARS_LOSS * sample.bears_loss).astype(np.uint32)
+        yield sample.name, sample.tokens | (BEARS_LOSS * sample.bears_loss).astype(np.uint32)
 
 
 def _about_megatron(section: DataSection) -> dict[str, Any]:

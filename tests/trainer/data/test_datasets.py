@@ -67,7 +67,7 @@ def test_a_row_is_one_conversation_and_its_targets_are_what_the_assistant_says(
 
 @pytest.mark.parametrize("long", ["cut", "drop"])
 def test_long_conversations_are_cut_or_dropped_aloud(long: Any, chats: DataSection, tmp_path: Path) -> None:
-    lengths = [len(one.tokens) for one in samples(chats, load_tokenizer(chats)) if not held_out(one.talk.name, chats)]
+    lengths = [len(one.tokens) for one in samples(chats, load_tokenizer(chats)) if not held_out(one.name, chats)]
     count = sum(length > LONG + 1 for length in lengths)
     sides = opened(replace(chats, long=long), tmp_path)
     kept, cut, dropped = (len(lengths), count, 0) if long == "cut" else (len(lengths) - count, 0, count)
