@@ -124,11 +124,10 @@ def _texts(path: Path, name: str, field: str) -> Iterator[Document]:
     if path.suffix not in ROW_SUFFIXES:
         yield Document(name, path.read_text(encoding="utf-8", errors="replace"))
         return
-    kind, hint = ("key", "set data.field to the text's key") if path.suffix == ".jsonl" else ("column", "")
     for row in rows_of(path, (field,)):
         text = row.values.get(field) if isinstance(row.values, dict) else None
         if not isinstance(text, str):
-            raise ConfigError(f"{row.place}: no text under the {kind} '{field}'", hint=hint)
+            raise ConfigError(f"{row.place}: no text under the key '{field}'", hint="set data.field to the text's key")
         yield Document(f"{name}#{row.number}", text)
 
 
