@@ -7,7 +7,7 @@ import sys
 import typer
 
 from hetctl import __version__
-from hetctl.commands import bench, hosts, known, runs
+from hetctl.commands import bench, data, hosts, known, runs
 from hetctl.commands.discover import discover
 from hetctl.commands.doctor import doctor
 from hetctl.commands.exec import AfterDashes, execute
@@ -51,6 +51,7 @@ app.command("resume")(resume)
 app.command("run")(run)
 app.command("export")(export)
 app.command("generate")(generate)
+app.add_typer(data.app)
 app.add_typer(bench.app, name="bench")
 app.command("validate")(validate)
 app.command("models")(known.models)

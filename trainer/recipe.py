@@ -21,7 +21,8 @@ from hetctl.trainer.schedule import SCHEDULES
 
 Auto = Literal["auto"]
 TOKENIZER = "tokenizer.json"
-STDLIB = "python-stdlib"
+STDLIB, CHATML = "python-stdlib", "chatml"
+NO_PATHS = (STDLIB, "bytes", "auto", CHATML)  # words of the data section that name no file
 SEEDS = (-(2**63), 2**64 - 1)  # what torch.manual_seed takes
 MAX_LR = 1e30  # fp32 ends at 3e38, and AdamW divides by as little as 1 - beta1
 MAX_LOSS_SCALE = 2.0**64  # squares of scaled gradients have to fit fp32
@@ -52,16 +53,54 @@ class ModelSection:
 
 
 @dataclass(frozen=True)
-class DataSection:
-    """Where the text comes from. `python-stdlib` is the source of the running Python's standard library."""
+class SourceSection:
+    """One of several sources, mixed sample by sample."""
 
-    source: str = STDLIB  # or a text, .jsonl or .parquet file, a folder of such, or Megatron's .bin/.idx
+    source: str  # as data.source
+    weight: float = 1.0  # its share of the samples, among the weights of all
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """Where the text comes from. `python-stdlib` is the source of the running Python's standard library.
+
+    Rows with `messages`, `conversations`, or `prompt` and `completion` (and without `field`) are conversations: each is
+    a sample, rendered by the model's chat template, and its loss is that of what the assistant says.
+    """
+
+    source: str = STDLIB  # or a text, .jsonl, .parquet or .arrow file, a folder of such, or Megatron's .bin/.idx
     tokenizer: str = "bytes"  # or a Hugging Face tokenizer.json (or its folder); unnamed: the model folder's, if any
     # send source and tokenizer from here to hosts that do not have the same; tokens are kept under the other keys
     ship: bool = field(default=False, repr=False)
-    field: str = "text"  # the key of the text in JSONL
+    # several sources instead of one: `[{source: a.jsonl, weight: 2}, {source: b.jsonl}]`
+    sources: tuple[SourceSection, ...] = field(default=(), repr=False)
+    # a chat template (a Jinja file), or `chatml`; auto: the one beside the tokenizer
+    template: str = field(default="auto", repr=False)
+    # conversations of more than model.seq_len tokens: their beginning is kept, none of them, or nothing is trained
+    long: Literal["cut", "drop", "error"] = field(default="cut", repr=False)
+    # several conversations in a sample, none of which sees another
+    packing: bool = field(default=False, repr=False)
+    field: str = "text"  # the key of the text in rows
     validation_share: float = 0.05  # of the files (or documents), held out
     seed: int = 0  # of their order, and of what is held out
+
+    @property
+    def each(self) -> tuple[DataSection, ...]:
+        """The same of each of its sources."""
+        return tuple(replace(self, source=s.source, sources=()) for s in self.sources) or (self,)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All that it names of files and folders."""
+        named = (*(one.source for one in self.each), self.tokenizer, self.template)
+        return tuple(path for path in named if path not in NO_PATHS)
+
+    def at(self, place: Callable[[str], str]) -> DataSection:
+        """The same with `place` of each of these paths."""
+        moved = {path: place(path) for path in self.paths}
+        source, tokenizer, template = (moved.get(p, p) for p in (self.source, self.tokenizer, self.template))
+        sources = tuple(replace(s, source=moved.get(s.source, s.source)) for s in self.sources)
+        return replace(self, source=source, sources=sources, tokenizer=tokenizer, template=template)
 
 
 @dataclass(frozen=True)
@@ -201,8 +240,7 @@ class Recipe:
 
     def with_paths(self, moved: Mapping[str, str]) -> Recipe:
         """The recipe on a host where data lie elsewhere: path -> path there."""
-        source, tokenizer = (moved.get(path, path) for path in (self.data.source, self.data.tokenizer))
-        return replace(self, data=replace(self.data, source=source, tokenizer=tokenizer))
+        return replace(self, data=self.data.at(lambda path: moved.get(path, path)))
 
     def validate(self) -> None:
         """Raise ConfigError for values that no run could use."""
@@ -237,7 +275,8 @@ class Recipe:
             raise ConfigError(
                 f"checkpoint.store must be auto, shared, replicate:K or gather:HOST, found '{self.checkpoint.store}'"
             )
-        for key in ("model.name", "data.source", "data.tokenizer"):
+        self._check_sources()
+        for key in ("model.name", "data.source", "data.tokenizer", "data.template"):
             _check_path(key, self.value(key))
         shape = self.shape()
         if self.model.seq_len > shape.max_seq_len:
@@ -245,6 +284,14 @@ class Recipe:
                 f"model.seq_len {self.model.seq_len} is longer than the {shape.max_seq_len} positions of the model",
                 hint="shorten model.seq_len or choose another model",
             )
+
+    def _check_sources(self) -> None:
+        if self.data.sources and self.data.source != STDLIB:
+            raise ConfigError("data.source and data.sources both say what to train on", hint="leave one of them out")
+        for number, one in enumerate(self.data.sources):
+            _check_path(f"data.sources[{number}].source", one.source)
+            if not 0 < one.weight < inf:
+                raise ConfigError(f"data.sources[{number}].weight must be finite and positive, found {one.weight}")
 
 
 # What numbers may be, and under which keys. NaN fits no comparison, so it is refused everywhere.
@@ -379,9 +426,7 @@ def _with_whole_paths(recipe: Recipe) -> Recipe:
     model, data = recipe.model, recipe.data
     if model.name not in SHAPES and Path(model.name).exists():
         model = replace(model, name=str(Path(model.name).absolute()))
-    if data.source != STDLIB:
-        data = replace(data, source=str(Path(data.source).absolute()))
-    return replace(recipe, model=model, data=data)
+    return replace(recipe, model=model, data=data.at(lambda path: str(Path(path).absolute())))
 
 
 def _set(data: dict[str, Any], key: str, value: Any) -> None:

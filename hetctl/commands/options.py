@@ -64,6 +64,15 @@ Model = Annotated[
         autocompletion=completion.models,
     ),
 ]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="What to train on: conversations or text (data.source).",
+        rich_help_panel=_WHAT,
+    ),
+]
 GlobalBatch = Annotated[
     int | None, typer.Option("--global-batch", metavar="N", help="Samples per step.", rich_help_panel=_WHAT)
 ]
@@ -129,7 +138,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout,
 
 WHERE, WHAT, HOW = (
     ("cluster", "emulate", "hardware", "device", "link"),
-    ("model", "global_batch", "seq_len", "lora", "settings"),
+    ("model", "data", "global_batch", "seq_len", "lora", "settings"),
     ("profile", "speed", "split", "alpha", "bridge"),
 )
 
@@ -146,6 +155,7 @@ class RunOptions:
     device: OwnDevice = None
     link: Link = None
     model: Model = None
+    data: Data = None
     global_batch: GlobalBatch = None
     seq_len: SeqLen = None
     lora: Lora = None
@@ -163,6 +173,7 @@ class RunOptions:
 
         named = (
             ("model.name", self.model),
+            ("data.source", self.data),
             ("model.seq_len", self.seq_len),
             ("batch.global_batch", self.global_batch),
             ("lora.rank", self.lora),

@@ -100,11 +100,11 @@ def _refuse_no_data(recipe: Recipe, given: set[str]) -> None:
     """The demo's text is no text for a real model, and its loss on it no result. Raises ConfigError."""
     from hetctl.trainer.recipe import STDLIB
 
-    if recipe.model.name != "demo" and "data.source" not in given:
+    if recipe.model.name != "demo" and not {"data.source", "data.sources"} & given:
         raise ConfigError(
             f"nothing says what to train {recipe.model.name} on",
-            hint="--set data.source=PATH names a text, a .jsonl, a .parquet or a folder of such (in a recipe: `data: "
-            f"{{source: PATH}}`); --set data.source={STDLIB} takes Python's own sources, to try it",
+            hint="--data PATH names a text, a .jsonl, a .parquet or a folder of such (in a recipe: `data: "
+            f"{{source: PATH}}`); --data {STDLIB} takes Python's own sources, to try it",
         )
 
 

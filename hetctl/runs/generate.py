@@ -11,7 +11,7 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.operation.device import accelerator
 from hetctl.console import Sink
 from hetctl.runs.export import checked, saved_model, whole_weights
-from hetctl.trainer.data.tokens import Tokenizer, load_tokenizer
+from hetctl.trainer.data.tokenizer import Tokenizer, load_tokenizer
 from hetctl.trainer.model.config import find_shape, find_weights
 from hetctl.trainer.model.generation import generate
 from hetctl.trainer.model.huggingface import WeightFiles, check_weights

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetctl.launcher.supervisor.ship import Shipment
-from hetctl.trainer.data.sources import source_files
-from hetctl.trainer.recipe import STDLIB, DataSection, Recipe
+from hetctl.trainer.data.sources import beside_tokenizer, source_files
+from hetctl.trainer.recipe import DataSection, Recipe
 
 
 def paths_to_read(recipe: Recipe, resume: str) -> list[str]:
@@ -23,12 +23,11 @@ def shipments(recipe: Recipe) -> list[Shipment]:
 
 
 def _files(path: Path, data: DataSection) -> tuple[Path, ...]:
-    if str(path) == data.source:
-        return tuple(source_files(data))
-    settings = path.with_name("tokenizer_config.json")  # it may name the end of a text
-    return (path, settings) if settings.is_file() else (path,)
+    for one in data.each:
+        if str(path) == one.source:
+            return tuple(source_files(one))
+    return (path, *beside_tokenizer(data.tokenizer)) if str(path) == data.tokenizer else (path,)
 
 
 def _data_paths(data: DataSection) -> list[Path]:
-    unnamed = (STDLIB, "bytes")  # the hosts' own
-    return [Path(path) for path in (data.source, data.tokenizer) if path not in unnamed]
+    return [Path(path) for path in data.paths]

@@ -16,8 +16,6 @@ from hetctl.launcher.supervisor.launch import Launch, choose_way
 from hetctl.runs.inputs import shipments
 from hetctl.trainer.checkpoint.base import base_digest
 from hetctl.trainer.data.megatron import is_megatron
-from hetctl.trainer.data.sources import source_files
-from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.model.config import find_weights, model_folder, refuse_unread_weights
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.planning.executable import check_executable, check_trainable, check_wishes
@@ -135,27 +133,17 @@ def _say_data(recipe: Recipe, sink: Sink) -> None:
     data, folder = recipe.data, model_folder(recipe.model.name)
     lacking = data.tokenizer == "bytes" and folder is not None and not (folder / TOKENIZER).is_file()
     why = f" ({folder} has no {TOKENIZER})" if lacking else ""
-    made = "tokens already" if is_megatron(data.source) else f"tokenizer {data.tokenizer}{why}"
-    sink.say(f"data: {data.source}, {made}")
+    for one in data.each:
+        made = "tokens already" if is_megatron(one.source) else f"tokenizer {data.tokenizer}{why}"
+        sink.say(f"data: {one.source}, {made}")
 
 
 def _check_data(recipe: Recipe) -> None:
     """Raise ConfigError unless the data is there, can be tokenised, and fits the model."""
-    source_files(recipe.data)
-    tokens = open_tokens(recipe.data)
-    vocabulary = recipe.shape().vocab
-    if tokens.vocabulary > vocabulary:
-        raise ConfigError(
-            f"the data's tokens go up to {tokens.vocabulary - 1}, the model's vocabulary only to {vocabulary - 1}",
-            hint="take the model's own tokenizer, or a model with a larger vocabulary",
-        )
-    for side in (tokens.train, tokens.validation):
-        if len(side) <= recipe.model.seq_len:
-            raise ConfigError(
-                f"'{recipe.data.source}' gives {len(tokens.train)} tokens to train and {len(tokens.validation)} to "
-                f"validate on, too few for samples of {recipe.model.seq_len}",
-                hint="use more text, a larger data.validation_share, or a smaller model.seq_len",
-            )
+    from hetctl.trainer.data.datasets import open_sides  # torch, which not every start needs
+
+    seq_len, global_batch = recipe.model.seq_len, recipe.batch.global_batch
+    open_sides(recipe.data, seq_len=seq_len, global_batch=global_batch, vocabulary=recipe.shape().vocab)
 
 
 def _check_start(recipe: Recipe, shape: ModelShape, sink: Sink) -> None:

@@ -7,25 +7,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from hetctl.trainer import schedule
 from hetctl.trainer.bench import samples
+from hetctl.trainer.data.datasets import Conversations, Dataset
+from hetctl.trainer.data.tokens import BEARS_LOSS
 from hetctl.trainer.gradients import buckets, gradients, layout
 from hetctl.trainer.gradients.layout import Slot
 from hetctl.trainer.gradients.optimizer import learning_rate
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop.build import build
 from hetctl.trainer.loop.trainer import Trainer
-from hetctl.trainer.model import activations, split_backward, tensor_cuts
+from hetctl.trainer.model import activations, model, split_backward, tensor_cuts
 from hetctl.trainer.model.adapters import is_trained
 from hetctl.trainer.model.head_loss import IGNORED
 from hetctl.trainer.model.initial_weights import initial
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.pipeline import boundary, pipeline
-from hetctl.trainer.recipe import BatchSection, ModelSection, OptimizerSection, Recipe, TrainSection
+from hetctl.trainer.recipe import BatchSection, DataSection, ModelSection, OptimizerSection, Recipe, TrainSection
 from tests.layouts import Layout, plan_of
 
 SEQ_LEN, STEPS = 12, 20
@@ -50,11 +53,36 @@ class UnevenSamples(samples.UnevenSamples):
         self.global_batch = global_batch
 
 
-def recipe(optimizer: str, *, clip_norm: float, global_batch: int, precision: str = "fp64", **train: Any) -> Recipe:
+def samples_of(asked: Recipe) -> Dataset:
+    """Uneven samples, or random conversations where they are packed."""
+    if not asked.data.packing:
+        return UnevenSamples(asked.batch.global_batch)
+    random = np.random.default_rng(1)
+    lengths = random.integers(2, SEQ_LEN + 2, 300)
+    tokens = random.integers(0, SHAPE.vocab, lengths.sum()).astype(np.uint32)
+    ends = np.cumsum(lengths)
+    said = random.random(len(tokens)) < 0.6
+    said[ends - 1] = True  # each has a target
+    about = {"seq_len": SEQ_LEN, "global_batch": asked.batch.global_batch, "seed": 0}
+    return Conversations(
+        tokens | BEARS_LOSS * said.astype(np.uint32), ends, "random", long="cut", packing=True, **about
+    )
+
+
+def recipe(
+    optimizer: str,
+    *,
+    clip_norm: float,
+    global_batch: int,
+    precision: str = "fp64",
+    packing: bool = False,
+    **train: Any,
+) -> Recipe:
     lr = 0.05 if optimizer == "sgd" else 3e-3
     section = OptimizerSection(name=optimizer, lr=lr, warmup_steps=3, clip_norm=clip_norm)  # type: ignore[arg-type]
     return Recipe(
         model=ModelSection("tiny", SEQ_LEN),
+        data=DataSection(packing=packing),
         batch=BatchSection(global_batch),
         optimizer=section,
         train=TrainSection(steps=STEPS, precision=precision, **train),  # type: ignore[arg-type]
@@ -75,7 +103,7 @@ def train_layout(
     plan = plan_of(layout, seq_len=SEQ_LEN, transport=transport)
     plan.validate(where="test", layers=shape.layers)
     job = Job(plan, asked, shape, checkpoints="unused")
-    trainer = build(job, _device(rank, device), training=UnevenSamples(plan.global_batch))
+    trainer = build(job, _device(rank, device), training=samples_of(asked))
     slots = {slot.name: slot for bucket in trainer.gradients.every for slot in bucket.layout.slots}
     trace = Trace([], [], [], slots)
     for step in range(STEPS):
@@ -109,6 +137,18 @@ def initialise(model: StageModel, seed: int) -> None:
             parameter.copy_(initial(name, size, model.shape, seed=seed, dtype=dtype, device=device))
 
 
+def one_at_a_time(
+    inputs: torch.Tensor, targets: torch.Tensor, documents: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each conversation of packed rows as a batch of its own."""
+    found = []
+    for row, target, marks in zip(inputs, targets, documents, strict=True):
+        for number in range(1, int(marks.max()) + 1):
+            found.append((row[marks == number][None], target[marks == number][None]))
+    assert len(found) > len(inputs), "some share a row"
+    return found
+
+
 def summed_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Sum of the cross entropies of all valid targets (not IGNORED), in at least fp32."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
@@ -132,11 +172,12 @@ def reference(asked: Recipe, shape: ModelShape = SHAPE) -> Trace:
         optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=1.0)
     else:
         optimizer = torch.optim.AdamW(groups, betas=(section.beta1, section.beta2), eps=section.eps)
-    data = UnevenSamples(asked.batch.global_batch)
+    data = samples_of(asked)
     trace = Trace([], [], [])
     for step in range(STEPS):
-        inputs, targets = (torch.as_tensor(a) for a in data.batch(step, 0, asked.batch.global_batch))
-        loss = summed_loss(model(inputs), targets) / (targets != IGNORED).sum()
+        inputs, targets, *documents = (torch.as_tensor(a) for a in data.batch(step, 0, asked.batch.global_batch))
+        pieces = one_at_a_time(inputs, targets, documents[0]) if documents else [(inputs, targets)]
+        loss = torch.stack([summed_loss(model(i), t) for i, t in pieces]).sum() / (targets != IGNORED).sum()
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.get_total_norm([p.grad for p in named.values() if p.grad is not None])
@@ -174,8 +215,8 @@ def difference(found: list[Trace], wanted: Trace) -> float:
 def _mean_of_means() -> None:
     right = StageModel.loss
 
-    def wrong(self: StageModel, x: torch.Tensor, targets: torch.Tensor, *, scale: float) -> Any:
-        return right(self, x, targets, scale=scale * targets.numel() / int((targets != IGNORED).sum()))
+    def wrong(self: StageModel, x: torch.Tensor, targets: torch.Tensor, documents: Any, *, scale: float) -> Any:
+        return right(self, x, targets, documents, scale=scale * targets.numel() / int((targets != IGNORED).sum()))
 
     StageModel.loss = wrong  # type: ignore[method-assign]
 
@@ -221,6 +262,16 @@ def _lost_weight_gradient() -> None:
     split_backward.WeightGradients.take = wrong  # type: ignore[method-assign]
 
 
+def _documents_unseen() -> None:
+    """The last stage does not hear where conversations end."""
+    right = StageModel.loss
+    StageModel.loss = lambda self, x, t, documents, *, scale: right(self, x, t, scale=scale)  # type: ignore[method-assign]
+
+
+def _positions_go_on() -> None:
+    model.positions_in = lambda documents: torch.arange(documents.shape[1]).expand_as(documents)
+
+
 def _small_buckets() -> None:
     """Not a bug: a bucket for each unit, as large models have them."""
     layout.BUCKET_ELEMENTS = 1
@@ -261,4 +312,6 @@ PLANTS: dict[str, Callable[[], None]] = {
     "copies count twice": _copies_count_twice,
     "copies not summed": _copies_not_summed,
     "lost weight gradient": _lost_weight_gradient,
+    "documents unseen": _documents_unseen,
+    "positions go on": _positions_go_on,
 }

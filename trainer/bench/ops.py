@@ -122,7 +122,7 @@ def _block(work: Workload, samples: int, *, part: TensorShare) -> Timed:
     blocks = list(model.layers.values())
     _accumulate([p for block in blocks for p in block.parameters()])
     x = torch.randn(samples, work.seq_len, shape.hidden, dtype=dtype, device=device, requires_grad=True)
-    tables = [model.rotary(x, layer) for layer in range(*layers)]
+    tables = [model.rotary(x, model.is_local(layer)) for layer in range(*layers)]
 
     def forward() -> Tensor:
         y = x

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.operation.device import synchronize
-from hetctl.trainer.data.batches import Samples
+from hetctl.trainer.data.datasets import Samples
 from hetctl.trainer.model.head_loss import IGNORED
 
 

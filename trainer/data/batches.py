@@ -5,64 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.operation.device import has_streams, module_of
-from hetctl.trainer.data.tokens import TokenArray
+from hetctl.trainer.data.datasets import Dataset
 from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.ranks.groups import Place
 
-Samples = npt.NDArray[np.int64]
 T = TypeVar("T")
-
-
-class Dataset(Protocol):
-    """Where a step's samples come from."""
-
-    def batch(self, step: int, first: int, past_last: int) -> tuple[Samples, Samples]:
-        """Inputs and targets [past_last - first, seq_len] of those samples of a step's global batch."""
-        ...
-
-
-class PackedTokens:
-    """Windows of a flat token array in an order shuffled once per epoch; targets are the next tokens."""
-
-    def __init__(self, tokens: TokenArray, *, seq_len: int, global_batch: int, seed: int) -> None:
-        self.tokens, self.seq_len, self.global_batch, self.seed = tokens, seq_len, global_batch, seed
-        self.windows = (len(tokens) - 1) // seq_len
-        if self.windows < 1:
-            raise ConfigError(
-                f"the text is {len(tokens)} tokens, too short for one sample of {seq_len}",
-                hint="use more text or a smaller model.seq_len",
-            )
-        self._epoch: tuple[int, npt.NDArray[np.int64]] = (-1, np.empty(0, dtype=np.int64))
-
-    def batch(self, step: int, first: int, past_last: int) -> tuple[Samples, Samples]:
-        numbers = [self._window(step * self.global_batch + i) for i in range(first, past_last)]
-        starts = np.asarray(numbers, dtype=np.int64)[:, None] * self.seq_len
-        rows = self.tokens[starts + np.arange(self.seq_len + 1)].astype(np.int64)
-        return rows[:, :-1], rows[:, 1:]
-
-    def _window(self, position: int) -> int:
-        epoch, index = divmod(position, self.windows)
-        if self._epoch[0] != epoch:
-            self._epoch = (epoch, np.random.default_rng((self.seed, epoch)).permutation(self.windows))
-        return int(self._epoch[1][index])
 
 
 @dataclass
 class MicroBatch:
-    """One micro-batch's share of this rank: inputs [samples, seq] and targets [samples, seq]."""
+    """One micro-batch's share of this rank: [samples, seq] each."""
 
     inputs: Tensor
     targets: Tensor
+    documents: Tensor | None = None  # which of its row's documents each token is in; None: each row is one
 
 
 class Batches:
@@ -108,8 +71,7 @@ class Batches:
         batch = []
         for k in range(stage.micro_batches):
             start = offset + k * stage.micro_batch_size
-            inputs, targets = dataset.batch(step, start + low, start + high)
-            batch.append(MicroBatch(self._pinned(inputs), self._pinned(targets)))
+            batch.append(MicroBatch(*map(self._pinned, dataset.batch(step, start + low, start + high))))
         return batch
 
     def _pinned(self, array: Any) -> Tensor:
@@ -119,8 +81,8 @@ class Batches:
     def _to_device(self, host: MicroBatch) -> MicroBatch:
         if not has_streams(self._device):
             return host
-        inputs, targets = (t.to(self._device, non_blocking=True) for t in (host.inputs, host.targets))
-        return MicroBatch(inputs, targets)
+        held = (t for t in (host.inputs, host.targets, host.documents) if t is not None)
+        return MicroBatch(*(t.to(self._device, non_blocking=True) for t in held))
 
     def _choose_device(self) -> None:
         """Pinning in a thread that has chosen none would make a context on the first device."""

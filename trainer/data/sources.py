@@ -1,9 +1,8 @@
-"""Documents: the texts of a source (a file, a .jsonl, a folder, or Python's own library), in a fixed order."""
+"""Documents: the texts of a source (a file, rows, a folder, or Python's own library), in a fixed order."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import read_text
 from hetctl.comm.contract.units import MiB
 from hetctl.trainer.data.megatron import files_of, is_megatron
-from hetctl.trainer.recipe import STDLIB, DataSection
+from hetctl.trainer.data.tables import ROW_SUFFIXES, keys_of, rows_of
+from hetctl.trainer.recipe import NO_PATHS, STDLIB, DataSection
 
 TEXT_SUFFIXES = (
     ".txt",
@@ -28,11 +28,12 @@ TEXT_SUFFIXES = (
     ".js",
     ".ts",
     ".java",
-    ".jsonl",
-    ".parquet",
+    *ROW_SUFFIXES,
 )
 MAX_TOKENIZER_BYTES = 256 * MiB
-SHOWN = 20  # columns of a table that an error names
+CHAT = ({"messages"}, {"conversations"}, {"prompt", "completion"})  # the keys that rows of conversations have
+TEMPLATES = "additional_chat_templates"
+BESIDE = ("special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja")  # the later say more
 LEFT_OUT = ("test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3")
 
 
@@ -54,18 +55,39 @@ def source_files(section: DataSection) -> list[Path]:
         return list(files_of(section.source))
     path = Path(section.source)
     if path.is_dir():
-        files = [p for p in path.rglob("*") if p.is_file() and p.suffix in TEXT_SUFFIXES]
+        files = [p for p in path.rglob("*") if p.is_file() and p.suffix in TEXT_SUFFIXES and not _is_cache(p)]
         return _some(files, f"the folder {path} holds no text to train on")
     if not path.is_file():
         raise ConfigError(f"the data path '{path}' does not exist", hint="set data.source to a file or folder of text")
     return _some([path], "")
 
 
-def documents(section: DataSection) -> Iterator[Document]:
-    """All texts of the source in a fixed order. Raises ConfigError for files and lines that cannot be read."""
+def named_files(section: DataSection) -> Iterator[tuple[Path, str]]:
+    """The files of a source, each with its name in the source. Raises ConfigError."""
     root = Path(sysconfig.get_paths()["stdlib"]) if section.source == STDLIB else Path(section.source)
     for path in source_files(section):
-        name = str(path.relative_to(root)) if path != root else path.name
+        yield path, str(path.relative_to(root)) if path != root else path.name
+
+
+def is_chat(section: DataSection) -> bool:
+    """Whether a source's rows are conversations, as those of its first file of rows say. Raises ConfigError."""
+    files = [] if section.source == STDLIB or is_megatron(section.source) else source_files(section)
+    keys = next((set(keys_of(path)) for path in files if path.suffix in ROW_SUFFIXES), set[str]())
+    asked = section.field not in keys or section.field in ("messages", "conversations")
+    return asked and any(needed <= keys for needed in CHAT)
+
+
+def beside_tokenizer(tokenizer: str) -> list[Path]:
+    """The files beside a tokenizer.json that say what its special tokens are, and how conversations are written."""
+    if tokenizer == "bytes":
+        return []
+    folder = Path(tokenizer).parent
+    return [path for name in BESIDE if (path := folder / name).is_file()] + sorted(folder.glob(f"{TEMPLATES}/*.jinja"))
+
+
+def documents(section: DataSection) -> Iterator[Document]:
+    """All texts of the source in a fixed order. Raises ConfigError for files and lines that cannot be read."""
+    for path, name in named_files(section):
         try:
             yield from _texts(path, name, section.field)
         except OSError as error:
@@ -84,6 +106,11 @@ def fingerprint(section: DataSection) -> str:
         settings = path.with_name("tokenizer_config.json")  # it may name the end of a text
         if settings.is_file():
             digest.update(read_text(settings, what="tokenizer", max_bytes=MAX_TOKENIZER_BYTES).encode())
+    if is_chat(section):
+        digest.update(section.template.encode())
+        named = [Path(section.template)] if section.template not in NO_PATHS else []
+        for path in [*named, *beside_tokenizer(section.tokenizer)]:
+            digest.update(read_text(path, what="chat template", max_bytes=MAX_TOKENIZER_BYTES).encode())
     return digest.hexdigest()[:24]
 
 
@@ -94,63 +121,19 @@ def held_out(name: str, section: DataSection) -> bool:
 
 
 def _texts(path: Path, name: str, field: str) -> Iterator[Document]:
-    if path.suffix == ".jsonl":
-        yield from _jsonl(path, name, field)
-    elif path.suffix == ".parquet":
-        yield from _parquet(path, name, field)
-    else:
+    if path.suffix not in ROW_SUFFIXES:
         yield Document(name, path.read_text(encoding="utf-8", errors="replace"))
+        return
+    for row in rows_of(path, (field,)):
+        text = row.values.get(field) if isinstance(row.values, dict) else None
+        if not isinstance(text, str):
+            raise ConfigError(f"{row.place}: no text under the key '{field}'", hint="set data.field to the text's key")
+        yield Document(f"{name}#{row.number}", text)
 
 
-def _jsonl(path: Path, name: str, field: str) -> Iterator[Document]:
-    """One document per line that is not blank, whether or not the file starts with a byte order mark."""
-    with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            if not _is_utf8(line):
-                raise ConfigError(f"{path}, line {number}: not UTF-8", hint="write the file anew as UTF-8")
-            try:
-                text = json.loads(line)[field]
-                if not isinstance(text, str):
-                    raise TypeError
-            except (ValueError, KeyError, TypeError, RecursionError):
-                raise ConfigError(
-                    f"{path}, line {number}: no text under the key '{field}'", hint="set data.field to the text's key"
-                ) from None
-            yield Document(f"{name}#{number}", text)
-
-
-def _is_utf8(line: str) -> bool:
-    """Whether a line had no byte that decoding had to escape."""
-    try:
-        line.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _parquet(path: Path, name: str, field: str) -> Iterator[Document]:
-    """One document per row, read a batch of rows at a time."""
-    try:
-        import pyarrow
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise ConfigError("the package 'pyarrow' is not installed", hint="pip install hetctl[parquet]") from None
-    try:
-        number, file = 0, ParquetFile(path)
-        if field not in (there := file.schema_arrow.names):
-            raise ConfigError(
-                f"{path} has no column '{field}'", hint=f"set data.field to one of: {', '.join(there[:SHOWN])}"
-            )
-        for batch in file.iter_batches(columns=[field]):
-            for text in batch.column(0).to_pylist():
-                number += 1
-                if not isinstance(text, str):
-                    raise ConfigError(f"{path}, row {number}: no text under the column '{field}'")
-                yield Document(f"{name}#{number}", text)
-    except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: a text that is not UTF-8
-        raise ConfigError(f"{path} cannot be read as parquet with a column '{field}': {error}") from None
+def _is_cache(path: Path) -> bool:
+    """What the library `datasets` leaves beside a dataset's own files."""
+    return path.suffix == ".arrow" and path.name.startswith("cache-")
 
 
 def _some(files: list[Path], otherwise: str) -> list[Path]:

@@ -8,7 +8,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.files import read_text
 from hetctl.trainer.data.megatron import cut_at, digest_of, files_of, is_megatron, open_indexed
-from hetctl.trainer.data.sources import MAX_TOKENIZER_BYTES, documents, fingerprint, held_out
+from hetctl.trainer.data.sources import documents, fingerprint, held_out, is_chat
+from hetctl.trainer.data.tokenizer import Tokenizer, load_tokenizer
 from hetctl.trainer.recipe import DataSection
 
-BYTES_VOCABULARY = 257  # 256 bytes and the end of a document
 BOUND = "tokens_below"  # the key under which a cache keeps it; one without the key is made anew
+SIDES = ("train", "validation")
+BEARS_LOSS = np.uint32(1 << 31)  # set in a conversation's token that the assistant says
 TokenArray = npt.NDArray[Any]  # whole numbers of any width
-Encode = Callable[[str], TokenArray]
-Decode = Callable[[Sequence[int]], str]
+Ends = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -37,37 +39,7 @@ class Tokens:
     validation: TokenArray
     vocabulary: int  # every token is below it
     digest: str = ""  # of both sides: equal on hosts that hold the same text
-
-
-@dataclass(frozen=True)
-class Tokenizer:
-    """Text to tokens and back; `end` closes a document."""
-
-    encode: Encode
-    decode: Decode
-    vocabulary: int  # every token is below it
-    end: int
-
-
-def load_tokenizer(section: DataSection) -> Tokenizer:
-    """The byte tokenizer, or a Hugging Face tokenizer.json. Raises ConfigError when it cannot be used."""
-    if section.tokenizer == "bytes":
-        return Tokenizer(_encode_bytes, _decode_bytes, BYTES_VOCABULARY, 256)
-    path = Path(section.tokenizer)
-    text = read_text(path, what="tokenizer", max_bytes=MAX_TOKENIZER_BYTES)
-    try:
-        from tokenizers import Tokenizer as HuggingFaceTokenizer
-    except ImportError:
-        raise ConfigError("the package 'tokenizers' is not installed", hint="pip install hetctl[tokenizers]") from None
-    try:
-        loaded = HuggingFaceTokenizer.from_str(text)
-    except Exception as error:  # the library raises bare Exception for any malformed file
-        raise ConfigError(f"{path} is not a Hugging Face tokenizer.json: {error}") from None
-    loaded.no_truncation()  # a file may ask for both: right for single inputs, not for whole documents
-    loaded.no_padding()
-    end = _end_token(loaded, path)
-    ids = loaded.get_vocab(with_added_tokens=True).values()  # they may have gaps: how many there are bounds nothing
-    return Tokenizer(_encoder(loaded, path), loaded.decode, max(ids) + 1, end)
+    ends: tuple[Ends, Ends] | None = None  # where conversations end, on both sides; None: text
 
 
 def open_tokens(section: DataSection, cache: Path | None = None) -> Tokens:
@@ -79,9 +51,9 @@ def open_tokens(section: DataSection, cache: Path | None = None) -> Tokens:
     if is_megatron(section.source):
         mapped = open_indexed(section.source).tokens
         return Tokens(mapped[: about["train"]], mapped[about["train"] :], about[BOUND], about["digest"])
-    sides = (np.memmap(folder / f"{side}.bin", dtype=np.uint32, mode="r") for side in ("train", "validation"))
-    train, validation = sides
-    return Tokens(train, validation, about[BOUND], about["digest"])
+    train, validation = (np.memmap(folder / f"{side}.bin", dtype=np.uint32, mode="r") for side in SIDES)
+    ends = (np.load(folder / "train.npy"), np.load(folder / "validation.npy")) if "conversations" in about else None
+    return Tokens(train, validation, about[BOUND], about["digest"], ends)
 
 
 def default_cache() -> Path:
@@ -125,9 +97,10 @@ def _is_made(folder: Path) -> bool:
 
 def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
-    for side in ("train", "validation"):
-        with (folder / f"{side}.bin").open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+    for path in (folder / f"{side}{suffix}" for suffix in (".bin", ".npy") for side in SIDES):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:24]
 
 
@@ -135,25 +108,46 @@ def _make(section: DataSection, folder: Path) -> None:
     if is_megatron(section.source):
         (folder / "tokens.json").write_text(json.dumps(_about_megatron(section)))
         return
-    tokenizer = load_tokenizer(section)
-    counts, texts = {"train": 0, "validation": 0}, 0
-    end = np.asarray([tokenizer.end], dtype=np.uint32)
-    files: dict[str, Any] = {side: (folder / f"{side}.bin").open("wb") for side in counts}
-    for document in documents(section):
-        side = "validation" if held_out(document.name, section) else "train"
-        words = tokenizer.encode(document.text)
-        texts += len(words)
-        tokens = np.concatenate((words, end))
-        files[side].write(tokens.tobytes())
-        counts[side] += len(tokens)
-    for file in files.values():
-        file.close()
-    if not texts:
+    tokenizer, chat = load_tokenizer(section), is_chat(section)
+    lengths = _write((_conversations if chat else _texts)(section, tokenizer), section, folder)
+    counts = {side: sum(lengths[side]) for side in SIDES}
+    if sum(counts.values()) == sum(map(len, lengths.values())):  # nothing but ends
         raise ConfigError(f"'{section.source}' holds no text")
     if not all(counts.values()):
-        _split_tail(folder, counts, section)
-    about = {BOUND: tokenizer.vocabulary, **counts, "digest": _digest(folder)}
-    (folder / "tokens.json").write_text(json.dumps(about))
+        _split_tail(folder, lengths, counts, section, whole=chat)
+    about: dict[str, Any] = {BOUND: tokenizer.vocabulary, **counts}
+    if chat:
+        about["conversations"] = sum(map(len, lengths.values()))
+        for side in SIDES:
+            np.save(folder / f"{side}.npy", np.cumsum(lengths[side], dtype=np.int64))
+    (folder / "tokens.json").write_text(json.dumps(about | {"digest": _digest(folder)}))
+
+
+def _write(pieces: Iterator[tuple[str, TokenArray]], section: DataSection, folder: Path) -> dict[str, array[int]]:
+    """Write each piece to its side. Returns how long those of each side are."""
+    lengths = {side: array("q") for side in SIDES}
+    with ExitStack() as open_files:
+        files = {side: open_files.enter_context((folder / f"{side}.bin").open("wb")) for side in SIDES}
+        for name, tokens in pieces:
+            side = "validation" if held_out(name, section) else "train"
+            files[side].write(tokens.tobytes())
+            lengths[side].append(len(tokens))
+    return lengths
+
+
+def _texts(section: DataSection, tokenizer: Tokenizer) -> Iterator[tuple[str, TokenArray]]:
+    end = np.asarray([tokenizer.end], dtype=np.uint32)
+    for document in documents(section):
+        yield document.name, np.concatenate((tokenizer.encode(document.text), end))
+
+
+def _conversations(section: DataSection, tokenizer: Tokenizer) -> Iterator[tuple[str, TokenArray]]:
+    try:
+        from hetctl.trainer.data.samples import samples
+    except ImportError:
+        raise ConfigError("the package 'jinja2' is not installed", hint="pip install hetctl[chat]") from None
+    for sample in samples(section, tokenizer):
+        yield sample.name, sample.tokens | (BEARS_LOSS * sample.bears_loss).astype(np.uint32)
 
 
 def _about_megatron(section: DataSection) -> dict[str, Any]:
@@ -169,57 +163,20 @@ def _about_megatron(section: DataSection) -> dict[str, Any]:
     return {BOUND: high + 1, "train": cut, "digest": digest_of(section.source)}
 
 
-def _split_tail(folder: Path, counts: dict[str, int], section: DataSection) -> None:
-    """Too few documents to hold whole ones out (one text file, say): hold out the end of the text."""
-    both = np.concatenate([np.fromfile(folder / f"{side}.bin", dtype=np.uint32) for side in counts])
+def _split_tail(
+    folder: Path, lengths: dict[str, array[int]], counts: dict[str, int], section: DataSection, *, whole: bool
+) -> None:
+    """Too few documents to hold whole ones out (one text file, say): hold out the end of the text, or the last of
+    `whole` conversations."""
+    every = lengths["train"] + lengths["validation"]
+    both = np.concatenate([np.fromfile(folder / f"{side}.bin", dtype=np.uint32) for side in SIDES])
     cut = cut_at(len(both), section.validation_share)
+    if whole:
+        kept = cut_at(len(every), section.validation_share)
+        lengths.update(train=every[:kept], validation=every[kept:])
+        cut = sum(lengths["train"])
+        if cut == len(both):
+            raise ConfigError(f"'{section.source}' holds one conversation: there is none to validate on")
     both[:cut].tofile(folder / "train.bin")
     both[cut:].tofile(folder / "validation.bin")
     counts.update(train=cut, validation=len(both) - cut)
-
-
-def _encoder(loaded: Any, path: Path) -> Encode:
-    def encode(text: str) -> TokenArray:
-        try:
-            found = loaded.encode(_whole(text), add_special_tokens=False).ids
-        except Exception as error:  # the library raises bare Exception, for an unknown token it does not have, say
-            raise ConfigError(f"{path} cannot encode the text: {error}", hint="take another tokenizer.json") from None
-        return np.asarray(found, dtype=np.uint32)
-
-    return encode
-
-
-def _whole(text: str) -> str:
-    """A text without halves of characters (lone surrogates, which JSON can hold and UTF-8 cannot)."""
-    return text.encode("utf-8", errors="replace").decode("utf-8")
-
-
-def _encode_bytes(text: str) -> TokenArray:
-    return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint32)
-
-
-def _decode_bytes(tokens: Sequence[int]) -> str:
-    return bytes(token for token in tokens if token < 256).decode("utf-8", errors="replace")
-
-
-def _end_token(loaded: Any, path: Path) -> int:
-    """The token that closes a document: a usual one, or what tokenizer_config.json beside the file names."""
-    beside = path.with_name("tokenizer_config.json")
-    for word in ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|im_end|>", _named_end(beside)):
-        token = loaded.token_to_id(word)
-        if token is not None:
-            return int(token)
-    raise ConfigError(
-        f"{path} has no end-of-text token hetctl knows",
-        hint=f"known: <|end_of_text|>, </s>, <|endoftext|>, or the eos_token of {beside}",
-    )
-
-
-def _named_end(path: Path) -> str:
-    """The `eos_token` of a tokenizer_config.json, a word or an object with its content; empty where it has none."""
-    try:
-        named = json.loads(path.read_text(encoding="utf-8"))["eos_token"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    word = named.get("content") if isinstance(named, dict) else named
-    return word if isinstance(word, str) else ""

@@ -23,7 +23,8 @@ from hetctl.trainer.checkpoint import per_host, writer
 from hetctl.trainer.checkpoint.per_host import Copier, make_copier
 from hetctl.trainer.checkpoint.reader import Reader
 from hetctl.trainer.checkpoint.writer import Checkpoints
-from hetctl.trainer.data.batches import Batches, Dataset
+from hetctl.trainer.data.batches import Batches
+from hetctl.trainer.data.datasets import Dataset
 from hetctl.trainer.gradients.buckets import Bucket
 from hetctl.trainer.gradients.gradients import Gradients
 from hetctl.trainer.gradients.layout import keeps_whole, layouts_of, may_share, shards_of, shards_over, tensor_share_of
@@ -64,7 +65,8 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     _offload_activations(models, stages, gradients, device)
     optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
     for model in models if train.compile else ():
-        compile_model(model, samples=share(stages[0].micro_batch_size, stages[0].width), seq_len=plan.seq_len)
+        samples = share(stages[0].micro_batch_size, stages[0].width)
+        compile_model(model, samples=samples, seq_len=plan.seq_len, packing=job.recipe.data.packing)
     deferred = _deferred(models, gradients) if SCHEDULES[plan.schedule].splits_backward else None
     pipeline = StagePipeline(plan, place, models, groups, timeline=timeline, deferred=deferred)
     return Trainer(job, device, place, models, pipeline, gradients, optimizer, timeline, batches, groups)

@@ -15,8 +15,7 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.events import Begin, Note, Reporter, Step, TrainingEnded, Validated
 from hetctl.comm.group import backend
 from hetctl.trainer.checkpoint.per_host import make_file_group
-from hetctl.trainer.data.batches import PackedTokens
-from hetctl.trainer.data.tokens import open_tokens
+from hetctl.trainer.data.datasets import open_sides
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop.build import build, rebuild, resume, save_with
 from hetctl.trainer.loop.figures import StepFigures, peak_memory
@@ -33,14 +32,18 @@ SKIPS_SAID = 5
 def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     """Train from the first step (or the checkpoint's) to the last, or until asked to stop; then validate and save."""
     file_group = make_file_group()
-    digest, datasets = _datasets(job, file_group)
+    plan, data = job.plan, job.recipe.data
+    sides = open_sides(data, seq_len=plan.seq_len, global_batch=plan.global_batch, vocabulary=job.shape.vocab)
+    _agree_on_text(sides.digest, file_group)
     versions = _versions(job, device, file_group)
-    trainer = build(job, device, **datasets)
+    trainer = build(job, device, training=sides.training, validation=sides.validation)
     start = resume(trainer, Path(job.resume), file_group) if job.resume else 0
     goes_on = job.resume is not None and Path(job.resume).parent == Path(job.checkpoints)
     save_with(trainer, reporter, file_group, beyond=start if goes_on else 0)
     trainer.requests.listen()
-    reporter.emit(Begin(start, job.recipe.train.steps, digest, versions))
+    reporter.emit(Begin(start, job.recipe.train.steps, sides.digest, versions))
+    for sentence in sides.said:
+        reporter.emit(Note(sentence))
     steps = Steps(trainer, reporter, file_group, start=start, saved=start if goes_on else -1)
     steps.train()
     steps.end()
@@ -138,18 +141,6 @@ class Steps:
     def _show_samples(self) -> None:
         for sample in sampled(self.trainer, self.done):
             self.reporter.emit(sample)
-
-
-def _datasets(job: Job, file_group: Any) -> tuple[str, dict[str, Any]]:
-    """A digest of the text, equal on all ranks, and both sides of it."""
-    tokens = open_tokens(job.recipe.data)
-    highest, known = tokens.vocabulary - 1, job.shape.vocab - 1
-    if highest > known:
-        raise ConfigError(f"the data's tokens go up to {highest}, the model's vocabulary only to {known}")
-    _agree_on_text(tokens.digest, file_group)
-    about = {"seq_len": job.plan.seq_len, "global_batch": job.plan.global_batch, "seed": job.recipe.data.seed}
-    sides = {"training": PackedTokens(tokens.train, **about), "validation": PackedTokens(tokens.validation, **about)}
-    return tokens.digest, sides
 
 
 def _agree_on_text(digest: str, file_group: Any) -> None:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetctl.comm.contract.events import Sampled
-from hetctl.trainer.data.batches import Dataset
-from hetctl.trainer.data.tokens import Tokenizer, load_tokenizer
+from hetctl.trainer.data.datasets import Dataset
+from hetctl.trainer.data.tokenizer import Tokenizer, load_tokenizer
 from hetctl.trainer.loop.trainer import Trainer
 from hetctl.trainer.model.compute_precision import compute_in
 from hetctl.trainer.model.generation import continuation
@@ -20,15 +20,15 @@ from hetctl.trainer.model.head_loss import IGNORED
 from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.model.tensor_parallel import TensorShare
 
-LONGEST_PROMPT = 64  # tokens that are shown of a held-out text before the model goes on
+LONGEST_PROMPT = 64  # tokens of a held-out text; of a conversation all that stands before the answer
 
 
 def prompts(validation: Dataset, count: int) -> Iterator[list[int]]:
     """Of held-out samples what stands before the first token that bears loss; where all do, their first half."""
-    inputs, targets = validation.batch(0, 0, count)
+    inputs, targets = validation.batch(0, 0, count)[:2]
     for row, wanted in zip(inputs, targets, strict=True):
-        before = int(np.argmax(wanted != IGNORED)) or len(row) // 2
-        yield row[max(before + 1 - LONGEST_PROMPT, 0) : before + 1].tolist()
+        answer, half = int(np.argmax(wanted != IGNORED)), len(row) // 2
+        yield row[: answer + 1].tolist() if answer else row[max(half + 1 - LONGEST_PROMPT, 0) : half + 1].tolist()
 
 
 def sampled(trainer: Trainer, step: int) -> list[Sampled]:

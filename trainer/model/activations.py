@@ -33,7 +33,7 @@ _KEPT = {  # matrix products, attention and sums over ranks: what selective reco
 }
 
 
-def recomputing(call: Callable[..., Tensor], *inputs: Tensor, recompute: Recompute) -> Tensor:
+def recomputing(call: Callable[..., Tensor], *inputs: Tensor | None, recompute: Recompute) -> Tensor:
     """What `call` returns, keeping for backward all it needs, or less of it and computing the rest again.
 
     It stands inside a block's forward, so that a compiled block compiles what is computed again as well.

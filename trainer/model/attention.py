@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -57,17 +57,17 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = norms
         self.seen: SeenTokens | None = None  # while a text is continued
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[batch, seq, hidden] -> the same; cos and sin are [seq, rotary_dim]."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, documents: Tensor | None = None) -> Tensor:
+        """[batch, seq, hidden] -> the same; cos and sin are [seq, rotary_dim], or of each sample [batch, 1, ..]."""
         batch, seq, _ = x.shape
         x = enter(x, self.tensor)
         q, k = self._heads(self.q_proj(x), self.q_norm), self._heads(self.k_proj(x), self.k_norm)
         if self.rotary:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        v = self._heads(self.v_proj(x))
+        v, scale = self._heads(self.v_proj(x)), self.scale
         if self.seen is not None:
             k, v = self.seen.extended(k, v)
-        y = causal_attention(q, k, v, scale=self.scale, window=self.window, cap=self.cap)
+        y = causal_attention(q, k, v, scale=scale, window=self.window, cap=self.cap, documents=documents)
         return summed_linear(self.o_proj, y.transpose(1, 2).reshape(batch, seq, -1), self.tensor)
 
     def _heads(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
@@ -79,30 +79,47 @@ class Attention(nn.Module):
 
 
 def causal_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, window: int = 0, cap: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    window: int = 0,
+    cap: float = 0.0,
+    documents: Tensor | None = None,
 ) -> Tensor:
     """[batch, heads, seq, head_dim] each, fewer heads in k and v where they are grouped, and more tokens there where
     those of q are the last of them.
 
-    A token attends to `window` tokens, itself the last of them (0: all before it); scores are scaled (None: by
-    head_dim ** -0.5), then capped at c tanh(x / c). Plain attention takes a device's own kernels, in an order set here,
-    not around the model, so that recomputation takes the same; the rest takes flex attention there.
+    A token attends to `window` tokens, itself the last of them (0: all before it), and only to those of its own
+    document ([batch, seq]: which one each is in); scores are scaled (None: by head_dim ** -0.5), then capped at
+    c tanh(x / c). Plain attention takes a device's own kernels, in an order set here, not around the model, so that
+    recomputation takes the same; the rest takes flex attention there.
     """
     grouped = q.shape[1] != k.shape[1]
     window = 0 if window >= k.shape[2] else window
     if q.shape[2] < k.shape[2]:
-        return _by_mask(q, k, v, scale=scale, window=window, cap=cap)
-    if not window and not cap:
+        return _by_mask(q, k, v, scale=scale, window=window, cap=cap, documents=None)
+    if not window and not cap and documents is None:
         if q.is_cpu:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
         with sdpa_kernel(KERNELS, set_priority=True):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
-    if q.is_cpu:
-        return _by_mask(q, k, v, scale=scale, window=window, cap=cap)
-    return _flexible(q, k, v, scale=scale, window=window, cap=cap)
+    way = _by_mask if q.is_cpu else _flexible
+    return way(q, k, v, scale=scale, window=window, cap=cap, documents=documents)
 
 
-def _by_mask(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, window: int, cap: float) -> Tensor:
+def positions_in(documents: Tensor) -> Tensor:
+    """How far each token [batch, seq] is from the beginning of its document."""
+    at = torch.arange(documents.shape[1], device=documents.device)
+    begins = documents != documents.roll(1, dims=1)
+    begins[:, 0] = True
+    return at - torch.where(begins, at, 0).cummax(dim=1).values
+
+
+def _by_mask(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, window: int, cap: float, documents: Tensor | None
+) -> Tensor:
     """The same by its definition, all scores at once."""
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
@@ -112,12 +129,16 @@ def _by_mask(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, window: in
     at = torch.arange(k.shape[2], device=q.device)
     back = at[-q.shape[2] :, None] - at
     seen = (back >= 0) & (back < (window or len(at)))
+    if documents is not None:
+        seen = seen & (documents[:, None, :, None] == documents[:, None, None, :])
     return F.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1).to(v.dtype) @ v
 
 
-def _flexible(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, window: int, cap: float) -> Tensor:
-    """The same by torch's flex attention, which skips what a window leaves out."""
-    grouped, seen = q.shape[1] != k.shape[1], _window_mask(q.shape[2], window, q.device)
+def _flexible(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, window: int, cap: float, documents: Tensor | None
+) -> Tensor:
+    """The same by torch's flex attention, which skips what is left out."""
+    grouped, seen = q.shape[1] != k.shape[1], _mask(q.shape[2], window, q.device, documents)
     out: Tensor = _flex()(q, k, v, score_mod=_capped(cap), block_mask=seen, scale=scale, enable_gqa=grouped)
     return out
 
@@ -141,11 +162,13 @@ def _capped(cap: float) -> Callable[..., Tensor] | None:
     return capped if cap else None
 
 
-@cache
-def _window_mask(seq: int, window: int, device: torch.device) -> Any:
+@lru_cache(maxsize=64)  # of a step's documents: all layers share one, and what is computed again does
+def _mask(seq: int, window: int, device: torch.device, documents: Tensor | None) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return (i >= j) & (i - j < window) if window else i >= j
+        near = (i >= j) & (i - j < window) if window else i >= j
+        return near if documents is None else near & (documents[b, i] == documents[b, j])
 
-    return create_block_mask(seen, None, None, seq, seq, device=device)
+    batch = None if documents is None else documents.shape[0]
+    return create_block_mask(seen, batch, None, seq, seq, device=device)

@@ -10,7 +10,7 @@ from hetctl.trainer.model.head_loss import IGNORED, fusible_loss_and_gradient
 from hetctl.trainer.model.model import StageModel
 
 
-def compile_model(model: StageModel, *, samples: int, seq_len: int) -> bool:
+def compile_model(model: StageModel, *, samples: int, seq_len: int, packing: bool = False) -> bool:
     """Compile every block, and try them forward and backward before anyone waits for this rank's first step.
 
     Returns whether the model is compiled now. The next step forgets the gradients that the trial leaves behind.
@@ -22,7 +22,7 @@ def compile_model(model: StageModel, *, samples: int, seq_len: int) -> bool:
     if model.tensor.degree == 1:  # shared-out words take sums in the midst of the loss
         model.loss_kernel = torch.compile(fusible_loss_and_gradient, dynamic=False)
     try:
-        _try(model, samples=samples, seq_len=seq_len)
+        _try(model, samples=samples, seq_len=seq_len, packing=packing)
     except Exception as error:  # whatever a compiler may raise
         for block in blocks:
             block._compiled_call_impl = None
@@ -33,13 +33,14 @@ def compile_model(model: StageModel, *, samples: int, seq_len: int) -> bool:
     return True
 
 
-def _try(model: StageModel, *, samples: int, seq_len: int) -> None:
+def _try(model: StageModel, *, samples: int, seq_len: int, packing: bool) -> None:
     """The first two blocks, so that the second shows whether the first one's compilation serves it, and the loss."""
     like = next(model.parameters())
     x = torch.zeros((samples, seq_len, model.shape.hidden), dtype=like.dtype, device=like.device, requires_grad=True)
+    documents = torch.zeros((samples, seq_len), dtype=torch.int64, device=like.device) if packing else None
     for number, block in list(enumerate(model.layers.values(), start=model.first))[:2]:
         model.before_unit(number + 1)
-        y = block(x, *model.rotary(x, number))
+        y = block(x, *model.rotary(x, model.is_local(number), documents), documents)
         model.before_backward(number + 1)
         y.backward(torch.zeros_like(y))
     if model.lm_head is not None:

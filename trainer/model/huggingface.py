@@ -33,6 +33,7 @@ TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "chat_template.jinja",
     "vocab.json",
     "merges.txt",
     "tokenizer.model",

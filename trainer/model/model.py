@@ -19,7 +19,7 @@ from hetctl.trainer.families.family import NORMS
 from hetctl.trainer.families.registry import FAMILIES
 from hetctl.trainer.model.activations import HostActivations, Recompute, recomputing
 from hetctl.trainer.model.adapters import is_trained
-from hetctl.trainer.model.attention import Attention, SeenTokens
+from hetctl.trainer.model.attention import Attention, SeenTokens, positions_in
 from hetctl.trainer.model.head_loss import Bend, LossKernel, head_loss, loss_and_gradient
 from hetctl.trainer.model.norms import norm_of
 from hetctl.trainer.model.rotary import rotary_tables
@@ -74,12 +74,12 @@ class Block(nn.Module):
         for name in family.block_norms:
             self.add_module(name, norm_of(shape))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return recomputing(self._forward, x, cos, sin, recompute=self.recompute)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, documents: Tensor | None = None) -> Tensor:
+        return recomputing(self._forward, x, cos, sin, documents, recompute=self.recompute)
 
-    def _forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _forward(self, x: Tensor, cos: Tensor, sin: Tensor, documents: Tensor | None) -> Tensor:
         before, after, before_mlp, after_mlp = self.norms
-        x = self._added(x, self._normed(after, self.self_attn(self._normed(before, x), cos, sin)))
+        x = self._added(x, self._normed(after, self.self_attn(self._normed(before, x), cos, sin, documents)))
         return self._added(x, self._normed(after_mlp, self.mlp(self._normed(before_mlp, x))))
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
@@ -137,30 +137,35 @@ class StageModel(nn.Module):
     def is_last(self) -> bool:
         return self.past_last == self.shape.layers
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Token ids [batch, seq] (first stage) or hidden states -> hidden states, or its words' logits (last stage)."""
-        hidden = self.body(x)
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Token ids [batch, seq] (first stage) or hidden states -> hidden states, or its words' logits (last stage).
+
+        Where rows hold several `documents` ([batch, seq]: which one a token is in), each is as if it stood alone.
+        """
+        hidden = self.body(x, documents)
         if self.lm_head is None:
             return hidden
         return self.bend(self.lm_head(hidden))
 
-    def body(self, x: Tensor) -> Tensor:
+    def body(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """The same without the LM head: hidden states, normed on the last stage."""
-        hidden = x
+        hidden, positions = x, self._positions(x, documents)
         if self.embed_tokens is not None:
             self.before_unit(0)
             hidden = embed(x, self.embed_tokens.weight, vocabulary=self.shape.vocab, tensor=self.tensor)
             if self.shape.embedding_scale != 1.0:
                 hidden = hidden * hidden.new_tensor(self.shape.embedding_scale)
             if self.embed_positions is not None:
-                before = self.shape.positions - self.shape.max_seq_len + self._seen
-                hidden = hidden + self.embed_positions.weight[before : before + x.shape[1]]
-        tables = {number: self.rotary(hidden, number) for number in range(self.first, self.past_last)}
-        saving = self._saving(*(table for pair in tables.values() for table in pair))
-        for number, block in zip(range(self.first, self.past_last), self.layers.values(), strict=True):
+                before = self.shape.positions - self.shape.max_seq_len
+                rows = self.embed_positions.weight[before : before + self._length(x)]
+                hidden = hidden + (rows if positions is None else rows[positions])
+        numbers = range(self.first, self.past_last)
+        tables = {local: self.rotary(hidden, local, positions) for local in {self.is_local(n) for n in numbers}}
+        saving = self._saving(*(table for pair in self._rotary.values() for table in pair))
+        for number, block in zip(numbers, self.layers.values(), strict=True):
             self.before_unit(number + 1)
             with saving():
-                hidden = block(hidden, *tables[number])
+                hidden = block(hidden, *tables[self.is_local(number)], documents)
             hidden = self._announced(hidden, number + 1)
         if self._continued is not None:
             self._continued = self._continued[x.shape[1] :]
@@ -183,13 +188,14 @@ class StageModel(nn.Module):
             out.register_hook(lambda _: self.before_backward(unit))
         return out
 
-    def loss(self, x: Tensor, targets: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    def loss(
+        self, x: Tensor, targets: Tensor, documents: Tensor | None = None, *, scale: float
+    ) -> tuple[Tensor, Tensor]:
         """(loss times `scale`, to call backward on; sum of the token losses): what the last stage makes."""
         assert self.lm_head is not None
         weight = self.lm_head.weight
-        return head_loss(
-            self.body(x), weight, targets, scale=scale, kernel=self.loss_kernel, bend=self.bend, **self._words
-        )
+        hidden = self.body(x, documents)
+        return head_loss(hidden, weight, targets, scale=scale, kernel=self.loss_kernel, bend=self.bend, **self._words)
 
     def defer_weight_gradients(self, deferred: WeightGradients) -> None:
         """Let `deferred` make the weight gradients of all projections from now on."""
@@ -227,26 +233,29 @@ class StageModel(nn.Module):
             for attention in attentions:
                 attention.seen = None
 
-    @property
-    def _seen(self) -> int:
-        return self._continued.start if self._continued is not None else 0
+    def _length(self, x: Tensor) -> int:
+        """Positions that there are in all: of a row, or of a text that is continued."""
+        return self._continued.stop if self._continued is not None else x.shape[1]
 
-    def rotary(self, like: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """cos and sin for a layer's hidden states."""
-        if self._continued is None:
-            return self._tables(like, layer, like.shape[1])
-        cos, sin = self._tables(like, layer, self._continued.stop)
-        here = slice(self._seen, self._seen + like.shape[1])
-        return cos[here], sin[here]
+    def _positions(self, x: Tensor, documents: Tensor | None) -> Tensor | None:
+        """Of each token [batch or 1, seq]; None where they are those of the row."""
+        if self._continued is not None:
+            return torch.arange(self._continued.start, self._continued.start + x.shape[1], device=x.device)[None]
+        return None if documents is None else positions_in(documents)
 
-    def _tables(self, like: Tensor, layer: int, seq: int) -> tuple[Tensor, Tensor]:
-        """Made once for each length."""
-        local = self.shape.window_of(layer) > 0
-        held = self._rotary.get(local)
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer looks back over a window."""
+        return self.shape.window_of(layer) > 0
+
+    def rotary(self, like: Tensor, local: bool, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """cos and sin for the hidden states of layers with a window or of the others, made once; at these `positions`
+        ([batch, seq]), if they are not those of the row."""
+        held, seq = self._rotary.get(local), self._length(like)
         if held is None or held[0].shape[0] != seq or held[0].device != like.device or held[0].dtype != like.dtype:
             held = rotary_tables(seq, self.shape, local=local, dtype=like.dtype, device=like.device)
             self._rotary[local] = held
-        return held
+        cos, sin = held
+        return held if positions is None else (cos[positions].unsqueeze(1), sin[positions].unsqueeze(1))
 
 
 def shapes_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:

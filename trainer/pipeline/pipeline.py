@@ -155,12 +155,12 @@ class StagePipeline:
         with self.timeline.span("F", micro_batch=k, stage=chunk.stage):
             y: Tensor
             if chunk.is_last:
-                y, loss = chunk.model.loss(x, data.targets, scale=scale)
+                y, loss = chunk.model.loss(x, data.targets, data.documents, scale=scale)
                 if self.place.tensor == 0:
                     totals[0] += loss
                     totals[1] += (data.targets != IGNORED).sum()
             else:
-                y = chunk.model(x)
+                y = chunk.model(x, data.documents)
         if chunk.forward_out is not None:
             chunk.forward_out.send(y.detach())
         if torch.is_grad_enabled():

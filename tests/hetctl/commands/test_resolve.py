@@ -94,8 +94,8 @@ def test_a_real_model_is_trained_on_what_somebody_names(tmp_path: Path) -> None:
     options = RunOptions(model="llama-160m", emulate=SPEC)
     with pytest.raises(ConfigError, match="nothing says what to train llama-160m on") as caught:
         resolve(options, Sink(), runs=True, trains=True)
-    assert "--set data.source=PATH" in caught.value.hint
-    assert "data.source=python-stdlib" in caught.value.hint
+    assert "--data PATH" in caught.value.hint
+    assert "--data python-stdlib" in caught.value.hint
     assert resolve(options, Sink(), runs=False).recipe.model.name == "llama-160m"  # planning needs none
     (tmp_path / "recipe.yaml").write_text("model: {name: llama-160m}\ndata: {source: python-stdlib}\n")
     resolve(RunOptions(recipe=tmp_path / "recipe.yaml", emulate=SPEC), Sink(), runs=True, trains=True)

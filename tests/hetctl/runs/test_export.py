@@ -14,7 +14,7 @@ import yaml
 
 from hetctl.commands.export import Precision
 from hetctl.runs.export import DTYPES, NAMES, copy_tokenizer
-from hetctl.trainer.data.batches import PackedTokens
+from hetctl.trainer.data.datasets import PackedTokens
 from hetctl.trainer.data.tokens import open_tokens
 from hetctl.trainer.recipe import DataSection
 

@@ -280,16 +280,16 @@ def slow_files(rank: int, folder: str, removing: bool) -> list[str]:
     job = Job(plan, replace(wanted, data=data, train=train), replace(SHAPE, vocab=300), f"{folder}/checkpoints")
 
     def slowly(right: Any) -> Any:
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
             time.sleep(LATE_SECONDS * rank)
-            return right(*args)
+            return right(*args, **more)
 
         return call
 
     if removing:
         writer.retire = lambda *args, **more: time.sleep(LATE_SECONDS)
     else:
-        loop.open_tokens, writer._write = slowly(loop.open_tokens), slowly(writer._write)
+        loop.open_sides, writer._write = slowly(loop.open_sides), slowly(writer._write)
     loop.run(job, torch.device("cpu"), Reporter(active=False))
     return [path.name for path in listing.whole_ones(Path(folder) / "checkpoints")]
 

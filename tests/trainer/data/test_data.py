@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.trainer.data.batches import PackedTokens
+from hetctl.trainer.data.datasets import PackedTokens, open_sides
 from hetctl.trainer.data.sources import documents, held_out, source_files
-from hetctl.trainer.data.tokens import BOUND, load_tokenizer, open_tokens
+from hetctl.trainer.data.tokenizer import load_tokenizer
+from hetctl.trainer.data.tokens import BOUND, open_tokens
 from hetctl.trainer.recipe import DataSection
 
 
@@ -300,6 +301,9 @@ def test_an_epoch_shows_every_window_once_and_any_share_is_the_same() -> None:
     assert again != seen[::20], "a new epoch has a new order"
 
 
-def test_too_little_text_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="too short"):
-        PackedTokens(np.arange(10, dtype=np.uint32), seq_len=10, global_batch=1, seed=0)
+def test_too_little_text_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("too short")
+    with pytest.raises(ConfigError, match="gives 9 tokens to train and 1 to validate on, too few for samples of 10"):
+        open_sides(
+            DataSection(str(tmp_path / "a.txt")), seq_len=10, global_batch=1, vocabulary=999, cache=tmp_path / "cache"
+        )

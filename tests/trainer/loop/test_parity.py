@@ -278,6 +278,29 @@ def test_families_of_many_differences_too(family: str, name: str) -> None:
     assert deviation(LAYOUTS[name], "adamw", shape=FAMILIES[family]) < TOLERANCE
 
 
+PACKED = [
+    *("1+1", "1+2", "1+1+1"),
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ("recomputed", "activations on the host", "tensor 1 to 2")),
+]
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_conversations_train_as_one_at_a_time_does(name: str) -> None:
+    assert deviation(LAYOUTS[name], "adamw", packing=True) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [FAMILIES["gemma3"], OPT], ids=["windows", "learned positions"])
+def test_packed_conversations_under_windows_and_learned_positions_too(shape: ModelShape) -> None:
+    assert deviation(LAYOUTS["1+2"], "sgd", shape=shape, packing=True) < TOLERANCE
+
+
+@pytest.mark.parametrize(("plant", "shape"), [("documents unseen", SHAPE), ("positions go on", OPT)])
+def test_conversations_that_do_not_stand_alone_are_noticed(plant: str, shape: ModelShape) -> None:
+    """Rotary positions only count from token to token: learned ones show where they begin."""
+    assert deviation(LAYOUTS["1+1"], "adamw", plant=plant, shape=shape, packing=True) > 1e-6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["1+1", "1+2", "1+1+1", "tensor 4", "zero bubble"])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -40,7 +40,7 @@ def test_blocks_save_nothing_but_parameters_and_tables_on_the_device(monkeypatch
     moved.host_activations = HostActivations(torch.device("cpu"), kept=moved.parameters())
     x = torch.randn(2, 6, 16, requires_grad=True)
     y = moved(x)
-    own = {p.data_ptr() for p in moved.parameters()} | {t.data_ptr() for t in moved.rotary(x, 0)}
+    own = {p.data_ptr() for p in moved.parameters()} | {t.data_ptr() for t in moved.rotary(x, False)}
     assert not own & {t.data_ptr() for t in left}
     assert sum(t.nbytes for t in left) > 3 * 24 * 2 * 6 * 4  # more than the MLPs' inner values
     y.backward(torch.ones_like(y))
