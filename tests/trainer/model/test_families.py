@@ -48,8 +48,8 @@ class SandwichBlock(Block):
         super().__init__(shape, layer, **more)  # type: ignore[arg-type]
         self.after_norm = nn.RMSNorm(shape.hidden, shape.rms_eps)
 
-    def _forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.after_norm(self.self_attn(self.input_layernorm(x), cos, sin))
+    def _forward(self, x: Tensor, cos: Tensor, sin: Tensor, documents: Tensor | None) -> Tensor:
+        x = x + self.after_norm(self.self_attn(self.input_layernorm(x), cos, sin, documents))
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
