@@ -9,18 +9,7 @@ from collections.abc import Callable, Iterator
 from hetctl.comm.contract.facts import GpuFacts
 from hetctl.comm.contract.units import GiB, listed, show_bytes
 from hetctl.discovery.devices import foreign_words
-from hetctl.doctor.check import (
-    Check,
-    CheckedCluster,
-    HostCase,
-    Verdict,
-    fail,
-    ok,
-    unknown,
-    warn,
-    worker_python,
-    worst,
-)
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, Verdict, fail, ok, unknown, warn, worker_python, worst
 
 _NO_GPU = "no GPU here"
 _FOREIGN_BYTES = 2 * GiB

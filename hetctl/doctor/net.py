@@ -9,18 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from hetctl.comm.contract.facts import NicFacts
 from hetctl.comm.contract.units import listed, show_rate
-from hetctl.doctor.check import (
-    Check,
-    CheckedCluster,
-    HostCase,
-    Verdict,
-    fail,
-    ok,
-    switched_off,
-    unknown,
-    warn,
-    worst,
-)
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, Verdict, fail, ok, switched_off, unknown, warn, worst
 
 _PLUMBING = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali")
 _ROCE_MTU = 4200
@@ -210,18 +199,8 @@ CHECKS = (
         rule=ifname,
         essential=True,
     ),
-    Check(
-        "net.mtu",
-        "/sys/class/net/*/mtu of every port of a network",
-        "gcm eth_learn_mtu_bad",
-        survey=mtu,
-    ),
-    Check(
-        "net.subnet",
-        "addresses, `ip -j rule`",
-        "the kernel picks the interface by route",
-        rule=subnet,
-    ),
+    Check("net.mtu", "/sys/class/net/*/mtu of every port of a network", "gcm eth_learn_mtu_bad", survey=mtu),
+    Check("net.subnet", "addresses, `ip -j rule`", "the kernel picks the interface by route", rule=subnet),
     Check(
         "net.speed",
         "/sys/class/net/*/{speed,carrier}",

@@ -9,18 +9,7 @@ from itertools import combinations
 from hetctl.comm.contract.fabrics import NETWORKS, kind_of_port, plugin_missing
 from hetctl.comm.contract.facts import HostFacts, NicFacts
 from hetctl.comm.contract.units import count_of, listed, show_rate
-from hetctl.doctor.check import (
-    Check,
-    CheckedCluster,
-    HostCase,
-    Verdict,
-    fail,
-    ok,
-    switched_off,
-    unknown,
-    warn,
-    worst,
-)
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, Verdict, fail, ok, switched_off, unknown, warn, worst
 
 _NONE = "no RDMA port here"
 _SLOW_WIDTHS = ("1X", "SDR", "DDR", "QDR")
@@ -295,12 +284,7 @@ CHECKS = (
     Check("rdma.gid_env", "NCCL_IB_GID_INDEX against the table of each host", "nccl#890", survey=gid_env),
     Check("rdma.linklayer_mix", "link_layer of every pair, NCCL_NET", "hetctl's design", survey=linklayer_mix),
     Check("rdma.hca_vendor_mix", "PCI ids of active RDMA ports", "nccl#1526", survey=hca_vendor_mix),
-    Check(
-        "rdma.plugin",
-        "drivers of NICs, ldconfig -p, fi_info -l",
-        "NeMo-RL PR#2359; aws-ofi-nccl",
-        rule=plugin,
-    ),
+    Check("rdma.plugin", "drivers of NICs, ldconfig -p, fi_info -l", "NeMo-RL PR#2359; aws-ofi-nccl", rule=plugin),
     Check("rdma.bond", "bonding members' carrier", "lshca#30", "cat /proc/net/bonding/{nic}  # on {host}", rule=bond),
     Check("rdma.slaves", "bonding members' carrier", "gcm", "cat /proc/net/bonding/{nic}  # on {host}", rule=slaves),
     Check(

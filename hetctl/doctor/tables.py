@@ -20,12 +20,7 @@ from hetctl.doctor.runner import CheckRun, exit_code, first_of, state_of, to_men
 from hetctl.doctor.runs import Diagnosis
 from hetctl.doctor.software import Drift, drift
 
-MARKS = {
-    "ok": "[green]ok[/]",
-    "warn": "[yellow] ![/]",
-    "fail": "[red] x[/]",
-    "unknown": "[cyan] ?[/]",
-}
+MARKS = {"ok": "[green]ok[/]", "warn": "[yellow] ![/]", "fail": "[red] x[/]", "unknown": "[cyan] ?[/]"}
 WORDS = {"fail": "failed", "warn": "to look at", "unknown": "unknown", "ok": "ok"}
 _MOST_WAITING = 16
 
