@@ -32,9 +32,7 @@ app = typer.Typer(
 
 
 @app.callback()
-def root(
-    version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True),
-) -> None:
+def root(version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True)) -> None:
     if version:
         print(f"hetctl {__version__}")
         raise typer.Exit

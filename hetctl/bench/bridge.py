@@ -68,12 +68,7 @@ def try_engines(cluster: Cluster, *, sink: Sink, keep: Path | None = None) -> li
 
 
 def _measured(
-    cluster: Cluster,
-    task: Mapping[str, Any],
-    sink: Sink,
-    settings: Sequence[Setting] = (),
-    *,
-    keep: Path | None = None,
+    cluster: Cluster, task: Mapping[str, Any], sink: Sink, settings: Sequence[Setting] = (), *, keep: Path | None = None
 ) -> dict[str, Any]:
     """One launch of the measuring program over all seats, and everything that its ranks reported."""
     found: dict[str, Any] = {"ways": {}, "proved": [], "tried": [], "evidence": []}

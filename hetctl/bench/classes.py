@@ -53,12 +53,7 @@ class Measured:
 
 
 def bench_classes(
-    cluster: Cluster,
-    more: tuple[ShapeToMeasure, ...],
-    *,
-    output: Path,
-    sink: Sink,
-    precision: Precision | None = None,
+    cluster: Cluster, more: tuple[ShapeToMeasure, ...], *, output: Path, sink: Sink, precision: Precision | None = None
 ) -> Measured:
     """The grid of shapes, and `more`, on each class of a cluster; added to a profile, also what a measurement that
     failed or was interrupted had found until then. `precision`: otherwise what its jobs compute in. Raises

@@ -33,8 +33,7 @@ Emulate = Annotated[
     ),
 ]
 Hardware = Annotated[
-    Path | None,
-    typer.Option("--hardware", help="Device classes of your own (hardware.yaml).", rich_help_panel=_WHERE),
+    Path | None, typer.Option("--hardware", help="Device classes of your own (hardware.yaml).", rich_help_panel=_WHERE)
 ]
 OwnDevice = Annotated[
     list[str] | None,
@@ -119,9 +118,7 @@ Detach = Annotated[
 MaybeRun = Annotated[
     str | None,
     typer.Argument(
-        help="A run's name or folder (`hetctl ps -a` lists them).",
-        show_default=False,
-        autocompletion=completion.runs,
+        help="A run's name or folder (`hetctl ps -a` lists them).", show_default=False, autocompletion=completion.runs
     ),
 ]
 MaxRestarts = Annotated[

@@ -29,11 +29,7 @@ class FoundDevices:
 
 
 def devices_of(
-    facts: HostFacts,
-    ports: Sequence[NetworkPort],
-    *,
-    only: Sequence[int] | None = None,
-    table: Hardware = CLASSES,
+    facts: HostFacts, ports: Sequence[NetworkPort], *, only: Sequence[int] | None = None, table: Hardware = CLASSES
 ) -> FoundDevices:
     """A host's devices with their rails, and what could not be taken, in words. `only` keeps these device numbers."""
     notes = _unusable(facts.gpus)

@@ -14,7 +14,8 @@ from hetctl.discovery.discover import shell_opener
 from hetctl.discovery.inventory import InventoryHost
 from hetctl.discovery.links import rails_alike
 from hetctl.doctor import paths, reach
-from hetctl.doctor.check import Check, CheckedCluster, FabricPath, ReachAttempt, State, Verdict
+from hetctl.doctor.check import Check, CheckedCluster, FabricPath, ReachAttempt
+from hetctl.doctor.verdict import Verdict, fail, ok, unknown, warn
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import Dialogue, converse
 from hetctl.launcher.hosts.fanout import fan_out
@@ -54,18 +55,13 @@ def tried(
 
         def begin(entry: InventoryHost, deadline: Deadline) -> RemoteProgram:
             shell = open_shell(entry, deadline)
-            request = {
-                "secret": secret,
-                "deadline_s": 4 * timeout_s,
-                "address": hosts[entry.name].data_address,
-                "ports": list(PORTS),
-            }
+            request = {"secret": secret, "deadline_s": 4 * timeout_s, "ports": list(PORTS)}
+            request["address"] = hosts[entry.name].data_address
             dialogue = converse(shell, entry.access.python, inspect.getsource(reach), request, deadline=deadline)
             return RemoteProgram(shell, dialogue, dialogue.receive(deadline=deadline))
 
-        programs = {
-            o.item.name: o.value for o in fan_out(addressed, begin, deadline_s=timeout_s) if o.value is not None
-        }
+        begun = fan_out(addressed, begin, deadline_s=timeout_s)
+        programs = {o.item.name: o.value for o in begun if o.value is not None}
         try:
             found = _calls(programs, checked, timeout_s)
             shared = {folder: _shared(folder, programs, timeout_s) for folder in folders}
@@ -81,25 +77,19 @@ def _calls(programs: Mapping[str, RemoteProgram], checked: CheckedCluster, timeo
     """Each host calls all others at once; a whole packet is sent to its next neighbour only."""
     names = [name for name, program in programs.items() if program.port is not None]
     hosts = checked.cluster.host_by_name
-    found: list[ReachAttempt] = []
 
     def work(name: str, deadline: Deadline) -> list[ReachAttempt]:
         others = [other for other in names if other != name]
         following = names[(names.index(name) + 1) % len(names)] if name in names else ""
+        mtus = {following: _mtu(checked, name)}
         targets = [
-            {
-                "address": hosts[other].data_address,
-                "port": programs[other].port,
-                "mtu": _mtu(checked, name) if other == following else None,
-            }
+            {"address": hosts[other].data_address, "port": programs[other].port, "mtu": mtus.get(other)}
             for other in others
         ]
         results = programs[name].ask({"call": targets}, deadline).get("results", []) if targets else []
         return [_tried(name, *pair) for pair in zip(others, targets, results, strict=True)]
 
-    for outcome in fan_out(list(programs), work, deadline_s=timeout_s):
-        found += outcome.value or []
-    return found
+    return [tried for o in fan_out(list(programs), work, deadline_s=timeout_s) for tried in o.value or []]
 
 
 def _tried(source: str, target: str, asked: Mapping[str, Any], said: Mapping[str, Any]) -> ReachAttempt:
@@ -163,21 +153,19 @@ def peer(checked: CheckedCluster) -> Iterator[Verdict]:
         yield _not_tried(checked)
         return
     lost = {(r.source, r.target) for r in checked.tried if r.problem and not r.alive}
-    sources, targets = (
-        [*dict.fromkeys(names)] for names in zip(*((r.source, r.target) for r in checked.tried), strict=True)
-    )
+    sources, targets = (dict.fromkeys(getattr(r, end) for r in checked.tried) for end in ("source", "target"))
     mute = {s for s in sources if len(checked.tried) > 2 and all((s, t) in lost for t in targets if t != s)}
     for source in mute:
         why = next(r.problem for r in checked.tried if r.source == source)
-        yield Verdict("fail", f"it reaches none of the other data addresses: {why}", about=source)
+        yield fail(f"it reaches none of the other data addresses: {why}", about=source)
     for target in targets:
         rows = [r for r in checked.tried if r.target == target and r.source not in mute]
         missing = [r for r in rows if (r.source, target) in lost]
         if missing:
             says = f"{rows[0].address} is not reached by {listed([r.source for r in missing])}: {missing[0].problem}"
-            yield Verdict("fail" if len(missing) == len(rows) else "warn", says, about=target)
+            yield (fail if len(missing) == len(rows) else warn)(says, about=target)
         elif rows:
-            yield Verdict("ok", f"reached by all {len(rows)} others", about=target)
+            yield ok(f"reached by all {len(rows)} others", about=target)
 
 
 def firewall(checked: CheckedCluster) -> Iterator[Verdict]:
@@ -186,18 +174,18 @@ def firewall(checked: CheckedCluster) -> Iterator[Verdict]:
         yield _not_tried(checked)
         return
     for host, problem in checked.listening.items():
-        yield Verdict("fail", f"cannot listen on a port of {PORTS[0]}-{PORTS[1]}: {problem}", about=host)
+        yield fail(f"cannot listen on a port of {PORTS[0]}-{PORTS[1]}: {problem}", about=host)
     for target in dict.fromkeys(r.target for r in checked.tried):
         closed = [r for r in checked.tried if r.target == target and r.problem and r.alive]
         if closed:
             says = f"port {closed[0].port} is closed to {listed([r.source for r in closed])}: {closed[0].problem}"
-            yield Verdict("fail", says, about=target)
+            yield fail(says, about=target)
         else:
-            yield Verdict("ok", "open", about=target)
+            yield ok("open", about=target)
 
 
 def _not_tried(checked: CheckedCluster) -> Verdict:
-    return Verdict("unknown", "it was not tried") if checked.several else Verdict("ok", "one host")
+    return unknown("it was not tried") if checked.several else ok("one host")
 
 
 def path_mtu(checked: CheckedCluster) -> Iterator[Verdict]:
@@ -207,28 +195,28 @@ def path_mtu(checked: CheckedCluster) -> Iterator[Verdict]:
     for row in known:
         if row.largest_packet is False:
             says = f"packets of {_mtu(checked, row.source)} bytes from {row.source} to {row.target} are lost on the way"
-            yield Verdict("fail", says, about=f"{row.source} - {row.target}", values={"address": row.address})
+            yield fail(says, about=f"{row.source} - {row.target}", address=row.address)
         else:
-            yield Verdict("ok", "whole packets pass", about=f"{row.source} - {row.target}")
+            yield ok("whole packets pass", about=f"{row.source} - {row.target}")
     if not known and checked.several:
-        yield Verdict("unknown", "no ping on these hosts, or nobody answers it")
+        yield unknown("no ping on these hosts, or nobody answers it")
     elif not checked.several:
-        yield Verdict("ok", "one host")
+        yield ok("one host")
 
 
 def ways(checked: CheckedCluster) -> Iterator[Verdict]:
     """For each pair of islands the ways that would work, and of each other the first thing it lacks."""
     if not checked.cluster.links:
-        yield Verdict("ok", "one island: nothing to bridge")
+        yield ok("one island: nothing to bridge")
     for link in checked.cluster.links:
         usable = [w for w in link.transports if w.usable]
         lacking = "; ".join(f"{w.kind}: {w.reason}" for w in link.transports if not w.usable)
         rates = ", ".join(f"{w.kind}{_rate(w.rate_bytes_per_s, w.measured)}" for w in usable)
         about = " - ".join(link.islands)
         if usable:
-            yield Verdict("ok", f"{rates} works" + (f"; not {lacking}" if lacking else ""), about=about)
+            yield ok(f"{rates} works" + (f"; not {lacking}" if lacking else ""), about=about)
         else:
-            yield Verdict("fail", f"no way at all: {lacking}", about=about)
+            yield fail(f"no way at all: {lacking}", about=about)
 
 
 def _rate(rate: float | None, measured: bool) -> str:
@@ -239,24 +227,21 @@ def pair(checked: CheckedCluster) -> Iterator[Verdict]:
     """Measured rails against what rails of the same NICs reach; a host that all slow ones have in common is named."""
     rows = [m for m in checked.cluster.measured if m.nics != ("*", "*")]
     if not rows:
-        yield Verdict(
-            "ok" if not checked.several else "unknown", "one host" if not checked.several else "nothing was measured"
-        )
+        yield unknown("nothing was measured") if checked.several else ok("one host")
     for usual, group, slow in rails_alike(rows):
         nics, tool = group[0].nics, group[0].tool
         common = set.intersection(*(set(m.hosts) for m in slow)) if len(slow) > 1 else set()
         for row in group:
             about, over = " - ".join(row.hosts), f"{'-'.join(nics)} by {tool}"
             if row.problem or row.rate_bytes_per_s is None:
-                yield Verdict("unknown", f"{over}: {row.problem or 'not measured'}", about=about)
+                yield unknown(f"{over}: {row.problem or 'not measured'}", about=about)
             elif row not in slow:
-                yield Verdict("ok", f"{over}: {show_rate(row.rate_bytes_per_s)}", about=about)
+                yield ok(f"{over}: {show_rate(row.rate_bytes_per_s)}", about=about)
             else:
-                state: State = "warn" if row.rate_bytes_per_s >= _BAD_SHARE * usual else "fail"
                 says = f"{over} between {about}: {show_rate(row.rate_bytes_per_s)}, its like {show_rate(usual)}"
-                whose = common.pop() if len(common) == 1 else about
-                common = {whose} if whose != about else common
-                yield Verdict(state, says, about=whose, values={"nic": nics[0]})
+                whose = next(iter(common)) if len(common) == 1 else about
+                judge = warn if row.rate_bytes_per_s >= _BAD_SHARE * usual else fail
+                yield judge(says, about=whose, nic=nics[0])
 
 
 _FIREWALL = (

@@ -1,22 +1,18 @@
-"""What a check is: how it reads, the pure rule that judges, the line to paste; and what it finds."""
+"""What a check is: what it reads, the pure rule that judges, the line to paste; and what it finds."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from hetctl.comm.contract.cluster import Cluster, Host
 from hetctl.comm.contract.facts import GpuFacts, HostFacts, Interpreter, NicFacts
 from hetctl.discovery.fabric import Report
+from hetctl.doctor.verdict import State, Verdict, ok, worst
 
-State = Literal["ok", "warn", "fail", "unknown"]
 Level = Literal["quick", "perf", "pairs"]
 Ports = Sequence[tuple[str, NicFacts]]  # host, port
-H = TypeVar("H")
-WORST_FIRST: tuple[State, ...] = ("fail", "unknown", "warn", "ok")
-_MOST_REASONS = 3
 
 
 @dataclass(frozen=True)
@@ -65,6 +61,17 @@ class CheckedCluster:
         return {r.name: r.facts for r in self.reports if r.facts is not None}
 
     @property
+    def ports(self) -> Ports:
+        """Every port of theirs."""
+        return [(host, port) for host, facts in self.facts.items() for port in facts.nics]
+
+    @property
+    def roce_ports(self) -> Ports:
+        """The RoCE ports in use, not those that software makes."""
+        real = ((h, p) for h, p in self.ports if p.rdma_device and not p.rdma_software)
+        return [(h, p) for h, p in real if p.link_layer == "ethernet" and p.state == "active"]
+
+    @property
     def several(self) -> bool:
         return len(self.reports) > 1
 
@@ -109,17 +116,6 @@ class HostCase:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a rule says. `about` names the host or pair where the rule was asked about the whole cluster."""
-
-    state: State
-    reason: str
-    fix: str = ""  # instead of the check's own line
-    about: str = ""
-    values: Mapping[str, object] = field(default_factory=dict)  # what the check's line to paste is filled with
-
-
-@dataclass(frozen=True)
 class Check:
     """One thing to check. Exactly one of `rule` (per host) and `survey` (over all hosts) is given."""
 
@@ -152,33 +148,9 @@ class Finding:
     source: str = ""
 
 
-def ok(reason: str) -> Verdict:
-    return Verdict("ok", reason)
-
-
-def warn(reason: str, fix: str = "", **values: object) -> Verdict:
-    return Verdict("warn", reason, fix, values=values)
-
-
-def fail(reason: str, fix: str = "", **values: object) -> Verdict:
-    return Verdict("fail", reason, fix, values=values)
-
-
-def unknown(reason: str, fix: str = "") -> Verdict:
-    return Verdict("unknown", reason, fix)
-
-
-def worst(verdicts: Iterable[Verdict], *, otherwise: str) -> Verdict:
-    """The worst of several as one, the reasons of its state together; ok with `otherwise` when there is none."""
-    every = list(verdicts)
-    for state in WORST_FIRST:
-        of_state = [v for v in every if v.state == state]
-        if of_state and state != "ok":
-            reasons = list(dict.fromkeys(v.reason for v in of_state))
-            more = f"; and {len(reasons) - _MOST_REASONS} more" if len(reasons) > _MOST_REASONS else ""
-            text = "; ".join(reasons[:_MOST_REASONS]) + more
-            return Verdict(state, text, of_state[0].fix, values=of_state[0].values)
-    return ok(every[0].reason if len(every) == 1 else otherwise)
+def of_gpus(rule: Callable[[HostCase], Verdict]) -> Callable[[HostCase], Verdict]:
+    """The rule, asked of hosts with GPUs only."""
+    return lambda case: rule(case) if case.gpus else ok("no GPU here")
 
 
 def over_networks(
@@ -196,12 +168,6 @@ def over_networks(
     for host, verdicts in found.items():
         fine = next((v.reason for v in verdicts if v.state == "ok" and v.reason), otherwise)
         yield replace(worst(verdicts, otherwise=fine), about=host)
-
-
-def usual(values: Iterable[H]) -> H:
-    """What most have; of equally many, the largest. There must be one."""
-    counts = Counter(values)
-    return max(counts, key=lambda value: (counts[value], value))
 
 
 def switched_off(nic: NicFacts) -> bool:

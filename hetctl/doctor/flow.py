@@ -8,20 +8,8 @@ from dataclasses import dataclass
 
 from hetctl.comm.contract.facts import NicFacts
 from hetctl.comm.contract.units import count_of, listed
-from hetctl.doctor.check import (
-    Check,
-    CheckedCluster,
-    HostCase,
-    Ports,
-    State,
-    Verdict,
-    ok,
-    over_networks,
-    unknown,
-    usual,
-    warn,
-    worst,
-)
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, Ports, over_networks
+from hetctl.doctor.verdict import State, Verdict, ok, unknown, usual, warn, worst
 
 WATCHING = {"rdma.counters", "rdma.credits", "roce.pfc_ecn"}
 _ERRORS = ("symbol_error", "link_downed", "port_rcv_errors")
@@ -45,8 +33,8 @@ class Sign:
         if not grown or max(grown.values()) <= self.per_s * seconds:
             return None
         each = ", ".join(f"{name} +{by}" for name, by in grown.items())
-        values = {"device": port.rdma_device, "nic": port.netdev}
-        return Verdict(self.state, f"{port.name} {self.says}: {each} in {seconds:.0f} s", values=values)
+        says = f"{port.name} {self.says}: {each} in {seconds:.0f} s"
+        return Verdict(self.state, says, values={"device": port.rdma_device, "nic": port.netdev})
 
 
 _LINK = (
@@ -99,9 +87,8 @@ def integrity(case: HostCase) -> Verdict:
             verdicts.append(warn(f"{port.name} made errors since it was started: {each}", device=port.rdma_device))
         elif not port.counters and not port.rdma_software and not now:
             verdicts.append(unknown(f"{port.name} shows no counters"))
-    count = len(case.rdma_ports)
-    fine = f"{count_of(count, 'port')} without errors" if count else "no RDMA port here"
-    return worst(verdicts, otherwise=fine)
+    ports = len(case.rdma_ports)
+    return worst(verdicts, otherwise=f"{count_of(ports, 'port')} without errors" if ports else "no RDMA port here")
 
 
 def credits(case: HostCase) -> Verdict:
@@ -115,9 +102,8 @@ def credits(case: HostCase) -> Verdict:
             verdicts.append(unknown(f"{port.name} does not count how long it waits for credits (port_xmit_wait)"))
         elif port.counters["port_xmit_wait"] >= _FULL:
             clear = "sudo perfquery -C {device} -P {port} -R  # on {host}: starts it again at 0, and the port's others"
-            values = {"device": port.rdma_device, "port": port.rdma_port}
             says = f"{port.name} has counted its waiting to the end (port_xmit_wait has 32 bits)"
-            verdicts.append(Verdict("unknown", says, clear, values=values))
+            verdicts.append(unknown(says, clear, device=port.rdma_device, port=port.rdma_port))
         elif share is None:
             verdicts.append(unknown(f"{port.name} was not watched"))
         elif share > _WAITING_SHARE:
@@ -141,10 +127,8 @@ def pfc_ecn(checked: CheckedCluster) -> Iterator[Verdict]:
     """RoCE's flow control: that it is on, for the same priorities everywhere, and seldom used."""
     networks: dict[str, list[tuple[str, NicFacts]]] = {}
     named = {(h.name, n.name): n.network for h in checked.cluster.hosts for n in h.nics}
-    for host, facts in checked.facts.items():
-        for port in facts.nics:
-            if port.rdma_device and port.link_layer == "ethernet" and port.state == "active" and not port.rdma_software:
-                networks.setdefault(named.get((host, port.name)) or f"{host} {port.name}", []).append((host, port))
+    for host, port in checked.roce_ports:
+        networks.setdefault(named.get((host, port.name)) or f"{host} {port.name}", []).append((host, port))
     return over_networks(checked, networks, _flow_control, otherwise="no RoCE port in use")
 
 
@@ -158,7 +142,7 @@ def _flow_control(ports: Ports) -> Iterator[tuple[str, Verdict]]:
         elif on is None and not any(port.counters.get(name) for name in _CONGESTION):
             why = listed(sorted(port.fabric.unasked.values())) or "nobody was asked"
             says = f"{nic}: whether it has flow control is not known ({why}), and no congestion was signalled yet"
-            yield host, Verdict("unknown", says, values={"nic": nic})
+            yield host, unknown(says, nic=nic)
         elif on is not None and on != most:
             says = f"{nic} has flow control {_on(on)}, the others of its network {_on(most)}"
             yield host, warn(says, nic=nic)

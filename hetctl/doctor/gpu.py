@@ -9,18 +9,8 @@ from collections.abc import Callable, Iterator
 from hetctl.comm.contract.facts import GpuFacts
 from hetctl.comm.contract.units import GiB, listed, show_bytes
 from hetctl.discovery.devices import foreign_words
-from hetctl.doctor.check import (
-    Check,
-    CheckedCluster,
-    HostCase,
-    Verdict,
-    fail,
-    ok,
-    unknown,
-    warn,
-    worker_python,
-    worst,
-)
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, of_gpus, worker_python
+from hetctl.doctor.verdict import Verdict, fail, ok, unknown, warn, worst
 
 _NO_GPU = "no GPU here"
 _FOREIGN_BYTES = 2 * GiB
@@ -56,10 +46,9 @@ def count(case: HostCase) -> Verdict:
     return ok(f"{len(facts.gpus)}")
 
 
+@of_gpus
 def liveness(case: HostCase) -> Verdict:
     """A small product on every GPU in a process of its own, with a deadline."""
-    if not case.gpus:
-        return ok(_NO_GPU)
     python = worker_python(case.facts)
     if python is None or python.torch is None:
         return unknown("torch is not installed there")
@@ -80,10 +69,11 @@ def liveness(case: HostCase) -> Verdict:
     return worst(verdicts, otherwise=f"{len(found.get('devices', []))} compute")
 
 
+@of_gpus
 def smi_latency(case: HostCase) -> Verdict:
     tools = case.facts.system.tools
-    if not case.gpus or not tools:
-        return ok(_NO_GPU) if not case.gpus else unknown("no tool of the GPUs' vendor was found")
+    if not tools:
+        return unknown("no tool of the GPUs' vendor was found")
     stuck = [f"{name}: {run.problem}" for name, run in tools.items() if "timed out" in (run.problem or "")]
     if stuck:
         return fail(f"{listed(stuck)}: a driver that hangs comes before a GPU that is lost")
@@ -95,11 +85,7 @@ def smi_latency(case: HostCase) -> Verdict:
 
 def _each(judge: Callable[[GpuFacts], Verdict], otherwise: str) -> Callable[[HostCase], Verdict]:
     """A rule that asks about every GPU and keeps the worst."""
-
-    def rule(case: HostCase) -> Verdict:
-        return worst(map(judge, case.gpus), otherwise=otherwise) if case.gpus else ok(_NO_GPU)
-
-    return rule
+    return of_gpus(lambda case: worst(map(judge, case.gpus), otherwise=otherwise))
 
 
 def usable(gpu: GpuFacts) -> Verdict:
@@ -137,11 +123,9 @@ def ecc_ras(gpu: GpuFacts) -> Verdict:
     if health.ecc_corrected:
         return warn(f"{gpu.id} corrected {health.ecc_corrected} memory errors")
     known = (health.ecc_uncorrected, health.remap_failed, health.ecc_corrected)
-    return (
-        ok("no errors")
-        if any(k is not None for k in known)
-        else unknown(f"{gpu.id} shows no error counters (a guest?)")
-    )
+    if all(count is None for count in known):
+        return unknown(f"{gpu.id} shows no error counters (a guest?)")
+    return ok("no errors")
 
 
 def recovery_action(gpu: GpuFacts) -> Verdict:
@@ -154,29 +138,29 @@ def recovery_action(gpu: GpuFacts) -> Verdict:
     return warn(says) if "p2p" in action.lower() else fail(says)
 
 
-def xid(case: HostCase) -> Verdict:
-    return _log(case, lambda lines: [_xid(line, int(m[1])) for line in lines if (m := _XID.search(line))])
+def _logged(judge: Callable[[str], Verdict | None]) -> Callable[[HostCase], Verdict]:
+    """A rule that asks about every line of the kernel's log, of which some are not its affair."""
+
+    @of_gpus
+    def rule(case: HostCase) -> Verdict:
+        lines = case.facts.system.kernel_log
+        if lines is None:
+            return unknown(case.facts.why_unknown("system.kernel_log") or "the kernel's log is not readable")
+        return worst(filter(None, map(judge, lines)), otherwise="nothing in the last 15 minutes")
+
+    return rule
 
 
-def _xid(line: str, number: int) -> Verdict:
-    return fail(f"Xid {number}: {line}") if number in _FATAL_XIDS else warn(f"Xid {number}: {line}")
+def xid(line: str) -> Verdict | None:
+    if (found := _XID.search(line)) is None:
+        return None
+    return (fail if int(found[1]) in _FATAL_XIDS else warn)(f"Xid {int(found[1])}: {line}")
 
 
-def ras_log(case: HostCase) -> Verdict:
-    return _log(case, lambda lines: [_ras(line) for line in lines if not _XID.search(line)])
-
-
-def _ras(line: str) -> Verdict:
+def ras(line: str) -> Verdict | None:
+    if _XID.search(line):
+        return None
     return warn(line) if "page fault" in line else fail(line)
-
-
-def _log(case: HostCase, judge: Callable[[tuple[str, ...]], list[Verdict]]) -> Verdict:
-    if not case.gpus:
-        return ok(_NO_GPU)
-    lines = case.facts.system.kernel_log
-    if lines is None:
-        return unknown(case.facts.why_unknown("system.kernel_log") or "the kernel's log is not readable")
-    return worst(judge(lines), otherwise="nothing in the last 15 minutes")
 
 
 def foreign(gpu: GpuFacts) -> Verdict:
@@ -200,10 +184,9 @@ def throttle(gpu: GpuFacts) -> Verdict:
     return warn(f"{gpu.id} is slowed down by {listed(list(reasons))}") if reasons else ok("at full clocks")
 
 
+@of_gpus
 def power(case: HostCase) -> Verdict:
     """A power limit below that of the same product elsewhere."""
-    if not case.gpus:
-        return ok(_NO_GPU)
     best: dict[str | None, float] = defaultdict(float)
     for facts in case.checked.facts.values():
         for gpu in facts.gpus:
@@ -238,16 +221,16 @@ def partition(checked: CheckedCluster) -> Iterator[Verdict]:
                 if gpu.vendor != vendor:
                     continue
                 if gpu.partition.mode == "mig" and not gpu.partition.instances:
-                    yield Verdict("fail", f"{gpu.id} is in MIG mode without an instance", about=host)
+                    yield fail(f"{gpu.id} is in MIG mode without an instance", about=host)
                 else:
                     modes[f"{gpu.partition.mode or 'unknown'} {gpu.partition.memory_mode or ''}".strip()].append(host)
         if len(modes) > 1:
             each = "; ".join(f"{mode}: {listed(list(dict.fromkeys(hosts)))}" for mode, hosts in modes.items())
-            yield Verdict("warn", f"GPUs are divided differently ({each})", about=vendor)
+            yield warn(f"GPUs are divided differently ({each})", about=vendor)
         elif "unknown" in modes:
-            yield Verdict("unknown", "how GPUs are divided is not visible", about=vendor)
+            yield unknown("how GPUs are divided is not visible", about=vendor)
         elif vendor and modes:
-            yield Verdict("ok", next(iter(modes)), about=vendor)
+            yield ok(next(iter(modes)), about=vendor)
 
 
 _LOG = "sudo dmesg -T | grep -E 'Xid|amdgpu'  # on {host}"
@@ -293,8 +276,17 @@ CHECKS = (
         "do as it says, or leave the GPU out with `gpus:` in the inventory of {host}",
         rule=_each(recovery_action, "none"),
     ),
-    Check("gpu.xid", "dmesg, last 15 minutes", "imbue; gcm xid_error_codes", _LOG, rule=xid, root="the kernel's log"),
-    Check("gpu.ras_log", "dmesg, last 15 minutes", "CVS err_patterns", _LOG, rule=ras_log, root="the kernel's log"),
+    Check(
+        "gpu.xid",
+        "dmesg, last 15 minutes",
+        "imbue; gcm xid_error_codes",
+        _LOG,
+        rule=_logged(xid),
+        root="the kernel's log",
+    ),
+    Check(
+        "gpu.ras_log", "dmesg, last 15 minutes", "CVS err_patterns", _LOG, rule=_logged(ras), root="the kernel's log"
+    ),
     Check(
         "gpu.foreign_procs",
         "processes with device memory",

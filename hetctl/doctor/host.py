@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from hetctl.comm.contract.facts import Folder
 from hetctl.comm.contract.units import GiB, MiB, listed, show_bytes, show_seconds
-from hetctl.doctor.check import Check, CheckedCluster, HostCase, State, Verdict, fail, ok, unknown, warn, worst
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, of_gpus
+from hetctl.doctor.verdict import State, Verdict, fail, ok, unknown, warn, worst
 from hetctl.launcher.supervisor.environment import interface_of
 
-_NO_GPU = "no GPU here"
 _GUESTS = re.compile(r"QEMU|KVM|VMware|Xen|Microsoft Corporation|Google|innotek|OpenStack|Parallels|Amazon EC2", re.I)
 
 
@@ -45,30 +45,27 @@ def _named(state: State, case: HostCase, reason: str) -> Verdict:
 
 def shm(case: HostCase) -> Verdict:
     if not case.gpus:
-        return ok(f"{_NO_GPU}: gloo does not use it")
+        return ok("no GPU here: gloo does not use it")
     free = case.facts.system.shm_total_bytes
     if free is None:
         return unknown("/dev/shm is not readable")
     if free >= 8 * GiB:
         return ok(show_bytes(free))
-    return (
-        warn(f"{show_bytes(free)} of /dev/shm") if free >= 512 * MiB else fail(f"only {show_bytes(free)} of /dev/shm")
-    )
+    size = f"{show_bytes(free)} of /dev/shm"
+    return warn(size) if free >= 512 * MiB else fail(f"only {size}")
 
 
+@of_gpus
 def numa_balancing(case: HostCase) -> Verdict:
     value = case.facts.system.settings.get("numa_balancing")
-    if not case.gpus:
-        return ok(_NO_GPU)
     if value is None:
         return unknown("/proc/sys/kernel/numa_balancing is not there")
     return ok("off") if value == "0" else warn("the kernel moves pages between NUMA nodes while GPUs read them")
 
 
+@of_gpus
 def iommu(case: HostCase) -> Verdict:
     settings = case.facts.system.settings
-    if not case.gpus:
-        return ok(_NO_GPU)
     cmdline, types = settings.get("cmdline"), settings.get("iommu_types")
     if types and "DMA" in types:
         says = f"device memory accesses are translated (IOMMU domains: {types})"
@@ -78,9 +75,8 @@ def iommu(case: HostCase) -> Verdict:
     return unknown("neither the kernel's command line nor the IOMMU groups tell")
 
 
+@of_gpus
 def acs(case: HostCase) -> Verdict:
-    if not case.gpus:
-        return ok(_NO_GPU)
     found = case.facts.system.settings.get("acs")
     if found is None:
         return unknown("only root can read PCIe access control", "sudo lspci -vv | grep ACSCtl  # on {host}")
@@ -140,16 +136,10 @@ def clock(case: HostCase) -> Verdict:
         return warn(f"its clock is {show_seconds(least)} {way}")
     if kept is None:
         return unknown("the kernel does not say whether anything keeps its clock")
-    return ok(f"within {show_seconds(bounds[1] - bounds[0])}") if kept else _unkept(case)
-
-
-def _unkept(case: HostCase) -> Verdict:
-    """Nothing keeps it in time: worth a word where several clocks must agree."""
-    return (
-        warn("nothing keeps its clock in time")
-        if case.checked.several
-        else ok("one host: no other clock to agree with")
-    )
+    if kept:
+        return ok(f"within {show_seconds(bounds[1] - bounds[0])}")
+    several = case.checked.several
+    return warn("nothing keeps its clock in time") if several else ok("one host: no other clock to agree with")
 
 
 def disk(case: HostCase) -> Verdict:
@@ -180,11 +170,9 @@ def sharedfs(checked: CheckedCluster) -> Iterator[Verdict]:
     for folder, seen in checked.shared.items():
         for host, problem in seen.items():
             if problem.startswith("absent"):
-                yield Verdict("fail", f"{folder} is not the folder the others see", about=host, values={"path": folder})
-            elif problem:
-                yield Verdict("unknown", f"{folder}: {problem}", about=host)
+                yield fail(f"{folder} is not the folder the others see", about=host, path=folder)
             else:
-                yield Verdict("ok", f"{folder} is shared", about=host)
+                yield unknown(f"{folder}: {problem}", about=host) if problem else ok(f"{folder} is shared", about=host)
 
 
 _SYSCTL = "sudo sysctl -w {0}  # on {{host}}"

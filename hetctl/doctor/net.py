@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from hetctl.comm.contract.facts import NicFacts
 from hetctl.comm.contract.units import listed, show_rate
-from hetctl.doctor.check import (
-    Check,
-    CheckedCluster,
-    HostCase,
-    Verdict,
-    fail,
-    ok,
-    switched_off,
-    unknown,
-    warn,
-    worst,
-)
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, switched_off
+from hetctl.doctor.verdict import Verdict, fail, ok, unknown, usual, warn, worst
 
 _PLUMBING = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali")
 _ROCE_MTU = 4200
@@ -89,26 +79,25 @@ def mtu(checked: CheckedCluster) -> Iterator[Verdict]:
                 else:
                     sizes[host, nic.netdev or nic.name] = nic.mtu
         if silent:
-            yield Verdict("unknown", f"{network.name}: no MTU known of {listed(silent)}", about=silent[0].split()[0])
+            yield unknown(f"{network.name}: no MTU known of {listed(silent)}", about=silent[0].split()[0])
         yield from _judge_mtu(network.name, network.kind, sizes)
 
 
 def _judge_mtu(network: str, kind: str, sizes: dict[tuple[str, str], int]) -> Iterator[Verdict]:
     if not sizes:
         return
-    counts = Counter(sizes.values())
-    usual = max(counts, key=lambda size: (counts[size], size))
-    odd = {at: size for at, size in sizes.items() if size != usual}
+    most = usual(sizes.values())
+    odd = {at: size for at, size in sizes.items() if size != most}
     for (host, nic), size in odd.items():
-        line = f"sudo ip link set dev {nic} mtu {usual}  # on {host}, and on its switch port"
-        yield Verdict("fail", f"{nic} has MTU {size}, the others of {network} {usual}", line, about=host)
+        line = f"sudo ip link set dev {nic} mtu {most}  # on {host}, and on its switch port"
+        yield fail(f"{nic} has MTU {size}, the others of {network} {most}", line, about=host)
     for host in dict.fromkeys(h for h, _ in sizes if not any(h == odd_host for odd_host, _ in odd)):
-        if kind == "roce" and usual < _ROCE_MTU:
+        if kind == "roce" and most < _ROCE_MTU:
             names = listed([nic for h, nic in sizes if h == host])
             line = f"sudo ip link set dev {names.split(',')[0]} mtu 9000  # both ends and the switch"
-            yield Verdict("warn", f"{names}: MTU {usual} holds no RDMA packet of 4096 bytes", line, about=host)
+            yield warn(f"{names}: MTU {most} holds no RDMA packet of 4096 bytes", line, about=host)
         else:
-            yield Verdict("ok", f"{usual} all over {network}", about=host)
+            yield ok(f"{most} all over {network}", about=host)
 
 
 def _ports_in(checked: CheckedCluster, host: str, network: str) -> list[NicFacts]:
@@ -121,10 +110,9 @@ def _ports_in(checked: CheckedCluster, host: str, network: str) -> list[NicFacts
 def speed(case: HostCase) -> Verdict:
     """No carrier under an address is broken; slower than the same kind elsewhere is worth a look."""
     best: dict[str, float] = defaultdict(float)
-    for facts in case.checked.facts.values():
-        for nic in facts.nics:
-            if _is_wire(nic) and nic.rate_bytes_per_s and nic.pci_id:
-                best[nic.pci_id] = max(best[nic.pci_id], nic.rate_bytes_per_s)
+    for _, nic in case.checked.ports:
+        if _is_wire(nic) and nic.rate_bytes_per_s and nic.pci_id:
+            best[nic.pci_id] = max(best[nic.pci_id], nic.rate_bytes_per_s)
     verdicts = []
     for nic in filter(_is_wire, case.facts.nics):
         rate, most = nic.rate_bytes_per_s, best[nic.pci_id or ""]
@@ -140,26 +128,18 @@ def speed(case: HostCase) -> Verdict:
 
 def flaps(case: HostCase) -> Verdict:
     days = max((case.facts.system.uptime_s or 0.0) / 86400, 1.0)
-    counted = [n for n in filter(_is_wire, case.facts.nics) if n.carrier_changes is not None]
-    if not counted:
-        return (
-            ok("no wire to watch") if not any(map(_is_wire, case.facts.nics)) else unknown("the kernel does not count")
-        )
-    bad = [n for n in counted if (n.carrier_changes or 0) > 10 and (n.carrier_changes or 0) / days > 2]
+    wires = list(filter(_is_wire, case.facts.nics))
+    if all(n.carrier_changes is None for n in wires):
+        return unknown("the kernel does not count") if wires else ok("no wire to watch")
+    bad = [n for n in wires if (n.carrier_changes or 0) > max(10, 2 * days)]
     says = [warn(f"{n.name} lost and found its carrier {n.carrier_changes} times", nic=n.name) for n in bad]
     return worst(says, otherwise="steady")
 
 
 def _is_wire(nic: NicFacts) -> bool:
     """An Ethernet port with hardware below it, in use: not off, no member of a bond, no plumbing."""
-    return bool(
-        nic.netdev
-        and nic.link_layer == "ethernet"
-        and nic.pci
-        and not nic.virtual
-        and not switched_off(nic)
-        and not nic.netdev.startswith(_PLUMBING)
-    )
+    hardware = nic.link_layer == "ethernet" and nic.pci and not nic.virtual and not switched_off(nic)
+    return bool(hardware and nic.netdev and not nic.netdev.startswith(_PLUMBING))
 
 
 def subnet(case: HostCase) -> Verdict:
@@ -210,18 +190,8 @@ CHECKS = (
         rule=ifname,
         essential=True,
     ),
-    Check(
-        "net.mtu",
-        "/sys/class/net/*/mtu of every port of a network",
-        "gcm eth_learn_mtu_bad",
-        survey=mtu,
-    ),
-    Check(
-        "net.subnet",
-        "addresses, `ip -j rule`",
-        "the kernel picks the interface by route",
-        rule=subnet,
-    ),
+    Check("net.mtu", "/sys/class/net/*/mtu of every port of a network", "gcm eth_learn_mtu_bad", survey=mtu),
+    Check("net.subnet", "addresses, `ip -j rule`", "the kernel picks the interface by route", rule=subnet),
     Check(
         "net.speed",
         "/sys/class/net/*/{speed,carrier}",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hetctl.comm.contract.facts import NicFacts
 from hetctl.comm.contract.units import count_of, listed, show_rate
-from hetctl.doctor.check import Check, CheckedCluster, FabricPath, Verdict
+from hetctl.doctor.check import Check, CheckedCluster, FabricPath
 from hetctl.doctor.subnet import subnets
+from hetctl.doctor.verdict import Verdict, fail, ok, unknown, warn
 from hetctl.probe.raw import printable
 from hetctl.probe.words import integer
 
@@ -25,10 +27,10 @@ def ways_to_trace(checked: CheckedCluster) -> dict[str, list[tuple[str, NicFacts
     """Host -> (another host, port here, port there): in each subnet to the next host, port by port in their order."""
     found: dict[str, list[tuple[str, NicFacts, NicFacts]]] = {}
     for ports in subnets(checked, "active").values():
-        each: dict[str, list[NicFacts]] = {}
+        each: dict[str, list[NicFacts]] = defaultdict(list)
         for host, port in ports:
             if port.lid and not port.virtual_function:
-                each.setdefault(host, []).append(port)
+                each[host].append(port)
         names = list(each)
         for here, there in zip(names, names[1:] + names[:1], strict=True):
             if here != there:
@@ -82,27 +84,23 @@ def _problem(text: str) -> str:
 def paths(checked: CheckedCluster) -> Iterator[Verdict]:
     """Between neighbouring hosts of each subnet: that there is a route, and that it carries what both ends could."""
     if not checked.paths:
-        known = "no InfiniBand subnet of several hosts"
-        yield Verdict("ok", known) if not ways_to_trace(checked) else Verdict("unknown", "it was not tried")
-    pairs = dict.fromkeys((p.source, p.target) for p in checked.paths)
-    for source, target in pairs:
-        yield from _judged([p for p in checked.paths if (p.source, p.target) == (source, target)])
+        yield unknown("it was not tried") if ways_to_trace(checked) else ok("no InfiniBand subnet of several hosts")
+    pairs: dict[str, list[FabricPath]] = defaultdict(list)
+    for way in checked.paths:
+        pairs[f"{way.source} - {way.target}"].append(way)
+    yield from (_judged(ways, about) for about, ways in pairs.items())
 
 
-def _judged(ways: Sequence[FabricPath]) -> Iterator[Verdict]:
+def _judged(ways: Sequence[FabricPath], about: str) -> Verdict:
     """One sentence a pair of hosts: the worst of its ways."""
-    about = f"{ways[0].source} - {ways[0].target}"
     lost = [w.way for w in ways if w.problem == "no route"]
     silent = [w for w in ways if w.problem and w.problem != "no route"]
     narrow = [f"{w.way}: {text}" for w in ways if (text := _less(w))]
     if lost:
-        yield Verdict("fail", f"no route from {listed(lost)}", about=about)
-    elif narrow:
-        yield Verdict("warn", f"the way carries less than both its ends: {listed(narrow)}", about=about)
-    elif silent:
-        yield Verdict("unknown", silent[0].problem, about=about)
-    else:
-        yield Verdict("ok", _as_words(ways), about=about)
+        return fail(f"no route from {listed(lost)}", about=about)
+    if narrow:
+        return warn(f"the way carries less than both its ends: {listed(narrow)}", about=about)
+    return unknown(silent[0].problem, about=about) if silent else ok(_as_words(ways), about=about)
 
 
 def _less(way: FabricPath) -> str:

@@ -8,6 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import combinations
 from typing import Any, Literal
 
@@ -19,25 +20,14 @@ from hetctl.discovery.devices import device_class
 from hetctl.discovery.discover import shell_opener
 from hetctl.discovery.inventory import InventoryHost
 from hetctl.doctor import perf_program
-from hetctl.doctor.check import (
-    Check,
-    CheckedCluster,
-    HostCase,
-    State,
-    Verdict,
-    fail,
-    ok,
-    unknown,
-    warn,
-    worker_python,
-    worst,
-)
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, worker_python
+from hetctl.doctor.verdict import Verdict, fail, ok, unknown, warn, worst
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import converse
 from hetctl.launcher.hosts.fanout import fan_out
 from hetctl.launcher.supervisor.environment import visible_devices
 from hetctl.probe.raw import printable
-from hetctl.trainer.planning.hardware import CLASSES, Hardware
+from hetctl.trainer.planning.hardware import CLASSES
 
 Program = Literal["alive", "perf"]
 GOOD, BEARABLE = 0.90, 0.75  # of what is expected
@@ -168,18 +158,14 @@ def _devices(checked: CheckedCluster, host: str) -> list[tuple[str, Mapping[str,
     return [(named.get(d.get("index", i), "?"), d) for i, d in enumerate(listed) if isinstance(d, Mapping)]
 
 
-def _table(checked: CheckedCluster) -> Hardware:
-    return CLASSES.with_own(checked.cluster.classes)
-
-
 def _class(checked: CheckedCluster, gpu: GpuFacts) -> str:
-    return device_class(gpu, _table(checked)).name
+    return device_class(gpu, CLASSES.with_own(checked.cluster.classes)).name
 
 
 def _row(checked: CheckedCluster, name: str) -> DeviceClass | None:
     """What is known of a class, or of a part of one; an estimate is no knowledge."""
     try:
-        row = _table(checked)[name]
+        row = CLASSES.with_own(checked.cluster.classes)[name]
     except ConfigError:
         return None
     return None if row.estimate else row
@@ -228,8 +214,7 @@ def numerics(checked: CheckedCluster) -> Iterator[Verdict]:
                 samples[row["operation"], row["dtype"]].setdefault(name, row.get("sample", []))
         if not verdicts:
             verdicts = [unknown(str(checked.performance[host].get("problem", "it was not measured")))]
-        one = worst(verdicts, otherwise="every operation within its dtype's rounding")
-        yield Verdict(one.state, one.reason, one.fix, about=host)
+        yield replace(worst(verdicts, otherwise="every operation within its dtype's rounding"), about=host)
     yield from _between(samples)
 
 
@@ -266,9 +251,8 @@ def _between(samples: Mapping[tuple[str, str], Mapping[str, Sequence[float]]]) -
             if off > 2 * LIMITS[dtype]["max_eps"]:
                 apart[a, b].append(f"{name} in {dtype} by {off:.2g} eps")
     for a, b in sorted(pairs):
-        state: State = "fail" if apart[a, b] else "ok"
-        says = "; ".join(apart[a, b]) or "agree within rounding"
-        yield Verdict(state, f"differ: {says}" if apart[a, b] else says, about=f"{a} - {b}")
+        differ, about = "; ".join(apart[a, b]), f"{a} - {b}"
+        yield fail(f"differ: {differ}", about=about) if differ else ok("agree within rounding", about=about)
 
 
 _SLOW = (

@@ -69,15 +69,11 @@ def facts_of(plan: Plan, cluster: Cluster, *, folder: Path) -> Mapping[str, Host
         known = facts_from_data(host.facts, where=name) if host and host.facts else None
         if host is None or host.access is None or host.access.local:
             fresh = this_machine(folder)
-            known = _with_folders(known, fresh) if known else fresh
+            # of what discovery found out with tools nothing is lost; the folders are this run's
+            known = replace(known, system=replace(known.system, folders=fresh.system.folders)) if known else fresh
         if known is not None:
             found[name] = known
     return found
-
-
-def _with_folders(known: HostFacts, fresh: HostFacts) -> HostFacts:
-    """What discovery found out with tools, and what is only true of this run."""
-    return replace(known, system=replace(known.system, folders=fresh.system.folders))
 
 
 def this_machine(folder: Path) -> HostFacts:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hetctl.comm.contract.facts import Bytes
 from hetctl.comm.contract.units import GiB, listed, show_bytes
-from hetctl.doctor.check import Check, HostCase, Verdict, fail, ok, unknown, warn
+from hetctl.doctor.check import Check, HostCase
+from hetctl.doctor.verdict import Verdict, fail, ok, unknown, warn
 
 _SLOW = (
     "NCCL_P2P_DISABLE",

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
+from functools import partial
 from itertools import combinations
 
 from hetctl.comm.contract.fabrics import NETWORKS, kind_of_port, plugin_missing
 from hetctl.comm.contract.facts import HostFacts, NicFacts
 from hetctl.comm.contract.units import count_of, listed, show_rate
-from hetctl.doctor.check import (
-    Check,
-    CheckedCluster,
-    HostCase,
-    Verdict,
-    fail,
-    ok,
-    switched_off,
-    unknown,
-    warn,
-    worst,
-)
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, switched_off
+from hetctl.doctor.verdict import Verdict, fail, ok, unknown, warn, worst
 
 _NONE = "no RDMA port here"
 _SLOW_WIDTHS = ("1X", "SDR", "DDR", "QDR")
 
 
 def port_state(case: HostCase) -> Verdict:
-    without_ip = any(port.infiniband for port in case.rdma_ports) and not any(
-        port.carries_ip for port in case.rdma_ports if port.infiniband
-    )
+    infiniband = [port for port in case.rdma_ports if port.infiniband]
+    without_ip = bool(infiniband) and not any(port.carries_ip for port in infiniband)
     well = _all_of(case, "up") + "; no IP runs over them, RDMA needs none" * without_ip
     return worst([ok(well), *(_state(case, port) for port in case.rdma_ports)], otherwise=well)
 
@@ -44,13 +34,7 @@ def _state(case: HostCase, port: NicFacts) -> Verdict:
     says = f"{port.name} is {port.state}" + (f": {why}" if why else "")
     if port.link_layer == "ethernet" and port.netdev and not port.addresses:
         return warn(f"{says}, and without an address: not in use?", device=port.rdma_device)
-    same = [
-        n
-        for f in case.checked.facts.values()
-        if f is not case.facts
-        for n in f.nics
-        if n.rdma_device == port.rdma_device
-    ]
+    same = [n for host, n in case.checked.ports if host != case.name and n.rdma_device == port.rdma_device]
     if same and all(n.state != "active" for n in same):
         return warn(f"{says}, on every host: not in use?", device=port.rdma_device)
     return fail(says, device=port.rdma_device)
@@ -59,10 +43,9 @@ def _state(case: HostCase, port: NicFacts) -> Verdict:
 def rate(case: HostCase) -> Verdict:
     """Against the fastest active port of the same model anywhere."""
     best: dict[str | None, float] = defaultdict(float)
-    for facts in case.checked.facts.values():
-        for port in facts.nics:
-            if port.rdma_device and port.rate_bytes_per_s and port.pci_id:
-                best[port.pci_id] = max(best[port.pci_id], port.rate_bytes_per_s)
+    for _, port in case.checked.ports:
+        if port.rdma_device and port.rate_bytes_per_s and port.pci_id:
+            best[port.pci_id] = max(best[port.pci_id], port.rate_bytes_per_s)
     verdicts = []
     for port in (p for p in case.rdma_ports if p.state == "active" and not p.rdma_software):
         found, most = port.rate_bytes_per_s, best[port.pci_id]
@@ -112,20 +95,18 @@ def gid_env(checked: CheckedCluster) -> Iterator[Verdict]:
         text = facts.system.environment.get("NCCL_IB_GID_INDEX")
         roce = _roce(facts)
         if text is None or not roce:
-            yield Verdict("ok", "unset" if text is None else "no RoCE port in use", about=host)
+            yield ok("unset" if text is None else "no RoCE port in use", about=host)
             continue
         entries = [next((g for g in n.gids if str(g.index) == text.strip()), None) for n in roce]
-        line = "unset NCCL_IB_GID_INDEX  # on {host}: NCCL has chosen it itself since 2.21"
         if not all(entries):
             names = listed([n.name for n, g in zip(roce, entries, strict=True) if g is None])
-            yield Verdict("fail", f"NCCL_IB_GID_INDEX={text} is empty on {names}", line, about=host)
+            yield fail(f"NCCL_IB_GID_INDEX={text} is empty on {names}", _UNSET, about=host)
             continue
         kinds[host] = {f"{g.type}{'' if g.routable else ', not routable'}" for g in entries if g}
     for host, found in kinds.items():
         same = all(other == found for other in kinds.values()) and found == {"roce_v2"}
         says = f"NCCL_IB_GID_INDEX means {listed(sorted(found))} here"
-        line = "unset NCCL_IB_GID_INDEX  # on {host}: NCCL has chosen it itself since 2.21"
-        yield Verdict("ok" if same else "warn", says, "" if same else line, about=host)
+        yield ok(says, about=host) if same else warn(says, _UNSET, about=host)
 
 
 def linklayer_mix(checked: CheckedCluster) -> Iterator[Verdict]:
@@ -137,9 +118,7 @@ def linklayer_mix(checked: CheckedCluster) -> Iterator[Verdict]:
     for host, facts in checked.facts.items():
         wants = [k for k in ("NCCL_NET", "RCCL_NET") if facts.system.environment.get(k, "").upper() == "IB"]
         if wants and not layers[host]:
-            yield Verdict(
-                "fail", f"{wants[0]}=IB, but it has no RDMA port", f"unset {wants[0]}  # on {host}", about=host
-            )
+            yield fail(f"{wants[0]}=IB, but it has no RDMA port", f"unset {wants[0]}  # on {host}", about=host)
     mixed = False
     for vendor, group in checked.groups.items():
         for a, b in combinations(group, 2):
@@ -147,9 +126,9 @@ def linklayer_mix(checked: CheckedCluster) -> Iterator[Verdict]:
                 mixed = True
                 words = f"{_words(layers[a])} against {_words(layers[b])}: no native communicator spans them over RDMA"
                 line = "hetctl plan --explain  # shows what talks over what"
-                yield Verdict("warn", words, line, about=f"{a} - {b}")
+                yield warn(words, line, about=f"{a} - {b}")
     if not mixed:
-        yield Verdict("ok", "each vendor's hosts share a link layer", about="all")
+        yield ok("each vendor's hosts share a link layer")
 
 
 def hca_vendor_mix(checked: CheckedCluster) -> Iterator[Verdict]:
@@ -162,11 +141,9 @@ def hca_vendor_mix(checked: CheckedCluster) -> Iterator[Verdict]:
         if len(makers) > 1:
             each = "; ".join(f"{maker}: {listed(sorted(hosts))}" for maker, hosts in makers.items())
             line = "NCCL_IB_QPS_PER_CONNECTION=1 NCCL_IB_TIMEOUT=22  # and watch for stalls"
-            yield Verdict(
-                "warn", f"RDMA NICs of several makers in one native group ({each})", line, about=vendor or "all"
-            )
+            yield warn(f"RDMA NICs of several makers in one native group ({each})", line, about=vendor)
         else:
-            yield Verdict("ok", "one maker" if makers else _NONE, about=vendor or "all")
+            yield ok("one maker" if makers else _NONE, about=vendor)
 
 
 def plugin(case: HostCase) -> Verdict:
@@ -189,19 +166,12 @@ def plugin(case: HostCase) -> Verdict:
     return worst(verdicts, otherwise=otherwise)
 
 
-def bond(case: HostCase) -> Verdict:
-    return _bonds(case, broken=True)
-
-
-def slaves(case: HostCase) -> Verdict:
-    return _bonds(case, broken=False)
-
-
-def _bonds(case: HostCase, *, broken: bool) -> Verdict:
+def bonds(case: HostCase, *, broken: bool) -> Verdict:
+    """Bonds that are `broken` altogether, or those that lack some of their members."""
     by_name = {n.netdev: n for n in case.facts.nics if n.netdev}
-    bonds = [n for n in case.facts.nics if n.bond_members and n.admin_up is not False]
+    found = [n for n in case.facts.nics if n.bond_members and n.admin_up is not False]
     verdicts = []
-    for one in bonds:
+    for one in found:
         members = [by_name.get(m) for m in one.bond_members]
         down = [m for m in members if m is not None and m.carrier is False]
         silent = [m for m in members if m is None or m.carrier is None]
@@ -211,7 +181,7 @@ def _bonds(case: HostCase, *, broken: bool) -> Verdict:
             verdicts.append(warn(f"{listed([d.name for d in down])} of {one.name} is down", nic=one.name))
         elif silent:
             verdicts.append(unknown(f"the members of {one.name} do not tell their carrier"))
-    return worst(verdicts, otherwise="up" if bonds else "no bond")
+    return worst(verdicts, otherwise="up" if found else "no bond")
 
 
 def peer_mem(case: HostCase) -> Verdict:
@@ -224,9 +194,8 @@ def peer_mem(case: HostCase) -> Verdict:
         return unknown("neither modules nor the kernel's configuration are readable")
     if dma_buf is None:
         return warn("no peer memory module; whether the kernel has dma-buf for it is not known")
-    return fail(
-        f"neither a peer memory module nor dma-buf: {case.facts.why_unknown('rdma.dma_buf') or 'the kernel has none'}"
-    )
+    why = case.facts.why_unknown("rdma.dma_buf") or "the kernel has none"
+    return fail(f"neither a peer memory module nor dma-buf: {why}")
 
 
 def libraries(case: HostCase) -> Verdict:
@@ -273,6 +242,8 @@ def _words(layers: Collection[str | None]) -> str:
     return " and ".join(sorted(names.get(layer, "an unknown layer") for layer in layers))  # type: ignore[call-overload]
 
 
+_BONDING = "cat /proc/net/bonding/{nic}  # on {host}"
+_UNSET = "unset NCCL_IB_GID_INDEX  # on {host}: NCCL has chosen it itself since 2.21"
 _CABLE = "ibstat {device} || rdma link show  # on {host}; Polling is the cable, Disabled an administrator"
 _PACKAGES = "sudo apt-get install -y ibverbs-providers librdmacm1 rdma-core  # on {host}; RHEL: dnf install rdma-core"
 CHECKS = (
@@ -295,14 +266,9 @@ CHECKS = (
     Check("rdma.gid_env", "NCCL_IB_GID_INDEX against the table of each host", "nccl#890", survey=gid_env),
     Check("rdma.linklayer_mix", "link_layer of every pair, NCCL_NET", "hetctl's design", survey=linklayer_mix),
     Check("rdma.hca_vendor_mix", "PCI ids of active RDMA ports", "nccl#1526", survey=hca_vendor_mix),
-    Check(
-        "rdma.plugin",
-        "drivers of NICs, ldconfig -p, fi_info -l",
-        "NeMo-RL PR#2359; aws-ofi-nccl",
-        rule=plugin,
-    ),
-    Check("rdma.bond", "bonding members' carrier", "lshca#30", "cat /proc/net/bonding/{nic}  # on {host}", rule=bond),
-    Check("rdma.slaves", "bonding members' carrier", "gcm", "cat /proc/net/bonding/{nic}  # on {host}", rule=slaves),
+    Check("rdma.plugin", "drivers of NICs, ldconfig -p, fi_info -l", "NeMo-RL PR#2359; aws-ofi-nccl", rule=plugin),
+    Check("rdma.bond", "bonding members' carrier", "lshca#30", _BONDING, rule=partial(bonds, broken=True)),
+    Check("rdma.slaves", "bonding members' carrier", "gcm", _BONDING, rule=partial(bonds, broken=False)),
     Check(
         "rdma.peer_mem",
         "/proc/modules, the kernel's configuration",

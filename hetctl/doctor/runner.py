@@ -19,8 +19,9 @@ from hetctl.discovery.fabric import build
 from hetctl.discovery.inventory import Inventory, InventoryHost
 from hetctl.discovery.links import measure_links
 from hetctl.doctor import between, flow, perf
-from hetctl.doctor.check import WORST_FIRST, Check, CheckedCluster, Finding, HostCase, Verdict
+from hetctl.doctor.check import Check, CheckedCluster, Finding, HostCase
 from hetctl.doctor.registry import rank
+from hetctl.doctor.verdict import WORST_FIRST, Verdict
 from hetctl.probe import Options
 from hetctl.probe.raw import printable
 from hetctl.trainer.planning.own_hardware import own_classes

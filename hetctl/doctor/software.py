@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hetctl.comm.contract.facts import HostFacts
 from hetctl.comm.contract.natives import HOST, NATIVES
 from hetctl.comm.contract.units import listed
-from hetctl.doctor.check import Check, CheckedCluster, HostCase, Verdict, fail, ok, unknown, worker_python
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, worker_python
 from hetctl.doctor.ssh import ENTERED
+from hetctl.doctor.verdict import Verdict, fail, ok, unknown, usual, warn
 
 WHEELS = "https://download.pytorch.org/whl"
 LEAST_TORCH, LEAST_PYTHON = (2, 11), (3, 11)
@@ -41,11 +42,9 @@ def interpreter(case: HostCase) -> Verdict:
     version = numbers(python.version)
     if version is None:
         return unknown(f"{python.path} tells no version")
-    return (
-        ok(f"{python.version}")
-        if version >= LEAST_PYTHON
-        else fail(f"Python {python.version}, 3.11 is needed", name_it)
-    )
+    if version < LEAST_PYTHON:
+        return fail(f"Python {python.version}, 3.11 is needed", name_it)
+    return ok(f"{python.version}")
 
 
 def build(case: HostCase) -> Verdict:
@@ -87,47 +86,42 @@ def match(checked: CheckedCluster) -> Iterator[Verdict]:
         found = _by_value(hosts, lambda facts: _torch(facts, minor=True))
         label = group or "hosts without GPUs"
         if len(found) > 1:
-            usual, odd = _usual_and_odd(found)
-            for value, names in odd.items():
-                for host in names:
-                    says = f"torch {value} where its group ({label}) has {usual}: one native group needs one version"
-                    yield Verdict("fail" if group else "warn", says, about=host, values={"version": usual})
+            each = [(value, host) for value, names in found.items() for host in names]
+            most = usual(value for value, _ in each)
+            for value, host in (one for one in each if one[0] != most):
+                says = f"torch {value} where its group ({label}) has {most}: one native group needs one version"
+                yield (fail if group else warn)(says, about=host, version=most)
         elif not found:
-            yield Verdict("unknown", "no version of torch is known", about=label)
+            yield unknown("no version of torch is known", about=label)
         else:
             minors[label] = next(iter(found))
             drifting = [d.what for d in drift(checked) if d.group == label and len(d.values) > 1]
-            says = f"differs inside the group: {listed(drifting)}" if drifting else f"torch {minors[label]} everywhere"
-            yield Verdict("warn" if drifting else "ok", says, "hetctl doctor -v  # shows who has what", about=label)
+            if drifting:
+                says = f"differs inside the group: {listed(drifting)}"
+                yield warn(says, "hetctl doctor -v  # shows who has what", about=label)
+            else:
+                yield ok(f"torch {minors[label]} everywhere", about=label)
     if len(set(minors.values())) > 1:
-        each = ", ".join(f"{label}: {minor}" for label, minor in minors.items())
-        yield Verdict("warn", f"torch differs across the bridge ({each}): works, but pin one", about=" - ".join(minors))
+        known = ", ".join(f"{label}: {minor}" for label, minor in minors.items())
+        yield warn(f"torch differs across the bridge ({known}): works, but pin one", about=" - ".join(minors))
 
 
 def drift(checked: CheckedCluster) -> list[Drift]:
     """What hosts of each vendor group have, feature by feature; unknown values are left out."""
-    found = []
-    for group, hosts in checked.groups.items():
-        for what, feature in _FEATURES.items():
-            values = _by_value(hosts, feature)
-            if values:
-                found.append(Drift(group or "hosts without GPUs", what, values))
-    return found
+    return [
+        Drift(group or "hosts without GPUs", what, values)
+        for group, hosts in checked.groups.items()
+        for what, feature in _FEATURES.items()
+        if (values := _by_value(hosts, feature))
+    ]
 
 
 def _by_value(hosts: Mapping[str, HostFacts], feature: Callable[[HostFacts], str | None]) -> dict[str, tuple[str, ...]]:
     values: dict[str, list[str]] = defaultdict(list)
     for host, facts in hosts.items():
-        value = feature(facts)
-        if value:
+        if value := feature(facts):
             values[value].append(host)
     return {value: tuple(names) for value, names in values.items()}
-
-
-def _usual_and_odd(found: Mapping[str, tuple[str, ...]]) -> tuple[str, dict[str, tuple[str, ...]]]:
-    counts = Counter({value: len(names) for value, names in found.items()})
-    usual = max(counts, key=lambda v: (counts[v], v))
-    return usual, {value: names for value, names in found.items() if value != usual}
 
 
 def _torch(facts: HostFacts, *, minor: bool = False) -> str | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from hetctl.doctor.check import Check, HostCase, Verdict, fail, ok, unknown, warn
+from hetctl.doctor.check import Check, HostCase
+from hetctl.doctor.verdict import Verdict, fail, ok, unknown, warn
 
 KEYS = ("unknown-host-key", "host-key-changed")
 ENTERED = ("no-python", "python-unsupported", "no-answer", "too-much-output", "command-refused")

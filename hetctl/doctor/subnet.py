@@ -6,25 +6,13 @@ A subnet is its prefix; below the default prefix, its prefix and its manager's L
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from hetctl.comm.contract.fabric_facts import SubnetManager
 from hetctl.comm.contract.facts import NicFacts
 from hetctl.comm.contract.units import listed
-from hetctl.doctor.check import (
-    Check,
-    CheckedCluster,
-    HostCase,
-    Ports,
-    Verdict,
-    fail,
-    ok,
-    over_networks,
-    switched_off,
-    unknown,
-    usual,
-    warn,
-)
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, Ports, over_networks, switched_off
+from hetctl.doctor.verdict import Verdict, fail, ok, unknown, usual, warn
 
 _NONE = "no InfiniBand port in use"
 _DEFAULT_PREFIX = "fe80:0000:0000:0000"
@@ -36,11 +24,10 @@ Said = Iterator[tuple[str, Verdict]]
 def subnets(checked: CheckedCluster, *states: str) -> dict[str, Ports]:
     """Subnet -> its ports in these states, of all hosts."""
     found: dict[str, list[tuple[str, NicFacts]]] = defaultdict(list)
-    for host, facts in checked.facts.items():
-        for port in facts.nics:
-            if port.link_layer == "infiniband" and port.rdma_device and not switched_off(port) and port.state in states:
-                prefix = port.subnet_prefix or "?"
-                found[prefix if prefix != _DEFAULT_PREFIX else f"{prefix}/{port.sm_lid}"].append((host, port))
+    for host, port in checked.ports:
+        if port.infiniband and not switched_off(port) and port.state in states:
+            prefix = port.subnet_prefix or "?"
+            found[prefix if prefix != _DEFAULT_PREFIX else f"{prefix}/{port.sm_lid}"].append((host, port))
     return dict(found)
 
 
@@ -79,14 +66,12 @@ def _managers(ports: Ports) -> Said:
 def _who(port: NicFacts, known: list[SubnetManager]) -> Verdict:
     one = next((m for m in known if m.lid == port.sm_lid), None)
     if one is None:
-        elsewhere = (
-            f"those that answer are at LID {listed([str(m.lid) for m in known])}" if known else "nobody was asked"
-        )
+        lids = listed([str(m.lid) for m in known])
+        elsewhere = f"those that answer are at LID {lids}" if known else "nobody was asked"
         why = port.fabric.unasked.get("managers", elsewhere)
         asking = "sudo sminfo -C {device} -P {port}; sudo saquery -C {device} -P {port} SMIR  # on {host}"
-        values = {"device": port.rdma_device, "port": port.rdma_port}
         says = f"one answers at LID {port.sm_lid}; its priority and who would take over are not known: {why}"
-        return Verdict("unknown", says, asking, values=values)
+        return unknown(says, asking, device=port.rdma_device, port=port.rdma_port)
     if one.state not in ("master", None):
         return warn(f"the manager at LID {one.lid} is {one.state}, not master", _ONE_MANAGER)
     others = [f"LID {m.lid} with {m.priority}" for m in known if m is not one and m.state == "standby"]
@@ -109,10 +94,9 @@ def _strays(checked: CheckedCluster) -> Said:
     """Below the default prefix: one device of a vendor's hosts has its manager elsewhere than theirs."""
     for group in checked.groups.values():
         lids: dict[str, dict[str, int]] = defaultdict(dict)
-        for host, facts in group.items():
-            for port in facts.nics:
-                if port.subnet_prefix == _DEFAULT_PREFIX and port.state == "active" and port.sm_lid:
-                    lids[port.rdma_device or ""][host] = port.sm_lid
+        for host, port in ((host, port) for host, facts in group.items() for port in facts.nics):
+            if port.subnet_prefix == _DEFAULT_PREFIX and port.state == "active" and port.sm_lid:
+                lids[port.rdma_device or ""][host] = port.sm_lid
         for device, each in lids.items():
             most = -usual(-lid for lid in each.values())  # of equally many the smallest: managers start first
             for host, lid in each.items():
@@ -124,11 +108,12 @@ def _strays(checked: CheckedCluster) -> Said:
 # --- LIDs and partitions -------------------------------------------------------------------------------------------
 
 
-def lid(checked: CheckedCluster) -> Iterator[Verdict]:
-    return over_networks(checked, subnets(checked, "active"), _lids, otherwise=_NONE)
+def _in_subnets(judge: Callable[[Ports], Said]) -> Callable[[CheckedCluster], Iterator[Verdict]]:
+    """A rule on the ports of each subnet that are active."""
+    return lambda checked: over_networks(checked, subnets(checked, "active"), judge, otherwise=_NONE)
 
 
-def _lids(ports: Ports) -> Said:
+def lids(ports: Ports) -> Said:
     real = [p for _, p in ports if not p.virtual_function and p.lid]
     shared = {number for number, times in Counter(p.lid for p in real).items() if times > 1}
     lmcs = [p.fabric.lmc for _, p in ports if p.fabric.lmc is not None]
@@ -146,11 +131,7 @@ def _lids(ports: Ports) -> Said:
             yield host, ok(f"of their own, LMC {usual(lmcs) if lmcs else 'unknown'}")
 
 
-def partitions(checked: CheckedCluster) -> Iterator[Verdict]:
-    return over_networks(checked, subnets(checked, "active"), _partitions, otherwise=_NONE)
-
-
-def _partitions(ports: Ports) -> Said:
+def partitions(ports: Ports) -> Said:
     """Two ports talk in a partition that both are in, one of them at least as a full member; NCCL takes entry 0."""
     told = [(host, p) for host, p in ports if p.fabric.pkeys is not None]
     full = [tuple(sorted(p.fabric.full_partitions)) for _, p in told]
@@ -162,9 +143,8 @@ def _partitions(ports: Ports) -> Said:
         if keys is None:
             yield host, unknown(f"the partition keys of {port.name} are not readable")
         elif not port.fabric.full_partitions & set(most) and len(told) > 1:
-            says = (
-                f"{port.name} is no full member of a partition of the others ({_keys(most)}; its own: {_listed(keys)})"
-            )
+            own = listed([f"{key:#06x}" for key in keys if key])
+            says = f"{port.name} is no full member of a partition of the others ({_keys(most)}; its own: {own})"
             only_limited = {key & 0x7FFF for key in keys} & set(most) and len(set(limited)) == 1
             yield host, warn(f"{says}: it reaches full members only") if only_limited else fail(says)
         elif keys[0] != usual(first):
@@ -183,22 +163,12 @@ def _keys(partitions: Iterable[int]) -> str:
     return listed([f"{key | 0x8000:#06x}" for key in partitions]) or "none"
 
 
-def _listed(keys: tuple[int, ...]) -> str:
-    return listed([f"{key:#06x}" for key in keys if key])
-
-
 # --- MTU -----------------------------------------------------------------------------------------------------------
 
 
 def mtu(checked: CheckedCluster) -> Iterator[Verdict]:
     """Active against enabled, and against the others; of RoCE against what the interface's MTU leaves room for."""
-    roce = [
-        (host, port)
-        for host, facts in checked.facts.items()
-        for port in facts.nics
-        if port.rdma_device and port.link_layer == "ethernet" and port.state == "active" and not port.rdma_software
-    ]
-    networks: dict[str, Ports] = {**subnets(checked, "active"), "RoCE": roce}
+    networks: dict[str, Ports] = {**subnets(checked, "active"), "RoCE": checked.roce_ports}
     return over_networks(checked, networks, _mtus, otherwise="no RDMA port in use")
 
 
@@ -230,9 +200,9 @@ def report(case: HostCase) -> Verdict:
         return ok("no report of ibdiagnet here")
     bad = [f"{stage} {errors}" for stage, (_, errors) in found.stages.items() if errors]
     when = f" of {found.written}" if found.written else ""
-    return (
-        warn(f"its report{when} has errors: {listed(bad)}", path=found.path) if bad else ok(f"no error in that{when}")
-    )
+    if bad:
+        return warn(f"its report{when} has errors: {listed(bad)}", path=found.path)
+    return ok(f"no error in that{when}")
 
 
 _ONE_MANAGER = (
@@ -256,14 +226,14 @@ CHECKS = (
         "ports/*/{lid,lid_mask_count}",
         "InfiniBand specification: LIDs and LMC",
         "sudo ibstat; sudo saquery SMIR  # on {host}: the manager gives LIDs; lmc in its opensm.conf",
-        survey=lid,
+        survey=_in_subnets(lids),
     ),
     Check(
         "rdma.pkey",
         "ports/*/pkeys",
         "InfiniBand specification: partitions; NCCL_IB_PKEY",
         "sudo saquery PKTR  # on the manager's host; then full members in partitions.conf, and restart opensm",
-        survey=partitions,
+        survey=_in_subnets(partitions),
     ),
     Check(
         "rdma.mtu",

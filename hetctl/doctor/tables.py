@@ -4,7 +4,7 @@ to paste; drift; a run's diagnosis.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,14 +19,10 @@ from hetctl.doctor.registry import THEMES
 from hetctl.doctor.runner import CheckRun, exit_code, first_of, state_of, to_mend
 from hetctl.doctor.runs import Diagnosis
 from hetctl.doctor.software import Drift, drift
+from hetctl.doctor.verdict import State
 
-MARKS = {
-    "ok": "[green]ok[/]",
-    "warn": "[yellow] ![/]",
-    "fail": "[red] x[/]",
-    "unknown": "[cyan] ?[/]",
-}
-WORDS = {"fail": "failed", "warn": "to look at", "unknown": "unknown", "ok": "ok"}
+MARKS = {"ok": "[green]ok[/]", "warn": "[yellow] ![/]", "fail": "[red] x[/]", "unknown": "[cyan] ?[/]"}
+WORDS: dict[State, str] = {"fail": "failed", "warn": "to look at", "unknown": "unknown", "ok": "ok"}
 _MOST_WAITING = 16
 
 
@@ -40,13 +36,10 @@ def show_findings(sink: Sink, found: CheckRun, *, verbose: bool) -> None:
                 show_check(sink, [f for f in of_theme if f.check == check])
         elif of_theme:
             show_theme(sink, theme, of_theme)
-    table = drift_table(drift(found.checked), verbose=verbose)
-    if table is not None:
+    numbers = numerics_table(found) if verbose else None
+    for table in filter(None, (drift_table(drift(found.checked), verbose=verbose), numbers)):
         sink.say()
         sink.say(table)
-    if verbose and (numbers := numerics_table(found)) is not None:
-        sink.say()
-        sink.say(numbers)
     sink.say()
     for line in closing(found.findings):
         sink.say(line, markup=True)
@@ -82,9 +75,7 @@ def show_check(sink: Sink, findings: Sequence[Finding]) -> None:
 
 
 def _summary(findings: Sequence[Finding]) -> str:
-    counts: dict[str, int] = defaultdict(int)
-    for finding in findings:
-        counts[finding.state] += 1
+    counts = Counter(finding.state for finding in findings)
     reasons = {f.reason for f in findings}
     if len(reasons) == 1 and state_of(findings) in ("ok", "unknown"):
         return f"[dim]{escape(reasons.pop())}[/]"
@@ -137,8 +128,7 @@ def closing(findings: Sequence[Finding]) -> list[str]:
         return ["[green]nothing is wrong[/]"]
     what = f"{escape(first.host)}: {first.check}: {escape(first.reason)}"
     if failures:
-        count = len(failures)
-        lines = [f"[red]{count_of(count, 'problem')}[/], first fix this: {what}"]
+        lines = [f"[red]{count_of(len(failures), 'problem')}[/], first fix this: {what}"]
     elif first.state == "unknown":
         lines = [f"[cyan]no problem found, but something essential is unknown[/]: {what}"]
     else:

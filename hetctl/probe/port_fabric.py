@@ -40,10 +40,7 @@ def with_fabric(raw: Raw, nic: NicFacts, devinfo: Devinfo) -> NicFacts:
         return nic
     base = f"{RDMA}{nic.rdma_device}/ports/{nic.rdma_port}"
     said = devinfo.get((nic.rdma_device, nic.rdma_port or 0), {})
-    fabric = PortFabric(
-        enabled_mtu=mtu_in(said, "max_mtu"),
-        watched_s=_seconds(raw.values.get("counters_s")),
-    )
+    fabric = PortFabric(enabled_mtu=mtu_in(said, "max_mtu"), watched_s=_seconds(raw.values.get("counters_s")))
     if nic.link_layer == "infiniband":
         lmc = integer(raw.text(base + "/lid_mask_count"))
         lmc = integer(said.get("port_lmc")) if lmc is None else lmc

@@ -171,13 +171,7 @@ class Probe:
                 self.listings[folder] = self.names(folder)
 
     def tree(
-        self,
-        folder: str,
-        files: list[str],
-        links: list[str],
-        folders: list[str],
-        only: list[str],
-        non_zero: list[str],
+        self, folder: str, files: list[str], links: list[str], folders: list[str], only: list[str], non_zero: list[str]
     ) -> None:
         """Of every entry of `folder` (a pattern) some files, links and listings.
 

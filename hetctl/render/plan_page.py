@@ -20,11 +20,7 @@ STAGES = ("replica", "stage", "island", "ranks", "layers", "tensor", "shards", "
 
 
 def plan_page(
-    plan: Plan,
-    step: PredictedStep,
-    *,
-    explanation: Sequence[str] = (),
-    advised: Advised | None = None,
+    plan: Plan, step: PredictedStep, *, explanation: Sequence[str] = (), advised: Advised | None = None
 ) -> str:
     """The page's HTML."""
     limit = plan_limit(plan, step)

@@ -87,12 +87,7 @@ def show_logs(word: str | None, *, follow: bool, ranks: list[int] | None, sink: 
 
 
 def _show(
-    folder: RunFolder,
-    ranks: list[int] | None,
-    told: Progress,
-    show: Callable[[int, str], None],
-    *,
-    follow: bool,
+    folder: RunFolder, ranks: list[int] | None, told: Progress, show: Callable[[int, str], None], *, follow: bool
 ) -> None:
     while not (logs := _logs(folder, ranks)) and follow and is_running(folder):
         time.sleep(FOLLOW_S)  # it has only begun

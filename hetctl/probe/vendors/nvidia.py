@@ -101,10 +101,7 @@ def _merge(raw: Raw, notes: Notes, gpu: GpuFacts, answer: SmiAnswer) -> GpuFacts
     version = re.search(r"Kernel Module[^\n]*?\s(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)\s", raw.text(PROC_VERSION) or "")
     pick = notes.pick
     of_proc = replace(
-        gpu,
-        name=told(proc.get("Model")),
-        uuid=_uuid(proc.get("GPU UUID")),
-        firmware=_vbios(proc.get("Video BIOS")),
+        gpu, name=told(proc.get("Model")), uuid=_uuid(proc.get("GPU UUID")), firmware=_vbios(proc.get("Video BIOS"))
     )
     return replace(
         gpu,

@@ -117,9 +117,7 @@ def _partition(gpu: ElementTree.Element) -> Partition:
     ]
     words = {True: "mig", False: "none", None: None}
     return Partition(
-        mode=words[current],
-        pending_mode=words[pending] if pending != current else None,
-        instances=tuple(instances),
+        mode=words[current], pending_mode=words[pending] if pending != current else None, instances=tuple(instances)
     )
 
 

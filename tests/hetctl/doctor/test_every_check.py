@@ -12,10 +12,11 @@ from hetctl.comm.contract.fabric_facts import FabricReport, SubnetManager
 from hetctl.comm.contract.facts import Address, Folder, HostFacts, Library, ToolRun
 from hetctl.console import Sink
 from hetctl.discovery.fabric import Report
-from hetctl.doctor.check import CheckedCluster, ReachAttempt, State
+from hetctl.doctor.check import CheckedCluster, ReachAttempt
 from hetctl.doctor.registry import BY_ID, CHECKS
 from hetctl.doctor.runner import first_of, judge
 from hetctl.doctor.tables import show_check
+from hetctl.doctor.verdict import State
 from tests.hetctl.doctor.healthy_hosts import (
     GiB,
     all_of,
