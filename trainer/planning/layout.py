@@ -89,10 +89,7 @@ def predict_layout(problem: Problem, layout: Layout, engine: Engine = OURS) -> L
     """What the cost model of the search says of a layout. Raises ConfigError for one that cannot be."""
     candidate = candidate_of(problem, layout)
     times = [_under(engine, p) for p in candidate.pipelines]
-    memory = []
-    for pipeline in candidate.pipelines:
-        stages = zip(pipeline.stage_uses, pipeline.layers, pipeline.costs, strict=True)
-        memory += [(c.memory.at(n), usable_bytes(use.site.rates)) for use, n, c in stages]
+    memory = ((s.costs.memory.at(s.layers), usable_bytes(s.use.pool.rates)) for _, _, s in candidate.stages)
     return LayoutPrediction(simulate(times).step_time_s, tuple(memory))
 
 
@@ -156,8 +153,8 @@ def _under(engine: Engine, pipeline: Pipeline) -> PipelineTimes:
     """The pipeline's times as that program has them."""
     times, stages = pipeline.times, pipeline.times.stages
     if engine.exposed_sums:
-        sums = [c.sums.at(n) for c, n in zip(pipeline.costs, times.layers, strict=True)]
-        stages = tuple(replace(s, sync_s=seconds) for s, seconds in zip(stages, sums, strict=True))
+        known = zip(stages, pipeline.costs, times.layers, strict=True)
+        stages = tuple(replace(s, sync_s=costs.sums.at(n)) for s, costs, n in known)
     return replace(times, stages=stages, blocking=engine.blocking_transfers)
 
 
