@@ -149,7 +149,7 @@ class Arrangement:
         count, places = batching.micro_batches, range(len(self.stages))
         self.ahead = _ahead(problem, len(self.stages), count, schedule)
         payload = problem.costs.boundary_bytes(batching.micro_batch_size)
-        self.hops = tuple(problem.links.hop_seconds(a, b, payload) for a, b in pairwise(self.stages))
+        self.hops = problem.links.hops(self.stages, payload)
         trips = [2 * sum(self.hops[i:]) for i in places]
         held = [min(ahead, count) for ahead in self.ahead]
         widths = [use.width for use in self.stages]

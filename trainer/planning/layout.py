@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from hetctl.comm.contract.errors import ConfigError, nearest
-from hetctl.trainer.model.sample_shares import share as cut
-from hetctl.trainer.planning.arrange import Batching, Pipeline, bridged
+from hetctl.trainer.planning.arrange import Batching, Pipeline
 from hetctl.trainer.planning.costs import Mode, Recompute, usable_bytes
 from hetctl.trainer.planning.groupings import slowest_sync
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.problem import Problem
-from hetctl.trainer.planning.reschedule import with_times
+from hetctl.trainer.planning.reschedule import dealt_out, with_times
 from hetctl.trainer.planning.search import Candidate
 from hetctl.trainer.planning.simulate import PipelineTimes, simulate
 from hetctl.trainer.planning.space import PoolUse
@@ -116,18 +114,14 @@ def _pipeline(
     schedule = SCHEDULES.get(layout.schedule)
     if schedule is None:
         raise ConfigError(f"'{layout.schedule}' is no schedule", hint=nearest(layout.schedule, SCHEDULES))
-    payload = problem.costs.boundary_bytes(batching.micro_batch_size)
     choices = tuple(MemoryChoice(Mode(layout.recompute), s.shards) for s in replica.stages)
-    spans = [
-        [b - a for a, b in (cut(s.layers, layout.chunks, c) for c in range(layout.chunks))] for s in replica.stages
-    ]
     times = PipelineTimes(
         stages=(),
-        hops=tuple(problem.links.hop_seconds(a, b, payload) for a, b in pairwise(uses * layout.chunks)),
-        bridged=bridged(uses * layout.chunks),
+        hops=(),
+        bridged=(),
         micro_batches=batching.micro_batches,
         forwards_ahead=schedule.in_flight(len(uses), batching.micro_batches) * layout.chunks,
-        layers=tuple(span[c] for c in range(layout.chunks) for span in spans),
+        layers=dealt_out([s.layers for s in replica.stages], layout.chunks),
         schedule=schedule.name,
         chunks=layout.chunks,
     )
