@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Literal
 
-from hetctl.comm.contract.cluster import SCHEMA_VERSION, TransportKind, read_versioned
+from hetctl.comm.contract.cluster import SCHEMA_VERSION, Cluster, TransportKind, read_versioned
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.kept_files import keep_old, write_stamped
 from hetctl.comm.contract.natives import NativeName
@@ -34,6 +34,17 @@ class PlannedIsland:
     device_classes: tuple[str, ...]  # of its devices
     fabric: str  # what joins it: 'host', or the name of a network
     ranks: tuple[int, ...]  # who is in it
+
+
+def planned_islands(cluster: Cluster) -> tuple[PlannedIsland, ...]:
+    """The islands of a cluster that have members; ranks count through these in order."""
+    found, first = list[PlannedIsland](), 0
+    for island in (i for i in cluster.islands if i.members):
+        ranks = tuple(range(first, first + len(island.members)))
+        classes = tuple(dict.fromkeys(cluster.device(m).device_class for m in island.members))
+        found.append(PlannedIsland(island.name, island.vendor, classes, island.fabric, ranks))
+        first += len(ranks)
+    return tuple(found)
 
 
 @dataclass(frozen=True)

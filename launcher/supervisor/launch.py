@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
-from hetctl.comm.contract.cluster import Access, Cluster, Host
+from hetctl.comm.contract.cluster import Access, Cluster, Host, Member
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.natives import NATIVES, native_of
 from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement
-from hetctl.comm.contract.plan import Plan, PlannedBridge, PlannedIsland
+from hetctl.comm.contract.plan import Plan, PlannedBridge, PlannedIsland, planned_islands
 from hetctl.comm.contract.transports import NATIVE
 from hetctl.comm.contract.units import count_of
 from hetctl.launcher.agent.orders import WatchedPort
@@ -66,7 +66,8 @@ class Launch:
     ) -> Launch:
         """A plan's ranks where it says, or on this machine's devices that stand for them; else all of the cluster's."""
         if plan is None:
-            seats, islands = _in_order(cluster)
+            seats = tuple(Seat(rank, m.host, m.device) for rank, m in enumerate(_members(cluster)))
+            islands = planned_islands(cluster)
         else:
             seats, islands = tuple(Seat(r.rank, r.host, r.device) for r in plan.ranks), plan.islands
             bridges = plan.bridges if bridges is None else bridges
@@ -113,23 +114,14 @@ class Launch:
         return {h.name: host_settings(self.cluster, h, self.seats, environment=os.environ) for h in self.hosts}
 
 
-def _in_order(cluster: Cluster) -> tuple[tuple[Seat, ...], tuple[PlannedIsland, ...]]:
-    """Ranks in the order of islands and their members."""
-    seats: list[Seat] = []
-    islands: list[PlannedIsland] = []
-    for island in cluster.islands:
-        ranks = tuple(range(len(seats), len(seats) + len(island.members)))
-        seats += [Seat(rank, m.host, m.device) for rank, m in zip(ranks, island.members, strict=True)]
-        classes = tuple(dict.fromkeys(cluster.device(m).device_class for m in island.members))
-        islands.append(PlannedIsland(island.name, island.vendor, classes, island.fabric, ranks))
-    return tuple(seats), tuple(islands)
+def _members(cluster: Cluster) -> Iterator[Member]:
+    return chain.from_iterable(island.members for island in cluster.islands)
 
 
 def _stand_ins(plan: Plan, cluster: Cluster) -> tuple[Seat, ...]:
     """The plan names hosts that are not here: their ranks sit on this machine's devices, island by island."""
     ranks = chain.from_iterable(island.ranks for island in plan.islands)
-    members = chain.from_iterable(island.members for island in cluster.islands)
-    seats = (Seat(r, m.host, m.device) for r, m in zip(ranks, members, strict=True))
+    seats = (Seat(r, m.host, m.device) for r, m in zip(ranks, _members(cluster), strict=True))
     return tuple(sorted(seats, key=lambda seat: seat.rank))
 
 

@@ -26,7 +26,7 @@ from hetctl.trainer.planning.changes import (
     usual_host,
     without,
 )
-from hetctl.trainer.planning.costs import PLAIN, usable_bytes
+from hetctl.trainer.planning.costs import PLAIN
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.precision import precision_of
 from hetctl.trainer.planning.predict import Prediction
@@ -176,10 +176,12 @@ def _changes(
         yield from faster_networks(cluster, network, islands)
     by_name = {i.name: i for i in cluster.islands}
     for pool in problem.pools:
-        if _used_up(chosen, pool):
+        here = [stage for _, _, stage in chosen.candidate.stages if stage.use.pool is pool]
+        # computing twice, or moving state to the host, spares memory too
+        if any(stage.choice.mode != PLAIN or stage.memory_share > MOST_FREE for stage in here):
             larger = more_memory(cluster, by_name[pool.island], pool.device_class, asked.table)
             yield from (larger,) if larger else ()
-        if _host_used_up(chosen, pool):
+        if any(stage.host_bytes > MOST_FREE * pool.rates.host_memory_bytes for stage in here):
             hosts = more_host_memory(cluster, by_name[pool.island])
             yield from (hosts,) if hosts else ()
     per_host, devices = usual_host(cluster), sum(p.size for p in problem.pools)
@@ -227,24 +229,6 @@ def _removals(asked: Asked, plan: Plan) -> Iterator[Change]:
 def _price_of_speed(asked: Asked, island: Island) -> float:
     rows = [asked.table[asked.cluster.device(m).device_class] for m in island.members]
     return sum(row.price_per_hour or 0.0 for row in rows) / sum(row.sustained_tflops for row in rows)
-
-
-def _used_up(chosen: Prediction, pool: Pool) -> bool:
-    """Whether a plan fills most of a pool's memory, or computes twice or moves state to the host to spare it."""
-    for pipeline in chosen.candidate.pipelines:
-        for use, need, choice in zip(pipeline.stage_uses, pipeline.memory_bytes, pipeline.choices, strict=True):
-            if use.pool is pool and (choice.mode != PLAIN or need > MOST_FREE * usable_bytes(pool.rates)):
-                return True
-    return False
-
-
-def _host_used_up(chosen: Prediction, pool: Pool) -> bool:
-    """Whether a plan fills most of a pool's share of its hosts' memory."""
-    for pipeline in chosen.candidate.pipelines:
-        for use, layers, c in zip(pipeline.stage_uses, pipeline.layers, pipeline.costs, strict=True):
-            if use.pool is pool and c.host.at(layers) > MOST_FREE * pool.rates.host_memory_bytes:
-                return True
-    return False
 
 
 def _planned(asked: Asked, change: Change, base: Problem, below: float) -> float | None:

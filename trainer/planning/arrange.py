@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, starmap
 from math import inf
+from typing import NamedTuple
 
+from hetctl.trainer.planning.costs import usable_bytes
 from hetctl.trainer.planning.partition import Split, fixed_split, holmes_layers, uniform_layers
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.simulate import PipelineTimes, least_seconds, step_seconds
@@ -38,6 +40,27 @@ class Batching:
         samples, waits = share(self.micro_batch_size, width), held < self.micro_batches
         first, last = stage == 0, stage == stages - 1
         return StagePlace(first, last, samples, held, waits, trip_s if waits else 0.0, self.sync, self.replicas)
+
+
+class PipelineStage(NamedTuple):
+    """A stage with everything decided."""
+
+    use: PoolUse
+    ranks: tuple[int, ...]
+    layers: int
+    choice: MemoryChoice
+    costs: Coefficients[float]
+    memory_bytes: int  # on each of its ranks
+
+    @property
+    def memory_share(self) -> float:
+        """Of what is usable on its devices."""
+        return self.memory_bytes / usable_bytes(self.use.pool.rates)
+
+    @property
+    def host_bytes(self) -> float:
+        """In its host's memory, of each of its ranks."""
+        return self.costs.host.at(self.layers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +108,11 @@ class Pipeline:
         return tuple(use for use in self.uses for _ in range(use.stages)) * self.chunks
 
     @property
-    def stage_ranks(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each stage."""
-        return tuple(use.stage_ranks(k) for use in self.uses for k in range(use.stages)) * self.chunks
+    def stages(self) -> tuple[PipelineStage, ...]:
+        """Each stage with all that is known of it."""
+        ranks = [held for use in self.uses for held in use.stage_ranks] * self.chunks
+        known = zip(self.stage_uses, ranks, self.layers, self.choices, self.costs, self.memory_bytes, strict=True)
+        return tuple(starmap(PipelineStage, known))
 
     @cached_property
     def arrangement(self) -> tuple[object, ...]:
@@ -124,7 +149,7 @@ class Arrangement:
         count, places = batching.micro_batches, range(len(self.stages))
         self.ahead = _ahead(problem, len(self.stages), count, schedule)
         payload = problem.costs.boundary_bytes(batching.micro_batch_size)
-        self.hops = tuple(problem.links.hop_seconds(a, b, payload) for a, b in pairwise(self.stages))
+        self.hops = problem.links.hops(self.stages, payload)
         trips = [2 * sum(self.hops[i:]) for i in places]
         held = [min(ahead, count) for ahead in self.ahead]
         widths = [use.width for use in self.stages]

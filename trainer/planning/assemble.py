@@ -19,12 +19,12 @@ from hetctl.comm.contract.plan import (
     Plan,
     PlannedBridge,
     PlannedGroup,
-    PlannedIsland,
     PlannedRail,
     PlannedRank,
     Predicted,
     Replica,
     Segment,
+    planned_islands,
     segment_of,
     segments_of,
     summing_groups,
@@ -54,7 +54,6 @@ def assemble(
 ) -> Plan:
     """The plan of these replicas. Raises ConfigError where a bridge cannot be what the recipe forces."""
     ranks = _ranks(cluster, replicas)
-    islands = _islands(cluster, ranks)
     segments = tuple(segment_of(replicas, span) for span in segments_of(replicas))
     where = {r.rank: r.island for r in ranks}
     tied = tied_groups(replicas) if shape.tied_embeddings else ()
@@ -68,7 +67,7 @@ def assemble(
         global_batch=sum(r.samples for r in replicas),
         schedule=schedule,
         forwards_ahead=forwards_ahead,
-        islands=islands,
+        islands=planned_islands(cluster),
         ranks=ranks,
         replicas=replicas,
         segments=segments,
@@ -148,23 +147,6 @@ def _ranks(cluster: Cluster, replicas: Sequence[Replica]) -> tuple[PlannedRank, 
             )
         )
     return tuple(ranks)
-
-
-def _islands(cluster: Cluster, ranks: Sequence[PlannedRank]) -> tuple[PlannedIsland, ...]:
-    by_name: dict[str, list[PlannedRank]] = {}
-    for rank in ranks:
-        by_name.setdefault(rank.island, []).append(rank)
-    return tuple(
-        PlannedIsland(
-            name=island.name,
-            vendor=island.vendor,
-            device_classes=tuple(dict.fromkeys(r.device_class for r in by_name[island.name])),
-            fabric=island.fabric,
-            ranks=tuple(r.rank for r in by_name[island.name]),
-        )
-        for island in cluster.islands
-        if island.name in by_name
-    )
 
 
 class _Groups:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from hetctl.comm.contract.errors import Infeasible
 from hetctl.comm.contract.units import GiB, count_of, show_bytes, span_of
 from hetctl.trainer.planning.advise import Advice
+from hetctl.trainer.planning.arrange import PipelineStage
 from hetctl.trainer.planning.costs import MODES, PLAIN, USABLE_SHARE, usable_bytes
 from hetctl.trainer.planning.predict import Prediction, predict
 from hetctl.trainer.planning.problem import Problem, allowed_modes
@@ -50,16 +51,10 @@ def explain(
 
 def what_binds(chosen: Prediction) -> str:
     """The constraint that holds the plan back: memory of a rank, a bridge, bubbles, or compute alone."""
-    fullest, place = 0.0, ""
-    saves = False
-    for pipeline in chosen.candidate.pipelines:
-        stages = zip(pipeline.stage_uses, pipeline.stage_ranks, pipeline.memory_bytes, pipeline.choices, strict=True)
-        for use, ranks, need, choice in stages:
-            saves |= choice.mode != PLAIN
-            share = need / usable_bytes(use.pool.rates)
-            if share > fullest:
-                fullest, place = share, f"rank {ranks[0]} ({use.pool.name})"
-    if saves:
+    stages = [stage for _, _, stage in chosen.candidate.stages]
+    at = max(stages, key=lambda stage: stage.memory_share)
+    fullest, place = at.memory_share, f"rank {at.ranks[0]} ({at.use.pool.name})"
+    if any(stage.choice.mode != PLAIN for stage in stages):
         return f"Memory binds: {place} is the fullest ({fullest:.0%} of what is usable), so work is done twice to fit."
     if chosen.bridge_share > 0.03:
         return f"The bridge {_slowest_bridge(chosen)} binds: {chosen.bridge_share:.1%} of the step waits for it."
@@ -160,36 +155,30 @@ def _with_hosts_of(problem: Problem, memory: float) -> Problem:
 def _host_lacks(problem: Problem, candidate: Candidate) -> str:
     """The stage that would need most of its hosts beyond what they have."""
     shares = {pool.ranks[0]: pool.rates.host_memory_bytes for pool in problem.pools}
-    worst, sentence = float("-inf"), ""
-    for number, pipeline in enumerate(candidate.pipelines):
-        stages = zip(pipeline.stage_uses, pipeline.layers, pipeline.costs, strict=True)
-        for index, (use, layers, c) in enumerate(stages):
-            need, have = c.host.at(layers), min(s for rank, s in shares.items() if rank in use.pool.ranks)
-            if need - have > worst:
-                worst = need - have
-                sentence = (
-                    f"stage {index} of replica {number} on {use.pool.name} puts {show_bytes(need)} a rank there "
-                    f"(state, activations, a checkpoint's copy), its share of the host is {show_bytes(have)}"
-                )
-    return sentence
+
+    def have(stage: PipelineStage) -> float:
+        return min(share for rank, share in shares.items() if rank in stage.use.pool.ranks)
+
+    number, index, worst = max(candidate.stages, key=lambda found: found[2].host_bytes - have(found[2]))
+    return (
+        f"stage {index} of replica {number} on {worst.use.pool.name} puts {show_bytes(worst.host_bytes)} a rank there "
+        f"(state, activations, a checkpoint's copy), its share of the host is {show_bytes(have(worst))}"
+    )
 
 
 def _lacks(candidate: Candidate, extra: int) -> str:
     """The stage that lacks most in a plan made with `extra` bytes more on every device than there are."""
-    worst, sentence = float("-inf"), ""
-    for number, pipeline in enumerate(candidate.pipelines):
-        stages = zip(pipeline.stage_uses, pipeline.stage_ranks, pipeline.memory_bytes, strict=True)
-        for index, (use, ranks, need) in enumerate(stages):
-            have = usable_bytes(use.pool.rates) - extra * USABLE_SHARE
-            if need - have > worst:
-                worst = need - have
-                held = f"rank{'s' * (len(ranks) > 1)} {span_of(ranks[0], ranks[-1])}"
-                sentence = (
-                    f"{show_bytes(worst)} is missing on each {use.pool.device_class} of {use.pool.island} that holds "
-                    f"stage {index} of replica {number} ({held}): it needs {show_bytes(need)}, "
-                    f"{show_bytes(have)} is usable"
-                )
-    return sentence
+
+    def have(stage: PipelineStage) -> float:
+        return usable_bytes(stage.use.pool.rates) - extra * USABLE_SHARE
+
+    number, index, worst = max(candidate.stages, key=lambda found: found[2].memory_bytes - have(found[2]))
+    need, pool, ranks = worst.memory_bytes, worst.use.pool, worst.ranks
+    return (
+        f"{show_bytes(need - have(worst))} is missing on each {pool.device_class} of {pool.island} that holds "
+        f"stage {index} of replica {number} (rank{'s' * (len(ranks) > 1)} {span_of(ranks[0], ranks[-1])}): "
+        f"it needs {show_bytes(need)}, {show_bytes(have(worst))} is usable"
+    )
 
 
 def _named_pins(problem: Problem, recipe: Recipe) -> dict[str, tuple[Any, Problem]]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from hetctl.comm.contract.errors import ConfigError, nearest
-from hetctl.trainer.model.sample_shares import share as cut
-from hetctl.trainer.planning.arrange import Batching, Pipeline, bridged
+from hetctl.trainer.planning.arrange import Batching, Pipeline
 from hetctl.trainer.planning.costs import Mode, Recompute, usable_bytes
 from hetctl.trainer.planning.groupings import slowest_sync
 from hetctl.trainer.planning.pools import Pool
 from hetctl.trainer.planning.problem import Problem
-from hetctl.trainer.planning.reschedule import with_times
+from hetctl.trainer.planning.reschedule import dealt_out, with_times
 from hetctl.trainer.planning.search import Candidate
 from hetctl.trainer.planning.simulate import PipelineTimes, simulate
 from hetctl.trainer.planning.space import PoolUse
@@ -89,10 +87,7 @@ def predict_layout(problem: Problem, layout: Layout, engine: Engine = OURS) -> L
     """What the cost model of the search says of a layout. Raises ConfigError for one that cannot be."""
     candidate = candidate_of(problem, layout)
     times = [_under(engine, p) for p in candidate.pipelines]
-    memory = []
-    for pipeline in candidate.pipelines:
-        stages = zip(pipeline.stage_uses, pipeline.layers, pipeline.costs, strict=True)
-        memory += [(c.memory.at(n), usable_bytes(use.site.rates)) for use, n, c in stages]
+    memory = ((s.costs.memory.at(s.layers), usable_bytes(s.use.pool.rates)) for _, _, s in candidate.stages)
     return LayoutPrediction(simulate(times).step_time_s, tuple(memory))
 
 
@@ -119,18 +114,14 @@ def _pipeline(
     schedule = SCHEDULES.get(layout.schedule)
     if schedule is None:
         raise ConfigError(f"'{layout.schedule}' is no schedule", hint=nearest(layout.schedule, SCHEDULES))
-    payload = problem.costs.boundary_bytes(batching.micro_batch_size)
     choices = tuple(MemoryChoice(Mode(layout.recompute), s.shards) for s in replica.stages)
-    spans = [
-        [b - a for a, b in (cut(s.layers, layout.chunks, c) for c in range(layout.chunks))] for s in replica.stages
-    ]
     times = PipelineTimes(
         stages=(),
-        hops=tuple(problem.links.hop_seconds(a, b, payload) for a, b in pairwise(uses * layout.chunks)),
-        bridged=bridged(uses * layout.chunks),
+        hops=(),
+        bridged=(),
         micro_batches=batching.micro_batches,
         forwards_ahead=schedule.in_flight(len(uses), batching.micro_batches) * layout.chunks,
-        layers=tuple(span[c] for c in range(layout.chunks) for span in spans),
+        layers=dealt_out([s.layers for s in replica.stages], layout.chunks),
         schedule=schedule.name,
         chunks=layout.chunks,
     )
@@ -156,8 +147,8 @@ def _under(engine: Engine, pipeline: Pipeline) -> PipelineTimes:
     """The pipeline's times as that program has them."""
     times, stages = pipeline.times, pipeline.times.stages
     if engine.exposed_sums:
-        sums = [c.sums.at(n) for c, n in zip(pipeline.costs, times.layers, strict=True)]
-        stages = tuple(replace(s, sync_s=seconds) for s, seconds in zip(stages, sums, strict=True))
+        known = zip(stages, pipeline.costs, times.layers, strict=True)
+        stages = tuple(replace(s, sync_s=costs.sums.at(n)) for s, costs, n in known)
     return replace(times, stages=stages, blocking=engine.blocking_transfers)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import inf
 
 from hetctl.comm.contract.cluster import Cluster, Island, TransportOption
@@ -71,6 +71,10 @@ class LinkRates:
         The ranks of a tensor group carry a share of the values each, and put them together in their host.
         """
         return cache(self._hop_seconds)
+
+    def hops(self, stages: Sequence[PoolUse], payload: float) -> tuple[float, ...]:
+        """Seconds of each boundary along a pipeline."""
+        return tuple(self.hop_seconds(a, b, payload) for a, b in pairwise(stages))
 
     def _hop_seconds(self, a: PoolUse, b: PoolUse, payload: float) -> float:
         ranks = min(a.width * a.tensor, b.width * b.tensor)

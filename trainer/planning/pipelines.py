@@ -218,7 +218,7 @@ class Pipelines:
     def _order_adds(self, found: Sequence[UseBound], batching: Batching) -> float:
         """Seconds that an order of uses adds to what bounds any: hops between pools, and who holds which end."""
         payload = self.problem.costs.boundary_bytes(batching.micro_batch_size)
-        hops = sum(self.problem.links.hop_seconds(a.use, b.use, payload) for a, b in pairwise(found))
+        hops = sum(self.problem.links.hops([f.use for f in found], payload))
         ends = found[0].embedding - min(f.embedding for f in found) + found[-1].head - min(f.head for f in found)
         return 2 * hops + ends
 
@@ -237,10 +237,9 @@ class Pipelines:
         if not self.problem.tolerance:
             return False
         payload = self.problem.costs.boundary_bytes(batching.micro_batch_size)
-        hops = sum(self.problem.links.hop_seconds(a, b, payload) for a, b in pairwise(uses))
-        hops += sum((u.stages - 1) * self.problem.links.hop_seconds(u, u, payload) for u in uses if u.stages > 1)
-        depth = sum(u.stages for u in uses)
-        return 2 * hops / depth * (batching.micro_batches - 1) < self.problem.tolerance * limit
+        stages = [use for use in uses for _ in range(use.stages)]
+        hops = sum(self.problem.links.hops(stages, payload))
+        return 2 * hops / len(stages) * (batching.micro_batches - 1) < self.problem.tolerance * limit
 
     def _new_orders(self, pools: tuple[Pool, ...]) -> list[tuple[int, ...]]:
         links = self.problem.links

@@ -27,7 +27,6 @@ from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.reasons import reasons
 from hetctl.trainer.planning.reschedule import under_schedules
 from hetctl.trainer.planning.search import Candidate, Search, SearchResult
-from hetctl.trainer.planning.space import tensor_units
 from hetctl.trainer.planning.state_sharding import SPARE_BYTES, with_whole
 from hetctl.trainer.planning.would_fit import Asked
 from hetctl.trainer.recipe import Recipe
@@ -138,7 +137,7 @@ def _plan(
     limits = [device.memory_bytes for _, _, _, device in seats(cluster)]
     replicas, memory, over = with_whole(
         replicas,
-        _memory(problem, chosen, replicas),
+        _memory(problem, chosen.candidate),
         limits,
         costs=problem.costs,
         asked=recipe.train.sharded,
@@ -174,18 +173,14 @@ def _replicas(candidate: Candidate) -> tuple[Replica, ...]:
 
 
 def _replica(pipeline: Pipeline, clone: int, clones: int) -> Replica:
-    spans = list(pairwise(accumulate((0, *pipeline.layers))))
-    units = {id(use): tensor_units(use.pool, use.tensor) for use in pipeline.uses}
-    batching = pipeline.batching
+    spans, batching = pairwise(accumulate((0, *pipeline.layers))), pipeline.batching
     stages = []
-    places = [(use, k) for use in pipeline.uses for k in range(use.stages)] * pipeline.chunks
-    for index, (use, within) in enumerate(places):
-        choice, width = pipeline.choices[index], use.width // clones
-        start = within * use.width + clone * width
+    for span, (use, ranks, _, choice, *_) in zip(spans, pipeline.stages, strict=True):
+        count = len(ranks) // clones
         stages.append(
             Stage(
-                layers=spans[index],
-                ranks=tuple(rank for unit in units[id(use)][start : start + width] for rank in unit),
+                layers=span,
+                ranks=ranks[clone * count : (clone + 1) * count],
                 micro_batch_size=batching.micro_batch_size // clones,
                 micro_batches=batching.micro_batches,
                 tensor_parallel=use.tensor,
@@ -198,15 +193,12 @@ def _replica(pipeline: Pipeline, clone: int, clones: int) -> Replica:
     return Replica(tuple(stages), pipeline.forwards_ahead)
 
 
-def _memory(problem: Problem, chosen: Prediction, replicas: tuple[Replica, ...]) -> list[int]:
+def _memory(problem: Problem, candidate: Candidate) -> list[int]:
     """Bytes per rank, as the search accounted for them."""
     memory = [0] * sum(p.size for p in problem.pools)  # an idle device needs none
-    clones = chosen.candidate.clones
-    for number, replica in enumerate(replicas):
-        pipeline = chosen.candidate.pipelines[number // clones]
-        for stage, held in zip(replica.stages, pipeline.memory_bytes, strict=True):
-            for rank in stage.ranks:
-                memory[rank] = held
+    for _, _, stage in candidate.stages:
+        for rank in stage.ranks:
+            memory[rank] = stage.memory_bytes
     return memory
 
 

@@ -44,11 +44,10 @@ def predict(candidate: Candidate) -> Prediction:
 def _waiting(candidate: Candidate, made: Simulated) -> float:
     """Share of the used devices' time in which they do not compute."""
     busy, total, seconds = 0.0, 0.0, busy_seconds(made.spans)
-    for number, pipeline in enumerate(candidate.pipelines):
-        for index, use in enumerate(pipeline.stage_uses):
-            ranks = use.width * use.tensor
-            busy += ranks * seconds.get((number, index), 0.0)
-            total += ranks * made.step_time_s / pipeline.chunks
+    for number, index, stage in candidate.stages:
+        ranks = len(stage.ranks)
+        busy += ranks * seconds.get((number, index), 0.0)
+        total += ranks * made.step_time_s / candidate.pipelines[number].chunks
     return 1.0 - busy / total
 
 

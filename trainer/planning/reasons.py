@@ -9,7 +9,7 @@ from hetctl.comm.contract.units import count_of
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.predict import Prediction
 from hetctl.trainer.planning.problem import Problem
-from hetctl.trainer.planning.search import SearchResult
+from hetctl.trainer.planning.search import Candidate, SearchResult
 from hetctl.trainer.schedule import SCHEDULES
 
 
@@ -19,7 +19,7 @@ def reasons(
     """Why this plan: arrangement, split, micro-batches, memory, schedule, what stays idle or out of reach."""
     pipelines = chosen.candidate.pipelines
     said = [_arrangement(pipelines, chosen.candidate.clones), _split(problem, pipelines), _batches(problem, pipelines)]
-    said += _memory(pipelines)
+    said += _memory(chosen.candidate)
     said += _tensors(problem, pipelines)
     said += _schedules(pipelines)
     said += _left_out(problem, pipelines)
@@ -103,16 +103,16 @@ def _batches(problem: Problem, pipelines: Sequence[Pipeline]) -> str:
     return "Sizes and counts follow the speeds, so all finish together."
 
 
-def _memory(pipelines: Sequence[Pipeline]) -> list[str]:
-    said = []
-    for number, pipeline in enumerate(pipelines):
-        for index, (use, choice) in enumerate(zip(pipeline.stage_uses, pipeline.choices, strict=True)):
-            what = [f"{choice.mode.recompute} recompute"] if choice.mode.recompute != "none" else []
-            what += ["activations on the host"] if choice.mode.activations else []
-            what += ["optimiser state on the host"] if choice.mode.offload else []
-            if what:
-                place = f"Stage {index} of replica {number}" if len(pipelines) > 1 else f"Stage {index}"
-                said.append(f"{place} ({use.pool.name}) fits by {' and '.join(what)}, the fastest way that does.")
+def _memory(candidate: Candidate) -> list[str]:
+    said, pipelines = list[str](), candidate.pipelines
+    for number, index, stage in candidate.stages:
+        mode = stage.choice.mode
+        what = [f"{mode.recompute} recompute"] if mode.recompute != "none" else []
+        what += ["activations on the host"] if mode.activations else []
+        what += ["optimiser state on the host"] if mode.offload else []
+        if what:
+            place = f"Stage {index} of replica {number}" if len(pipelines) > 1 else f"Stage {index}"
+            said.append(f"{place} ({stage.use.pool.name}) fits by {' and '.join(what)}, the fastest way that does.")
     rates = {u.pool.rates.memory_bytes for p in pipelines for u in p.uses}
     for pipeline in pipelines:
         memories = [u.pool.rates.memory_bytes for u in pipeline.uses]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from hetctl.trainer.model.sample_shares import share as cut
 from hetctl.trainer.planning.arrange import Batching, Pipeline, bridged
@@ -49,13 +48,12 @@ def _variant(problem: Problem, pipeline: Pipeline, schedule: Schedule, chunks: i
     """Each device's layers in so many stages, which micro-batches go round as often; None where that cannot be."""
     if len(pipeline.layers) == 1:  # every schedule is the same
         return replace(pipeline, times=replace(pipeline.times, schedule=schedule.name))
-    uses, count, links = pipeline.stage_uses, pipeline.batching.micro_batches, problem.links
+    uses, count = pipeline.stage_uses, pipeline.batching.micro_batches
     if schedule.why_not(len(uses), count) or min(pipeline.layers) < chunks:
         return None
-    if chunks > 1 and not links.can_talk(uses[-1].pool, uses[0].pool):
+    if chunks > 1 and not problem.links.can_talk(uses[-1].pool, uses[0].pool):
         return None
-    spans = [[b - a for a, b in (cut(n, chunks, c) for c in range(chunks))] for n in pipeline.layers]
-    layers = tuple(spans[d][c] for c in range(chunks) for d in range(len(uses)))
+    layers = dealt_out(pipeline.layers, chunks)
     held, memory = [], []
     for device, use in enumerate(uses):
         alive, need, on_host = _device_memory(problem, pipeline, schedule, device, layers)
@@ -66,25 +64,27 @@ def _variant(problem: Problem, pipeline: Pipeline, schedule: Schedule, chunks: i
     made = replace(pipeline, choices=pipeline.choices * chunks, memory_bytes=tuple(memory) * chunks)
     if chunks == 1:
         return replace(made, times=replace(pipeline.times, schedule=schedule.name))
-    payload, every = problem.costs.boundary_bytes(pipeline.batching.micro_batch_size), uses * chunks
-    times = replace(
-        pipeline.times,
-        schedule=schedule.name,
-        chunks=chunks,
-        layers=layers,
-        forwards_ahead=tuple(h[c] for c in range(chunks) for h in held),
-        hops=tuple(links.hop_seconds(a, b, payload) for a, b in pairwise(every)),
-        bridged=bridged(every),
-    )
+    ahead = tuple(h[c] for c in range(chunks) for h in held)
+    times = replace(pipeline.times, schedule=schedule.name, chunks=chunks, layers=layers, forwards_ahead=ahead)
     return with_times(problem, replace(made, times=times))
 
 
+def dealt_out(layers: Sequence[int], chunks: int) -> tuple[int, ...]:
+    """Each device's layers in so many stages: their counts in the order of the pipeline, which goes round so often."""
+    ends = [[cut(count, chunks, c) for count in layers] for c in range(chunks)]
+    return tuple(past - first for turn in ends for first, past in turn)
+
+
 def with_times(problem: Problem, pipeline: Pipeline) -> Pipeline:
-    """The pipeline with what its stages cost and take, by their layers and places."""
-    ahead, count = pipeline.forwards_ahead, pipeline.batching.micro_batches
-    costs = tuple(_costs(problem, pipeline, stage, min(n, count), len(ahead)) for stage, n in enumerate(ahead))
+    """The pipeline with what its stages cost and take, by their layers and places, and the hops between them."""
+    ahead, batching, uses = pipeline.forwards_ahead, pipeline.batching, pipeline.stage_uses
+    held = [min(n, batching.micro_batches) for n in ahead]
+    costs = tuple(_costs(problem, pipeline, stage, n, len(ahead)) for stage, n in enumerate(held))
     stages = tuple(c.times(layers) for c, layers in zip(costs, pipeline.layers, strict=True))
-    return replace(pipeline, costs=costs, times=replace(pipeline.times, stages=stages))
+    hops = problem.links.hops(uses, problem.costs.boundary_bytes(batching.micro_batch_size))
+    return replace(
+        pipeline, costs=costs, times=replace(pipeline.times, stages=stages, hops=hops, bridged=bridged(uses))
+    )
 
 
 def _device_memory(

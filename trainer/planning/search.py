@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from hetctl.trainer.planning.arrange import Batching, Pipeline
+from hetctl.trainer.planning.arrange import Batching, Pipeline, PipelineStage
 from hetctl.trainer.planning.batching import TABULATED, balance, divisors, largest_remainder, settle
 from hetctl.trainer.planning.groupings import Grouping, Groupings, slowest_sync
 from hetctl.trainer.planning.pipelines import Pipelines, WantedPipeline
@@ -49,6 +49,11 @@ class Candidate:
     def step_s(self) -> float:
         """Seconds of a step, as all replicas together are simulated."""
         return step_seconds([p.times for p in self.pipelines])
+
+    @property
+    def stages(self) -> list[tuple[int, int, PipelineStage]]:
+        """(pipeline, place in it, stage) of every stage."""
+        return [(n, i, stage) for n, p in enumerate(self.pipelines) for i, stage in enumerate(p.stages)]
 
     @cached_property
     def arrangement(self) -> tuple[object, ...]:

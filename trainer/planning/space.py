@@ -39,15 +39,13 @@ class PoolUse:
         """How many hosts one stage is on."""
         return -(-self.width * self.tensor // self.pool.per_host)
 
-    def stage_ranks(self, index: int) -> tuple[int, ...]:
-        """Ranks of the pool's stage `index`, tensor groups never across hosts."""
-        units = tensor_units(self.pool, self.tensor)[index * self.width : (index + 1) * self.width]
-        return tuple(rank for unit in units for rank in unit)
-
-
-def tensor_units(pool: Pool, tensor: int) -> list[tuple[int, ...]]:
-    """The pool cut into groups of `tensor` GPUs of one host; what is left over on a host stays idle."""
-    return [host[k : k + tensor] for host in pool.hosts for k in range(0, len(host) - tensor + 1, tensor)]
+    @cached_property
+    def stage_ranks(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks of each stage: tensor groups are never across hosts, and what is left over on a host stays idle."""
+        step = self.tensor
+        ranks = [rank for host in self.pool.hosts for rank in host[: len(host) // step * step]]
+        size = self.width * step
+        return tuple(tuple(ranks[k * size : (k + 1) * size]) for k in range(self.stages))
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,9 @@ def on_hosts(planning: Planning) -> dict[str, float]:
     held: dict[str, float] = {}
     for rank in (r for r in planning.plan.ranks if r.stages):
         held[rank.host] = held.get(rank.host, 0.0) + HOST_PROCESS_BYTES
-    for pipeline in planning.predictions[0].candidate.pipelines:
-        costs = pipeline.costs
-        for ranks, layers, c in zip(pipeline.stage_ranks, pipeline.layers, costs, strict=True):
-            for rank in ranks:
-                held[planning.plan.ranks[rank].host] += c.host.at(layers)
+    for _, _, stage in planning.predictions[0].candidate.stages:
+        for rank in stage.ranks:
+            held[planning.plan.ranks[rank].host] += stage.host_bytes
     return held
 
 
