@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from hetctl.trainer.recipe import CHATML, DataSection
 
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same, the first the usual one
-BEGIN, END = (f"<{secrets.token_hex(8)}>" for _ in range(2))  # around what is marked, until it is taken out again
+BEGIN, END, WORD = (secrets.token_hex(8) for _ in range(3))  # around what is marked, until it is taken out; a word
 NAME_ONE = f"data.template names another: a Jinja file, or {CHATML}"
 BUILT_IN = {
     CHATML: "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
@@ -69,19 +69,31 @@ class ChatTemplate:
         return Rendered(text, tuple(spans))
 
     def _added(self, talk: Conversation, number: int, text: str) -> tuple[int, int]:
-        """The span that one of the assistant's messages adds."""
+        """The span that one of the assistant's messages adds. Raises ConfigError where that cannot be told."""
         before, _ = self._render(talk, number, prompt=True)
         upto, _ = self._render(talk, number + 1)
         if not text.startswith(upto):  # the whole may be closed by the end token, whatever turn is its last
             upto = upto.removesuffix(self._special.get("eos_token", ""))
         if not (text.startswith(upto) and upto.startswith(before)):
-            raise ConfigError(
-                f"{talk.place}: what the assistant says cannot be found: the chat template renders its turn "
-                f"{number + 1} otherwise as the last one than inside the whole",
-                hint="mark it in the template with {% generation %}, and name that file as data.template; or give "
-                "conversations of one answer",
-            )
-        return len(before), len(upto)
+            upto = before + self._answer(talk, number)
+        if text.startswith(upto):
+            return len(before), len(upto)
+        raise ConfigError(
+            f"{talk.place}: what the assistant says cannot be found: the chat template renders its turn {number + 1} "
+            "otherwise as the last one than inside the whole",
+            hint="mark it in the template with {% generation %}, and name that file as data.template; or give "
+            "conversations of one answer",
+        )
+
+    def _answer(self, talk: Conversation, number: int) -> str:
+        """A message as it stands where a template leaves thoughts out of all turns but the last: right behind the
+        prompt, and closed as the last one is."""
+        message = talk.messages[number]
+        said = str(message.get("content", ""))
+        marked, _ = self._render(
+            replace(talk, messages=(*talk.messages[:number], message | {"content": WORD})), number + 1
+        )
+        return said + marked.partition(WORD)[2]
 
     def _render(self, talk: Conversation, count: int, *, prompt: bool = False) -> tuple[str, list[tuple[int, int]]]:
         """The first `count` messages as text, with the prompt to answer them or without; and what is marked."""

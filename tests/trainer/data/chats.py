@@ -55,6 +55,11 @@ BY_PREFIX = {
 {%- set ns = namespace(count=0) %}{% for m in messages %}{% set ns.count = ns.count + 1 %}
 {{- turn(m.role ~ ns.count, m.content) }}{% if ns.count > 50 %}{% break %}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant' ~ (ns.count + 1) ~ '|>' }}{% endif %}""",
+    "thoughts of the last turn": """{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
+{%- if m.role == 'assistant' and loop.last %}
+{{- '<think>\n' + (m.reasoning_content or '') + '\n</think>\n\n' }}{% endif %}
+{{- m.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""",
 }
 # the same styles, marked as they are for training
 MARKED = {

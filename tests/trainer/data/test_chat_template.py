@@ -58,6 +58,8 @@ def test_what_bears_loss_is_what_a_plain_search_finds(name: str, tmp_path: Path)
             characters = set(range(first, past_last))
             if characters & said:
                 assert bears, found.text[first:past_last]
+            elif "<think>" in found.text and found.text.index("<think>") <= first < found.text.index("</think>") + 10:
+                assert bears, "thoughts are the assistant's"
             elif bears:  # what else a turn adds: its end, and space around the answer
                 assert {first - 1, past_last} & said or found.text[first:past_last].strip() in END_OF_TURN
 
