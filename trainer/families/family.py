@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from hetctl.trainer.families.config_reader import ConfigReader
@@ -54,7 +55,7 @@ class Family:
     def title(self) -> str:
         return self.architecture.removesuffix("ForCausalLM")
 
-    @property
+    @cached_property
     def block_norms(self) -> tuple[str, ...]:
         """The names of a block's norms of hidden states."""
         return tuple(name for name in NORMS[self.norms] if name)
