@@ -24,23 +24,22 @@ def show(
 
     Then what there is: conversations, those cut or dropped as too long, tokens, and the share of them that bear loss.
     """
+    from hetctl.commands.resolve import with_length
     from hetctl.render.samples import sample_lines, sample_row
     from hetctl.trainer.data.datasets import open_sides
     from hetctl.trainer.data.samples import first_samples
-    from hetctl.trainer.recipe import given_keys, load_recipe, usual_length
+    from hetctl.trainer.recipe import given_keys, load_recipe
 
     sink = Sink(as_json=as_json)
     recipe = load_recipe(asked.recipe, asked.overrides)
-    shape, seq_len = recipe.shape(), recipe.model.seq_len
-    if recipe.model.name != "demo" and "model.seq_len" not in given_keys(asked.recipe, asked.overrides):
-        seq_len = usual_length(shape)
-        sink.warn(f"no --seq-len given: {seq_len} tokens per sample")
+    recipe = with_length(recipe, None, sink, given=given_keys(asked.recipe, asked.overrides))
+    seq_len, vocabulary = recipe.model.seq_len, recipe.shape().vocab
     rows = []
     for one in recipe.data.each:
         for sample in islice(first_samples(one), number):
             sink.say(sample_lines(sample))
             rows.append({"source": one.source, **sample_row(sample)})
-    sides = open_sides(recipe.data, seq_len=seq_len, global_batch=recipe.batch.global_batch, vocabulary=shape.vocab)
+    sides = open_sides(recipe.data, seq_len=seq_len, global_batch=recipe.batch.global_batch, vocabulary=vocabulary)
     counts = []
     for source, training, validation in sides.talks:
         for side, talks in (("training", training), ("validation", validation)):

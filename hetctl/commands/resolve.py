@@ -113,19 +113,26 @@ def _with_sizes(recipe: Recipe, cluster: Cluster, plan: Plan | None, sink: Sink,
 
     The recipe's own defaults are the demo's: right for a model of a million parameters only.
     """
-    from hetctl.trainer.recipe import usual_length
-
     if plan is None and recipe.model.name == "demo":
         return recipe
-    model, batch, source = recipe.model, recipe.batch, " (the plan's)" if plan else ""
-    if "model.seq_len" not in given:
-        model = replace(model, seq_len=plan.seq_len if plan else usual_length(recipe.shape()))
-        sink.warn(f"no --seq-len given: {model.seq_len} tokens per sample{source}")
+    recipe = with_length(recipe, plan, sink, given=given)
+    batch, source = recipe.batch, " (the plan's)" if plan else ""
     if "batch.global_batch" not in given:
         usual = min(SAMPLES_PER_DEVICE * sum(len(i.members) for i in cluster.islands), MAX_SAMPLES)
         batch = replace(batch, global_batch=plan.global_batch if plan else usual)
         sink.warn(f"no --global-batch given: {batch.global_batch} samples per step{source}")
-    return replace(recipe, model=model, batch=batch)
+    return replace(recipe, batch=batch)
+
+
+def with_length(recipe: Recipe, plan: Plan | None, sink: Sink, *, given: set[str]) -> Recipe:
+    """The recipe with a plan's tokens per sample, or a real model's usual ones, where nobody gave any."""
+    from hetctl.trainer.recipe import usual_length
+
+    if "model.seq_len" in given or (plan is None and recipe.model.name == "demo"):
+        return recipe
+    length, source = (plan.seq_len, " (the plan's)") if plan else (usual_length(recipe.shape()), "")
+    sink.warn(f"no --seq-len given: {length} tokens per sample{source}")
+    return replace(recipe, model=replace(recipe.model, seq_len=length))
 
 
 def _with_rate(recipe: Recipe, given: set[str], *, say: Callable[[str], None]) -> Recipe:

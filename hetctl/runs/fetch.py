@@ -66,10 +66,11 @@ class _Pieces:
     """What tarfile reads from."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces, self._rest = pieces, b""
+        self._pieces, self._rest = pieces, bytearray()
 
     def read(self, size: int) -> bytes:
         while len(self._rest) < size and (piece := next(self._pieces, None)) is not None:
             self._rest += piece
-        found, self._rest = self._rest[:size], self._rest[size:]
+        found = bytes(self._rest[:size])
+        del self._rest[:size]
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from hetctl.trainer.model.generation import continuation
 from hetctl.trainer.model.head_loss import IGNORED
 from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.model.tensor_parallel import TensorShare
+from hetctl.trainer.recipe import DataSection
 
 LONGEST_PROMPT = 64  # tokens of a held-out text; of a conversation all that stands before the answer
 
@@ -31,12 +32,18 @@ def prompts(validation: Dataset, count: int) -> Iterator[list[int]]:
         yield row[: answer + 1].tolist() if answer else row[max(half + 1 - LONGEST_PROMPT, 0) : half + 1].tolist()
 
 
+@lru_cache(maxsize=1)
+def _tokenizer(data: DataSection) -> Tokenizer:
+    """Read once for all of a run's validations: some are of many megabytes."""
+    return load_tokenizer(data)
+
+
 def sampled(trainer: Trainer, step: int) -> list[Sampled]:
     """What the recipe asks to be shown; every rank takes part, and all return the same."""
     wanted, data = trainer.job.recipe.train, trainer.job.recipe.data
     if not wanted.samples or trainer.batches.validation is None:
         return []
-    tokenizer: Tokenizer = load_tokenizer(data)
+    tokenizer = _tokenizer(data)
     found = []
     for prompt in prompts(trainer.batches.validation, wanted.samples):
         text = continued(trainer, prompt, most=wanted.sample_tokens, end=tokenizer.end)
@@ -44,19 +51,12 @@ def sampled(trainer: Trainer, step: int) -> list[Sampled]:
     return found
 
 
-@torch.no_grad()
 def continued(trainer: Trainer, prompt: Sequence[int], *, most: int, end: int | None) -> list[int]:
     """The likeliest tokens behind a prompt; every rank takes part, and all return the same."""
-    longest = trainer.job.shape.max_seq_len
-    with ExitStack() as stack:
-        stack.enter_context(torch.compiler.set_stance("force_eager"))  # kernels for every length would be compiled
-        for model in trainer.models:
-            stack.enter_context(model.continuing(min(len(prompt) + most, longest)))
-        room = min(most, longest - len(prompt))
+    following, longest = partial(_following, trainer), trainer.job.shape.max_seq_len
+    with torch.compiler.set_stance("force_eager"):  # kernels for every length would be compiled
         return list(
-            continuation(
-                lambda further: _following(trainer, further), prompt, most=room, end=end, device=trainer.device
-            )
+            continuation(following, trainer.models, prompt, most=most, longest=longest, end=end, device=trainer.device)
         )
 
 

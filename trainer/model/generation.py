@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor
@@ -12,25 +13,35 @@ from hetctl.trainer.model.model import StageModel
 Next = Callable[[Tensor], int]  # the likeliest token behind further ones [1, tokens]
 
 
-def continuation(
-    following: Next, prompt: Sequence[int], *, most: int, end: int | None, device: torch.device
-) -> Iterator[int]:
-    """Up to `most` tokens, ended by `end`, which is not among them."""
-    further: Sequence[int] = prompt
-    for _ in range(most):
-        token = following(torch.tensor([further], device=device))
-        if token == end:
-            return
-        yield token
-        further = [token]
-
-
 @torch.no_grad()
+def continuation(
+    following: Next,
+    models: Sequence[StageModel],
+    prompt: Sequence[int],
+    *,
+    most: int,
+    longest: int,
+    end: int | None,
+    device: torch.device,
+) -> Iterator[int]:
+    """Up to `most` tokens, ended by `end`, which is not among them, and by the `longest` text that the model knows.
+
+    `models` are those that `following` calls, with what is new of the text alone: they keep what they have seen.
+    """
+    further = prompt
+    with ExitStack() as stack:
+        for model in models:
+            stack.enter_context(model.continuing(min(len(prompt) + most, longest)))
+        for _ in range(min(most, longest - len(prompt))):
+            token = following(torch.tensor([further], device=device))
+            if token == end:
+                return
+            yield token
+            further = [token]
+
+
 def generate(model: StageModel, prompt: Sequence[int], *, most: int, end: int | None) -> Iterator[int]:
     """The tokens with which a whole model continues a prompt of at least one. Never beyond the model's positions."""
-    room = model.shape.max_seq_len - len(prompt)
-    device = next(model.parameters()).device
-    with model.continuing(min(len(prompt) + most, model.shape.max_seq_len)):
-        yield from continuation(
-            lambda further: int(model(further)[0, -1].argmax()), prompt, most=min(most, room), end=end, device=device
-        )
+    device, longest = next(model.parameters()).device, model.shape.max_seq_len
+    following = lambda further: int(model(further)[0, -1].argmax())  # noqa: E731
+    return continuation(following, [model], prompt, most=most, longest=longest, end=end, device=device)

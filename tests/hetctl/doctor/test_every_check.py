@@ -556,6 +556,13 @@ def test_a_check_that_breaks_is_unknown_and_says_why() -> None:
     assert "ZeroDivisionError" in finding.reason
 
 
+def test_a_stray_subnet_manager_is_that_of_its_host() -> None:
+    strays = [
+        f for f in judge(examined(one("rdma.sm", "warn", nic(0, sm_lid=7))), [BY_ID["rdma.sm"]]) if f.state == "warn"
+    ]
+    assert [f.host for f in strays] == ["node1"]
+
+
 def test_hosts_that_did_not_answer_are_judged_once() -> None:
     findings = judge(checked(silent("node1", "timeout", reports())), CHECKS)
     about = [f for f in findings if f.host == "node1"]

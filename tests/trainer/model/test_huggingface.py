@@ -20,6 +20,7 @@ from hetctl.trainer.model.huggingface import WeightFiles, check_weights, write_m
 from hetctl.trainer.model.initial_weights import CHUNK, fill_normal
 from hetctl.trainer.model.model import StageModel, shapes_of
 from hetctl.trainer.model.shapes import SHAPES, ModelShape
+from tests.trainer.model.transformers_families import LLAMA3, YARN
 from tests.trainer.parity import initialise, summed_loss
 
 transformers = pytest.importorskip("transformers")
@@ -32,15 +33,6 @@ SIZES: dict[str, Any] = {
     "vocab_size": 128,
     "max_position_embeddings": 256,
 }
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
 
 
 def theirs(family: str = "Qwen2", **more: Any) -> Any:
