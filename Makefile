@@ -3,9 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: demo tutorial first-hour test test-all test-slow test-faults test-rdma test-kill test-torch-suite benchmarks reference site lint format clean
+.PHONY: demo demo-finetune tutorial first-hour test test-all test-slow test-faults test-rdma test-kill test-torch-suite benchmarks reference site lint format clean
 demo: .venv/ready
 	$(BIN)/hetctl train
+
+# A random model is taught answers, and asked for them: examples/finetune
+demo-finetune: .venv/ready
+	$(BIN)/python examples/finetune/demo.py
 
 # Three tests a core side by side, since most of their time is waiting; a file's tests stay together, for what they
 # share, and files are begun in the order that tests/conftest.py gives them. Compiled sources are kept even where the
@@ -58,9 +62,9 @@ site: .venv/ready
 	$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/pip install -q -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# What docs/tutorial.md shows, from two namespaced hosts: root, openssh-server, iproute2
+# What docs/tutorial.md shows, from two namespaced hosts, and the plans of examples/*/README.md: root, openssh-server, iproute2
 tutorial: .venv/ready
-	HETCTL_TUTORIAL=write $(BIN)/python -m pytest -q tests/test_tutorial.py
+	HETCTL_TUTORIAL=write $(BIN)/python -m pytest -q tests/test_tutorial.py tests/test_examples.py -k 'not demo'
 
 # README's lines under a fresh account, with a stopwatch: a new environment, so pip downloads
 first-hour: .venv/ready

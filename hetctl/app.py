@@ -10,6 +10,7 @@ from hetctl import __version__
 from hetctl.commands import bench, data, hosts, known, runs
 from hetctl.commands.discover import discover
 from hetctl.commands.doctor import doctor
+from hetctl.commands.estimate import estimate
 from hetctl.commands.exec import AfterDashes, execute
 from hetctl.commands.export import export
 from hetctl.commands.generate import generate
@@ -44,6 +45,7 @@ app.add_typer(hosts.app)
 app.command("setup")(setup)
 app.command("exec", cls=AfterDashes)(execute)
 app.command("plan")(plan)
+app.command("estimate")(estimate)
 app.command("train")(train)
 app.command("resume")(resume)
 app.command("run")(run)

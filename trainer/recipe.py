@@ -22,12 +22,16 @@ from hetctl.trainer.schedule import SCHEDULES
 Auto = Literal["auto"]
 TOKENIZER = "tokenizer.json"
 STDLIB, CHATML = "python-stdlib", "chatml"
+PAIRS = "chosen/rejected"
 NO_PATHS = (STDLIB, "bytes", "auto", CHATML)  # words of the data section that name no file
 SEEDS = (-(2**63), 2**64 - 1)  # what torch.manual_seed takes
+Rule = Literal["adamw", "adamw_8bit", "sgd"]  # of an update
 MAX_LR = 1e30  # fp32 ends at 3e38, and AdamW divides by as little as 1 - beta1
 MAX_LOSS_SCALE = 2.0**64  # squares of scaled gradients have to fit fp32
 MAX_SAMPLES = 100_000_000  # of a step: planning looks at each of its divisors
 USUAL_TOKENS = 4096  # per sample
+USUAL_SAMPLES = 24  # of a step, per device: it divides by many numbers of devices and micro-batches
+MOST_USUAL_SAMPLES = 4096  # of a step
 FINE_TUNING_RATE = 2e-5  # of all weights: small steps, away from what they know
 ADAPTER_RATE = 2e-4  # Dettmers et al., "QLoRA" (arXiv 2305.14314), table 9: 7B and 13B
 # From random weights, by parameters: Brown et al., "Language Models are Few-Shot Learners" (2020), table 2.1
@@ -65,7 +69,8 @@ class DataSection:
     """Where the text comes from. `python-stdlib` is the source of the running Python's standard library.
 
     Rows with `messages`, `conversations`, or `prompt` and `completion` (and without `field`) are conversations: each is
-    a sample, rendered by the model's chat template, and its loss is that of what the assistant says.
+    a sample, rendered by the model's chat template, and its loss is that of what the assistant says. Rows with `chosen`
+    and `rejected` are preference pairs, which `dpo` trains on.
     """
 
     source: str = STDLIB  # or a text, .jsonl, .parquet or .arrow file, a folder of such, or Megatron's .bin/.idx
@@ -113,14 +118,14 @@ class BatchSection:
 
 @dataclass(frozen=True)
 class OptimizerSection:
-    """AdamW (or SGD) with linear warm-up, then cosine decay to `min_lr_share` of the peak."""
+    """AdamW (in 8 bits, if asked) or SGD, with linear warm-up, then cosine decay to `min_lr_share` of the peak."""
 
-    name: Literal["adamw", "sgd"] = "adamw"  # the rule of the update
+    name: Rule = "adamw"  # the rule of the update; adamw_8bit keeps its two moments in 8 bits
     lr: float = 2e-3  # the peak learning rate
     weight_decay: float = 0.1  # of matrices; norms and biases have none
-    beta1: float = 0.9  # of adamw: decay of the mean of gradients
-    beta2: float = 0.95  # of adamw: decay of the mean of their squares
-    eps: float = 1e-8  # of adamw: added to the root of that
+    beta1: float = 0.9  # of AdamW: decay of the mean of gradients
+    beta2: float = 0.95  # of AdamW: decay of the mean of their squares
+    eps: float = 1e-8  # of AdamW: added to the root of that
     warmup_steps: int = 10  # until the peak
     min_lr_share: float = 0.1  # of the peak, reached at the last step
     clip_norm: float = 1.0  # 0: no clipping
@@ -133,6 +138,9 @@ class LoraSection:
     rank: int | None = None  # values between the two factors of an adapter
     alpha: float | Auto = "auto"  # an adapter adds alpha / rank times its product; auto: twice the rank
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"  # projections of every block: [q_proj, v_proj]
+    dora: bool = False  # DoRA: magnitudes of rows are trained apart from their directions
+    quantize: Literal["none", "int8", "nf4"] = "none"  # how the frozen weights of all of a block's projections are kept
+    dropout: float = 0.0  # the share of what adapters read that training leaves out
 
     def adapters(self, shape: ModelShape) -> Adapters | None:
         """What a model trains instead of its weights, if anything. Raises ConfigError for targets that it lacks."""
@@ -146,7 +154,16 @@ class LoraSection:
             )
         if self.rank is None:
             return None
-        return Adapters(self.rank, 2.0 * self.rank if self.alpha == "auto" else self.alpha, targets)
+        alpha, kept = 2.0 * self.rank if self.alpha == "auto" else self.alpha, self.quantize
+        return Adapters(self.rank, alpha, targets, self.dora, self.dropout, None if kept == "none" else kept)
+
+
+@dataclass(frozen=True)
+class DpoSection:
+    """Preferences (DPO, arXiv 2305.18290): adapters learn which of two answers is chosen; the model without them is the
+    reference."""
+
+    beta: float | None = None  # how dear it is to leave the reference, 0.1 say; without one there is no DPO
 
 
 @dataclass(frozen=True)
@@ -186,6 +203,7 @@ class TrainSection:
     loss_scale: float | Auto = "auto"  # of fp16: where it begins, a power of two; it follows the gradients from there
     validation_samples: int = 32  # of the held-out part, each time
     validate_every: int = 0  # steps; 0: at the end alone
+    patience: int | None = None  # end after so many validations in a row without a lower loss than the best before
     samples: int = 0  # held-out prompts that the model goes on from at each validation, shown and kept
     sample_tokens: int = 64  # that it goes on with at most
     on_nonfinite: Literal["stop", "skip"] = "stop"  # what a loss or gradient that is not finite does
@@ -211,6 +229,7 @@ class CheckpointSection:
     every: int = 0  # steps; 0: not on the way
     last: bool = True  # save at the end
     keep: int = 2  # the newest so many
+    keep_best: bool = False  # and that of the lowest validation loss: such a validation saves, whatever `every` says
     store: str = "auto"  # what the text above says
 
 
@@ -223,6 +242,7 @@ class Recipe:
     batch: BatchSection = field(default_factory=BatchSection)
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     lora: LoraSection = field(default_factory=LoraSection)
+    dpo: DpoSection = field(default_factory=DpoSection)
     parallelism: ParallelismSection = field(default_factory=ParallelismSection)
     bridge: BridgeSection = field(default_factory=BridgeSection)
     train: TrainSection = field(default_factory=TrainSection)
@@ -252,6 +272,7 @@ class Recipe:
         scale = self.train.loss_scale
         if scale != "auto" and not (1 <= scale <= MAX_LOSS_SCALE and frexp(scale)[0] == 0.5):
             raise ConfigError(f"train.loss_scale must be a power of two of at most 2^64, found {scale:g}")
+        self._check_validates()
         step = self.train.profile_step
         if step is not None and not 1 <= step <= self.train.steps:
             raise ConfigError(f"train.profile_step must be in [1, {self.train.steps}] (train.steps), found {step}")
@@ -271,6 +292,11 @@ class Recipe:
             raise ConfigError(
                 "lora has no rank, so nothing of it would be done", hint="lora.rank=16, or leave lora out"
             )
+        if self.dpo.beta is not None and self.lora.rank is None:
+            raise ConfigError(
+                "dpo compares adapters with the model without them, and there are none",
+                hint="lora.rank=16 (--lora 16)",
+            )
         if not re.fullmatch(r"auto|shared|replicate:[1-9]\d*|gather:\S+", self.checkpoint.store):
             raise ConfigError(
                 f"checkpoint.store must be auto, shared, replicate:K or gather:HOST, found '{self.checkpoint.store}'"
@@ -284,6 +310,14 @@ class Recipe:
                 f"model.seq_len {self.model.seq_len} is longer than the {shape.max_seq_len} positions of the model",
                 hint="shorten model.seq_len or choose another model",
             )
+
+    def _check_validates(self) -> None:
+        for key in ("train.patience", "checkpoint.keep_best"):
+            if self.value(key) and not self.train.validate_every:
+                raise ConfigError(
+                    f"{key} compares validations on the way, and the run makes none",
+                    hint="train.validate_every=N says after how many steps",
+                )
 
     def _check_sources(self) -> None:
         if self.data.sources and self.data.source != STDLIB:
@@ -306,6 +340,7 @@ RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
             "train.steps",
             "train.validation_samples",
             "train.sample_tokens",
+            "train.patience",
             "checkpoint.keep",
             "parallelism.pipeline",
             "parallelism.tensor",
@@ -320,10 +355,10 @@ RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     ),
     (f"at most {MAX_SAMPLES:,}", lambda v: v <= MAX_SAMPLES, ("batch.global_batch",)),
     ("finite and at least 0", lambda v: 0 <= v < inf, ("optimizer.clip_norm", "optimizer.weight_decay")),
-    ("finite and positive", lambda v: 0 < v < inf, ("optimizer.eps", "parallelism.alpha", "lora.alpha")),
+    ("finite and positive", lambda v: 0 < v < inf, ("optimizer.eps", "parallelism.alpha", "lora.alpha", "dpo.beta")),
     (f"in (0, {MAX_LR:g}]", lambda v: 0 < v <= MAX_LR, ("optimizer.lr",)),
     (f"in [{SEEDS[0]}, {SEEDS[1]}]", lambda v: SEEDS[0] <= v <= SEEDS[1], ("train.seed",)),
-    ("in [0, 1)", lambda v: 0 <= v < 1, ("optimizer.beta1", "optimizer.beta2")),
+    ("in [0, 1)", lambda v: 0 <= v < 1, ("optimizer.beta1", "optimizer.beta2", "lora.dropout")),
     ("in [0, 1]", lambda v: 0 <= v <= 1, ("optimizer.min_lr_share",)),
     ("in (0, 1)", lambda v: 0 < v < 1, ("data.validation_share",)),
     (f"in (0, {MAX_TIMEOUT_S:g}]", lambda v: 0 < v <= MAX_TIMEOUT_S, ("train.timeout_s",)),
@@ -344,6 +379,8 @@ def _made(data: dict[str, Any], *, where: str) -> Recipe:
     """Plain data as a recipe that some run could use."""
     recipe = decode(Recipe, data, where=where)
     recipe.validate()
+    if recipe.dpo.beta is not None and recipe.data.field == DataSection.field:
+        recipe = replace(recipe, data=replace(recipe.data, field=PAIRS))  # rows may have texts and messages beside them
     return _with_whole_paths(_with_tokenizer(recipe, named="tokenizer" in data.get("data", {})))
 
 
@@ -380,6 +417,11 @@ def usual_rate(shape: ModelShape, *, tunes: bool) -> float:
 def usual_length(shape: ModelShape) -> int:
     """Tokens of a sample of a real model where nobody says how many, as far as its positions allow."""
     return min(USUAL_TOKENS, shape.max_seq_len)
+
+
+def usual_samples(devices: int) -> int:
+    """Samples of a real model's step where nobody says how many, by how many devices there are."""
+    return min(USUAL_SAMPLES * devices, MOST_USUAL_SAMPLES)
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -15,7 +15,7 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.fabrics import NetworkKind as NetworkKind
 from hetctl.comm.contract.files import read_yaml
 from hetctl.comm.contract.kept_files import keep_old, write_stamped
-from hetctl.comm.contract.natives import NativeName
+from hetctl.comm.contract.natives import HOST, NATIVES, NativeName
 from hetctl.comm.contract.transports import TransportKind as TransportKind
 from hetctl.comm.contract.values import T, decode, encode
 
@@ -33,6 +33,7 @@ class Access:
     identity_file: str | None = None  # a private key
     proxy_jump: str | None = None  # [user@]host[:port], several joined by commas
     python: str = "python3"  # the one that has torch, a path or a command
+    pythons: Mapping[str, str] = field(default_factory=dict)  # vendor -> the one that has its torch, where they differ
     prefix: tuple[str, ...] = ()  # enters a container there: docker exec -i NAME
     env: Mapping[str, str | None] = field(default_factory=dict)  # None: the value of whoever launches
     exclude_nics: tuple[str, ...] = ()  # interfaces that nothing of a run may take
@@ -75,6 +76,12 @@ class Device:
     numa_node: int | None = None  # of the host, that it is attached to
     speed: float = 1.0  # emulation: the share of this machine's speed, (0, 1]
     ordinal: int | None = None  # as its vendor's runtime counts it, where that is not `index`
+    used_bytes: int | None = None  # of its memory, by others (a display) when discovered; None: little, or unknown
+
+    @property
+    def room_bytes(self) -> int | None:
+        """Its memory without what others use."""
+        return None if self.memory_bytes is None else max(0, self.memory_bytes - (self.used_bytes or 0))
 
 
 @dataclass(frozen=True)
@@ -191,6 +198,7 @@ class Cluster:
         bare = replace(self, hosts=tuple(replace(h, facts={}, access=None) for h in self.hosts))
         plain = encode(bare)
         optional = [(plain, "classes"), *((host, "memory_bytes") for host in plain["hosts"])]
+        optional += [(device, "used_bytes") for host in plain["hosts"] for device in host["devices"]]
         optional += [(way, "networks") for link in plain["links"] for way in link["transports"]]
         for where, key in optional:
             if not where[key]:
@@ -201,9 +209,13 @@ class Cluster:
     @cached_property
     def shares_devices(self) -> bool:
         """Whether several labels of an emulation stand on one device, so that no communicator spans all of them."""
-        seats = [(m.host, self.device(m)) for island in self.islands for m in island.members]
+        seats = [(m.host, self.device(m)) for island in self.islands if island.vendor != HOST for m in island.members]
         real = [(host, device.index if device.ordinal is None else device.ordinal) for host, device in seats]
         return self.source == "emulated" and len(set(real)) < len(real)
+
+    def library_of(self, vendor: str) -> NativeName:
+        """What really carries tensors inside a vendor's islands: an emulation's labels stand on what there is."""
+        return self.runs if self.runs is not None and vendor != HOST else NATIVES[vendor].library
 
     @cached_property
     def host_by_name(self) -> dict[str, Host]:

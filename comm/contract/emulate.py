@@ -28,14 +28,16 @@ from hetctl.comm.contract.cluster import (
 from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.fabrics import NETWORKS
-from hetctl.comm.contract.natives import NativeName
+from hetctl.comm.contract.natives import HOST, NativeName
 from hetctl.comm.contract.units import parse_memory
 
 GPUS_PER_HOST = 8
 HOST_MEMORY = 2  # of a described host, over its devices': what vendors' reference hosts have
 _PART = re.compile(r"(?P<name>[^:@~]+):(?P<count>[^@~]*)(?:@(?P<speed>[^~]*))?(?:~(?P<memory>.*))?")
 _SHAPE = "write CLASS:COUNT[@SPEED][~MEMORY][/FABRIC], for example h200:2,mi325x:2@0.6 or h200:2x8/ib400"
-_FABRIC = re.compile(r"(?:(?P<kind>ib|roce|cxi|efa|eth)(?P<rate>\d+)|(?P<ethernet>\d+)gbe)(?:x(?P<ports>[1-9]\d?))?")
+_FABRIC = re.compile(
+    r"(?:(?P<kind>ib|roce|cxi|efa|eth)(?P<rate>\d+)|(?P<ethernet>\d+(?:\.5)?)gbe)(?:x(?P<ports>[1-9]\d?))?"
+)
 _KINDS: dict[str, NetworkKind] = {"ib": "infiniband", "roce": "roce", "cxi": "cxi", "efa": "efa", "eth": "ethernet"}
 
 
@@ -121,9 +123,9 @@ def parse_spec(text: str, classes: Mapping[str, DeviceClass]) -> tuple[SpecIslan
 
 
 def parse_fabric(text: str) -> Fabric:
-    """`ib400`, `roce200x2` (two ports a host), `25GbE`; rates in Gbit/s. Raises ConfigError."""
+    """`ib400`, `roce200x2` (two ports a host), `25GbE`, `2.5GbE`; rates in Gbit/s. Raises ConfigError."""
     match = _FABRIC.fullmatch(text.strip().lower())
-    gigabits = int(match["rate"] or match["ethernet"]) if match else 0
+    gigabits = float(match["rate"] or match["ethernet"]) if match else 0
     if match is None or not 0 < gigabits <= 100_000:
         raise ConfigError(
             f"'{text.strip()}' is not a network",
@@ -145,29 +147,36 @@ def parse_links(texts: Sequence[str], islands: Sequence[str]) -> dict[frozenset[
     return found
 
 
-def _peer_copy(native: NativeName) -> tuple[bool, str]:
+def _peer_copy(native: NativeName, *islands: Island) -> TransportOption:
     """Whether `direct` may be asked for between labels of one machine, and what it is there. Never taken unasked."""
-    if native == "gloo":
-        return False, "there is no device here whose memory could be registered"
-    return True, "no RDMA: the driver's peer copy between devices of one host and one vendor, over an engine"
+    if native == "gloo" or any(island.vendor == HOST for island in islands):
+        return TransportOption("direct", False, "there is no device here whose memory could be registered")
+    why = "no RDMA: the driver's peer copy between devices of one host and one vendor, over an engine"
+    return TransportOption("direct", True, why)
 
 
 def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
     """This machine's devices, labelled in order as the SPEC's islands. No native group crosses a label unasked."""
-    wanted = sum(island.count for island in spec)
+    beside = machine.native != "gloo"  # islands of CPUs stand beside devices, and take none
+    wanted = sum(island.count for island in spec if not beside or island.vendor != HOST)
     if wanted > len(machine.memory_bytes):
         raise ConfigError(f"the SPEC asks for {wanted} devices, this machine offers {len(machine.memory_bytes)}")
+    every = sum(island.count for island in spec)
+    # how many devices labels count among, where a label's own number is not its device's
+    among = machine.gpus or (wanted if wanted < every else None)
+    slot = machine.host_memory_bytes // every if machine.host_memory_bytes else None  # of a CPU process beside devices
     devices: list[Device] = []
     islands: list[Island] = []
-    nic = Nic("lo", "host", network="host", address="127.0.0.1")
+    nic, taken = Nic("lo", "host", network="host", address="127.0.0.1"), 0
     for name, island in zip(_names(spec), spec, strict=True):
         first = len(devices)
         for part in island.parts:
             for _ in range(part.count):
-                index = len(devices)
-                own = machine.memory_bytes[index]
+                index, on_host = len(devices), beside and island.vendor == HOST
+                own = slot if on_host else machine.memory_bytes[taken]
                 cap = min(filter(None, (own, part.memory_bytes)), default=None)
-                real = index % machine.gpus if machine.gpus else None  # an island's are consecutive: each on its own
+                real = taken % among if among and not on_host else None  # an island's are consecutive: each on its own
+                taken += not on_host
                 known = (island.vendor, part.device_class, cap, (nic.name,))
                 devices.append(Device(index, *known, speed=part.speed, ordinal=real))
         members = tuple(Member(machine.host, i) for i in range(first, len(devices)))
@@ -179,11 +188,13 @@ def label_machine(spec: Sequence[SpecIsland], machine: Machine) -> Cluster:
         TransportOption("shm", True, "both islands are on this machine: memory that both processes map"),
         tcp,
         TransportOption("rdma", False, "emulated islands have no RDMA NIC between them"),
-        TransportOption("direct", *_peer_copy(machine.native)),
     )
     shared = TransportOption("native", False, "islands share GPUs here, of which a communicator takes each once")
     links = tuple(
-        IslandLink((a.name, b.name), (*ways, shared if machine.gpus else native_way(a, b, tcp)))
+        IslandLink(
+            (a.name, b.name),
+            (*ways, _peer_copy(machine.native, a, b), shared if machine.gpus else native_way(a, b, tcp)),
+        )
         for a, b in combinations(islands, 2)
     )
     network = Network("host", "host", (host.name,), "one machine")

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import finite
+from hetctl.comm.contract.units import count_of
 from hetctl.comm.contract.values import decode, encode
 
 
@@ -62,6 +63,9 @@ class Step(Event, kind="step"):
     step_time_s: float
     tokens_per_s: float
     loss_scale: float | None = None  # of fp16
+    pairs: int | None = None  # of preferences
+    accuracy: float | None = None  # the share of pairs whose chosen answer is preferred
+    margin: float | None = None  # by how much, times beta
     islands: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # where their time went, now and then
 
 
@@ -71,6 +75,8 @@ class Validated(Event, kind="validated"):
 
     step: int
     validation_loss: float | None
+    validation_accuracy: float | None = None  # of preference pairs
+    validation_margin: float | None = None
 
 
 @dataclass(frozen=True)
@@ -107,9 +113,14 @@ class TrainingEnded(Event, kind="summary"):
     validations: tuple[Mapping[str, Any], ...]
     skipped_steps: int
     train_s: float
+    best_step: int | None = None
+    best_validation_loss: float | None = None
+    stalled: int | None = None  # validations without a better one that ended it (train.patience); None: none did
     stragglers: tuple[Mapping[str, Any], ...] = ()
     adapted: tuple[Mapping[str, Any], ...] = ()
     recut: tuple[Mapping[str, Any], ...] = ()
+    validation_accuracy: float | None = None  # of preference pairs
+    validation_margin: float | None = None
     first_loss: float | None = None
     last_loss: float | None = None
     tokens: int | None = None
@@ -120,6 +131,11 @@ class TrainingEnded(Event, kind="summary"):
     island_shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     replica_spread: float | None = None
     timeline: tuple[tuple[Mapping[str, Any], ...], ...] = ()  # of the last step, per rank
+
+
+def no_better(count: int, step: int) -> str:
+    """Why training ended early: that so many validations came to no lower loss than the one after `step` steps."""
+    return f"{count_of(count, 'validation')} in a row had no lower loss than the one after step {step} (train.patience)"
 
 
 @dataclass(frozen=True)

@@ -256,6 +256,7 @@ class Interpreter:
     rccl: str | None = None
     packages: Mapping[str, str] = field(default_factory=dict)  # others of interest: nixl, triton, numpy ...
     problem: str | None = None  # why it cannot be used
+    vendors: tuple[str, ...] = ()  # whose devices' ranks alone it is for, as the inventory says; none: all
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,13 @@ class PlannedRank:
     memory_bytes: int | None = None  # emulation: a cap on what it may allocate
 
 
+def savings(recompute: str, *, activations: bool, optimizer: bool) -> tuple[str, ...]:
+    """What is done about memory, in words; `activations` and `optimizer` state may be on the host."""
+    said = [f"{recompute} recompute"] if recompute != "none" else []
+    said += ["activations on the host"] if activations else []
+    return (*said, *(["optimiser state on the host"] if optimizer else []))
+
+
 @dataclass(frozen=True)
 class Stage:
     """Consecutive layers on one group of ranks, and how those ranks run them."""
@@ -87,6 +94,11 @@ class Stage:
     def width(self) -> int:
         """How many parts the samples of a micro-batch are shared among."""
         return len(self.ranks) // self.tensor_parallel
+
+    @property
+    def savings(self) -> tuple[str, ...]:
+        """What it does about memory, in words."""
+        return savings(self.recompute, activations=self.offload_activations, optimizer=self.offload)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,8 @@ def _union(kinds: tuple[Any, ...], data: object, where: str) -> object:
 
 
 def _named(kind: Any) -> str:
-    return "a list" if typing.get_origin(kind) is tuple else _NAMES.get(kind, getattr(kind, "__name__", str(kind)))
+    shapes: dict[Any, str] = {tuple: "a list", Mapping: "keys and values"}
+    return shapes.get(typing.get_origin(kind)) or _NAMES.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def _literal(words: tuple[Any, ...], data: object, where: str) -> object:

@@ -27,6 +27,7 @@ DEVICE_INDEX = "HETCTL_DEVICE_INDEX"  # which of the devices that a process sees
 NICS = "HETCTL_NICS"  # the interfaces that a rank's tcp rails take, and the network of each: ens1@roce0,ens2@roce0
 # rxe0:1=1@roce0,mlx5_0:1=3 (device:port=GID index@network), or `sockets`, once per rail, to try engines without RDMA
 RDMA = "HETCTL_RDMA"
+SPEEDS = "HETCTL_SPEEDS"  # of each rank, against the slowest: how `hetctl.data` shares out samples
 AS_NCCL = "HETCTL_AS_NCCL"  # 1: a program that asks for nccl gets the `het` back end
 
 # Of the launcher: the names of JSON files

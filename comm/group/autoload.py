@@ -1,7 +1,8 @@
 """What `import torch` runs of hetctl: it makes the word `het` known, lazily, and never lets an error out.
 
 Programs that hard-code nccl may have `het` instead (HETCTL_AS_NCCL): every group that they ask for by that word, or by
-none. Inside one island `het` hands out the native group, so such a program loses nothing there.
+none; where ranks compute on their hosts also by gloo, which programs name there. Inside one island `het` hands out the
+native group, so such a program loses nothing there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from typing import Any
 
 from hetctl.comm.contract import variables
+from hetctl.comm.contract.natives import HOST
 
 
 def load() -> None:
@@ -35,19 +37,21 @@ def register() -> None:
 
 
 def redirect() -> None:
-    """Make torch.distributed create `het` where a program asks for nccl; calling it again changes nothing."""
+    """Make torch.distributed create `het` for a device's own back end; calling it again changes nothing."""
     import torch.distributed.distributed_c10d as c10d
 
     original = c10d._new_process_group_helper
     if hasattr(original, "__wrapped__"):
         return
     signature = inspect.signature(original)
+    on_host = os.environ.get(variables.DEVICE_TYPE, HOST) == HOST
+    own = ("nccl", "gloo") if on_host else ("nccl",)  # on devices gloo is asked for beside it, for host tensors
 
     @functools.wraps(original)
     def helper(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         asked = str(bound.arguments["backend"])
-        if asked == c10d.Backend.UNDEFINED or "nccl" in asked:
+        if asked == c10d.Backend.UNDEFINED or any(word in asked for word in own):
             bound.arguments["backend"] = c10d.Backend("het")
             bound.arguments["backend_options"] = None  # they are ProcessGroupNCCL's own
         return original(*bound.args, **bound.kwargs)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hetctl.comm.group.c10d_identity import Identity
+from hetctl.comm.group.call_order import CallOrder
 from hetctl.comm.group.collectives import Collectives, check_sparse, is_even, is_small, sum_sparse
 from hetctl.comm.group.reductions import Reduction, check, reduction
 from hetctl.comm.group.runner import Part, Runner
@@ -27,6 +28,7 @@ HALVES = (torch.float16, torch.complex32)  # averages of these are of scaled num
 class Operations(Identity):
     """The collectives of c10d; each queues a call that turns tensors into flat memory and back."""
 
+    _calls: CallOrder
     _collectives: Collectives
     _runner: Runner
     _ranks: tuple[int, ...]
@@ -57,7 +59,7 @@ class Operations(Identity):
         self._count += 1
         run = Run(f"{name} {self._count} of group '{self._name}'", self._deadline(opts))
         work = HetWork(run.what, outputs, deadline=run.deadline)
-        self._record(work, name, peer=None, tensors=touched if shown is None else shown)
+        self._calls.add(self._count, self._record(work, name, peer=None, tensors=touched if shown is None else shown))
         waited = not getattr(opts, "asyncOp", True)
         self._runner.put(work, lambda: call(run), touched=touched, waited=waited, parted=parted)
         return self._noted(work)

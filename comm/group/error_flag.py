@@ -2,17 +2,21 @@
 
 A rank that rings asks everybody to answer; those that do not within a moment are named in the verdict, which ends the
 pending operations of all ranks. So a dead, stopped or partitioned rank is found whichever library was waiting for it.
+Answers say what a rank called, and so who called something else; they are also asked for where a collective takes long.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
 
+from hetctl.comm.group.call_order import absence, disagreement
 from hetctl.comm.operation.work import BridgeError, Store
 
 POLL_SECONDS = 0.5
+COMPARED = 4  # polls: so often ranks look whether somebody waits for long
 PAUSE_SECONDS = 0.05
 ANSWER_SECONDS = 2.0
 VERDICT_SECONDS = 3.5
@@ -30,8 +34,12 @@ class ErrorFlag:
         names: Sequence[str],
         on_verdict: Callable[[BridgeError], None],
         overdue: Callable[[], str | None] = lambda: None,
+        waits: Callable[[], bool] = lambda: False,
+        told: Callable[[], str] = lambda: "[]",
     ) -> None:
         self._overdue = overdue  # says what is late here that nobody waits for
+        self._waits, self._told = waits, told  # whether a collective takes long here; what was called here
+        self._published = ""
         self._store, self._rank, self._names, self._on_verdict = store, rank, names, on_verdict
         self._wake = threading.Event()
         self._closed = False
@@ -99,10 +107,12 @@ class ErrorFlag:
 
     def _watch(self) -> str | None:
         store = self._store
-        while True:
+        for poll in itertools.count(1):
             self._wake.wait(POLL_SECONDS)
             if self._mine is None and (late := self._overdue()) is not None:
                 self.report(late)
+            if self._mine is None and not poll % COMPARED and (differs := self._compared(store)) is not None:
+                self.report(differs)
             if self._mine is not None:
                 mine = f"{self._rank} {self._mine}"  # several may say the same, and one of them judges
                 first = store.compare_set("alarm", "", mine).decode()
@@ -111,6 +121,25 @@ class ErrorFlag:
                 return None
             if store.check(["alarm"]):
                 return self._answer(store, _said(store.get("alarm").decode()))
+        return None
+
+    def _compared(self, store: Store) -> str | None:
+        """Where a collective takes long on any rank all say what they called, and who asked first compares."""
+        waits, me = self._waits(), str(self._rank)
+        if waits:
+            asker = store.compare_set("asked", "", me).decode()
+        else:  # never deleted: somebody may be about to get it, and would block
+            asker = store.get("asked").decode() if store.check(["asked"]) else ""
+            asker = store.compare_set("asked", me, "").decode() if asker == me else asker
+        if not asker:
+            return None
+        if (told := self._told()) != self._published:
+            store.set(f"called/{self._rank}", told)
+            self._published = told
+        everybody = range(len(self._names))
+        if asker != me or not store.check([f"called/{r}" for r in everybody]):
+            return None
+        return disagreement(_texts(store, "called", everybody), self._names)
 
     def _judge(self, store: Store, sentence: str) -> str:
         """Ask who is there, and publish the verdict with those who are not."""
@@ -120,19 +149,32 @@ class ErrorFlag:
             others = [r for r in others if not store.check([f"here/{r}"])]
             time.sleep(PAUSE_SECONDS)
         silent = ", ".join(self._names[r] for r in others[:8]) + (" and more" if len(others) > 8 else "")
-        verdict = sentence + (f"; no answer from {silent}" if others else "")
+        answered = [r for r in range(len(self._names)) if r not in (self._rank, *others)]
+        told = {self._rank: self._told(), **_texts(store, "here", answered)}
+        differs, said = disagreement(told, self._names), [sentence]
+        if others:
+            said.append(f"no answer from {silent}")
+        elif not differs and (absent := absence(told, self._names)):
+            said.append(absent)
+        verdict = "; ".join([differs, *said] if differs and differs != sentence else said)
         store.set("verdict", verdict)
         return verdict
 
     def _answer(self, store: Store, sentence: str) -> str:
         """Say that this rank is there, and wait a moment for the verdict."""
-        store.set(f"here/{self._rank}", "1")
+        store.set(f"here/{self._rank}", self._told())
         end = time.monotonic() + VERDICT_SECONDS
         while time.monotonic() < end:
             if store.check(["verdict"]):
                 return str(store.get("verdict").decode())
             time.sleep(PAUSE_SECONDS)
         return sentence
+
+
+def _texts(store: Store, key: str, ranks: Sequence[int]) -> dict[int, str]:
+    """What each of these ranks has set under a key of its own, in one request."""
+    texts = store.multi_get([f"{key}/{rank}" for rank in ranks]) if ranks else []
+    return {rank: text.decode() for rank, text in zip(ranks, texts, strict=True)}
 
 
 def _said(error_flag: str) -> str:

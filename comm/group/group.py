@@ -16,6 +16,7 @@ from hetctl.comm.bridge.transports import TransportSelector
 from hetctl.comm.contract.natives import HOST, native_of
 from hetctl.comm.contract.placement import Placement
 from hetctl.comm.group.c10d_calls import Operations, check_plain_values
+from hetctl.comm.group.call_order import CallOrder
 from hetctl.comm.group.collectives import Collectives
 from hetctl.comm.group.error_flag import ErrorFlag
 from hetctl.comm.group.messages import AnySource, NativeMessage, PendingReceive
@@ -41,8 +42,16 @@ class HetGroup(Operations):
         self._natives = {}
         self._make_natives()
         names = [self._who(r) for r in range(self._size)]
-        late = lambda: self._runner.overdue()  # noqa: E731
-        self._error_flag = ErrorFlag(shared.talk, rank=self._rank, names=names, on_verdict=self._end_all, overdue=late)
+        self._calls = CallOrder()
+        self._error_flag = ErrorFlag(
+            shared.talk,
+            rank=self._rank,
+            names=names,
+            on_verdict=self._end_all,
+            overdue=lambda: self._runner.overdue(),
+            waits=lambda: self._calls.waits(SLOW_SECONDS),
+            told=self._calls.told,
+        )
         self._runner = Runner(f"het collectives {self._name}", on_error=self._error_flag.report)
         self._error_flag.watch()
         watch = RailWatch(self._rank, shared.talk, self._who)
@@ -211,6 +220,7 @@ class HetGroup(Operations):
 
 
 _FOREVER = 3e8  # seconds
+SLOW_SECONDS = 5.0  # a collective that takes longer has ranks compare what they called
 
 
 def _check_tag(tag: int) -> None:

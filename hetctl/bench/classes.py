@@ -154,7 +154,7 @@ def _one_turn(
 
 
 def _asked(cluster: Cluster, name: str, member: Member, more: tuple[ShapeToMeasure, ...]) -> ClassToMeasure:
-    kind = device_type(cluster.runs, [cluster.device(member).vendor])
+    kind = device_type(cluster, [cluster.device(member).vendor])
     return ClassToMeasure(name, (*grid(kind), *more), len(cluster.host_by_name[member.host].devices))
 
 

@@ -22,12 +22,14 @@ def show(
 ) -> None:
     """Show samples as the model meets them: rendered by its chat template, as tokens, and which of them bear loss.
 
-    Then what there is: conversations, those cut or dropped as too long, tokens, and the share of them that bear loss.
+    Then what there is: conversations or preference pairs, those cut or dropped as too long, tokens, and the share of
+    them that bear loss.
     """
     from hetctl.commands.resolve import with_length
     from hetctl.render.samples import sample_lines, sample_row
     from hetctl.trainer.data.datasets import open_sides
     from hetctl.trainer.data.samples import first_samples
+    from hetctl.trainer.data.sources import is_pairs
     from hetctl.trainer.recipe import given_keys, load_recipe
 
     sink = Sink(as_json=as_json)
@@ -36,7 +38,7 @@ def show(
     seq_len, vocabulary = recipe.model.seq_len, recipe.shape().vocab
     rows = []
     for one in recipe.data.each:
-        for sample in islice(first_samples(one), number):
+        for sample in islice(first_samples(one), number * (1 + is_pairs(one))):
             sink.say(sample_lines(sample))
             rows.append({"source": one.source, **sample_row(sample)})
     sides = open_sides(recipe.data, seq_len=seq_len, global_batch=recipe.batch.global_batch, vocabulary=vocabulary)

@@ -35,6 +35,10 @@ def export(
     to: Annotated[
         Path | None, typer.Option("--to", metavar="DIR", help="Where to write it; must not hold a model yet.")
     ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option("--step", metavar="N|best", help="Its checkpoint of that step, or of the lowest validation loss."),
+    ] = None,
     precision: Annotated[Precision, typer.Option(help="Precision of the weights.")] = Precision.bf16,
     merge: Annotated[bool, typer.Option("--merge", help="Adapters become part of the weights they adapt.")] = False,
     as_json: options.Json = False,
@@ -51,6 +55,6 @@ def export(
     if to is None:
         words = ["hetctl", "export", *([run] if run else []), "--to", "my-model"]
         raise ConfigError("nothing names the folder that the model is written to", hint=shlex.join(words))
-    document = export_run(run, to, precision=precision.value, merge=merge, sink=sink)
+    document = export_run(run, to, step=step, precision=precision.value, merge=merge, sink=sink)
     sink.say(f"wrote {document['parameters']:,} parameters of step {document['step']} to {document['to']}")
     sink.result(document)

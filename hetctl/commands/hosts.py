@@ -33,7 +33,8 @@ def list_hosts(hosts: Hosts = None, inventory: InventoryPath = None, as_json: op
     for entry in meant.entries:
         access = entry.access
         where = "this machine" if access.local else f"{access.address}{f':{access.port}' if access.port else ''}"
-        table.add_row(entry.name, where, access.user, access.proxy_jump, access.python, entry.group)
+        pythons = ", ".join(f"{vendor}: {path}" for vendor, path in access.pythons.items()) or access.python
+        table.add_row(entry.name, where, access.user, access.proxy_jump, pythons, entry.group)
     sink.say(table)
     sink.say(f"{len(meant.entries)} from {meant.origin}")
     sink.result({"origin": meant.origin, "hosts": encode(meant.entries)})

@@ -86,6 +86,18 @@ Lora = Annotated[
     int | None,
     typer.Option("--lora", metavar="RANK", help="Train adapters of this rank, not the weights.", rich_help_panel=_WHAT),
 ]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        "--quantize", metavar="KIND", help="With --lora: keep the weights in int8 or nf4.", rich_help_panel=_WHAT
+    ),
+]
+Dpo = Annotated[
+    float | None,
+    typer.Option(
+        "--dpo", metavar="BETA", help="Train adapters on preference pairs (dpo.beta, 0.1 say).", rich_help_panel=_WHAT
+    ),
+]
 Profile = Annotated[
     Path | None, typer.Option("--profile", help="Measured costs from `hetctl bench ops`.", rich_help_panel=_HOW)
 ]
@@ -135,7 +147,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout,
 
 WHERE, WHAT, HOW = (
     ("cluster", "emulate", "hardware", "device", "link"),
-    ("model", "data", "global_batch", "seq_len", "lora", "settings"),
+    ("model", "data", "global_batch", "seq_len", "lora", "quantize", "dpo", "settings"),
     ("profile", "speed", "split", "alpha", "bridge"),
 )
 
@@ -156,6 +168,8 @@ class RunOptions:
     global_batch: GlobalBatch = None
     seq_len: SeqLen = None
     lora: Lora = None
+    quantize: Quantize = None
+    dpo: Dpo = None
     settings: Settings = None
     profile: Profile = None
     speed: Speed = None
@@ -174,6 +188,8 @@ class RunOptions:
             ("model.seq_len", self.seq_len),
             ("batch.global_batch", self.global_batch),
             ("lora.rank", self.lora),
+            ("lora.quantize", self.quantize),
+            ("dpo.beta", self.dpo),
             ("parallelism.split", self.split),
             ("parallelism.alpha", self.alpha),
             ("bridge.transport", self.bridge),

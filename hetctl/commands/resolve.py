@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hetctl.trainer.planning.profile import Profile
     from hetctl.trainer.recipe import Recipe
 
-SAMPLES_PER_DEVICE = 24  # divides by many numbers of devices and micro-batches
-MAX_SAMPLES = 4096
 NAME_ONE = "--model llama-8b (`hetctl models` lists them; --model demo is what `hetctl train` takes), or a recipe"
 _PLANNED = ("parallelism.split", "parallelism.alpha", "parallelism.order")  # nothing in a plan file tells of these
 
@@ -113,13 +111,15 @@ def _with_sizes(recipe: Recipe, cluster: Cluster, plan: Plan | None, sink: Sink,
 
     The recipe's own defaults are the demo's: right for a model of a million parameters only.
     """
+    from hetctl.trainer.recipe import usual_samples
+
     if plan is None and recipe.model.name == "demo":
         return recipe
     recipe = with_length(recipe, plan, sink, given=given)
     batch, source = recipe.batch, " (the plan's)" if plan else ""
     if "batch.global_batch" not in given:
-        usual = min(SAMPLES_PER_DEVICE * sum(len(i.members) for i in cluster.islands), MAX_SAMPLES)
-        batch = replace(batch, global_batch=plan.global_batch if plan else usual)
+        usual = plan.global_batch if plan else usual_samples(sum(len(i.members) for i in cluster.islands))
+        batch = replace(batch, global_batch=usual)
         sink.warn(f"no --global-batch given: {batch.global_batch} samples per step{source}")
     return replace(recipe, batch=batch)
 

@@ -19,6 +19,12 @@ def resume(
         Path | None,
         typer.Option("--from", metavar="CHECKPOINT", help="Go on from this step-N folder, not the newest one."),
     ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            "--step", metavar="N|best", help="Go on from its checkpoint of that step, or of the lowest validation loss."
+        ),
+    ] = None,
     max_restarts: options.MaxRestarts = 0,
     allow_missing: options.AllowMissing = False,
     launcher: Annotated[
@@ -35,19 +41,25 @@ def resume(
     (--set, --cluster) is changed, and the changes are shown.
     """
     from hetctl.comm.contract.cluster import load_cluster
+    from hetctl.comm.contract.errors import ConfigError
     from hetctl.commands.start import Start, start
     from hetctl.runs.manage import find_folder
     from hetctl.runs.prepare import prepare
     from hetctl.runs.resume import changes, kept, refuse_finished
     from hetctl.runs.train import GoingOn
+    from hetctl.trainer.checkpoint import listing
     from hetctl.trainer.recipe import changed
 
     sink = Sink(as_json=as_json)
     folder = find_folder(run)
     before = kept(folder)
+    if step is not None:
+        if begin is not None:
+            raise ConfigError("--from and --step both say where to go on", hint="leave one of them out")
+        begin = listing.of_step(folder.checkpoints, step)
     recipe = changed(before.recipe, asked.overrides)
     cluster = load_cluster(asked.cluster) if asked.cluster else before.cluster
-    refuse_finished(folder, recipe)
+    refuse_finished(folder, recipe, from_newest=begin is None)
     how = GoingOn(str(begin) if begin else "auto", max_restarts, allow_missing)
     sink.say(f"resuming {folder.path}")
     for line in changes(before, recipe, cluster):

@@ -66,7 +66,7 @@ def setup(
     if able and not dry_run and not yes:
         typer.confirm(f"Type this on {count_of(len(able), 'host')}?", default=False, err=True, abort=True)
     outputs = [] if dry_run else _type(able, entries, timeout, sink)
-    made = inventory_lines(outputs)
+    made = inventory_lines(planned, outputs)
     if made:
         sink.say("\n".join(["in inventory.yaml:", *made]))
     sink.result(

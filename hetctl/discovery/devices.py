@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from hetctl.comm.contract.cluster import Device
 from hetctl.comm.contract.device_class import DeviceClass, own_share
 from hetctl.comm.contract.fabrics import NETWORKS
-from hetctl.comm.contract.facts import NEARNESS, GpuFacts, HostFacts, Instance
+from hetctl.comm.contract.facts import NEARNESS, GpuFacts, HostFacts, Instance, Process
 from hetctl.comm.contract.natives import NATIVES
-from hetctl.comm.contract.units import listed, show_bytes
+from hetctl.comm.contract.units import GiB, listed, show_bytes
 from hetctl.discovery.networks import NetworkPort
 from hetctl.trainer.planning.hardware import CLASSES, Hardware
 
 _WHOLE = (None, "none", "disabled", "spx")  # partition modes that leave a GPU in one piece
 _UNKNOWN_DISTANCE = len(NEARNESS)
+FOREIGN_BYTES = 2 * GiB  # of a process that is no display
+DRIVERS_SHARE = 0.05  # of a device's memory, kept by its driver: tests/facts has 0.6 to 4.9 %; plans leave 4 % anyway
+USED_STEP = GiB // 4  # what others use changes by the minute, and a plan's cluster is to stay the same
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,14 @@ def devices_of(
     rails = assign_rails([gpu for _, gpu, _, _ in numbered], ports)
     rows = zip(numbered, rails, strict=True)
     devices = tuple(_device(index, gpu, part, row.name, nics) for (index, gpu, part, row), nics in rows)
+    notes += [_left(device) for device in devices if device.used_bytes]
     return FoundDevices(devices, tuple(notes), tuple(row for *_, row in numbered if row.estimate))
+
+
+def _left(device: Device) -> str:
+    used = f"{show_bytes(device.used_bytes)} of the {show_bytes(device.memory_bytes)}"
+    which = f"GPU {device.index} ({device.device_class})"
+    return f"{which}: {used} are used by others (a display, another job?), and left to them"
 
 
 def foreign_words(facts: HostFacts) -> list[str]:
@@ -160,6 +170,21 @@ def _memory(gpu: GpuFacts, part: Instance | None) -> int | None:
     return int(part.memory_total_bytes * own_share(part.profile or ""))
 
 
+def _used(gpu: GpuFacts, part: Instance | None) -> int | None:
+    """Bytes that others use and will go on using, in steps: a display, a browser. Large processes are not meant: the
+    doctor names them, to be ended."""
+    total, free = gpu.memory_total_bytes, gpu.memory_free_bytes
+    if part is not None or total is None or free is None:
+        return None
+    used = total - free - sum(p.memory_bytes for p in gpu.processes or () if p.memory_bytes and large(p))
+    return None if used <= DRIVERS_SHARE * total else -(-used // USED_STEP) * USED_STEP
+
+
+def large(process: Process) -> bool:
+    """Whether training cannot do beside it."""
+    return (process.memory_bytes or 0) >= FOREIGN_BYTES
+
+
 def _device(index: int, gpu: GpuFacts, part: Instance | None, name: str, nics: tuple[str, ...]) -> Device:
     return Device(
         index=index,
@@ -171,4 +196,5 @@ def _device(index: int, gpu: GpuFacts, part: Instance | None, name: str, nics: t
         pci=gpu.pci,
         numa_node=gpu.numa_node,
         ordinal=None if index == gpu.index and part is None else gpu.index,
+        used_bytes=_used(gpu, part),
     )

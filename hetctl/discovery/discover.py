@@ -52,6 +52,7 @@ def discover(
 
         def ask(entry: InventoryHost, deadline: Deadline) -> HostAnswer:
             asked = options(entry) if options else Options(environment=tuple(entry.access.env))
+            asked = replace(asked, interpreters=(*asked.interpreters, *dict.fromkeys(entry.access.pythons.values())))
             return ask_host(entry, open_shell, _in_time(asked, timeout_s), deadline)
 
         for outcome in fan_out(entries, ask, deadline_s=timeout_s):
@@ -97,7 +98,7 @@ def ask_host(entry: InventoryHost, open_shell: OpenShell, options: Options, dead
         )
     answered_at = time.time()
     raw = _material(finished, entry.access.python)
-    facts = parse(raw)
+    facts = _with_vendors(parse(raw), entry.access)
     report = Report(
         name=entry.name,
         access=entry.access,
@@ -108,6 +109,12 @@ def ask_host(entry: InventoryHost, open_shell: OpenShell, options: Options, dead
         clock_ahead_s=_clock_ahead(facts, asked_at, answered_at),
     )
     return HostAnswer(report, raw)
+
+
+def _with_vendors(facts: HostFacts, access: Access) -> HostFacts:
+    """The facts, whose Pythons know the vendors that the inventory names them for."""
+    vendors = {path: tuple(v for v, p in access.pythons.items() if p == path) for path in access.pythons.values()}
+    return replace(facts, interpreters=tuple(replace(p, vendors=vendors.get(p.path, ())) for p in facts.interpreters))
 
 
 def _clock_ahead(facts: HostFacts, asked_at: float, answered_at: float) -> tuple[float, float] | None:

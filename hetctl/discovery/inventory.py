@@ -145,13 +145,16 @@ def _spots(patterns: Iterable[str]) -> list[HostName]:
 
 def _entry(spot: HostName, settings: Settings, *, group: str | None = None, slots: int | None = None) -> InventoryHost:
     bare = spot.host == LOCAL and not (spot.user or spot.port or settings.address or settings.port)
+    named = settings.python or "python3"
+    pythons = {} if isinstance(named, str) else named  # the first of several also asks the host and starts its ranks
     access = Access(
         address=None if bare else settings.address or spot.host,
         user=spot.user or settings.user,
         port=spot.port or settings.port,
         identity_file=settings.identity_file,
         proxy_jump=settings.proxy_jump,
-        python=settings.python or "python3",
+        python=named if isinstance(named, str) else next(iter(named.values())),
+        pythons=pythons,
         prefix=settings.container or (),
         env={name: None if value is None else str(value) for name, value in (settings.env or {}).items()},
         exclude_nics=settings.exclude_nics or (),

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.comm.contract.cluster import SCHEMA_VERSION
-from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import read_yaml
+from hetctl.comm.contract.natives import NATIVES
 from hetctl.comm.contract.values import decode
 from hetctl.launcher.hosts.host_names import expand
 
@@ -29,7 +30,7 @@ class Settings:
     port: int | None = None  # of the SSH server
     identity_file: str | None = None  # a private key
     proxy_jump: str | None = None  # [user@]host[:port], several joined by commas
-    python: str | None = None  # the interpreter on the host: a name or a path
+    python: str | Mapping[str, str] | None = None  # the interpreter on the host: a name or path; or each vendor's
     container: tuple[str, ...] | None = None  # what enters it there: [docker, exec, -i, NAME]
     env: Mapping[str, str | int | float | None] | None = None  # None: taken from the environment of who launches
     address: str | None = None  # where SSH connects, when the host's name does not say
@@ -139,8 +140,7 @@ def _check_settings(settings: Settings, where: str) -> None:
         raise ConfigError(f"{where}.address: '{settings.address}' is not one name or address")
     for hop in settings.proxy_jump.split(",") if settings.proxy_jump else ():
         expand(hop)
-    if settings.python is not None and (not _PYTHON.fullmatch(settings.python) or settings.python.startswith("-")):
-        raise ConfigError(f"{where}.python: {settings.python!r} is not a name or path of a Python")
+    _check_python(settings.python, f"{where}.python")
     if settings.data_address is not None and not _is_address(settings.data_address):
         raise ConfigError(f"{where}.data_address: '{settings.data_address}' is not an IP address")
     for name, value in (settings.env or {}).items():
@@ -155,6 +155,15 @@ def _check_settings(settings: Settings, where: str) -> None:
         len(set(settings.gpus)) != len(settings.gpus) or min(settings.gpus, default=0) < 0
     ):
         raise ConfigError(f"{where}.gpus: device numbers are 0 or more, each once")
+
+
+def _check_python(python: str | Mapping[str, str] | None, where: str) -> None:
+    named = {} if python is None else {"": python} if isinstance(python, str) else python
+    for vendor, path in named.items():
+        if vendor and vendor not in NATIVES:
+            raise ConfigError(f"{where}: '{vendor}' is no vendor", hint=nearest(vendor, NATIVES))
+        if not _PYTHON.fullmatch(path) or path.startswith("-"):
+            raise ConfigError(f"{where}: {path!r} is not a name or path of a Python")
 
 
 def _check_networks(networks: Mapping[str, tuple[str, ...]], where: str) -> None:

@@ -20,25 +20,28 @@ from hetctl.discovery.devices import device_class
 from hetctl.trainer.planning.hardware import not_in_the_table
 
 
-def this_machine(counts: Sequence[int]) -> tuple[Machine, str]:
+def this_machine(counts: Sequence[int], *, on_host: int = 0) -> tuple[Machine, str]:
     """The machine with a device for each of the islands' `counts`, and a sentence on what they are.
 
     Where there are fewer GPUs, islands take turns on them: an island's own devices are always different ones. A CPU
-    process slot has no memory of its own: it is unknown, and bounded by the whole.
+    process slot has no memory of its own: it is unknown, and bounded by the whole. `on_host` of them stand beside GPUs.
     """
-    memories, wanted = _gpu_memories(), sum(counts)
+    memories, wanted = _gpu_memories() if counts else [], sum(counts)
+    beside = f" and {count_of(on_host, 'CPU process', 'CPU processes')}" if on_host else ""
     name, memory = socket.gethostname(), psutil.virtual_memory().total
     if memories and len(memories) >= wanted:
-        words = f"{wanted} of this machine's {count_of(len(memories), 'GPU')}"
+        words = f"{wanted} of this machine's {count_of(len(memories), 'GPU')}{beside}"
         return _classed(Machine(name, _library(), tuple(memories), host_memory_bytes=memory), words)
     if memories and len(memories) >= max(counts):
         most = -(-wanted // len(memories))
         shares = tuple(memories[i % len(memories)] // most for i in range(wanted))
         each = "its GPU is shared" if len(memories) == 1 else f"its {len(memories)} GPUs are shared"
-        words = f"{each} by up to {most} ranks each, so speeds say nothing of {count_of(wanted, 'GPU')}"
+        words = f"{each} by up to {most} ranks each, so speeds say nothing of {count_of(wanted, 'GPU')}{beside}"
         return _classed(Machine(name, _library(), shares, host_memory_bytes=memory, gpus=len(memories)), words)
     cores = len(os.sched_getaffinity(0))
-    why = "no GPU here" if not memories else f"only {count_of(len(memories), 'GPU')} here for {wanted} ranks"
+    why = "no GPU " + ("here" if counts else "asked for")
+    why = f"only {count_of(len(memories), 'GPU')} here for {wanted} ranks" if memories else why
+    wanted += on_host
     words = f"{count_of(wanted, 'CPU process', 'CPU processes')} share {count_of(cores, 'core')}"
     return Machine(name, "gloo", (memory // wanted,) * wanted, "cpu"), f"{why}, so {words}"
 

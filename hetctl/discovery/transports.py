@@ -136,7 +136,8 @@ def _engine_missing(hosts: Sequence[str], ground: TransportFacts) -> str:
         pythons = [p for p in ground.facts[host].interpreters if not p.problem]
         if not pythons:
             continue  # nothing is known of them
-        found = {engine for package, engine in _ENGINES.items() if package in pythons[0].packages}
+        ranks = [p for p in pythons if p.vendors] or pythons[:1]
+        found = set.intersection(*({e for package, e in _ENGINES.items() if package in p.packages} for p in ranks))
         if not found:
             return f"{host}: its Python has neither nixl nor mooncake (pip install 'hetctl[nixl]')"
         common &= found

@@ -9,6 +9,7 @@ from hetctl.comm.contract.cluster import Cluster, load_cluster
 from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.emulate import SpecIsland, SpecPart, describe_cluster, label_machine, parse_spec
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.natives import HOST
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.contract.units import listed
 from hetctl.console import Sink
@@ -84,7 +85,8 @@ def _stood_for(cluster: Cluster, sink: Sink) -> Cluster:
 
 def _labelled(spec: tuple[SpecIsland, ...], words: str, sink: Sink) -> Cluster:
     """This machine's devices as the islands of `spec`, said aloud."""
-    machine, devices = this_machine([island.count for island in spec])
+    on_host = sum(island.count for island in spec if island.vendor == HOST)
+    machine, devices = this_machine([i.count for i in spec if i.vendor != HOST], on_host=on_host)
     sink.say(f"emulating {words}: {devices}")
     if any(island.said for island in spec):
         sink.warn("hosts and networks of the SPEC are for `hetctl plan`: here islands talk as this machine can")
@@ -111,6 +113,6 @@ def _islands_of(cluster: Cluster) -> tuple[SpecIsland, ...]:
     islands = []
     for island in cluster.islands:
         devices = [cluster.device(member) for member in island.members]
-        parts = tuple(SpecPart(d.device_class, 1, d.speed, d.memory_bytes) for d in devices)
+        parts = tuple(SpecPart(d.device_class, 1, d.speed, d.room_bytes) for d in devices)
         islands.append(SpecIsland(island.vendor, parts))
     return tuple(islands)

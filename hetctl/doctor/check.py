@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from hetctl.comm.contract.cluster import Cluster, Host
 from hetctl.comm.contract.facts import GpuFacts, HostFacts, Interpreter, NicFacts
+from hetctl.comm.contract.natives import HOST, NATIVES
 from hetctl.discovery.fabric import Report
 from hetctl.doctor.verdict import State, Verdict, ok, worst
 
@@ -72,16 +73,25 @@ class CheckedCluster:
         return [(h, p) for h, p in real if p.link_layer == "ethernet" and p.state == "active"]
 
     @property
+    def cases(self) -> dict[str, HostCase]:
+        """Each host as a rule sees it."""
+        return {report.name: HostCase(report, self) for report in self.reports}
+
+    @property
     def several(self) -> bool:
         return len(self.reports) > 1
 
     @property
     def groups(self) -> dict[str, dict[str, HostFacts]]:
-        """Vendor -> the hosts that hold its GPUs; '' for hosts without any. Drift is judged inside these only."""
+        """Vendor -> the hosts that hold its GPUs, with the Python of its ranks; '' for hosts without any.
+
+        Drift is judged inside these only.
+        """
         found: dict[str, dict[str, HostFacts]] = {}
         for host, facts in self.facts.items():
             for vendor in dict.fromkeys(g.vendor for g in facts.gpus) or [""]:
-                found.setdefault(vendor, {})[host] = facts
+                own = worker_python(facts, vendor)
+                found.setdefault(vendor, {})[host] = replace(facts, interpreters=(own,) if own else ())
         return found
 
 
@@ -104,6 +114,12 @@ class HostCase:
     @property
     def host(self) -> Host | None:
         return self.checked.cluster.host_by_name.get(self.name)
+
+    @property
+    def vendors(self) -> tuple[str, ...]:
+        """Whose devices the cluster takes of it, HOST's its CPUs; of a host outside the cluster, whose GPUs it has."""
+        devices = self.host.devices if self.host else self.gpus
+        return tuple(dict.fromkeys(d.vendor for d in devices if d.vendor in NATIVES)) or (HOST,)
 
     @property
     def rdma_ports(self) -> list[NicFacts]:
@@ -177,6 +193,6 @@ def switched_off(nic: NicFacts) -> bool:
     return nic.admin_up is False  # drivers of RoCE call a port without a cable disabled, too
 
 
-def worker_python(facts: HostFacts) -> Interpreter | None:
-    """The Python that ranks would run on: the configured one comes first."""
-    return facts.interpreters[0] if facts.interpreters else None
+def worker_python(facts: HostFacts, vendor: str = "") -> Interpreter | None:
+    """The Python that ranks would run on, those of a vendor's devices: the one named for it, else the host's own."""
+    return min(facts.interpreters, key=lambda p: (vendor not in p.vendors, bool(p.vendors)), default=None)

@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from hetctl.comm.contract.facts import GpuFacts
-from hetctl.comm.contract.units import GiB, listed, show_bytes
-from hetctl.discovery.devices import foreign_words
-from hetctl.doctor.check import Check, CheckedCluster, HostCase, of_gpus, worker_python
+from hetctl.comm.contract.units import listed, show_bytes
+from hetctl.discovery.devices import foreign_words, large
+from hetctl.doctor.check import Check, CheckedCluster, HostCase, of_gpus
+from hetctl.doctor.perf import pythons_of
 from hetctl.doctor.verdict import Verdict, fail, ok, unknown, warn, worst
 
 _NO_GPU = "no GPU here"
-_FOREIGN_BYTES = 2 * GiB
 _FATAL_XIDS = {48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140}
 _XID = re.compile(r"Xid \([^)]*\): (\d+)")
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
@@ -49,8 +49,7 @@ def count(case: HostCase) -> Verdict:
 @of_gpus
 def liveness(case: HostCase) -> Verdict:
     """A small product on every GPU in a process of its own, with a deadline."""
-    python = worker_python(case.facts)
-    if python is None or python.torch is None:
+    if not pythons_of(case):
         return unknown("torch is not installed there")
     found = case.checked.performance.get(case.name)
     if found is None:
@@ -166,10 +165,9 @@ def ras(line: str) -> Verdict | None:
 def foreign(gpu: GpuFacts) -> Verdict:
     if gpu.processes is None:
         return unknown(f"who uses {gpu.id} is not visible")
-    large = [p for p in gpu.processes if (p.memory_bytes or 0) >= _FOREIGN_BYTES]
-    if large:
-        each = listed([f"{p.pid} ({p.name or '?'}, {show_bytes(p.memory_bytes)})" for p in large])
-        return fail(f"{gpu.id} is used by {each}", pid=large[0].pid)
+    if heavy := [p for p in gpu.processes if large(p)]:
+        each = listed([f"{p.pid} ({p.name or '?'}, {show_bytes(p.memory_bytes)})" for p in heavy])
+        return fail(f"{gpu.id} is used by {each}", pid=heavy[0].pid)
     small = [str(p.pid) for p in gpu.processes]
     return warn(f"{gpu.id} is open in {listed(small)}", pid=small[0]) if small else ok("alone")
 

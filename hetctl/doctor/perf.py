@@ -5,22 +5,24 @@ from __future__ import annotations
 import inspect
 import os
 import statistics
-from collections import defaultdict
+from collections import ChainMap, Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, Literal
 
+from hetctl.comm.contract.cluster import Device
 from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.facts import GpuFacts, HostFacts
+from hetctl.comm.contract.facts import GpuFacts, Interpreter
 from hetctl.comm.contract.units import show_rate
 from hetctl.discovery.devices import device_class
 from hetctl.discovery.discover import shell_opener
 from hetctl.discovery.inventory import InventoryHost
 from hetctl.doctor import perf_program
 from hetctl.doctor.check import Check, CheckedCluster, HostCase, worker_python
+from hetctl.doctor.software import build_for
 from hetctl.doctor.verdict import Verdict, fail, ok, unknown, warn, worst
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import converse
@@ -50,11 +52,19 @@ def program_for(ids: set[str]) -> Program | None:
     return "alive" if "gpu.liveness" in ids else None
 
 
-def worth_asking(facts: HostFacts, program: Program) -> bool:
+def worth_asking(case: HostCase, program: Program) -> bool:
     """Whether a host can answer: torch is there, and for liveness a GPU."""
-    python = worker_python(facts)
-    has_torch = python is not None and python.torch is not None
-    return has_torch and (program == "perf" or bool(facts.gpus))
+    return bool(pythons_of(case)) and (program == "perf" or bool(case.gpus))
+
+
+def pythons_of(case: HostCase) -> dict[str, Interpreter]:
+    """Vendor -> the Python with torch that computes on its devices; where there are several vendors, with its torch."""
+    found = {vendor: worker_python(case.facts, vendor) for vendor in case.vendors}
+    return {
+        vendor: python
+        for vendor, python in found.items()
+        if python is not None and python.torch and (len(found) == 1 or build_for(vendor, python).state == "ok")
+    }
 
 
 def measure(
@@ -63,17 +73,21 @@ def measure(
     """Host -> what its devices did, or the problem that kept it from telling."""
     found: dict[str, Mapping[str, Any]] = {}
     seconds = max(timeout_s, _SECONDS[program])
+    cases = checked.cases
+    text = inspect.getsource(perf_program)
     with shell_opener(entries) as open_shell:
 
         def ask(entry: InventoryHost, deadline: Deadline) -> dict[str, Any]:
-            python = worker_python(checked.facts[entry.name])
-            path = python.executable if python and python.executable else entry.access.python
-            visible = _only_its_own(entry, checked)
-            request = {"program": program, "deadline_s": seconds, "environment": {**_inventorys(entry), **visible}}
+            case, answers = cases[entry.name], []
             with closing(open_shell(entry, deadline)) as shell:
-                text = inspect.getsource(perf_program)
-                with closing(converse(shell, path, text, request, deadline=deadline)) as dialogue:
-                    return _numbered(dialogue.receive(deadline=deadline), checked, entry, chosen=bool(visible))
+                for vendor, python in pythons_of(case).items():
+                    path, shown = python.executable or entry.access.python, _shown(entry, case, vendor)
+                    visible = {setting.name: setting.value for setting in visible_devices(shown)}
+                    request = {"program": program, "deadline_s": seconds, "environment": _inventorys(entry) | visible}
+                    with closing(converse(shell, path, text, request, deadline=deadline)) as dialogue:
+                        answers.append(_numbered(dialogue.receive(deadline=deadline), shown))
+            devices = [device for answer in answers for device in answer.get("devices", [])]
+            return {**ChainMap(*answers), **({"devices": devices} if devices else {})}
 
         for outcome in fan_out(entries, ask, deadline_s=seconds):
             problem = {"problem": printable(outcome.error.message)} if outcome.error else {}
@@ -87,20 +101,18 @@ def _inventorys(entry: InventoryHost) -> dict[str, str]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _only_its_own(entry: InventoryHost, checked: CheckedCluster) -> dict[str, str]:
-    """What hides the devices that the inventory does not give this host: others may be computing on them."""
-    if entry.access.gpus is None or not checked.facts[entry.name].gpus:
-        return {}
-    devices = checked.cluster.host_by_name[entry.name].devices
-    return {setting.name: setting.value for setting in visible_devices(devices)}
+def _shown(entry: InventoryHost, case: HostCase, vendor: str) -> tuple[Device, ...]:
+    """The devices of a host that its Python for a vendor may see; none named: all that there are."""
+    if not case.gpus or case.host is None or (entry.access.gpus is None and len(case.vendors) == 1):
+        return ()
+    return tuple(device for device in case.host.devices if device.vendor == vendor)
 
 
-def _numbered(found: dict[str, Any], checked: CheckedCluster, entry: InventoryHost, *, chosen: bool) -> dict[str, Any]:
+def _numbered(found: dict[str, Any], shown: Sequence[Device]) -> dict[str, Any]:
     """The answer with its devices numbered as the host counts them all."""
-    if not chosen:
+    if not shown:
         return found
-    indices = [d.index for d in checked.cluster.host_by_name[entry.name].devices]
-    devices = [{**d, "index": i} for d, i in zip(found.get("devices", []), indices, strict=False)]
+    devices = [{**d, "index": device.index} for d, device in zip(found.get("devices", []), shown, strict=False)]
     return {**found, "devices": devices, "chosen": True}
 
 
@@ -172,16 +184,15 @@ def _row(checked: CheckedCluster, name: str) -> DeviceClass | None:
 
 
 def _why_not(case: HostCase) -> Verdict:
-    python = worker_python(case.facts)
-    if python is None or python.torch is None:
+    if not pythons_of(case):
         return unknown("torch is not installed there")
     return unknown(str(case.checked.performance.get(case.name, {}).get("problem", "it was not tried")))
 
 
 def allreduce(case: HostCase) -> Verdict:
     found = case.checked.performance.get(case.name, {})
-    if len(case.gpus) < 2:
-        return ok("fewer than two GPUs here")
+    if max(Counter(gpu.vendor for gpu in case.gpus).values(), default=0) < 2:
+        return ok("fewer than two GPUs of a vendor here")
     value = found.get("allreduce_bytes_per_s")
     if not isinstance(value, (int, float)):
         return unknown(str(found.get("problem", "it was not measured")))

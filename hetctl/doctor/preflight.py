@@ -56,9 +56,11 @@ def preflight(plan: Plan, cluster: Cluster, *, folder: Path) -> list[Finding]:
     ids = needed(plan, cluster)
     facts = facts_of(plan, cluster, folder=folder)
     known = {host.name: host.access for host in cluster.hosts}
+    used = {(rank.host, rank.device) for rank in plan.ranks}
+    hosts = [replace(h, devices=tuple(d for d in h.devices if (h.name, d.index) in used)) for h in cluster.hosts]
     reports = tuple(Report(name=name, access=known.get(name) or Access(), facts=f) for name, f in facts.items())
     checks = [check for check in CHECKS if check.id in ids]
-    return judge(CheckedCluster(reports, cluster), checks)
+    return judge(CheckedCluster(reports, replace(cluster, hosts=tuple(hosts))), checks)
 
 
 def facts_of(plan: Plan, cluster: Cluster, *, folder: Path) -> Mapping[str, HostFacts]:

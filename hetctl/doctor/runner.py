@@ -58,7 +58,8 @@ def examine(
     reached = [e for e in entries if e.name in checked.facts]
     program = perf.program_for(ids)
     if program is not None:
-        chosen = [e for e in reached if perf.worth_asking(checked.facts[e.name], program)]
+        cases = checked.cases
+        chosen = [e for e in reached if perf.worth_asking(cases[e.name], program)]
         if chosen:
             say(f"computing on {count_of(len(chosen), 'host')}")
             checked = replace(checked, performance=perf.measure(chosen, checked, program, timeout_s=timeout_s))
@@ -136,5 +137,5 @@ def _finding(check: Check, host: str, verdict: Verdict) -> Finding:
     template = (verdict.fix or check.fix) if verdict.state != "ok" else ""
     values = {"host": host, **verdict.values}
     fix = re.sub(r"\{(\w+)\}", lambda m: str(values.get(m[1]) or m[1].upper()), template)
-    reason, fix = printable(verdict.reason, limit=400), printable(fix, limit=400)
+    reason, fix = printable(verdict.reason, limit=400), printable(fix, limit=800)
     return Finding(check.id, host, verdict.state, reason, fix, check.essential, check.source)

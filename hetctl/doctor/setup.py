@@ -93,14 +93,17 @@ def _quoted(path: str) -> str:
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
-def inventory_lines(outputs: Sequence[HostOutput]) -> list[str]:
-    """What to write into inventory.yaml: the Python of each host where all went well, the first of several."""
-    first = folded(outputs, lambda one: "".join(pythons(one)[:1]))
-    lines = [f"  {names}: {{python: {python}}}" for names, _, python in first]
-    lines += [f"  # {one.name} also: {python}" for one in outputs for python in pythons(one)[1:]]
+def inventory_lines(planned: Sequence[Setup], outputs: Sequence[HostOutput]) -> list[str]:
+    """What to write into inventory.yaml: the Python of each host where all went well, of several each vendor's."""
+    vendors = {one.name: one.vendors for one in planned}
+    lines = [
+        f"  {names}: {{python: {said}}}" for names, _, said in folded(outputs, lambda o: _named(o, vendors[o.name]))
+    ]
     return ["hosts:", *lines] if lines else []
 
 
-def pythons(output: HostOutput) -> list[str]:
-    """The interpreters that setup made on a host, in the order of its vendors; none where something failed."""
-    return [path for _, path in _SAID.findall(output.output)] if output.exit_code == 0 else []
+def _named(output: HostOutput, vendors: Sequence[str]) -> str:
+    """The interpreters that setup made on a host, as the inventory names them; '' where something failed."""
+    paths = [path for _, path in _SAID.findall(output.output)] if output.exit_code == 0 else []
+    each = [f"{vendor}: {path}" for vendor, path in zip(vendors, paths, strict=False)]
+    return f"{{{', '.join(each)}}}" if len(each) > 1 else "".join(paths)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from hetctl.comm.contract.facts import HostFacts
-from hetctl.comm.contract.natives import HOST, NATIVES
+from hetctl.comm.contract.facts import HostFacts, Interpreter
+from hetctl.comm.contract.natives import NATIVES
 from hetctl.comm.contract.units import listed
 from hetctl.doctor.check import Check, CheckedCluster, HostCase, worker_python
 from hetctl.doctor.ssh import ENTERED
 from hetctl.doctor.verdict import Verdict, fail, ok, unknown, usual, warn
 
+ENVIRONMENT = "~/hetctl-env"  # as `hetctl setup` calls it where no path is told
 WHEELS = "https://download.pytorch.org/whl"
 LEAST_TORCH, LEAST_PYTHON = (2, 11), (3, 11)
 
@@ -48,33 +49,58 @@ def interpreter(case: HostCase) -> Verdict:
 
 
 def build(case: HostCase) -> Verdict:
-    """Is torch there, built for the GPUs that are there, and new enough?"""
-    python = worker_python(case.facts)
+    """Is torch there, built for the devices that are there, and new enough? Of several vendors each has its own."""
+    verdicts = {vendor: build_for(vendor, worker_python(case.facts, vendor)) for vendor in case.vendors}
+    if len(verdicts) == 1:
+        return next(iter(verdicts.values()))
+    each = "; ".join(f"{vendor}: {verdict.reason}" for vendor, verdict in verdicts.items())
+    lacking = [vendor for vendor, verdict in verdicts.items() if verdict.state != "ok"]
+    return fail(f"{each} (no torch serves both)", _environments(case, lacking)) if lacking else ok(each)
+
+
+def build_for(vendor: str, python: Interpreter | None) -> Verdict:
+    """Is this Python's torch one for a vendor's devices?"""
     if python is None or python.problem:
-        return unknown("there is no usable Python")
+        return unknown(f"there is no usable Python{f' ({python.path}: {python.problem})' if python else ''}")
     where = python.executable or python.path
+    install = f"{torch_line(vendor, where)}  # on {{host}}"
     if python.torch is None:
-        return fail(f"torch is not installed in {where}", install_line(case, where))
+        return fail(f"torch is not installed in {where}", install)
     version = numbers(python.torch)
     if version is not None and version < LEAST_TORCH:
-        return fail(f"torch {python.torch} is older than 2.11", install_line(case, where))
-    needs = {NATIVES[g.vendor].library for g in case.gpus if g.vendor in NATIVES}
+        return fail(f"torch {python.torch} is older than 2.11", install)
     built = {"nccl": python.cuda, "rccl": python.hip}
-    lacking = sorted(library for library in needs if library in built and built[library] is None)
-    if lacking and len(lacking) == len(needs & set(built)):
-        return fail(f"torch {python.torch} is not built for the GPUs of this host", install_line(case, where))
-    return ok(f"torch {python.torch}")
+    if built.get(NATIVES[vendor].library, "") is None:
+        return fail(f"torch {python.torch} in {where} is not built for its GPUs", install)
+    return ok(f"torch {python.torch} in {where}")
 
 
-def install_line(case: HostCase, python: str) -> str:
-    vendor = next((g.vendor for g in case.gpus if g.vendor in NATIVES), HOST)
-    if not NATIVES[vendor].wheels:
-        return f"{python} -m pip install WHEEL  # torch>=2.11 as the GPUs' own vendor builds it, on {{host}}"
-    return f"{torch_line(vendor, python)}  # on {{host}}"
+def _environments(case: HostCase, lacking: Collection[str]) -> str:
+    """What makes an environment for each vendor of a host that lacks its own, and the inventory's line for all."""
+    lines, named = [], []
+    for vendor in case.vendors:
+        path, makes = _environment(vendor, worker_python(case.facts, vendor), lacking=vendor in lacking)
+        lines += makes
+        named.append(f"{vendor}: {path}")
+    why = f"on {{host}}, as `hetctl setup {{host}}` does; then in inventory.yaml {case.name}: "
+    return f"{' && '.join(lines)}  # {why}{{python: {{{', '.join(named)}}}}}"
+
+
+def _environment(vendor: str, python: Interpreter | None, *, lacking: bool) -> tuple[str, list[str]]:
+    """The path of a vendor's own Python, and what makes whatever of it is lacking."""
+    if python is not None and not lacking:
+        return python.path, []
+    named = python if python is not None and vendor in python.vendors else None
+    path = named.path if named else f"{ENVIRONMENT}-{vendor}/bin/python"
+    folder = path.rpartition("/bin/")[0]
+    makes = [f"python3 -m venv {folder}"] if folder and (named is None or named.problem) else []
+    return path, [*makes, torch_line(vendor, path), f"{path} -m pip install numpy"]
 
 
 def torch_line(vendor: str, python: str, *, wheels: str = WHEELS, quiet: bool = False) -> str:
-    """What installs torch for a vendor that has wheels there."""
+    """What installs torch for a vendor, from its index there if it has one."""
+    if not NATIVES[vendor].wheels:
+        return f"{python} -m pip install WHEEL"  # as the vendor builds it
     index = f"{wheels.rstrip('/')}/{NATIVES[vendor].wheels}"
     return f"{python} -m pip install {'-q ' * quiet}'torch>=2.11' --index-url {index}"
 

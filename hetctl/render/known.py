@@ -38,7 +38,12 @@ def model_table(rows: Sequence[dict[str, Any]]) -> Table:
     """A line a model."""
     table = Table("model", "family", *_right("parameters", "layers", "hidden", "longest sample"), "", box=None)
     for row in rows:
-        sizes = (_count(row["parameters"]), str(row["layers"]), str(row["hidden"]), f"{row['max_seq_len']:,}")
+        sizes = (
+            count_of_parameters(row["parameters"]),
+            str(row["layers"]),
+            str(row["hidden"]),
+            f"{row['max_seq_len']:,}",
+        )
         table.add_row(row["name"], row["family"], *sizes, "" if row["trains"] else "plan only")
     return table
 
@@ -82,7 +87,7 @@ def _right(*heads: str) -> list[Column]:
     return [Column(head, justify="right") for head in heads]
 
 
-def _count(parameters: int) -> str:
+def count_of_parameters(parameters: int) -> str:
     """Parameters as models are named: 1.1 M, 8.03 B."""
     power, letter = (1e9, "B") if parameters >= 1e9 else (1e6, "M")
     return f"{parameters / power:.3g} {letter}"

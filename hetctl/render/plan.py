@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
-from hetctl.comm.contract.plan import Plan
+from hetctl.comm.contract.plan import Plan, PlannedBridge
 from hetctl.comm.contract.units import count_of, show_bytes, show_rate, show_seconds, span_of
 from hetctl.console import Sink
 from hetctl.render.run import above_all
@@ -45,21 +45,22 @@ def _islands(plan: Plan) -> Tree:
         if idle:
             branch.add(f"idle: {named_ranks(idle)}")
     for bridge in plan.bridges:
-        rates = [r.rate_bytes_per_s for r in bridge.rails]
-        total = sum(r for r in rates if r is not None) if None not in rates else None
-        lanes = count_of(len(bridge.rails), "rail")
-        way = f"{bridge.transport}, {lanes}, {show_rate(total)}"
-        tree.add(f"bridge {bridge.islands[0]} - {bridge.islands[1]}: {way}").add(escape(bridge.reason))
+        tree.add(bridge_line(bridge)).add(escape(bridge.reason))
     return tree
+
+
+def bridge_line(bridge: PlannedBridge) -> str:
+    """Between which islands, over what, how fast."""
+    rates = [r.rate_bytes_per_s for r in bridge.rails]
+    total = sum(r for r in rates if r is not None) if None not in rates else None
+    lanes = count_of(len(bridge.rails), "rail")
+    return f"bridge {bridge.islands[0]} - {bridge.islands[1]}: {bridge.transport}, {lanes}, {show_rate(total)}"
 
 
 def _stages(plan: Plan) -> Table:
     table = Table("replica", "stage", "island", "ranks", "layers", "tensor", "shards", "batches", "memory")
     for number, replica in enumerate(plan.replicas):
         for index, stage in enumerate(replica.stages):
-            notes = [stage.recompute + " recompute"] if stage.recompute != "none" else []
-            notes += ["offload"] if stage.offload else []
-            notes += ["activations on the host"] if stage.offload_activations else []
             memory = max((plan.predicted.memory_bytes[r] for r in stage.ranks), default=0) if plan.predicted else 0
             table.add_row(
                 str(number),
@@ -70,7 +71,7 @@ def _stages(plan: Plan) -> Table:
                 str(stage.tensor_parallel),
                 f"{stage.shards}, weights whole" if stage.whole and stage.shards > 1 else str(stage.shards),
                 f"{stage.micro_batches} x {stage.micro_batch_size}",
-                " ".join([show_bytes(memory or None), *notes]),
+                ", ".join([show_bytes(memory or None), *stage.savings]),
             )
     return table
 

@@ -23,7 +23,7 @@ from hetctl.render.cluster_picture import cluster_picture
 from hetctl.render.page import Line, Tone, bullets, chart, command, numbers, page, paragraph, table
 from hetctl.render.plan import named_ranks, show_ranks
 from hetctl.render.plan_page import memory_rows, stages_table
-from hetctl.render.run import of_paces, parity_sentence, show_efficiency
+from hetctl.render.run import of_paces, parity_sentence, show_efficiency, stalled_sentence
 from hetctl.render.timeline import measured_rows, simulated_rows, timeline
 from hetctl.render.verdict import run_limit, run_verdict, run_waterfall
 from hetctl.trainer.planning.predicted_step import PredictedStep
@@ -143,6 +143,9 @@ def _figures(summary: Mapping[str, Any]) -> str:
             ("first loss", show(summary["first_loss"], ".4f")),
             ("last loss", show(summary["last_loss"], ".4f")),
             ("validation loss", show(summary.get("validation_loss"), ".4f")),
+            ("best step", show(summary.get("best_step"), "")),
+            ("its validation loss", show(summary.get("best_validation_loss"), ".4f")),
+            ("validation accuracy", show(summary.get("validation_accuracy"), ".1%")),
             ("tokens/s", show(summary.get("tokens_per_s"), ",.0f")),
             ("MFU", show(summary.get("mfu"), ".1%")),
             ("over the bridge", _size(summary.get("bridge_bytes"))),
@@ -152,6 +155,7 @@ def _figures(summary: Mapping[str, Any]) -> str:
         )
     )
     more = [f"Efficiency: {efficiency}."] if efficiency else []
+    more += [f"Ended early: {stalled_sentence(summary)}."] if summary.get("stalled") else []
     more += [f"{parity_sentence(parity).capitalize()}."] if (parity := summary.get("parity")) else []
     return figures + "".join(map(paragraph, more))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Group
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from hetctl.comm.contract.events import no_better
 from hetctl.comm.contract.units import count_of, show_bytes, show_seconds
 from hetctl.console import Sink
 
@@ -121,6 +122,13 @@ def summary_table(summary: dict[str, Any]) -> Table:
         *_known("loss", summary.get("first_loss"), lambda first: f"{first:.4f} -> {show_number(summary['last_loss'])}"),
         *_known("one process", summary.get("parity"), parity_sentence),
         *_known("validation loss", summary.get("validation_loss"), show_number),
+        *_known(
+            "best step",
+            summary.get("best_step"),
+            lambda step: f"{step}, validation loss {show_number(summary['best_validation_loss'])}",
+        ),
+        *_known("ended early", summary.get("stalled"), lambda _: stalled_sentence(summary)),
+        *_known("validation accuracy", summary.get("validation_accuracy"), _percent),
         ("tokens", _tokens(summary)),
         *_known("MFU", summary.get("mfu"), _percent),
         *_known("efficiency", summary.get("efficiency"), lambda _: show_efficiency(summary)),
@@ -162,6 +170,11 @@ def parity_sentence(parity: dict[str, Any]) -> str:
         return f"its first {count} equal one process's within {worst:.1g} ({precision})"
     apart = "not finite" if worst is None else f"up to {worst:.1g} apart"
     return f"its first {count} are not one process's: {apart}, where {precision} explains {parity['allowed']:.1g}"
+
+
+def stalled_sentence(summary: Mapping[str, Any]) -> str:
+    """Why a run ended before its last step."""
+    return no_better(summary["stalled"], summary["best_step"])
 
 
 def failure_sentence(failure: dict[str, Any]) -> str:
@@ -214,6 +227,8 @@ def _figures(record: dict[str, Any], *, paces: bool) -> list[str]:
     """A step's loss and throughput, and what the latter comes to where that is known and says something."""
     words = ("MFU", "efficiency") if paces else ()
     known = [f"{word} {_percent(record[word.lower()])}" for word in words if word.lower() in record]
+    if record.get("accuracy") is not None:
+        known.insert(0, f"accuracy {_percent(record['accuracy'])}")
     return [f"loss {show_number(record['loss'])}", f"{record['tokens_per_s']:,.0f} tokens/s", *known]
 
 

@@ -19,7 +19,8 @@ GUTTERS = {True: " loss | ", False: "      | "}
 def sample_lines(sample: Sample) -> Text:
     """A sample's text behind a gutter that says which of it bears loss; neighbouring tokens have unlike shades."""
     count, begun, before = int(sample.bears_loss.sum()), False, False
-    shown = Text(f"{sample.name}: {len(sample.tokens)} tokens, {count} bear loss\n", style="bold")
+    name = f"{sample.name}, {sample.side}" if sample.side else sample.name
+    shown = Text(f"{name}: {len(sample.tokens)} tokens, {count} bear loss\n", style="bold")
     for number, (piece, bears) in enumerate(zip(pieces_of(sample), sample.bears_loss.tolist(), strict=True)):
         for line in re.findall(r"[^\n]*\n|[^\n]+", piece):
             if begun and bears != before:
@@ -36,6 +37,7 @@ def sample_row(sample: Sample) -> dict[str, Any]:
     """The same for scripts."""
     return {
         "name": sample.name,
+        **({"side": sample.side} if sample.side else {}),
         "text": sample.text,
         "tokens": sample.tokens.tolist(),
         "pieces": pieces_of(sample),

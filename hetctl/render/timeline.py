@@ -19,10 +19,12 @@ ROW, BAR = 26, 18  # pixels
 WIDTH = 100_000  # units of the picture, for the whole time: browsers draw nothing beyond 33 million
 # kind of a span -> its meaning and colour; simulated and measured spans share them
 KINDS = {
+    "R": ("forward of the reference", "#8fa8dd"),
     "F": ("forward", "#4c78c9"),
     "B": ("backward", "#2a9d78"),
     "W": ("weight gradients", "#8fbf6f"),
     "send": ("transfer", "#c9a227"),
+    "wait-R": ("waiting for a stage", "#d9c26a"),
     "wait-F": ("waiting for a stage", "#d9c26a"),
     "wait-B": ("waiting for a stage", "#d9c26a"),
     "sync": ("gradient sum", "#b0537d"),

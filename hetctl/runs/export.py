@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from hetctl.trainer.model.huggingface import (
     exported_config,
     write_model,
 )
-from hetctl.trainer.model.initial_weights import initial
+from hetctl.trainer.model.initial_weights import start_of, value_of
 from hetctl.trainer.model.model import shapes_of
 from hetctl.trainer.model.peft_files import ADAPTER_FILES, merged, write_adapters
 from hetctl.trainer.recipe import TOKENIZER, DataSection
@@ -45,8 +45,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def export_run(word: str | None, to: Path, *, precision: str, merge: bool, sink: Sink) -> dict[str, Any]:
-    """Write the newest checkpoint of a run (or the one that is named) to `to`. Raises HetctlError.
+def export_run(
+    word: str | None, to: Path, *, step: str | None = None, precision: str, merge: bool, sink: Sink
+) -> dict[str, Any]:
+    """Write the newest checkpoint of a run (or the one that is named, or of `step`) to `to`. Raises HetctlError.
 
     Adapters are written as PEFT's files, or merged into their base where asked to `merge`.
     """
@@ -54,7 +56,7 @@ def export_run(word: str | None, to: Path, *, precision: str, merge: bool, sink:
         raise ConfigError(f"'{to}' is not a folder", hint="a model is several files: name a new folder")
     if to.exists() and any(to.iterdir()):
         raise ConfigError(f"'{to}' is not empty", hint="export to a new folder: nothing is overwritten")
-    with saved_model(word, sink) as (path, job):
+    with saved_model(word, sink, step=step) as (path, job):
         return _export(path, job, to, precision=precision, merge=merge)
 
 
@@ -77,9 +79,12 @@ def _export(path: Path, job: Job, to: Path, *, precision: str, merge: bool) -> d
 
 
 @contextlib.contextmanager
-def saved_model(word: str | None, sink: Sink) -> Iterator[tuple[Path, Job]]:
-    """The newest checkpoint of a run, or the one that is named, and what its ranks were told. Raises HetctlError."""
-    with _checkpoint(_meant(word), sink) as path:
+def saved_model(word: str | None, sink: Sink, *, step: str | None = None) -> Iterator[tuple[Path, Job]]:
+    """A run's newest checkpoint, the one that is named, or of a `step` (or `best`), and what its ranks were told.
+
+    Raises HetctlError.
+    """
+    with _checkpoint(_meant(word), step, sink) as path:
         yield path, _job(path.parent.parent)
 
 
@@ -107,21 +112,24 @@ def whole_weights(job: Job, reader: Reader) -> tuple[Mapping[str, Sequence[int]]
     if not job.shape.adapters:
         return reader.shapes, read
     base = replace(job.shape, adapters=None)
-    names, files = shapes_of(base), WeightFiles(Path(job.weights), base) if job.weights else None
-    return names, partial(merged, shape=job.shape, base=partial(_weight, job, files, names), read=read)
+    return shapes_of(base), partial(merged, shape=job.shape, base=_frozen(job, _base_files(job)), read=read)
 
 
-def _weight(job: Job, files: WeightFiles | None, shapes: Mapping[str, Sequence[int]], name: str) -> torch.Tensor:
-    """One frozen weight, whole: read, or made as each rank made it."""
-    if files is not None:
-        return files.read(name, shapes[name])
-    seed, cpu = job.recipe.train.seed, torch.device("cpu")
-    return initial(name, shapes[name], job.shape, seed=seed, dtype=torch.float32, device=cpu)
+def _base_files(job: Job) -> WeightFiles | None:
+    return WeightFiles(Path(job.weights), job.shape) if job.weights else None
+
+
+def _frozen(job: Job, files: WeightFiles | None) -> Callable[[str], torch.Tensor]:
+    """What reads one frozen weight, whole, or makes it as each rank made it; what it comes to, if it is quantised."""
+    about: dict[str, Any] = {"seed": job.recipe.train.seed, "dtype": torch.float32, "device": torch.device("cpu")}
+    return lambda name: value_of(name, start_of(name, job.shape, files, **about), job.shape, torch.float32)
 
 
 def _write_adapters(to: Path, job: Job, reader: Reader, precision: str) -> list[str]:
     base, read = job.weights or job.shape.name, partial(reader.read, kind="master")
-    write_adapters(to, job.shape, reader.shapes, read, base=base, dtype=DTYPES[precision])
+    files = cache(partial(_base_files, job))  # opened where a weight is asked for, which few adapters' files need
+    weight = lambda name: _frozen(job, files())(name)  # noqa: E731
+    write_adapters(to, job.shape, reader.shapes, read, weight=weight, base=base, dtype=DTYPES[precision])
     return list(ADAPTER_FILES)
 
 
@@ -146,20 +154,23 @@ def _meant(word: str | None) -> Path:
 
 
 @contextlib.contextmanager
-def _checkpoint(run: Path, sink: Sink) -> Iterator[Path]:
+def _checkpoint(run: Path, step: str | None, sink: Sink) -> Iterator[Path]:
     """The checkpoint that is named, or a run's newest; one of hosts that share no folder is here as long as needed."""
     path = run.resolve()
     folder = RunFolder(path)
+    if listing.is_whole(path) and step is not None:
+        raise ConfigError(f"'{run}' is a checkpoint, and has no other steps", hint="--step is of a run")
     newest = path if listing.is_whole(path) else listing.newest(folder.checkpoints)
     if newest is not None:
-        yield newest
+        yield newest if step is None else listing.of_step(folder.checkpoints, step)
         return
     if not folder.prepared.is_file():
         raise ConfigError(f"'{run}' has no whole checkpoint", hint=NO_CHECKPOINT)
     with tempfile.TemporaryDirectory(prefix="fetched-", dir=path) as kept:
-        fetched = fetch(folder, RunFolder(Path(kept)), sink)
+        fetched = fetch(folder, RunFolder(Path(kept)), sink, step=step)
         if fetched is None:
-            raise ConfigError(f"'{run}' has no whole checkpoint", hint=NO_CHECKPOINT)
+            of = f" of step {step}" if step else ""
+            raise ConfigError(f"'{run}' has no whole checkpoint{of}", hint=NO_CHECKPOINT)
         yield fetched
 
 

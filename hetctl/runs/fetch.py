@@ -17,6 +17,7 @@ from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agents import ask, of_run, stream
 from hetctl.launcher.supervisor.launch import shell_opener, target_of
 from hetctl.runs.resume import kept, newest_on
+from hetctl.trainer.checkpoint import listing
 from hetctl.trainer.checkpoint.listing import MANIFEST
 from hetctl.trainer.checkpoint.per_host import merged
 
@@ -24,15 +25,19 @@ LOOKING_S = 60.0  # for each host
 FETCHING_S = 86400.0
 
 
-def fetch(run: RunFolder, to: RunFolder, sink: Sink) -> Path | None:
-    """The checkpoint in `to`, whole, beside the job it is of; None where no host has one. Raises HetctlError."""
-    launch = kept(run).launch
+def fetch(run: RunFolder, to: RunFolder, sink: Sink, *, step: str | None = None) -> Path | None:
+    """The newest checkpoint (or that of `step`) in `to`, whole, beside the job it is of; None where no host has one.
+
+    Raises HetctlError.
+    """
+    launch, wanted = kept(run).launch, _wanted(run, step)
     if launch.here:
         return None
     open_shell, close = shell_opener(launch.way)
     try:
         targets = [(target_of(host, open_shell), of_run(run, host.name)) for host in launch.hosts]
         held = [ask(t, {"do": "enter", **of}, "host", Deadline(LOOKING_S))["checkpoints"] for t, of in targets]
+        held = [[n for n in names if wanted in (None, n)] for names in held]
         name = newest_on(held)
         if name is None:
             return None
@@ -47,6 +52,15 @@ def fetch(run: RunFolder, to: RunFolder, sink: Sink) -> Path | None:
         close()
     write_json(path / MANIFEST, merged(manifests))
     return path
+
+
+def _wanted(run: RunFolder, step: str | None) -> str | None:
+    """What the checkpoint of a step is called; the best one's is known here by the run's summary."""
+    if step != listing.BEST:
+        return None if step is None else listing.name_of(listing.step_in(step))
+    if (best := run.read_summary().get("best_step")) is None:
+        raise listing.no_best(run.path)
+    return listing.name_of(best)
 
 
 def _unpack(pieces: Iterator[bytes], launch: Path, checkpoint: Path) -> None:

@@ -44,9 +44,10 @@ class Follower:
                 self.writers.begin(step)
             case Step() as event:
                 self._step(event, late=told.late)
-            case Validated(step, loss):
+            case Validated(step, loss, accuracy):
                 self.writers.validated(step, loss)
-                self.live.note(f"validation loss after step {step}: {show_number(loss)}")
+                preferred = "" if accuracy is None else f", accuracy {accuracy:.1%}"
+                self.live.note(f"validation loss after step {step}: {show_number(loss)}{preferred}")
             case Sampled(step, prompt, text):
                 self.live.note(f"after step {step} {prompt!r} goes on {text!r}")
             case Saved(step):

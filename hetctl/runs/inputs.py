@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetctl.launcher.supervisor.ship import Shipment
-from hetctl.trainer.data.sources import beside_tokenizer, source_files
+from hetctl.trainer.data.sources import beside_tokenizer, settings_beside, source_files
 from hetctl.trainer.recipe import DataSection, Recipe
 
 
@@ -26,7 +26,10 @@ def _files(path: Path, data: DataSection) -> tuple[Path, ...]:
     for one in data.each:
         if str(path) == one.source:
             return tuple(source_files(one))
-    return (path, *beside_tokenizer(data.tokenizer)) if str(path) == data.tokenizer else (path,)
+    if str(path) != data.tokenizer:
+        return (path,)
+    settings = settings_beside(data.tokenizer)
+    return (path, *beside_tokenizer(data.tokenizer), *([settings] if settings else ()))
 
 
 def _data_paths(data: DataSection) -> list[Path]:

@@ -19,7 +19,10 @@ from hetctl.comm.operation.task_queue import TaskQueue
 from hetctl.launcher.run_folder.folder import RunFolder
 
 CLOSE_S = 60.0  # for what is still to be written, or to be sent somewhere
-_FIGURES = ("loss", "tokens_per_s", "step_time_s", "grad_norm", "lr", "loss_scale", "mfu", "efficiency")
+_FIGURES = (
+    *("loss", "accuracy", "margin", "tokens_per_s", "step_time_s", "grad_norm", "lr", "loss_scale"),
+    *("mfu", "efficiency"),
+)
 
 
 class MetricsWriter(Protocol):

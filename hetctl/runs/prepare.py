@@ -119,7 +119,7 @@ def _checked_plan(plan: Plan, cluster: Cluster, recipe: Recipe, sink: Sink) -> P
 def _held_to(plan: Plan, cluster: Cluster, sink: Sink) -> Plan:
     """The plan, each rank held to the memory of its device here, which may be a share of one."""
     seats = Launch.of(cluster, plan).seats
-    rooms = {s.rank: cluster.device(Member(s.host, s.device)).memory_bytes for s in seats}
+    rooms = {s.rank: cluster.device(Member(s.host, s.device)).room_bytes for s in seats}
     for rank, needed in enumerate(plan.predicted.memory_bytes if plan.predicted else ()):
         room = rooms.get(rank)
         if room is not None and needed > room:
@@ -141,7 +141,9 @@ def _say_data(recipe: Recipe, sink: Sink) -> None:
 def _check_data(recipe: Recipe) -> None:
     """Raise ConfigError unless the data is there, can be tokenised, and fits the model."""
     from hetctl.trainer.data.datasets import open_sides  # torch, which not every start needs
+    from hetctl.trainer.data.sources import check_pairs
 
+    check_pairs(recipe.data, wanted=recipe.dpo.beta is not None)
     seq_len, global_batch = recipe.model.seq_len, recipe.batch.global_batch
     open_sides(recipe.data, seq_len=seq_len, global_batch=global_batch, vocabulary=recipe.shape().vocab)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.comm.contract import variables
-from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.cluster import Cluster, Member
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.events import EngineAccount, Told, present
 from hetctl.comm.contract.plan import Plan, PlannedBridge
@@ -24,6 +25,9 @@ from hetctl.launcher.supervisor.host_specs import Work, host_specs
 from hetctl.launcher.supervisor.launch import Launch, choose_way, say_unverified, start_agents_on
 from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise
 from hetctl.trainer.planning.assemble import choose_transport
+from hetctl.trainer.planning.pools import read_pools, seats
+from hetctl.trainer.planning.precision import precision_of
+from hetctl.trainer.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def _see_through(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, An
     agents = start_agents_on(launch, folder, program=run.sent, console=sink)
     work = Work(
         tuple(w if script is None or w != str(script) else script.name for w in run.program),
-        settings=(Setting(variables.AS_NCCL, "1", "--as-nccl"),) if run.as_nccl else (),
+        settings=tuple(_settings(run)),
         cwd=str(Path.cwd()) if launch.here else None,
     )
     specs = host_specs(agents, launch, work, run=folder.identity)
@@ -128,6 +132,37 @@ def _see_through(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, An
     folder.write_summary(summary)
     sink.say(left_sentence(outcome))
     return summary
+
+
+def rank_speeds(cluster: Cluster, plan: Plan | None) -> list[float] | None:
+    """What each rank computes a second against the slowest; of a plan of whole models the samples it gives each.
+
+    None where a class of the devices is unknown, or a device of the plan is in no island of the cluster.
+    """
+    if plan is not None and all(len(r.stages) == 1 and r.stages[0].tensor_parallel == 1 for r in plan.replicas):
+        found = {rank: r.samples / len(r.stages[0].ranks) for r in plan.replicas for rank in r.stages[0].ranks}
+        if len(found) == plan.world_size:
+            return _against_slowest([found[rank] for rank in range(plan.world_size)])
+    try:
+        pools = read_pools(cluster, precision=precision_of(cluster, Recipe()))
+    except ConfigError:
+        return None
+    by_rank = {rank: pool.rates.flops_per_s for pool in pools for rank in pool.ranks}
+    by_member = {member: by_rank[rank] for rank, _, member, _ in seats(cluster)}
+    members = [Member(s.host, s.device) for s in Launch.of(cluster, plan).seats]
+    return _against_slowest([by_member[m] for m in members]) if by_member.keys() >= set(members) else None
+
+
+def _against_slowest(speeds: list[float]) -> list[float]:
+    return [speed / min(speeds) for speed in speeds]
+
+
+def _settings(run: ProgramRun) -> Iterator[Setting]:
+    if run.as_nccl:
+        yield Setting(variables.AS_NCCL, "1", "--as-nccl")
+    if speeds := rank_speeds(run.cluster, run.plan):
+        told = ",".join(f"{speed:.6g}" for speed in speeds)
+        yield Setting(variables.SPEEDS, told, "of the plan, or of the devices: for hetctl.data")
 
 
 def _bridges(cluster: Cluster, wanted: str) -> tuple[PlannedBridge, ...]:

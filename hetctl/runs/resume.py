@@ -13,12 +13,14 @@ from hetctl.comm.contract.files import write_atomically
 from hetctl.comm.contract.values import decode, encode
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agents import Agents
+from hetctl.render.run import stalled_sentence
 from hetctl.runs.prepare import Prepared
 from hetctl.trainer.checkpoint import listing
 from hetctl.trainer.recipe import Recipe
 
 RESUME = "resume:"  # before the command that goes on, wherever it is printed
 FINISHED = "train further with --set train.steps=N, or take the model: hetctl export"
+STALLED = "train further with a larger train.patience (--set), or take the model: hetctl export --step best"
 NOT_KEPT = (
     "`hetctl train RECIPE --run-dir` of that folder goes on with what you name; programs go on by their own means"
 )
@@ -59,9 +61,13 @@ def changes(before: Prepared, recipe: Recipe, cluster: Cluster) -> list[str]:
     return lines
 
 
-def refuse_finished(folder: RunFolder, recipe: Recipe) -> None:
-    """Raise ConfigError where all steps are made."""
+def refuse_finished(folder: RunFolder, recipe: Recipe, *, from_newest: bool = True) -> None:
+    """Raise ConfigError where all steps are made, or the newest checkpoint is where the run stalled."""
     summary = folder.read_summary()
+    patience = recipe.train.patience
+    stalled = from_newest and summary.get("status") == "done"
+    if stalled and patience and patience <= (summary.get("stalled") or 0):
+        raise ConfigError(f"{folder.name} is finished: {stalled_sentence(summary)}", hint=STALLED)
     if summary.get("status") == "done" and recipe.train.steps <= summary.get("steps", 0):
         raise ConfigError(f"{folder.name} is finished: all of its {summary['steps']} steps are made", hint=FINISHED)
 

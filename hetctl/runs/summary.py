@@ -13,7 +13,10 @@ from hetctl.runs.parity import Parity
 # of what the ranks tell at the end: what has a key of its own, and what is only known where steps were made
 _APART = ("shares", "island_shares", "timeline", "steps", "first_loss", "last_loss", "tokens")
 _OF_STEPS = ("tokens_per_s", "bridge_bytes", "memory_bytes", "replica_spread")
-_IF_KNOWN = ("checkpoint_step", "resume", "parity")
+_IF_KNOWN = (
+    *("checkpoint_step", "resume", "parity", "best_step", "best_validation_loss", "stalled"),
+    *("validation_accuracy", "validation_margin"),
+)
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,9 @@ FRESH_S = 86400.0  # one that was used within a day is never removed
 def main(request: str) -> None:
     """Do what the request (JSON) asks for: "enter" (become an agent), "attach" to one, "clean" up after one, ..."""
     asked = json.loads(request)
+    ways = {"enter": enter, "tell": tell, "attach": attach, "clean": clean, "read": read, "take": take, "lend": lend}
     try:
-        {"enter": enter, "attach": attach, "clean": clean, "read": read, "take": take, "lend": lend}[asked["do"]](asked)
+        ways[asked["do"]](asked)
     except OSError as error:
         say({"event": "failed", "reason": f"{error.filename or ''} {error.strerror or error}".strip()})
         sys.exit(1)
@@ -48,9 +49,14 @@ def say(document: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def tell(asked: dict[str, Any]) -> None:
+    """Say what this host has, as this Python finds it."""
+    say({"event": "host", **look(asked)})
+
+
 def enter(asked: dict[str, Any]) -> None:
     """Say what this host has, take in the bundles it lacks, then become the agent from one of them."""
-    say({"event": "host", **look(asked)})
+    tell(asked)
     for step in steps():
         if step["do"] == "bundle":
             unpack(base64.b64decode(step["zip"]), step["digest"])

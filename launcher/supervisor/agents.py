@@ -23,7 +23,7 @@ from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import Dialogue, converse
 from hetctl.launcher.hosts.fanout import fan_out
 from hetctl.launcher.hosts.local import LocalShell
-from hetctl.launcher.hosts.shell import Session, Shell
+from hetctl.launcher.hosts.shell import Session, Shell, ShellError
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agent_link import AgentGone, AgentLink
 
@@ -41,6 +41,7 @@ class TargetHost:
     open: OpenShell
     data_address: str
     interface: str | None = None
+    pythons: Mapping[str, str] = field(default_factory=dict)  # vendor -> what its ranks are started with, as configured
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,10 @@ class AgentRequest:
 
 @dataclass(frozen=True)
 class Site:
-    """One host as a run finds it: its interpreter, its code, its view of the run folder, where its ranks talk."""
+    """One host as a run finds it: its interpreters, its code, its view of the run folder, where its ranks talk."""
 
     name: str
-    python: str
+    python: str  # the agent's, and that of ranks of which `pythons` has none
     code_path: str  # PYTHONPATH that finds hetctl and its entry point
     folder: RunFolder  # the run's files as this host sees them
     shared: bool  # whether that is the launcher's own folder
@@ -74,6 +75,7 @@ class Site:
     program: str | None = None  # where a shipped program folder is
     checkpoints: tuple[str, ...] = ()  # names of the whole checkpoints it holds
     moved: Mapping[str, str] = field(default_factory=dict)  # data: path where the run was started -> path here
+    pythons: Mapping[str, str] = field(default_factory=dict)  # vendor -> that of its ranks
 
 
 StartedAgent = tuple[Site, AgentLink]
@@ -176,9 +178,10 @@ def _agents(targets: Iterable[TargetHost], found: Mapping[str, StartedAgent]) ->
 def _start_one(target: TargetHost, orders: AgentRequest, deadline: Deadline) -> StartedAgent:
     shell = target.open(deadline)
     try:
+        others = {vendor: _told(target, orders, shell, path, deadline) for vendor, path in target.pythons.items()}
         dialogue = begin_dialogue(target, shell, {"do": "enter", **_request(orders, target.name)}, deadline)
         about = expect(dialogue, "host", deadline)
-        site, needs = _judge(target, orders, about)
+        site, needs = _judge(target, orders, about, others)
         for bundle in needs:
             deadline.phase = "shipping hetctl's code"
             packed = base64.b64encode(bundle.packed).decode()
@@ -210,10 +213,24 @@ def _reopen(target: TargetHost, socket: str, shells: list[Shell], deadline: Dead
     return dialogue.release()
 
 
-def begin_dialogue(target: TargetHost, shell: Shell, request: Mapping[str, Any], deadline: Deadline) -> Dialogue:
+def begin_dialogue(
+    target: TargetHost, shell: Shell, request: Mapping[str, Any], deadline: Deadline, *, python: str | None = None
+) -> Dialogue:
+    """The travelling program on a host, by its own Python if no other is meant."""
     source = inspect.getsource(bootstrap)
-    python = interpreter(target.access)
+    python = python or interpreter(target.access)
     return converse(shell, python, source, request, deadline=deadline, prefix=target.access.prefix)
+
+
+def _told(target: TargetHost, orders: AgentRequest, shell: Shell, python: str, deadline: Deadline) -> dict[str, Any]:
+    """What a host has, as another of its Pythons finds it. Raises HetctlError."""
+    deadline.phase = f"starting {python}"
+    request = {"do": "tell", **_request(orders, target.name)}
+    try:
+        with contextlib.closing(begin_dialogue(target, shell, request, deadline, python=python)) as dialogue:
+            return expect(dialogue, "host", deadline)
+    except ShellError as error:
+        raise ShellError(error.problem, f"{python}: {error.message}", hint=error.hint) from None
 
 
 def interpreter(access: Access) -> str:
@@ -275,25 +292,31 @@ def expect(dialogue: Dialogue, event: str, deadline: Deadline) -> dict[str, Any]
     return answer
 
 
-def _judge(target: TargetHost, orders: AgentRequest, about: dict[str, Any]) -> tuple[Site, list[Bundle]]:
-    """The site that a host's answer describes and the bundles it lacks. Raises ConfigError for what is missing."""
-    python = str(about["executable"])
-    if not about["supported"]:
-        raise ConfigError(
-            f"its Python is {about['python']}; ranks need 3.11 or newer", hint="set `python` in the inventory"
-        )
-    missing, carried = missing_packages(about["packages"], orders.code, str(about["machine"]))
+def _judge(
+    target: TargetHost, orders: AgentRequest, about: dict[str, Any], others: Mapping[str, dict[str, Any]]
+) -> tuple[Site, list[Bundle]]:
+    """The site that a host's answers describe (`others`: of its vendors' own Pythons) and the bundles it lacks.
+
+    Raises ConfigError for what is missing.
+    """
+    answers = {str(one["executable"]): one for one in (about, *others.values())}
+    for one in answers.values():
+        if not one["supported"]:
+            raise ConfigError(
+                f"its Python is {one['python']}; ranks need 3.11 or newer", hint="set `python` in the inventory"
+            )
+    found = {p: missing_packages(a["packages"], orders.code, str(a["machine"])) for p, a in answers.items()}
     lacking = [path for path, there in about["paths"].items() if not there]
-    problems = [f"its Python ({python}) has no {', '.join(missing)}"] if missing else []
+    problems = [f"its Python ({p}) has no {', '.join(missing)}" for p, (missing, _) in found.items() if missing]
     problems += [f"it cannot read {', '.join(lacking)}"] if lacking else []
     if problems:
         here = any(map(os.path.exists, lacking))
         hint = "--set data.ship=true sends data and tokenizers that are here" if here else ""
         raise ConfigError("; ".join(problems), hint=hint)
-    code = about["code"] + orders.code.digest
+    code, carried = about["code"] + orders.code.digest, any(carried for _, carried in found.values())
     site = Site(
         name=target.name,
-        python=python,
+        python=str(about["executable"]),
         code_path=os.pathsep.join([code, *([os.path.join(code, CARRIED_FOLDER)] if carried else [])]),
         folder=RunFolder(Path(about["folder"])),
         shared=bool(about["shared"]),
@@ -303,5 +326,6 @@ def _judge(target: TargetHost, orders: AgentRequest, about: dict[str, Any]) -> t
         program=about["code"] + orders.program.digest if orders.program else None,
         checkpoints=tuple(about["checkpoints"]),
         moved=orders.moved.get(target.name, {}),
+        pythons={vendor: str(one["executable"]) for vendor, one in others.items()},
     )
     return site, [b for b in orders.bundles if b.digest not in about["have"]]

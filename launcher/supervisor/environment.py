@@ -49,12 +49,12 @@ class HostShape:
     code_path: str  # PYTHONPATH that finds hetctl and its entry point
 
 
-def device_type(runs: str | None, vendors: Iterable[str] = ()) -> str:
-    """The torch device type of a run's ranks: an emulation's by what it really runs, real islands by their vendor.
+def device_type(cluster: Cluster, vendors: Iterable[str]) -> str:
+    """The torch device type of these vendors' ranks: under an emulation by what it really runs.
 
     Of several the first that is no host; hosts of the others say so themselves (`host_settings`).
     """
-    types = [NATIVES[v].device_type for v in vendors] if runs is None else [native_of(library=runs).device_type]
+    types = [native_of(library=cluster.library_of(vendor)).device_type for vendor in vendors]
     return next((kind for kind in types if kind != HOST), HOST)
 
 
@@ -71,6 +71,7 @@ def rank_settings(
     `more` is the host's own (see `host_settings`); what it names wins, but for the ranks' numbers.
     """
     local = [s.rank for s in seats if s.host == seat.host]
+    beside = _beside(seats, seat, more)
     threads = max(1, host.cores // len(local))
     mine = {
         s.name: s
@@ -86,11 +87,13 @@ def rank_settings(
             *(s for s in more if s.device in (None, seat.device)),
             Setting("RANK", str(seat.rank), "from the plan"),
             Setting("WORLD_SIZE", str(len(seats)), "ranks in the plan"),
-            Setting("LOCAL_RANK", str(local.index(seat.rank)), "order among this host's ranks"),
-            Setting("LOCAL_WORLD_SIZE", str(len(local)), "ranks on this host"),
+            Setting(
+                "LOCAL_RANK", str(beside.index(seat.rank)), "order among this host's ranks that see the same devices"
+            ),
+            Setting("LOCAL_WORLD_SIZE", str(len(beside)), "ranks on this host that see the same devices"),
             Setting("MASTER_ADDR", host.master_address, "where the run's store listens"),
             Setting("TORCHELASTIC_USE_AGENT_STORE", "True", "the store lives beside the agent, never in a rank"),
-            _own_device(seats, seat, more),
+            _own_device(beside, seat, more),
             Setting("PYTHONPATH", host.code_path, "where hetctl's code and its entry point for torch are"),
             *(Setting(name, str(path), "a file of this run") for name, path in files.items()),
         )
@@ -150,18 +153,25 @@ def _sockets(interface: str | None) -> list[Setting]:
 
 
 def visible_devices(devices: Sequence[Device]) -> list[Setting]:
-    """Which devices the ranks of a host see, in the order of their local ranks; one variable per vendor."""
+    """Which devices the ranks of a host see, in the order of their local ranks; one variable per vendor.
+
+    Where there are several vendors each rank gets its own vendor's alone: ROCm reads CUDA's variable too.
+    """
     settings = []
-    for vendor in dict.fromkeys(d.vendor for d in devices):
+    vendors = dict.fromkeys(d.vendor for d in devices)
+    for vendor in vendors:
         native, own = NATIVES[vendor], [d for d in devices if d.vendor == vendor]
         if not native.visible_devices:
             continue
         by_uuid = native.selects_by_uuid and all(d.uuid for d in own)
         names = [str(d.uuid if by_uuid else d.index if d.ordinal is None else d.ordinal) for d in own]
         how = "by UUID: indices change when a driver loads" if by_uuid else "by index in PCI order"
-        settings.append(Setting(native.visible_devices, ",".join(names), f"the plan's devices of this host, {how}"))
-        if native.device_order:
-            settings.append(Setting(native.device_order, "PCI_BUS_ID", "so that indices mean what discovery saw"))
+        for whose in [d.index for d in own] if len(vendors) > 1 else [None]:
+            why = f"the plan's devices of this host, {how}"
+            settings.append(Setting(native.visible_devices, ",".join(names), why, device=whose))
+            if native.device_order:
+                why = "so that indices mean what discovery saw"
+                settings.append(Setting(native.device_order, "PCI_BUS_ID", why, device=whose))
     return settings
 
 
@@ -174,22 +184,31 @@ def _shared(devices: Sequence[Device]) -> list[Setting]:
 
 
 def _unlike_types(cluster: Cluster, devices: Sequence[Device]) -> list[Setting]:
-    """Where the cluster's vendors have several device types: that of each rank's own device."""
-    types = {NATIVES[island.vendor].device_type for island in cluster.islands}
-    if cluster.runs is not None or len(types) < 2:
+    """Where the cluster's islands have several device types: that of each rank's own device."""
+    if len({device_type(cluster, [island.vendor]) for island in cluster.islands}) < 2:
         return []
     why = "the device type of its vendor"
-    return [Setting(variables.DEVICE_TYPE, NATIVES[d.vendor].device_type, why, device=d.index) for d in devices]
+    return [Setting(variables.DEVICE_TYPE, device_type(cluster, [d.vendor]), why, device=d.index) for d in devices]
 
 
-def _own_device(seats: Sequence[Seat], seat: Seat, more: Sequence[Setting]) -> Setting:
+def _own_device(beside: Sequence[int], seat: Seat, more: Sequence[Setting]) -> Setting:
     """A rank's device as its process counts: its place among the visible ones, else as told, else the plan's index."""
     if told := [s for s in more if s.name == variables.DEVICE_INDEX and s.device == seat.device]:
         return told[0]
-    place = seat.device
-    if any(s.name == n.visible_devices for s in more for n in NATIVES.values() if n.visible_devices):
-        place = [s.rank for s in seats if s.host == seat.host].index(seat.rank)
+    place = beside.index(seat.rank) if _visible(seat.device, more) else seat.device
     return Setting(variables.DEVICE_INDEX, str(place), "the plan's device of this rank")
+
+
+def _beside(seats: Sequence[Seat], seat: Seat, more: Sequence[Setting]) -> list[int]:
+    """The ranks of a seat's host that see the same devices as its own."""
+    mine = _visible(seat.device, more)
+    return [s.rank for s in seats if s.host == seat.host and _visible(s.device, more) == mine]
+
+
+def _visible(device: int, more: Sequence[Setting]) -> dict[str, str]:
+    """What selects the devices that the rank of a device sees."""
+    names = {n.visible_devices for n in NATIVES.values() if n.visible_devices}
+    return {s.name: s.value for s in more if s.name in names and s.device in (None, device)}
 
 
 def _rdma(cluster: Cluster, host: Host) -> list[Setting]:

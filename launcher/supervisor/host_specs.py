@@ -18,7 +18,7 @@ from hetctl.launcher.supervisor.supervisor import END_GRACE_S, LEASE_S
 
 @dataclass(frozen=True)
 class Work:
-    """What every rank of a launch runs. `python` as the first word becomes the host's own interpreter."""
+    """What every rank of a launch runs. `python` as the first word becomes the host's own, of the rank's vendor."""
 
     program: tuple[str, ...]
     files: Callable[[Site], Mapping[str, str]] = lambda site: {}  # variable -> what stands in the file that it names
@@ -42,9 +42,7 @@ def host_specs(agents: Agents, launch: Launch, work: Work, *, run: str) -> dict[
         paths = {name: site.folder.launch / f"{name.removeprefix('HETCTL_').lower()}.json" for name in texts}
         specs[site.name] = Prepare(
             workers=tuple(
-                _worker(site, shape, launch.seats, seat, work, paths, more)
-                for seat in launch.seats
-                if seat.host == site.name
+                _worker(site, shape, launch, seat, work, paths, more) for seat in launch.seats if seat.host == site.name
             ),
             files={str(paths[name]): text for name, text in texts.items()},
             store=_store(site, shape, run) if site is master else None,
@@ -76,7 +74,7 @@ def store_ports() -> tuple[int, ...]:
 def _worker(
     site: Site,
     shape: HostShape,
-    seats: Sequence[Seat],
+    launch: Launch,
     seat: Seat,
     work: Work,
     files: Mapping[str, Path],
@@ -87,9 +85,10 @@ def _worker(
         "TORCHELASTIC_ERROR_FILE": site.folder.error_file(seat.rank),
         variables.FLIGHT: site.folder.flight,
     }
-    environment = {s.name: s.value for s in rank_settings(seats, seat, shape, files=files, more=more)}
+    environment = {s.name: s.value for s in rank_settings(launch.seats, seat, shape, files=files, more=more)}
     first, *words = work.program
-    first = site.python if Path(first).name in ("python", "python3") else first
+    own = site.pythons.get(launch.vendor_of(seat), site.python)
+    first = own if Path(first).name in ("python", "python3") else first
     return WorkerOrder(
         seat.rank, (first, *words), environment, str(site.folder.log(seat.rank)), site.program or work.cwd
     )

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
 from hetctl.comm.contract.cluster import Access, Cluster, Host, Member
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.natives import NATIVES, native_of
+from hetctl.comm.contract.natives import native_of
 from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement
 from hetctl.comm.contract.plan import Plan, PlannedBridge, PlannedIsland, planned_islands
 from hetctl.comm.contract.transports import NATIVE
@@ -85,10 +85,19 @@ class Launch:
         here = all(h.access is None or h.access.local for h in self.hosts) and len(self.hosts) == 1
         return here and (self.way != "slurm" or self.cluster.source == "emulated")
 
+    def vendor_of(self, seat: Seat) -> str:
+        return self.cluster.device(Member(seat.host, seat.device)).vendor
+
+    def pythons(self, host: Host) -> Mapping[str, str]:
+        """Per vendor of a host's ranks the Python that is named for it."""
+        named = host.access.pythons if host.access else {}
+        vendors = dict.fromkeys(self.vendor_of(s) for s in self.seats if s.host == host.name)
+        return {vendor: named[vendor] for vendor in vendors if vendor in named}
+
     @property
     def device_type(self) -> str:
         """What torch calls the devices that the ranks compute on."""
-        return device_type(self.cluster.runs, [i.vendor for i in self.islands])
+        return device_type(self.cluster, [i.vendor for i in self.islands])
 
     @property
     def placement(self) -> Placement:
@@ -99,8 +108,7 @@ class Launch:
         return Placement(islands, bridges, tuple(s.host for s in self.seats), self.verify_bridge)
 
     def _torch_backend(self, vendor: str) -> str:
-        runs = self.cluster.runs  # what an emulation really has
-        return (NATIVES[vendor] if runs is None else native_of(library=runs)).torch_backend
+        return native_of(library=self.cluster.library_of(vendor)).torch_backend
 
     def ports(self, host: Host) -> Sequence[WatchedPort]:
         """The network ports of a host that its agent watches."""
@@ -146,18 +154,21 @@ def start_agents_on(
 
     Raises one HetctlError that names every host that cannot take part.
     """
-    if launch.here:  # no SSH, nothing shipped
+    if launch.here and not launch.pythons(launch.hosts[0]):  # no SSH, nothing shipped
         name = launch.hosts[0].name
         enlist(folder.identity, folder.path, {name: Access()}, way=launch.way)
         return start_agent_here(name, folder, code_root())
-    if launch.way == "local":
+    if launch.way == "local" and not launch.here:
         raise ConfigError(f"--launcher local starts ranks here only, the cluster has {launch.hosts[0].name} and others")
     if launch.way == "slurm":
         check_allocation([h.name for h in launch.hosts], os.environ.get("SLURM_JOB_NODELIST", ""))
     code, taken_along = code_bundle(code_root() / "hetctl"), folder_bundle(program) if program else None
     open_shell, close = shell_opener(launch.way)
     try:
-        targets = [target_of(host, open_shell) for host in launch.hosts]
+        targets = [
+            replace(target_of(host, open_shell, alone=len(launch.hosts) == 1), pythons=launch.pythons(host))
+            for host in launch.hosts
+        ]
         console.say(f"entering {count_of(len(targets), 'host')}")
         enlist(folder.identity, folder.path, {t.name: t.access for t in targets}, way=launch.way)
         request = AgentRequest(folder, LEASE_S, code, taken_along, tuple(paths), ship(targets, shipments, console))
@@ -185,18 +196,23 @@ def code_root() -> Path:
     return Path(__file__).absolute().parents[3]
 
 
-def target_of(host: Host, open_shell: Callable[[Host, Deadline], Shell]) -> TargetHost:
-    """A host of a cluster as agents are started on it. Raises ConfigError where the cluster does not say how."""
+def target_of(host: Host, open_shell: Callable[[Host, Deadline], Shell], *, alone: bool = False) -> TargetHost:
+    """A host of a cluster as agents are started on it; ranks of one that is `alone` may talk over loopback.
+
+    Raises ConfigError where the cluster does not say how.
+    """
     if host.access is None:
         raise ConfigError(
             f"the cluster file does not say how '{host.name}' is entered", hint="make it with `hetctl discover`"
         )
+    opener = lambda deadline: open_shell(host, deadline)  # noqa: E731
+    if alone and not host.data_address:
+        return TargetHost(host.name, host.access, opener, "127.0.0.1", "lo")
     if not host.data_address:
         raise ConfigError(
             f"the cluster file gives '{host.name}' no data_address, where its ranks would talk",
             hint="name one in the inventory, then run `hetctl discover` again",
         )
-    opener = lambda deadline: open_shell(host, deadline)  # noqa: E731
     return TargetHost(host.name, host.access, opener, host.data_address, interface_of(host))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE = ("README", "CONTRIBUTING", "CHANGELOG")  # on the site readme, contributing, changelog
+EXAMPLE = re.compile(r"\[([^\]]+)\]\((?:\.\./)*examples/[^)]*\)")
 LINK = re.compile(rf"\]\(((?:\.\./)*)({'|'.join(OUTSIDE)})\.md")
 
 
@@ -30,7 +31,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to the pages from outside, one folder nearer than in the repository."""
+    """Links to the pages from outside, one folder nearer than in the repository; examples are in that alone."""
+    markdown = EXAMPLE.sub(r"`\1`", markdown)
     return LINK.sub(lambda found: f"]({found[1].removeprefix('../')}{found[2].lower()}.md", markdown)
 
 

@@ -28,6 +28,7 @@ class Costume:
     vendor: Literal["nvidia", "amd", "none"] = "nvidia"
     product: str = ""  # default: NVIDIA H200 or AMD Instinct MI325X
     gpus: int = 8
+    first_slot: int = 0  # of its GPUs: those of another vendor are in the slots before
     nics: int = 8
     fabric: Literal["infiniband", "roce", "ethernet"] = "infiniband"
     nic_driver: str = "mlx5_core"  # bnxt_en, ionic, ice
@@ -136,7 +137,7 @@ def pci_device(root: Path, path: str, files: dict[str, str | int], driver: str) 
 
 
 def gpu(root: Path, costume: Costume, index: int) -> None:
-    path, _, node = slot(index)
+    path, _, node = slot(costume.first_slot + index)
     files: dict[str, str | int] = {
         "numa_node": node,
         "current_link_width": 16,
@@ -175,7 +176,7 @@ def kfd(root: Path, costume: Costume) -> None:
         write(root, f"{base}/{node}/gpu_id", 0)
         write(root, f"{base}/{node}/properties", "cpu_cores_count 64\nsimd_count 0")
     for index in range(costume.gpus):
-        bus = 0x10 * (index + 1) + 3
+        bus = 0x10 * (costume.first_slot + index + 1) + 3
         at = f"{base}/{index + 2}"
         write(root, f"{at}/gpu_id", 1000 + index)
         lines = ["cpu_cores_count 0", "simd_count 1216", "gfx_target_version 90402", f"location_id {bus << 8}"]
@@ -292,7 +293,7 @@ def tools(folder: Path, costume: Costume) -> None:
     tool(folder, "ldconfig", {"-p": recordings.LDCONFIG}, delay_s=0)
     rdma = [rdma_name(costume, i) for i in range(costume.nics)] if costume.fabric != "ethernet" else []
     tool(folder, "ibv_devinfo", {"": recordings.ibv_devinfo(rdma)}, delay_s=0)
-    buses = [slot(i)[0].rpartition("/")[2] for i in range(costume.gpus)]
+    buses = [slot(costume.first_slot + i)[0].rpartition("/")[2] for i in range(costume.gpus)]
     if costume.vendor == "nvidia":
         answers = recordings.nvidia_smi(costume.number, costume.model, buses, rdma)
         tool(folder, "nvidia-smi", answers, delay_s=costume.tool_delay_s)

@@ -100,10 +100,10 @@ class Rig:
         return self.home / ".ssh" / "known_hosts"
 
 
-def dressed_python(dress: Dress) -> str:
+def dressed_python(dress: Dress, python: str | Path = PYTHON) -> str:
     """A `python3` for HostSpec.tools that lets the probe see the fake root and the recorded tools."""
     edit = f's|"root": ""|"root": "{dress.root}"|; s|"path": ""|"path": "{dress.tools}"|'
-    return f'#!/bin/sh\n[ "$2" = - ] || exec {PYTHON} "$@"\nsed \'{edit}\' | exec {PYTHON} -I -\n'
+    return f'#!/bin/sh\n[ "$2" = - ] || exec {python} "$@"\nsed \'{edit}\' | exec {python} -I -\n'
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,14 +22,25 @@ from hetctl.trainer.gradients.optimizer import learning_rate
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop.build import build
 from hetctl.trainer.loop.trainer import Trainer
-from hetctl.trainer.model import activations, model, split_backward, tensor_cuts
+from hetctl.trainer.model import activations, model, preferences, split_backward, tensor_cuts
 from hetctl.trainer.model.adapters import is_trained
+from hetctl.trainer.model.block_formats import Quantised
+from hetctl.trainer.model.dropout import draws_of
 from hetctl.trainer.model.head_loss import IGNORED
-from hetctl.trainer.model.initial_weights import initial
+from hetctl.trainer.model.initial_weights import start_of, value_of
 from hetctl.trainer.model.model import StageModel
+from hetctl.trainer.model.quantised import quantise
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.pipeline import boundary, pipeline
-from hetctl.trainer.recipe import BatchSection, DataSection, ModelSection, OptimizerSection, Recipe, TrainSection
+from hetctl.trainer.recipe import (
+    BatchSection,
+    DataSection,
+    DpoSection,
+    ModelSection,
+    OptimizerSection,
+    Recipe,
+    TrainSection,
+)
 from tests.layouts import Layout, plan_of
 
 SEQ_LEN, STEPS = 12, 20
@@ -43,6 +55,9 @@ class Trace:
     norms: list[float]
     parameters: list[dict[str, torch.Tensor]]
     slots: dict[str, Slot] = field(default_factory=dict)  # which part of a parameter is held, where it is not whole
+    quantised: Quantised | None = None  # what its frozen weights are bytes of
+    accuracies: list[float | None] = field(default_factory=list)  # of preference pairs
+    margins: list[float | None] = field(default_factory=list)
 
 
 class UnevenSamples(samples.UnevenSamples):
@@ -54,19 +69,19 @@ class UnevenSamples(samples.UnevenSamples):
 
 
 def samples_of(asked: Recipe) -> Dataset:
-    """Uneven samples, or random conversations where they are packed."""
-    if not asked.data.packing:
+    """Uneven samples, or random conversations where they are packed or pairs."""
+    packing, together = asked.data.packing, 1 if asked.dpo.beta is None else 2
+    if not packing and together == 1:
         return UnevenSamples(asked.batch.global_batch)
     random = np.random.default_rng(1)
-    lengths = random.integers(2, SEQ_LEN + 2, 300)
+    lengths = random.integers(2, SEQ_LEN // (1 if together == 1 else 3) + 2, 300)
     tokens = random.integers(0, SHAPE.vocab, lengths.sum()).astype(np.uint32)
     ends = np.cumsum(lengths)
     said = random.random(len(tokens)) < 0.6
     said[ends - 1] = True  # each has a target
     about = {"seq_len": SEQ_LEN, "global_batch": asked.batch.global_batch, "seed": 0}
-    return Conversations(
-        tokens | BEARS_LOSS * said.astype(np.uint32), ends, "random", long="cut", packing=True, **about
-    )
+    about |= {"long": "cut", "packing": packing, "together": together}
+    return Conversations(tokens | BEARS_LOSS * said.astype(np.uint32), ends, "random", **about)
 
 
 def recipe(
@@ -76,6 +91,7 @@ def recipe(
     global_batch: int,
     precision: str = "fp64",
     packing: bool = False,
+    beta: float | None = None,
     **train: Any,
 ) -> Recipe:
     lr = 0.05 if optimizer == "sgd" else 3e-3
@@ -85,6 +101,7 @@ def recipe(
         data=DataSection(packing=packing),
         batch=BatchSection(global_batch),
         optimizer=section,
+        dpo=DpoSection(beta),
         train=TrainSection(steps=STEPS, precision=precision, **train),  # type: ignore[arg-type]
     )
 
@@ -105,7 +122,7 @@ def train_layout(
     job = Job(plan, asked, shape, checkpoints="unused")
     trainer = build(job, _device(rank, device), training=samples_of(asked))
     slots = {slot.name: slot for bucket in trainer.gradients.every for slot in bucket.layout.slots}
-    trace = Trace([], [], [], slots)
+    trace = Trace([], [], [], slots, shape.quantised)
     for step in range(STEPS):
         traced_step(trainer, step, trace)
     return trace
@@ -118,6 +135,8 @@ def traced_step(trainer: Trainer, step: int, trace: Trace) -> None:
     trainer.gradients.arrive()
     trace.losses.append(figures.loss)
     trace.norms.append(figures.grad_norm)
+    trace.accuracies.append(figures.accuracy)
+    trace.margins.append(figures.margin)
     trace.parameters.append({n: m.detach().cpu().clone() for n, m in trainer.gradients.parameters.items()})
 
 
@@ -132,9 +151,20 @@ def initialise(model: StageModel, seed: int) -> None:
     """Start weights, each from (seed, name) alone."""
     with torch.no_grad():
         for name, parameter in model.named().items():
-            dtype, device = parameter.dtype, parameter.device
-            size = tensor_cuts.whole_shape(name, model.shape)
-            parameter.copy_(initial(name, size, model.shape, seed=seed, dtype=dtype, device=device))
+            dtype = parameter.dtype if parameter.is_floating_point() else torch.float32
+            parameter.copy_(start_of(name, model.shape, None, seed=seed, dtype=dtype, device=parameter.device))
+
+
+def dequantised(model: StageModel) -> StageModel:
+    """The same model in fp64 with plain weights, which are what its bytes come to."""
+    assert model.shape.adapters is not None
+    adapters = replace(model.shape.adapters, quantised=None)
+    plain = StageModel(replace(model.shape, adapters=adapters), (0, model.shape.layers)).double()
+    held = model.named()
+    with torch.no_grad():
+        for name, parameter in plain.named().items():
+            parameter.copy_(value_of(name, held[name], model.shape, parameter.dtype))
+    return plain
 
 
 def one_at_a_time(
@@ -160,6 +190,8 @@ def reference(asked: Recipe, shape: ModelShape = SHAPE) -> Trace:
     model = StageModel(shape, (0, shape.layers))
     model.double()
     initialise(model, asked.train.seed)
+    if shape.quantised:
+        model = dequantised(model)
     section = asked.optimizer
     named = model.named()
     for name, parameter in named.items():
@@ -177,7 +209,11 @@ def reference(asked: Recipe, shape: ModelShape = SHAPE) -> Trace:
     for step in range(STEPS):
         inputs, targets, *documents = (torch.as_tensor(a) for a in data.batch(step, 0, asked.batch.global_batch))
         pieces = one_at_a_time(inputs, targets, documents[0]) if documents else [(inputs, targets)]
-        loss = torch.stack([summed_loss(model(i), t) for i, t in pieces]).sum() / (targets != IGNORED).sum()
+        numbers = step * asked.batch.global_batch + torch.arange(len(inputs))
+        draws = draws_of(numbers, asked.train.seed) if shape.adapters and shape.adapters.dropout else None
+        loss = (
+            torch.stack([summed_loss(model(i, draws=draws), t) for i, t in pieces]).sum() / (targets != IGNORED).sum()
+        )
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.get_total_norm([p.grad for p in named.values() if p.grad is not None])
@@ -205,9 +241,11 @@ def difference(found: list[Trace], wanted: Trace) -> float:
             for name, value in trace.parameters[step].items():
                 held.add(name)
                 expected = wanted.parameters[step][name]
+                if trace.quantised and not value.is_floating_point():
+                    expected = quantise(expected, trace.quantised)
                 if name in trace.slots:
                     expected = trace.slots[name].held_of(expected)
-                worst = max(worst, float((value - expected).abs().max()))
+                worst = max(worst, float((value.double() - expected.double()).abs().max()))
     assert held == set(wanted.parameters[0]), "some parameter is on no rank"
     return worst if math.isfinite(worst) else math.inf
 
@@ -215,8 +253,8 @@ def difference(found: list[Trace], wanted: Trace) -> float:
 def _mean_of_means() -> None:
     right = StageModel.loss
 
-    def wrong(self: StageModel, x: torch.Tensor, targets: torch.Tensor, documents: Any, *, scale: float) -> Any:
-        return right(self, x, targets, documents, scale=scale * targets.numel() / int((targets != IGNORED).sum()))
+    def wrong(self: StageModel, x: torch.Tensor, targets: torch.Tensor, *more: Any, scale: float) -> Any:
+        return right(self, x, targets, *more, scale=scale * targets.numel() / int((targets != IGNORED).sum()))
 
     StageModel.loss = wrong  # type: ignore[method-assign]
 
@@ -265,11 +303,21 @@ def _lost_weight_gradient() -> None:
 def _documents_unseen() -> None:
     """The last stage does not hear where conversations end."""
     right = StageModel.loss
-    StageModel.loss = lambda self, x, t, documents, *, scale: right(self, x, t, scale=scale)  # type: ignore[method-assign]
+    StageModel.loss = lambda self, x, t, *more, scale: right(self, x, t, scale=scale)  # type: ignore[method-assign]
 
 
 def _positions_go_on() -> None:
     model.positions_in = lambda documents: torch.arange(documents.shape[1]).expand_as(documents)
+
+
+def _reference_adapted() -> None:
+    StageModel.without_adapters = lambda self: nullcontext()  # type: ignore[assignment,method-assign,return-value]
+
+
+def _tokens_weigh_alike() -> None:
+    """Rejected answers are taught as chosen ones are."""
+    right = preferences.Preferences.weights
+    preferences.Preferences.weights = lambda *a, **about: right(*a, **about).abs()  # type: ignore[method-assign]
 
 
 def _small_buckets() -> None:
@@ -314,4 +362,6 @@ PLANTS: dict[str, Callable[[], None]] = {
     "lost weight gradient": _lost_weight_gradient,
     "documents unseen": _documents_unseen,
     "positions go on": _positions_go_on,
+    "reference adapted": _reference_adapted,
+    "tokens weigh alike": _tokens_weigh_alike,
 }

@@ -77,6 +77,8 @@ def test_a_recorded_recipe_is_read_as_it_was_run(folder: Path) -> None:
         ),
         ("{rank: 4, targets: []}", "lora.targets names nothing in a block of demo"),
         ("{alpha: 4}", "lora has no rank, so nothing of it would be done"),
+        ("{rank: 4, dropout: 1}", "lora.dropout must be in [0, 1), found 1"),
+        ("{dora: true}", "lora has no rank, so nothing of it would be done"),
     ],
 )
 def test_adapters_that_cannot_be_are_refused_in_a_sentence(tmp_path: Path, lora: str, sentence: str) -> None:

@@ -5,13 +5,13 @@ No torch.
 
 from __future__ import annotations
 
-import heapq
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hetctl.comm.contract.plan import Plan, Replica, Stage
+from hetctl.comm.contract.whole_shares import ended_soonest
 
 SLOW = 1.2  # times the typical pace of its like, or what was predicted: noise is below
 UNSURE = 1.5  # times what the hardware table says of unlike work: its errors are below
@@ -144,29 +144,18 @@ def why_fixed(plan: Plan) -> str:
 def rebalanced(plan: Plan, paces: Paces) -> Plan | None:
     """The plan with counts by measured speeds; None where that gains too little. Needs `why_fixed` to be empty.
 
-    A replica of p stages takes (m + p - 1) turns of its slowest rank. Each further micro-batch goes to whoever would
-    be done first with it, which makes the slowest as fast as whole micro-batches allow.
+    A replica of p stages takes (m + p - 1) turns of its slowest rank, and as many micro-batches as make the slowest
+    replica as fast as whole ones allow.
     """
     turns = [max(paces[r] for s in replica.stages for r in s.ranks) for replica in plan.replicas]
     depths = [len(replica.stages) for replica in plan.replicas]
     counts = [replica.stages[0].micro_batches for replica in plan.replicas]
-    chosen = _shared(sum(counts), turns, depths)
+    chosen = ended_soonest(sum(counts), turns, depths)
     before, after = (_slowest(c, turns, depths) for c in (counts, chosen))
     if after > before * (1 - WORTH):
         return None
     replicas = tuple(_with_count(r, count) for r, count in zip(plan.replicas, chosen, strict=True))
     return replace(plan, replicas=replicas)
-
-
-def _shared(total: int, turns: Sequence[float], depths: Sequence[int]) -> list[int]:
-    counts = [1] * len(turns)
-    queue = [((1 + depth) * turn, index) for index, (turn, depth) in enumerate(zip(turns, depths, strict=True))]
-    heapq.heapify(queue)
-    for _ in range(total - len(turns)):
-        _, index = heapq.heappop(queue)
-        counts[index] += 1
-        heapq.heappush(queue, ((counts[index] + depths[index]) * turns[index], index))
-    return counts
 
 
 def _slowest(counts: Sequence[int], turns: Sequence[float], depths: Sequence[int]) -> float:

@@ -40,7 +40,8 @@ def measure(job: Job, device: torch.device, steps: int) -> dict[str, Any]:
     one's. Each step's host waits for its device where the loss is agreed on, so the time of its return is the device's.
     """
     with device:
-        trainer = build(job, device, training=RandomSamples(job.shape.vocab, job.plan.seq_len))
+        data = RandomSamples(job.shape.vocab, job.plan.seq_len, pairs=job.recipe.dpo.beta is not None)
+        trainer = build(job, device, training=data)
     returned = []
     for number in range(WARM_UP + steps):
         trainer.train_step(number)

@@ -14,13 +14,16 @@ from hetctl.trainer.model.head_loss import IGNORED
 class RandomSamples:
     """Uniform random tokens: the arithmetic does not care what they say."""
 
-    def __init__(self, vocab: int, seq_len: int) -> None:
-        self.vocab, self.seq_len = vocab, seq_len
+    def __init__(self, vocab: int, seq_len: int, *, pairs: bool = False) -> None:
+        """With `pairs` each sample is one of two documents of the same length."""
+        self.vocab, self.seq_len, self.pairs = vocab, seq_len, pairs
 
-    def batch(self, step: int, first: int, past_last: int) -> tuple[Samples, Samples]:
+    def batch(self, step: int, first: int, past_last: int) -> tuple[Samples, ...]:
         random = np.random.default_rng((step, first))
         tokens = random.integers(0, self.vocab, (past_last - first, self.seq_len + 1))
-        return tokens[:, :-1], tokens[:, 1:]
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        halves = np.zeros_like(inputs) + 1 + (np.arange(self.seq_len) >= self.seq_len // 2)
+        return (inputs, targets, halves) if self.pairs else (inputs, targets)
 
 
 class UnevenSamples(RandomSamples):

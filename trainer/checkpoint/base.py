@@ -12,13 +12,14 @@ ENDS_BYTES = 1 << 16  # of each file that are looked at, first and last: its hea
 
 
 def base_digest(shape: ModelShape, weights: Path | None, *, seed: int) -> str | None:
-    """Of the frozen weights (a folder's, or the random ones of a seed) and of how much adapters count beside them.
+    """Of the frozen weights (a folder's, or the random ones of a seed), how they are kept, and how adapters count.
 
     None where there are no adapters.
     """
     if shape.adapters is None:
         return None
-    digest = hashlib.sha256(f"{shape.adapters.scale}".encode())
+    ways = (" dora" if shape.adapters.dora else "") + (f" {shape.quantised}" if shape.quantised else "")
+    digest = hashlib.sha256(f"{shape.adapters.scale}{ways}".encode())
     if weights is None:
         digest.update(f"{replace(shape, adapters=None)} {seed}".encode())
         return digest.hexdigest()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 from pathlib import Path
 
+from hetctl.comm.contract.errors import ConfigError
+
 MANIFEST = "manifest.json"
+BEST = "best"
+VALIDATE = "train.validate_every=N and checkpoint.keep_best=true keep one, of the steps from then on"
 _NAME = re.compile(r"step-\d+")
 
 
@@ -24,6 +29,45 @@ def whole_ones(folder: Path) -> list[Path]:
 def newest(folder: Path) -> Path | None:
     """The latest whole checkpoint of a folder, if there is one."""
     return next(reversed(whole_ones(folder)), None)
+
+
+def name_of(step: int) -> str:
+    """What the checkpoint of a step is called."""
+    return f"step-{step:08d}"
+
+
+def of_step(folder: Path, word: str) -> Path:
+    """A folder's whole checkpoint of a step: its number, or `best`, by the validations until the newest one.
+
+    Raises ConfigError where there is none.
+    """
+    step = step_in(word) if word != BEST else _best_step(folder)
+    path = folder / name_of(step)
+    if not is_whole(path):
+        there = ", ".join(str(int(p.name.removeprefix("step-"))) for p in whole_ones(folder)) or "none"
+        lost = "the best validation was there: checkpoint.keep_best=true keeps it; " if word == BEST else ""
+        raise ConfigError(f"{folder} has no checkpoint of step {step}", hint=f"{lost}there are: {there}")
+    return path
+
+
+def step_in(word: str) -> int:
+    """The number that is given as a step. Raises ConfigError."""
+    if not word.isdecimal():
+        raise ConfigError(f"'{word}' is not a step", hint="a number, or best: that of the lowest validation loss")
+    return int(word)
+
+
+def _best_step(folder: Path) -> int:
+    latest = newest(folder)
+    best = json.loads((latest / MANIFEST).read_text(encoding="utf-8")).get("best", {}) if latest else {}
+    if best.get("loss") is None:
+        raise no_best(folder)
+    return int(best["step"])
+
+
+def no_best(where: Path) -> ConfigError:
+    """No validation says which checkpoint is the best one."""
+    return ConfigError(f"{where} knows no best checkpoint: no validation was before its newest", hint=VALIDATE)
 
 
 def set_aside(folder: Path, *, beyond: int) -> Path | None:

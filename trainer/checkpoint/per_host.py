@@ -21,6 +21,7 @@ import torch.distributed as dist
 from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.placement import current_placement
 from hetctl.comm.contract.units import MiB
 from hetctl.trainer.checkpoint.copy_targets import targets_of
 from hetctl.trainer.checkpoint.listing import MANIFEST
@@ -49,7 +50,9 @@ def spread() -> bool:
 
 def leads() -> bool:
     """Whether this rank commits checkpoints: one rank of the run, or one on each host where they share no folder."""
-    return os.environ.get("LOCAL_RANK") == "0" if spread() else dist.get_rank() == 0
+    rank = dist.get_rank()
+    hosts = current_placement().hosts if spread() else ()
+    return hosts.index(hosts[rank]) == rank if hosts else rank == 0
 
 
 def make_copier(hosts: Sequence[str], store: str) -> Copier | None:

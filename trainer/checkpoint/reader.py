@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from hetctl.comm.contract.errors import ConfigError, reason_of
 from hetctl.comm.contract.values import decode
+from hetctl.trainer.checkpoint.best import BestSoFar
 from hetctl.trainer.checkpoint.listing import MANIFEST, previous
 from hetctl.trainer.gradients.loss_scale import LossScale
 from hetctl.trainer.model.model import shapes_of
@@ -53,6 +54,11 @@ class Reader:
         return found and decode(LossScale, found, where=f"{self.path.name}: loss_scale")
 
     @property
+    def best(self) -> BestSoFar:
+        """Of the validations before it; older checkpoints say nothing of them."""
+        return decode(BestSoFar, self._manifest.get("best", {}), where=f"{self.path.name}: best")
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Parameter -> shape."""
         return {name: tuple(shape) for name, shape in self._manifest["shapes"].items()}
@@ -71,7 +77,8 @@ class Reader:
             )
         if base != self._manifest.get("base", base) and base is not None:
             raise ConfigError(
-                f"{self.path} has adapters of other weights than {model.name}'s, or with another lora.alpha",
+                f"{self.path} has adapters of other weights than {model.name}'s, or with another lora.alpha or "
+                "lora.dora",
                 hint="adapters go on with what they were trained on: name that folder as the model",
             )
         lacking = sorted(wanted.keys() - held.keys())

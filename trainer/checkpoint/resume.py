@@ -44,16 +44,17 @@ def check_goes_on(
     if recorded is None:
         return
     before = read_yaml(recorded, what="recipe")
-    for section, key in ORDER_OF_SAMPLES:
+    for section, key in (*ORDER_OF_SAMPLES, ("dpo", "beta")):
         new = getattr(getattr(recipe, section), key)
-        old = before[section].get(key, new)  # unchecked: it ran, by the rules of then
+        old = before.get(section, {}).get(key, new)  # unchecked: it ran, by the rules of then
         if old != new and key == "tokenizer":
             raise ConfigError(
                 f"data.tokenizer was {old} before the checkpoint and is {new} now: its weights know other tokens",
                 hint=f"--set data.tokenizer={old} goes on, --resume never begins anew",
             )
         if old != new:
-            warn(f"{section}.{key} was {old} before the checkpoint and is {new} now: other samples follow on it")
+            follows = "another loss follows" if section == "dpo" else "other samples follow"
+            warn(f"{section}.{key} was {old} before the checkpoint and is {new} now: {follows} on it")
 
 
 def _check_recorded(recorded: Path, shape: ModelShape) -> None:

@@ -22,9 +22,11 @@ from safetensors.torch import save_file
 from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.units import GiB
 from hetctl.comm.contract.values import encode
-from hetctl.trainer.checkpoint.listing import MANIFEST, set_aside, whole_ones
+from hetctl.trainer.checkpoint.best import NONE_YET, BestSoFar
+from hetctl.trainer.checkpoint.listing import MANIFEST, name_of, set_aside, whole_ones
 from hetctl.trainer.checkpoint.per_host import Copier, leads, meet
 from hetctl.trainer.checkpoint.reader import FORMAT, Reader, sha256
+from hetctl.trainer.gradients.eight_bit import MOMENTS, AdamW8bit
 from hetctl.trainer.gradients.gradients import Gradients
 from hetctl.trainer.gradients.loss_scale import LossScale
 from hetctl.trainer.model.tensor_cuts import Cut
@@ -62,11 +64,13 @@ class Done:
     updates: int
     loss_scale: LossScale | None = None  # of fp16
     base: str | None = None  # of adapters: see `base.py`
+    best: BestSoFar = NONE_YET
 
 
 class Checkpoints:
     """Saves what this rank keeps; every rank calls the same methods after the same steps.
 
+    The newest `keep` stay, and with `keep_best` that of the best validation too.
     `beyond` is the step of this folder's checkpoint that the run goes on from; those of later steps are `superseded`.
     `file_group` is a group whose operations may wait as long as files take.
     """
@@ -79,11 +83,12 @@ class Checkpoints:
         *,
         keep: int,
         beyond: int,
+        keep_best: bool = False,
         base: str | None = None,
         file_group: Any = None,
         copier: Copier | None = None,
     ) -> None:
-        self.base = base
+        self.base, self.keep_best = base, keep_best
         self.folder, self.gradients, self.optimizer, self.keep = folder, gradients, optimizer, keep
         self.copier, self._file_group = copier, file_group
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -105,12 +110,14 @@ class Checkpoints:
         self._pending[1].result()
         return True
 
-    def begin(self, step: int, *, updates: int, loss_scale: LossScale | None = None) -> None:
+    def begin(
+        self, step: int, *, updates: int, loss_scale: LossScale | None = None, best: BestSoFar = NONE_YET
+    ) -> None:
         """Copy the state after `step` steps, and start writing it; a save still pending is finished first."""
         self._settle()
         parts = list(_snapshot(self.gradients, self.optimizer))
         shapes = {name: list(shape) for name, shape in self.gradients.whole_shapes().items()}
-        done = Done(step, updates, loss_scale, self.base)
+        done = Done(step, updates, loss_scale, self.base, best)
         self._pending = (done, self._thread.submit(self._keep, self._partial(step), parts, shapes))
 
     def _keep(self, partial: Path, parts: list[StatePart], shapes: dict[str, list[int]]) -> None:
@@ -125,7 +132,8 @@ class Checkpoints:
         self._pending = None
         if leads():
             commit(self._partial(done.step), done)
-            self._retiring = self._thread.submit(retire, self.folder, keep=self.keep)
+            best = done.best.step if self.keep_best else None
+            self._retiring = self._thread.submit(retire, self.folder, keep=self.keep, best=best)
         self.on_commit(done.step)
 
     def finish(self) -> None:
@@ -148,7 +156,7 @@ class Checkpoints:
 
 def path_of(folder: Path, step: int) -> Path:
     """Where a run's checkpoint of a step is."""
-    return folder / f"step-{step:08d}"
+    return folder / name_of(step)
 
 
 def load(path: Path, gradients: Gradients, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
@@ -180,9 +188,14 @@ def commit(partial: Path, done: Done) -> None:
     _sync(partial.parent)
 
 
-def retire(folder: Path, *, keep: int) -> None:
-    """Remove all checkpoints but the newest: each loses its name first, so that none is whole in name only."""
+def retire(folder: Path, *, keep: int, best: int | None = None) -> None:
+    """Remove all checkpoints but the newest and the one of step `best`.
+
+    Each loses its name first, so that none is whole in name only.
+    """
     for old in whole_ones(folder)[:-keep]:
+        if best is not None and old == path_of(folder, best):
+            continue
         gone = old.with_suffix(".retired.partial")
         try:
             os.replace(old, gone)
@@ -195,7 +208,7 @@ def _snapshot(gradients: Gradients, optimizer: torch.optim.Optimizer) -> Iterato
     for bucket, slot, (first, _) in gradients.shards():
         if bucket.counts and slot.cut.counts:
             yield StatePart(slot.name, MASTER, first, _on_host(bucket.held_in(slot, lambda master: master)), slot.cut)
-            for kind in ("exp_avg", "exp_avg_sq"):
+            for kind in MOMENTS:
                 if kind in optimizer.state[bucket.pieces[0].master]:
                     state = bucket.held_in(slot, _state(optimizer, kind))
                     yield StatePart(slot.name, kind, first, _on_host(state), slot.cut)
@@ -209,18 +222,21 @@ def _on_host(values: torch.Tensor) -> torch.Tensor:
     return values.detach().to("cpu", copy=True)
 
 
-def _load_moments(reader: Reader, gradients: Gradients, optimizer: torch.optim.Optimizer) -> None:
+def _load_moments(reader: Reader, gradients: Gradients, optimizer: torch.optim.AdamW) -> None:
     for bucket in gradients.buckets:
         for piece in bucket.pieces:
             on = piece.master.device if optimizer.defaults["fused"] else torch.device("cpu")
             state = optimizer.state[piece.master]
             state["step"] = torch.tensor(float(reader.updates), dtype=torch.float32, device=on)
-            for kind in ("exp_avg", "exp_avg_sq"):
-                state[kind] = torch.zeros_like(piece.master)
-    for bucket, slot, part in gradients.shards():
-        for kind in ("exp_avg", "exp_avg_sq"):
-            held = slot.held_of(reader.read(slot.name, kind, shape=slot.cut.whole))
-            bucket.held_in(slot, _state(optimizer, kind)).copy_(held.reshape(-1)[slice(*part)])
+            state.update((kind, torch.zeros_like(piece.master)) for kind in MOMENTS)
+        for slot in bucket.layout.slots:
+            if part := bucket.part_of(slot):
+                for kind in MOMENTS:
+                    held = slot.held_of(reader.read(slot.name, kind, shape=slot.cut.whole))
+                    bucket.held_in(slot, _state(optimizer, kind)).copy_(held.reshape(-1)[slice(*part)])
+        if isinstance(optimizer, AdamW8bit):
+            for piece in bucket.pieces:
+                optimizer.pack(piece.master)
 
 
 def _write(partial: Path, parts: list[StatePart], shapes: dict[str, list[int]]) -> list[str]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.operation.device import has_streams, module_of
 from hetctl.trainer.data.datasets import Dataset
+from hetctl.trainer.model.dropout import draws_of
 from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.ranks.groups import Place
 
@@ -26,6 +27,8 @@ class MicroBatch:
     inputs: Tensor
     targets: Tensor
     documents: Tensor | None = None  # which of its row's documents each token is in; None: each row is one
+    draws: Tensor | None = None  # what the dropout of each sample follows from; None: nothing is dropped
+    reference: Tensor | None = None  # of the last stage's pairs: `ratios` of the model without adapters, once known
 
 
 class Batches:
@@ -40,17 +43,21 @@ class Batches:
         training: Dataset,
         validation: Dataset | None,
         steps: int,
+        dropout_seed: int | None = None,
     ) -> None:
+        """With a `dropout_seed` samples of training, and those alone, say what dropout leaves out."""
         self.training, self.validation = training, validation
         self._plan, self._place, self._device = plan, place, device
-        self._ahead = Prefetch(lambda step: self._cut(training, step), steps=steps, begin=self._choose_device)
+        self._ahead = Prefetch(
+            lambda step: self._cut(training, step, dropout_seed), steps=steps, begin=self._choose_device
+        )
 
     def of_training(self, step: int) -> list[MicroBatch]:
         return [self._to_device(m) for m in self._ahead.get(step)]
 
     def of_validation(self, step: int) -> list[MicroBatch]:
         assert self.validation is not None
-        return [self._to_device(m) for m in self._cut(self.validation, step)]
+        return [self._to_device(m) for m in self._cut(self.validation, step, None)]
 
     def follow(self, plan: Plan) -> None:
         """Take the accumulation counts of another plan from the next step on."""
@@ -61,7 +68,7 @@ class Batches:
         """End the thread that makes them."""
         self._ahead.close()
 
-    def _cut(self, dataset: Dataset, step: int) -> list[MicroBatch]:
+    def _cut(self, dataset: Dataset, step: int, dropout_seed: int | None) -> list[MicroBatch]:
         plan, place = self._plan, self._place
         if place.idle:
             return []
@@ -72,6 +79,9 @@ class Batches:
         for k in range(stage.micro_batches):
             start = offset + k * stage.micro_batch_size
             batch.append(MicroBatch(*map(self._pinned, dataset.batch(step, start + low, start + high))))
+            if dropout_seed is not None:
+                numbers = step * plan.global_batch + torch.arange(start + low, start + high)
+                batch[-1].draws = self._pinned(draws_of(numbers, dropout_seed))
         return batch
 
     def _pinned(self, array: Any) -> Tensor:
@@ -81,8 +91,8 @@ class Batches:
     def _to_device(self, host: MicroBatch) -> MicroBatch:
         if not has_streams(self._device):
             return host
-        held = (t for t in (host.inputs, host.targets, host.documents) if t is not None)
-        return MicroBatch(*(t.to(self._device, non_blocking=True) for t in held))
+        parts = (host.inputs, host.targets, host.documents, host.draws)
+        return MicroBatch(*(t if t is None else t.to(self._device, non_blocking=True) for t in parts))  # type: ignore[arg-type]
 
     def _choose_device(self) -> None:
         """Pinning in a thread that has chosen none would make a context on the first device."""

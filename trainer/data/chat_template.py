@@ -68,6 +68,14 @@ class ChatTemplate:
             spans = spans[len(self._render(talk, talk.begin)[1]) :]
         return Rendered(text, tuple(spans))
 
+    def asked(self, question: str) -> str:
+        """A person's only question, and the prompt to answer it. Raises ConfigError."""
+        return self._render(_said_once(question), 1, prompt=True)[0]
+
+    def closing(self) -> str:
+        """What stands behind an answer. Raises ConfigError."""
+        return self._behind(_said_once(WORD), 1)
+
     def _added(self, talk: Conversation, number: int, text: str) -> tuple[int, int]:
         """The span that one of the assistant's messages adds. Raises ConfigError where that cannot be told."""
         before, _ = self._render(talk, number, prompt=True)
@@ -88,12 +96,14 @@ class ChatTemplate:
     def _answer(self, talk: Conversation, number: int) -> str:
         """A message as it stands where a template leaves thoughts out of all turns but the last: right behind the
         prompt, and closed as the last one is."""
-        message = talk.messages[number]
-        said = str(message.get("content", ""))
-        marked, _ = self._render(
-            replace(talk, messages=(*talk.messages[:number], message | {"content": WORD})), number + 1
-        )
-        return said + marked.partition(WORD)[2]
+        said = str(talk.messages[number].get("content", ""))
+        return said + self._behind(talk, number)
+
+    def _behind(self, talk: Conversation, number: int) -> str:
+        """What stands behind one of the assistant's messages as the last one."""
+        unlike = talk.messages[number] | {"content": WORD}
+        marked, _ = self._render(replace(talk, messages=(*talk.messages[:number], unlike)), number + 1)
+        return marked.partition(WORD)[2]
 
     def _render(self, talk: Conversation, count: int, *, prompt: bool = False) -> tuple[str, list[tuple[int, int]]]:
         """The first `count` messages as text, with the prompt to answer them or without; and what is marked."""
@@ -144,6 +154,11 @@ def _values(path: Path, text: str) -> dict[str, Any]:
 def _word(token: Any) -> str:
     """A special token as it is written: a word, or an object with its content."""
     return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _said_once(text: str) -> Conversation:
+    """A conversation of one question, and an answer."""
+    return Conversation("", "a question", ({"role": "user", "content": text}, {"role": ASSISTANT, "content": ""}))
 
 
 def _answers(talk: Conversation) -> list[int]:

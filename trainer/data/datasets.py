@@ -76,6 +76,8 @@ class Conversations(Shuffled):
     """Conversations, one a row or (`packing`) several, the rest of a row filled up behind them.
 
     A row has the tokens of a conversation but its last as inputs, and as targets the next ones where those bear loss.
+    Both of a preference pair are in one row, documents 2k - 1 (chosen) and 2k; of those cut each has half of a row, or
+    what the other one leaves.
     """
 
     def __init__(
@@ -89,32 +91,34 @@ class Conversations(Shuffled):
         seed: int,
         long: str,
         packing: bool,
+        together: int = 1,
     ) -> None:
         """Raises ConfigError where no conversation is left, or one is too long and `long` says error."""
-        self.tokens, self.packing = tokens, packing
-        self._starts = np.concatenate((np.zeros(1, dtype=np.int64), ends[:-1]))
-        whole = ends - self._starts - 1  # positions that each takes
-        self._lengths = np.minimum(whole, seq_len)
-        too_long = np.flatnonzero(whole > seq_len)
+        self.tokens, self.several = tokens, packing or together > 1
+        self._what = "conversation" if together == 1 else "pair"
+        self._starts = np.concatenate((np.zeros(1, dtype=np.int64), ends[:-1])).reshape(-1, together)
+        whole = ends.reshape(-1, together) - self._starts - 1  # positions that each takes
+        self._lengths = fitted(whole, seq_len)
+        too_long = np.flatnonzero(whole.sum(1) > seq_len)
         if len(too_long) and long == "error":
             raise ConfigError(
-                f"{count_of(len(too_long), 'conversation')} of '{source}' are of more than {seq_len} tokens",
+                f"{count_of(len(too_long), self._what)} of '{source}' are of more than {seq_len} tokens",
                 hint="data.long=cut keeps their beginning, drop none of them; or raise model.seq_len",
             )
-        self.dropped = [k for k in too_long.tolist() if long == "drop" or not (self._targets(k) & BEARS_LOSS).any()]
+        self.dropped = [k for k in too_long.tolist() if long == "drop" or self._bears_none(k)]
         self.cut = len(too_long) - len(self.dropped)
-        kept = np.delete(np.arange(len(ends)), self.dropped)
+        kept = np.delete(np.arange(len(whole)), self.dropped)
         if not len(kept):
             raise ConfigError(
-                f"no conversation of '{source}' bears loss within {seq_len} tokens", hint="raise model.seq_len"
+                f"no {self._what} of '{source}' bears loss within {seq_len} tokens", hint="raise model.seq_len"
             )
-        self._members = packed(self._lengths, kept, seq_len) if packing else [(k,) for k in kept.tolist()]
+        self._members = packed(self._lengths.sum(1), kept, seq_len) if packing else [(k,) for k in kept.tolist()]
         super().__init__(len(self._members), seq_len=seq_len, global_batch=global_batch, seed=seed)
 
     @property
     def said(self) -> str:
         """How many there are, and what became of the long ones."""
-        kept = count_of(len(self._starts) - len(self.dropped), "conversation")
+        kept = count_of(len(self._starts) - len(self.dropped), self._what)
         told = f"{kept} in {count_of(self.rows, 'sample')}"
         if self.cut or self.dropped:
             told += f" (of more than {self.seq_len} tokens: {self.cut} cut, {len(self.dropped)} dropped)"
@@ -122,9 +126,10 @@ class Conversations(Shuffled):
 
     def counts(self) -> dict[str, int]:
         """What there is of what. Looks at all tokens."""
-        kept = [self._targets(k) for row in self._members for k in row]
+        members = [k for row in self._members for k in row]
+        kept = [targets for k in members for targets in self._targets(k)]
         return {
-            "conversations": len(kept),
+            f"{self._what}s": len(members),
             "samples": self.rows,
             "cut": self.cut,
             "dropped": len(self.dropped),
@@ -132,25 +137,38 @@ class Conversations(Shuffled):
             "tokens_with_loss": sum(int(np.count_nonzero(targets & BEARS_LOSS)) for targets in kept),
         }
 
-    def _targets(self, number: int) -> TokenArray:
-        """The tokens that those of a conversation which are kept are followed by."""
-        first = self._starts[number] + 1
-        return self.tokens[first : first + self._lengths[number]]
+    def _targets(self, number: int) -> list[TokenArray]:
+        """The tokens that those of a conversation (of both of a pair) which are kept are followed by."""
+        places = zip(self._starts[number] + 1, self._lengths[number], strict=True)
+        return [self.tokens[first : first + length] for first, length in places]
+
+    def _bears_none(self, number: int) -> bool:
+        """Whether a conversation (either of a pair) has no loss as it is cut."""
+        return not all((targets & BEARS_LOSS).any() for targets in self._targets(number))
 
     def _read(self, rows: Sequence[int]) -> tuple[Samples, ...]:
         inputs = np.zeros((len(rows), self.seq_len), dtype=np.int64)
         targets, documents = np.full_like(inputs, IGNORED), np.zeros_like(inputs)
         for r, row in enumerate(rows):
-            at = 0
-            for number, member in enumerate(self._members[row], start=1):
-                start, length = self._starts[member], int(self._lengths[member])
+            at, members = 0, list(self._members[row])
+            places = zip(self._starts[members].flat, self._lengths[members].flat, strict=True)
+            for number, (start, size) in enumerate(places, start=1):
+                length = int(size)
                 said = self.tokens[start : start + length + 1]
                 plain, place = (said & ~BEARS_LOSS).astype(np.int64), np.s_[r, at : at + length]
                 inputs[place] = plain[:-1]
                 targets[place] = np.where(said[1:] & BEARS_LOSS, plain[1:], IGNORED)
                 documents[place] = number
                 at += length
-        return (inputs, targets, documents) if self.packing else (inputs, targets)
+        return (inputs, targets, documents) if self.several else (inputs, targets)
+
+
+def fitted(lengths: npt.NDArray[np.int64], room: int) -> npt.NDArray[np.int64]:
+    """How many positions of each are kept, [samples, 1 or 2]: all together at most `room` of a sample."""
+    if lengths.shape[1] == 1:
+        return np.minimum(lengths, room)
+    first = np.minimum(lengths[:, 0], np.maximum(room // 2, room - lengths[:, 1]))
+    return np.stack((first, np.minimum(lengths[:, 1], room - first)), axis=1)
 
 
 def packed(lengths: npt.NDArray[np.int64], kept: npt.NDArray[np.int64], room: int) -> list[tuple[int, ...]]:
@@ -256,7 +274,7 @@ def _sides_of(data: DataSection, tokens: Tokens, seq_len: int, global_batch: int
     about: dict[str, Any] = {"seq_len": seq_len, "global_batch": global_batch, "seed": data.seed}
     train, validation = tokens.train, tokens.validation
     if tokens.ends is not None:
-        about |= {"long": data.long, "packing": data.packing}
+        about |= {"long": data.long, "packing": data.packing, "together": tokens.together}
         talks = Conversations(train, tokens.ends[0], data.source, **about)
         held_out = Conversations(validation, tokens.ends[1], data.source, **about)
         return Sides(talks, held_out, tokens.digest, ((data.source, talks, held_out),))

@@ -29,6 +29,7 @@ class Sample:
     tokens: npt.NDArray[np.uint32]
     places: npt.NDArray[np.int64]
     bears_loss: npt.NDArray[np.bool_]
+    side: str = ""  # of a preference pair: which of its answers this is
 
 
 def samples(section: DataSection, tokenizer: Tokenizer) -> Iterator[Sample]:
@@ -40,7 +41,7 @@ def samples(section: DataSection, tokenizer: Tokenizer) -> Iterator[Sample]:
         bears_loss = _within(rendered, places)
         if not bears_loss[1:].any():  # the first token follows none that could foretell it
             raise ConfigError(f"{talk.place}: the chat template renders nothing that the assistant says")
-        yield Sample(talk.name, rendered.text, tokens, places, bears_loss)
+        yield Sample(talk.name, rendered.text, tokens, places, bears_loss, talk.side)
 
 
 def first_samples(section: DataSection) -> Iterator[Sample]:

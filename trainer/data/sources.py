@@ -13,7 +13,7 @@ from hetctl.comm.contract.files import read_text
 from hetctl.comm.contract.units import MiB
 from hetctl.trainer.data.megatron import files_of, is_megatron
 from hetctl.trainer.data.tables import ROW_SUFFIXES, keys_of, rows_of
-from hetctl.trainer.recipe import NO_PATHS, STDLIB, DataSection
+from hetctl.trainer.recipe import NO_PATHS, PAIRS, STDLIB, DataSection
 
 TEXT_SUFFIXES = (
     ".txt",
@@ -32,8 +32,10 @@ TEXT_SUFFIXES = (
 )
 MAX_TOKENIZER_BYTES = 256 * MiB
 CHAT = ({"messages"}, {"conversations"}, {"prompt", "completion"})  # the keys that rows of conversations have
+SIDES = ("chosen", "rejected")  # those of preference pairs
 TEMPLATES = "additional_chat_templates"
 BESIDE = ("special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja")  # the later say more
+SETTINGS = ("generation_config.json", "config.json")  # of a model; transformers too reads the second without a first
 LEFT_OUT = ("test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3")
 
 
@@ -71,10 +73,37 @@ def named_files(section: DataSection) -> Iterator[tuple[Path, str]]:
 
 def is_chat(section: DataSection) -> bool:
     """Whether a source's rows are conversations, as those of its first file of rows say. Raises ConfigError."""
-    files = [] if section.source == STDLIB or is_megatron(section.source) else source_files(section)
-    keys = next((set(keys_of(path)) for path in files if path.suffix in ROW_SUFFIXES), set[str]())
+    keys = _keys(section)
     asked = section.field not in keys or section.field in ("messages", "conversations")
-    return asked and any(needed <= keys for needed in CHAT)
+    return asked and any(needed <= keys for needed in (*CHAT, set(SIDES)))
+
+
+def is_pairs(section: DataSection) -> bool:
+    """Whether these are two answers to one prompt, as far as nothing says that rows hold something else."""
+    keys = _keys(section)
+    others = section.field in keys or any(needed <= keys for needed in CHAT)
+    return set(SIDES) <= keys and (section.field == PAIRS or not others)
+
+
+def check_pairs(data: DataSection, *, wanted: bool) -> None:
+    """Raise ConfigError unless all sources hold preference pairs, or none, as is `wanted`."""
+    for one in data.each:
+        if wanted and not is_pairs(one):
+            raise ConfigError(
+                f"dpo trains on preference pairs, and the rows of '{one.source}' are none",
+                hint="rows have prompt, chosen and rejected, or the last two as messages; data.field is not set",
+            )
+        if not wanted and is_pairs(one):
+            raise ConfigError(
+                f"'{one.source}' holds preference pairs, and nothing says to train on them",
+                hint="--dpo 0.1 (dpo.beta); data.field names a key with texts",
+            )
+
+
+def _keys(section: DataSection) -> set[str]:
+    """Those that the first file of rows has."""
+    files = [] if section.source == STDLIB or is_megatron(section.source) else source_files(section)
+    return next((set(keys_of(path)) for path in files if path.suffix in ROW_SUFFIXES), set[str]())
 
 
 def beside_tokenizer(tokenizer: str) -> list[Path]:
@@ -83,6 +112,12 @@ def beside_tokenizer(tokenizer: str) -> list[Path]:
         return []
     folder = Path(tokenizer).parent
     return [path for name in BESIDE if (path := folder / name).is_file()] + sorted(folder.glob(f"{TEMPLATES}/*.jinja"))
+
+
+def settings_beside(tokenizer: str) -> Path | None:
+    """The file of its model that names end tokens: only beside the tokenizer are those numbers its words."""
+    files = [] if tokenizer == "bytes" else [Path(tokenizer).with_name(name) for name in SETTINGS]
+    return next((file for file in files if file.is_file()), None)
 
 
 def documents(section: DataSection) -> Iterator[Document]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.trainer.data.megatron import cut_at, digest_of, files_of, is_megatron, open_indexed
-from hetctl.trainer.data.sources import documents, fingerprint, held_out, is_chat
+from hetctl.trainer.data.sources import documents, fingerprint, held_out, is_chat, is_pairs
 from hetctl.trainer.data.tokenizer import Tokenizer, load_tokenizer
 from hetctl.trainer.recipe import DataSection
 
@@ -40,6 +40,7 @@ class Tokens:
     vocabulary: int  # every token is below it
     digest: str = ""  # of both sides: equal on hosts that hold the same text
     ends: tuple[Ends, Ends] | None = None  # where conversations end, on both sides; None: text
+    together: int = 1  # conversations that are one sample: two of a preference pair
 
 
 def open_tokens(section: DataSection, cache: Path | None = None) -> Tokens:
@@ -53,7 +54,7 @@ def open_tokens(section: DataSection, cache: Path | None = None) -> Tokens:
         return Tokens(mapped[: about["train"]], mapped[about["train"] :], about[BOUND], about["digest"])
     train, validation = (np.memmap(folder / f"{side}.bin", dtype=np.uint32, mode="r") for side in SIDES)
     ends = (np.load(folder / "train.npy"), np.load(folder / "validation.npy")) if "conversations" in about else None
-    return Tokens(train, validation, about[BOUND], about["digest"], ends)
+    return Tokens(train, validation, about[BOUND], about["digest"], ends, about.get("together", 1))
 
 
 def default_cache() -> Path:
@@ -109,15 +110,16 @@ def _make(section: DataSection, folder: Path) -> None:
         (folder / "tokens.json").write_text(json.dumps(_about_megatron(section)))
         return
     tokenizer, chat = load_tokenizer(section), is_chat(section)
+    together = 1 + is_pairs(section)
     lengths = _write((_conversations if chat else _texts)(section, tokenizer), section, folder)
     counts = {side: sum(lengths[side]) for side in SIDES}
     if sum(counts.values()) == sum(map(len, lengths.values())):  # nothing but ends
         raise ConfigError(f"'{section.source}' holds no text")
     if not all(counts.values()):
-        _split_tail(folder, lengths, counts, section, whole=chat)
+        _split_tail(folder, lengths, counts, section, whole=together if chat else 0)
     about: dict[str, Any] = {BOUND: tokenizer.vocabulary, **counts}
     if chat:
-        about["conversations"] = sum(map(len, lengths.values()))
+        about |= {"conversations": sum(map(len, lengths.values())), "together": together}
         for side in SIDES:
             np.save(folder / f"{side}.npy", np.cumsum(lengths[side], dtype=np.int64))
     (folder / "tokens.json").write_text(json.dumps(about | {"digest": _digest(folder)}))
@@ -164,19 +166,21 @@ def _about_megatron(section: DataSection) -> dict[str, Any]:
 
 
 def _split_tail(
-    folder: Path, lengths: dict[str, array[int]], counts: dict[str, int], section: DataSection, *, whole: bool
+    folder: Path, lengths: dict[str, array[int]], counts: dict[str, int], section: DataSection, *, whole: int
 ) -> None:
     """Too few documents to hold whole ones out (one text file, say): hold out the end of the text, or the last of
-    `whole` conversations."""
+    conversations, `whole` of which stay together."""
     every = lengths["train"] + lengths["validation"]
     both = np.concatenate([np.fromfile(folder / f"{side}.bin", dtype=np.uint32) for side in SIDES])
     cut = cut_at(len(both), section.validation_share)
     if whole:
-        kept = cut_at(len(every), section.validation_share)
+        kept = whole * cut_at(len(every) // whole, section.validation_share)
         lengths.update(train=every[:kept], validation=every[kept:])
         cut = sum(lengths["train"])
         if cut == len(both):
-            raise ConfigError(f"'{section.source}' holds one conversation: there is none to validate on")
+            raise ConfigError(
+                f"'{section.source}' holds one {'pair' if whole > 1 else 'conversation'}: there is none to validate on"
+            )
     both[:cut].tofile(folder / "train.bin")
     both[cut:].tofile(folder / "validation.bin")
     counts.update(train=cut, validation=len(both) - cut)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from hetctl.comm.contract.plan import Span as LayerSpan
 from hetctl.trainer.model.adapters import is_trained
 from hetctl.trainer.model.model import EMBEDDING, POSITIONS, StageModel
 from hetctl.trainer.model.shapes import ModelShape
-from hetctl.trainer.model.tensor_cuts import Cut, cut_of
+from hetctl.trainer.model.tensor_cuts import Cut, cut_of, quantised_as
 from hetctl.trainer.model.tensor_parallel import ALONE, TensorShare
 from hetctl.trainer.planning.state_sharding import Asked, has_room, more_bytes
 from hetctl.trainer.ranks.groups import Place, ProcessGroups
@@ -27,6 +27,8 @@ from hetctl.trainer.ranks.groups import Place, ProcessGroups
 ALIGN = 128  # elements: every parameter begins where vector loads and compiled kernels like it
 BUCKET_ELEMENTS = 8 << 20  # smaller neighbours of a segment share a bucket
 Interval = tuple[int, int]
+Kind = Literal["trained", "frozen", "quantised"]  # of parameters: a bucket has those of one kind
+KINDS: tuple[Kind, ...] = ("trained", "frozen", "quantised")
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,10 @@ class BucketLayout:
         return next((s.first for s in self.slots if not s.decays), self.used)
 
 
-def layouts_of(models: Sequence[StageModel], plan: Plan, *, rank: int, frozen: bool) -> list[BucketLayout]:
-    """The buckets of what a rank's stages train, or of what is frozen there, in layer order; a tied embedding is a
-    bucket of its own, last."""
+def layouts_of(models: Sequence[StageModel], plan: Plan, *, rank: int, kind: Kind) -> list[BucketLayout]:
+    """The buckets of one kind of a rank's parameters, in layer order; a tied embedding is a bucket of its own, last."""
     shape = models[0].shape
-    cuts = {name: cut for name, cut in _cuts(models).items() if is_trained(name, shape.adapters) != frozen}
+    cuts = {name: cut for name, cut in _cuts(models).items() if _kind_of(name, shape) == kind}
     units = _units(shape, cuts)
     found = []
     for segment in plan.segments:
@@ -99,6 +100,12 @@ def layouts_of(models: Sequence[StageModel], plan: Plan, *, rank: int, frozen: b
         holders = next(g for g in plan.tied_groups() if rank in g)
         found.append(_layout((shape.layers + 2,), [EMBEDDING], cuts, holders, plan.cuts_unlike(holders)))
     return found
+
+
+def _kind_of(name: str, shape: ModelShape) -> Kind:
+    if is_trained(name, shape.adapters):
+        return "trained"
+    return "quantised" if quantised_as(name, shape) else "frozen"
 
 
 def _cuts(models: Sequence[StageModel]) -> dict[str, Cut]:
@@ -233,13 +240,13 @@ def tensor_share_of(plan: Plan, place: Place, groups: ProcessGroups) -> TensorSh
     return TensorShare(degree, place.tensor, groups.reduce_group(ranks))
 
 
-def keeps_whole(plan: Plan, place: Place, asked: Asked, *, parameters: int, trained: int, dtype: torch.dtype) -> bool:
-    """Whether a sharded stage shares out optimiser state only: as recipe or plan say, or if all of it fits so."""
+def keeps_whole(plan: Plan, place: Place, asked: Asked, *, weights: int, gradients: int) -> bool:
+    """Whether a sharded stage shares out optimiser state only: as recipe or plan say, or if all of it, so many bytes
+    of `weights` and `gradients`, fits so."""
     stage = plan.replicas[place.replica].stages[place.stage]
     if asked != "auto" or stage.shards == 1:
         return asked != "all"
     if stage.whole is not None or plan.predicted is None:
         return stage.whole is not False
-    gradients = trained * max(dtype.itemsize, 4)
-    more, predicted = more_bytes(parameters * dtype.itemsize + gradients, stage.shards), plan.predicted.memory_bytes
+    more, predicted = more_bytes(weights + gradients, stage.shards), plan.predicted.memory_bytes
     return all(has_room(predicted[r], more, plan.ranks[r].memory_bytes) for r in stage.ranks)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from hetctl.trainer.gradients.buckets import ShardPiece
+from hetctl.trainer.gradients.eight_bit import AdamW8bit
 from hetctl.trainer.recipe import OptimizerSection
 
 
@@ -16,7 +17,11 @@ def build_optimizer(pieces: Iterable[ShardPiece], section: OptimizerSection) -> 
     also where their state is on the host."""
     held = list(pieces)
     groups = [
-        {"params": [p.master for p in held if p.decays == decays], "weight_decay": section.weight_decay * decays}
+        {
+            "params": [p.master for p in held if p.decays == decays],
+            "weight_decay": section.weight_decay * decays,
+            "is_small": not decays,
+        }
         for decays in (True, False)
     ]
     groups = [g for g in groups if g["params"]]
@@ -24,7 +29,8 @@ def build_optimizer(pieces: Iterable[ShardPiece], section: OptimizerSection) -> 
     fused = like.dtype == torch.float32 and (not like.is_cpu or like.is_pinned())
     if section.name == "sgd":
         return torch.optim.SGD(groups, lr=section.lr, fused=fused)
-    return torch.optim.AdamW(groups, lr=section.lr, betas=(section.beta1, section.beta2), eps=section.eps, fused=fused)
+    kind = AdamW8bit if section.name == "adamw_8bit" else torch.optim.AdamW
+    return kind(groups, lr=section.lr, betas=(section.beta1, section.beta2), eps=section.eps, fused=fused)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

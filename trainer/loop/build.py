@@ -27,7 +27,15 @@ from hetctl.trainer.data.batches import Batches
 from hetctl.trainer.data.datasets import Dataset
 from hetctl.trainer.gradients.buckets import Bucket
 from hetctl.trainer.gradients.gradients import Gradients
-from hetctl.trainer.gradients.layout import keeps_whole, layouts_of, may_share, shards_of, shards_over, tensor_share_of
+from hetctl.trainer.gradients.layout import (
+    KINDS,
+    keeps_whole,
+    layouts_of,
+    may_share,
+    shards_of,
+    shards_over,
+    tensor_share_of,
+)
 from hetctl.trainer.gradients.optimizer import build_optimizer
 from hetctl.trainer.gradients.sharded_bucket import ShardedBucket
 from hetctl.trainer.job import Job
@@ -36,10 +44,10 @@ from hetctl.trainer.model.activations import HostActivations
 from hetctl.trainer.model.compilation import compile_model
 from hetctl.trainer.model.compute_precision import compute_in
 from hetctl.trainer.model.huggingface import WeightFiles
-from hetctl.trainer.model.initial_weights import initial
+from hetctl.trainer.model.initial_weights import start_of
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.split_backward import WeightGradients
-from hetctl.trainer.pipeline.pipeline import StagePipeline
+from hetctl.trainer.pipeline.pipeline import StagePipeline, sums_of
 from hetctl.trainer.planning.executable import check_executable, check_trainable
 from hetctl.trainer.planning.stages import share
 from hetctl.trainer.ranks.groups import Place, ProcessGroups, create_groups
@@ -55,7 +63,10 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     torch.manual_seed(train.seed)
     groups = create_groups(plan, timeout=timedelta(seconds=job.timeout_s))
     place, timeline = Place.of(plan, dist.get_rank()), Timeline(device)
-    batches = Batches(plan, place, device, training=training, validation=validation, steps=train.steps)
+    seed = train.seed if job.shape.adapters and job.shape.adapters.dropout else None
+    batches = Batches(
+        plan, place, device, training=training, validation=validation, steps=train.steps, dropout_seed=seed
+    )
     if place.idle:
         return _idle(job, device, place, timeline, batches, groups)
     stages = [plan.replicas[place.replica].stages[s] for s in place.stages]  # all that it holds a part of
@@ -66,9 +77,12 @@ def build(job: Job, device: torch.device, *, training: Dataset, validation: Data
     optimizer = build_optimizer((p for b in gradients.buckets for p in b.pieces), job.recipe.optimizer)
     for model in models if train.compile else ():
         samples = share(stages[0].micro_batch_size, stages[0].width)
-        compile_model(model, samples=samples, seq_len=plan.seq_len, packing=job.recipe.data.packing)
+        several = job.recipe.data.packing or job.recipe.dpo.beta is not None
+        compile_model(model, samples=samples, seq_len=plan.seq_len, packing=several)
     deferred = _deferred(models, gradients) if SCHEDULES[plan.schedule].splits_backward else None
-    pipeline = StagePipeline(plan, place, models, groups, timeline=timeline, deferred=deferred)
+    pipeline = StagePipeline(
+        plan, place, models, groups, timeline=timeline, deferred=deferred, beta=job.recipe.dpo.beta
+    )
     return Trainer(job, device, place, models, pipeline, gradients, optimizer, timeline, batches, groups)
 
 
@@ -93,16 +107,15 @@ def _gradients(
     """
     plan, train = job.plan, job.recipe.train
     dtype = compute_in(train.precision, device)
-    trained, frozen = (layouts_of(models, plan, rank=place.rank, frozen=kind) for kind in (False, True))
-    sizes = [sum(slot.numel for layout in layouts for slot in layout.slots) for layouts in (trained, frozen)]
+    every = trained, frozen, quantised = [layouts_of(models, plan, rank=place.rank, kind=of) for of in KINDS]
+    own, others, packed = (sum(slot.numel for layout in kind for slot in layout.slots) for kind in every)
+    weights, gradients = (own + others) * dtype.itemsize + packed, own * max(dtype.itemsize, 4)
     over_replicas = plan.over_replicas if train.sharded == "auto" else train.sharded == "replicas"
-    whole = over_replicas or keeps_whole(
-        plan, place, train.sharded, parameters=sum(sizes), trained=sizes[0], dtype=dtype
-    )
+    whole = over_replicas or keeps_whole(plan, place, train.sharded, weights=weights, gradients=gradients)
     in_stage = shards_of(plan, place, groups)
-    kind = Bucket if whole or in_stage.count == 1 else ShardedBucket
+    made = Bucket if whole or in_stage.count == 1 else ShardedBucket
     buckets = [
-        kind(
+        made(
             layout,
             shards_over(layout, place.rank, groups) if over_replicas and may_share(plan, layout) else in_stage,
             dtype=dtype,
@@ -114,7 +127,9 @@ def _gradients(
         for layout in trained
     ]
     buckets += [
-        kind(layout, in_stage, dtype=dtype, device=device, group=None, bridged=False, frozen=True) for layout in frozen
+        made(layout, in_stage, dtype=of, device=device, group=None, bridged=False, frozen=True)
+        for layouts, of in ((frozen, dtype), (quantised, torch.uint8))
+        for layout in layouts
     ]
     return Gradients(models, buckets, plan, place.rank, overlap=train.overlap, timeline=timeline)
 
@@ -127,11 +142,8 @@ def _initialise(gradients: Gradients, job: Job, device: torch.device) -> None:
     files = WeightFiles(Path(job.weights), job.shape) if job.weights else None
     seed, dtype = job.recipe.train.seed, gradients.buckets[0].master_dtype
     for bucket in gradients.every if not job.resume else gradients.frozen:
-        for name, size in ((slot.name, slot.cut.whole) for slot in bucket.layout.slots):
-            if files is not None and (bucket.frozen or job.shape.adapters is None):
-                bucket.assign(name, files.read(name, size))
-            else:
-                bucket.assign(name, initial(name, size, job.shape, seed=seed, dtype=dtype, device=device))
+        for name in (slot.name for slot in bucket.layout.slots):
+            bucket.assign(name, start_of(name, job.shape, files, seed=seed, dtype=dtype, device=device))
 
 
 def _offload_activations(
@@ -155,7 +167,7 @@ def _idle(
 ) -> Trainer:
     """The trainer of a rank without a stage: it meets the others where all ranks meet, and computes nothing."""
     optimizer = torch.optim.SGD([torch.zeros(1)])
-    pipeline: Any = IdlePipeline()
+    pipeline: Any = IdlePipeline(sums_of(job.recipe.dpo.beta))
     gradients = Gradients((), (), job.plan, place.rank, timeline=timeline)
     return Trainer(job, device, place, (), pipeline, gradients, optimizer, timeline, batches, groups)
 
@@ -163,11 +175,17 @@ def _idle(
 class IdlePipeline:
     """No stage: no loss, no tokens."""
 
-    def train_step(self, batch: Sequence[Any], *, scale: float) -> tuple[Tensor, Tensor]:
+    def __init__(self, sums: int) -> None:
+        self.sums = sums
+
+    def train_step(self, batch: Sequence[Any], *, scale: float) -> Tensor:
         return self.evaluate(batch)
 
-    def evaluate(self, batch: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        return torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    def evaluate(self, batch: Sequence[Any]) -> Tensor:
+        return torch.zeros(self.sums, dtype=torch.float64)
+
+    def refer(self, batch: Sequence[Any]) -> None:
+        pass
 
 
 def save_with(
@@ -180,6 +198,7 @@ def save_with(
         trainer.gradients,
         trainer.optimizer,
         keep=recipe.keep,
+        keep_best=recipe.keep_best,
         beyond=beyond,
         base=trainer.job.base,
         file_group=file_group,
@@ -198,6 +217,7 @@ def resume(trainer: Trainer, path: Path, file_group: Any) -> int:
     reader = Reader(here)
     reader.check_is_of(trainer.job.shape, whole=False, base=trainer.job.base)
     trainer.loss_scale = trainer.loss_scale and (reader.loss_scale or trainer.loss_scale)
+    trainer.best = reader.best
     start, trainer.updates = writer.load(here, trainer.gradients, trainer.optimizer)
     per_host.release(here, group=file_group)
     return start

@@ -20,13 +20,45 @@ WIDTH = len(TIMES) + 1  # elements of an island in the sum
 
 
 @dataclass(frozen=True)
-class StepFigures:
+class Means:
+    """What samples came to, by the pipeline's sums over all ranks."""
+
+    loss: float  # mean over all valid tokens, or over all preference pairs
+    tokens: int
+    pairs: int | None = None
+    accuracy: float | None = None  # the share of pairs whose chosen answer is preferred
+    margin: float | None = None  # mean of what the sigmoid of DPO is taken of
+
+    @classmethod
+    def of(cls, sums: Sequence[float]) -> Means | None:
+        """None where there is no loss."""
+        loss, tokens, *of_pairs = sums
+        pairs, right, margins = of_pairs or (None, 0.0, 0.0)
+        if not (terms := tokens if pairs is None else pairs):
+            return None
+        if pairs is None:
+            return cls(loss / terms, int(tokens))
+        return cls(loss / terms, int(tokens), int(pairs), right / pairs, margins / pairs)
+
+    @property
+    def preferred(self) -> dict[str, float]:
+        """How pairs did in a validation, for its report."""
+        if self.accuracy is None or self.margin is None:
+            return {}
+        return {"validation_accuracy": self.accuracy, "validation_margin": self.margin}
+
+    @property
+    def terms(self) -> int:
+        """Of the loss, which is their mean."""
+        return self.tokens if self.pairs is None else self.pairs
+
+
+@dataclass(frozen=True)
+class StepFigures(Means):
     """What a step came to, equal on all ranks."""
 
-    loss: float  # mean over all valid tokens
-    tokens: int
-    grad_norm: float  # before clipping
-    lr: float
+    grad_norm: float = 0.0  # before clipping
+    lr: float = 0.0
     loss_scale: float | None = None  # of fp16
 
     @property

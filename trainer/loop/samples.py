@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hetctl.comm.contract.events import Sampled
 from hetctl.trainer.data.datasets import Dataset
+from hetctl.trainer.data.end_tokens import end_tokens, holds_chats
 from hetctl.trainer.data.tokenizer import Tokenizer, load_tokenizer
 from hetctl.trainer.loop.trainer import Trainer
 from hetctl.trainer.model.compute_precision import compute_in
@@ -33,9 +34,10 @@ def prompts(validation: Dataset, count: int) -> Iterator[list[int]]:
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(data: DataSection) -> Tokenizer:
-    """Read once for all of a run's validations: some are of many megabytes."""
-    return load_tokenizer(data)
+def _words(data: DataSection) -> tuple[Tokenizer, frozenset[int]]:
+    """The tokenizer, and what ends a text: read once for all of a run's validations, some are of many megabytes."""
+    tokenizer = load_tokenizer(data)
+    return tokenizer, end_tokens(data, tokenizer, chat=holds_chats(data))
 
 
 def sampled(trainer: Trainer, step: int) -> list[Sampled]:
@@ -43,20 +45,24 @@ def sampled(trainer: Trainer, step: int) -> list[Sampled]:
     wanted, data = trainer.job.recipe.train, trainer.job.recipe.data
     if not wanted.samples or trainer.batches.validation is None:
         return []
-    tokenizer = _tokenizer(data)
+    tokenizer, ends = _words(data)
+    told = [ends]
+    dist.broadcast_object_list(told)  # other hosts may hold other settings beside the same tokenizer
     found = []
     for prompt in prompts(trainer.batches.validation, wanted.samples):
-        text = continued(trainer, prompt, most=wanted.sample_tokens, end=tokenizer.end)
+        text = continued(trainer, prompt, most=wanted.sample_tokens, ends=told[0])
         found.append(Sampled(step, tokenizer.decode(prompt), tokenizer.decode(text)))
     return found
 
 
-def continued(trainer: Trainer, prompt: Sequence[int], *, most: int, end: int | None) -> list[int]:
+def continued(trainer: Trainer, prompt: Sequence[int], *, most: int, ends: Collection[int] = ()) -> list[int]:
     """The likeliest tokens behind a prompt; every rank takes part, and all return the same."""
     following, longest = partial(_following, trainer), trainer.job.shape.max_seq_len
     with torch.compiler.set_stance("force_eager"):  # kernels for every length would be compiled
         return list(
-            continuation(following, trainer.models, prompt, most=most, longest=longest, end=end, device=trainer.device)
+            continuation(
+                following, trainer.models, prompt, most=most, longest=longest, ends=ends, device=trainer.device
+            )
         )
 
 

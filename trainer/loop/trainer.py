@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -13,13 +13,14 @@ from torch import Tensor
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.operation.device import module_of
+from hetctl.trainer.checkpoint.best import NONE_YET, BestSoFar
 from hetctl.trainer.checkpoint.writer import Checkpoints
-from hetctl.trainer.data.batches import Batches
+from hetctl.trainer.data.batches import Batches, MicroBatch
 from hetctl.trainer.gradients.gradients import Gradients
 from hetctl.trainer.gradients.loss_scale import first_scale
 from hetctl.trainer.gradients.optimizer import clip_factor, learning_rate, scale_within, set_learning_rate
 from hetctl.trainer.job import Job
-from hetctl.trainer.loop.figures import IslandFigures, StepFigures
+from hetctl.trainer.loop.figures import IslandFigures, Means, StepFigures
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.pipeline.pipeline import StagePipeline
 from hetctl.trainer.ranks.groups import Place, ProcessGroups
@@ -68,8 +69,10 @@ class Trainer:
     groups: ProcessGroups = field(default_factory=ProcessGroups)
     saving: Checkpoints | None = None
     updates: int = 0  # of the optimiser; fewer than steps where some were skipped
+    best: BestSoFar = NONE_YET  # equal on all ranks: validation losses are sums over them
     requests: SignalRequests = field(default_factory=SignalRequests)
     history: list[StepFigures] = field(default_factory=list)
+    validated: Means | None = None  # what the latest validation came to
 
     def __post_init__(self) -> None:
         plan = self.job.plan
@@ -82,11 +85,11 @@ class Trainer:
     def train_step(self, step: int) -> StepFigures:
         """One optimiser step over the global batch. Raises WorkFailed when the loss is not finite."""
         self.timeline.begin_step()
-        batch = self.batches.of_training(step)
+        batch = self._referred(self.batches.of_training(step))
         self.gradients.begin_step(len(batch))
-        loss_sum, tokens = self.pipeline.train_step(batch, scale=1.0 / self._unscaling)
+        sums = self.pipeline.train_step(batch, scale=1.0 / self._unscaling)
         self.gradients.synchronise()
-        figures = self._agree_on_step(step, loss_sum, tokens)
+        figures = self._agree_on_step(step, sums)
         self.history.append(figures)
         return figures
 
@@ -95,41 +98,46 @@ class Trainer:
         if self.batches.validation is None:
             return None
         steps = math.ceil(self.job.recipe.train.validation_samples / self.job.plan.global_batch)
-        loss_sum = tokens = torch.zeros((), dtype=torch.float64, device=self.device)
+        sums = torch.zeros((), dtype=torch.float64)
         for step in range(steps):
             self.timeline.begin_step()
-            more, count = self.pipeline.evaluate(self.batches.of_validation(step))
-            loss_sum, tokens = loss_sum + more, tokens + count
-        loss_total, token_total = self._sum_over_ranks(loss_sum, tokens)
-        return loss_total / token_total if token_total else None
+            sums = sums + self.pipeline.evaluate(self._referred(self.batches.of_validation(step)))
+        self.validated = Means.of(self._sum_over_ranks(sums))
+        return self.validated.loss if self.validated else None
+
+    def _referred(self, batch: list[MicroBatch]) -> list[MicroBatch]:
+        """The batch, preference pairs with their reference."""
+        if self.job.recipe.dpo.beta is not None:
+            self.pipeline.refer(batch)
+        return batch
 
     def save(self, done: int) -> None:
         """Begin saving the state after `done` steps; it is committed while later steps run, or at the end."""
         if self.saving is not None:
-            self.saving.begin(done, updates=self.updates, loss_scale=self.loss_scale)
+            self.saving.begin(done, updates=self.updates, loss_scale=self.loss_scale, best=self.best)
 
     def follow(self, plan: Plan) -> None:
         """From the next step on take other accumulation counts; all ranks do so after the same step."""
         self.job = replace(self.job, plan=plan)
         self.batches.follow(plan)
 
-    def _agree_on_step(self, step: int, loss_sum: Tensor, tokens: Tensor) -> StepFigures:
+    def _agree_on_step(self, step: int, sums: Tensor) -> StepFigures:
         """The step's one point where everybody meets: figures, updates and what was asked for follow from sums."""
         written = self.saving is not None and self.saving.written
-        loss_total, token_total, squares, stops, saves, all_written, *self.islands.sums = self._sum_over_ranks(
-            loss_sum,
-            tokens,
+        squares, stops, saves, all_written, *rest = self._sum_over_ranks(
             self.gradients.squared_norm(),
             *self.requests.addends(),
             _flag(written),
+            sums,
             self.islands.addend(self.timeline.known),
         )
-        if token_total == 0:
+        means, self.islands.sums = Means.of(rest[: len(sums)]), rest[len(sums) :]
+        if means is None:
             raise WorkFailed(f"step {step + 1} has no valid token", hint="look at the data: every target is ignored")
-        norm = math.sqrt(squares) * self._unscaling / token_total if math.isfinite(squares) else math.nan
+        norm = math.sqrt(squares) * self._unscaling / means.terms if math.isfinite(squares) else math.nan
         lr = learning_rate(step, self.job.recipe.train.steps, self.job.recipe.optimizer)
         scale = self.loss_scale.value if self.loss_scale else None
-        figures = StepFigures(loss_total / token_total, int(token_total), norm, lr, scale)
+        figures = StepFigures(**asdict(means), grad_norm=norm, lr=lr, loss_scale=scale)
         with self.timeline.span("update"):
             self._update_if_finite(step, figures)
         self.requests.agree(stops=stops, saves=saves)
@@ -141,7 +149,7 @@ class Trainer:
         recipe = self.job.recipe
         if figures.finite:
             clipped = clip_factor(figures.grad_norm, recipe.optimizer.clip_norm)
-            self._update(figures.lr, self._unscaling / figures.tokens * clipped)
+            self._update(figures.lr, self._unscaling / figures.terms * clipped)
         elif not figures.overflowed and recipe.train.on_nonfinite == "stop":
             raise WorkFailed(
                 f"the loss or its gradient is not finite at step {step + 1}",

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from hetctl.comm.operation.device import has_streams, module_of
+from hetctl.trainer.model.memory_limits import NARROW
 
 Recompute = Literal["none", "selective", "full"]
 LEAST_BYTES = 64 << 10  # smaller tensors stay on a device: a copy costs more than they do
@@ -47,8 +48,14 @@ def recomputing(call: Callable[..., Tensor], *inputs: Tensor | None, recompute: 
     return again
 
 
-def _policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+def _policy(context: Any, operator: Any, *inputs: Any, **__: Any) -> CheckpointPolicy:
+    kept = operator in _KEPT and not (operator is torch.ops.aten.mm.default and _is_narrow(*inputs))
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _is_narrow(left: Tensor, right: Tensor) -> bool:
+    """Whether a product is that of an adapter's second factor: as large as the weight's, and made in no time."""
+    return left.shape[1] <= NARROW and 4 * left.shape[1] <= right.shape[1]
 
 
 class SavedTensor:

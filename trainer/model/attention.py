@@ -15,7 +15,7 @@ from hetctl.trainer.families.registry import FAMILIES
 from hetctl.trainer.model.norms import SharedNorm
 from hetctl.trainer.model.rotary import rotate
 from hetctl.trainer.model.shapes import ModelShape
-from hetctl.trainer.model.split_backward import Projection, summed_linear
+from hetctl.trainer.model.split_backward import Projection
 from hetctl.trainer.model.tensor_parallel import ALONE, TensorShare, enter
 
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -68,7 +68,8 @@ class Attention(nn.Module):
         if self.seen is not None:
             k, v = self.seen.extended(k, v)
         y = causal_attention(q, k, v, scale=scale, window=self.window, cap=self.cap, documents=documents)
-        return summed_linear(self.o_proj, y.transpose(1, 2).reshape(batch, seq, -1), self.tensor)
+        out: Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, seq, -1), self.tensor)
+        return out
 
     def _heads(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
         """[batch, seq, values] -> [batch, heads, seq, head_dim], behind the norm if there is one."""

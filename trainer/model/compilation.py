@@ -35,18 +35,20 @@ def compile_model(model: StageModel, *, samples: int, seq_len: int, packing: boo
 
 def _try(model: StageModel, *, samples: int, seq_len: int, packing: bool) -> None:
     """The first two blocks, so that the second shows whether the first one's compilation serves it, and the loss."""
-    like = next(model.parameters())
-    x = torch.zeros((samples, seq_len, model.shape.hidden), dtype=like.dtype, device=like.device, requires_grad=True)
-    documents = torch.zeros((samples, seq_len), dtype=torch.int64, device=like.device) if packing else None
+    device, dtype = next(model.parameters()).device, model.dtype
+    x = torch.zeros((samples, seq_len, model.shape.hidden), dtype=dtype, device=device, requires_grad=True)
+    documents = torch.zeros((samples, seq_len), dtype=torch.int64, device=device) if packing else None
+    dropping = model.shape.adapters is not None and model.shape.adapters.dropout > 0
+    draws = torch.zeros(samples, dtype=torch.int64, device=device) if dropping else None
     for number, block in list(enumerate(model.layers.values(), start=model.first))[:2]:
         model.before_unit(number + 1)
-        y = block(x, *model.rotary(x, model.is_local(number), documents), documents)
+        y = block(x, *model.rotary(x, model.is_local(number), documents), documents, draws)
         model.before_backward(number + 1)
         y.backward(torch.zeros_like(y))
     if model.lm_head is not None:
         model.before_unit(model.shape.layers + 1)
-        targets = torch.full((samples, seq_len), IGNORED, device=like.device)
+        targets = torch.full((samples, seq_len), IGNORED, device=device)
         with torch.no_grad():
             logits = model.lm_head(x.detach()).flatten(0, 1)
-            scale = torch.ones((), device=like.device) if like.dtype == torch.float16 else None
+            scale = torch.ones((), device=device) if dtype == torch.float16 else None
             model.loss_kernel(logits, targets.flatten(), scale)

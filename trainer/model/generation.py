@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -21,10 +21,11 @@ def continuation(
     *,
     most: int,
     longest: int,
-    end: int | None,
+    ends: Collection[int],
     device: torch.device,
 ) -> Iterator[int]:
-    """Up to `most` tokens, ended by `end`, which is not among them, and by the `longest` text that the model knows.
+    """Up to `most` tokens, ended by any of `ends`, which is not among them, and by the `longest` text that the model
+    knows.
 
     `models` are those that `following` calls, with what is new of the text alone: they keep what they have seen.
     """
@@ -34,14 +35,14 @@ def continuation(
             stack.enter_context(model.continuing(min(len(prompt) + most, longest)))
         for _ in range(min(most, longest - len(prompt))):
             token = following(torch.tensor([further], device=device))
-            if token == end:
+            if token in ends:
                 return
             yield token
             further = [token]
 
 
-def generate(model: StageModel, prompt: Sequence[int], *, most: int, end: int | None) -> Iterator[int]:
+def generate(model: StageModel, prompt: Sequence[int], *, most: int, ends: Collection[int] = ()) -> Iterator[int]:
     """The tokens with which a whole model continues a prompt of at least one. Never beyond the model's positions."""
     device, longest = next(model.parameters()).device, model.shape.max_seq_len
     following = lambda further: int(model(further)[0, -1].argmax())  # noqa: E731
-    return continuation(following, [model], prompt, most=most, longest=longest, end=end, device=device)
+    return continuation(following, [model], prompt, most=most, longest=longest, ends=ends, device=device)

@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORED = -100  # a target that carries no loss
-CHUNK_BYTES = 2 << 30  # of fp32 logits at a time
+from hetctl.trainer.model.memory_limits import CHUNK_BYTES
 
+IGNORED = -100  # a target that carries no loss
 
 LossKernel = Callable[..., tuple[Tensor, Tensor, Tensor]]  # of logits, targets, and a scale of the gradient or None
+Weigh = Callable[[Tensor], Tensor]  # token losses [batch, seq] -> what each weighs
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,13 @@ def head_loss(
     bend: Bend = STRAIGHT,
     total: Callable[[Tensor], Tensor] | None = None,
     words: int | None = None,
+    weigh: Weigh | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(scaled loss to call backward on, sum of the token losses) of [batch, seq, hidden] and targets [batch, seq].
+    """(scaled loss to call backward on, token losses) of [batch, seq, hidden] and targets [batch, seq].
 
-    The scaled loss must be what backward starts from: its gradients are made here, with nothing after them. `scale`
-    goes into them as rows, in fp16 before they are rounded: it would lose the probabilities of most words otherwise.
+    The scaled loss is the sum of the token losses, each times what it weighs (`weigh`; None: 1) and `scale`. It must be
+    what backward starts from: its gradients are made here, with nothing after them. The scale goes into them as
+    rows, in fp16 before they are rounded: it would lose the probabilities of most words otherwise.
     Where the words are shared out among ranks, `kernel` knows of it, `total` sums hidden gradients over them, and
     `words` is the most that any of them has (so that all cut alike).
     """
@@ -66,10 +69,12 @@ def head_loss(
         loss: Callable[..., tuple[Tensor, ...]] = _pieces
         if total is not None and kernel is not None:
             loss = partial(kernel, scale=None)
-        found = sum((loss(bend(h @ weight.t()), t)[0] for h, t in chunks), _zero(weight))
-        return found, found
-    scaled: Tensor = _HeadLoss.apply(flat, weight, chunks, scale, kernel or loss_and_gradient, bend, total)  # type: ignore[no-untyped-call]
-    return scaled, scaled.detach() / scale
+        losses = torch.cat([loss(bend(h @ weight.t()), t)[0] for h, t in chunks]).view_as(targets)
+        return losses.sum(), losses
+    losses = torch.empty_like(targets, dtype=widened(weight.dtype))
+    made = (chunks, losses, scale, kernel or loss_and_gradient, bend, total, weigh)
+    scaled: Tensor = _HeadLoss.apply(flat, weight, *made)  # type: ignore[no-untyped-call]
+    return scaled, losses
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -79,15 +84,17 @@ class _HeadLoss(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         chunks: Any,
+        losses: Tensor,
         scale: float,
         kernel: LossKernel,
         bend: Bend,
         sum_over: Any,
+        weigh: Weigh | None,
     ) -> Tensor:
+        """Fills `losses` [batch, seq]."""
         wide, early, late = widened(weight.dtype), None, scale
         if weight.dtype == torch.float16:
-            early, late = _zero(weight) + scale, 1.0  # a tensor, so that a compiled kernel is not of one value
-        total = _zero(weight)
+            early, late = losses.new_full((), scale), 1.0  # a tensor, so that a compiled kernel is not of one value
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
         start = 0
@@ -96,7 +103,7 @@ class _HeadLoss(torch.autograd.Function):
             loss, grad, valid = kernel(logits, t, early)
             grad = bend.backward(grad, logits)
             del logits  # before the products below need room
-            total += loss
+            losses.view(-1)[start : start + len(h)] = loss
             rows = valid.to(h.dtype).unsqueeze(1) * late  # the scale, and nothing for ignored targets
             torch.mul(grad @ weight, rows, out=grad_hidden[start : start + len(h)])
             start += len(h)
@@ -109,17 +116,21 @@ class _HeadLoss(torch.autograd.Function):
                 grad_weight = product.to(wide) if grad_weight is None else grad_weight.add_(product)
         if sum_over is not None:
             grad_hidden = sum_over(grad_hidden)
+        weights = losses.new_ones(()) if weigh is None else weigh(losses)
+        if weigh is not None:
+            assert grad_weight is None, "weights are known once the gradients of a head are made"
+            grad_hidden *= weights.flatten().unsqueeze(1)
         ctx.save_for_backward(grad_hidden, grad_weight)
-        return total * scale
+        return (losses * weights).sum() * scale
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden, grad_weight, *(None for _ in range(5))
+        return grad_hidden, grad_weight, *(None for _ in range(7))
 
 
 def loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss sum, softmax minus one-hot in the logits' precision, times `scale` if any, which targets count)."""
+    """(token losses, softmax minus one-hot in the logits' precision, times `scale` if any, which targets count)."""
     loss, logs, safe, valid = _pieces(logits, targets)
     wide, one = logs.exp_(), logs.new_ones(())
     if scale is not None:
@@ -141,17 +152,13 @@ def _pieces(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Te
     valid = targets != IGNORED
     safe = targets.clamp(min=0).unsqueeze(1)
     logs = F.log_softmax(logits, dim=-1, dtype=widened(logits.dtype))
-    loss = -(logs.gather(1, safe).squeeze(1) * valid).sum()
+    loss = -(logs.gather(1, safe).squeeze(1) * valid)
     return loss, logs, safe, valid
 
 
 def _chunks(hidden: Tensor, targets: Tensor, words: int) -> list[tuple[Tensor, Tensor]]:
     size = max(1, CHUNK_BYTES // (4 * words))
     return list(zip(hidden.split(size), targets.split(size), strict=True))
-
-
-def _zero(weight: Tensor) -> Tensor:
-    return weight.new_zeros((), dtype=widened(weight.dtype))
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:

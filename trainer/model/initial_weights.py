@@ -10,8 +10,13 @@ import torch
 from torch import Tensor
 
 from hetctl.trainer.families.registry import family_of
-from hetctl.trainer.model.adapters import DOWN, UP
+from hetctl.trainer.model.adapters import DOWN, MAGNITUDE, UP, is_trained
+from hetctl.trainer.model.huggingface import WeightFiles
+from hetctl.trainer.model.quantised import dequantise, quantise
 from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.model.split_backward import norms_of_rows
+from hetctl.trainer.model.splitmix import mixed
+from hetctl.trainer.model.tensor_cuts import quantised_as, whole_shape
 
 CHUNK = 1 << 22  # elements made at a time
 _HALVES = 8  # 16-bit uniforms summed to one value: near-normal, never beyond 4.9 standard deviations
@@ -19,10 +24,37 @@ _DEVIATION = math.sqrt(_HALVES * (65536**2 - 1) / 12)
 _MEAN = _HALVES * 65535 / 2
 
 
+def start_of(
+    name: str, shape: ModelShape, files: WeightFiles | None, *, seed: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """One parameter, whole, as training starts: that of a folder, which has no adapters, or a random one.
+
+    Magnitudes are the norms of their weight's rows; quantised weights are bytes, [rows, `row_bytes`]. Raises
+    ConfigError for what the folder lacks.
+    """
+    if name.endswith(MAGNITUDE):
+        weight = name.replace(MAGNITUDE, "weight")
+        rows = start_of(weight, shape, files, seed=seed, dtype=dtype, device=device)
+        return norms_of_rows(value_of(weight, rows, shape, dtype))
+    size = whole_shape(name, shape)
+    if files is not None and not (shape.adapters and is_trained(name, shape.adapters)):
+        value = files.read(name, size)
+    else:
+        value = initial(name, size, shape, seed=seed, dtype=dtype, device=device)
+    kind = quantised_as(name, shape)
+    return quantise(value.to(device), kind) if kind else value
+
+
+def value_of(name: str, kept: Tensor, shape: ModelShape, dtype: torch.dtype) -> Tensor:
+    """A parameter as numbers: in `dtype` what its bytes come to, if it is quantised."""
+    kind = quantised_as(name, shape)
+    return dequantise(kept, kind, whole_shape(name, shape)[1], dtype) if kind else kept
+
+
 def initial(
     name: str, size: Sequence[int], shape: ModelShape, *, seed: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """One parameter, whole, as training starts: norms by 1, biases 0, matrices normal(0, 0.02), residuals less.
+    """A random parameter, whole: norms by 1, biases 0, matrices normal(0, 0.02), residuals less.
 
     Adapters add nothing yet: one factor is 0, the other normal with the variance that PEFT's uniform one has.
     """
@@ -48,23 +80,7 @@ def fill_normal(out: Tensor, *, seed: int, name: str, std: float, first: int = 0
         part = flat[start : start + CHUNK]
         begin = 2 * (first + start)
         counter = torch.arange(begin, begin + 2 * part.numel(), dtype=torch.int64, device=out.device)
-        words = _mixed(counter, key)
+        words = mixed(counter, key)
         halves = sum((words >> shift) & 0xFFFF for shift in range(0, 64, 16))
         sums = halves.view(-1, 2).sum(1)  # type: ignore[union-attr]
         part.copy_((sums.to(torch.float64) - _MEAN) * (std / _DEVIATION))
-
-
-def _mixed(counter: Tensor, key: int) -> Tensor:
-    """splitmix64 of each count; multiplication wraps, and shifts are made logical by masking."""
-    words = counter.mul_(_signed(0x9E3779B97F4A7C15)).add_(key)
-    words = _xor_shifted(words, 30).mul_(_signed(0xBF58476D1CE4E5B9))
-    words = _xor_shifted(words, 27).mul_(_signed(0x94D049BB133111EB))
-    return _xor_shifted(words, 31)
-
-
-def _xor_shifted(words: Tensor, shift: int) -> Tensor:
-    return words.bitwise_xor_((words >> shift).bitwise_and_((1 << (64 - shift)) - 1))
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >= 1 << 63 else number

@@ -18,14 +18,15 @@ from hetctl.comm.contract.plan import Span
 from hetctl.trainer.families.family import NORMS
 from hetctl.trainer.families.registry import FAMILIES
 from hetctl.trainer.model.activations import HostActivations, Recompute, recomputing
-from hetctl.trainer.model.adapters import is_trained
+from hetctl.trainer.model.adapters import Adapters, is_trained
 from hetctl.trainer.model.attention import Attention, SeenTokens, positions_in
-from hetctl.trainer.model.head_loss import Bend, LossKernel, head_loss, loss_and_gradient
+from hetctl.trainer.model.dropout import of_layer
+from hetctl.trainer.model.head_loss import Bend, LossKernel, Weigh, head_loss, loss_and_gradient
 from hetctl.trainer.model.norms import norm_of
 from hetctl.trainer.model.rotary import rotary_tables
 from hetctl.trainer.model.shapes import ModelShape
-from hetctl.trainer.model.split_backward import Projection, WeightGradients, summed_linear
-from hetctl.trainer.model.tensor_cuts import cut_of
+from hetctl.trainer.model.split_backward import Projection, WeightGradients
+from hetctl.trainer.model.tensor_cuts import BY_COLUMNS, cut_of
 from hetctl.trainer.model.tensor_parallel import ALONE, SharedVocabulary, TensorShare, embed, enter
 
 EMBEDDING, POSITIONS = "model.embed_tokens.weight", "model.embed_positions.weight"
@@ -56,7 +57,8 @@ class MLP(nn.Module):
             inner = self.activation(self.up_proj(x))
         else:
             inner = self.activation(self.gate_proj(x)) * self.up_proj(x)
-        return summed_linear(self.down_proj, inner, self.tensor)
+        out: Tensor = self.down_proj(inner, self.tensor)
+        return out
 
 
 class Block(nn.Module):
@@ -71,11 +73,20 @@ class Block(nn.Module):
         self.mlp = MLP(shape, tensor)
         family = FAMILIES[shape.family]
         self.norms = NORMS[family.norms]
+        self.dropping: tuple[Projection, ...] = ()
         for name in family.block_norms:
             self.add_module(name, norm_of(shape))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, documents: Tensor | None = None) -> Tensor:
-        return recomputing(self._forward, x, cos, sin, documents, recompute=self.recompute)
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, documents: Tensor | None = None, draws: Tensor | None = None
+    ) -> Tensor:
+        return recomputing(self._dropping, x, cos, sin, documents, draws, recompute=self.recompute)
+
+    def _dropping(self, x: Tensor, cos: Tensor, sin: Tensor, documents: Tensor | None, draws: Tensor | None) -> Tensor:
+        """What is computed again drops the same; a family's own block need not know."""
+        for projection in self.dropping:
+            projection.draws = draws
+        return self._forward(x, cos, sin, documents)
 
     def _forward(self, x: Tensor, cos: Tensor, sin: Tensor, documents: Tensor | None) -> Tensor:
         before, after, before_mlp, after_mlp = self.norms
@@ -106,9 +117,8 @@ class StageModel(nn.Module):
             {str(i): block(shape, i, recompute=recompute, tensor=tensor) for i in range(*layers)}
         )
         if shape.adapters:
-            for name, module in list(self.layers.named_modules()):
-                if isinstance(module, Projection) and name.endswith(shape.adapted):
-                    module.adapt(shape.adapters)
+            for one in self.layers.values():
+                _adapt(one, shape.adapters, tensor)
         words = cut_of(EMBEDDING, shape, degree=tensor.degree, index=tensor.index)
         self.embed_tokens = nn.Embedding(words.shape[0], shape.hidden) if self.is_first else None
         learned = shape.positions and self.is_first
@@ -137,17 +147,23 @@ class StageModel(nn.Module):
     def is_last(self) -> bool:
         return self.past_last == self.shape.layers
 
-    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in; bytes of quantised weights are not."""
+        return next(p.dtype for p in self.parameters() if p.is_floating_point())
+
+    def forward(self, x: Tensor, documents: Tensor | None = None, draws: Tensor | None = None) -> Tensor:
         """Token ids [batch, seq] (first stage) or hidden states -> hidden states, or its words' logits (last stage).
 
         Where rows hold several `documents` ([batch, seq]: which one a token is in), each is as if it stood alone.
+        `draws` ([batch]) say what adapters' dropout leaves out of each sample (see `dropout.py`); None: nothing.
         """
-        hidden = self.body(x, documents)
+        hidden = self.body(x, documents, draws)
         if self.lm_head is None:
             return hidden
         return self.bend(self.lm_head(hidden))
 
-    def body(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+    def body(self, x: Tensor, documents: Tensor | None = None, draws: Tensor | None = None) -> Tensor:
         """The same without the LM head: hidden states, normed on the last stage."""
         hidden, positions = x, self._positions(x, documents)
         if self.embed_tokens is not None:
@@ -165,7 +181,8 @@ class StageModel(nn.Module):
         for number, block in zip(numbers, self.layers.values(), strict=True):
             self.before_unit(number + 1)
             with saving():
-                hidden = block(hidden, *tables[self.is_local(number)], documents)
+                own = None if draws is None else of_layer(draws, number)
+                hidden = block(hidden, *tables[self.is_local(number)], documents, own)
             hidden = self._announced(hidden, number + 1)
         if self._continued is not None:
             self._continued = self._continued[x.shape[1] :]
@@ -189,13 +206,33 @@ class StageModel(nn.Module):
         return out
 
     def loss(
-        self, x: Tensor, targets: Tensor, documents: Tensor | None = None, *, scale: float
+        self,
+        x: Tensor,
+        targets: Tensor,
+        documents: Tensor | None = None,
+        draws: Tensor | None = None,
+        *,
+        scale: float,
+        weigh: Weigh | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(loss times `scale`, to call backward on; sum of the token losses): what the last stage makes."""
+        """(loss times `scale`, to call backward on; token losses): what the last stage makes, as `head_loss` does."""
         assert self.lm_head is not None
         weight = self.lm_head.weight
-        hidden = self.body(x, documents)
-        return head_loss(hidden, weight, targets, scale=scale, kernel=self.loss_kernel, bend=self.bend, **self._words)
+        hidden = self.body(x, documents, draws)
+        about = {"kernel": self.loss_kernel, "bend": self.bend, "weigh": weigh, **self._words}
+        return head_loss(hidden, weight, targets, scale=scale, **about)
+
+    @contextmanager
+    def without_adapters(self) -> Iterator[None]:
+        """Inside, the model's own weights compute alone."""
+        projections = [module for module in self.modules() if isinstance(module, Projection)]
+        for projection in projections:
+            projection.adapted = False
+        try:
+            yield
+        finally:
+            for projection in projections:
+                projection.adapted = True
 
     def defer_weight_gradients(self, deferred: WeightGradients) -> None:
         """Let `deferred` make the weight gradients of all projections from now on."""
@@ -264,6 +301,20 @@ def shapes_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         model = StageModel(shape, (0, shape.layers))
     named = model.named().items()
     return {name: tuple(parameter.shape) for name, parameter in named if is_trained(name, shape.adapters)}
+
+
+def _adapt(block: nn.Module, adapters: Adapters, tensor: TensorShare) -> None:
+    """Give a block's projections their adapters, and keep their weights as the adapters ask."""
+    found = []
+    for path, module in list(block.named_modules()):
+        name = path.split(".")[-1]
+        if isinstance(module, Projection) and name in adapters.targets:
+            low = tensor.index * module.in_features if name in BY_COLUMNS else 0
+            module.adapt(adapters, name, low=low)
+            found.append(module)
+        if isinstance(module, Projection) and adapters.quantised:
+            module.quantise(adapters.quantised)
+    block.dropping = tuple(found) if adapters.dropout else ()  # type: ignore[assignment]
 
 
 def _nothing(unit: int) -> None:

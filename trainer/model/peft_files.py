@@ -11,9 +11,10 @@ from torch import Tensor
 
 from hetctl.comm.contract.files import write_json
 from hetctl.trainer.families.registry import family_of
-from hetctl.trainer.model.adapters import DOWN, UP
+from hetctl.trainer.model.adapters import DOWN, MAGNITUDE, UP
 from hetctl.trainer.model.huggingface import save_tensors
 from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.model.split_backward import norms_of_rows
 from hetctl.trainer.model.tensor_cuts import whole_shape
 
 Read = Callable[[str], Tensor]  # a parameter, whole, by its name
@@ -21,9 +22,11 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def write_adapters(
-    folder: Path, shape: ModelShape, names: Iterable[str], read: Read, *, base: str, dtype: torch.dtype
+    folder: Path, shape: ModelShape, names: Iterable[str], read: Read, *, weight: Read, base: str, dtype: torch.dtype
 ) -> None:
     """Write the two files that PEFT loads onto the model at `base`, from the adapters' parameters of these names.
+
+    A frozen `weight` is asked for where only a part of a joined matrix is adapted, and its magnitudes are not.
 
     Raises WorkFailed where the disk takes no more.
     """
@@ -35,6 +38,9 @@ def write_adapters(
         down, up = _joined(shape, parts, read)
         ranks[name] = len(down)
         tensors |= {f"base_model.model.{module}.{k}.weight": v.to(dtype) for k, v in ((DOWN, down), (UP, up))}
+        if shape.adapters and shape.adapters.dora:
+            rows = torch.cat([_magnitudes(shape, part, read, weight) for part in parts])
+            tensors[f"base_model.model.{module}.{MAGNITUDE}"] = rows.to(dtype)
     folder.mkdir(parents=True, exist_ok=True)
     save_tensors(tensors, [folder / ADAPTER_FILES[1]])
     write_json(folder / ADAPTER_FILES[0], _config(shape, ranks, base))
@@ -47,7 +53,15 @@ def merged(name: str, shape: ModelShape, base: Read, read: Read) -> Tensor:
         return weight
     assert shape.adapters is not None
     down, up = (read(f"{module}.{factor}.weight") for factor in (DOWN, UP))
-    return weight.to(up.dtype) + shape.adapters.scale * (up @ down)
+    both = weight.to(up.dtype) + shape.adapters.scale * (up @ down)
+    return both * (read(f"{module}.{MAGNITUDE}") / norms_of_rows(both))[:, None] if shape.adapters.dora else both
+
+
+def _magnitudes(shape: ModelShape, part: str, read: Read, weight: Read) -> Tensor:
+    """Of the rows of one part of a joined matrix; those that no adapter changes keep theirs."""
+    module = part.removesuffix(".weight")
+    adapted = module.split(".")[-1] in shape.adapted
+    return read(f"{module}.{MAGNITUDE}") if adapted else norms_of_rows(weight(part))
 
 
 def _joined(shape: ModelShape, parts: tuple[str, ...], read: Read) -> tuple[Tensor, Tensor]:
@@ -76,7 +90,8 @@ def _config(shape: ModelShape, ranks: dict[str, int], base: str) -> dict[str, An
         "inference_mode": True,
         "r": rank,
         "lora_alpha": alpha,
-        "lora_dropout": 0.0,
+        "use_dora": shape.adapters.dora,
+        "lora_dropout": shape.adapters.dropout,
         "target_modules": sorted(ranks),
         "rank_pattern": joined,
         "alpha_pattern": {name: alpha * count / rank for name, count in joined.items()},

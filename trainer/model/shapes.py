@@ -9,6 +9,7 @@ from typing import Any, Literal
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.trainer.families.registry import family_of
 from hetctl.trainer.model.adapters import Adapters
+from hetctl.trainer.model.block_formats import Quantised
 
 MAX_LAYERS = 2_000  # twice those of DeepNet (arXiv 2203.00555); plans of far more take minutes
 MAX_SIZE = 2**31 - 1  # of anything else: libraries count in 32 bits
@@ -143,6 +144,11 @@ class ModelShape:
     def adapted(self) -> tuple[str, ...]:
         """The projections that have adapters."""
         return self.adapters.targets if self.adapters else ()
+
+    @property
+    def quantised(self) -> Quantised | None:
+        """How the weights of projections are kept, which then are frozen; None: as they are."""
+        return self.adapters.quantised if self.adapters else None
 
     @property
     def attention_parameters(self) -> int:

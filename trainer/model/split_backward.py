@@ -9,8 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hetctl.trainer.model.adapters import DOWN, UP, Adapters
-from hetctl.trainer.model.tensor_parallel import TensorShare, leave
+from hetctl.trainer.model.adapters import DOWN, MAGNITUDE, UP, Adapters
+from hetctl.trainer.model.block_formats import Quantised, row_bytes
+from hetctl.trainer.model.dropout import InputDropout
+from hetctl.trainer.model.quantised import dequantise, quantised_linear
+from hetctl.trainer.model.tensor_parallel import ALONE, TensorShare, leave
 
 
 class WeightGradients:
@@ -41,42 +44,99 @@ class WeightGradients:
 
 
 class Projection(nn.Linear):
-    """A linear layer whose weight gradient can be deferred, and that an adapter may add to."""
+    """A linear layer whose weight gradient can be deferred, that an adapter may add to and bytes stand for."""
 
     deferred: WeightGradients | None = None
     adapters: Adapters | None = None
+    quantised: Quantised | None = None
+    adapted = True  # whether its adapter adds to it now, if it has one
+    dropout: InputDropout | None = None
+    draws: Tensor | None = None  # of the samples that its block computes; None: nothing is dropped
 
-    def adapt(self, adapters: Adapters) -> None:
-        """Add an adapter's factors. They are linear as this layer is: parts of their product sum up as its own do."""
+    def adapt(self, adapters: Adapters, name: str, *, low: int = 0) -> None:
+        """Add an adapter's factors. They are linear as this layer is: parts of their product sum up as its own do.
+
+        This rank's first value in is the layer's number `low`.
+        """
         self.adapters = adapters
         self.add_module(DOWN, Projection(self.in_features, adapters.rank, bias=False))
         self.add_module(UP, Projection(adapters.rank, self.out_features, bias=False))
+        if adapters.dora:
+            self.register_parameter(MAGNITUDE, nn.Parameter(self.weight.new_empty(self.out_features)))
+        self.dropout = InputDropout(adapters.dropout, name, low=low) if adapters.dropout else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.product(x, self.bias)
+    def quantise(self, kind: Quantised) -> None:
+        """Keep the weight as bytes from now on: it is frozen."""
+        self.quantised = kind
+        packed = torch.empty(self.out_features, row_bytes(kind, self.in_features), dtype=torch.uint8)
+        self.weight = nn.Parameter(packed, requires_grad=False)
 
-    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`x` times the weight (and the adapter's), plus a bias of this layer if given."""
-        out: Tensor
+    def forward(self, x: Tensor, tensor: TensorShare = ALONE) -> Tensor:
+        """Where columns are shared out over a tensor group, parts are summed before magnitudes and the bias come.
+
+        What an adapter reads may be dropped; with magnitudes it is dropped for the weight too, whose plain product
+        then makes up for that beside them, as PEFT has it.
+        """
+        reads = x
+        if self.dropout is not None and self.draws is not None and self.adapted:
+            reads = x * self.dropout.mask(self.draws, x)
+        if not self._has_magnitudes:
+            return self._summed(x, reads, tensor)
+        product = leave(self._base(reads) + self._adapter(reads), tensor)
+        out = product * (self.get_parameter(MAGNITUDE) / self.row_norms(tensor))
+        if reads is not x:
+            out = out + leave(self._base(x - reads), tensor)
+        return out if self.bias is None else out + self.bias
+
+    def _summed(self, x: Tensor, reads: Tensor, tensor: TensorShare) -> Tensor:
+        fused = self.bias if tensor.degree == 1 else None
+        out = self._base(x, fused)
+        if self.adapters is not None and self.adapted:
+            out = out + self._adapter(reads)
+        out = leave(out, tensor)
+        return out if self.bias is None or fused is not None else out + self.bias
+
+    @property
+    def _has_magnitudes(self) -> bool:
+        return self.adapters is not None and self.adapters.dora and self.adapted
+
+    @torch.no_grad()
+    def row_norms(self, tensor: TensorShare = ALONE) -> Tensor:
+        """Of weight and adapter together, [values out]: constants to backward, as PEFT has it (section 4.3)."""
+        assert self.adapters is not None
+        down, up = (self.get_submodule(factor).get_parameter("weight") for factor in (DOWN, UP))
+        # not as a plain product: selective recomputation would keep it, as large as the weight
+        (both,) = torch.baddbmm(self.base_weight()[None], up[None], down[None], alpha=self.adapters.scale)
+        norms = norms_of_rows(both)
+        return (norms if tensor.degree == 1 else tensor.sum(norms.square()).sqrt()).to(both.dtype)
+
+    def base_weight(self) -> Tensor:
+        """The weight without its adapter, [values out, values in], in the precision of that."""
+        if self.quantised is None:
+            return self.weight
+        like = self.get_submodule(DOWN).get_parameter("weight")
+        return dequantise(self.weight, self.quantised, self.in_features, like.dtype)
+
+    def _base(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`x` times the weight, plus a bias of this layer if given."""
+        if self.quantised is not None:
+            return quantised_linear(x, self.weight, bias, self.quantised)
         if self.deferred is None or not torch.is_grad_enabled() or not self.weight.requires_grad:
-            out = F.linear(x, self.weight, bias)
-        else:
-            needs = x if x.requires_grad else x.detach().requires_grad_()  # none before it: then no backward would come
-            out = _Split.apply(needs, self, bias is not None)  # type: ignore[no-untyped-call]
-        if self.adapters is None:
-            return out
-        down: Tensor = self.get_submodule(DOWN)(x)
-        up: Tensor = self.get_submodule(UP)(down * self.adapters.scale)
-        return out + up
+            return F.linear(x, self.weight, bias)
+        needs = x if x.requires_grad else x.detach().requires_grad_()  # none before it: then no backward would come
+        out: Tensor = _Split.apply(needs, self, bias is not None)  # type: ignore[no-untyped-call]
+        return out
+
+    def _adapter(self, x: Tensor) -> Tensor:
+        assert self.adapters is not None
+        up: Tensor = self.get_submodule(UP)(self.get_submodule(DOWN)(x) * self.adapters.scale)
+        return up
 
 
-def summed_linear(layer: Projection, x: Tensor, tensor: TensorShare) -> Tensor:
-    """A projection whose columns are shared out: parts are summed over the tensor group, then the bias is added."""
-    if tensor.degree == 1:
-        whole: Tensor = layer(x)
-        return whole
-    out = leave(layer.product(x), tensor)
-    return out if layer.bias is None else out + layer.bias
+def norms_of_rows(weight: Tensor) -> Tensor:
+    """[rows], in fp32 or better."""
+    norms: Tensor = torch.linalg.vector_norm(weight, dim=1, dtype=torch.promote_types(weight.dtype, torch.float32))
+    return norms
 
 
 class _Split(torch.autograd.Function):

@@ -2,7 +2,8 @@
 
 Megatron's way (arXiv 1909.08053): projections into heads and into the MLP are cut by rows, those out of them by
 columns, embedding and LM head by words; everything else is held whole by every rank of the group. Of an adapter, one
-factor is cut as its projection is, and each rank has a share of the other one's gradient.
+factor is cut as its projection is, and each rank has a share of the other one's gradient; magnitudes are cut as biases.
+Quantised matrices are cut as their bytes lie, between blocks.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from hetctl.trainer.model.adapters import DOWN, UP
+from hetctl.trainer.model.adapters import DOWN, MAGNITUDE, UP
+from hetctl.trainer.model.block_formats import BLOCK, Quantised, row_bytes
 from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.model.shapes import ModelShape
 
@@ -63,6 +65,9 @@ def cannot_cut(shape: ModelShape, degree: int) -> str:
             return f"{count} {what} of '{shape.name}' do not divide by {degree}"
     if shape.kv_heads % degree and degree % shape.kv_heads:
         return f"{shape.kv_heads} key-value heads of '{shape.name}' can be neither shared out nor copied over {degree}"
+    columns = [shape.projections[name][1] for name in BY_COLUMNS]
+    if degree > 1 and shape.quantised and (odd := [n for n in columns if n % (degree * BLOCK)]):
+        return f"rows of {odd[0]} values of '{shape.name}' do not divide by {degree} between blocks of {BLOCK}"
     return ""
 
 
@@ -78,13 +83,19 @@ def whole_shape(name: str, shape: ModelShape) -> tuple[int, ...]:
         return (shape.hidden,)  # norms
     out, into = shape.projections[module]
     rank = shape.adapters.rank if shape.adapters else 0
-    return {"bias": (out,), DOWN: (rank, into), UP: (out, rank)}.get(what, (out, into))
+    return {"bias": (out,), MAGNITUDE: (out,), DOWN: (rank, into), UP: (out, rank)}.get(what, (out, into))
+
+
+def quantised_as(name: str, shape: ModelShape) -> Quantised | None:
+    """What bytes the parameter with this name is kept as; None: it is kept as numbers."""
+    module, what = _place(name)
+    return shape.quantised if module in shape.projections and what == "weight" else None
 
 
 def adapter_parameters(shape: ModelShape, *, degree: int = 1) -> int:
     """Of the adapters of one block, on one rank of a tensor group."""
-    factors = [f"{name}.{what}.weight" for name in shape.adapted for what in (DOWN, UP)]
-    return sum(math.prod(cut_of(name, shape, degree=degree).shape) for name in factors)
+    parts = [part for name in shape.adapted for part in shape.adapters.parts_of(name)] if shape.adapters else []
+    return sum(math.prod(cut_of(name, shape, degree=degree).shape) for name in parts)
 
 
 def _place(name: str) -> tuple[str, str]:
@@ -94,8 +105,10 @@ def _place(name: str) -> tuple[str, str]:
 
 
 def cut_of(name: str, shape: ModelShape, *, degree: int = 1, index: int = 0) -> Cut:
-    """What rank `index` of a tensor group of `degree` ranks holds of a parameter."""
+    """What rank `index` of a tensor group of `degree` ranks holds of a parameter, of its bytes if it is quantised."""
     whole = whole_shape(name, shape)
+    if kind := quantised_as(name, shape):
+        whole = (whole[0], row_bytes(kind, whole[1]))
     module, what = _place(name)
     if module in QK_NORMS and shape.heads_normed_together:
         module = BY_ROWS[QK_NORMS.index(module)]  # cut as what it norms

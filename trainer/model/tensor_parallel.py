@@ -92,7 +92,7 @@ class SharedVocabulary:
         self.low, self.high = share(vocabulary, tensor.degree, tensor.index)
 
     def __call__(self, logits: Tensor, targets: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """(loss sum over all words, this rank's columns of softmax minus one-hot, which targets count)."""
+        """(token losses over all words, this rank's columns of softmax minus one-hot, which targets count)."""
         wide = logits.to(widened(logits.dtype))
         top = wide.amax(1)
         dist.all_reduce(top, dist.ReduceOp.MAX, group=self.tensor.group)
@@ -103,7 +103,7 @@ class SharedVocabulary:
         wanted = wide.gather(1, safe).squeeze(1) * mine
         exps = wide.exp_()
         sums, wanted = self.tensor.sum(torch.stack((exps.sum(1), wanted)))
-        loss = ((sums.log() - wanted) * valid).sum()
+        loss = (sums.log() - wanted) * valid
         if scale is not None:
             sums, mine = sums / scale, mine * scale
         grad = (exps / sums.unsqueeze(1)).to(logits.dtype)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from hetctl.comm.contract.plan import Plan, Replica
 from hetctl.trainer.data.batches import MicroBatch
 from hetctl.trainer.model.head_loss import IGNORED
 from hetctl.trainer.model.model import StageModel
+from hetctl.trainer.model.preferences import Preferences
 from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.model.split_backward import WeightGradients
 from hetctl.trainer.pipeline.boundary import Boundary, Inbox
@@ -79,9 +82,11 @@ class StagePipeline:
         timeline: Timeline,
         boundary: type[Boundary] = Boundary,
         deferred: WeightGradients | None = None,
+        beta: float | None = None,
     ) -> None:
+        """With a `beta` its samples are preference pairs, of which DPO makes a loss."""
         self.plan, self.place, self.models = plan, place, tuple(models)
-        self.timeline, self.deferred = timeline, deferred
+        self.timeline, self.deferred, self.beta = timeline, deferred, beta
         self.replica: Replica = plan.replicas[place.replica]
         self.stage = self.replica.stages[place.stage]
         low, high = share(self.stage.micro_batch_size, self.stage.width, place.part)
@@ -92,18 +97,26 @@ class StagePipeline:
         ]
         self._connect()
 
-    def train_step(self, batch: Sequence[MicroBatch], *, scale: float) -> tuple[Tensor, Tensor]:
+    def train_step(self, batch: Sequence[MicroBatch], *, scale: float) -> Tensor:
         """Forward and backward of all micro-batches. Gradients accumulate; the loss is scaled by `scale`.
 
-        Returns this rank's (sum of token losses, number of valid tokens), fp64; zero before the last stage, and on
-        all but the first rank of a tensor group.
+        Returns this rank's sums, fp64: losses and valid tokens, of pairs also their number, how many are preferred
+        rightly, and their margins. Zero before the last stage, and on all but the first rank of a tensor group.
         """
         return self._run(self._actions(len(batch)), batch, scale)
 
     @torch.no_grad()
-    def evaluate(self, batch: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:
-        """Forward only: (sum of token losses, number of valid tokens), fp64; zero before the last stage."""
+    def evaluate(self, batch: Sequence[MicroBatch]) -> Tensor:
+        """Forward only: the same sums."""
         return self._run([a for a in self._actions(len(batch)) if a.kind == "F"], batch, 1.0)
+
+    @torch.no_grad()
+    def refer(self, batch: Sequence[MicroBatch]) -> None:
+        """Forward without adapters: gives pairs on the last stage their reference, which the other two ask for."""
+        with ExitStack() as inside:
+            for model in self.models:
+                inside.enter_context(model.without_adapters())
+            self._run([a for a in self._actions(len(batch)) if a.kind == "F"], batch, 1.0, span="R")
 
     def _actions(self, micro_batches: int) -> Sequence[Action]:
         place = self.place
@@ -114,21 +127,22 @@ class StagePipeline:
             forwards_ahead=self.plan.forwards_of(place.replica, place.stage),
         )
 
-    def _run(self, actions: Sequence[Action], batch: Sequence[MicroBatch], scale: float) -> tuple[Tensor, Tensor]:
+    def _run(self, actions: Sequence[Action], batch: Sequence[MicroBatch], scale: float, *, span: str = "F") -> Tensor:
+        """`span` is what the timeline calls its forwards."""
         kinds = "".join({a.kind for a in actions})
         for chunk in self.chunks:
             chunk.expect(kinds, len(batch), self._boundary_like(batch[0].inputs))
-        totals = torch.zeros(2, dtype=torch.float64, device=batch[0].inputs.device)
+        totals = torch.zeros(sums_of(self.beta), dtype=torch.float64, device=batch[0].inputs.device)
         for action in actions:
             chunk, k = self.chunks[action.chunk], action.micro_batch
             if action.kind == "F":
-                self._forward(chunk, k, batch[k], totals, scale)
+                totals += self._forward(chunk, k, batch[k], scale, span)
             elif action.kind == "B":
                 self._backward(chunk, k)
             else:
                 self._make_weight_gradients(chunk, k)
         self._finish()
-        return totals[0], totals[1]
+        return totals
 
     def _connect(self) -> None:
         """One element over every pair of ranks that will ever talk, in one order that all ranks share.
@@ -147,24 +161,43 @@ class StagePipeline:
             element = torch.zeros(1, device=meeting.carries(device))
             (dist.send if sends else dist.recv)(element, peer, group=meeting.group, tag=meeting.tag)
 
-    def _forward(self, chunk: LocalStage, k: int, data: MicroBatch, totals: Tensor, scale: float) -> None:
-        received = self._take(chunk, "F", k)
+    def _forward(self, chunk: LocalStage, k: int, data: MicroBatch, scale: float, span: str) -> Tensor | float:
+        """What it adds to the step's sums."""
+        sums: Tensor | float = 0.0
+        received = self._take(chunk, "F", k, span=span)
         x = data.inputs if received is None else received
         if x.is_floating_point():
             x.requires_grad_(torch.is_grad_enabled())
-        with self.timeline.span("F", micro_batch=k, stage=chunk.stage):
+        with self.timeline.span(span, micro_batch=k, stage=chunk.stage):
             y: Tensor
-            if chunk.is_last:
-                y, loss = chunk.model.loss(x, data.targets, data.documents, scale=scale)
-                if self.place.tensor == 0:
-                    totals[0] += loss
-                    totals[1] += (data.targets != IGNORED).sum()
+            if not chunk.is_last:
+                y = chunk.model(x, data.documents, data.draws)
+            elif self.beta is None:
+                y, losses = chunk.model.loss(x, data.targets, data.documents, data.draws, scale=scale)
+                sums = _sums(losses.sum(), data)
             else:
-                y = chunk.model(x, data.documents)
+                y, sums = self._of_pairs(chunk.model, x, data, scale, refers=span == "R")
         if chunk.forward_out is not None:
             chunk.forward_out.send(y.detach())
         if torch.is_grad_enabled():
             chunk.alive[k] = (x, y)
+        return sums if self.place.tensor == 0 else 0.0
+
+    def _of_pairs(
+        self, model: StageModel, x: Tensor, data: MicroBatch, scale: float, *, refers: bool
+    ) -> tuple[Tensor, Tensor | float]:
+        """(loss to call backward on, the step's sums) of preference pairs, or their reference."""
+        assert self.beta is not None
+        assert data.documents is not None
+        pairs, about = Preferences(self.beta, data.documents), (x, data.targets, data.documents, data.draws)
+        if refers:
+            y, losses = model.loss(*about, scale=scale)
+            data.reference = pairs.ratios(losses)
+            return y, 0.0
+        assert data.reference is not None
+        y, losses = model.loss(*about, scale=scale, weigh=partial(pairs.weights, reference=data.reference))
+        loss, *others = pairs.figures(losses, data.reference)
+        return y, _sums(loss, data, *others)
 
     def _backward(self, chunk: LocalStage, k: int) -> None:
         x, y = chunk.alive.pop(k)
@@ -182,21 +215,31 @@ class StagePipeline:
         with self.timeline.span("W", micro_batch=k, stage=chunk.stage):
             self.deferred.run(chunk.weight_gradients.pop(k))
 
-    def _take(self, chunk: LocalStage, kind: str, k: int) -> Tensor | None:
+    def _take(self, chunk: LocalStage, kind: str, k: int, *, span: str = "") -> Tensor | None:
         """What the neighbouring stage sends for a forward or backward; None where there is no neighbour."""
         inbox = chunk.inboxes[kind]
         if inbox is None:
             return None
         about = {"micro_batch": k, "peers": inbox.boundary.peers, "bridged": inbox.boundary.bridged}
-        with self.timeline.span(f"wait-{kind}", stage=inbox.boundary.other, **about):
+        with self.timeline.span(f"wait-{span or kind}", stage=inbox.boundary.other, **about):
             return inbox.take()
 
     def _boundary_like(self, inputs: Tensor) -> Tensor:
         """An empty tensor of a boundary's share: [samples, seq, hidden] in the model's own dtype."""
         model = self.models[0]
         shape = (self.samples, inputs.shape[1], model.shape.hidden)
-        return torch.empty(shape, dtype=next(model.parameters()).dtype, device=inputs.device)
+        return torch.empty(shape, dtype=model.dtype, device=inputs.device)
 
     def _finish(self) -> None:
         for chunk in self.chunks:
             chunk.finish()
+
+
+def sums_of(beta: float | None) -> int:
+    """How many sums a step has."""
+    return 2 if beta is None else 5
+
+
+def _sums(loss: Tensor, data: MicroBatch, *others: Tensor) -> Tensor:
+    """A micro-batch's part of a step's sums."""
+    return torch.stack([x.double() for x in (loss, (data.targets != IGNORED).sum(), *others)])

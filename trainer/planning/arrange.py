@@ -148,7 +148,7 @@ class Arrangement:
         self.stages = tuple(use for use in uses for _ in range(use.stages))
         count, places = batching.micro_batches, range(len(self.stages))
         self.ahead = _ahead(problem, len(self.stages), count, schedule)
-        payload = problem.costs.boundary_bytes(batching.micro_batch_size)
+        payload = problem.costs.hop_bytes(batching.micro_batch_size)
         self.hops = problem.links.hops(self.stages, payload)
         trips = [2 * sum(self.hops[i:]) for i in places]
         held = [min(ahead, count) for ahead in self.ahead]

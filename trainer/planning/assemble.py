@@ -10,7 +10,6 @@ from itertools import chain, combinations, pairwise
 from hetctl.comm.contract.cluster import Cluster, IslandLink, Nic, TransportOption
 from hetctl.comm.contract.errors import ConfigError, Undetermined
 from hetctl.comm.contract.fabrics import NETWORKS
-from hetctl.comm.contract.natives import NATIVES
 from hetctl.comm.contract.placement import joined_natively
 from hetctl.comm.contract.plan import (
     BackendName,
@@ -143,7 +142,7 @@ def _ranks(cluster: Cluster, replicas: Sequence[Replica]) -> tuple[PlannedRank, 
                 stages=tuple(stages),
                 nics=device.nics,
                 speed=device.speed,
-                memory_bytes=device.memory_bytes,
+                memory_bytes=device.room_bytes,
             )
         )
     return tuple(ranks)
@@ -195,7 +194,7 @@ class _Groups:
         if len(joined_natively(islands, self.bridges)) > 1:
             return PlannedGroup(name, kind, ranks, "het")
         island = self.islands[islands[0]]
-        backend: BackendName = self.cluster.runs or NATIVES[island.vendor].library
+        backend: BackendName = self.cluster.library_of(island.vendor)
         hosts = {self.ranks[r].host for r in ranks}
         if len(hosts) == 1 or backend == "gloo":
             return PlannedGroup(name, kind, ranks, backend)

@@ -56,7 +56,7 @@ class UseBounds:
         `waits`: plain 1F1B is the only schedule that will be tried, so every stage but the pool's last waits for
         a boundary inside the pool.
         """
-        payload = self.problem.costs.boundary_bytes(batching.micro_batch_size)
+        payload = self.problem.costs.hop_bytes(batching.micro_batch_size)
         keys = []
         for use in uses:
             hop = self.problem.links.hop_seconds(use, use, payload) if use.stages > 1 else 0.0

@@ -102,7 +102,7 @@ def faster_networks(cluster: Cluster, network: str, islands: Sequence[Island]) -
         return  # unknown rates cannot be compared
     slowest, kind = min(known), ports[0].kind
     where = f"on {network} ({', '.join(i.name for i in islands)})"
-    own = f"in place of {slowest * 8 / 1e9:.0f} Gbit/s"
+    own = f"in place of {round(slowest * 8 / 1e9, 1):g} Gbit/s"
     if (step := next((g for g in COMMON_GBITS if _rate(g) > slowest * 1.01), None)) is not None:
         faster = partial(_at_least, gbits=step)
         made = _with_ports(cluster, network, names, faster)

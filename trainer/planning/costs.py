@@ -6,8 +6,8 @@ From the hardware table seconds are FLOPs over sustained FLOPS; a measured profi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -15,12 +15,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from hetctl.comm.contract.device_class import Precision
+from hetctl.comm.contract.plan import savings
+from hetctl.trainer.model.block_formats import MOMENT_BYTES, Quantised, row_bytes
+from hetctl.trainer.model.memory_limits import CHUNK_BYTES, NARROW
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.tensor_cuts import BY_COLUMNS, adapter_parameters
 from hetctl.trainer.planning.partition import Floats
 from hetctl.trainer.planning.pools import PRECISION_BYTES, Rates
 from hetctl.trainer.planning.profile import ClassProfile, SumPoint
 from hetctl.trainer.planning.roofline import block_bytes, block_flops, head_bytes
+from hetctl.trainer.recipe import Rule
 
 Recompute = Literal["none", "selective", "full"]
 USABLE_SHARE = 0.96  # of a device's memory: allocators fragment
@@ -34,6 +38,11 @@ class Mode:
     offload: bool = False
     activations: bool = False  # on the host
 
+    @property
+    def savings(self) -> tuple[str, ...]:
+        """The same in words."""
+        return savings(self.recompute, activations=self.activations, optimizer=self.offload)
+
 
 MODES = tuple(
     mode
@@ -44,6 +53,12 @@ PLAIN = Mode()
 # of the shorter one's time, what computation and a collective beside it take from each other: a collective's kernels
 # hold multiprocessors and memory bandwidth. Fitted to the fitted half of tests/published/llm-foundry-*.yaml
 OVERLAP_COST = 0.3
+# moved to make the mask of one value (`dropout.py`), in passes over words of four: 13 read and written, then compared
+MASK_BYTES = 13 * 16 // 4 + 3
+# an H100 moves so many in the time in which it makes one value of its bytes (docs/benchmarks.md)
+MADE_WHOLE_BYTES: dict[Quantised, float] = {"int8": 38.0, "nf4": 36.0}
+SELECTIVE_S = 0.012  # no block is faster, both ways: torch asks Python at each operation what to keep
+UPDATE_8BIT_BYTES = 120.0  # of a parameter: counted over the operations of AdamW8bit, each value in between in fp32
 UNDER_WAY = 4  # blocks whose activations are on a device while they are kept on the host: computed, leaving, coming
 
 
@@ -54,14 +69,20 @@ class ValueBytes:
     compute: int = 2
     weights: int = 4
     gradients: int = 4
-    optimizer: int = 8
+    optimizer: float = 8
     over_replicas: bool = False  # replicas share out the update: gradients go one way between them, weights come back
+    written: int = 12  # of weights and optimiser in a checkpoint, where moments are whole
+    updating: float | None = None  # read and written by an update, where it is not each value of the state once
 
     @classmethod
-    def of(cls, precision: Precision, *, moments: int = 2, over_replicas: bool = False) -> ValueBytes:
-        """Of a precision of computation, beside masters of 4 bytes at least and so many moments of the optimiser."""
+    def of(cls, precision: Precision, optimizer: Rule = "adamw", *, over_replicas: bool = False) -> ValueBytes:
+        """Of a precision of computation, beside masters of 4 bytes at least and the optimiser's two moments, if any."""
         width = 8 if precision == "fp64" else 4
-        return cls(PRECISION_BYTES[precision], width, width, moments * width, over_replicas)
+        moments = 0 if optimizer == "sgd" else 2
+        made = cls(PRECISION_BYTES[precision], width, width, moments * width, over_replicas, width + moments * width)
+        if optimizer == "adamw_8bit":
+            return replace(made, optimizer=moments * MOMENT_BYTES, updating=UPDATE_8BIT_BYTES)
+        return made
 
     @property
     def exchanged(self) -> int:
@@ -84,6 +105,9 @@ class Seconds:
     @property
     def both(self) -> float:
         return self.forward + self.backward
+
+    def with_forwards(self, count: int) -> Seconds:
+        return Seconds(count * self.forward, self.backward)
 
     def __add__(self, other: Seconds) -> Seconds:
         return Seconds(self.forward + other.forward, self.backward + other.backward)
@@ -114,6 +138,8 @@ class LayerCosts:
     value_bytes: ValueBytes = ValueBytes()
     profiles: tuple[ClassProfile, ...] = ()  # measured, of this model and length
     native_sums: tuple[SumPoint, ...] = ()  # measured
+    referred: bool = False  # preferences: each forward is made once more, by the model without its adapters
+    selective_s: float = 0.0  # SELECTIVE_S where blocks are not compiled
     overlap_cost: float = 0.0  # OVERLAP_COST where weights are cut for certain: the search's may still stay whole
 
     def measured(self, rates: Rates, tensor: int = 1) -> ClassProfile | None:
@@ -134,17 +160,21 @@ class LayerCosts:
 
     def block(self, rates: Rates, samples: float, *, tensor: int = 1, mode: Mode = PLAIN) -> Seconds:
         """One block. Backward is twice forward, plus what the mode computes again."""
-        plain = self._block(rates, samples, tensor)
+        plain, before = self._block(rates, samples, tensor), self._reference(rates, samples, tensor)
         if mode.activations:  # copied beside the computation, out and back
             copies = self.activation_bytes(samples, tensor=tensor) / rates.host_bytes_per_s
-            return Seconds(max(plain.forward, copies), max(plain.backward, copies))
+            return Seconds(max(plain.forward, copies) + before, max(plain.backward, copies))
         if mode.recompute == "full":
             again = plain.forward
         elif mode.recompute == "selective":
             again = samples * self.seq_len * self._elementwise_bytes / tensor / rates.memory_bytes_per_s
+            again += self._row_norms(rates, tensor) + self._dropout(rates, samples, tensor).forward
+            again += self._of_adapters(rates, samples, tensor).forward
         else:
             again = 0.0
-        return Seconds(plain.forward, plain.backward + again)
+        least = self.selective_s if mode.recompute == "selective" else 0.0
+        forward, backward = max(plain.forward, least / 3), max(plain.backward + again, 2 * least / 3)
+        return Seconds(forward + before, backward)
 
     def weight_gradients(self, rates: Rates, samples: float, *, tensor: int = 1) -> float:
         """Of a block's backward, the half of its matrix products that makes weight gradients: attention has none."""
@@ -164,10 +194,52 @@ class LayerCosts:
 
     def _of_adapters(self, rates: Rates, samples: float, tensor: int) -> Seconds:
         """What a block's adapters take: bytes moved, since their products are narrow. Forward reads the input, writes
-        the product and adds it; backward does so with two gradients."""
-        moved = sum(into + 4 * out for out, into in (self.shape.projections[name] for name in self.shape.adapted))
+        the product and adds it; backward does so with two gradients. Magnitudes read the sum and write it again."""
+        outs = 6 if self._has_magnitudes else 4
+        moved = sum(into + outs * out for out, into in (self.shape.projections[name] for name in self.shape.adapted))
         once = samples * self.seq_len * moved * self.value_bytes.compute / tensor / rates.memory_bytes_per_s
         return Seconds(once, 2 * once)
+
+    @property
+    def _has_magnitudes(self) -> bool:
+        return self.shape.adapters is not None and self.shape.adapters.dora
+
+    def _row_norms(self, rates: Rates, tensor: int) -> float:
+        """Seconds of a block's forward for norms of rows: each adapted weight is read, and written and read again with
+        its adapter's product. The sums over a tensor group are a launch each."""
+        if not self._has_magnitudes:
+            return 0.0
+        moved = 3 * sum(math.prod(self.shape.projections[name]) for name in self.shape.adapted)
+        sums = sum(name in BY_COLUMNS for name in self.shape.adapted) if tensor > 1 else 0
+        seconds = moved * self.value_bytes.compute / tensor / rates.memory_bytes_per_s + sums * rates.launch_s
+        return seconds + self._made_whole(rates, tensor, self.shape.adapted)
+
+    def _made_whole(self, rates: Rates, tensor: int, names: Iterable[str]) -> float:
+        """Seconds to make numbers of the bytes of these projections' weights, if they are quantised."""
+        if self.shape.quantised is None:
+            return 0.0
+        values = sum(math.prod(self.shape.projections[name]) for name in names)
+        return values / tensor * MADE_WHOLE_BYTES[self.shape.quantised] / rates.memory_bytes_per_s
+
+    @property
+    def _drops(self) -> bool:
+        return self.shape.adapters is not None and self.shape.adapters.dropout > 0
+
+    def _reference(self, rates: Rates, samples: float, tensor: int) -> float:
+        """Seconds of a block's forward without adapters, where there is one more of it."""
+        if not self.referred:
+            return 0.0
+        own = self._without_adapters(rates, samples, tensor).forward
+        own += self._made_whole(rates, tensor, self.shape.projections)
+        return own + 2 * self._sum_over_tensor(rates, samples, tensor)
+
+    def _dropout(self, rates: Rates, samples: float, tensor: int) -> Seconds:
+        """What leaving out takes in a block: its masks are made, and multiply inputs and their gradients."""
+        if not self._drops:
+            return NOTHING
+        values = samples * self.seq_len * self._values_in(tensor) / rates.memory_bytes_per_s
+        multiplied = 3 * self.value_bytes.compute
+        return Seconds(values * (MASK_BYTES + multiplied), values * multiplied)
 
     def embedding(self, rates: Rates, samples: float, *, tensor: int = 1) -> Seconds:
         """Looking rows up and adding gradients to them: bytes moved, no FLOPs."""
@@ -175,11 +247,12 @@ class LayerCosts:
         whole, kept = self.measured(rates, tensor), 0.0 if self.frozen else 1.0
         if measured := whole if whole and whole.sums else self.measured(rates):  # every rank looks all tokens up
             forward, backward = measured.at("embedding", samples)
-            return Seconds(forward, kept * backward) + shared
+            return (Seconds(forward, kept * backward) + shared).with_forwards(1 + self.referred)
         row = samples * self.seq_len * self.shape.hidden
         once = row * 2 * self.value_bytes.compute / rates.memory_bytes_per_s
         back = row * 2 * self.value_bytes.gradients / rates.memory_bytes_per_s
-        return Seconds(once + rates.launch_s, kept * (back + rates.launch_s)) + shared
+        made = Seconds(once + rates.launch_s, kept * (back + rates.launch_s)) + shared
+        return made.with_forwards(1 + self.referred)
 
     def head(self, rates: Rates, samples: float, *, tensor: int = 1) -> Seconds:
         """Final norm, LM head and loss: 1.8-2.5 blocks of common models. Half of backward is of the weights."""
@@ -187,36 +260,50 @@ class LayerCosts:
         kept = 0.5 if self.frozen else 1.0
         if measured := self.measured(rates, tensor):
             forward, backward = measured.at("head", samples)
-            return Seconds(forward, kept * backward) + shared
+            return (Seconds(forward, kept * backward) + shared).with_forwards(1 + self.referred)
         forward = samples * self.seq_len * self._head_seconds_per_token(rates, tensor)
-        return Seconds(forward + rates.launch_s, kept * (2 * forward + 2 * rates.launch_s)) + shared
+        made = Seconds(forward + rates.launch_s, kept * (2 * forward + 2 * rates.launch_s)) + shared
+        return made.with_forwards(1 + self.referred)
 
     def update(self, rates: Rates, parameters: float, *, offload: bool = False) -> float:
         """Seconds of the optimiser step over so many parameters: measured, or bytes of state read and written."""
         measured = self.measured(rates)
-        if measured is not None and measured.update_s is not None and not offload:
+        n = self.value_bytes
+        if measured is not None and measured.update_s is not None and not offload and n.updating is None:
             return parameters * measured.update_s
-        state = parameters * (self.value_bytes.weights + self.value_bytes.gradients + self.value_bytes.optimizer)
-        return 2 * state / (rates.host_bytes_per_s if offload else rates.memory_bytes_per_s)
+        moved = 2 * (n.weights + n.gradients + n.optimizer) if n.updating is None else n.updating
+        return parameters * moved / (rates.host_bytes_per_s if offload else rates.memory_bytes_per_s)
 
     def boundary_bytes(self, samples: float) -> float:
         """Bytes of hidden states (or of their gradients) that cross a stage boundary, for so many samples."""
         return samples * self.seq_len * self.shape.hidden * self.value_bytes.compute
+
+    def hop_bytes(self, samples: float) -> float:
+        """The same of one direction in a step's mean: a reference's states cross once more, its gradients never do."""
+        return self.boundary_bytes(samples) * (1.5 if self.referred else 1.0)
 
     @cached_property
     def _block(self) -> Callable[[Rates, float, int], Seconds]:
         """One block that keeps everything, each worked out once."""
         return cache(self._new_block)
 
-    def _new_block(self, rates: Rates, samples: float, tensor: int) -> Seconds:
+    def _without_adapters(self, rates: Rates, samples: float, tensor: int) -> Seconds:
+        """One block whose weights are trained, without sums over a tensor group."""
         if measured := self.measured(rates, tensor):
-            plain = Seconds(*measured.at("block", samples))
-        else:
-            forward = samples * self.seq_len * self._block_seconds_per_token(rates, tensor)
-            plain = Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s)
+            return Seconds(*measured.at("block", samples))
+        forward = samples * self.seq_len * self._block_seconds_per_token(rates, tensor)
+        return Seconds(forward + rates.launch_s, 2 * forward + 2 * rates.launch_s)
+
+    def _new_block(self, rates: Rates, samples: float, tensor: int) -> Seconds:
+        plain = self._without_adapters(rates, samples, tensor)
         if self.frozen:
             plain = Seconds(plain.forward, plain.backward * (1 - self._matrix_share / 2))
-            plain += self._of_adapters(rates, samples, tensor)
+            if self._drops and self._has_magnitudes:  # the weight's product of what is dropped, and of what is not
+                product = plain.forward * self._matrix_share
+                plain += Seconds(product + 2 * self._sum_over_tensor(rates, samples, tensor), product)
+            plain += self._of_adapters(rates, samples, tensor) + self._dropout(rates, samples, tensor)
+            made_whole = self._made_whole(rates, tensor, self.shape.projections)
+            plain += Seconds(made_whole + self._row_norms(rates, tensor), made_whole)
         sums = 2 * self._sum_over_tensor(rates, samples, tensor)  # after attention and MLP; backward the same
         return plain + Seconds(sums, sums)
 
@@ -261,12 +348,19 @@ class LayerCosts:
         return count
 
     def trained_on(self, tensor: int) -> float:
-        """Of the parameters of one block on a rank of a tensor group those that are trained; `frozen_on` has others."""
+        """Of the parameters of one block on a rank of a tensor group those that are trained."""
         return adapter_parameters(self.shape, degree=tensor) if self.frozen else self.block_parameters_on(tensor)
 
-    def frozen_on(self, tensor: int) -> float:
-        """The others: nothing of them is kept but weights to compute with."""
-        return self.block_parameters_on(tensor) if self.frozen else 0.0
+    def frozen_bytes_on(self, tensor: int) -> float:
+        """Bytes of the others: weights to compute with, or what these are made of."""
+        if not self.frozen:
+            return 0.0
+        whole = self.block_parameters_on(tensor) * self.value_bytes.compute
+        if kind := self.shape.quantised:
+            for name, (out, into) in self.shape.projections.items():
+                parts = min(tensor, self.shape.kv_heads) if name in ("k_proj", "v_proj") else tensor
+                whole -= out * (into * self.value_bytes.compute - row_bytes(kind, into)) / parts
+        return whole
 
     def block_parameters_on(self, tensor: int) -> float:
         """A block's own parameters on each rank of a tensor group: norms are whole, too few key-value heads copied."""
@@ -294,27 +388,39 @@ class LayerCosts:
         cut = c * (self._kept_values - 4 * s.hidden)  # norms' inputs and outputs are whole on every rank
         made_again = 2 if s.gated else 1  # vectors of the intermediate size: activation and product, if gated
         spared = c * (2 * s.hidden + made_again * s.intermediate if mode.recompute == "selective" else self._unread)
-        return tokens * (4 * c * s.hidden + cut / tensor - spared / tensor)
+        # the gradients of magnitudes ask for the sums that they multiply, and wide factors' products are not made again
+        wide = mode.recompute == "selective" and self.shape.adapters and self.shape.adapters.rank > NARROW
+        summed = c * self._values_out(tensor) if self._has_magnitudes or wide else 0.0
+        keeps_masks = self._drops and mode.recompute == "none"
+        dropped = 2 * c * self._values_in(tensor) if keeps_masks else 0.0
+        return tokens * (4 * c * s.hidden + cut / tensor - spared / tensor + summed + dropped)
 
     def projection_gradient_bytes(self, samples: float, *, tensor: int = 1) -> float:
         """Gradients of what one block's projections put out, for one micro-batch: what a split backward keeps."""
+        ranks = self.shape.adapters.rank * len(self.shape.adapted) if self.shape.adapters else 0
+        return samples * self.seq_len * self.value_bytes.compute * (ranks + self._values_out(tensor))
+
+    def _values_in(self, tensor: int) -> float:
+        """Per token what the adapters of a block read on a rank of a tensor group."""
         s = self.shape
-        rank = s.adapters.rank if s.adapters else 0
-        values = sum(
-            rank + s.projections[name][0] / (1 if name in BY_COLUMNS else tensor) for name in s.adapted or s.projections
-        )
-        return samples * self.seq_len * self.value_bytes.compute * values
+        return sum(s.projections[n][1] / (tensor if n in BY_COLUMNS else 1) for n in s.adapted)
+
+    def _values_out(self, tensor: int) -> float:
+        """The same of what its trained projections put out."""
+        s = self.shape
+        return sum(s.projections[n][0] / (1 if n in BY_COLUMNS else tensor) for n in s.adapted or s.projections)
 
     def logits_bytes(self, samples: float, *, tensor: int = 1) -> float:
-        """Logits and their gradients, which exist only for a moment."""
-        return samples * self.seq_len * self.shape.vocab * (2 * 4 + self.value_bytes.compute) / tensor
+        """Logits and their gradients, which exist only for a moment, of as many tokens as the loss takes at a time."""
+        values = min(samples * self.seq_len * self.shape.vocab / tensor, CHUNK_BYTES / 4)
+        return values * (2 * 4 + self.value_bytes.compute)
 
     def gathered_bytes(self, *, tensor: int = 1, last: bool) -> float:
         """Whole weights and gradients of a sharded stage: the unit that computes, and the next or the last one."""
         head = self.shape.head_parameters / tensor if last else 0.0
-        frozen, trained, n = self.frozen_on(tensor), self.trained_on(tensor), self.value_bytes
+        frozen, trained, n = self.frozen_bytes_on(tensor), self.trained_on(tensor), self.value_bytes
         if self.frozen:
-            return (max(frozen, head) + frozen) * n.compute + 2 * trained * (n.compute + n.gradients)
+            return max(frozen, head * n.compute) + frozen + 2 * trained * (n.compute + n.gradients)
         return (max(trained, head) + trained) * (n.compute + n.gradients)
 
     @cached_property
@@ -332,7 +438,7 @@ class LayerCosts:
             [self.update(rates, 1.0, offload=m.offload) for m in modes],
             [self.state_bytes_per_parameter(offload=m.offload) for m in modes],
             [self.activation_bytes(samples, tensor=tensor, mode=m) for m in modes],
-            [count * kept for count in under_way],
+            [count * kept + self._passing_bytes / tensor for count in under_way],
             [float(n.weights + n.optimizer) if m.offload else 0.0 for m in modes],
             [kept if m.activations else 0.0 for m in modes],
         )
@@ -350,6 +456,15 @@ class LayerCosts:
         normed = (q + kv if s.qk_norm_sizes else 0) + (2 if s.block_norms > 2 else 0) * s.hidden
         between = s.adapters.rank * len(s.adapted) if s.adapters else 0
         return 4 * s.hidden + 2 * q + 2 * kv + gates * s.intermediate + normed + between
+
+    @cached_property
+    def _passing_bytes(self) -> int:
+        """Matrices that exist for a moment: a quantised one made whole, and an adapted one with its adapter's product
+        while its rows' norms are taken."""
+        s, c = self.shape, self.value_bytes.compute
+        of = {name: c * math.prod(size) for name, size in s.projections.items()}
+        whole = max(of.values()) if s.quantised else 0
+        return whole + max((of[name] for name in s.adapted if self._has_magnitudes), default=0)
 
     @cached_property
     def _unread(self) -> int:

@@ -55,7 +55,8 @@ def what_binds(chosen: Prediction) -> str:
     at = max(stages, key=lambda stage: stage.memory_share)
     fullest, place = at.memory_share, f"rank {at.ranks[0]} ({at.use.pool.name})"
     if any(stage.choice.mode != PLAIN for stage in stages):
-        return f"Memory binds: {place} is the fullest ({fullest:.0%} of what is usable), so work is done twice to fit."
+        saved = ", ".join(dict.fromkeys(words for stage in stages for words in stage.choice.mode.savings))
+        return f"Memory binds: {place} is the fullest ({fullest:.0%} of what is usable), hence {saved}."
     if chosen.bridge_share > 0.03:
         return f"The bridge {_slowest_bridge(chosen)} binds: {chosen.bridge_share:.1%} of the step waits for it."
     if chosen.bubble_share > 0.05:

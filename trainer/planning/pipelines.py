@@ -217,7 +217,7 @@ class Pipelines:
 
     def _order_adds(self, found: Sequence[UseBound], batching: Batching) -> float:
         """Seconds that an order of uses adds to what bounds any: hops between pools, and who holds which end."""
-        payload = self.problem.costs.boundary_bytes(batching.micro_batch_size)
+        payload = self.problem.costs.hop_bytes(batching.micro_batch_size)
         hops = sum(self.problem.links.hops([f.use for f in found], payload))
         ends = found[0].embedding - min(f.embedding for f in found) + found[-1].head - min(f.head for f in found)
         return 2 * hops + ends
@@ -236,7 +236,7 @@ class Pipelines:
         """Whether hiding all transfers would gain less than the tolerance."""
         if not self.problem.tolerance:
             return False
-        payload = self.problem.costs.boundary_bytes(batching.micro_batch_size)
+        payload = self.problem.costs.hop_bytes(batching.micro_batch_size)
         stages = [use for use in uses for _ in range(use.stages)]
         hops = sum(self.problem.links.hops(stages, payload))
         return 2 * hops / len(stages) * (batching.micro_batches - 1) < self.problem.tolerance * limit

@@ -134,7 +134,7 @@ def _plan(
     why: tuple[str, ...],
 ) -> Plan:
     replicas = _replicas(chosen.candidate)
-    limits = [device.memory_bytes for _, _, _, device in seats(cluster)]
+    limits = [device.room_bytes for _, _, _, device in seats(cluster)]
     replicas, memory, over = with_whole(
         replicas,
         _memory(problem, chosen.candidate),

@@ -12,6 +12,7 @@ from math import inf
 from hetctl.comm.contract.cluster import Cluster, Device, Host, Member
 from hetctl.comm.contract.device_class import DeviceClass, Precision
 from hetctl.comm.contract.errors import ConfigError, nearest
+from hetctl.comm.contract.natives import HOST
 from hetctl.comm.contract.units import GiB
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.roofline import matmul_flops_per_s
@@ -120,7 +121,7 @@ def read_pools(
     equal: dict[tuple[object, ...], Rates] = {}
     for rank, island, member, device in seats(cluster):
         host = cluster.host_by_name[member.host]
-        known = (member.host, island, device.device_class, device.speed, device.memory_bytes)
+        known = (member.host, island, device.device_class, device.speed, device.room_bytes)
         if known not in rates_of:
             made = _rates(cluster, host, fabrics[island], device, speeds, precision)
             rates_of[known] = equal.setdefault(astuple(made), made)
@@ -140,10 +141,10 @@ def read_pools(
 def base_class(cluster: Cluster, label: str) -> DeviceClass:
     """The table's row behind a label: the label's own, or on an emulated cluster this machine's device.
 
-    Labels of an emulated cluster decide islands, never speed.
+    Labels of an emulated cluster decide islands, never speed; CPUs are what they are called.
     """
     name = label
-    if cluster.source == "emulated":
+    if cluster.source == "emulated" and label != HOST:
         fallback = "cpu" if cluster.runs == "gloo" else cluster.hosts[0].devices[0].device_class
         name = cluster.runs_class or fallback
     return CLASSES.with_own(cluster.classes)[name]
@@ -159,7 +160,7 @@ def _share_of_host(host: Host, row: DeviceClass) -> float:
 def _rates(
     cluster: Cluster, host: Host, fabric: str, device: Device, speeds: Mapping[str, float], precision: Precision
 ) -> Rates:
-    label, speed, memory = device.device_class, device.speed, device.memory_bytes
+    label, speed, memory = device.device_class, device.speed, device.room_bytes
     row = base_class(cluster, label)
     tflops = speeds.get(label, row.sustained_in(precision)) * speed
     known = [n for n in host.nics if n.rate_bytes_per_s]

@@ -12,7 +12,7 @@ from hetctl.comm.contract.plan import Plan, Replica, Stage
 from hetctl.trainer.planning.costs import LayerCosts
 from hetctl.trainer.planning.planner import Planning
 from hetctl.trainer.planning.simulate import SimulatedSpan
-from hetctl.trainer.planning.state_sharding import parameters_on, spared_layers
+from hetctl.trainer.planning.state_sharding import held_on, spared_layers
 
 USES = ("weights", "gradients", "optimiser", "activations")
 
@@ -57,13 +57,13 @@ def memory_parts(plan: Plan, costs: LayerCosts) -> list[Mapping[str, int] | None
 
 def _state(plan: Plan, costs: LayerCosts, stage: Stage, every: list[Stage]) -> dict[str, int]:
     """Of one stage on each of its ranks. Masters count to the optimiser where computation has a copy of its own."""
-    n, (trained, frozen) = costs.value_bytes, parameters_on(costs, stage)
+    n, (trained, frozen) = costs.value_bytes, held_on(costs, stage)
     part = 1 if stage.whole or stage.shards == 1 else 1 / stage.shards
     copy = n.copy or (n.compute if stage.offload else n.weights)
     kept = 0 if stage.offload else n.optimizer + (n.weights if n.copy else 0)
     spared = spared_layers(every, stage) / max(1, stage.depth) if plan.over_replicas else 0.0
     return {
-        "weights": int((trained * copy + frozen * n.compute) * part),
+        "weights": int((trained * copy + frozen) * part),
         "gradients": int(trained * n.gradients * part),
         "optimiser": int(trained * kept * (1 / stage.shards - spared)),
     }

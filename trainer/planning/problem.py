@@ -10,9 +10,9 @@ from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError, Infeasible, nearest
 from hetctl.comm.contract.plan import Basis
-from hetctl.comm.contract.units import count_of, listed
+from hetctl.comm.contract.units import count_of, listed, show_bytes
 from hetctl.trainer.model.tensor_cuts import adapter_parameters, cannot_cut
-from hetctl.trainer.planning.costs import MODES, LayerCosts, Mode, ValueBytes
+from hetctl.trainer.planning.costs import MODES, SELECTIVE_S, LayerCosts, Mode, ValueBytes
 from hetctl.trainer.planning.hardware import not_in_the_table
 from hetctl.trainer.planning.link_rates import LinkRates, read_link_rates
 from hetctl.trainer.planning.over_shapes import Estimated, serving
@@ -108,6 +108,7 @@ def read_problem(
         notes=(
             *_adapters(costs),
             *_estimates(cluster, costs, pools),
+            *_left_to_others(cluster),
             *_notes(costs, pools, profile, precision),
             *why_not_bf16(cluster, recipe),
         ),
@@ -143,6 +144,20 @@ def _estimates(cluster: Cluster, costs: LayerCosts, pools: tuple[Pool, ...]) -> 
         yield f"{not_in_the_table(row)}."
 
 
+def _left_to_others(cluster: Cluster) -> Iterator[str]:
+    """What of devices' memory is not planned with, by class."""
+    used: dict[str, list[int]] = {}
+    for device in (cluster.device(member) for island in cluster.islands for member in island.members):
+        if device.used_bytes:
+            used.setdefault(device.device_class, []).append(device.used_bytes)
+    for name, sizes in used.items():
+        most = f"up to {show_bytes(max(sizes))} each" if len(sizes) > 1 else show_bytes(sizes[0])
+        yield (
+            f"Of {len(sizes)} {name} {most} of memory was used by others (a display, another job?) when it was "
+            "discovered, and is left to them; where that is over, discover again."
+        )
+
+
 def _adapters(costs: LayerCosts) -> Iterator[str]:
     """What is trained in place of the weights."""
     shape = costs.shape
@@ -150,8 +165,15 @@ def _adapters(costs: LayerCosts) -> Iterator[str]:
         trained = shape.layers * adapter_parameters(shape)
         yield (
             f"Adapters of rank {shape.adapters.rank} are trained, {trained:,} parameters: the model's own "
-            f"{shape.parameters:,} are held in {costs.value_bytes.compute} bytes each, and nothing of them is summed."
+            f"{shape.parameters:,} are held in {_held_in(costs)}, and nothing of them is summed."
         )
+    if costs.referred:
+        yield "Preferences: before each step the model without its adapters, the reference, makes a forward."
+
+
+def _held_in(costs: LayerCosts) -> str:
+    kind, each = costs.shape.quantised, f"{costs.value_bytes.compute} bytes each"
+    return f"{kind} blocks, but for embedding, norms and head: {each}" if kind else each
 
 
 def _notes(
@@ -176,10 +198,18 @@ def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> La
     shape, seq_len = recipe.shape(), recipe.model.seq_len
     precision = precision_of(cluster, recipe)
     over = recipe.train.sharded in ("auto", "replicas")
-    value_bytes = ValueBytes.of(precision, moments=2 if recipe.optimizer.name == "adamw" else 0, over_replicas=over)
+    value_bytes = ValueBytes.of(precision, recipe.optimizer.name, over_replicas=over)
     profile, usual = profile or Profile(()), "fp32" if on_cpus(cluster) else "bf16"
     alike = replace(profile, classes=tuple(c for c in profile.classes if (c.precision or usual) == precision))
-    return LayerCosts(shape, seq_len, value_bytes, serving(alike, shape, seq_len), profile.native_sums)
+    return LayerCosts(
+        shape,
+        seq_len,
+        value_bytes,
+        serving(alike, shape, seq_len),
+        profile.native_sums,
+        referred=recipe.dpo.beta is not None,
+        selective_s=0.0 if recipe.train.compile else SELECTIVE_S,
+    )
 
 
 def _schedules(recipe: Recipe, *, guessed: bool) -> tuple[Schedule, ...]:

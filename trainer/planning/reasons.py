@@ -106,11 +106,7 @@ def _batches(problem: Problem, pipelines: Sequence[Pipeline]) -> str:
 def _memory(candidate: Candidate) -> list[str]:
     said, pipelines = list[str](), candidate.pipelines
     for number, index, stage in candidate.stages:
-        mode = stage.choice.mode
-        what = [f"{mode.recompute} recompute"] if mode.recompute != "none" else []
-        what += ["activations on the host"] if mode.activations else []
-        what += ["optimiser state on the host"] if mode.offload else []
-        if what:
+        if what := stage.choice.mode.savings:
             place = f"Stage {index} of replica {number}" if len(pipelines) > 1 else f"Stage {index}"
             said.append(f"{place} ({stage.use.pool.name}) fits by {' and '.join(what)}, the fastest way that does.")
     rates = {u.pool.rates.memory_bytes for p in pipelines for u in p.uses}

@@ -81,7 +81,7 @@ def with_times(problem: Problem, pipeline: Pipeline) -> Pipeline:
     held = [min(n, batching.micro_batches) for n in ahead]
     costs = tuple(_costs(problem, pipeline, stage, n, len(ahead)) for stage, n in enumerate(held))
     stages = tuple(c.times(layers) for c, layers in zip(costs, pipeline.layers, strict=True))
-    hops = problem.links.hops(uses, problem.costs.boundary_bytes(batching.micro_batch_size))
+    hops = problem.links.hops(uses, problem.costs.hop_bytes(batching.micro_batch_size))
     return replace(
         pipeline, costs=costs, times=replace(pipeline.times, stages=stages, hops=hops, bridged=bridged(uses))
     )

@@ -217,29 +217,30 @@ def coefficient_arrays(
     tensor = column(t for _, t in kinds)
     ends = costs.stage_parameters(0, first=place.first, last=place.last) / tensor
     fixed = 0.0 * ends if costs.frozen else ends
-    each, frozen = (column(of(t) for _, t in kinds) for of in (costs.trained_on, costs.frozen_on))
+    each, frozen = (column(of(t) for _, t in kinds) for of in (costs.trained_on, costs.frozen_bytes_on))
     buffers = (2 + place.held) * column(costs.boundary_bytes(n) for n, _ in kinds)
     logits = column(costs.logits_bytes(n, tensor=t) if place.last else 0.0 for n, t in kinds)
     gathered = column(costs.gathered_bytes(tensor=t, last=place.last) for _, t in kinds)
     width, inside = column(s.width for s in sites), column(s.shares_per_host for s in sites)
     count = np.array(shards, dtype=np.float64)[:, :, None, None]
-    gather = _gather_seconds(rates, inside, count, (each + frozen) * compute)
+    gather = _gather_seconds(rates, inside, count, each * compute + frozen)
     scatter = _gather_seconds(rates, inside, count, each * gradients)
     sums = _sync_seconds(rates, place, inside, width, tensor, count, costs.value_bytes)
     update, state = mode.update / count, mode.state / count
-    saved = (costs.value_bytes.weights + costs.value_bytes.optimizer) / width  # a checkpoint's copy, once of each
+    saved = costs.value_bytes.written / width  # a checkpoint's copy, once of each
     on_host = mode.host_state / count + saved
     beside = costs.overlap_cost
-    weights = compute / count  # all that is held of a frozen parameter
     working = np.maximum(mode.working, logits) + np.where(count > 1, gathered, 0.0)
     return Coefficients(
-        forward=LinearCost(column(e.forward for e in extras), _beside(mode.forward, gather, beside)),
+        forward=LinearCost(
+            column(e.forward for e in extras), _beside(mode.forward, (1 + costs.referred) * gather, beside)
+        ),
         backward=LinearCost(column(e.backward for e in extras), _beside(mode.backward, gather + scatter, beside)),
         sums=LinearCost(fixed * sums, each * sums),
         update=LinearCost(fixed * update, each * update),
         memory=LinearCost(
-            fixed * state + (ends - fixed) * weights + buffers + working,
-            each * state + frozen * weights + place.held * mode.held,
+            fixed * state + (ends - fixed) * compute / count + buffers + working,
+            each * state + frozen / count + place.held * mode.held,
         ),
         host=LinearCost(fixed * on_host, each * on_host + place.held * mode.host_held),
     )

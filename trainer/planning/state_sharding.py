@@ -74,8 +74,8 @@ def _more(replicas: Sequence[Replica], costs: LayerCosts) -> dict[tuple[int, ...
     more, n = dict[tuple[int, ...], int](), costs.value_bytes
     for stage in _stages(replicas):
         if stage.shards > 1:
-            trained, frozen = parameters_on(costs, stage)
-            whole = (trained + frozen) * n.compute + trained * n.gradients
+            trained, frozen = held_on(costs, stage)
+            whole = trained * (n.compute + n.gradients) + frozen
             more[stage.ranks] = more.get(stage.ranks, 0) + more_bytes(whole, stage.shards)
     return more
 
@@ -99,7 +99,7 @@ def over_replicas(replicas: Sequence[Replica], memory: Sequence[int], costs: Lay
     every = _stages(replicas)
     for stage in every:
         for rank in stage.ranks if stage.depth and not stage.offload else ():
-            held[rank] -= int(parameters_on(costs, stage)[0] * state * spared_layers(every, stage) / stage.depth)
+            held[rank] -= int(held_on(costs, stage)[0] * state * spared_layers(every, stage) / stage.depth)
     return tuple(held)
 
 
@@ -113,9 +113,9 @@ def spared_layers(every: Sequence[Stage], stage: Stage) -> float:
     return spared
 
 
-def parameters_on(costs: LayerCosts, stage: Stage) -> tuple[float, float]:
-    """Parameters of a stage on one of its ranks, before they are shared out: (trained, frozen)."""
+def held_on(costs: LayerCosts, stage: Stage) -> tuple[float, float]:
+    """Of a stage on one of its ranks, before it is shared out: (trained parameters, bytes of the frozen ones)."""
     (first, past), tensor = stage.layers, stage.tensor_parallel
     ends = costs.stage_parameters(0, first=first == 0, last=past == costs.shape.layers) / tensor
-    trained, frozen = (past - first) * costs.trained_on(tensor), (past - first) * costs.frozen_on(tensor)
-    return (trained, frozen + ends) if costs.frozen else (trained + ends, frozen)
+    trained, frozen = ((past - first) * of(tensor) for of in (costs.trained_on, costs.frozen_bytes_on))
+    return (trained, frozen + ends * costs.value_bytes.compute) if costs.frozen else (trained + ends, 0.0)

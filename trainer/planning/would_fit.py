@@ -67,6 +67,14 @@ def candidates_with(problem: Problem, extra: int) -> list[Candidate]:
     return Search(replace(problem, pools=pools), keep=1).run().candidates
 
 
+def rough_plans(asked: Asked, cluster: Cluster) -> list[Candidate]:
+    """Some plan on a changed cluster, quickly found rather than fast; none where nothing fits."""
+    try:
+        return candidates_with(asked.problem(cluster, AT_ALL), 0)
+    except HetctlError:
+        return []
+
+
 def in_one_replica(problem: Problem) -> Problem | None:
     """The problem where one pipeline holds all that is used; None where no memory would make that possible."""
     one = replace(problem, pins=replace(problem.pins, replicas=problem.pins.replicas or 1))
@@ -74,10 +82,10 @@ def in_one_replica(problem: Problem) -> Problem | None:
 
 
 def what_it_takes(asked: Asked) -> str:
-    """A hint: with how many more devices, which shorter samples and which known model it would fit; empty for none."""
+    """A hint: with which optimiser, how many more devices, which samples, which known model it would; or none."""
     if sum(len(i.members) for i in asked.cluster.islands) > MOST_ASKED:
         return ""
-    found = [*filter(None, (_more_devices(asked), _shorter_samples(asked)))]
+    found = [*filter(None, (_in_8_bits(asked), _more_devices(asked), _shorter_samples(asked)))]
     ways = [f"it would fit with {' or with '.join(found)}"] if found else []
     model = _largest_model(asked)
     return "; ".join([*ways, *([f"the largest known model that fits here is {model}"] if model else [])])
@@ -111,10 +119,14 @@ def least_added(asked: Asked, row: DeviceClass) -> Change | None:
 
 def _fits(asked: Asked, cluster: Cluster | None = None) -> bool:
     """Whether any plan does, on a changed cluster where one is given."""
-    try:
-        return bool(candidates_with(asked.problem(cluster or asked.cluster, AT_ALL), 0))
-    except HetctlError:
-        return False
+    return bool(rough_plans(asked, cluster or asked.cluster))
+
+
+def _in_8_bits(asked: Asked) -> str:
+    """The optimiser's moments, where they are not yet."""
+    rule = asked.recipe.optimizer
+    small = replace(asked.recipe, optimizer=replace(rule, name="adamw_8bit"))
+    return "optimizer.name=adamw_8bit" if rule.name == "adamw" and _fits(replace(asked, recipe=small)) else ""
 
 
 def _more_devices(asked: Asked) -> str:

@@ -16,7 +16,7 @@ import torch
 from hetctl.comm.operation.device import has_streams, module_of, synchronize
 
 KEPT_STEPS = 20
-COMPUTE = ("F", "B", "W")
+COMPUTE = ("R", "F", "B", "W")
 WEIGHTS = "weights"  # the kind of a span that lies inside another one: part of a forward or backward
 
 
@@ -24,8 +24,9 @@ WEIGHTS = "weights"  # the kind of a span that lies inside another one: part of 
 class Span:
     """One action of a rank. Times in seconds of the host's monotonic clock.
 
-    `kind`: F, B, W (compute); wait-F, wait-B (for micro-batch data of `peers`); sync (gradients with `peers`); weights
-    (still on their way from `peers`: part of an F or B); world (the step's figures, everybody); update (optimiser).
+    `kind`: F, B, W (compute), R (a forward of DPO's reference); wait-F, wait-B, wait-R (for micro-batch data of
+    `peers`); sync (gradients with `peers`); weights (still on their way from `peers`: part of an R, F or B); world (the
+    step's figures, everybody); update (optimiser).
     `bridged`: the data crosses islands.
     """
 

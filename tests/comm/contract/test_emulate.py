@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetctl.comm.contract.cluster import Cluster
-from hetctl.comm.contract.emulate import describe_cluster, parse_spec
+from hetctl.comm.contract.emulate import describe_cluster, parse_fabric, parse_spec
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.link_rates import read_link_rates
@@ -52,6 +52,7 @@ def test_a_spec_says_hosts_fabrics_and_what_joins_islands() -> None:
 def test_a_link_of_two_islands_is_theirs_alone() -> None:
     spec = "h200:8/roce200,mi325x:8/roce200,a100:8/roce200"
     assert rates(described(spec), "h200", "mi325x") == ("rdma", 200e9)
+    assert parse_fabric("2.5GbE").bytes_per_s == 312.5e6
     cluster = described(f"{spec};roce100", "mi325x-h200=25GbE")
     assert rates(cluster, "h200", "mi325x") == ("tcp", 3.125e9)
     assert rates(cluster, "h200", "a100") == ("rdma", 100e9)

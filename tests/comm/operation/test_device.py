@@ -59,9 +59,10 @@ def test_a_toy_is_planned_for_and_its_ranks_get_their_device() -> None:
 
 @pytest.mark.usefixtures("rows")
 def test_names_come_from_the_table() -> None:
-    assert device_type(None, ["toys"]) == "toy"
-    assert device_type(None, ["intel"]) == "xpu"
-    assert device_type("gloo", ["toys"]) == "cpu"
+    real = describe_cluster(parse_spec("toy1:2,h200:2", CLASSES), CLASSES)
+    assert device_type(real, ["toys"]) == "toy"
+    assert device_type(real, ["intel"]) == "xpu"
+    assert device_type(replace(real, runs="gloo"), ["toys"]) == "cpu"
     assert device_types() == ["cpu", "cuda", "xpu", "musa", "toy"]
     assert named_device_types()[:3] == ["cpu", "cuda", "xpu"]
     assert "musa" not in named_device_types()  # torch_musa's name: a group for it cannot be registered without it

@@ -56,6 +56,20 @@ def test_samples_are_shown_with_what_bears_loss(tmp_path: Path) -> None:
     assert all(0 < side["loss_share"] == side["tokens_with_loss"] / side["tokens"] < 1 for side in kept)
 
 
+def test_both_answers_of_a_pair_are_shown(tmp_path: Path) -> None:
+    row = {"prompt": "Is it?", "chosen": "Yes.", "rejected": "No."}
+    path = chat_file(tmp_path / "pairs.jsonl", [row] * 30)
+    asked = ("--data", str(path), "--set", "data.template=chatml", "--seq-len", "160", "-n", "1")
+    shown = show(*asked)
+    assert shown.count("pairs.jsonl#") == 2
+    for side, answer in (("chosen", "Yes."), ("rejected", "No.")):
+        said = shown[shown.index(f"pairs.jsonl#1, {side}: ") :].split("\n\n")[0]
+        assert f" loss | {answer}<|im_end|>" in said
+    found = json.loads(show(*asked, "--json"))
+    assert [sample["side"] for sample in found["samples"]] == ["chosen", "rejected"]
+    assert sum(counts["pairs"] for counts in found["counts"]) == 30
+
+
 def test_texts_bear_loss_everywhere(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("日 one\ntwo\x07" * 2000)
     shown = show("--data", str(tmp_path / "a.txt"))

@@ -39,6 +39,7 @@ class Run:
     document: dict[str, Any]
     stderr: str
     seconds: float
+    busy: float  # the machine, when it began: the load may have gone by the time that a test looks
 
     def host(self, number: int) -> dict[str, Any]:
         name = self.rig.hosts[number].name
@@ -47,7 +48,7 @@ class Run:
 
 def hetctl(rig: netns.Rig, folder: Path, *words: str, env: dict[str, str] | None = None) -> Run:
     """`hetctl ... --json` as the person whose home is the rig's."""
-    begin = time.monotonic()
+    begin, load = time.monotonic(), busy()
     done = subprocess.run(
         [sys.executable, "-m", "hetctl", *words, "--json"],
         cwd=folder,
@@ -57,7 +58,7 @@ def hetctl(rig: netns.Rig, folder: Path, *words: str, env: dict[str, str] | None
         timeout=400,
     )
     document = json.loads(done.stdout) if done.stdout.strip() else {}
-    return Run(rig, folder, done.returncode, document, done.stderr, time.monotonic() - begin)
+    return Run(rig, folder, done.returncode, document, done.stderr, time.monotonic() - begin, load)
 
 
 def costume(number: int) -> Costume:
@@ -99,7 +100,7 @@ def test_every_failure_is_named_and_the_rest_is_complete(run: Run) -> None:
 
 
 def test_it_is_over_soon_after_the_deadline(run: Run) -> None:
-    assert TIMEOUT_S <= run.seconds < TIMEOUT_S + 6 * busy()
+    assert TIMEOUT_S <= run.seconds < TIMEOUT_S + 12 * max(run.busy, busy())
 
 
 def test_the_cluster_file_says_what_the_document_says(run: Run) -> None:

@@ -91,6 +91,15 @@ networks: {fabric: [10.1.0.0/16]}
     assert inventory.networks == {"fabric": ("10.1.0.0/16",)}
 
 
+def test_a_python_for_each_vendor(tmp_path: Path) -> None:
+    each = "{nvidia: ~/cuda/bin/python, amd: ~/rocm/bin/python}"
+    file = written(tmp_path, f"defaults: {{python: {each}}}\nhosts: {{n1: , n2: {{python: python3.12}}}}\n")
+    n1, n2 = (entry.access for entry in resolve(file=file).entries)
+    assert n1.pythons == {"nvidia": "~/cuda/bin/python", "amd": "~/rocm/bin/python"}
+    assert n1.python == "~/cuda/bin/python", "the first asks the host and starts its ranks"
+    assert (n2.python, n2.pythons) == ("python3.12", {})
+
+
 def test_short_spellings(tmp_path: Path) -> None:
     assert names(resolve(file=written(tmp_path, "hosts: n[1-2]\n"))) == ["n1", "n2"]
     assert names(resolve(file=written(tmp_path, "- root@n1:22\n- n2\n"))) == ["n1", "n2"]
@@ -111,6 +120,9 @@ def test_short_spellings(tmp_path: Path) -> None:
         ("hosts: {n1: {port: '22'}}", "expected a whole number", ""),
         ("hosts: {n1: {python: 'python3; rm x'}}", "not a name or path of a Python", ""),
         ("hosts: {n1: {python: '-c'}}", "not a name or path of a Python", ""),
+        ("hosts: {n1: {python: {nvidia: python3, amd: '-c'}}}", "not a name or path of a Python", ""),
+        ("hosts: {n1: {python: {nvidai: python3}}}", "'nvidai' is no vendor", "nvidia"),
+        ("hosts: {n1: {python: [python3]}}", "expected text or keys and values", ""),
         ("hosts: {n1: {address: -oX}}", "not a host name", ""),
         ("hosts: {n1: {proxy_jump: '-oX'}}", "not a host name", ""),
         ("hosts: {n1: {data_address: nohost}}", "not an IP address", ""),

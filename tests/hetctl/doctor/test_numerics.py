@@ -17,6 +17,7 @@ from hetctl.comm.contract.cluster import Access
 from hetctl.discovery.fabric import build
 from hetctl.discovery.inventory import InventoryHost
 from hetctl.doctor import perf, perf_program
+from hetctl.doctor.check import HostCase
 from tests.hetctl.doctor import healthy_hosts
 
 CPU = torch.device("cpu")
@@ -101,11 +102,12 @@ def test_only_the_devices_a_host_was_given_compute_and_keep_their_numbers() -> N
     some = [replace(r, access=replace(r.access, gpus=(1,))) for r in reports]
     entry = InventoryHost("node0", some[0].access)
     checked = replace(found, cluster=build(some).cluster)
-    hidden = perf._only_its_own(entry, checked)
-    assert "1" in hidden.values() or any("GPU-" in v for v in hidden.values())
-    answer = perf._numbered({"devices": [{"index": 0}]}, checked, entry, chosen=True)
+    shown = perf._shown(entry, HostCase(some[0], checked), "nvidia")
+    assert [device.index for device in shown] == [1]
+    answer = perf._numbered({"devices": [{"index": 0}]}, shown)
     assert answer == {"devices": [{"index": 1}], "chosen": True}
-    assert perf._only_its_own(InventoryHost("node0", reports[0].access), found) == {}
+    everything = InventoryHost("node0", reports[0].access)
+    assert perf._shown(everything, HostCase(reports[0], found), "nvidia") == ()
 
 
 def test_hosts_compute_with_the_environment_that_their_ranks_get(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,11 +75,14 @@ def test_what_to_write_is_an_inventory(tmp_path: Path) -> None:
     outputs = [HostOutput(f"node{n}", 0, said) for n in (1, 2)]
     outputs += [HostOutput("both", 0, f"a warning\n{said}\ntorch 2.12 in /root/e-amd/bin/python")]
     outputs += [HostOutput("bad", 1, said)]
-    (tmp_path / "inventory.yaml").write_text("\n".join(lines := inventory_lines(outputs)))
-    found = {e.name: e.access.python for e in load_inventory(tmp_path / "inventory.yaml").entries}
-    assert found == dict.fromkeys(("node1", "node2", "both"), "/root/e-nvidia/bin/python")
-    assert lines[-1] == "  # both also: /root/e-amd/bin/python"
-    assert inventory_lines([HostOutput("bad", 1, "")]) == []
+    hosts = planned(*(report(o.name, "nvidia", *["amd"] * (o.name == "both")) for o in outputs))
+    (tmp_path / "inventory.yaml").write_text("\n".join(inventory_lines(hosts, outputs)))
+    found = {e.name: e.access for e in load_inventory(tmp_path / "inventory.yaml").entries}
+    green, red = "/root/e-nvidia/bin/python", "/root/e-amd/bin/python"
+    assert {name: access.python for name, access in found.items()} == dict.fromkeys(("node1", "node2", "both"), green)
+    assert found["both"].pythons == {"nvidia": green, "amd": red}
+    assert not found["node1"].pythons
+    assert inventory_lines(hosts, [HostOutput("bad", 1, "")]) == []
 
 
 def dressed(folder: Path, costume: Costume) -> netns.HostSpec:

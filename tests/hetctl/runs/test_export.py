@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from hetctl.commands.export import Precision
 from hetctl.runs.export import DTYPES, NAMES, copy_tokenizer
 from hetctl.trainer.data.datasets import PackedTokens
 from hetctl.trainer.data.tokens import open_tokens
+from hetctl.trainer.model.adapters import MAGNITUDE
+from hetctl.trainer.model.quantised import dequantise, quantise
 from hetctl.trainer.recipe import DataSection
+from tests.hetctl.process import hetctl_json as hetctl
 
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
-ROOT = Path(__file__).parents[3]
 SETTINGS = (
     "model.seq_len=32",
     "batch.global_batch=4",
@@ -31,11 +33,6 @@ SETTINGS = (
     "train.precision=fp32",
     "optimizer.warmup_steps=1",
 )
-
-
-def hetctl(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "hetctl", *words, "--json"]
-    return subprocess.run(argv, cwd=ROOT, text=True, capture_output=True, check=False)
 
 
 def train(folder: Path, run: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -90,27 +87,36 @@ def test_fine_tune_and_export(folder: Path, tmp_path: Path) -> None:
     assert "not empty" in again.stderr
 
 
-def test_adapters_are_trained_exported_merged_and_kept_to_their_base(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), ("lora.dora=true",), ("lora.quantize=nf4",)], ids=["lora", "dora", "nf4"])
+def test_adapters_are_trained_exported_merged_and_kept_to_their_base(folder: Path, more: Any, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     run, base = tmp_path / "run", {p.name: p.read_bytes() for p in folder.iterdir()}
-    done = train(folder, run, "lora.rank=4", "checkpoint.every=2")
+    done = train(folder, run, "lora.rank=4", "checkpoint.every=2", *more)
     assert done.returncode == 0, done.stderr
-    for to, more in (("peft", ()), ("merged", ("--merge",))):
-        out = hetctl("export", str(run), "--to", str(tmp_path / to), "--precision", "fp32", *more)
+    for to, how in (("peft", ()), ("merged", ("--merge",))):
+        out = hetctl("export", str(run), "--to", str(tmp_path / to), "--precision", "fp32", *how)
         assert out.returncode == 0, out.stderr
     assert {p.name for p in (tmp_path / "peft").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
     tokens = torch.randint(0, 257, (2, 32))
     with torch.no_grad():
         plain = transformers.AutoModelForCausalLM.from_pretrained(folder)
         before = plain(tokens).logits
+        for name, weight in plain.named_parameters() if "lora.quantize=nf4" in more else ():
+            if ".layers." in name and weight.dim() == 2:
+                weight.copy_(dequantise(quantise(weight, "nf4"), "nf4", weight.shape[1], weight.dtype))
         adapted = peft.PeftModel.from_pretrained(plain, tmp_path / "peft")(tokens).logits
         merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(tokens).logits
     assert float((merged - adapted).abs().max()) < 1e-5 < 1e-3 < float((adapted - before).abs().max())
+    for name, rows in load_file(tmp_path / "peft/adapter_model.safetensors").items():
+        if name.endswith(MAGNITUDE):
+            weight = name.removeprefix("base_model.model.").replace(MAGNITUDE, "weight")
+            norms = load_file(folder / "model.safetensors")[weight].norm(dim=1)
+            assert 0 < float((rows / norms - 1).abs().max()) < 0.1, "they begin as what the folder's rows have"
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == base
 
     transformers.Qwen2ForCausalLM(transformers.AutoConfig.from_pretrained(folder)).save_pretrained(folder)
     for refused in (
-        train(folder, run, "lora.rank=4", "train.steps=4"),
+        train(folder, run, "lora.rank=4", "train.steps=4", *more),
         hetctl("export", str(run), "--to", str(tmp_path / "no"), "--merge"),
     ):
         assert refused.returncode == 2

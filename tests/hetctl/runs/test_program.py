@@ -66,7 +66,8 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("word", "options"), [pytest.param("het", (), marks=pytest.mark.slow), ("nccl", ("--as-nccl",))]
+    ("word", "options"),
+    [pytest.param("het", (), marks=pytest.mark.slow), ("nccl", ("--as-nccl",)), ("gloo", ("--as-nccl",))],
 )
 def test_a_stock_program_runs_across_islands(tmp_path: Path, word: str, options: tuple[str, ...]) -> None:
     done = run(tmp_path, word, options=options)

@@ -6,8 +6,6 @@ import json
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,8 @@ from hetctl.runs.resume import changes, keep, kept, refuse_finished, resume_comm
 from hetctl.runs.verdict import raise_unless_done, with_way_on
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.recipe import changed, load_recipe
-from tests.hetctl.runs.test_train import ROOT, start, steps_done, wait_for
+from tests.hetctl.process import hetctl
+from tests.hetctl.runs.test_train import start, steps_done, wait_for
 
 FAILURE: dict[str, Any] = {
     "rank": 1,
@@ -38,11 +37,6 @@ FAILURE: dict[str, Any] = {
 def prepared(spec: str = "cpu:1,cpu:1") -> Prepared:
     cluster = describe_cluster(parse_spec(spec, CLASSES), CLASSES)
     return prepare(load_recipe(None), cluster, speeds={"cpu": 0.04}, way="local", sink=Sink())
-
-
-def hetctl(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "hetctl", *words]
-    return subprocess.run(argv, cwd=cwd, text=True, capture_output=True, check=False)
 
 
 def written(run: Path) -> dict[Path, int]:

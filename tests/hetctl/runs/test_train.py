@@ -20,6 +20,7 @@ import torch
 
 from hetctl.comm.contract.plan import load_plan
 from tests.busy import busy
+from tests.hetctl.process import hetctl_json
 from tests.hetctl.runs.test_metrics_writers import events
 
 ROOT = Path(__file__).parents[3]
@@ -223,8 +224,7 @@ def test_a_report_is_made_anew_and_of_a_run_without_a_summary_too(
 
 
 def report(run: Path) -> dict[str, Any]:
-    argv = [sys.executable, "-m", "hetctl", "report", str(run), "--json"]
-    done = subprocess.run(argv, cwd=ROOT, text=True, capture_output=True, check=False)
+    done = hetctl_json("report", str(run))
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document

@@ -7,12 +7,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hetctl.launcher.run_folder.folder import RunFolder
+from tests.hetctl.process import hetctl_json
 from tests.hetctl.runs.test_train import ROOT, command, processes_of, start, steps_done, wait_for
 
 
@@ -22,8 +22,7 @@ def train(run: Path, *more: str, steps: int) -> subprocess.CompletedProcess[str]
 
 
 def export(run: Path, to: Path) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "hetctl", "export", str(run), "--to", str(to), "--json"]
-    return subprocess.run(argv, cwd=ROOT, text=True, capture_output=True)
+    return hetctl_json("export", str(run), "--to", str(to))
 
 
 def names(run: Path) -> list[str]:

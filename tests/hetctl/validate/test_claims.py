@@ -248,4 +248,5 @@ def test_pipelines(native: float | None, bridged: float, naive: float, on_cpu: b
     best = "native 1f1b" if native else "bridged"
     ratios = {name: [r[0] / (native or bridged)] for name, r in rates.items() if name != best}  # type: ignore[operator]
     found = {"tokens_per_s": rates, "best_native": best, "ratios": ratios}
-    assert judge_pipeline(found, emulated("cpu:1,cpu:1", "gloo" if on_cpu else "nccl", quick=False)).verdict == verdict
+    ground = emulated("h200:1,mi325x:1", "gloo" if on_cpu else "nccl", quick=False)
+    assert judge_pipeline(found, ground).verdict == verdict

@@ -20,6 +20,7 @@ from hetctl.launcher.supervisor.environment import (
     rank_settings,
     without_secrets,
 )
+from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.planning.hardware import CLASSES
 
 
@@ -63,6 +64,26 @@ def test_where_the_runtime_takes_no_uuid_its_own_numbers_are_used() -> None:
     found = values(host("a", "amd"))
     assert found["HIP_VISIBLE_DEVICES"] == "7,5"
     assert "CUDA_VISIBLE_DEVICES" not in found
+
+
+def test_a_rank_sees_its_own_vendors_devices_alone_and_counts_among_them() -> None:
+    devices = tuple(
+        Device(i, v, "x", uuid=f"u{i}", ordinal=o) for i, v, o in ((0, "nvidia", 0), (1, "amd", 0), (2, "amd", 1))
+    )
+    both = replace(host("a", "nvidia"), devices=devices)
+    islands = tuple(
+        Island(v, v, "host", tuple(Member("a", d.index) for d in devices if d.vendor == v)) for v in ("nvidia", "amd")
+    )
+    mixed, seats = Cluster((both,), islands), (Seat(0, "a", 2), Seat(1, "a", 0), Seat(2, "a", 1))
+    shape, own = HostShape(6, "cuda", "10.0.0.1", None, "/code"), host_settings(mixed, both, seats)
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "HETCTL_DEVICE_INDEX", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    found = [{s.name: s.value for s in rank_settings(seats, seat, shape, files={}, more=own)} for seat in seats]
+    assert [tuple(map(one.get, names)) for one in found] == [
+        (None, "1,0", "0", "0", "2"),
+        ("u0", None, "0", "0", "1"),
+        (None, "1,0", "1", "1", "2"),
+    ]
+    assert {one["OMP_NUM_THREADS"] for one in found} == {"2"}, "the cores are shared by all"
 
 
 def test_rdma_ports_are_exact_and_infiniband_needs_no_gid() -> None:
@@ -127,9 +148,12 @@ def test_names_that_no_environment_can_hold_are_refused(name: str) -> None:
 
 
 def test_cpu_clusters_compute_on_cpu() -> None:
-    assert device_type(None, ["cpu", "cpu"]) == "cpu"
-    assert device_type(None, ["nvidia", "amd"]) == "cuda"
-    assert device_type("gloo", ["nvidia"]) == "cpu"
+    real = Cluster((), (), ())
+    assert device_type(real, ["cpu", "cpu"]) == "cpu"
+    assert device_type(real, ["nvidia", "amd"]) == "cuda"
+    assert device_type(real, ["intel", "cpu"]) == "xpu"
+    assert device_type(replace(real, runs="gloo"), ["nvidia"]) == "cpu"
+    assert device_type(replace(real, runs="nccl"), ["cpu"]) == "cpu"
 
 
 def test_each_rank_bridges_over_the_ports_near_its_device() -> None:
@@ -182,3 +206,24 @@ def test_ranks_of_islands_that_share_gpus_are_told_the_real_ones() -> None:
     assert not host_settings(alone, alone.hosts[0], seats)
     [ways] = [{t.kind: t.usable for t in link.transports} for link in labelled.links]
     assert (ways["shm"], ways["native"]) == (True, False)
+
+
+@pytest.mark.parametrize("gpus", [None, 1])
+def test_ranks_of_cpus_beside_devices_compute_on_the_host(gpus: int | None) -> None:
+    spec = parse_spec("cpu:2,h200:1,mi325x:1", CLASSES)
+    machine = Machine("here", "nccl", (40, 40), host_memory_bytes=400, gpus=gpus)
+    labelled = label_machine(spec, machine)
+    launch = Launch.of(labelled)
+    shape = HostShape(8, launch.device_type, "127.0.0.1", None, "/code")
+    own = launch.settings()["here"]
+    found = [{s.name: s.value for s in rank_settings(launch.seats, s, shape, files={}, more=own)} for s in launch.seats]
+    assert [one["HETCTL_DEVICE_TYPE"] for one in found] == ["cpu", "cpu", "cuda", "cuda"]
+    assert [one["HETCTL_DEVICE_INDEX"] for one in found[2:]] == ["0", "0" if gpus else "1"]
+    assert [island.torch_backend for island in launch.placement.islands] == ["gloo", "nccl", "nccl"]
+    assert [labelled.device(Member("here", i)).memory_bytes for i in range(4)] == [100, 100, 40, 40]
+    assert labelled.shares_devices == (gpus is not None)
+    ways = {link.islands: {t.kind: t.usable for t in link.transports} for link in labelled.links}
+    assert [way["direct"] for way in ways.values()] == [False, False, True]
+    assert all(way["shm"] for way in ways.values())
+    with pytest.raises(ConfigError, match="asks for 3 devices, this machine offers 2"):
+        label_machine(parse_spec("cpu:2,h200:3", CLASSES), machine)

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from hetctl.trainer.loop import loop
 from hetctl.trainer.loop.build import build
 from hetctl.trainer.model.model import shapes_of
 from hetctl.trainer.model.shapes import ModelShape
+from hetctl.trainer.recipe import Recipe
 from tests.comm.spawn import on_islands, server
 from tests.layouts import Cut, Layout, Pipe, plan_of
 from tests.trainer import parity
@@ -48,12 +50,13 @@ def part_of_run(
     every: int = 0,
     sharded: str = "auto",
     shape: ModelShape = SHAPE,
+    change: Callable[[Recipe], Recipe] = lambda asked: asked,
 ) -> Trace:
     """Steps [first, last) of a run under a layout, continued from the newest checkpoint, saved at the end."""
     torch.manual_seed(rank)
     plan = plan_of(layout, seq_len=SEQ_LEN)
     newest = listing.newest(Path(folder))
-    job = Job(plan, asked(sharded=sharded), shape, folder, str(newest) if newest else None)
+    job = Job(plan, change(asked(sharded=sharded)), shape, folder, str(newest) if newest else None)
     trainer = build(job, torch.device("cpu"), training=UnevenSamples(plan.global_batch))
     start = 0
     if newest:
@@ -110,7 +113,7 @@ def test_adapters_continue_under_any_other_layout_and_are_all_that_is_saved(tmp_
 @pytest.mark.parametrize(
     ("saved", "other", "sentence"),
     [
-        ("one", "another", "has adapters of other weights than tiny's, or with another lora.alpha"),
+        ("one", "another", "has adapters of other weights than tiny's, or with another lora.alpha or lora.dora"),
         ("one", "one", ""),
         (None, "one", ""),  # by an older hetctl: unknown
         ("one", None, ""),

@@ -5,8 +5,13 @@ from __future__ import annotations
 import threading
 
 import pytest
+import torch
 
-from hetctl.trainer.data.batches import Prefetch
+from hetctl.trainer.data.batches import Batches, Prefetch
+from hetctl.trainer.model.dropout import draws_of
+from hetctl.trainer.ranks.groups import Place
+from tests.layouts import Cut, Layout, Pipe, plan_of
+from tests.trainer.parity import SEQ_LEN, UnevenSamples
 
 
 def test_the_next_batch_is_made_ahead_in_another_thread() -> None:
@@ -40,3 +45,26 @@ def test_an_error_in_the_thread_is_raised_where_the_batch_is_wanted() -> None:
     with pytest.raises(ValueError, match="no such sample"):
         batches.get(1)
     batches.close()
+
+
+def test_samples_of_training_alone_have_the_numbers_that_dropout_follows() -> None:
+    """Each its own in the whole run, whatever rank and micro-batch it is in."""
+    layout = Layout(((0, 1), (2,)), (Pipe((Cut((0, 4), (0, 1)),), 2, 3), Pipe((Cut((0, 4), (2,)),), 1, 2)))
+    plan, data, found = plan_of(layout, seq_len=SEQ_LEN), UnevenSamples(8), []
+    for rank in range(3):
+        batches = Batches(
+            plan,
+            Place.of(plan, rank),
+            torch.device("cpu"),
+            training=data,
+            validation=data,
+            steps=9,
+            dropout_seed=5,
+        )
+        for batch in batches.of_training(3):
+            assert batch.draws is not None
+            assert batch.draws.shape == batch.inputs.shape[:1]
+            found += batch.draws.tolist()
+        assert all(batch.draws is None for batch in batches.of_validation(3))
+        batches.close()
+    assert sorted(found) == sorted(draws_of(torch.arange(24, 32), 5).tolist())

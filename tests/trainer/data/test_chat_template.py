@@ -77,7 +77,6 @@ def test_the_answers_of_a_marked_template_are_found_by_prefix_too(tmp_path: Path
         assert {a.text[slice(*a.places[k])] for k in after} == {"\n"}, "the line's end, which the marks leave out"
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("trl"), reason="public templates: pip install --no-deps trl")
 def test_public_templates(tmp_path: Path) -> None:
     """All that TRL has: tokens as transformers makes them, loss as it is marked in TRL's versions for training."""
     spec = importlib.util.find_spec("trl")

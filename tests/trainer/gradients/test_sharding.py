@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from hetctl.comm.contract.plan import Plan, Predicted
 from hetctl.comm.contract.units import GiB
@@ -14,6 +13,7 @@ from hetctl.trainer.ranks.groups import Place
 from tests.layouts import Cut, Layout, Pipe, plan_of
 
 PARAMETERS = 8 * 10**9  # two shards: 9 bytes of each all in shards, 12 with weights and gradients whole
+HELD = {"weights": 2 * PARAMETERS, "gradients": 4 * PARAMETERS}
 
 
 def plan(predicted_gib: int, memory_gib: list[int | None]) -> Plan:
@@ -29,20 +29,13 @@ def plan(predicted_gib: int, memory_gib: list[int | None]) -> Plan:
 )
 def test_weights_stay_whole_where_every_rank_of_the_stage_has_room(memory: list[int | None], whole: bool) -> None:
     made = plan(90, memory)
-    assert [
-        keeps_whole(made, Place.of(made, r), "auto", parameters=PARAMETERS, trained=PARAMETERS, dtype=torch.bfloat16)
-        for r in (0, 1)
-    ] == [whole] * 2
+    assert [keeps_whole(made, Place.of(made, r), "auto", **HELD) for r in (0, 1)] == [whole] * 2
 
 
 def test_the_recipe_may_insist() -> None:
     made = plan(90, [140, 140])
-    assert keeps_whole(
-        made, Place.of(made, 0), "optimizer", parameters=PARAMETERS, trained=PARAMETERS, dtype=torch.bfloat16
-    )
-    assert not keeps_whole(
-        made, Place.of(made, 0), "all", parameters=PARAMETERS, trained=PARAMETERS, dtype=torch.bfloat16
-    )
+    assert keeps_whole(made, Place.of(made, 0), "optimizer", **HELD)
+    assert not keeps_whole(made, Place.of(made, 0), "all", **HELD)
 
 
 def test_what_the_plan_decided_holds() -> None:
@@ -51,9 +44,4 @@ def test_what_the_plan_decided_holds() -> None:
     for whole in (True, False):
         stages = tuple(replace(s, whole=whole) for s in replica.stages)
         decided = replace(made, replicas=(replace(replica, stages=stages),))
-        assert (
-            keeps_whole(
-                decided, Place.of(decided, 0), "auto", parameters=PARAMETERS, trained=PARAMETERS, dtype=torch.bfloat16
-            )
-            is whole
-        )
+        assert keeps_whole(decided, Place.of(decided, 0), "auto", **HELD) is whole

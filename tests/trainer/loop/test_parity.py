@@ -177,6 +177,9 @@ FAMILIES = {  # what each computes unlike Llama, on samples of 12 tokens
 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ADAPTED = replace(SHAPE, adapters=Adapters(3, 6.0, ALL_LINEAR))
+# rows of 16 values, which fill no block, and of 256, which four ranks cut between blocks
+QUANTISED = replace(SHAPE, head_dim=64, intermediate=256, adapters=Adapters(3, 6.0, ALL_LINEAR[:5], quantised="nf4"))
+DORA = replace(SHAPE, adapters=Adapters(3, 6.0, ALL_LINEAR, dora=True))
 
 
 def cases(*names: str) -> list[Any]:
@@ -256,11 +259,80 @@ def test_adapters_of_frozen_weights_too(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    cases(
+        "1+1",
+        "1+2",
+        "1+1+1",
+        "2 shards beside 3",
+        "recomputed",
+        "activations on the host",
+        "tensor 2",
+        "tensor 1 to 2",
+        "tensor 4 beside stages",
+        "zero bubble, tensor 2 to shards",
+    ),
+)
+def test_adapters_with_magnitudes_too(name: str) -> None:
+    """Norms of rows that a tensor group cuts are sums over it."""
+    assert deviation(LAYOUTS[name], "adamw", shape=DORA) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("1+2", ADAPTED),
+        ("recomputed", DORA),
+        ("tensor 1 to 2", DORA),
+        ("sizes 2:1", ADAPTED),
+        ("zero bubble, tensor 2 to shards", ADAPTED),
+        pytest.param("1+1+1", DORA, marks=pytest.mark.slow),
+        pytest.param("activations on the host", DORA, marks=pytest.mark.slow),
+        pytest.param("tensor 4 beside stages", DORA, marks=pytest.mark.slow),
+    ],
+)
+def test_dropout_leaves_out_the_same_wherever_it_is_computed(name: str, shape: ModelShape) -> None:
+    dropping = replace(shape, adapters=replace(shape.adapters, dropout=0.25))
+    assert deviation(LAYOUTS[name], "adamw", shape=dropping) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "over"),
+    [("copies of 2 shards", "all"), pytest.param("tensor 2, replicas", "replicas", marks=pytest.mark.slow)],
+)
+def test_magnitudes_in_shards_too(name: str, over: str) -> None:
+    tied = replace(TIED, out_bias=True, adapters=replace(DORA.adapters, targets=("q_proj", "o_proj", "down_proj")))
+    assert deviation(LAYOUTS[name], "sgd", shape=tied, plant="small buckets", sharded=over) < TOLERANCE
+
+
+@pytest.mark.parametrize(
     "name", cases("sharded beside stages", "copies of 2 shards", "2 shards beside 3", "tensor 2, replicas")
 )
 def test_frozen_weights_in_shards_too(name: str) -> None:
     tied = replace(TIED, adapters=Adapters(2, 1.0, ("q_proj", "down_proj")))
     assert deviation(LAYOUTS[name], "sgd", shape=tied, plant="small buckets", sharded="all") < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "name",
+    cases("1+1", "1+2", "recomputed", "activations on the host", "tensor 1 to 2", "tensor 4", "zero bubble"),
+)
+def test_quantised_weights_train_adapters_as_what_they_come_to_does(name: str) -> None:
+    assert deviation(LAYOUTS[name], "adamw", shape=QUANTISED) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", cases("1+1", "tensor 2, replicas"))
+def test_quantised_weights_beside_magnitudes_too(name: str) -> None:
+    assert QUANTISED.adapters is not None
+    shape = replace(QUANTISED, adapters=replace(QUANTISED.adapters, dora=True))
+    assert deviation(LAYOUTS[name], "adamw", shape=shape) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", cases("2 to 3", "sharded beside stages", "2 shards beside 3", "tensor 2, replicas"))
+def test_quantised_weights_in_shards_too(name: str) -> None:
+    assert QUANTISED.adapters is not None
+    shape = replace(QUANTISED, adapters=replace(QUANTISED.adapters, quantised="int8"))
+    assert deviation(LAYOUTS[name], "sgd", shape=shape, plant="small buckets", sharded="all") < TOLERANCE
 
 
 @pytest.mark.parametrize("name", cases("1+2", "tensor 2, replicas", "tensor 4"))

@@ -34,10 +34,12 @@ def trained(
     losses, said = [], list[list[int]]()
     for step in range(STEPS):
         if look:
-            said = [continued(trainer, prompt, most=MOST, end=None) for prompt in PROMPTS]
+            said = [continued(trainer, prompt, most=MOST) for prompt in PROMPTS]
         losses.append(trainer.train_step(step).loss)
         trainer.timeline.end_step()
-    said = [continued(trainer, prompt, most=MOST, end=None) for prompt in PROMPTS]
+    said = [continued(trainer, prompt, most=MOST) for prompt in PROMPTS]
+    ended = continued(trainer, PROMPTS[0], most=MOST, ends={said[0][4]})
+    assert ended == said[0][: said[0].index(said[0][4])]
     trainer.gradients.arrive()
     trainer.batches.close()
     return losses, said, {name: value.detach().clone() for name, value in trainer.gradients.parameters.items()}
@@ -69,7 +71,7 @@ def test_every_layout_says_what_one_process_does(name: str, family: str, sharded
     with torch.no_grad():
         for parameter_name, parameter in model.named().items():
             parameter.copy_(held[parameter_name])
-    assert found[0][1] == [list(generate(model, prompt, most=MOST, end=None)) for prompt in PROMPTS]
+    assert found[0][1] == [list(generate(model, prompt, most=MOST)) for prompt in PROMPTS]
 
 
 class Held(UnevenSamples):

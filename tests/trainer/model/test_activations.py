@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.checkpoint import CheckpointPolicy
 
 from hetctl.comm.contract.emulate import describe_cluster, parse_spec
 from hetctl.comm.contract.errors import ConfigError
@@ -83,3 +84,12 @@ def test_a_plan_may_keep_them_on_the_host_for_time_and_against_memory() -> None:
 def test_what_is_on_the_host_is_not_computed_again() -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
         planned(("parallelism.activations", "host"), ("parallelism.recompute", "full"))
+
+
+def test_selective_recomputation_makes_again_what_an_adapter_adds() -> None:
+    def decision(tokens: int, into: int, out: int) -> CheckpointPolicy:
+        return activations._policy(None, torch.ops.aten.mm.default, torch.ones(tokens, into), torch.ones(into, out))
+
+    assert decision(8, 4096, 16) == decision(8, 4096, 4096) == CheckpointPolicy.MUST_SAVE
+    assert decision(8, 16, 4096) == CheckpointPolicy.PREFER_RECOMPUTE
+    assert decision(8, 64, 64) == CheckpointPolicy.MUST_SAVE

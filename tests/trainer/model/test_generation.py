@@ -20,7 +20,7 @@ def test_tokens_are_those_of_a_model_that_sees_all_anew_and_of_transformers(name
         model = theirs(name)
     model.save_pretrained(tmp_path)
     shape, ours = ours_from(tmp_path)
-    found = list(generate(ours, PROMPT, most=20, end=None))
+    found = list(generate(ours, PROMPT, most=20))
     anew = list(PROMPT)
     for _ in range(20):
         with torch.no_grad():
@@ -36,7 +36,7 @@ def test_it_ends_at_the_end_token_and_within_the_models_positions(tmp_path: Path
     with in_double():
         theirs("opt").save_pretrained(tmp_path)
     shape, ours = ours_from(tmp_path)
-    endless = list(generate(ours, PROMPT, most=10_000, end=None))
+    endless = list(generate(ours, PROMPT, most=10_000))
     assert len(PROMPT) + len(endless) == shape.max_seq_len
     first = endless.index(endless[4])
-    assert list(generate(ours, PROMPT, most=20, end=endless[4])) == endless[:first]
+    assert list(generate(ours, PROMPT, most=20, ends={endless[4]})) == endless[:first]

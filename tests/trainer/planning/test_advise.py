@@ -148,13 +148,14 @@ def test_links_carry_what_the_hosts_that_are_left_carry() -> None:
     assert [t.rate_bytes_per_s for t in rates] == [2 * 25e9 / 8, 25e9 / 8]
 
 
-def test_a_thousand_devices_take_seconds() -> None:
+def test_a_thousand_devices_take_as_long_as_some_plans() -> None:
     sets = ("model.name", "llama-70b"), ("model.seq_len", 4096), ("batch.global_batch", 4096)
     question = asked("h200:512,mi325x:512", *sets)
-    made = weigh(question.cluster, question.recipe)
     start = process_time()
+    made = weigh(question.cluster, question.recipe)
+    planned = process_time()
     found = advise(question, made.problem, made.predictions[0], made.plan)
-    assert process_time() - start < 20  # 4 s on a quiet core
+    assert process_time() - planned < 100 * (planned - start)  # some 20 on a quiet core: 15 changes, each planned
     added = of_kind(found, "add")
     assert added
     assert {one.devices for one in added} == {64}  # fewer could not be seen

@@ -202,7 +202,8 @@ def in_other_units(problem: Problem, times: float) -> Problem:
     bridges = {pair: link(old) for pair, old in problem.links.bridges.items()}
     inside = {name: link(old) for name, old in problem.links.inside.items()}
     pools = tuple(replace(p, rates=rates(p.rates)) for p in problem.pools)
-    return replace(problem, pools=pools, links=replace(problem.links, bridges=bridges, inside=inside))
+    costs = replace(problem.costs, selective_s=problem.costs.selective_s / times)
+    return replace(problem, costs=costs, pools=pools, links=replace(problem.links, bridges=bridges, inside=inside))
 
 
 def layout(candidate: Candidate) -> list[tuple[object, ...]]:

@@ -18,6 +18,7 @@ from hetctl.trainer.planning.assemble import choose_transport
 from hetctl.trainer.planning.executable import check_executable
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan, weigh
+from hetctl.trainer.planning.pools import read_pools
 from hetctl.trainer.planning.predicted_step import PredictedStep
 from hetctl.trainer.recipe import load_recipe
 
@@ -130,3 +131,18 @@ def test_processes_have_no_device_memory_to_copy() -> None:
     names = [island.name for island in cluster.islands]
     with pytest.raises(ConfigError, match="no device here"):
         choose_transport(cluster.link(*names), *names, forced="direct")
+
+
+def test_cpus_beside_devices_are_priced_as_cpus_and_talk_by_gloo() -> None:
+    machine = Machine("here", "nccl", (80 * 2**30,), "h100", host_memory_bytes=2**38)
+    cluster = label_machine(parse_spec("cpu:2,h200:1", CLASSES), machine)
+    cpus, device = read_pools(cluster)
+    assert (cpus.rates.base, device.rates.base) == ("cpu", "h100")
+    sets = [("model.name", "llama-160m"), ("batch.global_batch", 8), ("parallelism.data", 1)]
+    recipe = load_recipe(None, [*sets, ("parallelism.pipeline", 2), ("train.precision", "fp32")])
+    plan = make_plan(cluster, recipe)
+    (replica,) = plan.replicas
+    layers = {plan.ranks[s.ranks[0]].island: s.layers[1] - s.layers[0] for s in replica.stages}
+    assert layers["h200"] > layers["cpu"] > 0
+    kinds = {group.backend for group in plan.groups if set(group.ranks) == {0, 1}}
+    assert kinds <= {"gloo"}

@@ -36,13 +36,15 @@ def test_the_fewest_devices_and_the_largest_model_are_named_and_would_do() -> No
     question = asked("h100:8,a100:8", "gpt-3-175b", 2048)
     start = process_time()
     error = refusal(question)
-    assert process_time() - start < 20  # 2.5 s on a quiet core
+    refused = process_time() - start
     assert error.hint == (
         "it would fit with 16 more h100 in 2 hosts (24 in all); "
         "the largest known model that fits here is qwen2-72b at 2048 tokens"
     )
     row = CLASSES["h100"]
+    start = process_time()
     make_plan(more_devices(question.cluster, row, 16, per_host=8).cluster, question.recipe)
+    assert refused < 5 * (process_time() - start)  # a third of it on a quiet core
     fewer = more_devices(question.cluster, row, 8, per_host=8).cluster
     assert not candidates_with(question.problem(fewer, 0.5), 0)
     make_plan(question.cluster, question.of_model("qwen2-72b", 2048).recipe)
@@ -53,10 +55,17 @@ def test_shorter_samples_are_named_where_they_would_do(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of(shape, dtype="bfloat16")))
     question = asked("l4:1", str(tmp_path), 131072)
     hint = refusal(question).hint
-    assert "it would fit with model.seq_len=" in hint
+    assert "with model.seq_len=" in hint
     longest = int(hint.split("model.seq_len=")[1].split(";")[0])
     make_plan(question.cluster, question.of_model(str(tmp_path), longest).recipe)
     refusal(question.of_model(str(tmp_path), 2 * longest))
+
+
+def test_moments_in_8_bits_are_named_where_they_would_do() -> None:
+    question, small = asked("h100:1", "llama-8b", 4096), ("optimizer.name", "adamw_8bit")
+    assert refusal(question).hint.startswith("it would fit with optimizer.name=adamw_8bit or with 1 more h100")
+    make_plan(question.cluster, asked("h100:1", "llama-8b", 4096, small).recipe)
+    assert small[1] not in refusal(asked("l4:1", "llama-8b", 4096, small)).hint
 
 
 @pytest.mark.parametrize(
