@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from hetctl.comm.bridge.staging import Combine, flat_bytes
+from hetctl.comm.contract.natives import HOST
 from hetctl.comm.operation.device import module_of
 from hetctl.comm.operation.store_connections import GroupStore
 from hetctl.comm.operation.work import BridgeError, HetWork, OperationDeadline, ended_by
@@ -73,17 +74,27 @@ class Message:
 
 @dataclass(frozen=True)
 class LaneKey:
-    """One ordered stream of messages: direction, peer, and what tells streams of one pair apart."""
+    """One ordered stream of messages: direction, peer, and what tells streams of one pair apart.
+
+    Host and device tensors have streams of their own, but between ranks of unlike device types, where what one end has
+    on its device the other one has on the host: there one stream carries all, and `device` is this end's.
+    """
 
     sending: bool
     peer: int
     tag: int
     kind: int
     device: torch.device
+    unlike: bool = False
+
+    @property
+    def on_device(self) -> bool:
+        """Whether both ends' tensors are on devices."""
+        return not self.unlike and self.device.type != HOST
 
     @property
     def wire_tag(self) -> int:
-        return self.tag << 2 | self.kind << 1 | (self.device.type != "cpu")
+        return self.tag << 2 | self.kind << 1 | self.on_device
 
     def link_name(self, rank: int) -> str:
         return f"{rank}-{self.peer}" if self.sending else f"{self.peer}-{rank}"
@@ -127,11 +138,13 @@ class Bridge:
         verify: bool,
         who: Callable[[int], str],
         transport_to: Callable[[LaneKey], Transport],
+        shared_by: Callable[[int], torch.device | None],
         on_error: Callable[[str], None],
     ) -> None:
         self.rank, self.store, self.timeout = rank, store, timeout
         self.verify, self.who, self.on_error = verify, who, on_error
         self._transport_to = transport_to
+        self._shared_by = functools.cache(shared_by)  # where a peer computes on another device type: this rank's device
         self._lock = threading.Lock()
         self._lanes: dict[LaneKey, Lane] = {}
         self._transports: dict[int, Transport] = {}  # by identity: few, and shared by peers
@@ -144,7 +157,7 @@ class Bridge:
         """Queue the sending of a flat contiguous tensor; its work ends when the memory may be written again."""
         outgoing = Outgoing() if kind == COLLECTIVE else None  # what else is sent, nothing lands in before it has left
         message = Message(data, work, deadline, ready=_event(data), outgoing=outgoing)
-        return self._put(LaneKey(True, peer, tag, kind, data.device), message)
+        return self._put(self._key(True, peer, tag, kind, data), message)
 
     def recv(
         self,
@@ -160,7 +173,15 @@ class Bridge:
     ) -> Message:
         """Queue the receiving of a flat contiguous tensor, copied in or combined with what is there."""
         message = Message(data, work, deadline, ready=_event(data), combine=combine, after=after)
-        return self._put(LaneKey(False, peer, tag, kind, data.device), message)
+        return self._put(self._key(False, peer, tag, kind, data), message)
+
+    def _key(self, sending: bool, peer: int, tag: int, kind: int, data: torch.Tensor) -> LaneKey:
+        shared = self._shared_by(peer)
+        if shared is None:
+            return LaneKey(sending, peer, tag, kind, data.device)
+        if not data.is_cpu and data.device != shared:
+            raise BridgeError(f"a tensor on {data.device} for {self.who(peer)}, but this rank computes on {shared}")
+        return LaneKey(sending, peer, tag, kind, shared, unlike=True)
 
     def _put(self, key: LaneKey, message: Message) -> Message:
         transport = None if key in self._lanes else self._transport_to(key)  # it may have to ask the peer

@@ -82,12 +82,17 @@ def _on_host(data: torch.Tensor) -> Any:
     """
     if data.is_cpu:
         return data.numpy()
-    host = torch.empty(data.numel(), dtype=torch.uint8, device="cpu", pin_memory=True)
+    host = _pinned(data.numel())
     stream = _shared_stream(data.device)
     with module_of(data.device).stream(stream):
         host.copy_(data, non_blocking=True)
         stream.synchronize()
     return host.numpy()
+
+
+def _pinned(nbytes: int) -> torch.Tensor:
+    """Fresh host memory that devices copy to and from on their own."""
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 class _Scratch:
@@ -99,7 +104,7 @@ class _Scratch:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = _shared_stream(device)
-        self._host = torch.empty(TRAILER_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
+        self._host = _pinned(TRAILER_BYTES)
         buffer: Any = self._host.numpy()
         self._bytes, self._address = memoryview(buffer), self._host.data_ptr()
 
@@ -120,7 +125,7 @@ class _Trailers:
     """Pinned room for the trailers that a lane's copies still read, in turn: it has fewer slots than there is room."""
 
     def __init__(self) -> None:
-        self._host = torch.empty(TRAILERS_AHEAD * TRAILER_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
+        self._host = _pinned(TRAILERS_AHEAD * TRAILER_BYTES)
         buffer: Any = self._host.numpy()
         self._bytes, self._address, self._count = memoryview(buffer), self._host.data_ptr(), 0
 
@@ -240,7 +245,7 @@ class StreamEngine(CopyEngine):
             free = self._free.setdefault(size, [])
             if free:
                 return free.pop()
-        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+        return _pinned(size)
 
     def give(self, slot: torch.Tensor, event: Any) -> None:
         with self._lock:
@@ -263,6 +268,8 @@ class StreamEngine(CopyEngine):
         self._streams.set_stream(self._copies)
 
     def out(self, source: Source, span: Span, slot: torch.Tensor, ready: Any, trailer: bytes = b"") -> Any:
+        if source.data.is_cpu:  # to a rank that computes on another device type one lane carries both
+            return super().out(source, span, slot, ready, trailer)
         first, past = span
         size = past - first
         if ready is not None:
@@ -282,6 +289,8 @@ class StreamEngine(CopyEngine):
     def into(
         self, slot: torch.Tensor, target: torch.Tensor, span: Span, combine: Combine | None, ready: Sequence[Any]
     ) -> Landed:
+        if target.is_cpu:
+            return super().into(slot, target, span, combine, ready)
         first, past = span
         if combine is None and not slot.is_cpu:
             self._follow(self._copies, target, ready)

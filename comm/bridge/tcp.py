@@ -181,7 +181,7 @@ class TcpTransport:
             link = TcpRails(bridge.store, key.link_name(bridge.rank), sending=key.sending, timeout=bridge.timeout)
             self._links[key.sending, key.peer] = link
         made, engine = (SendLane if key.sending else RecvLane), engine_for(key.device)
-        flow = HOST_FLOW if key.device.type == "cpu" else DEVICE_FLOW
+        flow = DEVICE_FLOW if key.on_device else HOST_FLOW
         name = f"{key.link_name(bridge.rank)}/{key.wire_tag}"
         watch = functools.partial(self._watch.add, name, key.peer, sending=key.sending)
         return made(

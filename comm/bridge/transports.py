@@ -199,8 +199,7 @@ class TransportSelector:
         return (asked,) if asked else ENGINES
 
     def _choice(self, key: LaneKey) -> TransportChoice:
-        on_device = key.device.type != "cpu"
-        found = self._chosen.get((key.peer, on_device))
+        found = self._chosen.get((key.peer, key.on_device))
         if found is not None:
             return found
         if not self._tried.wait(self._timeout.total_seconds()) or self._mine is None:
@@ -215,11 +214,11 @@ class TransportSelector:
             theirs,
             planned=planned,
             forced=self._placement.is_forced(one, other),
-            on_device=on_device,
+            on_device=key.on_device,
             engines=self._engines(),
             pair=f"{one} - {other}",
         )
         if found.kind != planned and self._rank < key.peer:
             say(f"the bridge {one} - {other} takes {found.label}, not {planned}: {found.reason}")
-        self._chosen[key.peer, on_device] = found
+        self._chosen[key.peer, key.on_device] = found
         return found

@@ -88,9 +88,10 @@ class Operations(Identity):
     def _reduction(self, opts: Any, tensors: Sequence[torch.Tensor]) -> Reduction:
         """The reduction asked for. Raises TypeError where these tensors do not allow it."""
         op, how = _op(opts), reduction(_op(opts))
-        alone = all(len(island) == 1 for island in self._collectives.layout.islands)
+        lines = self._collectives
+        alone = all(len(island) == 1 for island in lines.layout.islands)
         for tensor in tensors:
-            check(op, tensor, alone=alone)
+            check(op, tensor, alone=alone, device_types=lines.device_types)
         if how.mean and all(t.dtype in HALVES and not t.is_sparse for t in tensors):  # the sum may be beyond them
             return replace(how, mean=False, scale=1 / self._size)
         return how

@@ -58,13 +58,16 @@ class Collectives(CollectiveSteps):
     def _spans(self, data: torch.Tensor) -> list[Interval]:
         """Intervals of some chunks per rank of the smallest island: enough of them to overlap, not too many to run."""
         parts, fewest = self.layout.common_parts, min(len(i) for i in self.layout.islands)
-        each = span_bytes(data.nbytes // fewest, data.device) // data.element_size() * fewest
+        each = self._span_bytes(data.nbytes // fewest, data) // data.element_size() * fewest
         return list(pieces(data.numel(), max(each // parts * parts, parts)))
+
+    def _span_bytes(self, nbytes: int, data: torch.Tensor) -> int:
+        return span_bytes(nbytes, on_device=not data.is_cpu and len(self.device_types) == 1)
 
     def _cuts(self, block: torch.Tensor) -> list[Interval]:
         """A block of a reduce-scatter or an all-gather in intervals, each a span of its own."""
         most = max(PIECE_BYTES // self.layout.size // SLOT_BYTES, 1) * SLOT_BYTES
-        each = min(span_bytes(block.nbytes, block.device), most)
+        each = min(self._span_bytes(block.nbytes, block), most)
         return list(pieces(block.numel(), max(each // block.element_size(), 1)))
 
     def reduce_scatter(self, out: torch.Tensor, data: list[torch.Tensor], how: Reduction, run: Run) -> Iterator[Part]:
@@ -125,7 +128,7 @@ class Collectives(CollectiveSteps):
             self._broadcast_whole(data, root, run)
             return
         fewest = min(len(island) for island in self.layout.islands)
-        each = span_bytes(data.numel() // fewest, data.device) * fewest
+        each = self._span_bytes(data.numel() // fewest, data) * fewest
         yield from in_turn(BroadcastPiece(self, data[a:b], root, run) for a, b in pieces(data.numel(), each))
 
     def _broadcast_whole(self, data: torch.Tensor, root: int, run: Run) -> None:
@@ -176,10 +179,10 @@ class Collectives(CollectiveSteps):
 _SUM = torch.distributed.ReduceOp.SUM
 
 
-def span_bytes(nbytes: int, device: torch.device) -> int:
-    """How many of `nbytes` that one rank exchanges go in one span: the same on all ranks, which agree on the device."""
+def span_bytes(nbytes: int, *, on_device: bool) -> int:
+    """How many of `nbytes` that one rank exchanges go in one span: the same on all ranks."""
     most = SPAN_CHUNKS * CHUNK_BYTES
-    if device.type == "cpu":
+    if not on_device:
         return min(max(nbytes // SPANS, CHUNK_BYTES), most)
     slots = -(-nbytes // (DEVICE_SPANS * SLOT_BYTES))
     return min(max(slots, 1), most // SLOT_BYTES) * SLOT_BYTES

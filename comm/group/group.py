@@ -22,6 +22,7 @@ from hetctl.comm.group.error_flag import ErrorFlag
 from hetctl.comm.group.messages import AnySource, NativeMessage, PendingReceive
 from hetctl.comm.group.native import Membership, NativeCommunicator, break_native, make_island
 from hetctl.comm.group.runner import Runner
+from hetctl.comm.operation.device import device_of_type
 from hetctl.comm.operation.intervals import IslandLayout
 from hetctl.comm.operation.recorder import RECORDER
 from hetctl.comm.operation.store_connections import GroupStore
@@ -66,9 +67,11 @@ class HetGroup(Operations):
             verify=placement.verify_bridge,
             who=self._who,
             transport_to=self._transports_of.to,
+            shared_by=self._shared_by,
             on_error=self._error_flag.report,
         )
-        self._collectives = Collectives(self._layout, self._native, self._bridge)
+        types = frozenset(map(self._device_type, range(self._size)))
+        self._collectives = Collectives(self._layout, self._native, self._bridge, types)
         _end_at_exit(self)
         self._any = AnySource(self._post_unbounded, tuple(r for r in range(self._size) if r != self._rank))
 
@@ -86,6 +89,15 @@ class HetGroup(Operations):
         if native is None:
             raise BridgeError(f"tensors on '{device.type}' have no native communicator in this rank's island")
         return native
+
+    def _device_type(self, rank: int) -> str:
+        """What a rank of the group computes on."""
+        return native_of(torch_backend=self._placement.island_of_rank[self._ranks[rank]].torch_backend).device_type
+
+    def _shared_by(self, peer: int) -> torch.device | None:
+        """This rank's device, if the peer computes on another type: one stream carries all tensors between them."""
+        mine = self._device_type(self._rank)
+        return None if mine == self._device_type(peer) else device_of_type(mine)
 
     def _who(self, rank: int) -> str:
         world, hosts = self._ranks[rank], self._placement.hosts

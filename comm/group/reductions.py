@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from hetctl.comm.bridge.staging import Combine
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.natives import HOST
 from hetctl.comm.operation.work import Reduce
 
 _COMBINE: dict[Any, Combine] = {
@@ -66,13 +68,15 @@ def reduction(op: Any) -> Reduction:
     return Reduction(dist.ReduceOp(kind), _COMBINE[kind])
 
 
-def check(op: Any, data: torch.Tensor, *, alone: bool) -> None:
+def check(op: Any, data: torch.Tensor, *, alone: bool, device_types: frozenset[str]) -> None:
     """Raise TypeError where not every part of a reduction can be done; `alone`: no island has two ranks.
 
-    Said before anything is sent, and by all ranks alike, it costs the program an exception and not the group.
+    Said before anything is sent, and by all ranks alike, it costs the program an exception and not the group: where
+    ranks compute on unlike `device_types`, what any of their libraries lacks is refused by all of them.
     """
     kind = getattr(op, "op", op)
-    if reason := _refusal(kind, op, data) or _native_refusal(kind, data, alone=alone):
+    types = device_types if len(device_types) > 1 else [data.device.type]
+    if reason := _refusal(kind, op, data) or _native_refusal(kind, data.dtype, alone=alone, types=types):
         dtype = str(data.dtype).removeprefix("torch.")
         raise TypeError(f"{dtype} tensors cannot be reduced with {kind.name}: {reason}")
 
@@ -90,11 +94,11 @@ def _refusal(kind: Any, op: Any, data: torch.Tensor) -> str:
     return ""
 
 
-def _native_refusal(kind: Any, data: torch.Tensor, *, alone: bool) -> str:
-    """Why the native library could not; of devices' libraries only what all of them refuse is known."""
-    if data.device.type == "cpu":
-        return "" if data.dtype in _ON_HOST else "gloo does not know the type"
-    return "" if alone or kind not in _BITWISE else "the libraries of devices combine no bits"
+def _native_refusal(kind: Any, dtype: torch.dtype, *, alone: bool, types: Collection[str]) -> str:
+    """Why a native library could not; of devices' libraries only what all of them refuse is known."""
+    if HOST in types and dtype not in _ON_HOST:
+        return "gloo does not know the type"
+    return "" if alone or kind not in _BITWISE or set(types) == {HOST} else "the libraries of devices combine no bits"
 
 
 def _factor(op: Any) -> Any:

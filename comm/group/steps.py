@@ -27,9 +27,14 @@ class CollectiveSteps:
     """What every collective needs: the layout, natives by device, and messages over the bridge."""
 
     def __init__(
-        self, layout: IslandLayout, native: Callable[[torch.device], NativeCommunicator], bridge: Bridge
+        self,
+        layout: IslandLayout,
+        native: Callable[[torch.device], NativeCommunicator],
+        bridge: Bridge,
+        device_types: frozenset[str],
     ) -> None:
         self.layout, self.native, self._bridge = layout, native, bridge
+        self.device_types = device_types  # that the group's ranks compute on; beside them all have the host
 
     def send(self, data: torch.Tensor, peer: int, run: Run, *, second: bool = False) -> Message:
         """`second` halves of collectives have lanes of their own: first halves of later ones overtake them."""

@@ -80,13 +80,19 @@ def settle_current_stream() -> None:
         module_of_type(kind).current_stream().synchronize()
 
 
-def rank_device() -> torch.device:
-    """The device that this rank was given by its launcher, chosen for the calling thread; the host where none was."""
-    kind = os.environ.get(variables.DEVICE_TYPE, HOST)
+def device_of_type(kind: str) -> torch.device:
+    """The device that this rank has of a type: its launcher's choice, or else what the calling thread has chosen."""
     if kind == HOST:
         return torch.device(HOST)
-    device = torch.device(kind, int(os.environ.get(variables.DEVICE_INDEX, "0")))
-    module_of(device).set_device(device)
+    given = os.environ.get(variables.DEVICE_INDEX) if os.environ.get(variables.DEVICE_TYPE) == kind else None
+    return torch.device(kind, module_of_type(kind).current_device() if given is None else int(given))
+
+
+def rank_device() -> torch.device:
+    """The device that this rank was given by its launcher, chosen for the calling thread; the host where none was."""
+    device = device_of_type(os.environ.get(variables.DEVICE_TYPE, HOST))
+    if has_streams(device):
+        module_of(device).set_device(device)
     return device
 
 

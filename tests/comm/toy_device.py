@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from hetctl.comm.bridge import staging
 from hetctl.comm.contract.natives import NATIVES, NativeLibrary
 from hetctl.comm.group.native import MAKERS, Membership
 from hetctl.trainer.planning.hardware import CLASSES
@@ -155,6 +157,7 @@ class _Group:
 def register() -> None:
     """Everything that a vendor's package and hetctl's tables have to say of the device type; once a process."""
     _setup_privateuseone_for_python_backend("toy", _Module())
+    staging._pinned = partial(torch.empty, dtype=torch.uint8, device="cpu")  # torch pins for C++ back ends alone
     KEPT.append(torch.library.Library("_", "IMPL"))
     KEPT[0].fallback(lambda function, *args, **kwargs: _run(function, *args, **kwargs), "PrivateUse1")
     add_rows()

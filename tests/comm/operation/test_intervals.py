@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,10 +73,10 @@ def test_a_layout_knows_home_place_and_strangers() -> None:
 
 @given(st.integers(1, 1 << 33))
 def test_devices_take_few_spans_of_whole_slots(nbytes: int) -> None:
-    each = span_bytes(nbytes, torch.device("cuda"))
-    assert SLOT_BYTES <= each <= span_bytes(1 << 40, torch.device("cpu"))
+    each = span_bytes(nbytes, on_device=True)
+    assert SLOT_BYTES <= each <= span_bytes(1 << 40, on_device=False)
     assert each % SLOT_BYTES == 0
     assert each % tcp.DEVICE_FLOW.chunk_bytes == 0  # no rest in a chunk of its own
     assert shm.SUMS.chunk_bytes - 64 * 1024 <= SLOT_BYTES <= shm.SUMS.chunk_bytes
     assert -(-nbytes // each) <= max(2, -(-nbytes // (4 * SLOT_BYTES)))
-    assert span_bytes(nbytes, torch.device("cpu")) <= max(nbytes, 4 << 20)
+    assert span_bytes(nbytes, on_device=False) <= max(nbytes, 4 << 20)
