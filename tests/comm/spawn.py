@@ -17,18 +17,25 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from hetctl.comm.contract import variables as environment
-from hetctl.comm.contract.placement import PlacedIsland, Placement
+from hetctl.comm.contract.placement import PlacedIsland, Placement, current_placement
 from tests.busy import busy
+from tests.comm import toy_device
 
 # torch._dynamo: the first update of an optimiser imports it, which takes each rank nearly two seconds
 PRELOADED = ["torch", "torch.distributed", "torch._dynamo", "hetctl.comm.group.backend", "hetctl.trainer.loop.loop"]
 
 
-def placement_of(sizes: tuple[int, ...], torch_backend: str = "gloo", **more: Any) -> Placement:
-    """Islands of these sizes over consecutive ranks, alternately standing for two vendors, all on gloo."""
+ENDED = "FAILED: ended without an outcome"
+
+
+def placement_of(
+    sizes: tuple[int, ...], torch_backend: str = "gloo", toys: tuple[int, ...] = (), **more: Any
+) -> Placement:
+    """Islands of these sizes over consecutive ranks, all on one back end but those that are of `toys`, by number."""
     islands, first = [], 0
     for index, size in enumerate(sizes):
-        islands.append(PlacedIsland(f"island{index}", "cpu", torch_backend, tuple(range(first, first + size))))
+        native = ("toys", "toyccl") if index in toys else ("cpu", torch_backend)
+        islands.append(PlacedIsland(f"island{index}", *native, tuple(range(first, first + size))))
         first += size
     return Placement(tuple(islands), hosts=tuple(f"host{r}" for r in range(first)), **more)
 
@@ -75,9 +82,9 @@ def on_islands(
             process.start()
         stuck = _join(processes, Path(folder), seconds=seconds + 20, lost=lost)
         outcomes = [_outcome(Path(folder) / f"{rank}.pt") for rank in range(world)]
-    for rank, outcome in enumerate(outcomes):
-        if isinstance(outcome, str) and outcome.startswith("FAILED") and rank not in lost:
-            raise AssertionError(f"rank {rank}: {outcome}")
+    failed = {r: o for r, o in enumerate(outcomes) if isinstance(o, str) and o.startswith("FAILED") and r not in lost}
+    for rank in sorted(failed, key=lambda r: failed[r] == ENDED):  # others may have been killed for the first one
+        raise AssertionError(f"rank {rank}: {failed[rank]}")
     assert not stuck, f"ranks {stuck} did not end"
     return outcomes
 
@@ -99,7 +106,7 @@ def _join(processes: list[Any], folder: Path, *, seconds: float, lost: tuple[int
 
 
 def _outcome(path: Path) -> Any:
-    return torch.load(path, weights_only=False) if path.exists() else "FAILED: ended without an outcome"
+    return torch.load(path, weights_only=False) if path.exists() else ENDED
 
 
 def _rank(
@@ -117,6 +124,11 @@ def _rank(
     os.environ[environment.PLACEMENT] = str(Path(folder) / "placement.json")
     from hetctl.comm.group.autoload import register
 
+    islands = current_placement().islands
+    if any(island.vendor == "toys" for island in islands):
+        toy_device.register()
+    if any(island.vendor == "toys" and rank in island.ranks for island in islands):
+        os.environ.update({environment.DEVICE_TYPE: "toy", environment.DEVICE_INDEX: "0"})
     register()
     store = dist.FileStore(str(Path(folder) / "store"), world)
     try:

@@ -16,8 +16,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from hetctl.comm.bridge import staging
 from hetctl.comm.contract.natives import NATIVES, NativeLibrary
+from hetctl.comm.contract.placement import Placement
+from hetctl.comm.group import backend
+from hetctl.comm.group.group import HetGroup
 from hetctl.comm.group.native import MAKERS, Membership
 from hetctl.trainer.planning.hardware import CLASSES
 
@@ -137,6 +139,12 @@ class _Module:
 
     def synchronize(self, device: Any = None) -> None: ...
 
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return 1 << 20
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
     def manual_seed_all(self, seed: int) -> None: ...
 
 
@@ -157,10 +165,27 @@ class _Group:
 def register() -> None:
     """Everything that a vendor's package and hetctl's tables have to say of the device type; once a process."""
     _setup_privateuseone_for_python_backend("toy", _Module())
-    staging._pinned = partial(torch.empty, dtype=torch.uint8, device="cpu")  # torch pins for C++ back ends alone
-    KEPT.append(torch.library.Library("_", "IMPL"))
+    _pin_nothing()
+    backend._native_group = partial(_native_group, backend._native_group)
+    KEPT.extend([torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")])
     KEPT[0].fallback(lambda function, *args, **kwargs: _run(function, *args, **kwargs), "PrivateUse1")
+    for name in ("arange", "arange.start", "arange.start_step"):  # torch's own fill a tensor that they make larger
+        KEPT[1].impl(name, partial(_run, torch.arange), "PrivateUse1")
     add_rows()
+
+
+def _native_group(plain: Any, options: Any, ranks: tuple[int, ...], placement: Placement) -> Any:
+    """Toys' own groups are hetctl's with one island: torch's are made of back ends in C++ alone."""
+    toys = placement.island_of_rank[ranks[0]].torch_backend == "toyccl"
+    return (HetGroup if toys else plain)(options, ranks, placement)
+
+
+def _pin_nothing() -> None:
+    """torch pins memory for back ends in C++ alone."""
+    torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign]
+    for make in (torch.empty, torch.empty_like, torch.zeros):
+        plain = lambda *sizes, pin_memory=False, _make=make, **how: _make(*sizes, **how)  # noqa: E731
+        setattr(torch, make.__name__, plain)
 
 
 def add_rows() -> None:

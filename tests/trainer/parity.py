@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from hetctl.comm.operation.device import rank_device
 from hetctl.trainer import schedule
 from hetctl.trainer.bench import samples
 from hetctl.trainer.data.datasets import Conversations, Dataset
@@ -144,7 +145,7 @@ def _device(rank: int, kind: str) -> torch.device:
     if kind == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())  # islands share GPUs where there are fewer than ranks
         return torch.device(kind, torch.cuda.current_device())
-    return torch.device(kind)
+    return rank_device()
 
 
 def initialise(model: StageModel, seed: int) -> None:

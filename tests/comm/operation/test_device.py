@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,9 +13,8 @@ import torch.distributed as dist
 from hetctl.comm.contract.emulate import describe_cluster, parse_spec
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.natives import NATIVES, backend_words, device_types, native_of
-from hetctl.comm.contract.placement import PlacedBridge, current_placement
+from hetctl.comm.contract.placement import PlacedBridge
 from hetctl.comm.contract.transports import TransportKind
-from hetctl.comm.group.backend import create_over
 from hetctl.comm.group.native import MAKERS, Membership, make_native
 from hetctl.comm.operation.device import (
     accelerator,
@@ -81,88 +78,73 @@ def test_a_library_that_nobody_makes_is_refused_by_name() -> None:
         native_of(library="unknown")
 
 
-def toy_group(transport: TransportKind, toys: Sequence[str]) -> dist.ProcessGroup:
-    """All ranks as a group of their own, in which these islands are of toys."""
-    toy_device.register()
-    toy = partial(replace, vendor="toys", torch_backend="toyccl")
-    islands = tuple(toy(i) if i.name in toys else i for i in current_placement().islands)
-    bridges = (PlacedBridge(("island0", "island1"), transport),)
-    placement = replace(current_placement(), islands=islands, bridges=bridges)
-    dist.Backend.register_backend(
-        "hettoy", lambda options, _=None: create_over(options, placement), extended_api=True, devices=device_types()
-    )
-    return dist.new_group(backend="hettoy", timeout=timedelta(seconds=60))
-
-
 def carried(rank: int) -> dict[str, int]:
     """Ranks 0 and 1 are an island of toys, rank 2 is another one: sums over all, a message across, one inside."""
-    group = toy_group("shm", ("island0", "island1"))
     device = rank_device()
     assert (device.type, accelerator(), has_streams(device), has_cuda_runtime(device)) == ("toy", "toy", True, False)
     assert module_of(device).current_device() == 0
     for count in (10, 300_000):  # on the flat path, and in shares
         total = (torch.arange(count, dtype=torch.float32) * (rank + 1)).to(device)
-        dist.all_reduce(total, group=group)
+        dist.all_reduce(total)
         assert torch.equal(total.cpu(), torch.arange(count, dtype=torch.float32) * 6)
     gathered = [torch.zeros(5, device=device) for _ in range(3)]
-    dist.all_gather(gathered, torch.full((5,), float(rank), device=device), group=group)
+    dist.all_gather(gathered, torch.full((5,), float(rank), device=device))
     assert [t.tolist()[0] for t in gathered] == [0.0, 1.0, 2.0]
     if rank == 0:
-        dist.send(torch.full((1000,), 7.0, device=device), 2, group=group)
+        dist.send(torch.full((1000,), 7.0, device=device), 2)
     elif rank == 2:
-        dist.recv(got := torch.zeros(1000, device=device), 0, group=group)
+        dist.recv(got := torch.zeros(1000, device=device), 0)
         assert got.tolist() == [7.0] * 1000
     return dict(toy_device.USED)
 
 
 def test_a_toy_carries_sums_and_messages_across_islands() -> None:
-    variables = {"HETCTL_DEVICE_TYPE": "toy", "HETCTL_DEVICE_INDEX": "0"}
-    used = on_islands((2, 1), carried, variables=variables)
+    bridges = (PlacedBridge(("island0", "island1"), "shm"),)
+    used = on_islands((2, 1), carried, toys=(0, 1), bridges=bridges)
     assert all(of_rank["streams"] > 1 and of_rank["set_device"] for of_rank in used)
     assert all(of_rank["allreduce"] for of_rank in used[:2])  # by the toy's own library, inside the island of two
 
 
-def carried_to_hosts(rank: int, transport: TransportKind, hosts: tuple[int, ...]) -> None:
+def carried_to_hosts(rank: int, hosts: tuple[int, ...]) -> None:
     """Toys beside an island of `hosts`, which compute on the host: device memory of one side meets the other's host."""
-    group = toy_group(transport, ("island1",) if 0 in hosts else ("island0",))
-    device, world = torch.device("cpu") if rank in hosts else rank_device(), dist.get_world_size()
+    device, world = rank_device(), dist.get_world_size()
     first = next(r for r in range(world) if (r in hosts) != (0 in hosts))  # of the other island
     for count in (10, 300_000, 6_000_000):
         on_host = torch.full((count,), float(rank))
         total = (torch.arange(count, dtype=torch.float32) * (rank + 1)).to(device)
-        works = [dist.all_reduce(t, group=group, async_op=True) for t in (total, on_host)]  # one order for both
-        dist.barrier(group)
+        works = [dist.all_reduce(t, async_op=True) for t in (total, on_host)]  # one order for both
+        dist.barrier()
         for work in works:
             work.wait()
         assert torch.equal(total.cpu(), torch.arange(count, dtype=torch.float32) * (world * (world + 1) // 2))
         assert torch.equal(on_host, torch.full((count,), float(sum(range(world)))))
         shared = torch.full((count,), 5.0 if rank == first else 0.0).to(device)
-        dist.broadcast(shared, first, group=group)
+        dist.broadcast(shared, first)
         assert torch.equal(shared.cpu(), torch.full((count,), 5.0))
         part = torch.zeros(count, device=device)
-        dist.reduce_scatter_tensor(part, torch.ones(count * world).to(device), group=group)
+        dist.reduce_scatter_tensor(part, torch.ones(count * world).to(device))
         assert torch.equal(part.cpu(), torch.full((count,), float(world)))
         parts = torch.empty(count * world, device=device)
-        dist.all_gather_into_tensor(parts, torch.full((count,), float(rank)).to(device), group=group)
+        dist.all_gather_into_tensor(parts, torch.full((count,), float(rank)).to(device))
         assert parts.cpu().view(world, count)[:, -1].tolist() == [float(r) for r in range(world)]
         got = torch.empty(world, device=device)
-        dist.all_to_all_single(got, torch.full((world,), float(rank)).to(device), group=group)
+        dist.all_to_all_single(got, torch.full((world,), float(rank)).to(device))
         assert got.tolist() == [float(r) for r in range(world)]
     told = [None] * world
-    dist.all_gather_object(told, {"rank": rank}, group=group)
+    dist.all_gather_object(told, {"rank": rank})
     assert told == [{"rank": r} for r in range(world)]
     for there in (device, torch.device("cpu")):  # a program sends what it has; who receives has it where it wants it
         if rank == 0:
-            dist.send(torch.full((1000,), 7.0).to(there), first, group=group)
+            dist.send(torch.full((1000,), 7.0).to(there), first)
         elif rank == first:
-            dist.recv(arrived := torch.zeros(1000).to(device), 0, group=group)
+            dist.recv(arrived := torch.zeros(1000).to(device), 0)
             assert arrived.tolist() == [7.0] * 1000
     with pytest.raises(TypeError, match="devices combine no bits"):  # on every rank, so that nobody waits
-        dist.all_reduce(torch.ones(4, dtype=torch.int32).to(device), dist.ReduceOp.BAND, group=group)
+        dist.all_reduce(torch.ones(4, dtype=torch.int32).to(device), dist.ReduceOp.BAND)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("hosts", [(2,), (0, 1)])
-def test_a_toy_and_hosts_sum_and_send_to_each_other(transport: TransportKind, hosts: tuple[int, ...]) -> None:
-    variables = {"HETCTL_DEVICE_TYPE": "toy", "HETCTL_DEVICE_INDEX": "0"}
-    on_islands((2, 1), carried_to_hosts, transport, hosts, variables=variables)
+@pytest.mark.parametrize("toys", [0, 1])
+def test_a_toy_and_hosts_sum_and_send_to_each_other(transport: TransportKind, toys: int) -> None:
+    bridges = (PlacedBridge(("island0", "island1"), transport),)
+    on_islands((2, 1), carried_to_hosts, (0, 1) if toys else (2,), toys=(toys,), bridges=bridges)
