@@ -19,7 +19,7 @@ from hetctl.comm.group.runner import Part, Runner
 from hetctl.comm.group.steps import Run
 from hetctl.comm.operation.device import settle_current_stream
 from hetctl.comm.operation.recorder import RECORDER, RecordedOperation
-from hetctl.comm.operation.views import Flat, as_bytes, fill, flat_copy, is_plain, plain, room_for, rows
+from hetctl.comm.operation.views import Flat, as_bytes, fill, flat_copy, is_plain, memory_of, plain, room_for, rows
 from hetctl.comm.operation.work import BridgeError, HetWork, OperationDeadline
 
 HALVES = (torch.float16, torch.complex32)  # averages of these are of scaled numbers, as NCCL's are
@@ -273,8 +273,8 @@ class Operations(Identity):
         splits: Sequence[int] = (),
         opts: Any = None,
     ) -> Any:
-        outputs = rows(output.detach(), out_splits, self._size)
-        inputs = rows(data.detach(), splits, self._size)
+        outputs = rows(memory_of(output), out_splits, self._size)
+        inputs = rows(memory_of(data), splits, self._size)
         return self._all_to_all("all_to_all_single", outputs, inputs, [output], opts)
 
     alltoall_base = all_to_all_single

@@ -26,7 +26,7 @@ from hetctl.comm.operation.device import device_of_type
 from hetctl.comm.operation.intervals import IslandLayout
 from hetctl.comm.operation.recorder import RECORDER
 from hetctl.comm.operation.store_connections import GroupStore
-from hetctl.comm.operation.views import Returning, is_plain, plain
+from hetctl.comm.operation.views import Returning, is_plain, memory_of, plain
 from hetctl.comm.operation.work import BridgeError, HetWork, OperationDeadline, PrefixStore
 
 
@@ -154,7 +154,7 @@ class HetGroup(Operations):
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
         self._check_message(tensors, src, tag)
-        target, deadline, what = tensors[0].detach(), self._deadline(None), f"recv from {self._who(src)}"
+        target, deadline, what = memory_of(tensors[0]), self._deadline(None), f"recv from {self._who(src)}"
         if self._any.knows(tag):
             wanted = PendingReceive(what, tensors, deadline=deadline, on_error=self._error_flag.report_and_wait)
             if self._any.claims(target, src, tag, wanted):
@@ -180,7 +180,7 @@ class HetGroup(Operations):
         deadline, failed = self._deadline(None), self._error_flag.report_and_wait
         work = PendingReceive("recv from any rank", tensors, deadline=deadline, on_error=failed)
         self._record(work, "recvAnySource", peer=None, tensors=tensors)
-        self._any.recv(tensors[0].detach(), tag, work)
+        self._any.recv(memory_of(tensors[0]), tag, work)
         return self._noted(work)
 
     def _check_message(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from hetctl.comm.group.runner import PendingDeviceWork, PendingItem
 from hetctl.comm.operation.device import captures_graph, module_of
-from hetctl.comm.operation.views import may_write
+from hetctl.comm.operation.views import may_write, memory_of
 from hetctl.comm.operation.work import BridgeError, HetWork, OperationDeadline, reason_of
 
 
@@ -78,7 +78,7 @@ class NativeMessage(HetWork):
         """Give the program's tensor what arrived, behind the current stream on devices."""
         if self._landing is not None:
             with may_write(self._outputs):
-                self._outputs[0].detach().copy_(self._landing)
+                memory_of(self._outputs[0]).copy_(self._landing)
 
     def _track_device_work(self) -> None:
         """On devices the current stream is behind the message now, which may hang there: somebody has to notice."""

@@ -21,7 +21,7 @@ class Flat:
     """A tensor as a flat contiguous one; what was changed is copied back where memory is not shared."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor.detach()
+        self._tensor = memory_of(tensor)
         self._shared = is_plain(self._tensor)
         self.values = _flat(self._tensor)
 
@@ -31,6 +31,14 @@ class Flat:
             used_here(self.values)
 
 
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values out of autograd's sight: what is written here it does not count, as it does not natively.
+
+    A block of a split, say, could not be used again after a counted write.
+    """
+    return tensor.data
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the memory of a tensor is exactly its values in order."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
@@ -38,7 +46,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a tensor contiguous in memory, detached; the tensor itself where it is so already."""
-    values = tensor.detach()
+    values = memory_of(tensor)
     return values if is_plain(values) else values.resolve_conj().resolve_neg().contiguous()
 
 
@@ -71,7 +79,7 @@ def room_for(tensor: torch.Tensor) -> torch.Tensor:
 
 def fill(tensor: torch.Tensor, data: torch.Tensor) -> None:
     """Give a tensor the values that flat bytes hold."""
-    tensor.detach().copy_(data.view(tensor.dtype).view(tensor.shape))
+    memory_of(tensor).copy_(data.view(tensor.dtype).view(tensor.shape))
     used_here(data)
 
 
@@ -95,7 +103,7 @@ class Returning(HetWork):
 
     def __init__(self, what: str, target: torch.Tensor, scratch: torch.Tensor, deadline: OperationDeadline) -> None:
         super().__init__(what, [target], deadline=deadline)
-        self._target, self._scratch = target.detach(), scratch
+        self._target, self._scratch = memory_of(target), scratch
 
     def finish(self, *, ready: Any = None, error: BaseException | None = None) -> None:
         with may_write([self._target]):

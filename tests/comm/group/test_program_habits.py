@@ -107,3 +107,28 @@ def coalesced(rank: int) -> None:
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 1)])
 def test_the_future_of_coalesced_operations_ends_with_them(sizes: tuple[int, ...]) -> None:
     on_islands(sizes, coalesced, seconds=20)
+
+
+def autograd_looks_on(rank: int) -> list[int]:
+    """How often autograd has seen what collectives and receives wrote into."""
+    world, seen = dist.get_world_size(), list[torch.Tensor]()
+    for count in (6, 100_000):
+        for made in (torch.ones, lambda n: torch.ones(2, n).t()[:, 0]):  # contiguous, or with gaps
+            total, given, mine, whole = made(count), made(count), made(count), torch.ones(count * world)
+            every = [made(count) for _ in range(world)]
+            dist.all_reduce(total)
+            dist.broadcast(given, 0)
+            dist.reduce_scatter(mine, list(torch.ones(world, count)))
+            dist.all_gather(every, torch.ones(count))
+            dist.all_to_all_single(whole, torch.ones(count * world))
+            for peer in range(1, world) if rank == 0 else ():
+                dist.send(total, peer)
+            if rank:
+                dist.recv(given, 0)
+            seen += [total, given, mine, whole, *every]
+    return [t._version for t in seen]
+
+
+def test_autograd_does_not_see_what_is_written_as_natively_it_does_not() -> None:
+    """Where a program receives into views, such as blocks of a split, autograd would refuse their next use."""
+    assert not any(sum(on_islands((2, 1), autograd_looks_on, seconds=20), []))
