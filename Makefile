@@ -27,11 +27,16 @@ test-slow: .venv/ready
 test-all: .venv/ready
 	$(PYTEST)
 
-# PyTorch's own collective tests over het, beside gloo on this machine: 15 minutes or more, and needs expecttest
+# PyTorch's own distributed tests over het, beside gloo on this machine: two hours. The files come from its repository at
+# the installed version's tag; TORCH_TESTS=FOLDER names a `test/distributed` that is here already
+TORCH_TESTS ?= build/pytorch/test/distributed
 test-torch-suite: .venv/ready
-	$(BIN)/python -c 'import expecttest' 2>/dev/null || $(BIN)/pip install --no-deps expecttest
-	$(BIN)/python -W ignore tests/torch_suite.py gloo --output build/torch-suite-gloo.json
-	$(BIN)/python -W ignore tests/torch_suite.py het --baseline build/torch-suite-gloo.json
+	$(BIN)/python -c 'import expecttest, parameterized' 2>/dev/null || $(BIN)/pip install --no-deps expecttest parameterized
+	test -d $(TORCH_TESTS) || { git clone --quiet --depth 1 --filter=blob:none --sparse https://github.com/pytorch/pytorch \
+	  --branch v$$($(BIN)/python -c 'import torch; print(torch.__version__.partition("+")[0])') build/pytorch && \
+	  git -C build/pytorch sparse-checkout set test/distributed; }
+	$(BIN)/python -m tests.torch_suite gloo --tests $(TORCH_TESTS)
+	$(BIN)/python -m tests.torch_suite het --tests $(TORCH_TESTS)
 
 # Faults planted into runs on namespaced hosts: what is detected, stopped, left
 test-faults: .venv/ready

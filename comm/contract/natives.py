@@ -28,6 +28,7 @@ class NativeLibrary:
     wheels: str = ""  # pytorch.org's index of torch for it; '' where only the vendor has one
     fabric_library: str = ""  # how the library begins through which it uses libfabric; '' where none is known
     driver_module: str = ""  # the kernel module whose version is the driver's
+    trains: bool = True  # whether its groups are made here (`group/native.py`)
     driver_node: str = ""  # what a loaded driver shows: without any, nobody need import torch to look for devices
 
 
@@ -58,7 +59,7 @@ NATIVES: dict[str, NativeLibrary] = {
     "hygon": NativeLibrary(
         "rccl", "nccl", "cuda", "HIP_VISIBLE_DEVICES", driver_node="/dev/kfd"
     ),  # torch takes it for HIP
-    "mthreads": NativeLibrary("mccl", "mccl", "musa", "MUSA_VISIBLE_DEVICES", driver_node="/dev/mtgpu.0"),
+    "mthreads": NativeLibrary("mccl", "mccl", "musa", "MUSA_VISIBLE_DEVICES", trains=False, driver_node="/dev/mtgpu.0"),
     HOST: NativeLibrary("gloo", "gloo", "cpu", "", wheels="cpu"),
 }
 

@@ -27,13 +27,19 @@ def load() -> None:
 
 
 def register() -> None:
-    """Have the back end imported when a group is first made; calling it again changes nothing."""
+    """Have the back end imported when a group is first made; calling it again changes nothing.
+
+    A rank that was told its device type is served on that one and the host: programs ask for a group's devices, and
+    what is not there cannot be used.
+    """
     from torch.distributed import Backend
 
     from hetctl.comm.operation.device import named_device_types
 
     if "HET" not in Backend._plugins:
-        Backend.register_backend("het", _create, extended_api=True, devices=named_device_types())
+        told = os.environ.get(variables.DEVICE_TYPE)
+        devices = list(dict.fromkeys([HOST, told])) if told else named_device_types()
+        Backend.register_backend("het", _create, extended_api=True, devices=devices)
 
 
 def redirect() -> None:

@@ -217,4 +217,22 @@ def _make_nccl(member: Membership) -> Any:
     return dist.ProcessGroupNCCL(member.store, member.place, member.size, options)
 
 
-MAKERS: dict[str, Callable[[Membership], Any]] = {"gloo": _make_gloo, "nccl": _make_nccl}  # by torch's name
+def _make_xccl(member: Membership) -> Any:
+    """From torch's own signatures; it has never run here."""
+    if member.sockets:
+        raise ConfigError("xccl is not joined natively over sockets here", hint="--bridge tcp")
+    made = getattr(dist, "ProcessGroupXCCL", None)
+    if made is None:
+        raise ConfigError(
+            f"torch {torch.__version__} here has no xccl", hint="pip install torch --index-url pytorch.org's /whl/xpu"
+        )
+    options = made.Options(is_high_priority_stream=member.ahead)
+    options._timeout = member.timeout
+    return made(member.store, member.place, member.size, options)
+
+
+MAKERS: dict[str, Callable[[Membership], Any]] = {  # by torch's name
+    "gloo": _make_gloo,
+    "nccl": _make_nccl,
+    "xccl": _make_xccl,
+}

@@ -107,13 +107,12 @@ class _HeadLoss(torch.autograd.Function):
             rows = valid.to(h.dtype).unsqueeze(1) * late  # the scale, and nothing for ignored targets
             torch.mul(grad @ weight, rows, out=grad_hidden[start : start + len(h)])
             start += len(h)
-            if not ctx.needs_input_grad[1]:
-                continue
-            product = grad.t() @ (h * rows)
-            if len(h) == len(hidden):
+            if ctx.needs_input_grad[1]:
+                product = grad.t() @ (h * rows)
+                if len(h) < len(hidden):
+                    product = product.to(wide) if grad_weight is None else grad_weight.add_(product)
                 grad_weight = product
-            else:
-                grad_weight = product.to(wide) if grad_weight is None else grad_weight.add_(product)
+            del grad  # as above
         if sum_over is not None:
             grad_hidden = sum_over(grad_hidden)
         weights = losses.new_ones(()) if weigh is None else weigh(losses)

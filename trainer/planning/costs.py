@@ -411,9 +411,13 @@ class LayerCosts:
         return sum(s.projections[n][0] / (1 if n in BY_COLUMNS else tensor) for n in s.adapted or s.projections)
 
     def logits_bytes(self, samples: float, *, tensor: int = 1) -> float:
-        """Logits and their gradients, which exist only for a moment, of as many tokens as the loss takes at a time."""
-        values = min(samples * self.seq_len * self.shape.vocab / tensor, CHUNK_BYTES / 4)
-        return values * (2 * 4 + self.value_bytes.compute)
+        """Logits and their gradients, which exist only for a moment, of as many tokens as the loss takes at a time.
+
+        Where these are not all, the gradient of a head that is trained grows beside them in fp32.
+        """
+        values, most = samples * self.seq_len * self.shape.vocab / tensor, CHUNK_BYTES / 4
+        beside = 4 * self.shape.vocab * self.shape.hidden / tensor if values > most and not self.shape.adapters else 0.0
+        return min(values, most) * (2 * 4 + self.value_bytes.compute) + beside
 
     def gathered_bytes(self, *, tensor: int = 1, last: bool) -> float:
         """Whole weights and gradients of a sharded stage: the unit that computes, and the next or the last one."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError, Infeasible, nearest
+from hetctl.comm.contract.natives import native_of
 from hetctl.comm.contract.plan import Basis
 from hetctl.comm.contract.units import count_of, listed, show_bytes
 from hetctl.trainer.model.tensor_cuts import adapter_parameters, cannot_cut
@@ -74,6 +75,17 @@ def _refuse_no_devices(cluster: Cluster) -> None:
     )
 
 
+def _refuse_no_library(cluster: Cluster) -> None:
+    """Raises Infeasible for islands whose vendor's library makes no groups here."""
+    for island in cluster.islands:
+        native = native_of(library=cluster.library_of(island.vendor))
+        if not native.trains:
+            raise Infeasible(
+                f"nothing here trains on {island.vendor} GPUs: no groups of {native.library} are made",
+                hint=f"leave island {island.name} out of the cluster; docs/adding-a-device.md says what is missing",
+            )
+
+
 def read_problem(
     cluster: Cluster,
     recipe: Recipe,
@@ -83,6 +95,7 @@ def read_problem(
 ) -> Problem:
     """The problem of a recipe on a cluster. Raises ConfigError for wishes that contradict each other."""
     _refuse_no_devices(cluster)
+    _refuse_no_library(cluster)
     precision = precision_of(cluster, recipe)
     pools = read_pools(cluster, speeds=speeds, precision=precision)
     bridges = profile.bridges if profile else ()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 import warnings
 from typing import Any
@@ -131,4 +134,14 @@ def autograd_looks_on(rank: int) -> list[int]:
 
 def test_autograd_does_not_see_what_is_written_as_natively_it_does_not() -> None:
     """Where a program receives into views, such as blocks of a split, autograd would refuse their next use."""
-    assert not any(sum(on_islands((2, 1), autograd_looks_on, seconds=20), []))
+    counted = on_islands((2, 1), autograd_looks_on, seconds=20)
+    assert not any(n for of_rank in counted for n in of_rank)
+
+
+@pytest.mark.parametrize(("told", "devices"), [("cpu", ["cpu"]), ("xpu", ["cpu", "xpu"]), ("", ["cpu", "cuda", "xpu"])])
+def test_programs_see_the_devices_that_this_rank_was_given(told: str, devices: list[str]) -> None:
+    """torch's ShardedTensor gathers on the group's device that is no host's; on hosts there is none to be asked for."""
+    ask = "import torch.distributed as d; print(*d.BackendConfig(d.Backend('het')).get_device_backend_map())"
+    env = {**os.environ, "HETCTL_DEVICE_TYPE": told}
+    done = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == devices

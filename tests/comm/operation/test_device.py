@@ -72,8 +72,11 @@ def test_names_come_from_the_table() -> None:
 
 
 def test_a_library_that_nobody_makes_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="'xccl'"):
+    with pytest.raises(ConfigError, match="'mccl'"):
+        make_native("mccl", Membership(dist.HashStore(), 0, 2, timedelta(seconds=1)))
+    with pytest.raises(ConfigError, match="has no xccl"):  # this torch is no build for Intel's GPUs
         make_native("xccl", Membership(dist.HashStore(), 0, 2, timedelta(seconds=1)))
+    assert {row.torch_backend for row in NATIVES.values() if row.trains} == set(MAKERS)
     with pytest.raises(ConfigError, match="library 'unknown'"):
         native_of(library="unknown")
 
