@@ -113,10 +113,11 @@ class RailWatch:
         """Watch no more; returns at once."""
         self._stop.set()
 
-    def close(self) -> None:
+    def close(self, *, seconds: float = 5.0) -> None:
+        """End the thread; it is waited for so long."""
         self.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(5)
+            self._thread.join(seconds)
         with self._lock:  # their rails end with their lanes
             self._sending, self._receiving = {}, {}
 

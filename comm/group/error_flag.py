@@ -77,13 +77,14 @@ class ErrorFlag:
         self._judged.wait(ANSWER_SECONDS + VERDICT_SECONDS)
         return self._verdict or BridgeError(sentence)
 
-    def close(self) -> None:
+    def close(self, *, seconds: float = VERDICT_SECONDS + ANSWER_SECONDS) -> None:
+        """End the thread; it is waited for so long."""
         with self._lock:
             self._closed = True
         self._wake.set()
         self._judged.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(VERDICT_SECONDS + ANSWER_SECONDS)
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         try:

@@ -55,9 +55,9 @@ class HetGroup(Operations):
         )
         self._runner = Runner(f"het collectives {self._name}", on_error=self._error_flag.report)
         self._error_flag.watch()
-        watch = RailWatch(self._rank, shared.talk, self._who)
+        self._watch = RailWatch(self._rank, shared.talk, self._who)
         self._transports_of = TransportSelector(
-            self._rank, ranks, placement, shared.talk, timeout=self._timeout, watch=watch
+            self._rank, ranks, placement, shared.talk, timeout=self._timeout, watch=self._watch
         )
         self._transports_of.prepare()
         self._bridge = Bridge(
@@ -115,12 +115,16 @@ class HetGroup(Operations):
             break_native(native)
 
     def end_with_process(self, seconds: float) -> None:
-        """See off what is being sent; end what waits for others, and the threads that do. Idle ones may stay."""
-        if self._bridge.error is None and self._bridge.sent(seconds) and not self._runner.busy():
-            return
-        self._break(BridgeError("the process is ending"))
-        self._runner.close(seconds=seconds)
-        self._bridge.close(seconds=seconds)
+        """See off what is being sent; end what waits for others, and the threads that do or ask the store.
+
+        Others that are idle wait in Python, and may stay.
+        """
+        if self._bridge.error is not None or not self._bridge.sent(seconds) or self._runner.busy():
+            self._break(BridgeError("the process is ending"))
+            self._runner.close(seconds=seconds)
+            self._bridge.close(seconds=seconds)
+        self._watch.close(seconds=seconds)
+        self._error_flag.close(seconds=seconds)
 
     def shutdown(self) -> None:
         """Finish what is queued, then end threads and connections."""
