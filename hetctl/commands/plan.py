@@ -30,19 +30,28 @@ def plan(
     ] = False,
     trace: Annotated[Path | None, typer.Option("--trace", help="Write the simulated step for Perfetto.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write one page that needs no network.")] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="torchtitan|megatron|accelerate",
+            help="Also write that framework's own configuration of the plan (plan-FRAMEWORK.*), and say what it lacks.",
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Decide who does what on a cluster, say why, and predict how fast it will be.
 
     With --emulate it plans for a cluster you do not own, from published and vendors' figures.
     """
-    from hetctl.comm.contract.errors import Infeasible
+    from hetctl.comm.contract.errors import ConfigError, Infeasible
     from hetctl.comm.contract.files import write_atomically, write_json
     from hetctl.comm.contract.kept_files import refuse_edited
     from hetctl.comm.contract.plan import keep_old_plan, save_plan
     from hetctl.comm.contract.values import encode
     from hetctl.commands.resolve import require_model, resolve, with_model
     from hetctl.render.advice import show_advice
+    from hetctl.render.for_others import FRAMEWORKS, for_framework
     from hetctl.render.plan import show_plan
     from hetctl.render.plan_page import plan_page
     from hetctl.render.trace import chrome_trace
@@ -52,10 +61,13 @@ def plan(
     from hetctl.trainer.planning.hardware import CLASSES
     from hetctl.trainer.planning.own_hardware import own_classes
     from hetctl.trainer.planning.planner import weigh
+    from hetctl.trainer.planning.precision import precision_of
     from hetctl.trainer.planning.predicted_step import PredictedStep
     from hetctl.trainer.planning.would_fit import Asked
 
     sink = Sink(as_json=as_json)
+    if framework is not None and framework not in FRAMEWORKS:
+        raise ConfigError(f"--for {framework}: no such framework", hint=" or ".join(FRAMEWORKS))
     refuse_edited(output, force=force)
     asked = with_model(asked, sink) if env is None else asked
     found = resolve(asked, sink, runs=False)
@@ -91,7 +103,11 @@ def plan(
         bought = advised if advise else None
         page = plan_page(weighed.plan, PredictedStep.of(weighed), explanation=said, advised=bought)
         write_atomically(html, page)
-    for written in filter(None, (output, trace, html)):
+    other = for_framework(weighed.plan, framework, precision_of(found.cluster, found.recipe)) if framework else None
+    beside = (output.parent if output else Path()) / other.name if other else None
+    if beside and other:
+        write_atomically(beside, other.text)
+    for written in filter(None, (output, trace, html, beside)):
         sink.warn(f"wrote {written}")
     if env:
         from hetctl.runs.show_environment import show_environment
@@ -100,10 +116,13 @@ def plan(
         return
     if as_json:
         more = {**({"explanation": said} if explain else {}), **({"advice": encode(advised)} if advise else {})}
+        more |= {"for": {"framework": framework, "lacks": other.lacks}} if other else {}
         sink.result({**encode(weighed.plan), **more})
         return
     show_plan(sink, weighed.plan)
     for sentence in said:
         sink.say(f"- {sentence}")
+    for sentence in other.lacks if other else ():
+        sink.say(f"- not in {beside}: {sentence}")
     if advise:
         show_advice(sink, advised)
