@@ -17,7 +17,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from hetctl.comm.contract import variables as environment
+from hetctl.comm.contract.natives import native_of
 from hetctl.comm.contract.placement import PlacedIsland, Placement, current_placement
+from hetctl.comm.operation.device import module_of_type
 from tests.busy import busy
 from tests.comm import toy_device
 
@@ -25,16 +27,19 @@ from tests.comm import toy_device
 PRELOADED = ["torch", "torch.distributed", "torch._dynamo", "hetctl.comm.group.backend", "hetctl.trainer.loop.loop"]
 
 
+Native = tuple[str, str]  # an island's vendor, and the torch back end of its device type
+NONE: Mapping[int, Native] = {}
+TOYS: Native = ("toys", "toyccl")
 ENDED = "FAILED: ended without an outcome"
 
 
 def placement_of(
-    sizes: tuple[int, ...], torch_backend: str = "gloo", toys: tuple[int, ...] = (), **more: Any
+    sizes: tuple[int, ...], torch_backend: str = "gloo", devices: Mapping[int, Native] = NONE, **more: Any
 ) -> Placement:
-    """Islands of these sizes over consecutive ranks, all on one back end but those that are of `toys`, by number."""
+    """Islands of these sizes over consecutive ranks on one back end, but for those whose `devices` are named."""
     islands, first = [], 0
     for index, size in enumerate(sizes):
-        native = ("toys", "toyccl") if index in toys else ("cpu", torch_backend)
+        native = devices.get(index, ("cpu", torch_backend))
         islands.append(PlacedIsland(f"island{index}", *native, tuple(range(first, first + size))))
         first += size
     return Placement(tuple(islands), hosts=tuple(f"host{r}" for r in range(first)), **more)
@@ -124,11 +129,13 @@ def _rank(
     os.environ[environment.PLACEMENT] = str(Path(folder) / "placement.json")
     from hetctl.comm.group.autoload import register
 
-    islands = current_placement().islands
-    if any(island.vendor == "toys" for island in islands):
+    mine = current_placement().island_of_rank[rank]
+    if any(island.vendor == TOYS[0] for island in current_placement().islands):
         toy_device.register()
-    if any(island.vendor == "toys" and rank in island.ranks for island in islands):
-        os.environ.update({environment.DEVICE_TYPE: "toy", environment.DEVICE_INDEX: "0"})
+    if mine.vendor != "cpu":
+        kind = native_of(torch_backend=mine.torch_backend).device_type
+        os.environ[environment.DEVICE_TYPE] = kind
+        os.environ[environment.DEVICE_INDEX] = str(rank % module_of_type(kind).device_count())
     register()
     store = dist.FileStore(str(Path(folder) / "store"), world)
     try:

@@ -3,13 +3,15 @@
 PYTHONPATH=. python3 tests/gpu/cpu_island_check.py [--gpus 1]
 
 Training in fp64 across `h200:N,cpu:2` and `cpu:2,h200:N`, as a pipeline and as replicas, against one process on the
-first island's first device: losses and norms of twelve steps within 1e-10. One line for each, with the layout.
+first island's first device: losses and norms of twelve steps within 1e-10. One line for each, with the layout. Then a
+checkpoint that goes through pipelines, replicas and one process, its islands now on the GPU and now on CPUs.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 from typing import get_args
 
@@ -18,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from hetctl.bench.parity import Across, compare
 from hetctl.console import Sink
 from hetctl.discovery.which_cluster import Where, running_cluster
+from tests.trainer.loop.test_unlike_devices import CHAIN, off_along_the_chain
 
 STEPS, TOLERANCE = 12, 1e-10
 
@@ -33,6 +36,10 @@ def main() -> int:
             off = found["worst_deviation"]
             failed += off > TOLERANCE
             print(f"{spec} {across}: off by {off:.1e}, {found['bridge_bytes']:,} bytes crossed; {found['layout']}")
+    with tempfile.TemporaryDirectory() as folder:
+        off = off_along_the_chain(Path(folder), ("nvidia", "nccl"))
+    failed += off > TOLERANCE
+    print(f"a checkpoint along {len(CHAIN)} layouts: off by {off:.1e}")
     return 1 if failed else 0
 
 

@@ -30,7 +30,7 @@ from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.recipe import load_recipe
 from tests.comm import toy_device
-from tests.comm.spawn import on_islands
+from tests.comm.spawn import TOYS, on_islands
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def carried(rank: int) -> dict[str, int]:
 
 def test_a_toy_carries_sums_and_messages_across_islands() -> None:
     bridges = (PlacedBridge(("island0", "island1"), "shm"),)
-    used = on_islands((2, 1), carried, toys=(0, 1), bridges=bridges)
+    used = on_islands((2, 1), carried, devices={0: TOYS, 1: TOYS}, bridges=bridges)
     assert all(of_rank["streams"] > 1 and of_rank["set_device"] for of_rank in used)
     assert all(of_rank["allreduce"] for of_rank in used[:2])  # by the toy's own library, inside the island of two
 
@@ -150,4 +150,4 @@ def carried_to_hosts(rank: int, hosts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("toys", [0, 1])
 def test_a_toy_and_hosts_sum_and_send_to_each_other(transport: TransportKind, toys: int) -> None:
     bridges = (PlacedBridge(("island0", "island1"), transport),)
-    on_islands((2, 1), carried_to_hosts, (0, 1) if toys else (2,), toys=(toys,), bridges=bridges)
+    on_islands((2, 1), carried_to_hosts, (0, 1) if toys else (2,), devices={toys: TOYS}, bridges=bridges)

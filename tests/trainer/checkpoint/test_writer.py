@@ -17,6 +17,7 @@ import torch
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.events import Reporter
+from hetctl.comm.operation.device import rank_device
 from hetctl.trainer.checkpoint import listing, writer
 from hetctl.trainer.checkpoint.reader import Reader
 from hetctl.trainer.job import Job
@@ -57,7 +58,7 @@ def part_of_run(
     plan = plan_of(layout, seq_len=SEQ_LEN)
     newest = listing.newest(Path(folder))
     job = Job(plan, change(asked(sharded=sharded)), shape, folder, str(newest) if newest else None)
-    trainer = build(job, torch.device("cpu"), training=UnevenSamples(plan.global_batch))
+    trainer = build(job, rank_device(), training=UnevenSamples(plan.global_batch))
     start = 0
     if newest:
         start, trainer.updates = writer.load(newest, trainer.gradients, trainer.optimizer)
