@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ def compile_model(model: StageModel, *, samples: int, seq_len: int, packing: boo
     """
     blocks = list(model.layers.values())
     for block in blocks:
-        block.compile(dynamic=False)
+        _compile(block, quantised=model.shape.quantised is not None)
     eager = model.loss_kernel
     if model.tensor.degree == 1:  # shared-out words take sums in the midst of the loss
         model.loss_kernel = torch.compile(fusible_loss_and_gradient, dynamic=False)
@@ -26,11 +27,24 @@ def compile_model(model: StageModel, *, samples: int, seq_len: int, packing: boo
     except Exception as error:  # whatever a compiler may raise
         for block in blocks:
             block._compiled_call_impl = None
+            vars(block).pop("_dropping", None)
         model.loss_kernel = eager
         why = (str(error).splitlines() or [""])[0]
         warnings.warn(f"torch.compile failed, blocks run eagerly: {type(error).__name__}: {why}", stacklevel=2)
         return False
     return True
+
+
+def _compile(block: Any, *, quantised: bool) -> None:
+    """The whole block, or what its checkpoint computes again.
+
+    A compiler that finds products with quantised weights inside a checkpoint may keep what they give all the same:
+    torch 2.11 kept 1.25 GiB a block of Llama-8B for 16,384 tokens.
+    """
+    if quantised and block.recompute == "full":
+        vars(block)["_dropping"] = torch.compile(block._dropping, dynamic=False)
+    else:
+        block.compile(dynamic=False)
 
 
 def _try(model: StageModel, *, samples: int, seq_len: int, packing: bool) -> None:
