@@ -44,6 +44,7 @@ def main() -> None:
     trainer.fit(module, loader)
     if trainer.is_global_zero:
         print(json.dumps({"backend": torch.distributed.get_backend(), "losses": module.losses}), flush=True)
+    torch.distributed.destroy_process_group()  # without it a busy machine's rank may abort as it exits, over gloo too
 
 
 if __name__ == "__main__":
