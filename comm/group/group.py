@@ -70,7 +70,7 @@ class HetGroup(Operations):
             shared_by=self._shared_by,
             on_error=self._error_flag.report,
         )
-        types = frozenset(map(self._device_type, range(self._size)))
+        types = frozenset(self._device_type(island[0]) for island in self._layout.islands)
         self._collectives = Collectives(self._layout, self._native, self._bridge, types)
         _end_at_exit(self)
         self._any = AnySource(self._post_unbounded, tuple(r for r in range(self._size) if r != self._rank))

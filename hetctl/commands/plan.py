@@ -88,6 +88,8 @@ def plan(
             error.documented = as_json
         raise
     chosen = weighed.predictions[0]
+    # refused before anything is written
+    other = for_framework(weighed.plan, framework, precision_of(found.cluster, found.recipe)) if framework else None
     advised = Advised((), 0, 0)
     if advise or (explain and found.cluster.source != "emulated"):
         with sink.trying("planning again with changes of the cluster") as said_what:
@@ -103,7 +105,6 @@ def plan(
         bought = advised if advise else None
         page = plan_page(weighed.plan, PredictedStep.of(weighed), explanation=said, advised=bought)
         write_atomically(html, page)
-    other = for_framework(weighed.plan, framework, precision_of(found.cluster, found.recipe)) if framework else None
     beside = (output.parent if output else Path()) / other.name if other else None
     if beside and other:
         write_atomically(beside, other.text)

@@ -20,6 +20,7 @@ from hetctl.comm.contract.units import listed
 
 Framework = Literal["torchtitan", "megatron", "accelerate"]
 FRAMEWORKS: tuple[str, ...] = get_args(Framework)
+PIN_ONE_STAGE = "--set parallelism.pipeline=1"
 _MIXED = {"bf16": "bf16", "fp16": "fp16"}  # accelerate's words; everything else is no mixture
 
 
@@ -64,17 +65,17 @@ def _box(plan: Plan, framework: str) -> Box:
     cuts = {tuple(stage.layers for stage in replica.stages) for replica in plan.replicas}
     widths = {(stage.width, stage.tensor_parallel) for replica in plan.replicas for stage in replica.stages}
     if len(cuts) > 1:
-        _refuse(framework, "its replicas are cut at unlike layers", "parallelism.pipeline=1 gives all the same")
+        _refuse(framework, "its replicas are cut at unlike layers", PIN_ONE_STAGE)
     if len(widths) > 1:
         said = listed([f"{w} x {t}" for w, t in sorted(widths)], 4)
-        _refuse(
-            framework, f"its stages have unlike ranks (data x tensor: {said})", "parallelism.pipeline=1, or tensor=1"
-        )
+        _refuse(framework, f"its stages have unlike ranks (data x tensor: {said})", PIN_ONE_STAGE)
     ((width, tensor),) = widths
     data = len(plan.replicas) * width
     if plan.global_batch % data:
         _refuse(
-            framework, f"{plan.global_batch} samples do not share out evenly over {data} data ranks", "another batch"
+            framework,
+            f"{plan.global_batch} samples do not share out evenly over {data} data ranks",
+            "another --global-batch",
         )
     each = plan.global_batch // data
     asked = min(stage.micro_batch_size // width or 1 for replica in plan.replicas for stage in replica.stages)
@@ -83,9 +84,7 @@ def _box(plan: Plan, framework: str) -> Box:
 
 
 def _refuse(framework: str, why: str, way: str) -> None:
-    raise ConfigError(
-        f"{framework} has no words for this plan: {why}", hint=f"hetctl trains it as it is; or --set {way}"
-    )
+    raise ConfigError(f"{framework} has no words for this plan: {why}", hint=f"hetctl trains it as it is; or {way}")
 
 
 def _differences(box: Box) -> list[str]:
@@ -187,7 +186,7 @@ def _megatron(box: Box, precision: Precision) -> tuple[str, str, list[str]]:
 def _accelerate(box: Box, precision: Precision) -> tuple[str, str, list[str]]:
     """Of accelerate 1.10 and later: the file that `accelerate launch --config_file` reads."""
     if box.pipeline > 1:
-        _refuse("accelerate", "it has no pipeline stages", "parallelism.pipeline=1")
+        _refuse("accelerate", "it has no pipeline stages", PIN_ONE_STAGE)
     ranks = [box.plan.ranks[rank] for rank in box.order]
     shards = box.width > 1 and any(stage.shards > 1 for stage in box.parts)
     on_host = {rank.device_class for rank in ranks} == {"cpu"}

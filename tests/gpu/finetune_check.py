@@ -30,9 +30,9 @@ from tests.comm.spawn import on_islands
 from tests.gpu.emulated import train
 from tests.gpu.train_check import REPLICAS, ROWS, TWO, part
 from tests.layouts import Layout
+from tests.trainer.loop.test_parity import ALL_LINEAR
 from tests.trainer.parity import SHAPE, difference, recipe, reference, train_layout
 
-EVERY = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 WIDE = replace(SHAPE, head_dim=64, intermediate=256)  # rows that fill blocks
 MODEL, SEQ_LEN, BATCH = "llama-8b", 2048, 16
 COMMON = (
@@ -121,16 +121,16 @@ def main() -> int:
     kind = "h200" if "H200" in torch.cuda.get_device_name(0) else "h100"
     print(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}", flush=True)
     pair = f"{kind}:1~24GiB,mi300x:1~24GiB"
-    part("parity adapters 1+1", lambda: parity(TWO, replace(SHAPE, adapters=Adapters(3, 6.0, EVERY))))
-    part("parity magnitudes 1+1", lambda: parity(TWO, replace(SHAPE, adapters=Adapters(3, 6.0, EVERY, dora=True))))
+    part("parity adapters 1+1", lambda: parity(TWO, replace(SHAPE, adapters=Adapters(3, 6.0, ALL_LINEAR))))
+    part("parity magnitudes 1+1", lambda: parity(TWO, replace(SHAPE, adapters=Adapters(3, 6.0, ALL_LINEAR, dora=True))))
     part(
         "parity dropout replicas",
-        lambda: parity(REPLICAS, replace(SHAPE, adapters=Adapters(3, 6.0, EVERY, dropout=0.2))),
+        lambda: parity(REPLICAS, replace(SHAPE, adapters=Adapters(3, 6.0, ALL_LINEAR, dropout=0.2))),
     )
-    part("parity nf4 1+1", lambda: parity(TWO, replace(WIDE, adapters=Adapters(3, 6.0, EVERY, quantised="nf4"))))
+    part("parity nf4 1+1", lambda: parity(TWO, replace(WIDE, adapters=Adapters(3, 6.0, ALL_LINEAR, quantised="nf4"))))
     part(
         "parity int8 replicas",
-        lambda: parity(REPLICAS, replace(WIDE, adapters=Adapters(3, 6.0, EVERY, quantised="int8"))),
+        lambda: parity(REPLICAS, replace(WIDE, adapters=Adapters(3, 6.0, ALL_LINEAR, quantised="int8"))),
     )
     part("made whole", made_whole)
     for quantize in ("none", "nf4"):

@@ -61,6 +61,11 @@ class Trace:
     margins: list[float | None] = field(default_factory=list)
 
 
+def part_of(trace: Trace, steps: slice) -> Trace:
+    """Some of its steps."""
+    return Trace(trace.losses[steps], trace.norms[steps], trace.parameters[steps])
+
+
 class UnevenSamples(samples.UnevenSamples):
     """Random tokens of these tests' shape."""
 

@@ -10,7 +10,7 @@ from tests.comm.spawn import TOYS, Native, on_islands
 from tests.layouts import Layout
 from tests.trainer.checkpoint.test_writer import ONE, REPLICAS, STAGES, asked, part_of_run
 from tests.trainer.loop.test_parity import LAYOUTS
-from tests.trainer.parity import Trace, difference, recipe, reference, train_layout
+from tests.trainer.parity import difference, part_of, recipe, reference, train_layout
 
 OTHERS = ("1+2", "2 to 3", "2 shards beside 3", "tensor 2, replicas", "interleaved")
 
@@ -37,8 +37,7 @@ def off_along_the_chain(folder: Path, native: Native) -> float:
         sizes, part = tuple(len(island) for island in layout.islands), slice(2 * number, 2 * number + 2)
         devices = {} if on_devices is None else {on_devices: native}
         found = on_islands(sizes, part_of_run, layout, str(folder), part.start, part.stop, devices=devices, seconds=120)
-        expected = Trace(wanted.losses[part], wanted.norms[part], wanted.parameters[part])
-        worst = max(worst, difference(found, expected))
+        worst = max(worst, difference(found, part_of(wanted, part)))
     return worst
 
 

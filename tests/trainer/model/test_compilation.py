@@ -13,14 +13,13 @@ from hetctl.trainer.model.adapters import Adapters, is_trained
 from hetctl.trainer.model.block_formats import Quantised
 from hetctl.trainer.model.compilation import compile_model
 from hetctl.trainer.model.model import StageModel
+from tests.trainer.loop.test_parity import ALL_LINEAR
 from tests.trainer.parity import SHAPE, initialise
-
-EVERY = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def kept(quantised: Quantised, recompute: Recompute, *, compiled: bool) -> tuple[int, torch.Tensor]:
     """Bytes that a block keeps for backward, and the gradient of its input."""
-    adapters = Adapters(3, 6.0, EVERY, quantised=quantised)
+    adapters = Adapters(3, 6.0, ALL_LINEAR, quantised=quantised)
     shape = replace(SHAPE, head_dim=64, intermediate=256, layers=2, adapters=adapters)
     model = StageModel(shape, (0, 2), recompute=recompute).float()
     initialise(model, 0)
