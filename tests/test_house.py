@@ -18,7 +18,14 @@ FOLDERS = ("comm", "launcher", "trainer")
 # The rooms, floor by floor: each imports only from those before it. A room is a folder, or a file that has none
 ROOMS = (
     *("comm.contract", "comm.operation", "comm.bridge", "comm.group", "comm.bench", "data", "ddp"),
-    *("launcher.agent", "launcher.hosts", "launcher.ssh", "launcher.run_folder", "launcher.supervisor"),
+    *(
+        "launcher.agent",
+        "launcher.hosts",
+        "launcher.ssh",
+        "launcher.engines",
+        "launcher.run_folder",
+        "launcher.supervisor",
+    ),
     *(
         "trainer.schedule",
         "trainer.families",

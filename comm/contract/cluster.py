@@ -22,7 +22,7 @@ from hetctl.comm.contract.values import T, decode, encode
 
 @dataclass(frozen=True)
 class Access:
-    """Where SSH connects and as whom, which Python, which environment. `address` None is this machine, no SSH.
+    """How a host is entered, with which Python and environment. `address` None is this machine, no SSH.
 
     What is None is left to `~/.ssh/config` and its defaults.
     """
@@ -38,6 +38,8 @@ class Access:
     env: Mapping[str, str | None] = field(default_factory=dict)  # None: the value of whoever launches
     exclude_nics: tuple[str, ...] = ()  # interfaces that nothing of a run may take
     gpus: tuple[int, ...] | None = None  # the devices to use, None for all
+    engine: str = ""  # what enters it where SSH does not: ray
+    slurm: tuple[str, ...] = ()  # what sbatch is told of its component: --partition=amd
 
     @property
     def local(self) -> bool:

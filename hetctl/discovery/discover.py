@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,10 +13,10 @@ from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.facts import HostFacts
 from hetctl.discovery.fabric import Report
 from hetctl.discovery.inventory import InventoryHost
+from hetctl.launcher.engines.entrance import Entrance
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.fanout import HostOutcome, fan_out
-from hetctl.launcher.hosts.local import LocalShell
-from hetctl.launcher.hosts.shell import Finished, Shell, ShellError, run
+from hetctl.launcher.hosts.shell import Finished, ShellError, run
 from hetctl.probe import MAX_STDOUT_BYTES, Options, Raw, extract, parse, program
 from hetctl.probe.capture import Recording, read_capture
 from hetctl.probe.raw import UNSUPPORTED, printable
@@ -24,8 +24,6 @@ from hetctl.probe.raw import UNSUPPORTED, printable
 DEFAULT_TIMEOUT_S = 60.0
 _MARGIN = 0.8  # of the deadline is the probe's; the rest is for the way there and back
 _NO_SUCH_COMMAND = (126, 127)
-
-OpenShell = Callable[[InventoryHost, Deadline], Shell]
 
 
 @dataclass(frozen=True)
@@ -48,12 +46,12 @@ def discover(
     A host that fails is an answer like any other: its report has a status and a reason instead of facts.
     """
     answers: dict[str, HostAnswer] = {}
-    with shell_opener(entries) as open_shell:
+    with Entrance() as entrance:
 
         def ask(entry: InventoryHost, deadline: Deadline) -> HostAnswer:
             asked = options(entry) if options else Options(environment=tuple(entry.access.env))
             asked = replace(asked, interpreters=(*asked.interpreters, *dict.fromkeys(entry.access.pythons.values())))
-            return ask_host(entry, open_shell, _in_time(asked, timeout_s), deadline)
+            return ask_host(entry, entrance, _in_time(asked, timeout_s), deadline)
 
         for outcome in fan_out(entries, ask, deadline_s=timeout_s):
             answer = _answer(outcome)
@@ -84,10 +82,10 @@ def replay(path: Path) -> list[HostAnswer]:
     ]
 
 
-def ask_host(entry: InventoryHost, open_shell: OpenShell, options: Options, deadline: Deadline) -> HostAnswer:
+def ask_host(entry: InventoryHost, entrance: Entrance, options: Options, deadline: Deadline) -> HostAnswer:
     """What one host says. Raises HetctlError that says why it says nothing."""
     begin = time.monotonic()
-    with closing(open_shell(entry, deadline)) as shell:
+    with closing(entrance.open(entry, deadline)) as shell:
         asked_at = time.time()
         finished = run(
             shell,
@@ -163,16 +161,3 @@ def _in_time(options: Options, timeout_s: float) -> Options:
     """The options with deadlines that end before ours does, so that a slow tool costs one value, not the host."""
     whole = min(options.deadline_s, timeout_s * _MARGIN)
     return replace(options, deadline_s=whole, tool_timeout_s=min(options.tool_timeout_s, whole * _MARGIN))
-
-
-@contextmanager
-def shell_opener(entries: Sequence[InventoryHost]) -> Iterator[OpenShell]:
-    """What opens a shell on each of these hosts: this machine's own, or over SSH. Raises ShellError when called."""
-    if all(entry.access.local for entry in entries):
-        yield lambda entry, deadline: LocalShell()
-        return
-    from hetctl.launcher.ssh.config import SshConfig  # paramiko takes 0.2 s that a local discovery need not pay
-    from hetctl.launcher.ssh.connect import connect
-
-    with SshConfig() as config:
-        yield lambda entry, deadline: LocalShell() if entry.access.local else connect(entry.access, config, deadline)

@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 from hetctl.comm.contract.errors import ConfigError, HetctlError, Unreachable
 from hetctl.comm.contract.units import KiB, show_bytes
 from hetctl.console import Sink
-from hetctl.discovery.discover import shell_opener
 from hetctl.discovery.inventory import InventoryHost
+from hetctl.launcher.engines.entrance import Entrance
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.fanout import fan_out
 from hetctl.launcher.hosts.host_names import fold
@@ -67,11 +67,11 @@ def execute_line(
 ) -> list[HostOutput]:
     """Run each host's line at the same time; outcomes in the order of the hosts. `on_output` sees each as it comes."""
     found: dict[str, HostOutput] = {}
-    with shell_opener(entries) as open_shell:
+    with Entrance() as entrance:
 
         def work(entry: InventoryHost, deadline: Deadline) -> HostOutput:
             argv = [*entry.access.prefix, "sh", "-c", f"exec 2>&1; {line(entry)}"]
-            with closing(open_shell(entry, deadline)) as shell:
+            with closing(entrance.open(entry, deadline)) as shell:
                 done = run(shell, argv, deadline=deadline, max_bytes=MAX_BYTES, cut=True)
             cut = f"\n[cut after {show_bytes(MAX_BYTES)}]" if len(done.stdout) == MAX_BYTES else ""
             return HostOutput(entry.name, done.exit_code, printable_lines(done.stdout + done.stderr) + cut)

@@ -13,6 +13,7 @@ from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import read_text
 from hetctl.comm.contract.units import MiB
 from hetctl.discovery.inventory_file import InventoryFile, Settings, over, read_inventory_file
+from hetctl.launcher.engines.slurm import node_lists
 from hetctl.launcher.hosts.host_names import HostName, expand
 
 DEFAULT_FILE = Path("inventory.yaml")
@@ -64,8 +65,8 @@ def resolve(
         return select(inventory, hosts, others=True) if hosts else inventory
     if hosts:
         return _plain([spot for text in hosts for spot in expand(text)], "the command line")
-    if nodes := environment.get("SLURM_JOB_NODELIST"):
-        return _plain(expand(nodes), f"the Slurm allocation of job {environment.get('SLURM_JOB_ID', '?')}")
+    if nodes := [spot for held in node_lists(environment) if held for spot in expand(held)]:
+        return _plain(nodes, f"the Slurm allocation of job {environment.get('SLURM_JOB_ID', '?')}")
     return this_machine()
 
 
@@ -158,6 +159,7 @@ def _entry(spot: HostName, settings: Settings, *, group: str | None = None, slot
         prefix=settings.container or (),
         env={name: None if value is None else str(value) for name, value in (settings.env or {}).items()},
         exclude_nics=settings.exclude_nics or (),
+        slurm=settings.slurm or (),
         gpus=settings.gpus if settings.gpus is not None or slots is None else tuple(range(slots)),
     )
     return InventoryHost(spot.host, access, settings.data_address, slots, group)

@@ -37,6 +37,7 @@ class Settings:
     data_address: str | None = None  # where ranks talk
     gpus: tuple[int, ...] | None = None  # only these devices
     exclude_nics: tuple[str, ...] | None = None  # netdev or RDMA names
+    slurm: tuple[str, ...] | None = None  # what sbatch is told of these nodes: [--partition=amd, --gres=gpu:8]
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from hetctl.comm.contract.ports import Side, sides
 from hetctl.comm.contract.units import show_rate
 from hetctl.console import Sink
 from hetctl.discovery import traffic
-from hetctl.discovery.discover import shell_opener
 from hetctl.discovery.inventory import InventoryHost, entries_of
+from hetctl.launcher.engines.entrance import Entrance
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import Dialogue, converse
 from hetctl.launcher.hosts.fanout import fan_out
@@ -68,8 +68,8 @@ def measure_links(
     `timeout_s` is for entering a host. The sink is told of each pair as it is known.
     """
     wanted = [entry for entry in entries if cluster.host_by_name[entry.name].status == "ok"]
-    with shell_opener(wanted) as open_shell:
-        entered = fan_out(wanted, open_shell, deadline_s=timeout_s)
+    with Entrance() as entrance:
+        entered = fan_out(wanted, entrance.open, deadline_s=timeout_s)
         shells = {o.item.name: o.value for o in entered if o.value is not None}
         pythons = {entry.name: entry.access.python for entry in wanted}
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.units import listed, show_rate
-from hetctl.discovery.discover import shell_opener
 from hetctl.discovery.inventory import InventoryHost
 from hetctl.discovery.links import rails_alike
 from hetctl.doctor import paths, reach
 from hetctl.doctor.check import Check, CheckedCluster, FabricPath, ReachAttempt
 from hetctl.doctor.verdict import Verdict, fail, ok, unknown, warn
+from hetctl.launcher.engines.entrance import Entrance
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import Dialogue, converse
 from hetctl.launcher.hosts.fanout import fan_out
@@ -51,10 +51,10 @@ def tried(
     hosts = {e.name: checked.cluster.host_by_name[e.name] for e in entries}
     addressed = [e for e in entries if hosts[e.name].data_address]
     secret = secrets.token_hex(32)
-    with shell_opener(addressed) as open_shell:
+    with Entrance() as entrance:
 
         def begin(entry: InventoryHost, deadline: Deadline) -> RemoteProgram:
-            shell = open_shell(entry, deadline)
+            shell = entrance.open(entry, deadline)
             request = {"secret": secret, "deadline_s": 4 * timeout_s, "ports": list(PORTS)}
             request["address"] = hosts[entry.name].data_address
             dialogue = converse(shell, entry.access.python, inspect.getsource(reach), request, deadline=deadline)

@@ -18,12 +18,12 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.facts import GpuFacts, Interpreter
 from hetctl.comm.contract.units import show_rate
 from hetctl.discovery.devices import device_class
-from hetctl.discovery.discover import shell_opener
 from hetctl.discovery.inventory import InventoryHost
 from hetctl.doctor import perf_program
 from hetctl.doctor.check import Check, CheckedCluster, HostCase, worker_python
 from hetctl.doctor.software import build_for
 from hetctl.doctor.verdict import Verdict, fail, ok, unknown, warn, worst
+from hetctl.launcher.engines.entrance import Entrance
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import converse
 from hetctl.launcher.hosts.fanout import fan_out
@@ -75,11 +75,11 @@ def measure(
     seconds = max(timeout_s, _SECONDS[program])
     cases = checked.cases
     text = inspect.getsource(perf_program)
-    with shell_opener(entries) as open_shell:
+    with Entrance() as entrance:
 
         def ask(entry: InventoryHost, deadline: Deadline) -> dict[str, Any]:
             case, answers = cases[entry.name], []
-            with closing(open_shell(entry, deadline)) as shell:
+            with closing(entrance.open(entry, deadline)) as shell:
                 for vendor, python in pythons_of(case).items():
                     path, shown = python.executable or entry.access.python, _shown(entry, case, vendor)
                     visible = {setting.name: setting.value for setting in visible_devices(shown)}

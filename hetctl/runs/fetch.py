@@ -12,10 +12,11 @@ from typing import Any, cast
 from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.units import MiB, listed
 from hetctl.console import Sink
+from hetctl.launcher.engines.entrance import Entrance
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agents import ask, of_run, stream
-from hetctl.launcher.supervisor.launch import shell_opener, target_of
+from hetctl.launcher.supervisor.launch import target_of
 from hetctl.runs.resume import kept, newest_on
 from hetctl.trainer.checkpoint import listing
 from hetctl.trainer.checkpoint.listing import MANIFEST
@@ -33,9 +34,8 @@ def fetch(run: RunFolder, to: RunFolder, sink: Sink, *, step: str | None = None)
     launch, wanted = kept(run).launch, _wanted(run, step)
     if launch.here:
         return None
-    open_shell, close = shell_opener(launch.way)
-    try:
-        targets = [(target_of(host, open_shell), of_run(run, host.name)) for host in launch.hosts]
+    with Entrance(launch.way) as entrance:
+        targets = [(target_of(host, entrance), of_run(run, host.name)) for host in launch.hosts]
         held = [ask(t, {"do": "enter", **of}, "host", Deadline(LOOKING_S))["checkpoints"] for t, of in targets]
         held = [[n for n in names if wanted in (None, n)] for names in held]
         name = newest_on(held)
@@ -48,8 +48,6 @@ def fetch(run: RunFolder, to: RunFolder, sink: Sink, *, step: str | None = None)
             request = {"do": "lend", "checkpoint": name, **of}
             _unpack(stream(target, request, Deadline(FETCHING_S)), to.launch, path)
             manifests.append(json.loads((path / MANIFEST).read_text()))
-    finally:
-        close()
     write_json(path / MANIFEST, merged(manifests))
     return path
 

@@ -7,31 +7,37 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.contract.errors import ConfigError, HetctlError, WorkFailed
+from hetctl.comm.contract.cluster import Access, Host
+from hetctl.comm.contract.errors import HetctlError, WorkFailed
 from hetctl.comm.contract.files import write_atomically
 from hetctl.comm.contract.values import decode, encode
 from hetctl.console import Sink, guarded
+from hetctl.launcher.engines.slurm_jobs import (
+    batch_script,
+    components_of,
+    current_job,
+    node_facts,
+    requeue,
+    submit_script,
+)
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.run_folder.registry import active
+from hetctl.launcher.run_folder.registry import active, enlist
 from hetctl.runs.prepare import Prepared
 from hetctl.runs.program import ProgramRun, run_program
+from hetctl.runs.resume import RESUME, resume_command
 from hetctl.runs.train import GoingOn, train
 from hetctl.runs.verdict import raise_unless_done, with_way_on
+from hetctl.trainer.checkpoint import listing
 
 START_S = 120.0
 CONSOLE = "console.log"
-SAVE_BEFORE_S = 120  # this long before the time limit of a Slurm job the run saves and ends
-SUBMIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -43,9 +49,9 @@ class Handover:
     program: ProgramRun | None = None
 
     @property
-    def hosts(self) -> list[str]:
+    def hosts(self) -> list[Host]:
         which = self.training or self.program
-        return [host.name for host in which.launch.hosts] if which else []
+        return which.launch.hosts if which else []
 
 
 def train_here(prepared: Prepared, how: GoingOn, folder: RunFolder, sink: Sink) -> dict[str, Any]:
@@ -87,42 +93,19 @@ def outside_allocation(way: str) -> bool:
 def submit(run: Handover, folder: RunFolder, sink: Sink) -> dict[str, Any]:
     """Submit it for its nodes. Raises ConfigError without sbatch, WorkFailed when it refuses."""
     _keep(run, folder)
-    script = batch_script(folder, run.hosts)
+    facts = node_facts([host.name for host in run.hosts])
+    if not facts:
+        sink.warn("there is no sinfo here: the job names no partition and no GPUs")
+    components = components_of(run.hosts, facts)
+    script = batch_script(folder.name, components, output=folder.path / CONSOLE, cwd=Path.cwd(), argv=_argv(folder))
     path = folder.launch / "sbatch.sh"
     write_atomically(path, script)
     sink.say(script)
-    try:
-        done = subprocess.run(["sbatch", str(path)], capture_output=True, text=True, timeout=SUBMIT_S)
-    except FileNotFoundError:
-        raise ConfigError("there is no sbatch here", hint=f"submit {path} where there is") from None
-    except subprocess.TimeoutExpired:
-        raise WorkFailed("sbatch did not answer", hint=f"submit {path} by hand") from None
-    if done.returncode:
-        raise WorkFailed(f"sbatch refused: {done.stderr.strip()[:300]}", hint=f"the script is {path}")
-    number = re.search(r"\d+", done.stdout)
-    sink.say(f"{done.stdout.strip()}; its words: {folder.path}/{CONSOLE}")
-    return {
-        "status": "submitted",
-        "job": int(number[0]) if number else None,
-        "script": str(path),
-        "run_dir": str(folder.path),
-    }
-
-
-def batch_script(folder: RunFolder, hosts: Sequence[str]) -> str:
-    """The script: one step of the batch job is the supervisor, which starts an agent on each node by srun."""
-    bad = [h for h in hosts if not re.fullmatch(r"[A-Za-z0-9._-]+", h)]
-    if bad:
-        raise ConfigError(f"'{bad[0]}' is not the name of a Slurm node")
-    return (
-        "#!/bin/bash\n"
-        f"#SBATCH --job-name=hetctl-{re.sub(r'[^A-Za-z0-9_-]+', '-', folder.name)}\n"
-        f"#SBATCH --nodes={len(hosts)} --ntasks-per-node=1\n"
-        f"#SBATCH --nodelist={','.join(hosts)}\n"
-        f"#SBATCH --output={shlex.quote(str(folder.path / CONSOLE))}\n"
-        f"#SBATCH --signal=B:USR2@{SAVE_BEFORE_S}\n"
-        f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(_argv(folder))}\n"
-    )
+    job, said = submit_script(path)
+    if job is not None:
+        enlist(folder.identity, folder.path, {h.name: h.access or Access() for h in run.hosts}, way="slurm", job=job)
+    sink.say(f"{said}; its words: {folder.path}/{CONSOLE}")
+    return {"status": "submitted", "job": job, "script": str(path), "run_dir": str(folder.path)}
 
 
 def _keep(run: Handover, folder: RunFolder) -> None:
@@ -142,9 +125,31 @@ def run_here(folder: RunFolder) -> None:
     sink, file = Sink(), _file(folder)
     run = decode(Handover, json.loads(file.read_text(encoding="utf-8")), where=file.name)
     if run.training is not None:
-        raise_unless_done(train_here(run.training, run.how, folder, sink))
+        before = folder.progress()["steps"]
+        summary = train_here(run.training, _again(run.how, folder), folder, sink)
+        raise_unless_done(summary)
+        if summary["status"] == "saved" and (job := current_job()) is not None:
+            _queue_again(job, folder, sink, gained=folder.progress()["steps"] - before)
     elif run.program is not None:
         raise_unless_done(run_program(run.program, folder, sink))
+
+
+def _again(how: GoingOn, folder: RunFolder) -> GoingOn:
+    """A job that was queued again goes on from what it has saved itself, however it was begun."""
+    again = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    return replace(how, resume="auto") if again and listing.newest(folder.checkpoints) else how
+
+
+def _queue_again(job: int, folder: RunFolder, sink: Sink, *, gained: int) -> None:
+    """A run that saved before its job's time limit, or before it was preempted, goes on in the same job, later."""
+    if not gained:
+        sink.warn(f"job {job} is not queued again: it made no step in the time that it had")
+        return
+    try:
+        sink.say(f"queueing job {job} again: {folder.name} goes on from what it saved")
+        requeue(job)
+    except HetctlError as error:
+        sink.warn(f"job {job} could not be queued again: {error.message}; {RESUME} {resume_command(folder)}")
 
 
 if __name__ == "__main__":

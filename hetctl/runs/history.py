@@ -12,7 +12,7 @@ from rich.table import Table
 
 from hetctl.comm.contract.units import show_seconds
 from hetctl.launcher.run_folder.folder import RunFolder, runs_here
-from hetctl.launcher.run_folder.registry import ActiveRun, active
+from hetctl.launcher.run_folder.registry import LOST, ActiveRun, active
 
 
 def past_runs() -> list[dict[str, Any]]:
@@ -37,10 +37,11 @@ def past_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def _row(folder: RunFolder, run: ActiveRun | None) -> dict[str, Any]:
     summary, metrics = folder.read_summary(), folder.read_metrics()
-    supervised = run is not None and run.supervised
+    state = run.state if run else None
+    supervised = state not in (None, LOST)
     return {
         "run": folder.name,
-        "verdict": "running" if supervised else _verdict(summary, lost=run is not None),
+        "verdict": state or _verdict(summary),
         "step": metrics[-1]["step"] if metrics else None,
         "steps_planned": summary.get("steps_planned"),
         "first_loss": metrics[0].get("loss") if metrics else None,
@@ -52,9 +53,7 @@ def _row(folder: RunFolder, run: ActiveRun | None) -> dict[str, Any]:
     }
 
 
-def _verdict(summary: dict[str, Any], *, lost: bool) -> str:
-    if lost:
-        return "lost: its supervisor is gone (hetctl clean)"
+def _verdict(summary: dict[str, Any]) -> str:
     if not summary:
         return "ended without a summary"
     why = summary.get("failure")

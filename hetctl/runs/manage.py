@@ -15,12 +15,14 @@ from hetctl.comm.contract.cluster import Host
 from hetctl.comm.contract.errors import ConfigError, Unreachable, WorkFailed, nearest
 from hetctl.comm.contract.units import listed, show_seconds
 from hetctl.console import Sink
+from hetctl.launcher.engines.entrance import Entrance
+from hetctl.launcher.engines.slurm_jobs import stop_job
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.fanout import fan_out
 from hetctl.launcher.run_folder.folder import RunFolder, runs_here
 from hetctl.launcher.run_folder.registry import ActiveRun, active, delist, find
 from hetctl.launcher.supervisor.agents import ask
-from hetctl.launcher.supervisor.launch import shell_opener, target_of
+from hetctl.launcher.supervisor.launch import target_of
 
 CLEAN_S = 30.0
 
@@ -30,12 +32,13 @@ def list_runs(sink: Sink) -> list[dict[str, Any]]:
     table = Table("run", "state", "step", "hosts", "for", "folder")
     rows = []
     for run in active():
-        state = "running" if run.supervised else "lost: its supervisor is gone (hetctl clean)"
+        state = run.state
         age, steps = time.time() - run.started, _progress(RunFolder(Path(run.folder)))
         hosts = listed(list(run.hosts), 8)
         row = (run.name, state, "-" if steps is None else str(steps), hosts, show_seconds(age), run.folder)
         table.add_row(*map(escape, row))
-        about = {"run": run.name, "state": "running" if run.supervised else "lost", "hosts": list(run.hosts)}
+        about: dict[str, Any] = {"run": run.name, "state": state.partition(":")[0], "hosts": list(run.hosts)}
+        about |= {} if run.job is None else {"job": run.job}
         rows.append({**about, "pid": run.pid, "folder": run.folder, "seconds": age, "step": steps})
     sink.say(table if rows else "no run was started from here that did not end cleanly")
     return rows
@@ -52,14 +55,19 @@ def stop_run(word: str | None, *, now: bool, timeout_s: float, sink: Sink) -> di
     sink.say(f"stopping {run.name} ({run.folder})")
     if not now:
         sink.say(f"{run.name} finishes its step and saves (--now ends it at once)")
-    for _ in range(2 if now else 1):
-        os.kill(run.pid, signal.SIGTERM)
-        time.sleep(0.2)
+    if run.job is not None:
+        stop_job(run.job, now=now or run.state.startswith("queued"))
+    else:
+        for _ in range(2 if now else 1):
+            os.kill(run.pid, signal.SIGTERM)
+            time.sleep(0.2)
     until = time.monotonic() + timeout_s
     while run.supervised:
         if time.monotonic() > until:
             raise WorkFailed(f"{run.name} is still ending", hint=f"hetctl stop --now {run.name} ends it at once")
-        time.sleep(0.1)
+        time.sleep(0.1 if run.job is None else 1.0)
+    if run.job is not None:
+        delist(run.run)  # what was cancelled before it began never took itself off; Slurm has ended the rest
     sink.say(f"{run.name} has ended")
     return {"run": run.name, "ended": True}
 
@@ -72,7 +80,7 @@ def clean_runs(word: str | None, *, sink: Sink) -> dict[str, Any]:
     told: dict[str, Any] = {}
     silent: list[str] = []
     for run in runs:
-        hosts = _clean_hosts(run, sink)
+        hosts = _clean_hosts(run, sink) if run.job is None else {}  # Slurm ends a job's processes with it
         silent += [f"{name} ({about['problem']})" for name, about in hosts.items() if "problem" in about]
         if all(about.get("left") == 0 for about in hosts.values()):
             delist(run.run)
@@ -102,20 +110,17 @@ def find_folder(word: str | None) -> RunFolder:
 
 def _clean_hosts(run: ActiveRun, sink: Sink) -> dict[str, dict[str, Any]]:
     hosts = [Host(name, access=access, data_address="unused") for name, access in run.hosts.items()]
-    open_shell, close = shell_opener(run.way)
     found: dict[str, dict[str, Any]] = {}
+    with Entrance(run.way) as entrance:
 
-    def work(host: Host, deadline: Deadline) -> dict[str, Any]:
-        return ask(target_of(host, open_shell), {"do": "clean", "run": run.run}, "cleaned", deadline)
+        def work(host: Host, deadline: Deadline) -> dict[str, Any]:
+            return ask(target_of(host, entrance), {"do": "clean", "run": run.run}, "cleaned", deadline)
 
-    try:
         for outcome in fan_out(hosts, work, deadline_s=CLEAN_S):
             about = {k: (outcome.value or {}).get(k) for k in ("found", "left")}
             found[outcome.item.name] = about if outcome.value else {"problem": str(outcome.error)}
             words = f"{about['found']} processes found, {about['left']} left" if outcome.value else str(outcome.error)
             sink.say(f"{run.name} on {outcome.item.name}: {words}")
-    finally:
-        close()
     return found
 
 

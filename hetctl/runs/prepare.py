@@ -12,7 +12,8 @@ from hetctl.comm.contract.natives import HOST
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.contract.units import show_bytes
 from hetctl.console import Sink
-from hetctl.launcher.supervisor.launch import Launch, choose_way
+from hetctl.launcher.engines.entrance import choose_way
+from hetctl.launcher.supervisor.launch import Launch
 from hetctl.runs.inputs import shipments
 from hetctl.trainer.checkpoint.base import base_digest
 from hetctl.trainer.data.megatron import is_megatron
@@ -82,7 +83,7 @@ def prepare(
     shape = recipe.shape()
     check_trainable(shape)
     asked, recipe = recipe, settled(recipe, cluster)
-    way = choose_way(way)
+    way = choose_way(way, cluster.hosts)
     if plan is not None:
         prepared = Prepared(recipe, cluster, _checked_plan(plan, cluster, recipe, sink), way, fixed=True)
     else:

@@ -17,12 +17,13 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.events import EngineAccount, Told, present
 from hetctl.comm.contract.plan import Plan, PlannedBridge
 from hetctl.console import Sink
+from hetctl.launcher.engines.entrance import choose_way
 from hetctl.launcher.hosts.folder_files import FolderFiles, files_of_folder
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.logs import Follower
 from hetctl.launcher.supervisor.environment import Setting
 from hetctl.launcher.supervisor.host_specs import Work, host_specs
-from hetctl.launcher.supervisor.launch import Launch, choose_way, say_unverified, start_agents_on
+from hetctl.launcher.supervisor.launch import Launch, say_unverified, start_agents_on
 from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise
 from hetctl.trainer.planning.assemble import choose_transport
 from hetctl.trainer.planning.pools import read_pools, seats
@@ -57,7 +58,7 @@ class ProgramRun:
     def launch(self) -> Launch:
         """Raises ConfigError where a bridge that was asked for cannot be."""
         bridges = None if self.plan else _bridges(self.cluster, self.bridge)
-        way = choose_way(self.way)
+        way = choose_way(self.way, self.cluster.hosts)
         return Launch.of(self.cluster, self.plan, bridges=bridges, way=way, verify_bridge=self.verify_bridge)
 
     @cached_property

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.comm.contract.cluster import Access
-from hetctl.comm.contract.errors import ConfigError, nearest
+from hetctl.comm.contract.errors import ConfigError, HetctlError, nearest
 from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.values import decode, encode
 from hetctl.launcher.agent.bootstrap import state_home
+from hetctl.launcher.engines.slurm_jobs import current_job, job_state
 
 
 @dataclass(frozen=True)
@@ -27,31 +28,52 @@ class ActiveRun:
     started: float  # seconds since the epoch
     hosts: Mapping[str, Access]
     way: str = "ssh"
+    job: int | None = None  # of Slurm, that waits for its nodes or has the supervisor in it
 
     @property
     def name(self) -> str:
         return Path(self.folder).name
 
+    def same_as(self, pid: int, job: int | None) -> bool:
+        """Whether that process, or the job that it is in, is its supervisor."""
+        return pid == self.pid or (job is not None and job == self.job)
+
     @property
     def supervised(self) -> bool:
-        """Whether its supervisor still runs."""
-        return birth(self.pid) == self.born
+        """Whether its supervisor still runs, or will."""
+        return self.state != LOST
+
+    @property
+    def state(self) -> str:
+        """`running`, what Slurm says of its job, or LOST."""
+        if self.job is not None and not (self.pid and birth(self.pid) == self.born):
+            try:
+                told = job_state(self.job)
+            except HetctlError as error:
+                return f"unknown: {error.message}"
+            return LOST if told.over else told.words
+        return "running" if birth(self.pid) == self.born else LOST
+
+
+LOST = "lost: its supervisor is gone (hetctl clean)"
 
 
 def home() -> Path:
     return Path(state_home()) / "hetctl" / "active"
 
 
-def enlist(run: str, folder: Path, hosts: Mapping[str, Access], *, way: str) -> None:
-    """Note that this process supervises a run. Values of environments stay out of the file.
+def enlist(run: str, folder: Path, hosts: Mapping[str, Access], *, way: str, job: int | None = None) -> None:
+    """Note that this process supervises a run, or that a `job` will. Values of environments stay out of the file.
 
     Raises ConfigError when another process supervises it already.
     """
-    before = home() / f"{run}.json"
-    if before.is_file() and (other := _record(before)) and other.supervised and other.pid != os.getpid():
-        raise ConfigError(f"{folder} is of a run that process {other.pid} supervises", hint=f"hetctl stop {other.name}")
+    before, mine = home() / f"{run}.json", current_job()
+    if before.is_file() and (other := _record(before)) and not other.same_as(os.getpid(), mine) and other.supervised:
+        who = f"process {other.pid}" if other.job is None else f"Slurm's job {other.job}"
+        raise ConfigError(f"{folder} is of a run that {who} supervises", hint=f"hetctl stop {other.name}")
     bare = {name: encode(access) | {"env": {}} for name, access in hosts.items()}
-    record = ActiveRun(run, str(folder), os.getpid(), birth(os.getpid()), time.time(), {}, way)
+    pid = os.getpid() if job is None else 0
+    record = ActiveRun(run, str(folder), pid, birth(pid) if pid else "", time.time(), {}, way, job or mine)
     write_json(home() / f"{run}.json", encode(record) | {"hosts": bare})
 
 

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -21,12 +20,9 @@ from hetctl.comm.contract.plan import Plan, PlannedBridge, PlannedIsland, planne
 from hetctl.comm.contract.transports import NATIVE
 from hetctl.comm.contract.units import count_of
 from hetctl.launcher.agent.orders import WatchedPort
+from hetctl.launcher.engines.entrance import Entrance
 from hetctl.launcher.hosts.bundle import code_bundle, folder_bundle
-from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.folder_files import FolderFiles
-from hetctl.launcher.hosts.host_names import expand
-from hetctl.launcher.hosts.local import LocalShell
-from hetctl.launcher.hosts.shell import Shell
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.registry import delist, enlist
 from hetctl.launcher.supervisor.agents import AgentRequest, Agents, TargetHost, start_agent_here, start_agents
@@ -51,7 +47,7 @@ class Launch:
     seats: tuple[Seat, ...]
     islands: tuple[PlannedIsland, ...]
     bridges: tuple[PlannedBridge, ...] = ()
-    way: str = "ssh"  # or slurm: how hosts other than this machine are entered
+    way: str = "ssh"  # or another engine's: how hosts other than this machine are entered
     verify_bridge: bool = False
 
     @classmethod
@@ -83,7 +79,7 @@ class Launch:
     def here(self) -> bool:
         """Whether this machine is all there is: no SSH, no shipping."""
         here = all(h.access is None or h.access.local for h in self.hosts) and len(self.hosts) == 1
-        return here and (self.way != "slurm" or self.cluster.source == "emulated")
+        return here and (self.way in ("ssh", "local") or self.cluster.source == "emulated")
 
     def vendor_of(self, seat: Seat) -> str:
         return self.cluster.device(Member(seat.host, seat.device)).vendor
@@ -160,13 +156,12 @@ def start_agents_on(
         return start_agent_here(name, folder, code_root())
     if launch.way == "local" and not launch.here:
         raise ConfigError(f"--launcher local starts ranks here only, the cluster has {launch.hosts[0].name} and others")
-    if launch.way == "slurm":
-        check_allocation([h.name for h in launch.hosts], os.environ.get("SLURM_JOB_NODELIST", ""))
+    entrance = Entrance(launch.way)
+    entrance.check([h.name for h in launch.hosts])
     code, taken_along = code_bundle(code_root() / "hetctl"), folder_bundle(program) if program else None
-    open_shell, close = shell_opener(launch.way)
     try:
         targets = [
-            replace(target_of(host, open_shell, alone=len(launch.hosts) == 1), pythons=launch.pythons(host))
+            replace(target_of(host, entrance, alone=len(launch.hosts) == 1), pythons=launch.pythons(host))
             for host in launch.hosts
         ]
         console.say(f"entering {count_of(len(targets), 'host')}")
@@ -176,19 +171,10 @@ def start_agents_on(
         agents = start_agents(targets, request, on_refusal=refused)
     except BaseException:
         delist(folder.identity)
-        close()
+        entrance.close()
         raise
-    agents.on_close = close
+    agents.on_close = entrance.close
     return agents
-
-
-def choose_way(asked: str) -> str:
-    """ssh or slurm; `auto` is srun inside an allocation. `local` refuses whatever is not this machine."""
-    if asked not in ("auto", "ssh", "slurm", "local"):
-        raise ConfigError(f"--launcher {asked} is not known", hint="ssh, slurm or local")
-    if asked == "auto":
-        return "slurm" if os.environ.get("SLURM_JOB_ID") and shutil.which("srun") else "ssh"
-    return asked
 
 
 def code_root() -> Path:
@@ -196,7 +182,7 @@ def code_root() -> Path:
     return Path(__file__).absolute().parents[3]
 
 
-def target_of(host: Host, open_shell: Callable[[Host, Deadline], Shell], *, alone: bool = False) -> TargetHost:
+def target_of(host: Host, entrance: Entrance, *, alone: bool = False) -> TargetHost:
     """A host of a cluster as agents are started on it; ranks of one that is `alone` may talk over loopback.
 
     Raises ConfigError where the cluster does not say how.
@@ -205,7 +191,7 @@ def target_of(host: Host, open_shell: Callable[[Host, Deadline], Shell], *, alon
         raise ConfigError(
             f"the cluster file does not say how '{host.name}' is entered", hint="make it with `hetctl discover`"
         )
-    opener = lambda deadline: open_shell(host, deadline)  # noqa: E731
+    opener = lambda deadline: entrance.open(host, deadline)  # noqa: E731
     if alone and not host.data_address:
         return TargetHost(host.name, host.access, opener, "127.0.0.1", "lo")
     if not host.data_address:
@@ -214,37 +200,3 @@ def target_of(host: Host, open_shell: Callable[[Host, Deadline], Shell], *, alon
             hint="name one in the inventory, then run `hetctl discover` again",
         )
     return TargetHost(host.name, host.access, opener, host.data_address, interface_of(host))
-
-
-def shell_opener(way: str) -> tuple[Callable[[Host, Deadline], Shell], Callable[[], None]]:
-    """How a shell on a host is opened, and what to close in the end."""
-    if way == "slurm":
-        return _on_node, (lambda: None)
-    from hetctl.launcher.ssh.config import SshConfig  # paramiko takes 0.2 s that a local run need not pay
-    from hetctl.launcher.ssh.connect import connect
-
-    config = SshConfig()
-
-    def enter(host: Host, deadline: Deadline) -> Shell:
-        assert host.access is not None
-        return LocalShell() if host.access.local else connect(host.access, config, deadline)
-
-    return enter, config.close
-
-
-def _on_node(host: Host, deadline: Deadline) -> Shell:
-    """Commands on a node of this allocation: one srun step for each, its stdin and stdout joined with ours."""
-    deadline.phase = f"starting a step on {host.name}"
-    step = ("srun", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--overlap", "--unbuffered")
-    return LocalShell((*step, "--export=ALL", "--kill-on-bad-exit=0", "--"))
-
-
-def check_allocation(hosts: Sequence[str], nodelist: str) -> None:
-    """Raise ConfigError naming hosts of the cluster that the allocation does not hold."""
-    held = {spot.host for spot in expand(nodelist)}
-    strangers = [h for h in hosts if h not in held]
-    if strangers:
-        raise ConfigError(
-            f"{', '.join(strangers[:8])} of the cluster is not in this allocation ({nodelist})",
-            hint="discover the allocation's own nodes, or use --launcher ssh",
-        )

@@ -1,10 +1,9 @@
-"""Slurm with stand-ins for its commands: inside an allocation by srun, outside one by a script that is submitted."""
+"""Slurm with stand-ins for its commands, where its daemons are not installed (test_slurm.py has the real ones)."""
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -23,10 +22,6 @@ from hetctl.comm.contract.cluster import (
     TransportOption,
     save_cluster,
 )
-from hetctl.comm.contract.errors import ConfigError
-from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.supervisor.launch import check_allocation
-from hetctl.runs.handover import batch_script
 from tests.rigs.cluster import ROOT, command
 
 # runs the step here, as the node it was asked for; what it was asked is kept
@@ -37,7 +32,7 @@ exec "$@"
 """
 SBATCH = """#!/bin/sh
 cp "$1" "$0.script"
-SLURM_JOB_ID=7 SLURM_JOB_NODELIST=node[1-2] sh "$1" > "$0.log" 2>&1 &
+SLURM_JOB_ID=7 SLURM_JOB_NAME=hetctl-run SLURM_JOB_NODELIST=node[1-2] sh "$1" > "$0.log" 2>&1 &
 echo "Submitted batch job 7"
 """
 PROGRAM = 'import os; print("from", os.environ["SLURMD_NODENAME"], os.environ["RANK"], flush=True)\n'
@@ -92,26 +87,10 @@ def test_outside_one_the_script_is_shown_and_submitted(site: Path) -> None:
     done = run(site, "--launcher", "slurm", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["job"] == 7
-    assert "#SBATCH --nodelist=node1,node2" in done.stderr
+    assert "#SBATCH --nodelist=node[1-2]" in done.stderr
     assert (site / "bin" / "sbatch.script").read_text() == (site / "run" / "launch" / "sbatch.sh").read_text()
     until = time.monotonic() + 240
     while not (site / "run" / "summary.json").exists():
         assert time.monotonic() < until, (site / "bin" / "sbatch.log").read_text()
         time.sleep(0.1)
     assert json.loads((site / "run" / "summary.json").read_text())["status"] == "done"
-
-
-def test_nodes_outside_the_allocation_are_named() -> None:
-    check_allocation(["node1", "node2"], "node[1-4]")
-    with pytest.raises(ConfigError, match="node9"):
-        check_allocation(["node1", "node9"], "node[1-4]")
-
-
-def test_nothing_in_the_script_is_read_by_its_shell(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "$(touch harm)" / "a'b" / "two words")
-    script = batch_script(folder, ["node1"])
-    (output,) = (line for line in script.splitlines() if line.startswith("#SBATCH --output="))
-    assert shlex.split(output.removeprefix("#SBATCH --output="), comments=False) == [f"{folder.path}/console.log"]
-    assert shlex.split(script.splitlines()[-1])[-1] == str(folder.path)
-    with pytest.raises(ConfigError):
-        batch_script(folder, ["node1\n#SBATCH --x"])

@@ -1,0 +1,33 @@
+"""What an engine is to hetctl: a way to run commands on hosts that it holds. SSH is one, and so is this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from hetctl.comm.contract.cluster import Access
+from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.shell import Shell
+
+
+class Place(Protocol):
+    """A host, of a cluster or of an inventory."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def access(self) -> Access | None: ...
+
+
+class Engine(Protocol):
+    """Enters hosts. Called from several threads at a time."""
+
+    def check(self, hosts: Sequence[str]) -> None:
+        """Raise ConfigError naming hosts that it does not hold."""
+
+    def open(self, place: Place, deadline: Deadline) -> Shell:
+        """A shell on that host. Raises ShellError."""
+
+    def close(self) -> None:
+        """Let go of what it took to enter them."""

@@ -1,0 +1,98 @@
+"""Which engine enters a host, and one opener for whatever runs commands on hosts: probes, agents, doctors, people."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.launcher.engines import slurm
+from hetctl.launcher.engines.engine import Engine, Place
+from hetctl.launcher.hosts.deadline import Deadline
+from hetctl.launcher.hosts.local import LocalShell
+from hetctl.launcher.hosts.shell import Shell
+
+
+class OverSsh:
+    """Hosts over SSH, and this machine without it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._book: Any = None
+
+    def check(self, hosts: Sequence[str]) -> None:
+        """Whom SSH reaches shows when it tries."""
+
+    def open(self, place: Place, deadline: Deadline) -> Shell:
+        assert place.access is not None
+        if place.access.local:
+            return LocalShell()
+        from hetctl.launcher.ssh.config import SshConfig  # paramiko takes 0.2 s that a local run need not pay
+        from hetctl.launcher.ssh.connect import connect
+
+        with self._lock:
+            self._book = self._book or SshConfig()
+        return connect(place.access, self._book, deadline)
+
+    def close(self) -> None:
+        if self._book is not None:
+            self._book.close()
+
+
+ENGINES: Mapping[str, Callable[[], Engine]] = {"ssh": OverSsh, "slurm": slurm.Slurm}
+WAYS = (*ENGINES, "local")  # what --launcher takes; `local` refuses whatever is not this machine
+
+
+def choose_way(asked: str, places: Iterable[Place] = ()) -> str:
+    """One of WAYS; `auto` is what the hosts' file says, or srun inside an allocation. Raises ConfigError."""
+    if asked != "auto":
+        if asked not in WAYS:
+            raise ConfigError(f"--launcher {asked} is not known", hint=f"{', '.join(WAYS[:-1])} or {WAYS[-1]}")
+        return asked
+    named = {place.access.engine for place in places if place.access is not None}
+    if len(named) > 1:
+        raise ConfigError("the cluster's hosts are entered in unlike ways", hint="discover all of them in one way")
+    return next(iter(named), "") or ("slurm" if slurm.inside() else "ssh")
+
+
+class Entrance:
+    """Opens shells on hosts in one way, or (None) in that of each host; what it took is let go in the end."""
+
+    def __init__(self, way: str | None = None) -> None:
+        self.way = "ssh" if way == "local" else way
+        self._held = slurm.components() if way is None and slurm.inside() else {}
+        self._lock = threading.Lock()
+        self._engines: dict[str, Engine] = {}
+
+    def __enter__(self) -> Entrance:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def check(self, hosts: Sequence[str]) -> None:
+        """Raise ConfigError naming hosts that the engine does not hold."""
+        if self.way is not None:
+            self._engine(self.way).check(hosts)
+
+    def open(self, place: Place, deadline: Deadline) -> Shell:
+        """A shell on a host. Raises ShellError."""
+        return self._engine(self.way or self._way_of(place)).open(place, deadline)
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+
+    def _way_of(self, place: Place) -> str:
+        """As its file says; a node of the allocation that we are in by a step, which asks for no SSH."""
+        access = place.access
+        if access is None or access.local or place.name not in self._held:
+            return (access.engine if access else "") or "ssh"
+        return access.engine or "slurm"
+
+    def _engine(self, way: str) -> Engine:
+        with self._lock:
+            if way not in self._engines:
+                self._engines[way] = ENGINES[way]()
+            return self._engines[way]
