@@ -38,7 +38,6 @@ class Access:
     env: Mapping[str, str | None] = field(default_factory=dict)  # None: the value of whoever launches
     exclude_nics: tuple[str, ...] = ()  # interfaces that nothing of a run may take
     gpus: tuple[int, ...] | None = None  # the devices to use, None for all
-    engine: str = ""  # what enters it where SSH does not: ray
     slurm: tuple[str, ...] = ()  # what sbatch is told of its component: --partition=amd
 
     @property

@@ -1,1 +1,1 @@
-"""The engines that hold hosts: how commands get there by SSH, by Slurm, by Ray; and what else they do for a run."""
+"""The ways into hosts: SSH, and engines that hold them, as Slurm does; and what else these do for a run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hetctl.comm.contract.errors import ConfigError
@@ -44,16 +44,13 @@ ENGINES: Mapping[str, Callable[[], Engine]] = {"ssh": OverSsh, "slurm": slurm.Sl
 WAYS = (*ENGINES, "local")  # what --launcher takes; `local` refuses whatever is not this machine
 
 
-def choose_way(asked: str, places: Iterable[Place] = ()) -> str:
-    """One of WAYS; `auto` is what the hosts' file says, or srun inside an allocation. Raises ConfigError."""
-    if asked != "auto":
-        if asked not in WAYS:
-            raise ConfigError(f"--launcher {asked} is not known", hint=f"{', '.join(WAYS[:-1])} or {WAYS[-1]}")
-        return asked
-    named = {place.access.engine for place in places if place.access is not None}
-    if len(named) > 1:
-        raise ConfigError("the cluster's hosts are entered in unlike ways", hint="discover all of them in one way")
-    return next(iter(named), "") or ("slurm" if slurm.inside() else "ssh")
+def choose_way(asked: str) -> str:
+    """One of WAYS; `auto` is srun inside an allocation, else SSH. Raises ConfigError."""
+    if asked == "auto":
+        return "slurm" if slurm.inside() else "ssh"
+    if asked not in WAYS:
+        raise ConfigError(f"--launcher {asked} is not known", hint=f"{', '.join(WAYS[:-1])} or {WAYS[-1]}")
+    return asked
 
 
 class Entrance:
@@ -85,11 +82,9 @@ class Entrance:
             engine.close()
 
     def _way_of(self, place: Place) -> str:
-        """As its file says; a node of the allocation that we are in by a step, which asks for no SSH."""
+        """A node of the allocation that we are in is entered by a step, which asks for no SSH."""
         access = place.access
-        if access is None or access.local or place.name not in self._held:
-            return (access.engine if access else "") or "ssh"
-        return access.engine or "slurm"
+        return "slurm" if access is not None and not access.local and place.name in self._held else "ssh"
 
     def _engine(self, way: str) -> Engine:
         with self._lock:
