@@ -95,7 +95,7 @@ def submit(run: Handover, folder: RunFolder, sink: Sink) -> dict[str, Any]:
     _keep(run, folder)
     facts = node_facts([host.name for host in run.hosts])
     if not facts:
-        sink.warn("there is no sinfo here: the job names no partition and no GPUs")
+        sink.warn("sinfo does not answer here: the job names no partition and no GPUs")
     components = components_of(run.hosts, facts)
     script = batch_script(folder.name, components, output=folder.path / CONSOLE, cwd=Path.cwd(), argv=_argv(folder))
     path = folder.launch / "sbatch.sh"

@@ -57,10 +57,10 @@ class JobState:
 
 
 def node_facts(hosts: Sequence[str]) -> Mapping[str, NodeFacts]:
-    """What sinfo knows of these nodes; empty where there is no sinfo. Raises ConfigError naming strangers to it."""
+    """What sinfo knows of these nodes; empty where no sinfo answers. Raises ConfigError naming strangers to it."""
     try:
         shown = _asked("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%P|%G")
-    except ConfigError:
+    except HetctlError:
         return {}
     found: dict[str, NodeFacts] = {}
     for line in shown.splitlines():
