@@ -69,8 +69,9 @@ def enlist(run: str, folder: Path, hosts: Mapping[str, Access], *, way: str, job
     """
     before, mine = home() / f"{run}.json", current_job()
     if before.is_file() and (other := _record(before)) and not other.same_as(os.getpid(), mine) and other.supervised:
-        who = f"process {other.pid}" if other.job is None else f"Slurm's job {other.job}"
-        raise ConfigError(f"{folder} is of a run that {who} supervises", hint=f"hetctl stop {other.name}")
+        why = f"{folder} is of a run that process {other.pid} supervises"
+        why = why if other.job is None else f"{folder} is of a run that Slurm has as job {other.job}"
+        raise ConfigError(why, hint=f"hetctl stop {other.name}")
     bare = {name: encode(access) | {"env": {}} for name, access in hosts.items()}
     pid = os.getpid() if job is None else 0
     record = ActiveRun(run, str(folder), pid, birth(pid) if pid else "", time.time(), {}, way, job or mine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import socket
 import sys
@@ -136,9 +135,7 @@ def test_what_is_slower_than_its_like_is_measured_again(monkeypatch: pytest.Monk
         return [Measured(pair, ("eth0", "eth0"), "tcp", 1e-5, rate)]
 
     monkeypatch.setattr(links, "measure_pair", measure_pair)
-    monkeypatch.setattr(
-        links, "shell_opener", lambda entries: contextlib.nullcontext(lambda entry, deadline: LocalShell())
-    )
+    monkeypatch.setattr(links.Entrance, "open", lambda self, entry, deadline: LocalShell())
     everyone = Cluster(tuple(Host(name) for name in names), islands=(), links=())
     monkeypatch.setattr(
         links, "pairs_of", lambda cluster, reached: [busy, slow, ("a0", "a2"), ("a1", "a3"), ("a0", "a3")]
