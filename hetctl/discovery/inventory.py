@@ -13,7 +13,7 @@ from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import read_text
 from hetctl.comm.contract.units import MiB
 from hetctl.discovery.inventory_file import InventoryFile, Settings, over, read_inventory_file
-from hetctl.launcher.engines.slurm import node_lists
+from hetctl.launcher.engines.slurm import components
 from hetctl.launcher.hosts.host_names import HostName, expand
 
 DEFAULT_FILE = Path("inventory.yaml")
@@ -65,8 +65,10 @@ def resolve(
         return select(inventory, hosts, others=True) if hosts else inventory
     if hosts:
         return _plain([spot for text in hosts for spot in expand(text)], "the command line")
-    if nodes := [spot for held in node_lists(environment) if held for spot in expand(held)]:
-        return _plain(nodes, f"the Slurm allocation of job {environment.get('SLURM_JOB_ID', '?')}")
+    if nodes := components(environment):
+        return _plain(
+            [HostName(node) for node in nodes], f"the Slurm allocation of job {environment.get('SLURM_JOB_ID', '?')}"
+        )
     return this_machine()
 
 

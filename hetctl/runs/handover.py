@@ -28,7 +28,7 @@ from hetctl.launcher.engines.slurm_jobs import (
     submit_script,
 )
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.run_folder.registry import active, enlist
+from hetctl.launcher.run_folder.registry import active, enlist, refuse_supervised
 from hetctl.runs.prepare import Prepared
 from hetctl.runs.program import ProgramRun, run_program
 from hetctl.runs.resume import RESUME, resume_command
@@ -92,6 +92,7 @@ def outside_allocation(way: str) -> bool:
 
 def submit(run: Handover, folder: RunFolder, sink: Sink) -> dict[str, Any]:
     """Submit it for its nodes. Raises ConfigError without sbatch, WorkFailed when it refuses."""
+    refuse_supervised(folder.identity, folder.path)
     _keep(run, folder)
     facts = node_facts([host.name for host in run.hosts])
     if not facts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.engines import slurm
@@ -13,13 +13,16 @@ from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.local import LocalShell
 from hetctl.launcher.hosts.shell import Shell
 
+if TYPE_CHECKING:
+    from hetctl.launcher.ssh.config import SshConfig
+
 
 class OverSsh:
     """Hosts over SSH, and this machine without it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._book: Any = None
+        self._book: SshConfig | None = None
 
     def check(self, hosts: Sequence[str]) -> None:
         """Whom SSH reaches shows when it tries."""

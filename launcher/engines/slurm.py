@@ -9,34 +9,29 @@ from collections.abc import Mapping, Sequence
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.engines.engine import Place
 from hetctl.launcher.hosts.deadline import Deadline
-from hetctl.launcher.hosts.host_names import expand
+from hetctl.launcher.hosts.host_names import expand, fold
 from hetctl.launcher.hosts.local import LocalShell
 from hetctl.launcher.hosts.shell import Shell
 
 
-def inside(environment: Mapping[str, str] | None = None) -> bool:
+def inside() -> bool:
     """Whether this process is of a Slurm job that can start steps."""
-    return "SLURM_JOB_ID" in (os.environ if environment is None else environment) and shutil.which("srun") is not None
+    return "SLURM_JOB_ID" in os.environ and shutil.which("srun") is not None
 
 
 def components(environment: Mapping[str, str] | None = None) -> dict[str, int]:
     """Each node of the allocation with the number of its component; none outside of one."""
-    lists = node_lists(os.environ if environment is None else environment)
-    return {spot.host: n for n, nodes in enumerate(lists) if nodes for spot in expand(nodes)}
-
-
-def node_lists(environment: Mapping[str, str]) -> list[str]:
-    """The allocation's nodes as Slurm writes them, one list a component of a heterogeneous job."""
+    environment = os.environ if environment is None else environment
+    lists = [environment.get("SLURM_JOB_NODELIST", "")]
     if count := environment.get("SLURM_HET_SIZE"):
-        return [environment.get(f"SLURM_JOB_NODELIST_HET_GROUP_{n}", "") for n in range(int(count))]
-    return [nodes] if (nodes := environment.get("SLURM_JOB_NODELIST")) else []
+        lists = [environment.get(f"SLURM_JOB_NODELIST_HET_GROUP_{n}", "") for n in range(int(count))]
+    return {spot.host: n for n, nodes in enumerate(lists) if nodes for spot in expand(nodes)}
 
 
 class Slurm:
     """The allocation that this process is in."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._lists = node_lists(os.environ if environment is None else environment)
         self._component = components(environment)
 
     def check(self, hosts: Sequence[str]) -> None:
@@ -44,7 +39,7 @@ class Slurm:
         strangers = [h for h in hosts if h not in self._component]
         if strangers:
             raise ConfigError(
-                f"{', '.join(strangers[:8])} of the cluster is not in this allocation ({','.join(self._lists)})",
+                f"{', '.join(strangers[:8])} of the cluster is not in this allocation ({fold(list(self._component))})",
                 hint="discover the allocation's own nodes, or use --launcher ssh",
             )
 
@@ -52,7 +47,7 @@ class Slurm:
         """Commands on a node: one srun step for each, its stdin and stdout joined with ours, free to use all cores."""
         deadline.phase = f"starting a step on {place.name}"
         step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={place.name}", "--overlap", "--cpu-bind=none"]
-        if len(self._lists) > 1:
+        if any(self._component.values()):
             step.append(f"--het-group={self._component.get(place.name, 0)}")
         return LocalShell((*step, "--unbuffered", "--export=ALL", "--kill-on-bad-exit=0", "--"))
 

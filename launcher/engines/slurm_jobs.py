@@ -17,7 +17,7 @@ from hetctl.launcher.hosts.host_names import fold
 SAVE_BEFORE_S = 120  # this long before the time limit of a job the run saves and ends
 ANSWER_S = 60.0
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-_GPUS = re.compile(r"gpu:(?:([A-Za-z0-9._-]+):)?(\d+)")
+_GPUS = re.compile(r"gpu:(?:[A-Za-z0-9._-]+:)?\d+")
 _LIVES = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING")
 
 
@@ -67,8 +67,7 @@ def node_facts(hosts: Sequence[str]) -> Mapping[str, NodeFacts]:
         name, _, rest = line.strip().partition("|")
         partition, _, gres = rest.partition("|")
         before = found.get(name, NodeFacts()).partitions
-        default = partition.endswith("*")
-        partition = partition.removesuffix("*")
+        default, partition = partition.endswith("*"), partition.removesuffix("*")
         gpus = _GPUS.search(gres)
         found[name] = NodeFacts((partition, *before) if default else (*before, partition), gpus[0] if gpus else "")
     if strangers := [h for h in hosts if h not in found]:
@@ -83,21 +82,17 @@ def components_of(hosts: Sequence[Host], facts: Mapping[str, NodeFacts]) -> tupl
     Of a node's partitions the one is taken that has the most of the run's nodes, the default one before others.
     """
     own = {host.name: host.access.slurm if host.access else () for host in hosts}
-    given = {name for name, options in own.items() if any(_says(o, "--partition", "-p") for o in options)}
+    given = {name for name, options in own.items() if any(o.startswith(("--partition", "-p")) for o in options)}
     free = [h.name for h in hosts if h.name not in given]
     partition = dict(_partitions(free, facts)) if "SBATCH_PARTITION" not in os.environ else {}
     members: dict[tuple[str, ...], list[str]] = {}
     for name, options in own.items():
         asked = [f"--partition={partition[name]}"] if name in partition else []
-        gres = facts[name].gres if name in facts else ""
-        if gres and not any(_says(o, "--gres", "--gpus", "-G") for o in options) and "SBATCH_GRES" not in os.environ:
-            asked.append(f"--gres={gres}")
+        gres = facts.get(name, NodeFacts()).gres
+        told = "SBATCH_GRES" in os.environ or any(o.startswith(("--gres", "--gpus", "-G")) for o in options)
+        asked += [f"--gres={gres}"] if gres and not told else []
         members.setdefault((*asked, *options), []).append(name)
     return tuple(Component(tuple(names), options) for options, names in members.items())
-
-
-def _says(option: str, *names: str) -> bool:
-    return option.startswith(names)
 
 
 def _partitions(hosts: Sequence[str], facts: Mapping[str, NodeFacts]) -> Iterator[tuple[str, str]]:
@@ -159,7 +154,9 @@ def job_state(job: int) -> JobState:
     """Of a job that waits, runs, or is over (squeue forgets it; sacct may know, else UNKNOWN). Raises HetctlError."""
     try:
         shown = _asked("squeue", "--noheader", f"--jobs={job}", "--format=%T|%r").splitlines()
-    except WorkFailed:  # "Invalid job id specified": it is forgotten
+    except WorkFailed as error:
+        if "Invalid job id" not in error.message:  # a controller that does not answer has forgotten nothing
+            raise
         shown = []
     if shown:
         state, _, reason = shown[0].partition("|")
@@ -168,7 +165,7 @@ def job_state(job: int) -> JobState:
         lines = _asked("sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job}", "--format=State")
     except HetctlError:  # no accounting at this site
         lines = ""
-    return JobState(next(iter(lines.split("\n")), "").strip() or "UNKNOWN")
+    return JobState(lines.partition("\n")[0].strip() or "UNKNOWN")
 
 
 def stop_job(job: int, *, now: bool) -> None:
@@ -181,11 +178,10 @@ def requeue(job: int) -> None:
     _asked("scontrol", "requeue", str(job))
 
 
-def current_job(environment: Mapping[str, str] | None = None) -> int | None:
+def current_job() -> int | None:
     """The batch job that this process is the supervisor of; of a heterogeneous one the first component's."""
-    environment = os.environ if environment is None else environment
-    number = environment.get("SLURM_JOB_ID", "")
-    return int(number) if number.isdigit() and environment.get("SLURM_JOB_NAME", "").startswith("hetctl-") else None
+    number = os.environ.get("SLURM_JOB_ID", "")
+    return int(number) if number.isdigit() and os.environ.get("SLURM_JOB_NAME", "").startswith("hetctl-") else None
 
 
 def _asked(*argv: str) -> str:

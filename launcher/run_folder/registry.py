@@ -34,10 +34,6 @@ class ActiveRun:
     def name(self) -> str:
         return Path(self.folder).name
 
-    def same_as(self, pid: int, job: int | None) -> bool:
-        """Whether that process, or the job that it is in, is its supervisor."""
-        return pid == self.pid or (job is not None and job == self.job)
-
     @property
     def supervised(self) -> bool:
         """Whether its supervisor still runs, or will."""
@@ -67,15 +63,22 @@ def enlist(run: str, folder: Path, hosts: Mapping[str, Access], *, way: str, job
 
     Raises ConfigError when another process supervises it already.
     """
-    before, mine = home() / f"{run}.json", current_job()
-    if before.is_file() and (other := _record(before)) and not other.same_as(os.getpid(), mine) and other.supervised:
+    supervisor = current_job() if job is None else job
+    refuse_supervised(run, folder, supervisor)
+    bare = {name: encode(access) | {"env": {}} for name, access in hosts.items()}
+    pid = os.getpid() if job is None else 0
+    record = ActiveRun(run, str(folder), pid, birth(pid) if pid else "", time.time(), {}, way, supervisor)
+    write_json(home() / f"{run}.json", encode(record) | {"hosts": bare})
+
+
+def refuse_supervised(run: str, folder: Path, job: int | None = None) -> None:
+    """Raise ConfigError when another process than this one, or another job than that, supervises a run."""
+    before = home() / f"{run}.json"
+    other = _record(before) if before.is_file() else None
+    if other and other.pid != os.getpid() and (job is None or other.job != job) and other.supervised:
         why = f"{folder} is of a run that process {other.pid} supervises"
         why = why if other.job is None else f"{folder} is of a run that Slurm has as job {other.job}"
         raise ConfigError(why, hint=f"hetctl stop {other.name}")
-    bare = {name: encode(access) | {"env": {}} for name, access in hosts.items()}
-    pid = os.getpid() if job is None else 0
-    record = ActiveRun(run, str(folder), pid, birth(pid) if pid else "", time.time(), {}, way, job or mine)
-    write_json(home() / f"{run}.json", encode(record) | {"hosts": bare})
 
 
 def delist(run: str) -> None:

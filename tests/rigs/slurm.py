@@ -48,9 +48,8 @@ def unavailable() -> str:
     if why := netns.unavailable():
         return why
     missing = [tool for tool in TOOLS if not shutil.which(tool)]
-    return (
-        f"Slurm's daemons need {', '.join(missing)}: apt-get install slurmctld slurmd slurm-client" if missing else ""
-    )
+    install = "apt-get install slurmctld slurmd slurm-client munge"
+    return f"Slurm's daemons need {', '.join(missing)}: {install}" if missing else ""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from hetctl.comm.contract.cluster import Access, Host
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.engines.slurm import Slurm
 from hetctl.launcher.engines.slurm_jobs import Component, NodeFacts, batch_script, components_of
+from hetctl.launcher.run_folder.registry import ActiveRun
 from tests.rigs import netns
 from tests.rigs.cluster import command, environment, losses, write_cluster
 from tests.rigs.slurm import Site, slurm, unavailable
@@ -50,8 +51,11 @@ def hetctl(site: Site, mine: Path, *words: str, before: tuple[str, ...] = ()) ->
 
 
 def train(site: Site, mine: Path, run: str, *words: str, steps: int) -> subprocess.CompletedProcess[str]:
-    settings = [w for key in (*SETTINGS, f"train.steps={steps}") for w in ("--set", key)]
-    return hetctl(site, mine, "train", "--cluster", "cluster.yaml", "--run-dir", run, *settings, *words)
+    return hetctl(site, mine, "train", "--cluster", "cluster.yaml", "--run-dir", run, *_settings(steps), *words)
+
+
+def _settings(steps: int) -> list[str]:
+    return [w for key in (*SETTINGS, f"train.steps={steps}") for w in ("--set", key)]
 
 
 def submitted(site: Site, mine: Path, run: str, *, steps: int) -> int:
@@ -73,15 +77,18 @@ def steps_made(mine: Path, run: str) -> int:
 @pytest.fixture(scope="module")
 def alone(site: Site, mine: Path) -> list[float]:
     """The losses of 40 steps on this machine."""
-    plan = hetctl(site, mine, "plan", "--model", "demo", "--cluster", "cluster.yaml", "-o", "plan.yaml", *_settings(40))
+    return losses_here(site, mine, 40)
+
+
+def losses_here(site: Site, mine: Path, steps: int) -> list[float]:
+    """The same plan's losses on this machine."""
+    words = ("--cluster", "cluster.yaml", "-o", "plan.yaml", *_settings(steps))
+    plan = hetctl(site, mine, "plan", "--model", "demo", *words)
     assert plan.returncode == 0, plan.stderr
-    done = hetctl(site, mine, "train", "--plan", "plan.yaml", "--run-dir", "alone", *_settings(40))
+    run = f"alone-{steps}"
+    done = hetctl(site, mine, "train", "--plan", "plan.yaml", "--run-dir", run, *_settings(steps))
     assert done.returncode == 0, done.stderr
-    return losses(mine / "alone")
-
-
-def _settings(steps: int) -> list[str]:
-    return [w for key in (*SETTINGS, f"train.steps={steps}") for w in ("--set", key)]
+    return losses(mine / run)
 
 
 BOTH = ("salloc", "--nodes=2", "--partition=green", ":", "--nodes=1", "--partition=red")
@@ -146,8 +153,8 @@ def test_a_job_that_is_interrupted_goes_on_by_itself(site: Site, mine: Path, alo
 
 
 @real
-def test_stopped_it_saves_and_resume_submits_it_again(site: Site, mine: Path, alone: list[float]) -> None:
-    submitted(site, mine, "stopped", steps=40)
+def test_stopped_it_saves_and_resume_submits_it_again(site: Site, mine: Path) -> None:
+    submitted(site, mine, "stopped", steps=160)  # so many that a busy machine's `stop` comes before they are made
     site.until(lambda: steps_made(mine, "stopped") > 3)
     done = hetctl(site, mine, "stop", "stopped")
     assert done.returncode == 0, done.stderr
@@ -156,7 +163,7 @@ def test_stopped_it_saves_and_resume_submits_it_again(site: Site, mine: Path, al
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["status"] == "submitted"
     site.until(lambda: status(mine, "stopped") == "done")
-    assert losses(mine / "stopped")[-5:] == pytest.approx(alone[-5:], rel=1e-5)
+    assert losses(mine / "stopped")[-5:] == pytest.approx(losses_here(site, mine, 160)[-5:], rel=1e-5)
 
 
 @real
@@ -165,6 +172,9 @@ def test_what_waits_is_shown_and_cancelled(site: Site, mine: Path) -> None:
         "sbatch", "--parsable", "--partition=red", "--exclusive", "--output=/dev/null", "--wrap=sleep 300"
     ).strip()
     job = submitted(site, mine, "waits", steps=40)
+    again = train(site, mine, "waits", "--launcher", "slurm", steps=40)
+    assert again.returncode == 2, again.stderr
+    assert f"Slurm has as job {job}" in again.stderr
     (run,) = json.loads(hetctl(site, mine, "ps", "--json").stdout)["runs"]
     assert (run["run"], run["state"], run["job"], run["step"]) == ("waits", "queued", job, None)
     done = hetctl(site, mine, "stop", "waits")
@@ -194,6 +204,16 @@ def test_nodes_outside_the_allocation_are_named() -> None:
     held.check(["n1", "a1"])
     with pytest.raises(ConfigError, match="node9"):
         held.check(["n1", "node9"])
+
+
+def test_a_controller_that_does_not_answer_has_lost_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    run = ActiveRun("r", "/r", pid=0, born="", started=0.0, hosts={}, way="slurm", job=7)
+    assert run.supervised
+    assert run.state.startswith("unknown: squeue refused")
 
 
 def test_components_are_as_few_as_partitions_allow(monkeypatch: pytest.MonkeyPatch) -> None:
