@@ -8,6 +8,7 @@ import torch
 
 from hetctl.comm.contract.natives import HOST, native_of
 from hetctl.comm.contract.placement import Placement
+from hetctl.comm.group.builds import check_builds
 from hetctl.comm.group.group import HetGroup
 from hetctl.comm.group.native import Membership, make_native
 from hetctl.comm.operation.recorder import METER
@@ -20,8 +21,13 @@ def bridge_bytes() -> int:
 
 
 def create_over(options: Any, placement: Placement) -> Any:
-    """The process group for `options.global_ranks_in_group`: native inside one island, else a HetGroup."""
+    """The process group for `options.global_ranks_in_group`: native inside one island, else a HetGroup.
+
+    Raises ConfigError in the job's first group, that of all ranks, where these cannot work together.
+    """
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    if len(ranks) == len(placement.island_of_rank):
+        check_builds(options.store, ranks[options.group_rank], placement)
     if len(placement.islands_of(ranks)) == 1:
         return _native_group(options, ranks, placement)
     return HetGroup(options, ranks, placement)

@@ -244,6 +244,8 @@ def _hosts(plan: Plan, summary: Mapping[str, Any], versions: Mapping[str, Mappin
         behind = ", ".join(f"rank {r}: {slow[r]:.2f} times as long as its like" for r in own if r in slow)
         found = [versions.get(host, {}).get(name, "") for name in known]
         rows.append((host, show_ranks(own), classes, *found, *((behind,) if slow else ())))
+    for name in versions.keys() - ranks.keys():  # an island on a host with another Python
+        rows.append((name, "", "", *(versions[name].get(key, "") for key in known), *(("",) if slow else ())))
     made = ""
     with suppress(PackageNotFoundError):
         made = paragraph(f"Written by hetctl {version('hetctl')}.")

@@ -205,12 +205,14 @@ def _agree_on_text(digest: str, file_group: Any) -> None:
 
 
 def _versions(job: Job, device: torch.device, file_group: Any) -> dict[str, dict[str, str]]:
-    """Each host's, as its first rank finds them."""
+    """Each host's, as its first rank finds them; of an island there that has others, also these: `host (island)`."""
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, versions_here(device), group=file_group)
     found: dict[str, dict[str, str]] = {}
+    island_of = {rank: island.name for island in job.plan.islands for rank in island.ranks}
     for rank, versions in zip(job.plan.ranks, everybody, strict=True):
-        found.setdefault(rank.host, versions)
+        if found.setdefault(rank.host, versions) != versions:
+            found.setdefault(f"{rank.host} ({island_of[rank.rank]})", versions)
     return found
 
 
