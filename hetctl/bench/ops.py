@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from hetctl.comm.contract.device_class import Precision
-from hetctl.comm.contract.errors import ConfigError, Undetermined
-from hetctl.comm.contract.natives import HOST
+from hetctl.bench.ranks import run_ranks
+from hetctl.comm.contract import variables
+from hetctl.comm.contract.cluster import Cluster
+from hetctl.comm.contract.device_class import DeviceClass, Precision
+from hetctl.comm.contract.emulate import SpecIsland, SpecPart, label_machine
+from hetctl.comm.contract.errors import ConfigError, Undetermined, WorkFailed
+from hetctl.comm.contract.natives import HOST, native_of
 from hetctl.comm.contract.units import show_seconds
-from hetctl.comm.contract.values import encode
+from hetctl.comm.contract.values import decode, encode
 from hetctl.console import Sink
-from hetctl.discovery.this_machine import gpu_class
-from hetctl.trainer.bench.grid import ShapeToMeasure
+from hetctl.discovery.this_machine import gpu_class, this_machine
+from hetctl.launcher.supervisor.launch import Launch
+from hetctl.trainer.bench.grid import ClassToMeasure, ShapeToMeasure
 from hetctl.trainer.model.config import find_shape
 from hetctl.trainer.model.tensor_cuts import cannot_cut
 from hetctl.trainer.planning.hardware import CLASSES
@@ -63,6 +69,12 @@ def bench_ops(
     sink.say(
         f"measuring '{shape.name}' at {length} tokens on {'a GPU' if on_gpu else 'the CPU'}{held}, as {name}{part}"
     )
+    if tensor > 1:
+        if own is not None and speed == 1.0 and (group := _tensor_group(own, tensor)) is not None:
+            return _of_group(group, ClassToMeasure(name, (what,), tensor, precision, tensor), sink)
+        sink.warn(
+            "its sums are over one rank alone, so that nobody is waited for: there are not devices for all of them"
+        )
     return measure_class(
         shape,
         length,
@@ -73,6 +85,32 @@ def bench_ops(
         tensor=tensor,
         precision=precision,
     )
+
+
+def _tensor_group(row: DeviceClass, ranks: int) -> Cluster | None:
+    """This machine's devices as one island of so many; None where it has not one for each."""
+    machine, _ = this_machine([ranks])
+    on_host = machine.native == native_of(device_type=HOST).library
+    if machine.gpus is not None or on_host != (row.vendor == HOST):
+        return None
+    return label_machine([SpecIsland(row.vendor, (SpecPart(row.name, ranks),))], machine)
+
+
+def _of_group(cluster: Cluster, asked: ClassToMeasure, sink: Sink) -> ClassProfile:
+    """What a tensor group of all the cluster's ranks takes, the first one telling. Raises WorkFailed."""
+    found: list[ClassProfile] = []
+
+    def on_figures(event: str, values: dict[str, Any]) -> None:
+        if event == "shape" and values["entry"] is not None:
+            found.append(decode(ClassProfile, values["entry"], where=asked.device_class))
+        elif values.get("problem"):
+            sink.warn(f"{asked.device_class}: {values['problem']}")
+
+    files = {variables.BENCH_CLASSES: json.dumps([encode(asked)] * asked.tensor)}
+    run_ranks("hetctl.trainer.bench.classes", Launch.of(cluster), on_figures, files=lambda _: files, sink=sink)
+    if not found:
+        raise WorkFailed("the tensor group measured nothing: not even the first number of samples fits")
+    return found[0]
 
 
 def asked_shape(model: str, seq_len: int | None, samples: str) -> ShapeToMeasure:

@@ -25,7 +25,7 @@ import torch
 from hetctl.comm.operation.device import accelerator
 from hetctl.trainer.bench import ops
 from hetctl.trainer.bench.classes import measure_shapes
-from hetctl.trainer.bench.grid import ShapeToMeasure, grid
+from hetctl.trainer.bench.grid import ClassToMeasure, ShapeToMeasure, grid
 from hetctl.trainer.model.shapes import SHAPES, ModelShape
 from hetctl.trainer.planning.over_shapes import KINDS, Estimated, leave_one_out, serving
 from hetctl.trainer.planning.profile import ClassProfile, Point, Profile, save_profile
@@ -53,7 +53,7 @@ def held_out(device: torch.device) -> list[ShapeToMeasure]:
 
 def measure(shapes: Sequence[ShapeToMeasure], device: torch.device) -> dict[str, ClassProfile]:
     found = {}
-    for row, entry in measure_shapes(shapes, "this", device):
+    for row, entry in measure_shapes(ClassToMeasure("this", tuple(shapes)), device):
         print(f"{row.name}: {'measured' if entry else 'does not fit'}", file=sys.stderr, flush=True)
         if entry is not None:
             found[row.name] = entry

@@ -28,12 +28,16 @@ class ShapeToMeasure:
 
 @dataclass(frozen=True)
 class ClassToMeasure:
-    """What one rank measures of its device. `processes` share the cores of its host when it trains."""
+    """What one rank measures of its device. `processes` share the cores of its host when it trains.
+
+    Of a `tensor` group all ranks of the job measure their parts, and the first one tells.
+    """
 
     device_class: str
     shapes: tuple[ShapeToMeasure, ...]
     processes: int = 1
     precision: Precision | None = None  # None: bf16 on a GPU, fp32 on a CPU
+    tensor: int = 1
 
 
 def _of(name: str, seq_len: int, *samples: int) -> ShapeToMeasure:

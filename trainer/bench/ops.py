@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -54,8 +55,9 @@ def measure_class(
     update_s: float | None = None,
 ) -> ClassProfile:
     """Seconds per layer kind for each number of samples that fits, on a device held to a share of its speed, of one
-    rank's part in a tensor group (whose sums are over this process alone). `precision`: other than what is usual there.
-    `warm_s` of work go before each, and `update_s` is what an update is known to take.
+    rank's part in a tensor group: the job's ranks, if there is one, and all of them measure; otherwise its sums are
+    over this process alone. `precision`: other than what is usual there. `warm_s` of work go before each, and
+    `update_s` is what an update is known to take.
 
     Raises torch.OutOfMemoryError when not even the first fits, ConfigError where no device can be held back.
     """
@@ -68,9 +70,19 @@ def measure_class(
         embedding = _points(partial(_embedding, work), device, samples, warm_s)
         head = _points(partial(_head, work, part=part), device, samples, warm_s)
         update = _update(device, dtype) if update_s is None else update_s
-    sizes = LayerSizes.of(shape)
     return ClassProfile(
-        device_class, shape.name, seq_len, block, embedding, head, update, speed, tensor, precision, sizes
+        device_class,
+        shape.name,
+        seq_len,
+        block,
+        embedding,
+        head,
+        update,
+        speed,
+        tensor,
+        precision,
+        LayerSizes.of(shape),
+        sums=tensor > 1 and dist.is_initialized(),
     )
 
 
@@ -86,9 +98,12 @@ class Workload:
 
 @contextlib.contextmanager
 def _part(device: torch.device, tensor: int) -> Iterator[TensorShare]:
-    """The first rank's part in a tensor group; the group is this process alone, so sums cost their launch."""
+    """This rank's part in a tensor group; without a job the group is this process alone, and sums cost their launch."""
     if tensor == 1:
         yield ALONE
+        return
+    if dist.is_initialized():
+        yield TensorShare(tensor, dist.get_rank(), dist.group.WORLD)
         return
     backend = native_of(device_type=device.type).torch_backend
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -209,14 +224,26 @@ def _update(device: torch.device, dtype: torch.dtype) -> float:
 def _typical(once: Timed, device: torch.device, warm_s: float = WARM_S) -> tuple[float, float]:
     """Medians of several rounds on a device as warm, hence as slow, as training makes it; on CPUs, which others use
     too, lower quartiles. Gradients accumulate, as in training."""
-    warm, began = 0, time.perf_counter()
-    while warm < WARM_UP or (has_streams(device) and time.perf_counter() - began < warm_s):
+    began = 0.0
+    for _ in range(WARM_UP):
+        began = time.perf_counter()
         once()
-        warm += 1
+    if has_streams(device):
+        for _ in range(_agreed(math.ceil(warm_s / (time.perf_counter() - began)), device)):
+            once()
     rounds = [once() for _ in range(ROUNDS)]
     which = 1 if has_streams(device) else 0
     forward, backward = ([r[i] for r in rounds] for i in (0, 1))
     return statistics.quantiles(forward, n=4)[which], statistics.quantiles(backward, n=4)[which]
+
+
+def _agreed(rounds: int, device: torch.device) -> int:
+    """As many as the job's slowest rank: they sum in each."""
+    if not dist.is_initialized():
+        return rounds
+    fewest = torch.tensor(rounds, device=device)
+    dist.all_reduce(fewest, dist.ReduceOp.MIN)
+    return int(fewest)
 
 
 def _now(device: torch.device) -> float:

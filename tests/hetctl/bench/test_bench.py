@@ -78,7 +78,7 @@ def test_layers_are_measured_as_a_tensor_groups_part_beside_whole_ones(tmp_path:
         found = json.loads(done.stdout)
         assert (found["tensor"], found["speed"], found["precision"]) == (int(degree), 1.0, "fp16")
         assert min(found["block"][0]["forward_s"], found["head"][0]["backward_s"]) > 0
-    assert [c.tensor for c in load_profile(tmp_path / "p.yaml").classes] == [1, 2]
+    assert [(c.tensor, c.sums) for c in load_profile(tmp_path / "p.yaml").classes] == [(1, False), (2, True)]
 
 
 @pytest.mark.parametrize(
