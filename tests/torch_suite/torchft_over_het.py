@@ -8,17 +8,21 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from torchft import process_group
+
+from hetctl.torchft import ProcessGroupHet
+
+
+class Placed(ProcessGroupHet):
+    """Of replicas that are in islands 0 | 1, 2 and so on."""
+
+    def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:
+        self._island = f"island{min(rank, 1)}"
+        return super()._create_pg(store, rank, world_size)
+
+    def _place(self) -> tuple[tuple[str, str, str], str]:
+        return (str(self._island), "cpu", "gloo"), ""
+
+
 if os.environ.get("HETCTL_AS_NCCL"):
-    from torchft import process_group
-
-    from hetctl.torchft import ProcessGroupHet
-
-    class _Placed(ProcessGroupHet):
-        def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:
-            self._named = f"island{min(rank, 1)}"  # 0 | 1, 2
-            return super()._create_pg(store, rank, world_size)
-
-        def _place(self) -> tuple[tuple[str, str, str], str]:
-            return (self._named, "cpu", "gloo"), ""
-
-    process_group.ProcessGroupGloo = _Placed
+    process_group.ProcessGroupGloo = Placed
