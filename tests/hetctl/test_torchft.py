@@ -109,9 +109,9 @@ def test_training_goes_on_without_a_lost_replica_and_takes_it_back(torchft: None
     path = os.pathsep.join([str(ROOT), FOLDER])
     told = os.environ | {"TORCHFT_LIGHTHOUSE": lighthouse.address(), "PYTHONPATH": path}
 
-    def start(name: str, dies: int = -1) -> subprocess.Popen[str]:
+    def start(name: str, dies: int = 0) -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "hetctl", "run", "--emulate", "cpu:1", "--", "python"]
-        argv += [str(ROOT / "tests" / "programs" / "torchft_replica.py"), name, "60", str(dies)]
+        argv += [str(ROOT / "tests" / "programs" / "torchft_replica.py"), name, str(dies)]
         return subprocess.Popen(argv, cwd=ROOT, env=told, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     staying, lost = [start("a"), start("b")], start("c", dies=5)

@@ -1,6 +1,7 @@
-"""One replica of a program that trains with torchft: its own job, which others join and leave. argv: name, steps, dies.
+"""One replica of a program that trains with torchft: its own job, which others join and leave.
 
-What it prints is one line a step: how many replicas took part; at the end, the sum of its weights.
+argv: its name, and the step at which it dies, or 0. It ends once three take part at a step beyond LAST: all of them do
+at the same one. What it prints is one line a step, how many replicas took part, and then the sum of its weights.
 """
 
 import os
@@ -15,7 +16,8 @@ from torchft import DistributedDataParallel, Manager, Optimizer
 
 from hetctl.torchft import ProcessGroupHet
 
-name, steps, dies = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+LAST = 40
+name, dies = sys.argv[1], int(sys.argv[2])
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
 
@@ -41,11 +43,11 @@ manager = Manager(
 model = DistributedDataParallel(manager, net)
 optimizer = Optimizer(manager, torch.optim.AdamW(net.parameters()))
 draw = torch.Generator().manual_seed(sum(name.encode()))
-while manager.current_step() < steps:
+while manager.current_step() <= LAST or manager.num_participants() < 3:
     optimizer.zero_grad()
     x = torch.randn(4, 8, generator=draw)
     nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
-    if manager.current_step() == dies:
+    if 0 < dies <= manager.current_step():
         os.kill(os.getpid(), signal.SIGKILL)
     optimizer.step()
     print(f"step {manager.current_step()} of {manager.num_participants()}", flush=True)
