@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def test_islands_named_alike_by_unlike_replicas_are_refused(torchft: None) -> No
 
 
 @pytest.mark.slow
-def test_training_goes_on_without_a_lost_replica_and_takes_it_back(torchft: None) -> None:
+def test_training_goes_on_without_a_lost_replica_and_takes_it_back(torchft: None, tmp_path: Path) -> None:
     from torchft.coordination import LighthouseServer
 
     lighthouse = LighthouseServer(bind="[::]:0", min_replicas=2, join_timeout_ms=200, heartbeat_timeout_ms=1000)
@@ -111,7 +112,7 @@ def test_training_goes_on_without_a_lost_replica_and_takes_it_back(torchft: None
 
     def start(name: str, dies: int = 0) -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "hetctl", "run", "--emulate", "cpu:1", "--", "python"]
-        argv += [str(ROOT / "tests" / "programs" / "torchft_replica.py"), name, str(dies)]
+        argv += [str(ROOT / "tests" / "programs" / "torchft_replica.py"), name, str(dies), str(tmp_path / name)]
         return subprocess.Popen(argv, cwd=ROOT, env=told, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     staying, lost = [start("a"), start("b")], start("c", dies=5)
@@ -121,6 +122,6 @@ def test_training_goes_on_without_a_lost_replica_and_takes_it_back(torchft: None
     said = [one.communicate(timeout=200)[0] for one in (*staying, again)]
     lighthouse.shutdown()
     assert [one.returncode for one in (*staying, again)] == [0, 0, 0], said
-    weights = {re.findall(r"weights ([\d.]+)", out)[-1] for out in said}
-    assert len(weights) == 1, said
-    assert {"of 2", "of 3"} <= set(re.findall(r"of \d", said[0])), said[0]
+    wrote = [json.loads((tmp_path / name).read_text()) for name in "abc"]
+    assert len({one["weights"] for one in wrote}) == 1
+    assert set(wrote[0]["took part"]) >= {2, 3}

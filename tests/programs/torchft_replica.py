@@ -1,13 +1,15 @@
 """One replica of a program that trains with torchft: its own job, which others join and leave.
 
-argv: its name, and the step at which it dies, or 0. It ends once three take part at a step beyond LAST: all of them do
-at the same one. What it prints is one line a step, how many replicas took part, and then the sum of its weights.
+argv: its name, the step at which it dies, or 0, and the file to write. It ends once three take part at a step beyond
+LAST: all of them do at the same one. It writes how many took part in its steps, and the sum of its weights.
 """
 
+import json
 import os
 import signal
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torchft import DistributedDataParallel, Manager, Optimizer
 from hetctl.torchft import ProcessGroupHet
 
 LAST = 40
-name, dies = sys.argv[1], int(sys.argv[2])
+name, dies, took_part = sys.argv[1], int(sys.argv[2]), set()
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
 
@@ -50,6 +52,10 @@ while manager.current_step() <= LAST or manager.num_participants() < 3:
     if 0 < dies <= manager.current_step():
         os.kill(os.getpid(), signal.SIGKILL)
     optimizer.step()
-    print(f"step {manager.current_step()} of {manager.num_participants()}", flush=True)
-print(f"weights {sum(float(p.double().abs().sum()) for p in net.parameters()):.12f}", flush=True)
+    took_part.add(manager.num_participants())
+said = {
+    "took part": sorted(took_part),
+    "weights": sum(float(p.detach().double().abs().sum()) for p in net.parameters()),
+}
+Path(sys.argv[3]).write_text(json.dumps(said))
 manager.shutdown()
