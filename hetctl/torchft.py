@@ -87,13 +87,13 @@ def _meet(store: Store, mine: dict[str, Any], rank: int, size: int) -> Placement
     told = [json.loads(store.get(str(other))) for other in range(size)]
     islands: dict[str, PlacedIsland] = {}
     for other, said in enumerate(told):
-        name, *kind = said["island"]
-        known = islands.setdefault(name, PlacedIsland(name, *kind, ranks=()))
-        if [known.vendor, known.torch_backend] != kind:
+        name, vendor, library = said["island"]
+        known = islands.setdefault(name, PlacedIsland(name, vendor, library, ()))
+        if (known.vendor, known.torch_backend) != (vendor, library):
             raise ConfigError(
                 f"replicas {known.ranks[0]} and {other} both name island '{name}', one of {known.torch_backend} of "
-                f"{known.vendor}, the other one of {kind[1]} of {kind[0]}",
+                f"{known.vendor}, the other one of {library} of {vendor}",
                 hint="name them apart: ProcessGroupHet(island=...)",
             )
-        islands[name] = PlacedIsland(name, *kind, ranks=(*known.ranks, other))
+        islands[name] = PlacedIsland(name, vendor, library, (*known.ranks, other))
     return Placement(tuple(islands.values()), hosts=tuple(said["host"] for said in told))
