@@ -28,6 +28,8 @@ class ProcessGroupHet(ProcessGroupWrapper):  # type: ignore[misc]
     this rank in `hetctl run`. Replicas that name one island are joined by its native library.
     """
 
+    _pg: Any
+
     def __init__(self, timeout: timedelta = timedelta(seconds=60), island: str | None = None) -> None:
         super().__init__(timeout)
         self._island, self._name = island, ""
