@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -50,6 +51,17 @@ def as_torchrun_says(environment: Mapping[str, str]) -> dict[str, str]:
         told["LOCAL_RANK"] = environment[starter.local_rank]
     told |= {"MASTER_ADDR": _address(starter, environment), "MASTER_PORT": DEFAULT_PORT}
     return {name: value for name, value in told.items() if name not in environment}
+
+
+def address_towards(there: str) -> str:
+    """This host's address on its way to another one. Raises ConfigError where there is no way."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+        try:
+            towards.connect((there, 9))
+        except OSError as error:
+            raise ConfigError(f"{socket.gethostname()} has no way to MASTER_ADDR {there}: {error.strerror}") from None
+        mine: str = towards.getsockname()[0]
+        return mine
 
 
 def _address(starter: Starter, environment: Mapping[str, str]) -> str:

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from hetctl.comm.bridge.connecting import address_of, address_towards
+from hetctl.comm.bridge.connecting import address_of
 from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.natives import HOST, native_of, vendor_of
 from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement, current_placement, remember
+from hetctl.comm.contract.started import address_towards
 from hetctl.comm.contract.transports import FALLBACK, TransportKind
 from hetctl.comm.contract.units import listed, span_of
 from hetctl.comm.contract.values import decode, encode

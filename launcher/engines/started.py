@@ -21,9 +21,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from hetctl.comm.bridge.connecting import address_towards
 from hetctl.comm.contract.errors import ConfigError, HetctlError, WorkFailed
-from hetctl.comm.contract.started import as_torchrun_says
+from hetctl.comm.contract.started import address_towards, as_torchrun_says
 from hetctl.launcher.engines import door_client
 from hetctl.launcher.engines.engine import Place
 from hetctl.launcher.hosts.deadline import Deadline
