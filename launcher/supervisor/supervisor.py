@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,9 @@ from hetctl.comm.contract import events
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.events import Told
 from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Signal, Start, Stop
+from hetctl.launcher.hosts.fanout import fan_out
 from hetctl.launcher.run_folder.failure import Exit, RankError, is_own, parse_rank_error, reason_of
+from hetctl.launcher.supervisor.agent_link import SEND_S
 from hetctl.launcher.supervisor.agents import Agents
 
 BEAT_S = 2.0
@@ -47,6 +49,7 @@ class Supervisor:
     def __init__(self, agents: Agents, specs: Mapping[str, Prepare], on_event: Callable[[Told], None]) -> None:
         self.agents, self.specs, self.on_event = agents, specs, on_event
         self.outcome = RunOutcome()
+        self._links = {link.host: link for link in agents.links}
         self._events: queue.SimpleQueue[Told | Order] = queue.SimpleQueue()  # signal handlers put orders
         self._done: set[str] = set()
         self._ended: set[int] = set()
@@ -59,8 +62,7 @@ class Supervisor:
         try:
             for link in self.agents.links:
                 link.watch(self._events)
-            for host, spec in self.specs.items():
-                self._link(host).send(spec)
+            self._give_specs()
             self._start(self._wait_ready())
             self._loop()
         finally:
@@ -79,6 +81,14 @@ class Supervisor:
             self.outcome.ended_early |= then_end
             self._events.put(Signal("SIGUSR2" if then_end else "SIGUSR1"))
         return self._begun
+
+    def _give_specs(self) -> None:
+        """To all hosts at once; those that have theirs are not left alone until the last one has its own."""
+        give = lambda host, _: self._links[host].send(self.specs[host])  # noqa: E731
+        given: list[str] = []
+        for outcome in fan_out(list(self.specs), give, deadline_s=SEND_S):
+            given.append(outcome.item)
+            self._beat(given)
 
     def _wait_ready(self) -> dict[str, events.Ready] | None:
         """What each host says once it is ready; None where somebody asks for an early end."""
@@ -109,13 +119,14 @@ class Supervisor:
             self._broadcast(Kill())
             return
         port = next(r.store_port for r in ready.values() if r.store_port)
+        addresses = {site.name: site.data_address for site in self.agents.sites}
         for number, host in enumerate(self.specs):
             peers = {
-                peer: (self.agents.site(peer).data_address, probe)
+                peer: (addresses[peer], probe)
                 for peer in _peers(number, self.specs)
                 if (probe := ready[peer].probe_port)
             }
-            self._link(host).send(Start(port, peers))
+            self._links[host].send(Start(port, peers))
 
     def _loop(self) -> None:
         while len(self._done) < len(self.specs):
@@ -124,10 +135,8 @@ class Supervisor:
                 self._handle(event)
 
     def _next(self) -> Told | Order | None:
-        """What comes within a moment; now and then the agents are told that somebody is there."""
-        if time.monotonic() >= self._next_beat:
-            self._broadcast(Beat())
-            self._next_beat = time.monotonic() + BEAT_S
+        """What comes within a moment."""
+        self._beat(self.specs)
         try:
             return self._events.get(timeout=0.2)
         except queue.Empty:
@@ -222,13 +231,16 @@ class Supervisor:
             self._ending = True
             self._broadcast(Stop(END_GRACE_S, failed=True))
 
-    def _link(self, host: str) -> Any:
-        return next(link for link in self.agents.links if link.host == host)
+    def _beat(self, hosts: Iterable[str]) -> None:
+        """Now and then the agents are told that somebody is there."""
+        if time.monotonic() >= self._next_beat:
+            self._broadcast(Beat(), hosts)
+            self._next_beat = time.monotonic() + BEAT_S
 
-    def _broadcast(self, order: Order) -> None:
-        for host in self.specs:
+    def _broadcast(self, order: Order, hosts: Iterable[str] | None = None) -> None:
+        for host in self.specs if hosts is None else hosts:
             if host not in self._done:
-                self._link(host).send(order)
+                self._links[host].send(order)
 
 
 def _peers(number: int, specs: Mapping[str, Prepare]) -> list[str]:
