@@ -31,7 +31,7 @@ from hetctl.launcher.agent.store import check_open_files
 from hetctl.launcher.agent.supervisor_connection import SupervisorConnection
 from hetctl.launcher.agent.workers import Worker
 
-TICK_S = 0.1
+TICK_S = 0.25  # what ranks say, and that they end, wakes it sooner; their hosts have better things to do
 HELLO_S = 600.0  # how long a supervisor that is there may take to say what it wants: it may enter 1,000 hosts first
 SOCKET = "agent.sock"
 FIGURES = Step.kind  # of a worker's events: those that must not get lost

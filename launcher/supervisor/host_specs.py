@@ -41,9 +41,7 @@ def host_specs(agents: Agents, launch: Launch, work: Work, *, run: str) -> dict[
         texts = {**work.files(site), variables.PLACEMENT: placement}
         paths = {name: site.folder.launch / f"{name.removeprefix('HETCTL_').lower()}.json" for name in texts}
         specs[site.name] = Prepare(
-            workers=tuple(
-                _worker(site, shape, launch, seat, work, paths, more) for seat in launch.seats_of[site.name]
-            ),
+            workers=tuple(_worker(site, shape, launch, seat, work, paths, more) for seat in launch.seats_of[site.name]),
             files={str(paths[name]): packed(text) for name, text in texts.items()},
             store=_store(site, shape, run, clients=len(launch.seats)) if site is master else None,
             probe_address=site.data_address if len(agents.sites) > 1 or not site.shared else None,

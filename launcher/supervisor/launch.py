@@ -117,7 +117,9 @@ class Launch:
     def ports(self, host: Host) -> Sequence[WatchedPort]:
         """The network ports of a host that its agent watches."""
         seats = self.seats_of[host.name]
-        return ports_of(self.cluster, host, seats, rails=chain.from_iterable(self._rails.get(s.rank, ()) for s in seats))
+        return ports_of(
+            self.cluster, host, seats, rails=chain.from_iterable(self._rails.get(s.rank, ()) for s in seats)
+        )
 
     @cached_property
     def _rails(self) -> Mapping[int, Sequence[str]]:

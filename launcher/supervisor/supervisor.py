@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from hetctl.comm.contract import events
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.events import Told
 from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Signal, Start, Stop
-from hetctl.launcher.hosts.fanout import fan_out
+from hetctl.launcher.hosts.fanout import MAX_AT_ONCE
 from hetctl.launcher.run_folder.failure import Exit, RankError, is_own, parse_rank_error, reason_of
-from hetctl.launcher.supervisor.agent_link import SEND_S
 from hetctl.launcher.supervisor.agents import Agents
 
 BEAT_S = 2.0
 LEASE_S = 15.0
 STOP_GRACE_S = 60.0  # a rank finishes its step and saves
 END_GRACE_S = 3.0  # a rank whose peers are gone has nothing to finish
-READY_S = 60.0
+READY_S = 60.0  # without any host that becomes ready
 WIND_UP_S = 10.0
 NEIGHBOURS = 4  # hosts that each host knocks at, beside the store's
 
@@ -62,8 +62,7 @@ class Supervisor:
         try:
             for link in self.agents.links:
                 link.watch(self._events)
-            self._give_specs()
-            self._start(self._wait_ready())
+            self._start(self._prepare())
             self._loop()
         finally:
             self._wind_up()
@@ -82,18 +81,16 @@ class Supervisor:
             self._events.put(Signal("SIGUSR2" if then_end else "SIGUSR1"))
         return self._begun
 
-    def _give_specs(self) -> None:
-        """To all hosts at once; those that have theirs are not left alone until the last one has its own."""
-        give = lambda host, _: self._links[host].send(self.specs[host])  # noqa: E731
-        given: list[str] = []
-        for outcome in fan_out(list(self.specs), give, deadline_s=SEND_S):
-            given.append(outcome.item)
-            self._beat(given)
+    def _prepare(self) -> dict[str, events.Ready] | None:
+        """Give each host its spec, a number of them at a time, as the disks that they share are written by each.
 
-    def _wait_ready(self) -> dict[str, events.Ready] | None:
-        """What each host says once it is ready; None where somebody asks for an early end."""
+        What each host says once it is ready; None where somebody asks for an early end.
+        """
         ready: dict[str, events.Ready] = {}
+        waiting = iter(self.specs.items())
         until = time.monotonic() + READY_S
+        for host, spec in islice(waiting, MAX_AT_ONCE):
+            self._links[host].send(spec)
         while len(ready) < len(self.specs):
             item = self._next()
             if item is None and time.monotonic() < until:
@@ -105,6 +102,9 @@ class Supervisor:
             match item.event:
                 case events.Ready() as event:
                     ready[item.host] = event
+                    until = time.monotonic() + READY_S
+                    for host, spec in islice(waiting, 1):
+                        self._links[host].send(spec)
                 case events.Refused(reason):
                     raise WorkFailed(f"{item.host} cannot start its ranks: {reason}")
                 case events.Gone() | events.Lost() as event:
@@ -135,8 +135,10 @@ class Supervisor:
                 self._handle(event)
 
     def _next(self) -> Told | Order | None:
-        """What comes within a moment."""
-        self._beat(self.specs)
+        """What comes within a moment; now and then the agents are told that somebody is there."""
+        if time.monotonic() >= self._next_beat:
+            self._broadcast(Beat())
+            self._next_beat = time.monotonic() + BEAT_S
         try:
             return self._events.get(timeout=0.2)
         except queue.Empty:
@@ -231,14 +233,8 @@ class Supervisor:
             self._ending = True
             self._broadcast(Stop(END_GRACE_S, failed=True))
 
-    def _beat(self, hosts: Iterable[str]) -> None:
-        """Now and then the agents are told that somebody is there."""
-        if time.monotonic() >= self._next_beat:
-            self._broadcast(Beat(), hosts)
-            self._next_beat = time.monotonic() + BEAT_S
-
-    def _broadcast(self, order: Order, hosts: Iterable[str] | None = None) -> None:
-        for host in self.specs if hosts is None else hosts:
+    def _broadcast(self, order: Order) -> None:
+        for host in self.specs:
             if host not in self._done:
                 self._links[host].send(order)
 
