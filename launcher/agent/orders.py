@@ -112,7 +112,7 @@ class Part(Order, kind="part"):
 
 @lru_cache(maxsize=8)
 def packed(text: str) -> str:
-    """A file's text as it travels: what 10,000 ranks are told is megabytes, the same for all hosts, and shrinks well."""
+    """A file's text as it travels: that of 10,000 ranks is megabytes, the same for all hosts, and shrinks well."""
     return base64.b64encode(zlib.compress(text.encode())).decode()
 
 

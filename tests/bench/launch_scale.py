@@ -2,8 +2,8 @@
 
     python -m tests.bench.launch_scale [--hosts 16 64 256 1000] [--ranks 1] [--lose 10]
 
-A host is an agent of its own on this machine, with its own state folder and its own 127.x.y.z; its ranks are shells that
-report once and then sleep. Half of the lost hosts lose their agent (its guardian says so), half lose everything at once.
+A host is an agent of its own on this machine, with its own state folder, processes and 127.x.y.z; its ranks are shells
+that report once, then sleep. Half of the lost hosts lose their agent (its guardian says so), half everything at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from hetctl.comm.contract.cluster import Access, Cluster, Device, Host, Island, Member
-from hetctl.comm.contract.events import Begin, Gone, Lost, Ready, Told
+from hetctl.comm.contract.events import Begin, Gone, Lost, Told
 from hetctl.comm.contract.units import MiB
 from hetctl.launcher.agent.bootstrap import marked
 from hetctl.launcher.engines import entrance
@@ -34,8 +34,8 @@ from hetctl.launcher.engines.engine import Place
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.local import LocalShell
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.supervisor import agent_link, host_specs, launch
 from hetctl.launcher.supervisor.agents import Agents
-from hetctl.launcher.supervisor.host_specs import Work, host_specs
 from hetctl.launcher.supervisor.launch import Launch, start_agents_on
 from hetctl.launcher.supervisor.supervise import supervise
 
@@ -65,6 +65,8 @@ class Here:
 @contextmanager
 def many_hosts(home: Path, cache: Path) -> Iterator[None]:
     """`--launcher here`, as long as the block lasts; the hosts' homes are in `home`, hetctl's code in `cache`."""
+    # hosts that share two cores answer late, which real ones do not
+    agent_link.SILENT_S, host_specs.LEASE_S, launch.LEASE_S = 60.0, 120.0, 120.0
     engines: Any = entrance.ENGINES
     engines["here"] = lambda: Here(home, cache)
     try:
@@ -112,16 +114,18 @@ class Run:
         self.mark("start")
         folder = RunFolder(self.home / "runs" / "scale")
         folder.path.mkdir(parents=True)
-        launch = Launch.of(cluster_of(self.hosts, self.ranks), way="here")
-        agents = start_agents_on(launch, folder, console=Quiet())
+        ranks = Launch.of(cluster_of(self.hosts, self.ranks), way="here")
+        agents = start_agents_on(ranks, folder, console=Quiet())
         self.mark("agents")
-        specs = host_specs(agents, launch, Work(("/bin/sh", "-c", REPORT)), run=folder.identity)
+        work = host_specs.Work(("/bin/sh", "-c", REPORT))
+        specs = host_specs.host_specs(agents, ranks, work, run=folder.identity)
         self.mark("specs")
         threading.Thread(target=self.lose_some, args=(folder.identity, agents), daemon=True).start()
-        outcome = supervise(agents, specs, self.take, folder=folder, say=lambda text: None)
+        outcome = supervise(agents, specs, self.take, folder=folder, say=Quiet().warn)
         self.mark("ended")
-        if self.lose:
-            assert self.named == set(self.victims), (sorted(self.named), self.victims)
+        assert self.working.is_set(), f"{self.begun} of {self.hosts * self.ranks} ranks reported"
+        assert self.named == set(self.victims), (sorted(self.named), self.victims)
+        assert len(self.named) == self.lose, self.named
         assert outcome.left == 0, outcome.left
         assert len(outcome.exits) == self.hosts * self.ranks, len(outcome.exits)
         until = time.monotonic() + 20
@@ -147,6 +151,8 @@ class Run:
                 if self.begun == self.hosts * self.ranks:
                     self.working.set()
             case Lost() | Gone(finished=False):
+                if not self.victims:
+                    print("lost by itself:", told, file=sys.stderr)
                 if told.host in self.victims:
                     self.named.add(told.host)
                     if len(self.named) == self.lose:

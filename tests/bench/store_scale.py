@@ -2,7 +2,7 @@
 
     python -m tests.bench.store_scale [--ranks 10000]
 
-All clients live in this process, one after the other; each writes a key and reads its neighbour's, as ranks do that meet.
+All clients live in this process; each writes a key and reads its neighbour's, as ranks do that meet.
 """
 
 from __future__ import annotations
