@@ -19,9 +19,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest import mock
 
 import psutil
 
@@ -34,7 +35,7 @@ from hetctl.launcher.engines.engine import Place
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.local import LocalShell
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.supervisor import agent_link, host_specs, launch
+from hetctl.launcher.supervisor import host_specs
 from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.launch import Launch, start_agents_on
 from hetctl.launcher.supervisor.supervise import supervise
@@ -66,13 +67,12 @@ class Here:
 def many_hosts(home: Path, cache: Path) -> Iterator[None]:
     """`--launcher here`, as long as the block lasts; the hosts' homes are in `home`, hetctl's code in `cache`."""
     # hosts that share two cores answer late, which real ones do not
-    agent_link.SILENT_S, host_specs.LEASE_S, launch.LEASE_S = 60.0, 120.0, 120.0
-    engines: Any = entrance.ENGINES
-    engines["here"] = lambda: Here(home, cache)
-    try:
+    patience = {"agent_link.SILENT_S": 60.0, "host_specs.LEASE_S": 120.0, "launch.LEASE_S": 120.0}
+    with ExitStack() as stack:
+        for name, seconds in patience.items():
+            stack.enter_context(mock.patch(f"hetctl.launcher.supervisor.{name}", seconds))
+        stack.enter_context(mock.patch.dict(cast("dict[str, Any]", entrance.ENGINES), here=lambda: Here(home, cache)))
         yield
-    finally:
-        del engines["here"]
 
 
 def cluster_of(hosts: int, ranks: int) -> Cluster:
