@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.operation.work import OperationDeadline, Store
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.001, 0.25  # between looks: an eighth of the time that has passed
@@ -87,6 +88,17 @@ def address_of(interface: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         found = fcntl.ioctl(asker, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
     return socket.inet_ntoa(found[20:24])
+
+
+def address_towards(there: str) -> str:
+    """This host's address on its way to another one. Raises ConfigError where there is no way."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+        try:
+            towards.connect((there, 9))
+        except OSError as error:
+            raise ConfigError(f"{socket.gethostname()} has no way to MASTER_ADDR {there}: {error.strerror}") from None
+        mine: str = towards.getsockname()[0]
+        return mine
 
 
 _MOST_BYTES = 1 << 20  # of a descriptor: NIXL's grows with the regions of a process

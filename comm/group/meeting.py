@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hetctl.comm.bridge.connecting import address_of
+from hetctl.comm.bridge.connecting import address_of, address_towards
 from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.natives import HOST, native_of, vendor_of
@@ -156,12 +156,7 @@ def _reached_at(store: Store) -> str:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     there = os.environ.get("MASTER_ADDR") or getattr(store, "host", "") or LOOPBACK
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
-        try:
-            towards.connect((there, 9))
-        except OSError as error:
-            raise ConfigError(f"{socket.gethostname()} has no way to MASTER_ADDR {there}: {error.strerror}") from None
-        mine: str = towards.getsockname()[0]
+    mine = address_towards(there)
     for _, name in socket.if_nameindex():
         with contextlib.suppress(OSError):  # it has no address
             if address_of(name) == mine:

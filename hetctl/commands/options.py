@@ -119,8 +119,8 @@ Launcher = Annotated[
     str,
     typer.Option(
         "--launcher",
-        metavar="ssh|slurm|local",
-        help="How hosts are entered; by default SSH, inside a Slurm allocation srun.",
+        metavar="ssh|slurm|local|none",
+        help="How hosts are entered: SSH, in a Slurm allocation srun; none: torchrun or mpirun started us there.",
         rich_help_panel=_WHERE,
     ),
 ]

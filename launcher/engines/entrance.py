@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.launcher.engines import slurm
+from hetctl.launcher.engines import slurm, started
 from hetctl.launcher.engines.engine import Engine, Place
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.local import LocalShell
@@ -43,16 +43,22 @@ class OverSsh:
             self._book.close()
 
 
-ENGINES: Mapping[str, Callable[[], Engine]] = {"ssh": OverSsh, "slurm": slurm.Slurm}
+ENGINES: Mapping[str, Callable[[], Engine]] = {"ssh": OverSsh, "slurm": slurm.Slurm, started.NONE: started.Started}
 WAYS = (*ENGINES, "local")  # what --launcher takes; `local` refuses whatever is not this machine
 
 
 def choose_way(asked: str) -> str:
-    """One of WAYS; `auto` is srun inside an allocation, else SSH. Raises ConfigError."""
+    """One of WAYS; `auto` is srun inside an allocation, else SSH. Raises ConfigError, also for `none` where nothing has
+    started this process (`started.take_part`)."""
     if asked == "auto":
         return "slurm" if slurm.inside() else "ssh"
     if asked not in WAYS:
         raise ConfigError(f"--launcher {asked} is not known", hint=f"{', '.join(WAYS[:-1])} or {WAYS[-1]}")
+    if asked == started.NONE and not started.doors():
+        raise ConfigError(
+            "this run's hosts are entered through processes that torchrun or mpirun started",
+            hint=f"... --launcher {started.NONE}",
+        )
     return asked
 
 
@@ -61,7 +67,10 @@ class Entrance:
 
     def __init__(self, way: str | None = None) -> None:
         self.way = "ssh" if way == "local" else way
-        self._held = slurm.components() if way is None and slurm.inside() else {}
+        self._held: dict[str, str] = {}  # hosts that need no SSH
+        if way is None:
+            self._held = dict.fromkeys(started.doors(), started.NONE)
+            self._held |= dict.fromkeys(slurm.components() if slurm.inside() else (), "slurm")
         self._lock = threading.Lock()
         self._engines: dict[str, Engine] = {}
 
@@ -85,9 +94,9 @@ class Entrance:
             engine.close()
 
     def _way_of(self, place: Place) -> str:
-        """A node of the allocation that we are in is entered by a step, which asks for no SSH."""
+        """A node of the allocation that we are in is entered by a step, a host of our job through its door."""
         access = place.access
-        return "slurm" if access is not None and not access.local and place.name in self._held else "ssh"
+        return self._held.get(place.name, "ssh") if access is not None and not access.local else "ssh"
 
     def _engine(self, way: str) -> Engine:
         with self._lock:
