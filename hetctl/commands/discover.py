@@ -30,6 +30,15 @@ InventoryPath = Annotated[
 def discover(
     hosts: Hosts = None,
     inventory: InventoryPath = None,
+    held_by: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="slurm|ray",
+            help="Take the hosts that this engine holds, all or HOSTS.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the cluster is written.")] = Path(
         "cluster.yaml"
     ),
@@ -48,8 +57,9 @@ def discover(
 ) -> None:
     """Find out what the machines are: GPUs, NICs, networks, and who can talk to whom how.
 
-    Hosts come from the arguments, from -i or ./inventory.yaml, from a Slurm allocation; with none of these
-    it is this machine. Nothing is installed on them. Exit code 4 when some were not reached: the file is still written.
+    Hosts come from the arguments, from -i or ./inventory.yaml, from --from, from a Slurm allocation; with none of
+    these it is this machine. Nothing is installed on them. Exit code 4 when some were not reached: the file is still
+    written.
     """
     from hetctl.comm.contract.errors import ConfigError
     from hetctl.comm.contract.kept_files import refuse_edited
@@ -64,10 +74,14 @@ def discover(
     from hetctl.trainer.planning.own_hardware import own_classes
 
     sink = Sink(as_json=as_json)
-    if from_capture and (hosts or links):
-        raise ConfigError("--from-capture asks no hosts: neither HOSTS nor --links go with it")
+    if from_capture and (hosts or links or held_by):
+        raise ConfigError("--from-capture asks no hosts: neither HOSTS, --from nor --links go with it")
+    if held_by and inventory:
+        raise ConfigError("--from and --inventory exclude each other", hint="give one of them")
     refuse_edited(output, force=force)
-    meant, answers = _replayed(from_capture, sink) if from_capture else _asked(hosts or [], inventory, timeout, sink)
+    meant, answers = (
+        _replayed(from_capture, sink) if from_capture else _asked(hosts or [], inventory, held_by, timeout, sink)
+    )
     reports = [answer.report for answer in answers]
     fabric = build(reports, named=meant.networks, classes=own_classes(None))
     cluster = measure_links(fabric.cluster, meant.entries, timeout_s=timeout, sink=sink) if links else fabric.cluster
@@ -83,12 +97,14 @@ def discover(
     _end(answers, sink)
 
 
-def _asked(hosts: list[str], file: Path | None, timeout: float, sink: Sink) -> tuple[Inventory, list[HostAnswer]]:
+def _asked(
+    hosts: list[str], file: Path | None, engine: str | None, timeout: float, sink: Sink
+) -> tuple[Inventory, list[HostAnswer]]:
     from hetctl.discovery.discover import discover as ask
-    from hetctl.discovery.inventory import resolve
+    from hetctl.discovery.inventory import held_by, resolve
     from hetctl.discovery.tables import host_line
 
-    meant = resolve(hosts, file)
+    meant = held_by(engine, hosts) if engine else resolve(hosts, file)
     count = len(meant.entries)
     sink.warn(f"discovering {count_of(count, 'host')} from {meant.origin}")
     width = max(len(entry.name) for entry in meant.entries)

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.launcher.engines import slurm
+from hetctl.launcher.engines import ray_cluster, slurm
 from hetctl.launcher.engines.engine import Engine, Place
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.local import LocalShell
@@ -24,7 +25,7 @@ class OverSsh:
         self._lock = threading.Lock()
         self._book: SshConfig | None = None
 
-    def check(self, hosts: Sequence[str]) -> None:
+    def check(self, hosts: Sequence[str], say: Callable[[str], None]) -> None:
         """Whom SSH reaches shows when it tries."""
 
     def open(self, place: Place, deadline: Deadline) -> Shell:
@@ -43,14 +44,21 @@ class OverSsh:
             self._book.close()
 
 
-ENGINES: Mapping[str, Callable[[], Engine]] = {"ssh": OverSsh, "slurm": slurm.Slurm}
+ENGINES: Mapping[str, Callable[[], Engine]] = {"ssh": OverSsh, "slurm": slurm.Slurm, "ray": ray_cluster.Ray}
 WAYS = (*ENGINES, "local")  # what --launcher takes; `local` refuses whatever is not this machine
 
 
-def choose_way(asked: str) -> str:
-    """One of WAYS; `auto` is srun inside an allocation, else SSH. Raises ConfigError."""
+def choose_way(asked: str, cluster: Cluster) -> str:
+    """One of WAYS; `auto` is what the cluster's hosts say, else srun inside an allocation, else SSH.
+
+    Raises ConfigError.
+    """
     if asked == "auto":
-        return "slurm" if slurm.inside() else "ssh"
+        told = {host.access.way for host in cluster.hosts if host.access and not host.access.local}
+        if len(told) > 1:
+            names = ", ".join(sorted(way or "ssh" for way in told))
+            raise ConfigError(f"hosts of the cluster are entered in unlike ways ({names})", hint="name one: --launcher")
+        return (told and told.pop()) or ("slurm" if slurm.inside() else "ssh")
     if asked not in WAYS:
         raise ConfigError(f"--launcher {asked} is not known", hint=f"{', '.join(WAYS[:-1])} or {WAYS[-1]}")
     return asked
@@ -71,10 +79,10 @@ class Entrance:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def check(self, hosts: Sequence[str]) -> None:
-        """Raise ConfigError naming hosts that the engine does not hold."""
+    def check(self, hosts: Sequence[str], say: Callable[[str], None]) -> None:
+        """Raise HetctlError naming hosts that the engine does not hold or give; it says what it waits for."""
         if self.way is not None:
-            self._engine(self.way).check(hosts)
+            self._engine(self.way).check(hosts, say)
 
     def open(self, place: Place, deadline: Deadline) -> Shell:
         """A shell on a host. Raises ShellError."""
@@ -85,8 +93,10 @@ class Entrance:
             engine.close()
 
     def _way_of(self, place: Place) -> str:
-        """A node of the allocation that we are in is entered by a step, which asks for no SSH."""
+        """As it says itself; a node of the allocation that we are in is entered by a step, which asks for no SSH."""
         access = place.access
+        if access is not None and access.way:
+            return access.way
         return "slurm" if access is not None and not access.local and place.name in self._held else "ssh"
 
     def _engine(self, way: str) -> Engine:
