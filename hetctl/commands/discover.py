@@ -27,18 +27,16 @@ InventoryPath = Annotated[
 ]
 
 
+HeldBy = Annotated[
+    str | None,
+    typer.Option("--from", metavar="slurm|ray", help="All hosts that this engine holds, or HOSTS.", show_default=False),
+]
+
+
 def discover(
     hosts: Hosts = None,
     inventory: InventoryPath = None,
-    held_by: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="slurm|ray",
-            help="Take the hosts that this engine holds, all or HOSTS.",
-            show_default=False,
-        ),
-    ] = None,
+    engine: HeldBy = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the cluster is written.")] = Path(
         "cluster.yaml"
     ),
@@ -74,13 +72,11 @@ def discover(
     from hetctl.trainer.planning.own_hardware import own_classes
 
     sink = Sink(as_json=as_json)
-    if from_capture and (hosts or links or held_by):
+    if from_capture and (hosts or links or engine):
         raise ConfigError("--from-capture asks no hosts: neither HOSTS, --from nor --links go with it")
-    if held_by and inventory:
-        raise ConfigError("--from and --inventory exclude each other", hint="give one of them")
     refuse_edited(output, force=force)
     meant, answers = (
-        _replayed(from_capture, sink) if from_capture else _asked(hosts or [], inventory, held_by, timeout, sink)
+        _replayed(from_capture, sink) if from_capture else _asked(hosts or [], inventory, engine, timeout, sink)
     )
     reports = [answer.report for answer in answers]
     fabric = build(reports, named=meant.networks, classes=own_classes(None))
@@ -101,10 +97,10 @@ def _asked(
     hosts: list[str], file: Path | None, engine: str | None, timeout: float, sink: Sink
 ) -> tuple[Inventory, list[HostAnswer]]:
     from hetctl.discovery.discover import discover as ask
-    from hetctl.discovery.inventory import held_by, resolve
+    from hetctl.discovery.inventory import resolve
     from hetctl.discovery.tables import host_line
 
-    meant = held_by(engine, hosts) if engine else resolve(hosts, file)
+    meant = resolve(hosts, file, engine=engine)
     count = len(meant.entries)
     sink.warn(f"discovering {count_of(count, 'host')} from {meant.origin}")
     width = max(len(entry.name) for entry in meant.entries)

@@ -49,14 +49,17 @@ def resolve(
     hosts: Sequence[str] = (),
     file: Path | None = None,
     *,
+    engine: str | None = None,
     environment: Mapping[str, str] | None = None,
     default_file: Path = DEFAULT_FILE,
 ) -> Inventory:
-    """The inventory meant by host arguments, a file, or neither. Raises ConfigError.
+    """The inventory meant by host arguments, a file, an engine that holds hosts, or none of these. Raises HetctlError.
 
     Without `file`, `./inventory.yaml` is taken if it is there; then a Slurm allocation; then this machine.
     """
     environment = os.environ if environment is None else environment
+    if engine is not None:
+        return _held_by(engine, hosts, file, environment)
     if file is not None:
         inventory = load_inventory(file)
         return select(inventory, hosts) if hosts else inventory
@@ -70,11 +73,13 @@ def resolve(
     return this_machine()
 
 
-def held_by(engine: str, hosts: Sequence[str] = (), *, environment: Mapping[str, str] | None = None) -> Inventory:
-    """The hosts that an engine (of ENGINES) holds, or those of them that are named. Raises HetctlError."""
-    if engine not in ENGINES:
-        raise ConfigError(f"--from {engine} is not known", hint=" or ".join(ENGINES))
-    inventory = ENGINES[engine](os.environ if environment is None else environment)
+def _held_by(engine: str, hosts: Sequence[str], file: Path | None, environment: Mapping[str, str]) -> Inventory:
+    """The hosts that an engine (of HOLDERS) holds, or those of them that are named."""
+    if file is not None:
+        raise ConfigError("--from and --inventory exclude each other", hint="give one of them")
+    if engine not in HOLDERS:
+        raise ConfigError(f"--from {engine} is not known", hint=" or ".join(HOLDERS))
+    inventory = HOLDERS[engine](environment)
     return select(inventory, hosts) if hosts else inventory
 
 
@@ -92,7 +97,7 @@ def _of_ray(_: Mapping[str, str]) -> Inventory:
     return Inventory(_checked(entries, "the Ray cluster"), "the Ray cluster")
 
 
-ENGINES: Mapping[str, Callable[[Mapping[str, str]], Inventory]] = {"slurm": _of_slurm, "ray": _of_ray}
+HOLDERS: Mapping[str, Callable[[Mapping[str, str]], Inventory]] = {"slurm": _of_slurm, "ray": _of_ray}
 
 
 def this_machine() -> Inventory:

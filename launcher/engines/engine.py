@@ -23,10 +23,10 @@ class Place(Protocol):
 class Engine(Protocol):
     """Enters hosts. Called from several threads at a time."""
 
-    def check(self, hosts: Sequence[str], say: Callable[[str], None]) -> None:
-        """Before ranks start: take what they need. Raise HetctlError naming hosts that it does not hold or give.
+    def check(self, places: Sequence[Place], run: str | None, say: Callable[[str], None]) -> None:
+        """Get hold of these hosts, for a run (its identity) or for this command only. Raises HetctlError.
 
-        What it waits for, and how long at most, it has `say` tell a person.
+        The error names hosts that it cannot have. `say` hears what is waited for, and how long at most.
         """
 
     def open(self, place: Place, deadline: Deadline) -> Shell:

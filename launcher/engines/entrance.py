@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.engines import ray_cluster, slurm
 from hetctl.launcher.engines.engine import Engine, Place
@@ -25,7 +24,7 @@ class OverSsh:
         self._lock = threading.Lock()
         self._book: SshConfig | None = None
 
-    def check(self, hosts: Sequence[str], say: Callable[[str], None]) -> None:
+    def check(self, places: Sequence[Place], run: str | None, say: Callable[[str], None]) -> None:
         """Whom SSH reaches shows when it tries."""
 
     def open(self, place: Place, deadline: Deadline) -> Shell:
@@ -48,13 +47,13 @@ ENGINES: Mapping[str, Callable[[], Engine]] = {"ssh": OverSsh, "slurm": slurm.Sl
 WAYS = (*ENGINES, "local")  # what --launcher takes; `local` refuses whatever is not this machine
 
 
-def choose_way(asked: str, cluster: Cluster) -> str:
-    """One of WAYS; `auto` is what the cluster's hosts say, else srun inside an allocation, else SSH.
+def choose_way(asked: str, hosts: Sequence[Place]) -> str:
+    """One of WAYS; `auto` is what the hosts say, else srun inside an allocation, else SSH.
 
     Raises ConfigError.
     """
     if asked == "auto":
-        told = {host.access.way for host in cluster.hosts if host.access and not host.access.local}
+        told = {host.access.way for host in hosts if host.access and not host.access.local}
         if len(told) > 1:
             names = ", ".join(sorted(way or "ssh" for way in told))
             raise ConfigError(f"hosts of the cluster are entered in unlike ways ({names})", hint="name one: --launcher")
@@ -79,10 +78,10 @@ class Entrance:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def check(self, hosts: Sequence[str], say: Callable[[str], None]) -> None:
-        """Raise HetctlError naming hosts that the engine does not hold or give; it says what it waits for."""
+    def check(self, places: Sequence[Place], run: str | None, say: Callable[[str], None]) -> None:
+        """Get hold of these hosts for a run. Raises HetctlError, as the engine does."""
         if self.way is not None:
-            self._engine(self.way).check(hosts, say)
+            self._engine(self.way).check(places, run, say)
 
     def open(self, place: Place, deadline: Deadline) -> Shell:
         """A shell on a host. Raises ShellError."""

@@ -57,7 +57,7 @@ def nodes() -> dict[str, Node]:
         Node(name if count[name] == 1 else n["NodeManagerAddress"], n["NodeID"], n["NodeManagerAddress"], _bundle(n))
         for name, n in zip(names, live, strict=True)
     ]
-    return {node.name: node for node in found}
+    return {node.name: node for node in sorted(found, key=lambda node: node.name)}
 
 
 def _name(node: Mapping[str, Any]) -> str:
@@ -80,7 +80,6 @@ def _bundle(node: Mapping[str, Any]) -> dict[str, float]:
 def _connected() -> Any:
     """The module `ray`, in a cluster. Raises HetctlError."""
     with _connecting:
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else its core warns in our console of nodes that die
         try:
             import ray
         except ImportError:
@@ -115,13 +114,17 @@ class Ray:
         self._group: Any = None
         self._bundles: dict[str, int] = {}
 
-    def check(self, hosts: Sequence[str], say: Callable[[str], None]) -> None:
-        """Hold the nodes' devices. Raises Unreachable naming those that are gone or cannot be had, and for what."""
-        held = nodes()
+    def check(self, places: Sequence[Place], run: str | None, say: Callable[[str], None]) -> None:
+        """Hold the nodes' devices for a run. Raises Unreachable that says which cannot be had, and why."""
+        if run is None:
+            return  # who only looks takes nothing
+        held, hosts = nodes(), [place.name for place in places]
         _refuse({h: "Ray has no live node of that name" for h in hosts if h not in held}, list(held))
         _refuse({h: "it has nothing to compute on (no CPU, no GPU)" for h in hosts if not held[h].bundle}, [])
         bundles = {h: dict(held[h].bundle) for h in hosts}
-        self._group = self._ray.util.placement_group(list(bundles.values()), strategy="STRICT_SPREAD")
+        self._group = self._ray.util.placement_group(
+            list(bundles.values()), strategy="STRICT_SPREAD", name=f"hetctl {run}"
+        )
         if not self._group.wait(3):
             say(f"waiting for Ray to give {count_of(len(hosts), 'node')}, for at most {GIVEN_S:g} s")
             self._await(held, bundles)

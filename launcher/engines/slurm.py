@@ -34,9 +34,9 @@ class Slurm:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._component = components(environment)
 
-    def check(self, hosts: Sequence[str], say: Callable[[str], None] = lambda said: None) -> None:
+    def check(self, places: Sequence[Place], run: str | None, say: Callable[[str], None]) -> None:
         """Raise ConfigError naming hosts that the allocation does not hold."""
-        strangers = [h for h in hosts if h not in self._component]
+        strangers = [p.name for p in places if p.name not in self._component]
         if strangers:
             raise ConfigError(
                 f"{', '.join(strangers[:8])} of the cluster is not in this allocation ({fold(list(self._component))})",

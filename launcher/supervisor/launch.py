@@ -159,7 +159,7 @@ def start_agents_on(
     entrance = Entrance(launch.way)
     code, taken_along = code_bundle(code_root() / "hetctl"), folder_bundle(program) if program else None
     try:
-        entrance.check([h.name for h in launch.hosts], console.say)
+        entrance.check(launch.hosts, folder.identity, console.say)
         targets = [
             replace(target_of(host, entrance, alone=len(launch.hosts) == 1), pythons=launch.pythons(host))
             for host in launch.hosts
