@@ -189,6 +189,8 @@ class _Command:
 
     def start(self, argv: Sequence[str]) -> tuple[str, str] | None:
         """None, or the problem and its words. `python3` is the one of the node's Ray."""
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, 0)  # Ray gives its workers the lowest; children have that of the thread
         os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
         try:
             self._session = LocalShell().start(argv, deadline=Deadline(0.0))
