@@ -125,9 +125,13 @@ class Ray:
         self._group = self._ray.util.placement_group(
             list(bundles.values()), strategy="STRICT_SPREAD", name=f"hetctl {run}"
         )
-        if not self._group.wait(3):
-            say(f"waiting for Ray to give {count_of(len(hosts), 'node')}, for at most {GIVEN_S:g} s")
-            self._await(held, bundles)
+        try:
+            if not self._group.wait(3):
+                say(f"waiting for Ray to give {count_of(len(hosts), 'node')}, for at most {GIVEN_S:g} s")
+                self._await(held, bundles)
+        except BaseException:
+            self.close()
+            raise
         self._bundles = {host: number for number, host in enumerate(hosts)}
 
     def _await(self, held: Mapping[str, Node], bundles: Mapping[str, Mapping[str, float]]) -> None:

@@ -157,9 +157,9 @@ def start_agents_on(
     if launch.way == "local" and not launch.here:
         raise ConfigError(f"--launcher local starts ranks here only, the cluster has {launch.hosts[0].name} and others")
     entrance = Entrance(launch.way)
+    entrance.check(launch.hosts, folder.identity, console.say)
     code, taken_along = code_bundle(code_root() / "hetctl"), folder_bundle(program) if program else None
     try:
-        entrance.check(launch.hosts, folder.identity, console.say)
         targets = [
             replace(target_of(host, entrance, alone=len(launch.hosts) == 1), pythons=launch.pythons(host))
             for host in launch.hosts
