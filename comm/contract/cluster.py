@@ -39,6 +39,7 @@ class Access:
     exclude_nics: tuple[str, ...] = ()  # interfaces that nothing of a run may take
     gpus: tuple[int, ...] | None = None  # the devices to use, None for all
     slurm: tuple[str, ...] = ()  # what sbatch is told of its component: --partition=amd
+    way: str | None = None  # the engine that enters it, as `discover --from` found it there: ray; None: SSH, or srun
 
     @property
     def local(self) -> bool:

@@ -27,9 +27,16 @@ InventoryPath = Annotated[
 ]
 
 
+HeldBy = Annotated[
+    str | None,
+    typer.Option("--from", metavar="slurm|ray", help="All hosts that this engine holds, or HOSTS.", show_default=False),
+]
+
+
 def discover(
     hosts: Hosts = None,
     inventory: InventoryPath = None,
+    engine: HeldBy = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the cluster is written.")] = Path(
         "cluster.yaml"
     ),
@@ -48,8 +55,9 @@ def discover(
 ) -> None:
     """Find out what the machines are: GPUs, NICs, networks, and who can talk to whom how.
 
-    Hosts come from the arguments, from -i or ./inventory.yaml, from a Slurm allocation; with none of these
-    it is this machine. Nothing is installed on them. Exit code 4 when some were not reached: the file is still written.
+    Hosts come from the arguments, from -i or ./inventory.yaml, from --from, from a Slurm allocation; with none of
+    these it is this machine. Nothing is installed on them. Exit code 4 when some were not reached: the file is still
+    written.
     """
     from hetctl.comm.contract.errors import ConfigError
     from hetctl.comm.contract.kept_files import refuse_edited
@@ -64,10 +72,12 @@ def discover(
     from hetctl.trainer.planning.own_hardware import own_classes
 
     sink = Sink(as_json=as_json)
-    if from_capture and (hosts or links):
-        raise ConfigError("--from-capture asks no hosts: neither HOSTS nor --links go with it")
+    if from_capture and (hosts or links or engine):
+        raise ConfigError("--from-capture asks no hosts: neither HOSTS, --from nor --links go with it")
     refuse_edited(output, force=force)
-    meant, answers = _replayed(from_capture, sink) if from_capture else _asked(hosts or [], inventory, timeout, sink)
+    meant, answers = (
+        _replayed(from_capture, sink) if from_capture else _asked(hosts or [], inventory, engine, timeout, sink)
+    )
     reports = [answer.report for answer in answers]
     fabric = build(reports, named=meant.networks, classes=own_classes(None))
     cluster = measure_links(fabric.cluster, meant.entries, timeout_s=timeout, sink=sink) if links else fabric.cluster
@@ -83,12 +93,14 @@ def discover(
     _end(answers, sink)
 
 
-def _asked(hosts: list[str], file: Path | None, timeout: float, sink: Sink) -> tuple[Inventory, list[HostAnswer]]:
+def _asked(
+    hosts: list[str], file: Path | None, engine: str | None, timeout: float, sink: Sink
+) -> tuple[Inventory, list[HostAnswer]]:
     from hetctl.discovery.discover import discover as ask
     from hetctl.discovery.inventory import resolve
     from hetctl.discovery.tables import host_line
 
-    meant = resolve(hosts, file)
+    meant = resolve(hosts, file, engine=engine)
     count = len(meant.entries)
     sink.warn(f"discovering {count_of(count, 'host')} from {meant.origin}")
     width = max(len(entry.name) for entry in meant.entries)

@@ -10,7 +10,7 @@ import typer
 
 from hetctl.comm.contract.units import count_of
 from hetctl.commands import options
-from hetctl.commands.discover import Hosts, InventoryPath
+from hetctl.commands.discover import HeldBy, Hosts, InventoryPath
 from hetctl.console import Sink
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Level(StrEnum):
 def doctor(
     hosts: Hosts = None,
     inventory: InventoryPath = None,
+    engine: HeldBy = None,
     level: Annotated[
         Level,
         typer.Option(help="quick reads; perf also computes on every device; pairs also tries every pair of hosts."),
@@ -57,9 +58,9 @@ def doctor(
 ) -> None:
     """Say what is wrong with hosts, networks, GPUs and software, why, and what to type.
 
-    Hosts come from the arguments, from -i or ./inventory.yaml, from a Slurm allocation; with none of these it is this
-    machine. Nothing on the hosts is changed, and no root is needed. Exit code 0: all well (warnings only);
-    1: something failed; 3: something essential could not be determined; 4: hosts were not reached.
+    Hosts are named as for `hetctl discover`. Nothing on the hosts is changed, and no root is needed. Exit
+    code 0: all well (warnings only); 1: something failed; 3: something essential could not be determined; 4: hosts were
+    not reached.
     """
     from hetctl.doctor.registry import THEMES, choose
     from hetctl.doctor.runner import exit_code
@@ -75,7 +76,7 @@ def doctor(
         sink.say(check_table(every))
         sink.result(list_document(every))
         return
-    found = _examined(hosts or [], inventory, checks, folder or [], timeout, sink)
+    found = _examined(hosts or [], inventory, engine, checks, folder or [], timeout, sink)
     show_findings(sink, found, verbose=verbose)
     if output is not None:
         _write_lists(output, found, sink)
@@ -85,12 +86,18 @@ def doctor(
 
 
 def _examined(
-    hosts: list[str], file: Path | None, checks: Sequence[Check], folders: list[str], timeout: float, sink: Sink
+    hosts: list[str],
+    file: Path | None,
+    engine: str | None,
+    checks: Sequence[Check],
+    folders: list[str],
+    timeout: float,
+    sink: Sink,
 ) -> CheckRun:
     from hetctl.discovery.inventory import resolve
     from hetctl.doctor.runner import examine
 
-    meant = resolve(hosts, file)
+    meant = resolve(hosts, file, engine=engine)
     count = len(meant.entries)
     sink.warn(f"examining {count_of(count, 'host')} from {meant.origin}")
     return examine(meant, checks, timeout_s=timeout, folders=folders, say=sink.warn)

@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 from hetctl.comm.contract.units import count_of
 from hetctl.commands import options
-from hetctl.commands.discover import Hosts, InventoryPath
+from hetctl.commands.discover import HeldBy, Hosts, InventoryPath
 from hetctl.console import Sink
 
 
@@ -29,6 +29,7 @@ def execute(
     context: typer.Context,
     hosts: Hosts = None,
     inventory: InventoryPath = None,
+    engine: HeldBy = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds for each host.")] = 60.0,
     as_json: options.Json = False,
 ) -> None:
@@ -43,7 +44,7 @@ def execute(
     from hetctl.discovery.inventory import resolve
 
     sink = Sink(as_json=as_json)
-    entries = resolve(hosts or [], inventory).entries
+    entries = resolve(hosts or [], inventory, engine=engine).entries
     lines = {entry.name: line_of(context.obj, entry) for entry in entries}
     with sink.trying(f"running it on {count_of(len(entries), 'host')}") as show:
         outputs = execute_line(entries, lambda e: lines[e.name], timeout_s=timeout, on_output=lambda o: show(o.name))

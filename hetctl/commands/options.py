@@ -119,8 +119,8 @@ Launcher = Annotated[
     str,
     typer.Option(
         "--launcher",
-        metavar="ssh|slurm|local|none",
-        help="How hosts are entered: SSH, in a Slurm allocation srun; none: torchrun or mpirun started us there.",
+        metavar="ssh|slurm|ray|local|none",
+        help="How hosts are entered; by default as cluster.yaml says, else SSH, in a Slurm allocation srun.",
         rich_help_panel=_WHERE,
     ),
 ]

@@ -1,10 +1,10 @@
-"""The hosts a person names: arguments, inventory.yaml, a hostfile, a Slurm allocation, or this machine."""
+"""The hosts a person names: arguments, inventory.yaml, a hostfile, an engine that holds them, or this machine."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import read_text
 from hetctl.comm.contract.units import MiB
 from hetctl.discovery.inventory_file import InventoryFile, Settings, over, read_inventory_file
-from hetctl.launcher.engines.slurm import components
+from hetctl.launcher.engines import ray_cluster, slurm
 from hetctl.launcher.hosts.host_names import HostName, expand
 
 DEFAULT_FILE = Path("inventory.yaml")
@@ -49,14 +49,17 @@ def resolve(
     hosts: Sequence[str] = (),
     file: Path | None = None,
     *,
+    engine: str | None = None,
     environment: Mapping[str, str] | None = None,
     default_file: Path = DEFAULT_FILE,
 ) -> Inventory:
-    """The inventory meant by host arguments, a file, or neither. Raises ConfigError.
+    """The inventory meant by host arguments, a file, an engine that holds hosts, or none of these. Raises HetctlError.
 
     Without `file`, `./inventory.yaml` is taken if it is there; then a Slurm allocation; then this machine.
     """
     environment = os.environ if environment is None else environment
+    if engine is not None:
+        return _held_by(engine, hosts, file, environment)
     if file is not None:
         inventory = load_inventory(file)
         return select(inventory, hosts) if hosts else inventory
@@ -65,11 +68,36 @@ def resolve(
         return select(inventory, hosts, others=True) if hosts else inventory
     if hosts:
         return _plain([spot for text in hosts for spot in expand(text)], "the command line")
-    if nodes := components(environment):
-        return _plain(
-            [HostName(node) for node in nodes], f"the Slurm allocation of job {environment.get('SLURM_JOB_ID', '?')}"
-        )
+    if slurm.components(environment):
+        return _of_slurm(environment)
     return this_machine()
+
+
+def _held_by(engine: str, hosts: Sequence[str], file: Path | None, environment: Mapping[str, str]) -> Inventory:
+    """The hosts that an engine (of HOLDERS) holds, or those of them that are named."""
+    if file is not None:
+        raise ConfigError("--from and --inventory exclude each other", hint="give one of them")
+    if engine not in HOLDERS:
+        raise ConfigError(f"--from {engine} is not known", hint=" or ".join(HOLDERS))
+    inventory = HOLDERS[engine](environment)
+    return select(inventory, hosts) if hosts else inventory
+
+
+def _of_slurm(environment: Mapping[str, str]) -> Inventory:
+    nodes = slurm.components(environment)
+    if not nodes:
+        raise ConfigError("this is not inside a Slurm allocation", hint="salloc --nodes=2 --exclusive, then again")
+    job = environment.get("SLURM_JOB_ID", "?")
+    return _plain([HostName(node) for node in nodes], f"the Slurm allocation of job {job}")
+
+
+def _of_ray(_: Mapping[str, str]) -> Inventory:
+    nodes = ray_cluster.nodes().values()
+    entries = [InventoryHost(n.name, Access(n.address, way="ray")) for n in nodes if n.bundle]
+    return Inventory(_checked(entries, "the Ray cluster"), "the Ray cluster")
+
+
+HOLDERS: Mapping[str, Callable[[Mapping[str, str]], Inventory]] = {"slurm": _of_slurm, "ray": _of_ray}
 
 
 def this_machine() -> Inventory:

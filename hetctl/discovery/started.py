@@ -14,7 +14,7 @@ from hetctl.console import Sink
 from hetctl.discovery.discover import discover
 from hetctl.discovery.fabric import build
 from hetctl.discovery.inventory import Inventory, InventoryHost, this_machine
-from hetctl.launcher.engines.started import doors
+from hetctl.launcher.engines.started import NONE, doors
 from hetctl.trainer.planning.own_hardware import own_classes
 
 
@@ -38,5 +38,5 @@ def inventory() -> Inventory:
     """The hosts of the job that this process leads."""
     if len(doors()) == 1:
         return this_machine()
-    entries = (InventoryHost(d.host, Access(d.address, python=d.python), d.address) for d in doors().values())
+    entries = (InventoryHost(d.host, Access(d.address, python=d.python, way=NONE), d.address) for d in doors().values())
     return Inventory(tuple(entries), "the job that started this process")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.launcher.engines import slurm, started
+from hetctl.launcher.engines import ray_cluster, slurm, started
 from hetctl.launcher.engines.engine import Engine, Place
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.local import LocalShell
@@ -24,7 +24,7 @@ class OverSsh:
         self._lock = threading.Lock()
         self._book: SshConfig | None = None
 
-    def check(self, hosts: Sequence[str]) -> None:
+    def check(self, places: Sequence[Place], run: str | None, say: Callable[[str], None]) -> None:
         """Whom SSH reaches shows when it tries."""
 
     def open(self, place: Place, deadline: Deadline) -> Shell:
@@ -43,15 +43,26 @@ class OverSsh:
             self._book.close()
 
 
-ENGINES: Mapping[str, Callable[[], Engine]] = {"ssh": OverSsh, "slurm": slurm.Slurm, started.NONE: started.Started}
+ENGINES: Mapping[str, Callable[[], Engine]] = {
+    "ssh": OverSsh,
+    "slurm": slurm.Slurm,
+    "ray": ray_cluster.Ray,
+    started.NONE: started.Started,
+}
 WAYS = (*ENGINES, "local")  # what --launcher takes; `local` refuses whatever is not this machine
 
 
-def choose_way(asked: str) -> str:
-    """One of WAYS; `auto` is srun inside an allocation, else SSH. Raises ConfigError, also for `none` where nothing has
-    started this process (`started.take_part`)."""
+def choose_way(asked: str, hosts: Sequence[Place]) -> str:
+    """One of WAYS; `auto` is what the hosts say, else srun inside an allocation, else SSH.
+
+    Raises ConfigError, also for `none` where this process leads no job (`started.take_part`).
+    """
     if asked == "auto":
-        return "slurm" if slurm.inside() else "ssh"
+        told = {host.access.way for host in hosts if host.access and not host.access.local}
+        if len(told) > 1:
+            names = ", ".join(sorted(way or "ssh" for way in told))
+            raise ConfigError(f"hosts of the cluster are entered in unlike ways ({names})", hint="name one: --launcher")
+        return (told and told.pop()) or ("slurm" if slurm.inside() else "ssh")
     if asked not in WAYS:
         raise ConfigError(f"--launcher {asked} is not known", hint=f"{', '.join(WAYS[:-1])} or {WAYS[-1]}")
     if asked == started.NONE and not started.doors():
@@ -67,10 +78,7 @@ class Entrance:
 
     def __init__(self, way: str | None = None) -> None:
         self.way = "ssh" if way == "local" else way
-        self._held: dict[str, str] = {}  # hosts that need no SSH
-        if way is None:
-            self._held = dict.fromkeys(started.doors(), started.NONE)
-            self._held |= dict.fromkeys(slurm.components() if slurm.inside() else (), "slurm")
+        self._held = slurm.components() if way is None and slurm.inside() else {}
         self._lock = threading.Lock()
         self._engines: dict[str, Engine] = {}
 
@@ -80,10 +88,10 @@ class Entrance:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def check(self, hosts: Sequence[str]) -> None:
-        """Raise ConfigError naming hosts that the engine does not hold."""
+    def check(self, places: Sequence[Place], run: str | None, say: Callable[[str], None]) -> None:
+        """Get hold of these hosts for a run. Raises HetctlError, as the engine does."""
         if self.way is not None:
-            self._engine(self.way).check(hosts)
+            self._engine(self.way).check(places, run, say)
 
     def open(self, place: Place, deadline: Deadline) -> Shell:
         """A shell on a host. Raises ShellError."""
@@ -94,9 +102,11 @@ class Entrance:
             engine.close()
 
     def _way_of(self, place: Place) -> str:
-        """A node of the allocation that we are in is entered by a step, a host of our job through its door."""
+        """As it says itself; a node of the allocation that we are in is entered by a step, which asks for no SSH."""
         access = place.access
-        return self._held.get(place.name, "ssh") if access is not None and not access.local else "ssh"
+        if access is not None and access.way:
+            return access.way
+        return "slurm" if access is not None and not access.local and place.name in self._held else "ssh"
 
     def _engine(self, way: str) -> Engine:
         with self._lock:

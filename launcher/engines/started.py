@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -183,9 +183,9 @@ class DoorShell(LocalShell):
 class Started:
     """The hosts of the job that this process leads."""
 
-    def check(self, hosts: Sequence[str]) -> None:
+    def check(self, places: Sequence[Place], run: str | None, say: Callable[[str], None]) -> None:
         """Raise ConfigError naming hosts that the job has no process on."""
-        if strangers := [h for h in hosts if h not in _doors]:
+        if strangers := [p.name for p in places if p.name not in _doors]:
             raise ConfigError(
                 f"no process of this job is on {', '.join(strangers[:8])} (there are on {', '.join(list(_doors)[:8])})",
                 hint="start one on each host, and have the cluster found anew: leave out --cluster",

@@ -175,7 +175,7 @@ def start_agents_on(
     if launch.way == "local" and not launch.here:
         raise ConfigError(f"--launcher local starts ranks here only, the cluster has {launch.hosts[0].name} and others")
     entrance = Entrance(launch.way)
-    entrance.check([h.name for h in launch.hosts])
+    entrance.check(launch.hosts, folder.identity, console.say)
     code, taken_along = code_bundle(code_root() / "hetctl"), folder_bundle(program) if program else None
     try:
         targets = [
