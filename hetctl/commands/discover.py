@@ -36,6 +36,10 @@ def discover(
     force: Annotated[
         bool, typer.Option("--force", help="Replace a file that was edited or knows more; it is kept as .bak.")
     ] = False,
+    source: Annotated[
+        str,
+        typer.Option("--from", metavar="ssh|kubernetes", help="Who knows the hosts; by default you do, or Slurm."),
+    ] = "ssh",
     links: Annotated[bool, typer.Option("--links", help="Measure latency and bandwidth between hosts.")] = False,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds for each host.")] = 60.0,
     capture: Annotated[
@@ -64,10 +68,15 @@ def discover(
     from hetctl.trainer.planning.own_hardware import own_classes
 
     sink = Sink(as_json=as_json)
+    if source not in ("ssh", "kubernetes"):
+        raise ConfigError(f"--from {source} is not known", hint="ssh or kubernetes")
     if from_capture and (hosts or links):
         raise ConfigError("--from-capture asks no hosts: neither HOSTS nor --links go with it")
     refuse_edited(output, force=force)
-    meant, answers = _replayed(from_capture, sink) if from_capture else _asked(hosts or [], inventory, timeout, sink)
+    if from_capture:
+        meant, answers = _replayed(from_capture, sink)
+    else:
+        meant, answers = _asked(hosts or [], inventory, source, timeout, sink)
     reports = [answer.report for answer in answers]
     fabric = build(reports, named=meant.networks, classes=own_classes(None))
     cluster = measure_links(fabric.cluster, meant.entries, timeout_s=timeout, sink=sink) if links else fabric.cluster
@@ -83,18 +92,36 @@ def discover(
     _end(answers, sink)
 
 
-def _asked(hosts: list[str], file: Path | None, timeout: float, sink: Sink) -> tuple[Inventory, list[HostAnswer]]:
+def _asked(
+    hosts: list[str], file: Path | None, source: str, timeout: float, sink: Sink
+) -> tuple[Inventory, list[HostAnswer]]:
+    from hetctl.discovery.discover import HostAnswer
     from hetctl.discovery.discover import discover as ask
-    from hetctl.discovery.inventory import resolve
+    from hetctl.discovery.inventory import DEFAULT_FILE, resolve
+    from hetctl.discovery.kubernetes_nodes import from_kubernetes
     from hetctl.discovery.tables import host_line
 
-    meant = resolve(hosts, file)
-    count = len(meant.entries)
-    sink.warn(f"discovering {count_of(count, 'host')} from {meant.origin}")
+    told: list[HostAnswer] = []
+    if source == "kubernetes":
+        named = bool(hosts) or file is not None or DEFAULT_FILE.exists()
+        meant, reports = from_kubernetes(resolve(hosts, file) if named else None)
+        told = [HostAnswer(report) for report in reports]
+    else:
+        meant = resolve(hosts, file)
+    sink.warn(f"discovering {count_of(len(meant.entries), 'host')} from {meant.origin}")
     width = max(len(entry.name) for entry in meant.entries)
-    return meant, ask(
-        meant.entries, timeout_s=timeout, on_answer=lambda a: sink.say(host_line(a.report, width), markup=True)
-    )
+
+    def show(answer: HostAnswer) -> None:
+        sink.say(host_line(answer.report, width), markup=True)
+
+    for answer in told:
+        show(answer)
+    read = {answer.report.name for answer in told}
+    if read:
+        sink.warn(f"no image is named for {count_of(len(read), 'host')}: only labels are read, NICs stay unknown")
+    asked = [entry for entry in meant.entries if entry.name not in read]
+    found = {a.report.name: a for a in (*told, *ask(asked, timeout_s=timeout, on_answer=show, say=sink.warn))}
+    return meant, [found[entry.name] for entry in meant.entries]
 
 
 def _replayed(path: Path, sink: Sink) -> tuple[Inventory, list[HostAnswer]]:

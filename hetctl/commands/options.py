@@ -119,8 +119,8 @@ Launcher = Annotated[
     str,
     typer.Option(
         "--launcher",
-        metavar="ssh|slurm|local",
-        help="How hosts are entered; by default SSH, inside a Slurm allocation srun.",
+        metavar="ssh|slurm|kubernetes|local",
+        help="How hosts are entered; by default SSH, inside a Slurm allocation srun, where they are pods kubectl.",
         rich_help_panel=_WHERE,
     ),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from hetctl.comm.contract.cluster import Access
@@ -23,11 +23,17 @@ class Place(Protocol):
 class Engine(Protocol):
     """Enters hosts. Called from several threads at a time."""
 
-    def check(self, hosts: Sequence[str]) -> None:
-        """Raise ConfigError naming hosts that it does not hold."""
+    def check(self, places: Sequence[Place], run: str | None, say: Callable[[str], None]) -> None:
+        """Get hold of these hosts, for a run (its identity) or for this command only. Raises HetctlError.
+
+        ConfigError names hosts that it cannot have. `say` hears what is waited for.
+        """
 
     def open(self, place: Place, deadline: Deadline) -> Shell:
         """A shell on that host. Raises ShellError."""
+
+    def address(self, place: Place, interface: str | None) -> str | None:
+        """Where ranks talk on a host that is held, at that interface; None: as its cluster file says."""
 
     def close(self) -> None:
         """Let go of what it took to enter them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.engines.engine import Place
@@ -34,9 +34,9 @@ class Slurm:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._component = components(environment)
 
-    def check(self, hosts: Sequence[str]) -> None:
+    def check(self, places: Sequence[Place], run: str | None, say: Callable[[str], None]) -> None:
         """Raise ConfigError naming hosts that the allocation does not hold."""
-        strangers = [h for h in hosts if h not in self._component]
+        strangers = [p.name for p in places if p.name not in self._component]
         if strangers:
             raise ConfigError(
                 f"{', '.join(strangers[:8])} of the cluster is not in this allocation ({fold(list(self._component))})",
@@ -50,6 +50,10 @@ class Slurm:
         if any(self._component.values()):
             step.append(f"--het-group={self._component.get(place.name, 0)}")
         return LocalShell((*step, "--unbuffered", "--export=ALL", "--kill-on-bad-exit=0", "--"))
+
+    def address(self, place: Place, interface: str | None) -> str | None:
+        """Nodes keep their addresses."""
+        return None
 
     def close(self) -> None:
         """Nothing is held."""
