@@ -32,8 +32,11 @@ class Engine(Protocol):
     def open(self, place: Place, deadline: Deadline) -> Shell:
         """A shell on that host. Raises ShellError."""
 
-    def address(self, place: Place, interface: str | None) -> str | None:
-        """Where ranks talk on a host that is held, at that interface; None: as its cluster file says."""
+    def address(self, place: Place, interface: str | None) -> tuple[str, str] | None:
+        """Where ranks talk on a host that is held, if it can be at that interface: the address, and the interface.
+
+        None: as its cluster file says.
+        """
 
     def close(self) -> None:
         """Let go of what it took to enter them."""

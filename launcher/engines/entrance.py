@@ -40,7 +40,7 @@ class OverSsh:
             self._book = self._book or SshConfig()
         return connect(place.access, self._book, deadline)
 
-    def address(self, place: Place, interface: str | None) -> str | None:
+    def address(self, place: Place, interface: str | None) -> tuple[str, str] | None:
         """Machines keep their addresses."""
         return None
 
@@ -94,7 +94,7 @@ class Entrance:
         """A shell on a host. Raises ShellError."""
         return self._engine(self.way or self._way_of(place)).open(place, deadline)
 
-    def address(self, place: Place, interface: str | None) -> str | None:
+    def address(self, place: Place, interface: str | None) -> tuple[str, str] | None:
         """Where ranks talk on a host, where its engine knows better than the cluster file."""
         return self._engine(self.way or self._way_of(place)).address(place, interface)
 

@@ -14,6 +14,7 @@ from hetctl.launcher.engines.kubernetes_manifests import CONTAINER, GRACE_S, GRO
 from hetctl.launcher.engines.site_commands import ANSWER_S, asked
 
 JOBSETS = "jobsets.jobset.x-k8s.io"
+FIRST = "eth0"  # what container runtimes call the interface of the cluster's own network
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _ATTACHED = "k8s.v1.cni.cncf.io/network-status"
 _FATAL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")
@@ -64,7 +65,7 @@ class Kubectl:
 
     def enter(self, pod: str) -> tuple[str, ...]:
         """What comes before a command so that it runs in a pod, its stdin and stdout joined with ours."""
-        return (*self.words, "exec", "--stdin", "--quiet", pod, f"--container={CONTAINER}", "--")
+        return (*self.words, "exec", "--stdin", pod, f"--container={CONTAINER}", "--")
 
     @cached_property
     def has_jobsets(self) -> bool:
@@ -125,8 +126,8 @@ def parse_pod(shown: Mapping[str, Any]) -> Pod:
 
 
 def _addresses(attached: str | None, own: str | None) -> dict[str, str]:
-    """Per interface its address, of further networks as Multus says it; '' is the pod's own."""
-    found = {"": own} if own else {}
+    """Per interface its address, of further networks as Multus says it."""
+    found = {FIRST: own} if own else {}
     try:
         networks = json.loads(attached or "[]")
     except ValueError:

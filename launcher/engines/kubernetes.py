@@ -12,7 +12,7 @@ from hetctl.comm.contract.cluster import Access
 from hetctl.comm.contract.errors import HetctlError, Unreachable
 from hetctl.comm.contract.units import listed
 from hetctl.launcher.engines.engine import Place
-from hetctl.launcher.engines.kubectl import Kubectl, Pod
+from hetctl.launcher.engines.kubectl import FIRST, Kubectl, Pod
 from hetctl.launcher.engines.kubernetes_manifests import PodGroup, groups_of, manifests
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.local import LocalShell
@@ -49,13 +49,15 @@ class Kubernetes:
         deadline.phase = f"entering the pod {pod.name}"
         return LocalShell(kubectl.enter(pod.name))
 
-    def address(self, place: Place, interface: str | None) -> str | None:
-        """Where a host's ranks talk: pods get new addresses each time. None: as the cluster file says."""
+    def address(self, place: Place, interface: str | None) -> tuple[str, str] | None:
+        """A pod gets new addresses each time, unless it has its node's network."""
         held = self._pods.get(place.name)
         settings = place.access.kubernetes if place.access else None
         if held is None or (settings is not None and settings.host_network):
             return None
-        return held[1].addresses.get(interface or "", held[1].addresses.get(""))
+        addresses = held[1].addresses
+        chosen = interface if interface is not None and interface in addresses else FIRST
+        return (addresses[chosen], chosen) if chosen in addresses else None
 
     def close(self) -> None:
         for kubectl, name in self._made:

@@ -51,7 +51,7 @@ class Slurm:
             step.append(f"--het-group={self._component.get(place.name, 0)}")
         return LocalShell((*step, "--unbuffered", "--export=ALL", "--kill-on-bad-exit=0", "--"))
 
-    def address(self, place: Place, interface: str | None) -> str | None:
+    def address(self, place: Place, interface: str | None) -> tuple[str, str] | None:
         """Nodes keep their addresses."""
         return None
 

@@ -223,7 +223,7 @@ def target_of(host: Host, entrance: Entrance, *, alone: bool = False) -> TargetH
     if alone and not host.data_address:
         return TargetHost(host.name, host.access, opener, "127.0.0.1", "lo")
     interface = interface_of(host)
-    address = entrance.address(host, interface) or host.data_address
+    address, interface = entrance.address(host, interface) or (host.data_address, interface)
     if not address:
         raise ConfigError(
             f"the cluster file gives '{host.name}' no data_address, where its ranks would talk",
