@@ -18,7 +18,7 @@ from hetctl.discovery.inventory import Inventory, InventoryHost
 from hetctl.launcher.engines.kubectl import Kubectl
 from hetctl.launcher.engines.kubernetes_manifests import RDMA
 
-_BYTES = {"": 1, "Ki": KiB, "Mi": MiB, "Gi": GiB, "Ti": TiB, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_UNITS = {"": 1, "Ki": KiB, "Mi": MiB, "Gi": GiB, "Ti": TiB, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _IN_LABELS = {"": MiB, "M": MiB, "G": GiB}  # of a device's memory: labellers count in these
 _QUANTITY = re.compile(r"(\d+)([KMGT]i|[kMGT])?")
 _NO_GROUP = re.compile(r"[^a-z0-9]+")
@@ -45,18 +45,18 @@ def parse_node(shown: Mapping[str, Any]) -> Node:
     about, status = shown["metadata"], shown.get("status", {})
     labels, offered = about.get("labels", {}), status.get("allocatable", {})
     rows = {vendor: row for vendor, row in NATIVES.items() if row.resource}
-    gpus = {vendor: int(offered[row.resource]) for vendor, row in rows.items() if _count(offered.get(row.resource))}
+    gpus = {vendor: count for vendor, row in rows.items() if (count := parse_quantity(offered.get(row.resource)))}
     telling = {row.product_label: labels[row.product_label] for row in rows.values() if row.product_label in labels}
     conditions = {one["type"]: one["status"] for one in status.get("conditions", ())}
     addresses = {one["type"]: one["address"] for one in status.get("addresses", ())}
     return Node(
         name=about["name"],
         address=addresses.get("InternalIP"),
-        memory_bytes=parse_bytes(offered.get("memory")),
+        memory_bytes=parse_quantity(offered.get("memory")),
         gpus=gpus,
         products={v: _spoken(labels[rows[v].product_label]) for v in gpus if rows[v].product_label in labels},
-        gpu_memory={v: size for v in gpus if (size := parse_bytes(labels.get(rows[v].memory_label), _IN_LABELS))},
-        rdma=tuple(name for name, amount in offered.items() if RDMA.search(name) and _count(amount)),
+        gpu_memory={v: size for v in gpus if (size := parse_quantity(labels.get(rows[v].memory_label), _IN_LABELS))},
+        rdma=tuple(name for name, amount in offered.items() if RDMA.search(name) and parse_quantity(amount)),
         labels=telling,
         taints=tuple(shown.get("spec", {}).get("taints", ())),
         ready=conditions.get("Ready") == "True" and not shown.get("spec", {}).get("unschedulable"),
@@ -136,15 +136,11 @@ def _with_pods(entry: InventoryHost, node: Node) -> InventoryHost:
     return replace(entry, access=replace(entry.access, kubernetes=settings))
 
 
-def parse_bytes(said: str | None, units: Mapping[str, int] = _BYTES) -> int | None:
-    """A quantity of bytes as Kubernetes writes it (`263856Mi`), or in a label's own units; None where it is none."""
+def parse_quantity(said: str | None, units: Mapping[str, int] = _UNITS) -> int | None:
+    """A quantity as Kubernetes writes it (`8`, `1k`, `263856Mi`), or in a label's own units; None where it is none."""
     found = _QUANTITY.fullmatch(said or "")
     unit = units.get(found[2] or "") if found else None
     return int(found[1]) * unit if found and unit else None
-
-
-def _count(amount: str | None) -> int:
-    return int(amount) if amount and amount.isdigit() else 0
 
 
 def _spoken(label: str) -> str:

@@ -246,7 +246,7 @@ def _child_of(pid: int) -> int:
 
 
 def _register(api: Api, host: netns.RigHost, spec: NodeSpec) -> None:
-    room = {"cpu": "8", "memory": "16Gi", "pods": "20", **spec.resources}
+    room = {"cpu": "8", "memory": "256Gi", "pods": "20", **spec.resources}
     about = {"name": host.name, "labels": {"kubernetes.io/hostname": host.name, **spec.labels}}
     ready = {"type": "Ready", "status": "True", "reason": "StandIn", "message": "a test's kubelet"}
     status = {

@@ -292,7 +292,10 @@ def test_without_kubectl_or_where_it_refuses_one_sentence_says_so(site: Site, tm
     (tmp_path / "bad.yaml").write_text((tmp_path / "inventory.yaml").read_text())
     refused = hetctl(site, tmp_path, "discover", "--from", "kubernetes", "-i", "bad.yaml", "green")
     assert refused.returncode != 0
-    assert 'context "nowhere" does not exist' in refused.stderr
+    assert (
+        "kubectl refused: Error in configuration: context was not found for specified context: nowhere"
+        in refused.stderr
+    )
     assert "Traceback" not in bare.stderr + refused.stderr
 
 
