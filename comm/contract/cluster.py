@@ -40,7 +40,10 @@ class Access:
     exclude_nics: tuple[str, ...] = ()  # interfaces that nothing of a run may take
     gpus: tuple[int, ...] | None = None  # the devices to use, None for all
     slurm: tuple[str, ...] = ()  # what sbatch is told of its component: --partition=amd
-    kubernetes: PodSettings | None = None  # it is a pod, with these settings, and is entered by kubectl
+    kubernetes: PodSettings | None = None  # of the pod that stands for it
+    way: str | None = (
+        None  # the engine that enters it, as `discover --from` found it there: ray, kubernetes; None: SSH, or srun
+    )
 
     @property
     def local(self) -> bool:

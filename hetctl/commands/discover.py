@@ -30,16 +30,21 @@ InventoryPath = Annotated[
 def discover(
     hosts: Hosts = None,
     inventory: InventoryPath = None,
+    held_by: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="slurm|ray|kubernetes",
+            help="Take the hosts that this engine holds, all or HOSTS.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the cluster is written.")] = Path(
         "cluster.yaml"
     ),
     force: Annotated[
         bool, typer.Option("--force", help="Replace a file that was edited or knows more; it is kept as .bak.")
     ] = False,
-    source: Annotated[
-        str,
-        typer.Option("--from", metavar="ssh|kubernetes", help="Who knows the hosts; by default you do, or Slurm."),
-    ] = "ssh",
     links: Annotated[bool, typer.Option("--links", help="Measure latency and bandwidth between hosts.")] = False,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds for each host.")] = 60.0,
     capture: Annotated[
@@ -52,8 +57,9 @@ def discover(
 ) -> None:
     """Find out what the machines are: GPUs, NICs, networks, and who can talk to whom how.
 
-    Hosts come from the arguments, from -i or ./inventory.yaml, from a Slurm allocation; with none of these
-    it is this machine. Nothing is installed on them. Exit code 4 when some were not reached: the file is still written.
+    Hosts come from the arguments, from -i or ./inventory.yaml, from --from, from a Slurm allocation; with none of
+    these it is this machine. Nothing is installed on them. Exit code 4 when some were not reached: the file is still
+    written.
     """
     from hetctl.comm.contract.errors import ConfigError
     from hetctl.comm.contract.kept_files import refuse_edited
@@ -68,15 +74,15 @@ def discover(
     from hetctl.trainer.planning.own_hardware import own_classes
 
     sink = Sink(as_json=as_json)
-    if source not in ("ssh", "kubernetes"):
-        raise ConfigError(f"--from {source} is not known", hint="ssh or kubernetes")
-    if from_capture and (hosts or links):
-        raise ConfigError("--from-capture asks no hosts: neither HOSTS nor --links go with it")
+    if from_capture and (hosts or links or held_by):
+        raise ConfigError("--from-capture asks no hosts: neither HOSTS, --from nor --links go with it")
+    if held_by not in (None, "kubernetes") and inventory:
+        raise ConfigError(f"--from {held_by} and --inventory exclude each other", hint="give one of them")
     refuse_edited(output, force=force)
     if from_capture:
         meant, answers = _replayed(from_capture, sink)
     else:
-        meant, answers = _asked(hosts or [], inventory, source, timeout, sink)
+        meant, answers = _asked(hosts or [], inventory, held_by, timeout, sink)
     reports = [answer.report for answer in answers]
     fabric = build(reports, named=meant.networks, classes=own_classes(None))
     cluster = measure_links(fabric.cluster, meant.entries, timeout_s=timeout, sink=sink) if links else fabric.cluster
@@ -93,21 +99,21 @@ def discover(
 
 
 def _asked(
-    hosts: list[str], file: Path | None, source: str, timeout: float, sink: Sink
+    hosts: list[str], file: Path | None, engine: str | None, timeout: float, sink: Sink
 ) -> tuple[Inventory, list[HostAnswer]]:
     from hetctl.discovery.discover import HostAnswer
     from hetctl.discovery.discover import discover as ask
-    from hetctl.discovery.inventory import DEFAULT_FILE, resolve
+    from hetctl.discovery.inventory import DEFAULT_FILE, held_by, resolve
     from hetctl.discovery.kubernetes_nodes import from_kubernetes
     from hetctl.discovery.tables import host_line
 
     told: list[HostAnswer] = []
-    if source == "kubernetes":
+    if engine == "kubernetes":
         named = bool(hosts) or file is not None or DEFAULT_FILE.exists()
         meant, reports = from_kubernetes(resolve(hosts, file) if named else None)
         told = [HostAnswer(report) for report in reports]
     else:
-        meant = resolve(hosts, file)
+        meant = held_by(engine, hosts) if engine else resolve(hosts, file)
     sink.warn(f"discovering {count_of(len(meant.entries), 'host')} from {meant.origin}")
     width = max(len(entry.name) for entry in meant.entries)
 

@@ -119,8 +119,8 @@ Launcher = Annotated[
     str,
     typer.Option(
         "--launcher",
-        metavar="ssh|slurm|kubernetes|local",
-        help="How hosts are entered; by default SSH, inside a Slurm allocation srun, where they are pods kubectl.",
+        metavar="ssh|slurm|ray|kubernetes|local",
+        help="How hosts are entered; by default as cluster.yaml says, else SSH, inside a Slurm allocation srun.",
         rich_help_panel=_WHERE,
     ),
 ]

@@ -1,10 +1,10 @@
-"""The hosts a person names: arguments, inventory.yaml, a hostfile, a Slurm allocation, or this machine."""
+"""The hosts a person names: arguments, inventory.yaml, a hostfile, an engine that holds them, or this machine."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import read_text
 from hetctl.comm.contract.units import MiB
 from hetctl.discovery.inventory_file import InventoryFile, Settings, over, read_inventory_file
-from hetctl.launcher.engines.slurm import components
+from hetctl.launcher.engines import ray_cluster, slurm
 from hetctl.launcher.hosts.host_names import HostName, expand
 
 DEFAULT_FILE = Path("inventory.yaml")
@@ -65,11 +65,34 @@ def resolve(
         return select(inventory, hosts, others=True) if hosts else inventory
     if hosts:
         return _plain([spot for text in hosts for spot in expand(text)], "the command line")
-    if nodes := components(environment):
-        return _plain(
-            [HostName(node) for node in nodes], f"the Slurm allocation of job {environment.get('SLURM_JOB_ID', '?')}"
-        )
+    if slurm.components(environment):
+        return _of_slurm(environment)
     return this_machine()
+
+
+def held_by(engine: str, hosts: Sequence[str] = (), *, environment: Mapping[str, str] | None = None) -> Inventory:
+    """The hosts that an engine (of ENGINES) holds, or those of them that are named. Raises HetctlError."""
+    if engine not in ENGINES:
+        raise ConfigError(f"--from {engine} is not known", hint=" or ".join(ENGINES))
+    inventory = ENGINES[engine](os.environ if environment is None else environment)
+    return select(inventory, hosts) if hosts else inventory
+
+
+def _of_slurm(environment: Mapping[str, str]) -> Inventory:
+    nodes = slurm.components(environment)
+    if not nodes:
+        raise ConfigError("this is not inside a Slurm allocation", hint="salloc --nodes=2 --exclusive, then again")
+    job = environment.get("SLURM_JOB_ID", "?")
+    return _plain([HostName(node) for node in nodes], f"the Slurm allocation of job {job}")
+
+
+def _of_ray(_: Mapping[str, str]) -> Inventory:
+    nodes = ray_cluster.nodes().values()
+    entries = [InventoryHost(n.name, Access(n.address, way="ray")) for n in nodes if n.bundle]
+    return Inventory(_checked(entries, "the Ray cluster"), "the Ray cluster")
+
+
+ENGINES: Mapping[str, Callable[[Mapping[str, str]], Inventory]] = {"slurm": _of_slurm, "ray": _of_ray}
 
 
 def this_machine() -> Inventory:
@@ -162,6 +185,7 @@ def _entry(spot: HostName, settings: Settings, *, group: str | None = None, slot
         env={name: None if value is None else str(value) for name, value in (settings.env or {}).items()},
         exclude_nics=settings.exclude_nics or (),
         slurm=settings.slurm or (),
+        way="kubernetes" if settings.kubernetes else None,
         kubernetes=settings.kubernetes and replace(settings.kubernetes, group=settings.kubernetes.group or group),
         gpus=settings.gpus if settings.gpus is not None or slots is None else tuple(range(slots)),
     )

@@ -133,7 +133,7 @@ def _gpus(node: Node) -> Iterator[GpuFacts]:
 
 def _with_pods(entry: InventoryHost, node: Node) -> InventoryHost:
     settings = pods_over(pod_settings(node), entry.access.kubernetes)
-    return replace(entry, access=replace(entry.access, kubernetes=settings))
+    return replace(entry, access=replace(entry.access, way="kubernetes", kubernetes=settings))
 
 
 def parse_quantity(said: str | None, units: Mapping[str, int] = _UNITS) -> int | None:

@@ -83,7 +83,7 @@ def prepare(
     shape = recipe.shape()
     check_trainable(shape)
     asked, recipe = recipe, settled(recipe, cluster)
-    way = choose_way(way, cluster.hosts)
+    way = choose_way(way, cluster)
     if plan is not None:
         prepared = Prepared(recipe, cluster, _checked_plan(plan, cluster, recipe, sink), way, fixed=True)
     else:

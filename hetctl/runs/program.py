@@ -58,7 +58,7 @@ class ProgramRun:
     def launch(self) -> Launch:
         """Raises ConfigError where a bridge that was asked for cannot be."""
         bridges = None if self.plan else _bridges(self.cluster, self.bridge)
-        way = choose_way(self.way, self.cluster.hosts)
+        way = choose_way(self.way, self.cluster)
         return Launch.of(self.cluster, self.plan, bridges=bridges, way=way, verify_bridge=self.verify_bridge)
 
     @cached_property

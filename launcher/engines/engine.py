@@ -24,9 +24,9 @@ class Engine(Protocol):
     """Enters hosts. Called from several threads at a time."""
 
     def check(self, places: Sequence[Place], run: str | None, say: Callable[[str], None]) -> None:
-        """Get hold of these hosts, for a run (its identity) or for this command only. Raises HetctlError.
+        """Take what these hosts' ranks need for a run (its identity), or (None) what it takes to enter them.
 
-        ConfigError names hosts that it cannot have. `say` hears what is waited for.
+        Raises HetctlError naming hosts that it does not hold or give. What it waits for it has `say` tell a person.
         """
 
     def open(self, place: Place, deadline: Deadline) -> Shell:

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hetctl.comm.contract.cluster import Access
+from hetctl.comm.contract.cluster import Access, Cluster
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.launcher.engines import slurm
+from hetctl.launcher.engines import ray_cluster, slurm
 from hetctl.launcher.engines.engine import Engine, Place
 from hetctl.launcher.engines.kubernetes import Kubernetes, end_pods
 from hetctl.launcher.hosts.deadline import Deadline
@@ -49,17 +49,28 @@ class OverSsh:
             self._book.close()
 
 
-ENGINES: Mapping[str, Callable[[], Engine]] = {"ssh": OverSsh, "slurm": slurm.Slurm, "kubernetes": Kubernetes}
+ENGINES: Mapping[str, Callable[[], Engine]] = {
+    "ssh": OverSsh,
+    "slurm": slurm.Slurm,
+    "ray": ray_cluster.Ray,
+    "kubernetes": Kubernetes,
+}
 # what ends that which an engine made for a run's hosts, and with it whatever runs there
 RELEASES: Mapping[str, Callable[[str, Mapping[str, Access]], None]] = {"kubernetes": end_pods}
 WAYS = (*ENGINES, "local")  # what --launcher takes; `local` refuses whatever is not this machine
 
 
-def choose_way(asked: str, hosts: Sequence[Place] = ()) -> str:
-    """One of WAYS; `auto` is srun inside an allocation, pods where all hosts are pods, else SSH. Raises ConfigError."""
+def choose_way(asked: str, cluster: Cluster) -> str:
+    """One of WAYS; `auto` is what the cluster's hosts say, else srun inside an allocation, else SSH.
+
+    Raises ConfigError.
+    """
     if asked == "auto":
-        pods = [place.access is not None and place.access.kubernetes is not None for place in hosts]
-        return "slurm" if slurm.inside() else "kubernetes" if pods and all(pods) else "ssh"
+        told = {host.access.way for host in cluster.hosts if host.access and not host.access.local}
+        if len(told) > 1:
+            names = ", ".join(sorted(way or "ssh" for way in told))
+            raise ConfigError(f"hosts of the cluster are entered in unlike ways ({names})", hint="name one: --launcher")
+        return (told and told.pop()) or ("slurm" if slurm.inside() else "ssh")
     if asked not in WAYS:
         raise ConfigError(f"--launcher {asked} is not known", hint=f"{', '.join(WAYS[:-1])} or {WAYS[-1]}")
     return asked
@@ -83,7 +94,7 @@ class Entrance:
     def check(
         self, places: Sequence[Place], run: str | None = None, say: Callable[[str], None] = lambda said: None
     ) -> None:
-        """Get hold of these hosts, for a run or for this command only. Raises HetctlError, as their engines do."""
+        """Have the engines take what these hosts need, for a run or only to be entered. Raises HetctlError."""
         ways: dict[str, list[Place]] = {}
         for place in places:
             ways.setdefault(self.way or self._way_of(place), []).append(place)
@@ -103,10 +114,10 @@ class Entrance:
             engine.close()
 
     def _way_of(self, place: Place) -> str:
-        """A pod is entered as one; a node of the allocation that we are in by a step, which asks for no SSH."""
+        """As it says itself; a node of the allocation that we are in is entered by a step, which asks for no SSH."""
         access = place.access
-        if access is not None and access.kubernetes is not None:
-            return "kubernetes"
+        if access is not None and access.way:
+            return access.way
         return "slurm" if access is not None and not access.local and place.name in self._held else "ssh"
 
     def _engine(self, way: str) -> Engine:

@@ -66,7 +66,7 @@ def as_pods(file: Path, pods: dict[str, PodSettings]) -> None:
     def entered(host: Host) -> Host:
         assert host.access is not None
         settings = pods[host.devices[0].device_class]
-        return replace(host, access=replace(host.access, kubernetes=settings), data_address=None)
+        return replace(host, access=replace(host.access, way="kubernetes", kubernetes=settings), data_address=None)
 
     save_cluster(file, replace(cluster, hosts=tuple(map(entered, cluster.hosts))))
 

@@ -61,7 +61,7 @@ pod_settings = st.builds(
 
 
 def host(name: str, pods: PodSettings | None) -> Host:
-    return Host(name, Access(name, kubernetes=pods))
+    return Host(name, Access(name, way="kubernetes" if pods else None, kubernetes=pods))
 
 
 @st.composite
