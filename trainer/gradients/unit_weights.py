@@ -14,7 +14,10 @@ from hetctl.trainer.gradients.buckets import Bucket
 from hetctl.trainer.gradients.sharded_bucket import ShardedBucket
 from hetctl.trainer.ranks.timeline import WEIGHTS, Timeline
 
-UNITS_AHEAD = 4  # of a model, each some 50 to 150 launches; the queue holds about a thousand
+# Of a model, each some 50 to 150 launches. While the device's queue is full every call of the process waits for a
+# kernel's time, on other streams too: behind 500 launches copies of 1 MiB began a third as often as behind 200, behind
+# 900 a sixth (docs/benchmarks/303)
+UNITS_AHEAD = 2
 
 
 class UnitWeights:
