@@ -10,7 +10,16 @@ from typing import Any
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.pod_settings import PodSettings
-from hetctl.launcher.engines.kubernetes_manifests import CONTAINER, GRACE_S, GROUP, RUN, Manifest, label_of, owned
+from hetctl.launcher.engines.kubernetes_manifests import (
+    CONTAINER,
+    GRACE_S,
+    GROUP,
+    JOBSET_API,
+    RUN,
+    Manifest,
+    label_of,
+    owned,
+)
 from hetctl.launcher.engines.site_commands import ANSWER_S, asked
 
 JOBSETS = "jobsets.jobset.x-k8s.io"
@@ -70,7 +79,7 @@ class Kubectl:
     @cached_property
     def has_jobsets(self) -> bool:
         """Whether the cluster knows JobSets. Raises HetctlError."""
-        return JOBSETS in self._ask("api-resources", "--api-group=jobset.x-k8s.io", "--output=name").split()
+        return JOBSET_API in self._ask("api-versions").split()
 
     def nodes(self) -> list[dict[str, Any]]:
         """All nodes, as the API server shows them. Raises HetctlError."""

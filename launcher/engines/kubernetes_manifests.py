@@ -17,6 +17,7 @@ from hetctl.launcher.engines.engine import Place
 Manifest = dict[str, Any]
 RUN, GROUP = "hetctl.dev/run", "hetctl.dev/group"
 CONTAINER = "hetctl"
+JOBSET_API = "jobset.x-k8s.io/v1alpha2"
 IDLE_S = 300  # a pod in which nothing has run for so long ends: whoever wanted it is gone
 TTL_S = 600  # how long objects whose pods have ended can be looked at
 GRACE_S = 10
@@ -83,7 +84,7 @@ def manifests(run: str, groups: Sequence[PodGroup], *, jobset: bool) -> list[Man
         "ttlSecondsAfterFinished": TTL_S,
     }
     about = {"name": f"hetctl-{label_of(run)}", "labels": {RUN: label_of(run), **_queue(groups[0].settings)}}
-    return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": about, "spec": spec}]
+    return [{"apiVersion": JOBSET_API, "kind": "JobSet", "metadata": about, "spec": spec}]
 
 
 def owned(manifest: Manifest, owner: Mapping[str, Any]) -> Manifest:
