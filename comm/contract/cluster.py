@@ -16,6 +16,7 @@ from hetctl.comm.contract.fabrics import NetworkKind as NetworkKind
 from hetctl.comm.contract.files import read_yaml
 from hetctl.comm.contract.kept_files import keep_old, write_stamped
 from hetctl.comm.contract.natives import HOST, NATIVES, NativeName
+from hetctl.comm.contract.pod_settings import PodSettings
 from hetctl.comm.contract.transports import TransportKind as TransportKind
 from hetctl.comm.contract.values import T, decode, encode
 
@@ -39,7 +40,10 @@ class Access:
     exclude_nics: tuple[str, ...] = ()  # interfaces that nothing of a run may take
     gpus: tuple[int, ...] | None = None  # the devices to use, None for all
     slurm: tuple[str, ...] = ()  # what sbatch is told of its component: --partition=amd
-    way: str | None = None  # the engine that enters it, as `discover --from` found it there: ray; None: SSH, or srun
+    kubernetes: PodSettings | None = None  # of the pod that stands for it
+    way: str | None = (
+        None  # the engine that enters it, as `discover --from` found it there: ray, kubernetes; None: SSH, or srun
+    )
 
     @property
     def local(self) -> bool:

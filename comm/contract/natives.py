@@ -30,6 +30,9 @@ class NativeLibrary:
     driver_module: str = ""  # the kernel module whose version is the driver's
     trains: bool = True  # whether its groups are made here (`group/native.py`)
     driver_node: str = ""  # what a loaded driver shows: without any, nobody need import torch to look for devices
+    resource: str = ""  # of its Kubernetes device plugin; '' where none is known
+    product_label: str = ""  # of nodes: what the devices are
+    memory_label: str = ""  # of nodes: of each device, in MiB, or with a unit
 
 
 NATIVES: dict[str, NativeLibrary] = {
@@ -44,6 +47,9 @@ NATIVES: dict[str, NativeLibrary] = {
         fabric_library="libnccl-net",
         driver_module="nvidia",
         driver_node="/dev/nvidiactl",
+        resource="nvidia.com/gpu",
+        product_label="nvidia.com/gpu.product",
+        memory_label="nvidia.com/gpu.memory",
     ),
     "amd": NativeLibrary(
         "rccl",
@@ -54,8 +60,20 @@ NATIVES: dict[str, NativeLibrary] = {
         fabric_library="lib[nr]ccl-net",
         driver_module="amdgpu",
         driver_node="/dev/kfd",
+        resource="amd.com/gpu",
+        product_label="amd.com/gpu.product-name",
+        memory_label="amd.com/gpu.vram",
     ),
-    "intel": NativeLibrary("xccl", "xccl", "xpu", "ZE_AFFINITY_MASK", wheels="xpu", fabric_library="libfabric"),
+    "intel": NativeLibrary(
+        "xccl",
+        "xccl",
+        "xpu",
+        "ZE_AFFINITY_MASK",
+        wheels="xpu",
+        fabric_library="libfabric",
+        resource="gpu.intel.com/i915",
+        product_label="gpu.intel.com/product",
+    ),
     "hygon": NativeLibrary(
         "rccl", "nccl", "cuda", "HIP_VISIBLE_DEVICES", driver_node="/dev/kfd"
     ),  # torch takes it for HIP

@@ -16,7 +16,7 @@ from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.environment import Setting
 from hetctl.launcher.supervisor.host_specs import Work, host_specs
-from hetctl.launcher.supervisor.launch import Launch, start_agents_on
+from hetctl.launcher.supervisor.launch import Launch, held_hosts, start_agents_on
 from hetctl.launcher.supervisor.supervise import record_failure, supervise
 
 
@@ -36,8 +36,11 @@ def run_ranks(
 
     Raises WorkFailed with the log's tail, which names the host that failed, and Interrupted.
     """
-    with tempfile.TemporaryDirectory(prefix="hetctl-bench-") as temporary, _kept(Path(temporary), keep):
-        folder = RunFolder(Path(temporary))
+    with (
+        tempfile.TemporaryDirectory(prefix="hetctl-bench-") as temporary,
+        _kept(Path(temporary), keep),
+        held_hosts(launch, folder := RunFolder(Path(temporary)), sink),
+    ):
         texts = files(folder)
         own = tuple(Setting(name, value, "of the measurement") for name, value in (settings or {}).items())
         agents = start_agents_on(launch, folder, console=sink)

@@ -29,7 +29,9 @@ InventoryPath = Annotated[
 
 HeldBy = Annotated[
     str | None,
-    typer.Option("--from", metavar="slurm|ray", help="All hosts that this engine holds, or HOSTS.", show_default=False),
+    typer.Option(
+        "--from", metavar="slurm|ray|kubernetes", help="All hosts that this engine holds, or HOSTS.", show_default=False
+    ),
 ]
 
 
@@ -75,9 +77,10 @@ def discover(
     if from_capture and (hosts or links or engine):
         raise ConfigError("--from-capture asks no hosts: neither HOSTS, --from nor --links go with it")
     refuse_edited(output, force=force)
-    meant, answers = (
-        _replayed(from_capture, sink) if from_capture else _asked(hosts or [], inventory, engine, timeout, sink)
-    )
+    if from_capture:
+        meant, answers = _replayed(from_capture, sink)
+    else:
+        meant, answers = _asked(hosts or [], inventory, engine, timeout, sink)
     reports = [answer.report for answer in answers]
     fabric = build(reports, named=meant.networks, classes=own_classes(None))
     cluster = measure_links(fabric.cluster, meant.entries, timeout_s=timeout, sink=sink) if links else fabric.cluster
@@ -96,17 +99,33 @@ def discover(
 def _asked(
     hosts: list[str], file: Path | None, engine: str | None, timeout: float, sink: Sink
 ) -> tuple[Inventory, list[HostAnswer]]:
+    from hetctl.discovery.discover import HostAnswer
     from hetctl.discovery.discover import discover as ask
-    from hetctl.discovery.inventory import resolve
+    from hetctl.discovery.inventory import DEFAULT_FILE, resolve
+    from hetctl.discovery.kubernetes_nodes import from_kubernetes
     from hetctl.discovery.tables import host_line
 
-    meant = resolve(hosts, file, engine=engine)
-    count = len(meant.entries)
-    sink.warn(f"discovering {count_of(count, 'host')} from {meant.origin}")
+    told: list[HostAnswer] = []
+    if engine == "kubernetes":
+        named = bool(hosts) or file is not None or DEFAULT_FILE.exists()
+        meant, reports = from_kubernetes(resolve(hosts, file) if named else None)
+        told = [HostAnswer(report) for report in reports]
+    else:
+        meant = resolve(hosts, file, engine=engine)
+    sink.warn(f"discovering {count_of(len(meant.entries), 'host')} from {meant.origin}")
     width = max(len(entry.name) for entry in meant.entries)
-    return meant, ask(
-        meant.entries, timeout_s=timeout, on_answer=lambda a: sink.say(host_line(a.report, width), markup=True)
-    )
+
+    def show(answer: HostAnswer) -> None:
+        sink.say(host_line(answer.report, width), markup=True)
+
+    for answer in told:
+        show(answer)
+    read = {answer.report.name for answer in told}
+    if read:
+        sink.warn(f"no image is named for {count_of(len(read), 'host')}: only labels are read, NICs stay unknown")
+    asked = [entry for entry in meant.entries if entry.name not in read]
+    found = {a.report.name: a for a in (*told, *ask(asked, timeout_s=timeout, on_answer=show, say=sink.warn))}
+    return meant, [found[entry.name] for entry in meant.entries]
 
 
 def _replayed(path: Path, sink: Sink) -> tuple[Inventory, list[HostAnswer]]:

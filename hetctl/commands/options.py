@@ -119,7 +119,7 @@ Launcher = Annotated[
     str,
     typer.Option(
         "--launcher",
-        metavar="ssh|slurm|ray|local|none",
+        metavar="ssh|slurm|ray|kubernetes|local|none",
         help="How hosts are entered; by default as cluster.yaml says, else SSH, in a Slurm allocation srun.",
         rich_help_panel=_WHERE,
     ),

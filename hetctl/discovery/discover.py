@@ -40,13 +40,16 @@ def discover(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     options: Callable[[InventoryHost], Options] | None = None,
     on_answer: Callable[[HostAnswer], None] = lambda answer: None,
+    say: Callable[[str], None] = lambda said: None,
 ) -> list[HostAnswer]:
     """Ask all hosts at once; their answers in the inventory's order. `on_answer` sees each as it comes in.
 
-    A host that fails is an answer like any other: its report has a status and a reason instead of facts.
+    A host that fails is an answer like any other: its report has a status and a reason instead of facts. `say` hears
+    what is waited for before any can be asked. Raises HetctlError where no host can be.
     """
     answers: dict[str, HostAnswer] = {}
     with Entrance() as entrance:
+        entrance.check(entries, say=say)
 
         def ask(entry: InventoryHost, deadline: Deadline) -> HostAnswer:
             asked = options(entry) if options else Options(environment=tuple(entry.access.env))

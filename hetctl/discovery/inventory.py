@@ -190,6 +190,8 @@ def _entry(spot: HostName, settings: Settings, *, group: str | None = None, slot
         env={name: None if value is None else str(value) for name, value in (settings.env or {}).items()},
         exclude_nics=settings.exclude_nics or (),
         slurm=settings.slurm or (),
+        way="kubernetes" if settings.kubernetes else None,
+        kubernetes=settings.kubernetes and replace(settings.kubernetes, group=settings.kubernetes.group or group),
         gpus=settings.gpus if settings.gpus is not None or slots is None else tuple(range(slots)),
     )
     return InventoryHost(spot.host, access, settings.data_address, slots, group)

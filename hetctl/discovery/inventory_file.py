@@ -13,6 +13,7 @@ from hetctl.comm.contract.cluster import SCHEMA_VERSION
 from hetctl.comm.contract.errors import ConfigError, nearest
 from hetctl.comm.contract.files import read_yaml
 from hetctl.comm.contract.natives import NATIVES
+from hetctl.comm.contract.pod_settings import PodSettings, check_pods, pods_over
 from hetctl.comm.contract.values import decode
 from hetctl.launcher.hosts.host_names import expand
 
@@ -38,6 +39,7 @@ class Settings:
     gpus: tuple[int, ...] | None = None  # only these devices
     exclude_nics: tuple[str, ...] | None = None  # netdev or RDMA names
     slurm: tuple[str, ...] | None = None  # what sbatch is told of these nodes: [--partition=amd, --gres=gpu:8]
+    kubernetes: PodSettings | None = None  # they are nodes of Kubernetes, entered by pods with these settings
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,11 @@ def read_inventory_file(file: Path) -> InventoryFile:
 
 
 def over(below: Settings, above: Settings) -> Settings:
-    """`above` laid over `below`: what it says wins, environments are joined by name."""
+    """`above` laid over `below`: what it says wins; environments and pods' settings are joined."""
     said = {f.name: getattr(above, f.name) for f in fields(Settings) if getattr(above, f.name) is not None}
     if above.env is not None and below.env is not None:
         said["env"] = {**below.env, **above.env}
+    said["kubernetes"] = pods_over(below.kubernetes, above.kubernetes)
     base = {f.name: getattr(below, f.name) for f in fields(Settings)}
     return replace(Settings(**base), **said)
 
@@ -117,6 +120,8 @@ def _refuse_secrets(data: Any, where: str) -> None:
     """Raise ConfigError for a password anywhere in the file: it would be read by everybody who reads the file."""
     if isinstance(data, Mapping):
         for key, value in data.items():
+            if key == "kubernetes":
+                continue  # it has names of Secrets, never what they hold
             if isinstance(key, str) and _SECRET_KEY.search(key):
                 raise ConfigError(
                     f"{where}: '{key}' does not belong in an inventory: hetctl takes no passwords",
@@ -142,6 +147,8 @@ def _check_settings(settings: Settings, where: str) -> None:
     for hop in settings.proxy_jump.split(",") if settings.proxy_jump else ():
         expand(hop)
     _check_python(settings.python, f"{where}.python")
+    if settings.kubernetes is not None:
+        check_pods(settings.kubernetes, f"{where}.kubernetes")
     if settings.data_address is not None and not _is_address(settings.data_address):
         raise ConfigError(f"{where}.data_address: '{settings.data_address}' is not an IP address")
     for name, value in (settings.env or {}).items():

@@ -15,7 +15,7 @@ from hetctl.comm.contract.cluster import Host
 from hetctl.comm.contract.errors import ConfigError, Unreachable, WorkFailed, nearest
 from hetctl.comm.contract.units import listed, show_seconds
 from hetctl.console import Sink
-from hetctl.launcher.engines.entrance import Entrance
+from hetctl.launcher.engines.entrance import RELEASES, Entrance
 from hetctl.launcher.engines.slurm_jobs import stop_job
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.fanout import fan_out
@@ -80,7 +80,9 @@ def clean_runs(word: str | None, *, sink: Sink) -> dict[str, Any]:
     told: dict[str, Any] = {}
     silent: list[str] = []
     for run in runs:
-        hosts = _clean_hosts(run, sink) if run.job is None else {}  # Slurm ends a job's processes with it
+        hosts = _clean_hosts(run, sink) if run.job is None and run.way not in RELEASES else {}
+        if run.way in RELEASES:  # its processes end with its hosts, as those of a job do
+            RELEASES[run.way](run.run, run.hosts)
         silent += [f"{name} ({about['problem']})" for name, about in hosts.items() if "problem" in about]
         if all(about.get("left") == 0 for about in hosts.values()):
             delist(run.run)

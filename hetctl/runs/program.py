@@ -23,7 +23,7 @@ from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.logs import Follower
 from hetctl.launcher.supervisor.environment import Setting
 from hetctl.launcher.supervisor.host_specs import Work, host_specs
-from hetctl.launcher.supervisor.launch import Launch, say_unverified, start_agents_on
+from hetctl.launcher.supervisor.launch import Launch, held_hosts, say_unverified, start_agents_on
 from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise
 from hetctl.trainer.planning.assemble import choose_transport
 from hetctl.trainer.planning.pools import read_pools, seats
@@ -92,7 +92,7 @@ def check_program(run: ProgramRun, sink: Sink) -> None:
 
 def run_program(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any]:
     """Start the program on every rank and see it through. Returns the summary of its run folder."""
-    with sink.outliving_readers():
+    with sink.outliving_readers(), held_hosts(run.launch, folder, sink):
         return _see_through(run, folder, sink)
 
 

@@ -10,7 +10,7 @@ from hetctl.comm.contract.errors import ConfigError, HetctlError
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agents import Agents
-from hetctl.launcher.supervisor.launch import start_agents_on
+from hetctl.launcher.supervisor.launch import held_hosts, start_agents_on
 from hetctl.render.plan import show_plan
 from hetctl.render.run import failure_lines, failure_sentence
 from hetctl.runs.attempt import Attempt, show_end, write_end
@@ -41,7 +41,7 @@ class GoingOn:
 
 def train(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -> RunSummary:
     """Run it, again after failures where that was asked for. It needs nobody who reads what it says."""
-    with sink.outliving_readers():
+    with sink.outliving_readers(), held_hosts(prepared.launch, folder, sink):
         return _attempts(prepared, folder, how, sink)
 
 

@@ -24,13 +24,20 @@ class Engine(Protocol):
     """Enters hosts. Called from several threads at a time."""
 
     def check(self, places: Sequence[Place], run: str | None, say: Callable[[str], None]) -> None:
-        """Get hold of these hosts, for a run (its identity) or for this command only. Raises HetctlError.
+        """Take what these hosts' ranks need for a run (its identity), or (None) what it takes to enter them.
 
-        The error names hosts that it cannot have. `say` hears what is waited for, and how long at most.
+        Raises HetctlError naming hosts that it does not hold or give. What it waits for it has `say` tell a person.
         """
 
     def open(self, place: Place, deadline: Deadline) -> Shell:
         """A shell on that host. Raises ShellError."""
+
+    def address(self, place: Place, interface: str | None) -> tuple[str, str] | None:
+        """Where ranks talk on a host that is held, if it can be at that interface: the address, and the interface.
+
+        None: as its cluster file says, since hosts keep their addresses.
+        """
+        return None
 
     def close(self) -> None:
         """Let go of what it took to enter them."""

@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from hetctl.comm.contract.cluster import Access
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.engines import ray_cluster, slurm, started
 from hetctl.launcher.engines.engine import Engine, Place
+from hetctl.launcher.engines.kubernetes import Kubernetes, end_pods
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.local import LocalShell
 from hetctl.launcher.hosts.shell import Shell
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from hetctl.launcher.ssh.config import SshConfig
 
 
-class OverSsh:
+class OverSsh(Engine):
     """Hosts over SSH, and this machine without it."""
 
     def __init__(self) -> None:
@@ -48,7 +50,10 @@ ENGINES: Mapping[str, Callable[[], Engine]] = {
     "slurm": slurm.Slurm,
     "ray": ray_cluster.Ray,
     started.NONE: started.Started,
+    "kubernetes": Kubernetes,
 }
+# what ends that which an engine made for a run's hosts, and with it whatever runs there
+RELEASES: Mapping[str, Callable[[str, Mapping[str, Access]], None]] = {"kubernetes": end_pods}
 WAYS = (*ENGINES, "local")  # what --launcher takes; `local` refuses whatever is not this machine
 
 
@@ -88,14 +93,23 @@ class Entrance:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def check(self, places: Sequence[Place], run: str | None, say: Callable[[str], None]) -> None:
-        """Get hold of these hosts for a run. Raises HetctlError, as the engine does."""
-        if self.way is not None:
-            self._engine(self.way).check(places, run, say)
+    def check(
+        self, places: Sequence[Place], run: str | None = None, say: Callable[[str], None] = lambda said: None
+    ) -> None:
+        """Have the engines take what these hosts need, for a run or only to be entered. Raises HetctlError."""
+        ways: dict[str, list[Place]] = {}
+        for place in places:
+            ways.setdefault(self.way or self._way_of(place), []).append(place)
+        for way, some in ways.items():
+            self._engine(way).check(some, run, say)
 
     def open(self, place: Place, deadline: Deadline) -> Shell:
         """A shell on a host. Raises ShellError."""
         return self._engine(self.way or self._way_of(place)).open(place, deadline)
+
+    def address(self, place: Place, interface: str | None) -> tuple[str, str] | None:
+        """Where ranks talk on a host, where its engine knows better than the cluster file."""
+        return self._engine(self.way or self._way_of(place)).address(place, interface)
 
     def close(self) -> None:
         for engine in self._engines.values():

@@ -18,7 +18,7 @@ from typing import Any
 
 from hetctl.comm.contract.errors import ConfigError, HetctlError, Unreachable
 from hetctl.comm.contract.units import count_of
-from hetctl.launcher.engines.engine import Place
+from hetctl.launcher.engines.engine import Engine, Place
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.local import LocalSession, LocalShell
 from hetctl.launcher.hosts.shell import OutputPiece, ShellError, Stream, timed_out
@@ -106,7 +106,7 @@ def _connect(ray: Any) -> None:
     ray.cloudpickle.register_pickle_by_value(hetctl)
 
 
-class Ray:
+class Ray(Engine):
     """The cluster that this process can enter. What `check` takes is held until `close`."""
 
     def __init__(self) -> None:

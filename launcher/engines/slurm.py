@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.launcher.engines.engine import Place
+from hetctl.launcher.engines.engine import Engine, Place
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.host_names import expand, fold
 from hetctl.launcher.hosts.local import LocalShell
@@ -28,7 +28,7 @@ def components(environment: Mapping[str, str] | None = None) -> dict[str, int]:
     return {spot.host: n for n, nodes in enumerate(lists) if nodes for spot in expand(nodes)}
 
 
-class Slurm:
+class Slurm(Engine):
     """The allocation that this process is in."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.comm.contract.cluster import Host
 from hetctl.comm.contract.errors import ConfigError, HetctlError, WorkFailed
+from hetctl.launcher.engines.site_commands import asked
 from hetctl.launcher.hosts.host_names import fold
 
 SAVE_BEFORE_S = 120  # this long before the time limit of a job the run saves and ends
-ANSWER_S = 60.0
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _GPUS = re.compile(r"gpu:(?:[A-Za-z0-9._-]+:)?\d+")
 _LIVES = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING")
@@ -185,13 +184,4 @@ def current_job() -> int | None:
 
 
 def _asked(*argv: str) -> str:
-    """What a command of Slurm prints. Raises ConfigError where there is none, WorkFailed when it refuses."""
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=ANSWER_S)
-    except OSError:
-        raise ConfigError(f"there is no {argv[0]} here", hint="go where Slurm's commands are") from None
-    except subprocess.TimeoutExpired:
-        raise WorkFailed(f"{argv[0]} did not answer within {ANSWER_S:g} s") from None
-    if done.returncode:
-        raise WorkFailed(f"{argv[0]} refused: {done.stderr.strip()[:300]}")
-    return done.stdout
+    return asked(*argv, hint="go where Slurm's commands are")

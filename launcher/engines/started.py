@@ -24,7 +24,7 @@ from typing import Any
 from hetctl.comm.contract.errors import ConfigError, HetctlError, WorkFailed
 from hetctl.comm.contract.started import address_towards, as_torchrun_says
 from hetctl.launcher.engines import door_client
-from hetctl.launcher.engines.engine import Place
+from hetctl.launcher.engines.engine import Engine, Place
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.local import LocalSession, LocalShell
 from hetctl.launcher.hosts.shell import Shell
@@ -180,7 +180,7 @@ class DoorShell(LocalShell):
         return session
 
 
-class Started:
+class Started(Engine):
     """The hosts of the job that this process leads."""
 
     def check(self, places: Sequence[Place], run: str | None, say: Callable[[str], None]) -> None:

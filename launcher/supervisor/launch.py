@@ -6,25 +6,27 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
 from hetctl.comm.contract.cluster import Access, Cluster, Host, Member
-from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.errors import ConfigError, HetctlError
 from hetctl.comm.contract.natives import native_of
 from hetctl.comm.contract.placement import PlacedBridge, PlacedIsland, Placement
 from hetctl.comm.contract.plan import Plan, PlannedBridge, PlannedIsland, planned_islands
 from hetctl.comm.contract.transports import NATIVE
 from hetctl.comm.contract.units import count_of
 from hetctl.launcher.agent.orders import WatchedPort
-from hetctl.launcher.engines.entrance import Entrance
+from hetctl.launcher.engines.entrance import RELEASES, Entrance
 from hetctl.launcher.hosts.bundle import code_bundle, folder_bundle
 from hetctl.launcher.hosts.folder_files import FolderFiles
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.run_folder.registry import delist, enlist
+from hetctl.launcher.run_folder.registry import delist, enlist, refuse_supervised
 from hetctl.launcher.supervisor.agents import AgentRequest, Agents, TargetHost, start_agent_here, start_agents
 from hetctl.launcher.supervisor.console import Console
 from hetctl.launcher.supervisor.environment import (
@@ -82,6 +84,10 @@ class Launch:
         for seat in self.seats:
             found.setdefault(seat.host, []).append(seat)
         return found
+
+    @property
+    def accesses(self) -> dict[str, Access]:
+        return {host.name: host.access or Access() for host in self.hosts}
 
     @property
     def here(self) -> bool:
@@ -175,15 +181,15 @@ def start_agents_on(
     if launch.way == "local" and not launch.here:
         raise ConfigError(f"--launcher local starts ranks here only, the cluster has {launch.hosts[0].name} and others")
     entrance = Entrance(launch.way)
-    entrance.check(launch.hosts, folder.identity, console.say)
     code, taken_along = code_bundle(code_root() / "hetctl"), folder_bundle(program) if program else None
+    enlist(folder.identity, folder.path, launch.accesses, way=launch.way)
     try:
+        entrance.check(launch.hosts, folder.identity, console.say)
         targets = [
             replace(target_of(host, entrance, alone=len(launch.hosts) == 1), pythons=launch.pythons(host))
             for host in launch.hosts
         ]
         console.say(f"entering {count_of(len(targets), 'host')}")
-        enlist(folder.identity, folder.path, {t.name: t.access for t in targets}, way=launch.way)
         request = AgentRequest(folder, LEASE_S, code, taken_along, tuple(paths), ship(targets, shipments, console))
         refused = lambda name, error: console.warn(f"{name} cannot take part: {error}")  # noqa: E731
         agents = start_agents(targets, request, on_refusal=refused)
@@ -193,6 +199,28 @@ def start_agents_on(
         raise
     agents.on_close = entrance.close
     return agents
+
+
+@contextmanager
+def held_hosts(launch: Launch, folder: RunFolder, console: Console) -> Iterator[None]:
+    """What an engine makes for a run's hosts lasts until the end of the block, which TERM ends as Ctrl-C does.
+
+    Raises ConfigError where another process supervises the run.
+    """
+    release = None if launch.here else RELEASES.get(launch.way)
+    if release is None:
+        yield
+        return
+    refuse_supervised(folder.identity, folder.path)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # hosts are waited for: `hetctl stop`
+    try:
+        yield
+    finally:
+        try:
+            release(folder.identity, launch.accesses)
+        except HetctlError as error:
+            console.warn(f"what holds the hosts of {folder.name} is left, and ends by itself: {error.message}")
+        signal.signal(signal.SIGTERM, before)
 
 
 def code_root() -> Path:
@@ -212,9 +240,11 @@ def target_of(host: Host, entrance: Entrance, *, alone: bool = False) -> TargetH
     opener = lambda deadline: entrance.open(host, deadline)  # noqa: E731
     if alone and not host.data_address:
         return TargetHost(host.name, host.access, opener, "127.0.0.1", "lo")
-    if not host.data_address:
+    interface = interface_of(host)
+    address, interface = entrance.address(host, interface) or (host.data_address, interface)
+    if not address:
         raise ConfigError(
             f"the cluster file gives '{host.name}' no data_address, where its ranks would talk",
             hint="name one in the inventory, then run `hetctl discover` again",
         )
-    return TargetHost(host.name, host.access, opener, host.data_address, interface_of(host))
+    return TargetHost(host.name, host.access, opener, address, interface)

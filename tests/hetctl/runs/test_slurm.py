@@ -214,9 +214,9 @@ def test_nodes_outside_the_allocation_are_named() -> None:
     held = Slurm(
         {"SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "n[1-2]", "SLURM_JOB_NODELIST_HET_GROUP_1": "a1"}
     )
-    held.check([Host("n1"), Host("a1")], "run", print)
+    held.check([Host("n1"), Host("a1")], None, print)
     with pytest.raises(ConfigError, match="node9"):
-        held.check([Host("n1"), Host("node9")], "run", print)
+        held.check([Host("n1"), Host("node9")], None, print)
 
 
 def test_a_controller_that_does_not_answer_has_lost_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
