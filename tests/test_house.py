@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("comm", "launcher", "trainer")
 # The rooms, floor by floor: each imports only from those before it. A room is a folder, or a file that has none
 ROOMS = (
-    *("comm.contract", "comm.operation", "comm.bridge", "comm.group", "comm.bench", "data", "ddp"),
+    *("comm.contract", "comm.operation", "comm.bridge", "comm.group", "comm.bench", "data", "ddp", "torchft"),
     *(
         "launcher.agent",
         "launcher.hosts",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hetctl.comm.contract import variables
 from hetctl.comm.contract.plan import Plan
@@ -19,8 +21,8 @@ class Job:
     plan: Plan
     recipe: Recipe
     shape: ModelShape
-    checkpoints: str  # folder
-    resume: str | None = None  # a checkpoint's path
+    checkpoints: str  # folder; a relative path is from the run's folder, so that one file is for all hosts
+    resume: str | None = None  # a checkpoint's path, likewise
     weights: str | None = None  # a Hugging Face folder to start from; None: random weights
     base: str | None = None  # what its adapters are adapters of: see `checkpoint/base.py`
     timeout_s: float = 120.0  # of one operation between ranks
@@ -32,4 +34,7 @@ class Job:
 
 def current_job() -> Job:
     """The job of this process, from the file `HETCTL_JOB` names. Raises ConfigError."""
-    return variables.read_named(variables.JOB, Job)
+    job = variables.read_named(variables.JOB, Job)
+    folder = Path(os.environ[variables.JOB]).parent.parent
+    resume = str(folder / job.resume) if job.resume else None
+    return replace(job, checkpoints=str(folder / job.checkpoints), resume=resume)

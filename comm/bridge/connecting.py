@@ -79,10 +79,13 @@ class ConnectWait:
 def own_address() -> str:
     """The address that peers reach this process at: that of the first interface named for gloo, else loopback."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    if not name:
-        return "127.0.0.1"
+    return address_of(name) if name else "127.0.0.1"
+
+
+def address_of(interface: str) -> str:
+    """An interface's first IPv4 address. Raises OSError where it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-        found = fcntl.ioctl(asker, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        found = fcntl.ioctl(asker, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
     return socket.inet_ntoa(found[20:24])
 
 

@@ -73,6 +73,13 @@ def native_of(**wanted: str) -> NativeLibrary:
     raise ConfigError(f"no native library has the {words}", hint="the table is comm/contract/natives.py")
 
 
+def vendor_of(device_type: str, *, hip: bool) -> str:
+    """Whose devices torch calls so; HIP's torch calls them as CUDA's does. Raises ConfigError."""
+    native_of(device_type=device_type)
+    vendors = [vendor for vendor, row in NATIVES.items() if row.device_type == device_type]
+    return next((v for v in vendors if hip and NATIVES[v].library == "rccl"), vendors[0])
+
+
 def device_types() -> list[str]:
     """Every device type of the table, the host's first."""
     return list(dict.fromkeys([HOST, *(row.device_type for row in NATIVES.values())]))

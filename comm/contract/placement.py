@@ -6,6 +6,7 @@ The launcher writes it, `HETCTL_PLACEMENT` names it, and the `het` back end of a
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -114,7 +115,21 @@ def joined_natively(islands: Iterable[str], bridges: Iterable[Joint]) -> list[tu
     return groups
 
 
+_met: list[Placement] = []
+
+
+def remember(found: Placement) -> None:
+    """What the job's ranks found when they met is this process's placement from now on."""
+    _met[:] = [found]
+    current_placement.cache_clear()
+
+
 @cache
 def current_placement() -> Placement:
-    """The placement of this process, from the file `HETCTL_PLACEMENT` names. Raises ConfigError."""
+    """The placement of this process, from the file `HETCTL_PLACEMENT` names, or as its ranks found it.
+
+    Raises ConfigError.
+    """
+    if _met and not os.environ.get(variables.PLACEMENT):
+        return _met[0]
     return variables.read_named(variables.PLACEMENT, Placement)

@@ -15,6 +15,7 @@ PORTS = "HETCTL_PORTS"  # where the run's store may listen, for example 29500-29
 RAILS = "HETCTL_RAILS"  # tcp connections between two ranks
 ENGINE = "HETCTL_ENGINE"  # nixl or mooncake; else the first that both ends have
 INITIATOR = "HETCTL_INITIATOR"  # of direct transfers: sender, receiver or lower (the lower rank), the same on all ranks
+ISLAND = "HETCTL_ISLAND"  # of a rank that hetctl did not start: its island, which else its vendor, fabric and torch say
 
 # Of the launcher, for its ranks
 RUN = "HETCTL_RUN"  # the run's identity, by which `hetctl clean` knows what belongs to it

@@ -8,6 +8,7 @@ native group, so such a program loses nothing there.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 from typing import Any
@@ -37,9 +38,24 @@ def register() -> None:
     from hetctl.comm.operation.device import named_device_types
 
     if "HET" not in Backend._plugins:
+        _take_others_words()
         told = os.environ.get(variables.DEVICE_TYPE)
         devices = list(dict.fromkeys([HOST, told])) if told else named_device_types()
         Backend.register_backend("het", _create, extended_api=True, devices=devices)
+
+
+def _take_others_words() -> None:
+    """Let torch's `env://` meet where MPI or Slurm started the processes and nobody set torchrun's variables."""
+    from hetctl.comm.contract.started import as_torchrun_says
+
+    handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers  # by name it is a function
+    meet = handlers["env"]
+
+    def handler(*args: Any, **kwargs: Any) -> Any:
+        os.environ.update(as_torchrun_says(os.environ))
+        return meet(*args, **kwargs)
+
+    handlers["env"] = handler
 
 
 def redirect() -> None:
@@ -66,7 +82,7 @@ def redirect() -> None:
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
-    from hetctl.comm.contract.placement import current_placement
     from hetctl.comm.group.backend import create_over
+    from hetctl.comm.group.meeting import placement_for
 
-    return create_over(options, current_placement())
+    return create_over(options, placement_for(options))

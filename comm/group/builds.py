@@ -30,7 +30,7 @@ def check_builds(store: Store, rank: int, placement: Placement) -> None:
             hint="install the same version on all hosts",
         )
     version = json.loads(told.get(str(first)))[1]
-    if _release(version) != _release(torch.__version__):
+    if release(version) != release(torch.__version__):
         raise ConfigError(
             f"{_who(rank, placement)} has torch {torch.__version__} where {_who(first, placement)} of its island has "
             f"{version}: one native group needs one version",
@@ -51,6 +51,6 @@ def _who(rank: int, placement: Placement) -> str:
     return f"rank {rank}" + (f" on {placement.hosts[rank]}" if rank < len(placement.hosts) else "")
 
 
-def _release(version: str) -> list[str]:
+def release(version: str) -> list[str]:
     """Major and minor: builds of one release work together, as of one torch for several versions of a driver."""
     return version.split(".")[:2]

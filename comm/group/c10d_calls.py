@@ -331,7 +331,8 @@ def _check_size(out: torch.Tensor, count: int) -> None:
 
 
 def _op(opts: Any) -> Any:
-    return opts.reduceOp if opts is not None else dist.ReduceOp.SUM
+    """The reduction, which a caller of a group's own method may give in place of options, as in c10d's."""
+    return dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
 
 
 def check_plain_values(tensors: Sequence[torch.Tensor]) -> None:

@@ -119,8 +119,8 @@ Launcher = Annotated[
     str,
     typer.Option(
         "--launcher",
-        metavar="ssh|slurm|ray|local",
-        help="How hosts are entered; by default as cluster.yaml says, else SSH, inside a Slurm allocation srun.",
+        metavar="ssh|slurm|ray|local|none",
+        help="How hosts are entered; by default as cluster.yaml says, else SSH, in a Slurm allocation srun.",
         rich_help_panel=_WHERE,
     ),
 ]

@@ -49,6 +49,18 @@ def _names_model(options: RunOptions) -> bool:
     return options.recipe is not None or any(key == "model.name" for key, _ in options.overrides)
 
 
+def lead(options: RunOptions, sink: Sink) -> RunOptions:
+    """`--launcher none`: meet the job's other processes, of which those that do not lead stay until the run is over,
+    and exit. Where the options name no cluster, it is what the hosts say of themselves. Raises ConfigError."""
+    from hetctl.discovery.started import found_cluster
+    from hetctl.launcher.engines.started import take_part
+
+    take_part()
+    return (
+        options if options.cluster or options.plan or options.emulate else replace(options, cluster=found_cluster(sink))
+    )
+
+
 def resolve(options: RunOptions, sink: Sink, *, runs: bool, trains: bool = False) -> Resolved:
     """Where it `runs`, an emulation labels this machine's devices; otherwise it describes some that need not exist.
 

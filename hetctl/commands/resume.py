@@ -28,7 +28,7 @@ def resume(
     max_restarts: options.MaxRestarts = 0,
     allow_missing: options.AllowMissing = False,
     launcher: Annotated[
-        str | None, typer.Option("--launcher", metavar="ssh|slurm|ray|local", help="Otherwise the run's own.")
+        str | None, typer.Option("--launcher", metavar="ssh|slurm|ray|local|none", help="Otherwise the run's own.")
     ] = None,
     detach: options.Detach = False,
     skip_checks: options.SkipChecks = False,

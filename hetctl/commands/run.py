@@ -34,13 +34,15 @@ def run(
     groups inside an island and bridged ones across. `python` becomes the host's configured interpreter. To other hosts
     goes the script's folder, without what .gitignore and .hetctlignore name, and without keys and .env.
     """
-    from hetctl.commands.resolve import resolve_where
+    from hetctl.commands.resolve import lead, resolve_where
     from hetctl.launcher.run_folder.folder import create_run
     from hetctl.runs.handover import Handover, outside_allocation, run_in_background, submit
     from hetctl.runs.program import ProgramRun, check_program, run_program
     from hetctl.runs.verdict import raise_unless_done
 
     sink = Sink(as_json=as_json)
+    if launcher == "none":
+        asked = lead(asked, sink)
     where, plan = resolve_where(asked, sink)
     begun = ProgramRun(tuple(program), where, plan, asked.bridge or "auto", as_nccl, verify_bridge, launcher)
     check_program(begun, sink)

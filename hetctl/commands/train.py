@@ -45,7 +45,7 @@ def train(
     this machine, on the source text of Python's standard library, in about a minute.
     """
     from hetctl.comm.contract.errors import ConfigError
-    from hetctl.commands.resolve import resolve
+    from hetctl.commands.resolve import lead, resolve
     from hetctl.commands.start import Start, start
     from hetctl.runs.handover import outside_allocation
     from hetctl.runs.prepare import prepare
@@ -56,6 +56,8 @@ def train(
     more = [f"train.profile_step={profile_step}"] if profile_step is not None else []
     more += ["train.adapt=true"] if adapt else []
     asked = replace(asked, settings=[*(asked.settings or ()), *more])
+    if launcher == "none":
+        asked = lead(asked, sink)
     found = resolve(asked, sink, runs=True, trains=True)
     prepared = prepare(
         found.recipe,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,18 +87,21 @@ class Attempt:
         prepared = self.prepared
         weights = find_weights(prepared.recipe.model.name)
 
-        def files(site: Site) -> dict[str, str]:
-            job = Job(
+        @cache  # of 10,000 ranks it is megabytes, and the same for all hosts whose data lie alike
+        def job(moved: tuple[tuple[str, str], ...]) -> str:
+            return Job(
                 prepared.plan,
-                prepared.recipe.with_paths(site.moved),
+                prepared.recipe.with_paths(dict(moved)),
                 prepared.shape,
-                str(site.folder.checkpoints),
-                str(site.folder.checkpoints / self.start) if self.start else None,
+                "checkpoints",
+                str("checkpoints" / self.start) if self.start else None,
                 weights=str(weights) if weights else None,
                 base=prepared.base,
                 timeout_s=prepared.recipe.train.timeout_s,
-            )
-            return {variables.JOB: job.to_json()}
+            ).to_json()
+
+        def files(site: Site) -> dict[str, str]:
+            return {variables.JOB: job(tuple(sorted(site.moved.items())))}
 
         return Work(("python", "-m", "hetctl.trainer"), files, goes_on=self.start is not None)
 

@@ -38,7 +38,7 @@ def past_table(rows: Sequence[dict[str, Any]]) -> Table:
 def _row(folder: RunFolder, run: ActiveRun | None) -> dict[str, Any]:
     summary, metrics = folder.read_summary(), folder.read_metrics()
     state = run.state if run else None
-    supervised = state not in (None, LOST)
+    supervised = state is not None and not state.startswith(LOST)
     return {
         "run": folder.name,
         "verdict": state or _verdict(summary),

@@ -29,17 +29,19 @@ LATER = "(decided on the host)"
 def show_environment(plan: Plan, cluster: Cluster, name: str, sink: Sink) -> dict[str, Any]:
     """The table for people and the document for scripts. Raises ConfigError when the host has no ranks."""
     launch = Launch.of(cluster, plan)
-    seats = launch.seats
-    mine = [s for s in seats if s.host == name]
+    mine, world_size = launch.seats_of.get(name), len(launch.seats)
     if not mine:
-        raise ConfigError(f"no rank of the plan is on '{name}'", hint=nearest(name, {s.host for s in seats}))
-    host, master = cluster.host_by_name[name], cluster.host_by_name[seats[0].host]
+        raise ConfigError(f"no rank of the plan is on '{name}'", hint=nearest(name, launch.seats_of))
+    host, master = cluster.host_by_name[name], launch.hosts[0]
     cores = host.facts.get("system", {}).get("cpu", {}).get("allowed") or len(mine)
     shape = HostShape(cores, launch.device_type, master.data_address or LATER, interface_of(host), LATER)
     environment = {n: os.environ.get(n, "") for n in (host.access.env if host.access else {})}
-    own = host_settings(cluster, host, seats, environment=environment)
+    own = host_settings(cluster, host, mine, environment=environment)
     files = {v: Path(LATER) for v in ("TORCHELASTIC_ERROR_FILE", variables.JOB, variables.PLACEMENT, variables.FLIGHT)}
-    ranks = {s.rank: without_secrets(rank_settings(seats, s, shape, files=files, more=own)) for s in mine}
+    ranks = {
+        s.rank: without_secrets(rank_settings(mine, s, shape, world_size=world_size, files=files, more=own))
+        for s in mine
+    }
     table = Table("variable", "value", "because", title=f"rank {mine[0].rank} on {name}", title_justify="left")
     for setting in ranks[mine[0].rank]:
         table.add_row(*map(escape, (setting.name, setting.value, setting.reason)))

@@ -25,13 +25,14 @@ from hetctl.comm.contract.events import Done, Event, Exited, Failing, Lost, Read
 from hetctl.launcher.agent import run_files, workers
 from hetctl.launcher.agent.neighbours import Neighbours
 from hetctl.launcher.agent.oom import OomWatch
-from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Signal, Start, Stop, StoreOrder, order_of
+from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Signal, Start, Stop, StoreOrder, order_of, unpacked
 from hetctl.launcher.agent.port_watch import PortWatch
+from hetctl.launcher.agent.store import check_open_files
 from hetctl.launcher.agent.supervisor_connection import SupervisorConnection
 from hetctl.launcher.agent.workers import Worker
 
-TICK_S = 0.1
-HELLO_S = 60.0  # how long a supervisor may take to say what it wants
+TICK_S = 0.25  # what ranks say, and that they end, wakes it sooner; their hosts have better things to do
+HELLO_S = 600.0  # how long a supervisor that is there may take to say what it wants: it may enter 1,000 hosts first
 SOCKET = "agent.sock"
 FIGURES = Step.kind  # of a worker's events: those that must not get lost
 
@@ -116,7 +117,7 @@ class Agent:
                 os.chmod(self.spec.private, 0o700)
             run_files.write(os.path.join(self.folder, run_files.SWEEP_FILE), json.dumps(self.spec.sweep))
             for path, text in self.spec.files.items():
-                run_files.write(path, text)
+                run_files.write(path, unpacked(text))
             port = self._serve_store(self.spec.store) if self.spec.store else None
             probe = self.neighbours.listen(self.spec.probe_address) if self.spec.probe_address else None
         except OSError as error:
@@ -126,6 +127,7 @@ class Agent:
         self._tell(Ready(os.getpid(), port, probe))
 
     def _serve_store(self, store: StoreOrder) -> int:
+        check_open_files(store.clients)
         listener = _listen(store.address, store.ports)
         port = int(listener.getsockname()[1])
         self.store = subprocess.Popen(

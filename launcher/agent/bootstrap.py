@@ -6,6 +6,7 @@ Standard library only. Strictly question and answer, so that nothing of the agen
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -165,11 +166,13 @@ def unpack(packed: bytes, digest: str) -> None:
 
 def prune(keep: str) -> None:
     """Remove old bundles that nobody used lately, and what a broken connection left half unpacked."""
-    entries = sorted(os.scandir(place("")), key=lambda e: e.stat().st_mtime, reverse=True)
-    for number, entry in enumerate(entries):
-        old = time.time() - entry.stat().st_mtime > FRESH_S
-        if old and entry.name != keep and (number >= KEEP_BUNDLES or entry.name.startswith(".new-")):
-            shutil.rmtree(entry.path, ignore_errors=True)
+    ages = []
+    for entry in os.scandir(place("")):
+        with contextlib.suppress(FileNotFoundError):  # other hosts of the same home may be at it, too
+            ages.append((time.time() - entry.stat().st_mtime, entry.name))
+    for number, (age, name) in enumerate(sorted(ages)):
+        if age > FRESH_S and name != keep and (number >= KEEP_BUNDLES or name.startswith(".new-")):
+            shutil.rmtree(place(name), ignore_errors=True)
 
 
 def take(asked: dict[str, Any]) -> None:

@@ -27,7 +27,9 @@ class Neighbours:
     def listen(self, address: str) -> int:
         """Open the port that peers knock at; it is never read from. Returns it."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family, backlog=16)
+        self._listener = socket.create_server(
+            (address, 0), family=family, backlog=1024
+        )  # all hosts knock at the store's
         self._listener.setblocking(False)
         return int(self._listener.getsockname()[1])
 

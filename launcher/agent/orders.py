@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from hetctl.comm.contract.events import Line
@@ -34,6 +37,7 @@ class StoreOrder:
     ports: tuple[int, ...]
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    clients: int = 0  # ranks that connect to it
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Prepare(Order, kind="spec"):
     """What a host is to run: its workers, the run's files (path -> text), the store if it is here."""
 
     workers: tuple[WorkerOrder, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)  # texts are `packed`
     store: StoreOrder | None = None
     probe_address: str | None = None  # where other hosts knock
     private: str | None = None  # the host's own run folder; None: the launcher's, whose files it sees
@@ -104,6 +108,17 @@ class Beat(Order, kind="beat"):
 @dataclass(frozen=True)
 class Part(Order, kind="part"):
     """The last word was heard."""
+
+
+@lru_cache(maxsize=8)
+def packed(text: str) -> str:
+    """A file's text as it travels: that of 10,000 ranks is megabytes, the same for all hosts, and shrinks well."""
+    return base64.b64encode(zlib.compress(text.encode())).decode()
+
+
+def unpacked(packed: str) -> str:
+    """The text of a packed file."""
+    return zlib.decompress(base64.b64decode(packed)).decode()
 
 
 def order_of(line: Mapping[str, Any]) -> Order:

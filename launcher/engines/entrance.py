@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.launcher.engines import ray_cluster, slurm
+from hetctl.launcher.engines import ray_cluster, slurm, started
 from hetctl.launcher.engines.engine import Engine, Place
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.local import LocalShell
@@ -43,14 +43,19 @@ class OverSsh:
             self._book.close()
 
 
-ENGINES: Mapping[str, Callable[[], Engine]] = {"ssh": OverSsh, "slurm": slurm.Slurm, "ray": ray_cluster.Ray}
+ENGINES: Mapping[str, Callable[[], Engine]] = {
+    "ssh": OverSsh,
+    "slurm": slurm.Slurm,
+    "ray": ray_cluster.Ray,
+    started.NONE: started.Started,
+}
 WAYS = (*ENGINES, "local")  # what --launcher takes; `local` refuses whatever is not this machine
 
 
 def choose_way(asked: str, hosts: Sequence[Place]) -> str:
     """One of WAYS; `auto` is what the hosts say, else srun inside an allocation, else SSH.
 
-    Raises ConfigError.
+    Raises ConfigError, also for `none` where this process leads no job (`started.take_part`).
     """
     if asked == "auto":
         told = {host.access.way for host in hosts if host.access and not host.access.local}
@@ -60,6 +65,11 @@ def choose_way(asked: str, hosts: Sequence[Place]) -> str:
         return (told and told.pop()) or ("slurm" if slurm.inside() else "ssh")
     if asked not in WAYS:
         raise ConfigError(f"--launcher {asked} is not known", hint=f"{', '.join(WAYS[:-1])} or {WAYS[-1]}")
+    if asked == started.NONE and not started.doors():
+        raise ConfigError(
+            "this run's hosts are entered through processes that torchrun or mpirun started",
+            hint=f"... --launcher {started.NONE}",
+        )
     return asked
 
 

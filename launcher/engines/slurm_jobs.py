@@ -151,7 +151,7 @@ def submit_script(path: Path) -> tuple[int | None, str]:
 
 
 def job_state(job: int) -> JobState:
-    """Of a job that waits, runs, or is over (squeue forgets it; sacct may know, else UNKNOWN). Raises HetctlError."""
+    """Of a job that waits, runs, or is over (squeue forgets it; sacct may know). Raises HetctlError."""
     try:
         shown = _asked("squeue", "--noheader", f"--jobs={job}", "--format=%T|%r").splitlines()
     except WorkFailed as error:
@@ -165,7 +165,7 @@ def job_state(job: int) -> JobState:
         lines = _asked("sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job}", "--format=State")
     except HetctlError:  # no accounting at this site
         lines = ""
-    return JobState(lines.partition("\n")[0].strip() or "UNKNOWN")
+    return JobState(lines.partition("\n")[0].strip() or "nothing of it any more")
 
 
 def stop_job(job: int, *, now: bool) -> None:

@@ -37,21 +37,25 @@ class ActiveRun:
     @property
     def supervised(self) -> bool:
         """Whether its supervisor still runs, or will."""
-        return self.state != LOST
+        return not self.state.startswith(LOST)
 
     @property
     def state(self) -> str:
-        """`running`, what Slurm says of its job, or LOST."""
+        """`running`, what Slurm says of its job, or LOST and why."""
         if self.job is not None and not (self.pid and birth(self.pid) == self.born):
             try:
                 told = job_state(self.job)
             except HetctlError as error:
                 return f"unknown: {error.message}"
-            return LOST if told.over else told.words
-        return "running" if birth(self.pid) == self.born else LOST
+            return _lost(f"Slurm says {told.words}") if told.over else told.words
+        return "running" if birth(self.pid) == self.born else _lost("its supervisor is gone")
 
 
-LOST = "lost: its supervisor is gone (hetctl clean)"
+LOST = "lost: "
+
+
+def _lost(why: str) -> str:
+    return f"{LOST}{why} (hetctl clean)"
 
 
 def home() -> Path:

@@ -102,12 +102,13 @@ class AgentLink:
             *lines, self._buffer = self._buffer.split(b"\n")
             for line in lines:
                 self._take(line, events)
-            if self._reopen is not None and time.monotonic() - self._heard > SILENT_S:
-                return
             piece = session.read(0.5)
-            if piece is not None and piece.stream == "err":
+            if piece is None:  # only then: it may be this process that was held up, with answers waiting
+                if self._reopen is not None and time.monotonic() - self._heard > SILENT_S:
+                    return
+            elif piece.stream == "err":
                 self._said = (self._said + piece.data)[-4096:]
-            elif piece is not None:
+            else:
                 self._heard = time.monotonic()
                 self._buffer = (self._buffer + piece.data)[-MAX_LINE_BYTES:]
 

@@ -23,6 +23,7 @@ from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.dialogue import Dialogue, converse
 from hetctl.launcher.hosts.fanout import fan_out
 from hetctl.launcher.hosts.local import LocalShell
+from hetctl.launcher.hosts.open_files import allow_open_files
 from hetctl.launcher.hosts.shell import Session, Shell, ShellError
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agent_link import AgentGone, AgentLink
@@ -132,6 +133,7 @@ def start_agents(
 
     `on_refusal` hears of each one at once; the error waits until all have answered.
     """
+    allow_open_files(len(targets))
     found: dict[str, StartedAgent] = {}
     errors: dict[str, HetctlError] = {}
 

@@ -63,12 +63,14 @@ def rank_settings(
     seat: Seat,
     host: HostShape,
     *,
+    world_size: int,
     files: Mapping[str, Path],
     more: Sequence[Setting] = (),
 ) -> tuple[Setting, ...]:
     """Everything a rank's process gets in its environment. `files` maps variable names to files on that host.
 
-    `more` is the host's own (see `host_settings`); what it names wins, but for the ranks' numbers.
+    `seats` are at least those of its host; `more` is the host's own (see `host_settings`); what it names wins, but for
+    the ranks' numbers.
     """
     local = [s.rank for s in seats if s.host == seat.host]
     beside = _beside(seats, seat, more)
@@ -86,7 +88,7 @@ def rank_settings(
             *_sockets(host.socket_interface),
             *(s for s in more if s.device in (None, seat.device)),
             Setting("RANK", str(seat.rank), "from the plan"),
-            Setting("WORLD_SIZE", str(len(seats)), "ranks in the plan"),
+            Setting("WORLD_SIZE", str(world_size), "ranks in the plan"),
             Setting(
                 "LOCAL_RANK", str(beside.index(seat.rank)), "order among this host's ranks that see the same devices"
             ),
@@ -213,7 +215,7 @@ def _visible(device: int, more: Sequence[Setting]) -> dict[str, str]:
 
 def _rdma(cluster: Cluster, host: Host) -> list[Setting]:
     """The RDMA ports that the host's islands share, and the GID that reaches their network."""
-    fabrics = {i.fabric for i in cluster.islands if any(m.host == host.name for m in i.members)}
+    fabrics = {i.fabric for i in cluster.islands if host.name in i.hosts}
     ports = _rdma_ports(cluster, host, fabrics)
     if not ports:
         return []
@@ -278,8 +280,8 @@ def _nics(cluster: Cluster, host: Host, devices: Sequence[Device]) -> list[Setti
 
 def _abroad(cluster: Cluster, host: Host) -> list[Host]:
     """The other hosts that have a rank of another island than this one's."""
-    mine = {i.name for i in cluster.islands if any(m.host == host.name for m in i.members)}
-    names = {m.host for i in cluster.islands if i.name not in mine or len(mine) > 1 for m in i.members} - {host.name}
+    mine = {i.name for i in cluster.islands if host.name in i.hosts}
+    names = {name for i in cluster.islands if i.name not in mine or len(mine) > 1 for name in i.hosts} - {host.name}
     return [cluster.host_by_name[name] for name in sorted(names)]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.launcher.agent.orders import Prepare, StoreOrder, WorkerOrder
+from hetctl.launcher.agent.orders import Prepare, StoreOrder, WorkerOrder, packed
 from hetctl.launcher.supervisor.agents import Agents, Site
 from hetctl.launcher.supervisor.environment import HostShape, Seat, Setting, rank_settings
 from hetctl.launcher.supervisor.launch import Launch
@@ -41,11 +41,9 @@ def host_specs(agents: Agents, launch: Launch, work: Work, *, run: str) -> dict[
         texts = {**work.files(site), variables.PLACEMENT: placement}
         paths = {name: site.folder.launch / f"{name.removeprefix('HETCTL_').lower()}.json" for name in texts}
         specs[site.name] = Prepare(
-            workers=tuple(
-                _worker(site, shape, launch, seat, work, paths, more) for seat in launch.seats if seat.host == site.name
-            ),
-            files={str(paths[name]): text for name, text in texts.items()},
-            store=_store(site, shape, run) if site is master else None,
+            workers=tuple(_worker(site, shape, launch, seat, work, paths, more) for seat in launch.seats_of[site.name]),
+            files={str(paths[name]): packed(text) for name, text in texts.items()},
+            store=_store(site, shape, run, clients=len(launch.seats)) if site is master else None,
             probe_address=site.data_address if len(agents.sites) > 1 or not site.shared else None,
             private=None if site.shared else str(site.folder.path),
             reconnect=len(agents.sites) > 1 or not site.shared,
@@ -85,7 +83,9 @@ def _worker(
         "TORCHELASTIC_ERROR_FILE": site.folder.error_file(seat.rank),
         variables.FLIGHT: site.folder.flight,
     }
-    environment = {s.name: s.value for s in rank_settings(launch.seats, seat, shape, files=files, more=more)}
+    seats, world_size = launch.seats_of[seat.host], len(launch.seats)
+    settings = rank_settings(seats, seat, shape, world_size=world_size, files=files, more=more)
+    environment = {s.name: s.value for s in settings}
     first, *words = work.program
     own = site.pythons.get(launch.vendor_of(seat), site.python)
     first = own if Path(first).name in ("python", "python3") else first
@@ -94,6 +94,7 @@ def _worker(
     )
 
 
-def _store(site: Site, shape: HostShape, run: str) -> StoreOrder:
+def _store(site: Site, shape: HostShape, run: str, *, clients: int) -> StoreOrder:
     program = (site.python, "-P", "-m", "hetctl.launcher.agent.store")
-    return StoreOrder(site.data_address, store_ports(), program, {variables.RUN: run, "PYTHONPATH": shape.code_path})
+    environment = {variables.RUN: run, "PYTHONPATH": shape.code_path}
+    return StoreOrder(site.data_address, store_ports(), program, environment, clients)

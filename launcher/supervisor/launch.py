@@ -73,7 +73,15 @@ class Launch:
 
     @cached_property
     def hosts(self) -> list[Host]:
-        return [self.cluster.host_by_name[name] for name in dict.fromkeys(s.host for s in self.seats)]
+        return [self.cluster.host_by_name[name] for name in self.seats_of]
+
+    @cached_property
+    def seats_of(self) -> Mapping[str, Sequence[Seat]]:
+        """Those of each host, in the order in which the seats name the hosts."""
+        found: dict[str, list[Seat]] = {}
+        for seat in self.seats:
+            found.setdefault(seat.host, []).append(seat)
+        return found
 
     @property
     def here(self) -> bool:
@@ -87,7 +95,7 @@ class Launch:
     def pythons(self, host: Host) -> Mapping[str, str]:
         """Per vendor of a host's ranks the Python that is named for it."""
         named = host.access.pythons if host.access else {}
-        vendors = dict.fromkeys(self.vendor_of(s) for s in self.seats if s.host == host.name)
+        vendors = dict.fromkeys(map(self.vendor_of, self.seats_of[host.name]))
         return {vendor: named[vendor] for vendor in vendors if vendor in named}
 
     @property
@@ -108,14 +116,24 @@ class Launch:
 
     def ports(self, host: Host) -> Sequence[WatchedPort]:
         """The network ports of a host that its agent watches."""
-        where = {s.rank: s.host for s in self.seats}
-        rails = chain.from_iterable(b.rails for b in self.bridges)
-        ends = chain.from_iterable(((r.from_rank, r.from_nic), (r.to_rank, r.to_nic)) for r in rails)
-        return ports_of(self.cluster, host, self.seats, rails=[n for r, n in ends if where.get(r) == host.name])
+        seats = self.seats_of[host.name]
+        return ports_of(
+            self.cluster, host, seats, rails=chain.from_iterable(self._rails.get(s.rank, ()) for s in seats)
+        )
+
+    @cached_property
+    def _rails(self) -> Mapping[int, Sequence[str]]:
+        """Per rank the ports at its ends of the bridges' rails."""
+        found: dict[int, list[str]] = {}
+        for rail in chain.from_iterable(b.rails for b in self.bridges):
+            found.setdefault(rail.from_rank, []).append(rail.from_nic)
+            found.setdefault(rail.to_rank, []).append(rail.to_nic)
+        return found
 
     def settings(self) -> Mapping[str, Sequence[Setting]]:
         """Per host what its facts and its owner say about its ranks' environment. Raises ConfigError."""
-        return {h.name: host_settings(self.cluster, h, self.seats, environment=os.environ) for h in self.hosts}
+        seats = self.seats_of
+        return {h.name: host_settings(self.cluster, h, seats[h.name], environment=os.environ) for h in self.hosts}
 
 
 def _members(cluster: Cluster) -> Iterator[Member]:

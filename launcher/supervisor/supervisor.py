@@ -6,12 +6,14 @@ import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from hetctl.comm.contract import events
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.events import Told
 from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Signal, Start, Stop
+from hetctl.launcher.hosts.fanout import MAX_AT_ONCE
 from hetctl.launcher.run_folder.failure import Exit, RankError, is_own, parse_rank_error, reason_of
 from hetctl.launcher.supervisor.agents import Agents
 
@@ -19,7 +21,7 @@ BEAT_S = 2.0
 LEASE_S = 15.0
 STOP_GRACE_S = 60.0  # a rank finishes its step and saves
 END_GRACE_S = 3.0  # a rank whose peers are gone has nothing to finish
-READY_S = 60.0
+READY_S = 60.0  # without any host that becomes ready
 WIND_UP_S = 10.0
 NEIGHBOURS = 4  # hosts that each host knocks at, beside the store's
 
@@ -47,6 +49,7 @@ class Supervisor:
     def __init__(self, agents: Agents, specs: Mapping[str, Prepare], on_event: Callable[[Told], None]) -> None:
         self.agents, self.specs, self.on_event = agents, specs, on_event
         self.outcome = RunOutcome()
+        self._links = {link.host: link for link in agents.links}
         self._events: queue.SimpleQueue[Told | Order] = queue.SimpleQueue()  # signal handlers put orders
         self._done: set[str] = set()
         self._ended: set[int] = set()
@@ -59,9 +62,7 @@ class Supervisor:
         try:
             for link in self.agents.links:
                 link.watch(self._events)
-            for host, spec in self.specs.items():
-                self._link(host).send(spec)
-            self._start(self._wait_ready())
+            self._start(self._prepare())
             self._loop()
         finally:
             self._wind_up()
@@ -80,10 +81,16 @@ class Supervisor:
             self._events.put(Signal("SIGUSR2" if then_end else "SIGUSR1"))
         return self._begun
 
-    def _wait_ready(self) -> dict[str, events.Ready] | None:
-        """What each host says once it is ready; None where somebody asks for an early end."""
+    def _prepare(self) -> dict[str, events.Ready] | None:
+        """Give each host its spec, a number of them at a time, as the disks that they share are written by each.
+
+        What each host says once it is ready; None where somebody asks for an early end.
+        """
         ready: dict[str, events.Ready] = {}
+        waiting = iter(self.specs.items())
         until = time.monotonic() + READY_S
+        for host, spec in islice(waiting, MAX_AT_ONCE):
+            self._links[host].send(spec)
         while len(ready) < len(self.specs):
             item = self._next()
             if item is None and time.monotonic() < until:
@@ -95,6 +102,9 @@ class Supervisor:
             match item.event:
                 case events.Ready() as event:
                     ready[item.host] = event
+                    until = time.monotonic() + READY_S
+                    for host, spec in islice(waiting, 1):
+                        self._links[host].send(spec)
                 case events.Refused(reason):
                     raise WorkFailed(f"{item.host} cannot start its ranks: {reason}")
                 case events.Gone() | events.Lost() as event:
@@ -109,13 +119,14 @@ class Supervisor:
             self._broadcast(Kill())
             return
         port = next(r.store_port for r in ready.values() if r.store_port)
+        addresses = {site.name: site.data_address for site in self.agents.sites}
         for number, host in enumerate(self.specs):
             peers = {
-                peer: (self.agents.site(peer).data_address, probe)
+                peer: (addresses[peer], probe)
                 for peer in _peers(number, self.specs)
                 if (probe := ready[peer].probe_port)
             }
-            self._link(host).send(Start(port, peers))
+            self._links[host].send(Start(port, peers))
 
     def _loop(self) -> None:
         while len(self._done) < len(self.specs):
@@ -222,13 +233,10 @@ class Supervisor:
             self._ending = True
             self._broadcast(Stop(END_GRACE_S, failed=True))
 
-    def _link(self, host: str) -> Any:
-        return next(link for link in self.agents.links if link.host == host)
-
     def _broadcast(self, order: Order) -> None:
         for host in self.specs:
             if host not in self._done:
-                self._link(host).send(order)
+                self._links[host].send(order)
 
 
 def _peers(number: int, specs: Mapping[str, Prepare]) -> list[str]:

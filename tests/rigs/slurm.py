@@ -40,6 +40,29 @@ SlurmdParameters=config_overrides
 SchedulerParameters=bf_interval=1,sched_interval=1
 KillWait=30
 MinJobAge=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+"""
+ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={folder}/munge.socket
+"""
+KEEPER = """\
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={database}
+StorageUser=root
+StorageLoc=slurm
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
 """
 
 
@@ -65,15 +88,23 @@ class Site:
         return done.stdout
 
     def until(self, true: Callable[[], bool], *, seconds: float = 120.0) -> None:
-        end = time.monotonic() + seconds
-        while not true():
-            assert time.monotonic() < end, self.ask("squeue")
-            time.sleep(0.2)
+        _until(true, seconds=seconds, about=lambda: self.ask("squeue"))
+
+
+def without_accounting() -> str:
+    """Why a site here has none, '' where it has."""
+    missing = [tool for tool in ("slurmdbd", "mariadbd", "mariadb-install-db", "sacct") if not shutil.which(tool)]
+    return f"accounting needs {', '.join(missing)}: apt-get install slurmdbd mariadb-server" if missing else ""
 
 
 @contextlib.contextmanager
-def slurm(rig: netns.Rig, partitions: Mapping[str, Sequence[int]], folder: Path) -> Iterator[Site]:
-    """Slurm on the rig's hosts as long as the block lasts; the first partition is the default one."""
+def slurm(
+    rig: netns.Rig, partitions: Mapping[str, Sequence[int]], folder: Path, *, urgent: Sequence[int] = ()
+) -> Iterator[Site]:
+    """Slurm on the rig's hosts as long as the block lasts, with accounting where its daemons are here.
+
+    The first partition is the default one. Jobs of the partition `urgent` have those of others queued again.
+    """
     folder.mkdir()
     (folder / "state").mkdir()
     key = folder / "munge.key"
@@ -81,7 +112,7 @@ def slurm(rig: netns.Rig, partitions: Mapping[str, Sequence[int]], folder: Path)
     key.chmod(0o600)
     files = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
     munge = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *files]
-    ports = _free_ports(2)
+    ports, accounted = _free_ports(4), not without_accounting()
     text = CONFIG.format(
         here=socket.gethostname(),
         address=rig.hosts[0].address.rpartition(".")[0] + ".254",
@@ -94,7 +125,15 @@ def slurm(rig: netns.Rig, partitions: Mapping[str, Sequence[int]], folder: Path)
         text += f"NodeName={host.name} NodeAddr={host.address} NodeHostname={host.name} CPUs=8\n"
     for number, (name, members) in enumerate(partitions.items()):
         nodes = ",".join(rig.hosts[n].name for n in members)
-        text += f"PartitionName={name} Nodes={nodes} Default={'NO' if number else 'YES'}\n"
+        text += f"PartitionName={name} Nodes={nodes} Default={'NO' if number else 'YES'} PriorityTier=1\n"
+    if urgent:
+        nodes = ",".join(rig.hosts[n].name for n in urgent)
+        text += f"PartitionName=urgent Nodes={nodes} Default=NO PriorityTier=9\n"
+    if accounted:
+        text += ACCOUNTING.format(port=ports[2], folder=folder)
+        keeper = folder / "slurmdbd.conf"
+        keeper.write_text(KEEPER.format(port=ports[2], database=ports[3], folder=folder))
+        keeper.chmod(0o600)
     config = folder / "slurm.conf"
     config.write_text(text)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
@@ -108,6 +147,12 @@ def slurm(rig: netns.Rig, partitions: Mapping[str, Sequence[int]], folder: Path)
 
     try:
         start(*munge)
+        if accounted:
+            _make_database(folder)
+            place = [f"--datadir={folder}/database", f"--socket={folder}/mariadb.socket"]
+            start("mariadbd", "--no-defaults", "--user=root", *place, "--bind-address=127.0.0.1", f"--port={ports[3]}")
+            start("slurmdbd", "-D")
+            _until(lambda: _says(environment, "sacctmgr", "show", "cluster"), seconds=60)
         start("slurmctld", "-D", "-f", str(config))
         for host in rig.hosts:
             # it wants a control group's file system, and the namespace has a /sys of its own
@@ -123,6 +168,24 @@ def slurm(rig: netns.Rig, partitions: Mapping[str, Sequence[int]], folder: Path)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 daemon.wait(15)
             daemon.kill()
+
+
+def _make_database(folder: Path) -> None:
+    """An empty one whose root is whoever comes from this machine."""
+    words = ["--no-defaults", f"--datadir={folder}/database", "--user=root", "--auth-root-authentication-method=normal"]
+    made = subprocess.run(["mariadb-install-db", *words, "--skip-test-db"], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+
+
+def _until(true: Callable[[], bool], *, seconds: float, about: Callable[[], str] = str) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, about()
+        time.sleep(0.2)
+
+
+def _says(environment: Mapping[str, str], *argv: str) -> bool:
+    return subprocess.run(argv, env={**os.environ, **environment}, capture_output=True).returncode == 0
 
 
 def _idle(site: Site) -> int:

@@ -1,14 +1,16 @@
 """PyTorch's own distributed tests against `het`: counts, and every test that gloo passes and `het` does not.
 
 `python -m tests.torch_suite gloo`, then `het`, which compares. Without more it is the tests of collectives that torch
-brings along; `--tests FOLDER` names PyTorch's own `test/distributed`, of the installed version, and adds the files of
-it in FILES. None of them is changed: what they ask for by gloo's name, or by none, is `het`, as `hetctl run --as-nccl`
-has it, over islands of 1, 2 and all further ranks. Outcomes and logs are in build/torch-suite.
+brings along, and torchft's of groups where torchft is installed; `--tests FOLDER` names PyTorch's own
+`test/distributed`, of the installed version, and adds the files of it in FILES. None of them is changed: what they ask
+for by gloo's name, or by none, is `het`, as `hetctl run --as-nccl` has it, over islands of 1, 2 and all further ranks.
+Outcomes and logs are in build/torch-suite.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -37,6 +39,7 @@ FILES = (  # or folders, of which all files are run; those that an older or a ne
     *("tensor", "_tensor", "checkpoint", "pipelining", "_composable/fsdp"),
 )
 LEAVES_OUT = ("compile", "attention", "dtensor_ops", "xla", "micro_pipeline")  # hours of the compiler, or of operators
+TORCHFT = "process_group_test.py"
 REASONS = {
     "monitored_barrier": "torch.distributed.monitored_barrier refuses every back end that is not named gloo",
 }
@@ -57,6 +60,7 @@ def outcomes_of(backend: str, only: str, file: Path) -> dict[str, str]:
     argv = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-p", "tests.torch_suite.forked"]
     argv += ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(file.parent), "--timeout", str(SECONDS)]
     argv += ["--junitxml", str(found), "-k", only, str(file)]
+    argv += ["-p", "tests.torch_suite.torchft_over_het"] if file.name == TORCHFT else []
     with name.with_suffix(".log").open("w") as lines:
         subprocess.run(argv, cwd=file.parent, env=environment, stdout=lines, stderr=subprocess.STDOUT, check=False)
     outcomes = _read(found) if found.exists() else {"died": "fail"}
@@ -79,8 +83,10 @@ def _read(found: Path) -> dict[str, str]:
 
 
 def files_of(tests: Path | None) -> list[Path]:
-    """The tests of collectives, and PyTorch's files where its folder is given."""
+    """The tests of collectives, torchft's where it is installed, and PyTorch's files where their folder is given."""
     found = [HERE / "collectives.py"]
+    torchft = importlib.util.find_spec("torchft")
+    found += [Path(folder) / TORCHFT for folder in (torchft and torchft.submodule_search_locations) or ()]
     for name in FILES if tests is not None else ():
         path = Path(tests or ".").resolve() / name
         found += sorted(path.rglob("test_*.py")) if path.is_dir() else [path] if path.exists() else []

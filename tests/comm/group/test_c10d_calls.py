@@ -45,6 +45,17 @@ def test_arguments_that_do_not_fit_are_refused_and_the_group_goes_on(sizes: tupl
     on_islands(sizes, careless, seconds=20)
 
 
+def reduction_for_options(rank: int) -> None:
+    """As torchft calls a group's own methods."""
+    group = dist.group.WORLD
+    group.allreduce([most := torch.tensor([rank])], dist.ReduceOp.MAX).wait()
+    assert most.tolist() == [dist.get_world_size() - 1]
+
+
+def test_a_reduction_may_stand_for_options() -> None:
+    on_islands((1, 1), reduction_for_options, seconds=20)
+
+
 def large_halves(rank: int) -> None:
     for count in (3, 100_000):
         dist.all_reduce(mean := torch.full((count,), 60_000.0, dtype=torch.float16), dist.ReduceOp.AVG)

@@ -51,7 +51,12 @@ def test_a_toy_is_planned_for_and_its_ranks_get_their_device() -> None:
     of_rank, own = {}, launch.settings()
     for seat in launch.seats:
         shape = HostShape(8, "cuda", "10.0.0.1", None, "")
-        settings = {s.name: s.value for s in rank_settings(launch.seats, seat, shape, files={}, more=own[seat.host])}
+        settings = {
+            s.name: s.value
+            for s in rank_settings(
+                launch.seats, seat, shape, world_size=len(launch.seats), files={}, more=own[seat.host]
+            )
+        }
         of_rank[seat.rank] = settings["HETCTL_DEVICE_TYPE"], "TOY_VISIBLE_DEVICES" in settings
     by_vendor = {i.vendor: {of_rank[r] for r in i.ranks} for i in plan.islands}
     assert by_vendor == {"toys": {("toy", True)}, "nvidia": {("cuda", False)}}

@@ -19,7 +19,7 @@ from hetctl.launcher.engines.slurm_jobs import Component, NodeFacts, batch_scrip
 from hetctl.launcher.run_folder.registry import ActiveRun
 from tests.rigs import netns
 from tests.rigs.cluster import command, environment, losses, write_cluster
-from tests.rigs.slurm import Site, slurm, unavailable
+from tests.rigs.slurm import Site, slurm, unavailable, without_accounting
 
 WHY_NOT = unavailable()
 real = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -38,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, mine: Path) -> Iterator[Site]
     folder = tmp_path_factory.mktemp("site")
     with (
         netns.hosts([netns.HostSpec(sshd=False)] * 3, folder / "rig") as rig,
-        slurm(rig, {"green": (0, 1), "red": (2,)}, folder / "slurm") as site,
+        slurm(rig, {"green": (0, 1), "red": (2,)}, folder / "slurm", urgent=(2,)) as site,
     ):
         write_cluster(rig, ISLANDS, mine / "cluster.yaml")
         (mine / "here.py").write_text(PROGRAM)
@@ -136,13 +136,13 @@ def _words(pid: int) -> str:
 
 @real
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["requeued", "time limit"])
+@pytest.mark.parametrize("how", ["preempted", "time limit"])
 def test_a_job_that_is_interrupted_goes_on_by_itself(site: Site, mine: Path, alone: list[float], how: str) -> None:
     run = how.replace(" ", "-")
     job = submitted(site, mine, run, steps=40)
     site.until(lambda: steps_made(mine, run) > 12)
-    if how == "requeued":  # as a job of a higher priority has it done
-        site.ask("scontrol", "requeue", str(job))
+    if how == "preempted":
+        site.ask("sbatch", "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap=sleep 5")
     else:
         site.ask("scancel", "--signal=USR2", "--batch", str(job))
     site.until(lambda: status(mine, run) == "done", seconds=400)  # Slurm waits two minutes until it starts it again
@@ -195,6 +195,19 @@ def test_a_lost_node_is_named(site: Site, mine: Path) -> None:
     assert status(mine, "lost") == "failed"
     assert last.name in json.loads((mine / "lost" / "failure.json").read_text())["reason"]
     site.until(lambda: not site.ask("squeue", "--noheader"))
+
+
+@real
+@pytest.mark.skipif(bool(without_accounting()), reason=without_accounting())
+def test_what_became_of_a_job_is_asked_of_accounting(site: Site, mine: Path) -> None:
+    submitted(site, mine, "ended", steps=4000)
+    site.until(lambda: steps_made(mine, "ended") > 0)
+    for pid in site.rig.hosts[0].pids():
+        if "hetctl" in _words(pid) and "slurm" not in _words(pid):
+            os.kill(pid, signal.SIGKILL)
+    site.until(lambda: not site.ask("squeue", "--noheader"))
+    assert "lost: Slurm says failed (hetctl clean)" in " ".join(hetctl(site, mine, "ps").stdout.split())
+    assert hetctl(site, mine, "clean", "ended").returncode == 0
 
 
 def test_nodes_outside_the_allocation_are_named() -> None:

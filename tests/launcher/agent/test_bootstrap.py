@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -118,3 +119,16 @@ def test_data_without_room_are_refused_before_they_travel(tmp_path: Path, mine: 
     process = start(tmp_path, {"do": "take", "digest": "d", "files": [["a", 1 << 60]], "path": "/nowhere"})
     told, _ = process.communicate(None, 30)
     assert "1,152,921,504,607 MB are needed" in json.loads(told)["reason"]
+
+
+def test_old_code_that_another_host_of_the_same_home_removes_meanwhile_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("mine", ".new-theirs"):
+        Path(bootstrap.place(name)).mkdir(parents=True)
+    listed = list(os.scandir(bootstrap.place("")))
+    Path(bootstrap.place(".new-theirs")).rmdir()
+    monkeypatch.setattr(bootstrap.os, "scandir", lambda folder: iter(listed))
+    bootstrap.prune("mine")
+    assert Path(bootstrap.place("mine")).is_dir()

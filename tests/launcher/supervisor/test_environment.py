@@ -77,7 +77,10 @@ def test_a_rank_sees_its_own_vendors_devices_alone_and_counts_among_them() -> No
     mixed, seats = Cluster((both,), islands), (Seat(0, "a", 2), Seat(1, "a", 0), Seat(2, "a", 1))
     shape, own = HostShape(6, "cuda", "10.0.0.1", None, "/code"), host_settings(mixed, both, seats)
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "HETCTL_DEVICE_INDEX", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    found = [{s.name: s.value for s in rank_settings(seats, seat, shape, files={}, more=own)} for seat in seats]
+    found = [
+        {s.name: s.value for s in rank_settings(seats, seat, shape, world_size=len(seats), files={}, more=own)}
+        for seat in seats
+    ]
     assert [tuple(map(one.get, names)) for one in found] == [
         (None, "1,0", "0", "0", "2"),
         ("u0", None, "0", "0", "1"),
@@ -115,7 +118,7 @@ def test_the_interface_is_the_one_with_the_data_address() -> None:
     assert interface_of(one) == "mgmt0"
     shape = HostShape(8, "cuda", "10.0.0.1", interface_of(one), "/code")
     own = host_settings(cluster(one), one, SEATS)
-    found = {s.name: s.value for s in rank_settings(SEATS, SEATS[2], shape, files={}, more=own)}
+    found = {s.name: s.value for s in rank_settings(SEATS, SEATS[2], shape, world_size=len(SEATS), files={}, more=own)}
     assert found["GLOO_SOCKET_IFNAME"] == "mgmt0"
     assert found["NCCL_SOCKET_IFNAME"] == "=mgmt0"
     assert (found["RANK"], found["LOCAL_RANK"], found["HETCTL_DEVICE_INDEX"]) == ("2", "1", "1")
@@ -127,7 +130,7 @@ def test_a_persons_value_wins_but_not_over_the_ranks_numbers() -> None:
     one = host("a", "nvidia", env={"NCCL_IB_HCA": "mlx5_1", "RANK": "9"})
     shape = HostShape(8, "cuda", "10.0.0.1", None, "/code")
     own = host_settings(cluster(one), one, SEATS)
-    found = {s.name: s.value for s in rank_settings(SEATS, SEATS[1], shape, files={}, more=own)}
+    found = {s.name: s.value for s in rank_settings(SEATS, SEATS[1], shape, world_size=len(SEATS), files={}, more=own)}
     assert (found["NCCL_IB_HCA"], found["RANK"]) == ("mlx5_1", "1")
 
 
@@ -171,7 +174,10 @@ def test_each_rank_bridges_over_the_ports_near_its_device() -> None:
     seats = (Seat(0, "a", 0), Seat(1, "a", 3), Seat(2, "b", 0))
     shape = HostShape(8, "cuda", "10.0.0.1", interface_of(one), "/code")
     own = host_settings(both, one, seats)
-    found = [{s.name: s.value for s in rank_settings(seats, seat, shape, files={}, more=own)} for seat in seats[:2]]
+    found = [
+        {s.name: s.value for s in rank_settings(seats, seat, shape, world_size=len(seats), files={}, more=own)}
+        for seat in seats[:2]
+    ]
     assert [f["HETCTL_RDMA"] for f in found] == ["mlx5_0:1=3@fast", "mlx5_1:1=3@fast"]
     assert [f["HETCTL_NICS"] for f in found] == ["p0@fast", "p1@fast"]
     apart = tuple(replace(n, network=f"fast{i}") if n.network else n for i, n in enumerate(one.nics))
@@ -194,7 +200,10 @@ def test_ranks_of_islands_that_share_gpus_are_told_the_real_ones() -> None:
     seats = tuple(Seat(i, "here", i) for i in range(3))
     shape = HostShape(8, "cuda", "127.0.0.1", None, "/code")
     own = host_settings(labelled, labelled.hosts[0], seats)
-    found = [{s.name: s.value for s in rank_settings(seats, s, shape, files={}, more=own)} for s in seats]
+    found = [
+        {s.name: s.value for s in rank_settings(seats, s, shape, world_size=len(seats), files={}, more=own)}
+        for s in seats
+    ]
     assert [one["HETCTL_DEVICE_INDEX"] for one in found] == ["0", "1", "0"]
     assert labelled.shares_devices
     alone = label_machine(spec, replace(machine, gpus=None))
@@ -216,7 +225,13 @@ def test_ranks_of_cpus_beside_devices_compute_on_the_host(gpus: int | None) -> N
     launch = Launch.of(labelled)
     shape = HostShape(8, launch.device_type, "127.0.0.1", None, "/code")
     own = launch.settings()["here"]
-    found = [{s.name: s.value for s in rank_settings(launch.seats, s, shape, files={}, more=own)} for s in launch.seats]
+    found = [
+        {
+            s.name: s.value
+            for s in rank_settings(launch.seats, s, shape, world_size=len(launch.seats), files={}, more=own)
+        }
+        for s in launch.seats
+    ]
     assert [one["HETCTL_DEVICE_TYPE"] for one in found] == ["cpu", "cpu", "cuda", "cuda"]
     assert [one["HETCTL_DEVICE_INDEX"] for one in found[2:]] == ["0", "0" if gpus else "1"]
     assert [island.torch_backend for island in launch.placement.islands] == ["gloo", "nccl", "nccl"]
