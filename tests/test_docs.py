@@ -108,6 +108,8 @@ def test_every_yaml_of_the_documents_is_what_its_file_may_hold(page: Path, block
     file = tmp_path / "example.yaml"
     file.write_text(block)
     keys = yaml.safe_load(block).keys()
+    if "apiVersion" in keys:
+        pytest.skip("a manifest of Kubernetes: its schema is KubeRay's, which does not come with the tests")
     if "model" in keys:
         decode(Recipe, yaml.safe_load(block), where=page.name)
     elif "islands" in keys:

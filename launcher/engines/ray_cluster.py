@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from hetctl.launcher.hosts.local import LocalSession, LocalShell
 from hetctl.launcher.hosts.shell import OutputPiece, ShellError, Stream, timed_out
 
 GIVEN_S = 120.0  # how long nodes are waited for that others hold
+KNOCK_S = 10.0
 _WINDOW = 32  # writes on their way
 _WAIT_S = 2.0  # that an actor waits for output before it says that there is none
 _AT_ONCE = 1 << 20  # bytes of output that travel together, about
@@ -93,6 +95,7 @@ def _connected() -> Any:
 def _connect(ray: Any) -> None:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        _knock(os.environ.get("RAY_ADDRESS", ""))
         ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
     except Exception as error:  # ConnectionError, RuntimeError, ValueError, and what its versions add
         hint = "run it on a node of the cluster (`ray status` answers there), as a Ray job, or set RAY_ADDRESS"
@@ -104,6 +107,13 @@ def _connect(ray: Any) -> None:
     import hetctl
 
     ray.cloudpickle.register_pickle_by_value(hetctl)
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody listens at HOST:PORT: `ray.init` would go on trying for many minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
 
 
 class Ray(Engine):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.pod_settings import PodSettings
 from hetctl.launcher.engines.entrance import choose_way
@@ -72,7 +71,7 @@ def test_one_run_is_in_one_namespace() -> None:
 
 
 def test_hosts_that_are_pods_are_entered_as_pods_by_default() -> None:
-    assert choose_way("auto", Cluster((host("a", GREEN),), ())) == "kubernetes"
-    assert choose_way("ssh", Cluster((host("a", GREEN),), ())) == "ssh"
+    assert choose_way("auto", [host("a", GREEN)]) == "kubernetes"
+    assert choose_way("ssh", [host("a", GREEN)]) == "ssh"
     with pytest.raises(ConfigError, match="unlike ways"):
-        choose_way("auto", Cluster((host("a", GREEN), host("b", None)), ()))
+        choose_way("auto", [host("a", GREEN), host("b", None)])
