@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +31,7 @@ from hetctl.comm.contract.events import Begin, Gone, Lost, Told
 from hetctl.comm.contract.units import MiB
 from hetctl.launcher.agent.bootstrap import marked
 from hetctl.launcher.engines import entrance
-from hetctl.launcher.engines.engine import Place
+from hetctl.launcher.engines.engine import Engine, Place
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.local import LocalShell
 from hetctl.launcher.run_folder.folder import RunFolder
@@ -44,13 +44,13 @@ REPORT = """echo '{"event": "begin", "step": 0, "steps": 1}' > /proc/self/fd/$HE
 STEADY_S = 10.0
 
 
-class Here:
+class Here(Engine):
     """An engine whose hosts are all this machine, each with its own home."""
 
     def __init__(self, home: Path, cache: Path) -> None:
         self.home, self.cache = home, cache
 
-    def check(self, hosts: Sequence[str]) -> None:
+    def check(self, places: Sequence[Place], run: str | None, say: Callable[[str], None]) -> None:
         """It has any host."""
 
     def open(self, place: Place, deadline: Deadline) -> LocalShell:
