@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -25,6 +26,7 @@ WHY_NOT = unavailable()
 real = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 ISLANDS = {"h200": ((0, 1), (1, 1)), "mi325x": ((2, 1),)}
 SETTINGS = ("model.seq_len=16", "batch.global_batch=8", "optimizer.warmup_steps=2", "checkpoint.every=5")
+STEPS = 200  # so many that what comes in between comes before they are made
 PROGRAM = 'import os; print("from", os.environ["SLURMD_NODENAME"], os.environ["RANK"], flush=True)\n'
 
 
@@ -76,19 +78,13 @@ def steps_made(mine: Path, run: str) -> int:
 
 @pytest.fixture(scope="module")
 def alone(site: Site, mine: Path) -> list[float]:
-    """The losses of 40 steps on this machine."""
-    return losses_here(site, mine, 40)
-
-
-def losses_here(site: Site, mine: Path, steps: int) -> list[float]:
     """The same plan's losses on this machine."""
-    words = ("--cluster", "cluster.yaml", "-o", "plan.yaml", *_settings(steps))
+    words = ("--cluster", "cluster.yaml", "-o", "plan.yaml", *_settings(STEPS))
     plan = hetctl(site, mine, "plan", "--model", "demo", *words)
     assert plan.returncode == 0, plan.stderr
-    run = f"alone-{steps}"
-    done = hetctl(site, mine, "train", "--plan", "plan.yaml", "--run-dir", run, *_settings(steps))
+    done = hetctl(site, mine, "train", "--plan", "plan.yaml", "--run-dir", "alone", *_settings(STEPS))
     assert done.returncode == 0, done.stderr
-    return losses(mine / run)
+    return losses(mine / "alone")
 
 
 BOTH = ("salloc", "--nodes=2", "--partition=green", ":", "--nodes=1", "--partition=red")
@@ -112,7 +108,7 @@ def test_discovery_enters_the_allocations_nodes_by_steps(site: Site, mine: Path)
 
 @real
 def test_nodes_of_two_partitions_are_one_job(site: Site, mine: Path, alone: list[float]) -> None:
-    job = submitted(site, mine, "both", steps=40)
+    job = submitted(site, mine, "both", steps=STEPS)
     script = (mine / "both" / "launch" / "sbatch.sh").read_text()
     assert "#SBATCH hetjob" in script
     assert "--partition=green" in script
@@ -139,7 +135,7 @@ def _words(pid: int) -> str:
 @pytest.mark.parametrize("how", ["preempted", "time limit"])
 def test_a_job_that_is_interrupted_goes_on_by_itself(site: Site, mine: Path, alone: list[float], how: str) -> None:
     run = how.replace(" ", "-")
-    job = submitted(site, mine, run, steps=40)
+    job = submitted(site, mine, run, steps=STEPS)
     site.until(lambda: steps_made(mine, run) > 12)
     if how == "preempted":
         site.ask("sbatch", "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap=sleep 5")
@@ -153,8 +149,8 @@ def test_a_job_that_is_interrupted_goes_on_by_itself(site: Site, mine: Path, alo
 
 
 @real
-def test_stopped_it_saves_and_resume_submits_it_again(site: Site, mine: Path) -> None:
-    submitted(site, mine, "stopped", steps=160)  # so many that a busy machine's `stop` comes before they are made
+def test_stopped_it_saves_and_resume_submits_it_again(site: Site, mine: Path, alone: list[float]) -> None:
+    submitted(site, mine, "stopped", steps=STEPS)
     site.until(lambda: steps_made(mine, "stopped") > 3)
     done = hetctl(site, mine, "stop", "stopped")
     assert done.returncode == 0, done.stderr
@@ -163,24 +159,33 @@ def test_stopped_it_saves_and_resume_submits_it_again(site: Site, mine: Path) ->
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["status"] == "submitted"
     site.until(lambda: status(mine, "stopped") == "done")
-    assert losses(mine / "stopped")[-5:] == pytest.approx(losses_here(site, mine, 160)[-5:], rel=1e-5)
+    assert losses(mine / "stopped")[-5:] == pytest.approx(alone[-5:], rel=1e-5)
 
 
 @real
 def test_what_waits_is_shown_and_cancelled(site: Site, mine: Path) -> None:
-    blocker = site.ask(
-        "sbatch", "--parsable", "--partition=red", "--exclusive", "--output=/dev/null", "--wrap=sleep 300"
-    ).strip()
-    job = submitted(site, mine, "waits", steps=40)
-    again = train(site, mine, "waits", "--launcher", "slurm", steps=40)
-    assert again.returncode == 2, again.stderr
-    assert f"Slurm has as job {job}" in again.stderr
-    (run,) = json.loads(hetctl(site, mine, "ps", "--json").stdout)["runs"]
-    assert (run["run"], run["state"], run["job"], run["step"]) == ("waits", "queued", job, None)
-    done = hetctl(site, mine, "stop", "waits")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(hetctl(site, mine, "ps", "--json").stdout)["runs"] == []
-    site.ask("scancel", blocker)
+    with held(site, "red"):
+        job = submitted(site, mine, "waits", steps=STEPS)
+        again = train(site, mine, "waits", "--launcher", "slurm", steps=STEPS)
+        assert again.returncode == 2, again.stderr
+        assert f"Slurm has as job {job}" in again.stderr
+        (run,) = json.loads(hetctl(site, mine, "ps", "--json").stdout)["runs"]
+        assert (run["run"], run["state"], run["job"], run["step"]) == ("waits", "queued", job, None)
+        done = hetctl(site, mine, "stop", "waits")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(hetctl(site, mine, "ps", "--json").stdout)["runs"] == []
+
+
+@contextlib.contextmanager
+def held(site: Site, partition: str) -> Iterator[None]:
+    """The partition is somebody else's for as long as the block lasts."""
+    words = (f"--partition={partition}", "--exclusive", "--output=/dev/null", "--wrap=sleep 300")
+    job = site.ask("sbatch", "--parsable", *words).strip()
+    try:
+        site.until(lambda: site.ask("squeue", "--noheader", f"--jobs={job}", "--format=%T").strip() == "RUNNING")
+        yield
+    finally:
+        site.ask("scancel", job)
 
 
 @real
