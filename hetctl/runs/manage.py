@@ -15,7 +15,7 @@ from hetctl.comm.contract.cluster import Host
 from hetctl.comm.contract.errors import ConfigError, Unreachable, WorkFailed, nearest
 from hetctl.comm.contract.units import listed, show_seconds
 from hetctl.console import Sink
-from hetctl.launcher.engines.entrance import RELEASES, Entrance
+from hetctl.launcher.engines.entrance import RELEASES, STILL_OPEN, Entrance
 from hetctl.launcher.engines.slurm_jobs import stop_job
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.fanout import fan_out
@@ -111,7 +111,10 @@ def find_folder(word: str | None) -> RunFolder:
 
 
 def _clean_hosts(run: ActiveRun, sink: Sink) -> dict[str, dict[str, Any]]:
-    hosts = [Host(name, access=access, data_address="unused") for name, access in run.hosts.items()]
+    known = STILL_OPEN.get(run.way, dict)(run.hosts)
+    if closed := [name for name in run.hosts if name not in known]:
+        sink.say(f"{run.name} on {listed(closed, 8)}: its processes end with the job that held these hosts")
+    hosts = [Host(name, access=access, data_address="unused") for name, access in known.items()]
     found: dict[str, dict[str, Any]] = {}
     with Entrance(run.way) as entrance:
 

@@ -54,6 +54,8 @@ ENGINES: Mapping[str, Callable[[], Engine]] = {
 }
 # what ends that which an engine made for a run's hosts, and with it whatever runs there
 RELEASES: Mapping[str, Callable[[str, Mapping[str, Access]], None]] = {"kubernetes": end_pods}
+# which hosts of a lost run can still be entered, where not all can
+STILL_OPEN: Mapping[str, Callable[[Mapping[str, Access]], Mapping[str, Access]]] = {started.NONE: started.enterable}
 WAYS = (*ENGINES, "local")  # what --launcher takes; `local` refuses whatever is not this machine
 
 

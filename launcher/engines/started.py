@@ -15,12 +15,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from hetctl.comm.contract.cluster import Access
 from hetctl.comm.contract.errors import ConfigError, HetctlError, WorkFailed
 from hetctl.comm.contract.started import address_towards, as_torchrun_says
 from hetctl.launcher.engines import door_client
@@ -53,6 +54,11 @@ def doors() -> dict[str, Door]:
     return dict(_doors)
 
 
+def enterable(hosts: Mapping[str, Access]) -> dict[str, Access]:
+    """Those of a lost job's hosts that need no door: this machine. On the others what it ran ends with its processes."""
+    return {name: access for name, access in hosts.items() if name == _this_host()}
+
+
 def take_part() -> None:
     """Meet the job's other processes. Returns in the one that leads; the others serve it, and exit.
 
@@ -63,7 +69,7 @@ def take_part() -> None:
     mine = socket.create_server(("", 0), backlog=64)
     towards = address_towards(os.environ["MASTER_ADDR"])
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    door = Door(socket.gethostname().split(".")[0], boot, towards, mine.getsockname()[1], sys.executable)
+    door = Door(_this_host(), boot, towards, mine.getsockname()[1], sys.executable)
     store.set(f"door/{rank}", json.dumps(asdict(door)))
     if rank:
         _serve(mine, store.get("token").decode(), store)
@@ -78,6 +84,10 @@ def take_part() -> None:
         raise ConfigError(f"{lonely[0]} has only a loopback address towards MASTER_ADDR", hint=hint)
     store.set("token", _token)
     atexit.register(_dismiss, store, world)
+
+
+def _this_host() -> str:
+    return socket.gethostname().split(".")[0]
 
 
 def _met() -> tuple[Any, int, int]:
@@ -194,7 +204,7 @@ class Started(Engine):
     def open(self, place: Place, deadline: Deadline) -> Shell:
         """Commands through the host's door; here without one."""
         deadline.phase = f"entering {place.name}"
-        return LocalShell() if place.name == next(iter(_doors), "") else DoorShell(_doors[place.name])
+        return LocalShell() if place.name == _this_host() else DoorShell(_doors[place.name])
 
     def close(self) -> None:
         """The job's processes stay until this one exits."""

@@ -18,10 +18,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hetctl.comm.contract.cluster import Host, load_cluster, save_cluster
+from hetctl.comm.contract.pod_settings import PodSettings
 from tests.rigs import netns
 
 TOOLS = Path(os.environ.get("HETCTL_KUBERNETES", Path.home() / ".cache/hetctl-test-tools/kubernetes"))
@@ -66,6 +68,38 @@ class NodeSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     resources: Mapping[str, str] = field(default_factory=dict)
     taints: Sequence[Mapping[str, str]] = ()
+
+
+GREEN = NodeSpec(
+    {"nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.memory": "143771"},
+    {"nvidia.com/gpu": "8", "rdma/hca": "1k"},
+)
+RED = NodeSpec(
+    {"amd.com/gpu.product-name": "AMD_Instinct_MI325X_OAM", "amd.com/gpu.vram": "256G"},
+    {"amd.com/gpu": "4"},
+    [{"key": "amd.com/gpu", "value": "present", "effect": "NoSchedule"}],
+)
+PODS = {
+    "h200": PodSettings(image="torch:cuda", resources={"nvidia.com/gpu": 8}, group="green"),
+    "mi325x": PodSettings(
+        image="torch:rocm",
+        resources={"amd.com/gpu": 4},
+        group="red",
+        tolerations=({"key": "amd.com/gpu", "operator": "Exists"},),
+    ),
+}
+
+
+def as_pods(file: Path, pods: dict[str, PodSettings]) -> None:
+    """Have the hosts of a cluster file entered as pods; where ranks talk is left for their pods to say."""
+    cluster = load_cluster(file)
+
+    def entered(host: Host) -> Host:
+        assert host.access is not None
+        settings = pods[host.devices[0].device_class]
+        return replace(host, access=replace(host.access, way="kubernetes", kubernetes=settings), data_address=None)
+
+    save_cluster(file, replace(cluster, hosts=tuple(map(entered, cluster.hosts))))
 
 
 class Api:

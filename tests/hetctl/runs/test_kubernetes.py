@@ -14,28 +14,15 @@ from typing import Any
 import pytest
 import yaml
 
-from hetctl.comm.contract.cluster import Host, load_cluster, save_cluster
-from hetctl.comm.contract.pod_settings import PodSettings
+from hetctl.comm.contract.cluster import load_cluster
 from tests.rigs import netns
 from tests.rigs.cluster import command, environment, losses, write_cluster
-from tests.rigs.kubernetes import BAD_IMAGE, NodeSpec, Site, kubernetes, unavailable
+from tests.rigs.kubernetes import BAD_IMAGE, GREEN, PODS, RED, NodeSpec, Site, as_pods, kubernetes, unavailable
 
 WHY_NOT = unavailable()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 ISLANDS = {"h200": ((0, 1), (1, 1)), "mi325x": ((2, 1),)}
 SETTINGS = ("model.seq_len=16", "batch.global_batch=8", "optimizer.warmup_steps=2", "checkpoint.every=5")
-GREEN = {"nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.memory": "143771"}
-RED = {"amd.com/gpu.product-name": "AMD_Instinct_MI325X_OAM", "amd.com/gpu.vram": "256G"}
-TAINT = {"key": "amd.com/gpu", "value": "present", "effect": "NoSchedule"}
-PODS = {
-    "h200": PodSettings(image="torch:cuda", resources={"nvidia.com/gpu": 8}, group="green"),
-    "mi325x": PodSettings(
-        image="torch:rocm",
-        resources={"amd.com/gpu": 4},
-        group="red",
-        tolerations=({"key": "amd.com/gpu", "operator": "Exists"},),
-    ),
-}
 
 
 @pytest.fixture(scope="module")
@@ -46,29 +33,13 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, mine: Path) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    green, red = (
-        NodeSpec(GREEN, {"nvidia.com/gpu": "8", "rdma/hca": "1k"}),
-        NodeSpec(RED, {"amd.com/gpu": "4"}, [TAINT]),
-    )
     with (
         netns.hosts([netns.HostSpec(sshd=False)] * 4, folder / "rig") as rig,
-        kubernetes(rig, [green, green, red, NodeSpec()], folder / "kubernetes") as site,
+        kubernetes(rig, [GREEN, GREEN, RED, NodeSpec()], folder / "kubernetes") as site,
     ):
         write_cluster(rig, ISLANDS, mine / "cluster.yaml")
         as_pods(mine / "cluster.yaml", PODS)
         yield site
-
-
-def as_pods(file: Path, pods: dict[str, PodSettings]) -> None:
-    """Have the hosts of a cluster file entered as pods; where ranks talk is left for their pods to say."""
-    cluster = load_cluster(file)
-
-    def entered(host: Host) -> Host:
-        assert host.access is not None
-        settings = pods[host.devices[0].device_class]
-        return replace(host, access=replace(host.access, way="kubernetes", kubernetes=settings), data_address=None)
-
-    save_cluster(file, replace(cluster, hosts=tuple(map(entered, cluster.hosts))))
 
 
 def argv(site: Site, *words: str) -> tuple[list[str], dict[str, str]]:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from hetctl.comm.group.meeting import RankFacts, islands_of, link_layer, sentenc
 from tests.busy import busy
 from tests.rigs import netns
 from tests.rigs.cluster import command, environment, losses, write_cluster
+from tests.rigs.torchrun import Torchrun
 
 WHY_NOT = netns.unavailable()
 real = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -128,26 +129,8 @@ def test_a_program_under_mpirun_finds_its_islands(tmp_path: Path) -> None:
     assert set(done.stdout.splitlines()) == SUMS
 
 
-class Job:
-    """torchrun on each host of a rig."""
-
-    def __init__(self, rig: netns.Rig, folder: Path) -> None:
-        self.rig, self.folder, self._port = rig, folder, 29600
-
-    def start(self, *words: str, processes: Sequence[int] = (1, 1)) -> list[subprocess.Popen[str]]:
-        self._port += 1
-        at = ["--nnodes", str(len(self.rig.hosts)), "--master-addr", self.rig.hosts[0].address]
-        at += ["--master-port", str(self._port)]
-        started = []
-        for number, host in enumerate(self.rig.hosts):
-            run = [sys.executable, "-m", "torch.distributed.run", *at, "--node-rank", str(number)]
-            run += ["--nproc-per-node", str(processes[number]), *words]
-            inside = ["ip", "netns", "exec", host.namespace, "unshare", "--uts", "sh", "-c"]
-            line = [*inside, 'hostname "$1"; shift; exec "$@"', "sh", host.name, *run]
-            env = environment(self.rig, OMP_NUM_THREADS="1", XDG_STATE_HOME=str(self.folder / host.name))
-            pipe = subprocess.PIPE
-            started.append(subprocess.Popen(line, cwd=self.folder, env=env, text=True, stdout=pipe, stderr=pipe))
-        return started
+class Job(Torchrun):
+    """hetctl's trainer in such jobs."""
 
     def train(self, run: str, *words: str, steps: int) -> list[subprocess.Popen[str]]:
         keys = [w for key in (*SETTINGS, f"train.steps={steps}") for w in ("--set", key)]
@@ -156,10 +139,6 @@ class Job:
     def steps(self, run: str) -> int:
         file = self.folder / run / "metrics.jsonl"
         return len(file.read_text().splitlines()) if file.is_file() else 0
-
-    def ours(self) -> list[str]:
-        words = (Path(f"/proc/{pid}/cmdline").read_text() for host in self.rig.hosts for pid in host.pids())
-        return [w.replace("\0", " ") for w in words if "hetctl" in w]
 
 
 def ended(started: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
