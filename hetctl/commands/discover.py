@@ -101,17 +101,11 @@ def _asked(
 ) -> tuple[Inventory, list[HostAnswer]]:
     from hetctl.discovery.discover import HostAnswer
     from hetctl.discovery.discover import discover as ask
-    from hetctl.discovery.inventory import DEFAULT_FILE, resolve
-    from hetctl.discovery.kubernetes_nodes import from_kubernetes
+    from hetctl.discovery.meant import meant_hosts
     from hetctl.discovery.tables import host_line
 
-    told: list[HostAnswer] = []
-    if engine == "kubernetes":
-        named = bool(hosts) or file is not None or DEFAULT_FILE.exists()
-        meant, reports = from_kubernetes(resolve(hosts, file) if named else None)
-        told = [HostAnswer(report) for report in reports]
-    else:
-        meant = resolve(hosts, file, engine=engine)
+    meant, reports = meant_hosts(hosts, file, engine)
+    told = [HostAnswer(report) for report in reports]
     sink.warn(f"discovering {count_of(len(meant.entries), 'host')} from {meant.origin}")
     width = max(len(entry.name) for entry in meant.entries)
 

@@ -94,10 +94,10 @@ def _examined(
     timeout: float,
     sink: Sink,
 ) -> CheckRun:
-    from hetctl.discovery.inventory import resolve
+    from hetctl.discovery.meant import enterable_hosts
     from hetctl.doctor.runner import examine
 
-    meant = resolve(hosts, file, engine=engine)
+    meant = enterable_hosts(hosts, file, engine)
     count = len(meant.entries)
     sink.warn(f"examining {count_of(count, 'host')} from {meant.origin}")
     return examine(meant, checks, timeout_s=timeout, folders=folders, say=sink.warn)

@@ -41,10 +41,10 @@ def execute(
     """
     from hetctl.comm.contract.values import encode
     from hetctl.discovery.execute import execute_line, exit_code_of, line_of, show_outputs
-    from hetctl.discovery.inventory import resolve
+    from hetctl.discovery.meant import enterable_hosts
 
     sink = Sink(as_json=as_json)
-    entries = resolve(hosts or [], inventory, engine=engine).entries
+    entries = enterable_hosts(hosts or [], inventory, engine).entries
     lines = {entry.name: line_of(context.obj, entry) for entry in entries}
     with sink.trying(f"running it on {count_of(len(entries), 'host')}") as show:
         outputs = execute_line(entries, lambda e: lines[e.name], timeout_s=timeout, on_output=lambda o: show(o.name))

@@ -78,7 +78,7 @@ def _held_by(engine: str, hosts: Sequence[str], file: Path | None, environment: 
     if file is not None:
         raise ConfigError("--from and --inventory exclude each other", hint="give one of them")
     if engine not in HOLDERS:
-        raise ConfigError(f"--from {engine} is not known", hint=" or ".join(HOLDERS))
+        raise ConfigError(f"--from {engine} is not known", hint=" or ".join((*HOLDERS, "kubernetes")))
     inventory = HOLDERS[engine](environment)
     return select(inventory, hosts) if hosts else inventory
 

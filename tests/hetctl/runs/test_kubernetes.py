@@ -225,6 +225,10 @@ def test_labels_alone_say_which_devices_there_are(site: Site, tmp_path: Path) ->
     assert access.kubernetes.resources == {"amd.com/gpu": 4}
     assert access.kubernetes.tolerations == ({"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"},)
     assert "NICs stay unknown" in done.stderr
+    for words in (("doctor", "--from", "kubernetes"), ("exec", "--from", "kubernetes", "--", "true")):
+        refused = hetctl(site, tmp_path, *words)
+        assert refused.returncode == 2, refused.stderr
+        assert f"no image is named for {names[0]}, {names[1]}, {names[2]}" in refused.stderr
     refused = hetctl(
         site, tmp_path, "train", "--cluster", "found.yaml", "--skip-checks", "--set", "batch.global_batch=20"
     )
@@ -244,6 +248,10 @@ def test_pods_are_asked_where_images_are_named(site: Site, tmp_path: Path) -> No
     assert nothing_left(site), "pods that were made to be asked are gone"
     ran = hetctl(site, tmp_path, "exec", "green", "--", "hostname", "-I")
     assert site.rig.hosts[1].address in ran.stdout, ran.stderr
+    assert nothing_left(site)
+    examined = hetctl(site, tmp_path, "doctor", "--from", "kubernetes", "--json")
+    findings = json.loads(examined.stdout)["findings"]
+    assert {host.name for host in site.rig.hosts[:3]} <= {f["host"] for f in findings}, examined.stderr
     assert nothing_left(site)
 
 
