@@ -19,6 +19,7 @@ from hetctl.launcher.hosts.host_names import expand
 
 _SECRET_KEY = re.compile(r"pass(word|wd|phrase)?$|_pass$|secret|private_key$", re.IGNORECASE)
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSPHRASE|API_?KEY|CREDENTIAL", re.IGNORECASE)
+_LOGIN = re.compile(r"://[^/@\s]+:[^/@\s]+@")  # a URL that holds a password
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PYTHON = re.compile(r"[A-Za-z0-9_./~+-]+")
 
@@ -154,7 +155,7 @@ def _check_settings(settings: Settings, where: str) -> None:
     for name, value in (settings.env or {}).items():
         if not _VARIABLE.fullmatch(name):
             raise ConfigError(f"{where}.env: {name!r} is not the name of an environment variable")
-        if value is not None and _SECRET_NAME.search(name):
+        if value is not None and (_SECRET_NAME.search(name) or _LOGIN.search(str(value))):
             raise ConfigError(
                 f"{where}.env: the value of {name} does not belong in an inventory",
                 hint=f"name it without a value (`env: [{name}]`): it is then taken from your environment",

@@ -219,7 +219,7 @@ class Probe:
         self.values.update(uid=os.getuid(), user=os.environ.get("USER") or os.environ.get("LOGNAME"))
         wanted = "|".join([self.want["environment"], *map(re.escape, self.options["environment"])])
         self.values["environment"] = {
-            name: value[:4096]
+            name: re.sub(self.want["login"], "***", value[:4096])
             for name, value in os.environ.items()
             if re.fullmatch(wanted, name) and not re.search(self.want["secret"], name)
         }

@@ -41,7 +41,8 @@ class ProbeRequest:
     tool_path: tuple[str, ...]
     openable: tuple[str, ...]
     environment: str
-    secret: str
+    secret: str  # in a variable's name: its value stays where it is
+    login: str  # in a value: what of it does
     packages: tuple[str, ...]
     package_files: Mapping[str, str]
     package_libraries: tuple[str, ...]
@@ -101,6 +102,7 @@ def wanted(*, thorough: bool = False) -> ProbeRequest:
         openable=("/dev/infiniband/*", "/dev/kfd", "/var/run/docker.sock"),
         environment="(" + "|".join([_VARIABLES, *(p for v in VENDORS for p in v.environment)]) + ")[A-Z0-9_]*",
         secret="KEY|TOKEN|SECRET|PASS|CRED|AUTH",
+        login=r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)",
         packages=_PACKAGES + tuple(package for vendor in VENDORS for package in vendor.packages),
         package_files={
             "torch/version.py": r"(__version__|cuda|hip|rocm|xpu|git_version)\b",

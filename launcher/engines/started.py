@@ -65,6 +65,7 @@ def take_part() -> None:
     Raises ConfigError where nothing has started them, WorkFailed where they do not meet.
     """
     global _token
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     store, rank, world = _met()
     mine = socket.create_server(("", 0), backlog=64)
     towards = address_towards(os.environ["MASTER_ADDR"])
@@ -88,6 +89,15 @@ def take_part() -> None:
 
 def _this_host() -> str:
     return socket.gethostname().split(".")[0]
+
+
+def _end_with_parent(parent: int) -> None:
+    """End when whoever started this process is gone, as a run does whose launcher is told to; others at once."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    if not _token:
+        os._exit(1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _met() -> tuple[Any, int, int]:

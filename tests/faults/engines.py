@@ -39,7 +39,8 @@ SETTINGS = ("model.seq_len=16", "batch.global_batch=8", "checkpoint.every=5", "t
 START_S, STEPS_S = 8.0, 2.0  # how long a start takes, and of steps so much
 ENDED_WITHIN_S, LEFT_WITHIN_S = 90.0, 30.0  # of the kill; of the run's end
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)
-MARK = b"HETCTL_FAULTS="
+MARK = ("HETCTL_FAULTS", str(os.getpid()))  # what is started here has it, and what that starts
+SCHEDULER_S = 30.0  # after which whoever started a job ends it whose first process has failed
 
 
 # what a command line is of, by the first word of these that it has
@@ -60,7 +61,7 @@ class Engine:
     way: tuple[str, ...] = ()
 
     def __init__(self, rig: netns.Rig, folder: Path, **more: str) -> None:
-        self.rig, self.folder, self.more = rig, folder, {**more, "HETCTL_FAULTS": "1"}
+        self.rig, self.folder, self.more = rig, folder, dict([*more.items(), MARK])
         self.started: Sequence[subprocess.Popen[bytes] | subprocess.Popen[str]] = ()
 
     def begin(self, run: str) -> None:
@@ -82,16 +83,14 @@ class Engine:
         """Whether what was started has ended."""
         return None not in [process.poll() for process in self.started]  # each of them is asked, and so reaped
 
-    def lost(self, victim: str) -> None:
-        """One of these was hit."""
-
     def objects(self) -> list[str]:
         """What the engine itself holds for runs."""
         return []
 
     def processes(self) -> list[int]:
         """Of runs: on the hosts, and here."""
-        here = [int(name) for name in os.listdir("/proc") if name.isdigit() and MARK in environ(int(name))]
+        mark = "=".join(MARK).encode() + b"\0"
+        here = [int(name) for name in os.listdir("/proc") if name.isdigit() and mark in environ(int(name))]
         there = [pid for host in self.rig.hosts for pid in host.pids() if _is_ours(pid)]
         return sorted({*here, *there} - {os.getpid()})
 
@@ -135,18 +134,21 @@ class ByTorchrun(Engine):
 
     def __init__(self, rig: netns.Rig, folder: Path) -> None:
         super().__init__(rig, folder, XDG_STATE_HOME=str(folder / rig.hosts[0].name))
-        self.torchrun = Torchrun(rig, folder)
+        self.torchrun, self._failing_since = Torchrun(rig, folder), 0.0
 
     def begin(self, run: str) -> None:
         with (self.folder / f"{run}.out").open("ab") as out:
             words = ("-m", "hetctl", *self.words(run))
-            self.started = self.torchrun.start(*words, processes=(1, 1, 1), out=out, HETCTL_FAULTS="1")
+            self.started = self.torchrun.start(*words, processes=(1, 1, 1), out=out, **dict([MARK]))
 
-    def lost(self, victim: str) -> None:
-        """Whoever lost a torchrun ends the others, as schedulers do: left alone they wait for it for minutes."""
-        if victim == "torchrun":
+    def over(self) -> bool:
+        """Once a torchrun has failed for a while the others are ended: left alone they wait for it for minutes."""
+        if not any(process.poll() for process in self.started):
+            self._failing_since = time.monotonic()
+        elif time.monotonic() - self._failing_since > SCHEDULER_S:
             for process in self.started:
                 process.terminate()
+        return super().over()
 
 
 @contextlib.contextmanager
@@ -214,7 +216,6 @@ def hit(on: Engine, run: str, chance: random.Random) -> Moment:
             if said:
                 os.kill(pid, number)
                 moment.victim = next((role for word, role in ROLES.items() if word in said), said)
-                on.lost(moment.victim)
                 break
     judge(on, moment)
     return moment

@@ -226,6 +226,35 @@ def test_a_lost_host_is_named(job: Job) -> None:
     assert job.ours() == []
 
 
+@real
+@pytest.mark.slow
+def test_processes_end_with_whoever_started_them_and_what_a_lost_leader_left_is_cleaned(job: Job) -> None:
+    started = job.train("orphaned", "--cluster", "cluster.yaml", steps=4000)
+    try:
+        _until(lambda: job.steps("orphaned") > 2)
+        for process in started:
+            process.kill()
+        _until(lambda: job.ours() == [])
+    finally:
+        _kill(started)
+    started = job.train("killed", "--cluster", "cluster.yaml", steps=4000)
+    try:
+        _until(lambda: job.steps("killed") > 2)
+        for pid in job.rig.hosts[0].pids():
+            os.kill(pid, signal.SIGKILL)
+        _until(lambda: job.ours() == [])
+    finally:
+        _kill(started)
+    here = job.rig.hosts[0]
+    env = environment(job.rig, XDG_STATE_HOME=str(job.folder / here.name))
+    inside = ["ip", "netns", "exec", here.namespace, "unshare", "--uts", "sh", "-c", 'hostname "$1"; shift; exec "$@"']
+    clean = [*inside, "sh", here.name, *command("clean")]
+    done = subprocess.run(clean, cwd=job.folder, env=env, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert f"killed on {job.rig.hosts[1].name}: its processes end with the job that held these hosts" in done.stdout
+    assert f"killed on {here.name}: 0 processes found, 0 left" in done.stdout
+
+
 def test_who_was_not_started_is_told(tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     env = {k: v for k, v in env.items() if not k.startswith("SLURM_")}
