@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import starmap, takewhile
 from typing import Protocol
 
 ROUNDS = 3  # of `settle`
@@ -97,8 +98,10 @@ def settle(
     best: tuple[tuple[int, ...], float] | None = None
     for _ in range(ROUNDS):
         shares = largest_remainder(total, weights, least=1)
-        seconds = [replicas.seconds(i, share) for i, share in enumerate(shares)]
-        if max(seconds) == math.inf or (best is not None and shares == best[0]):
+        if best is not None and shares == best[0]:
+            break
+        seconds = list(takewhile(math.isfinite, starmap(replicas.seconds, enumerate(shares))))
+        if len(seconds) < len(shares):
             break
         if best is None or max(seconds) < best[1]:
             best = shares, max(seconds)

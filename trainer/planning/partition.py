@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -98,14 +99,32 @@ class Splits:
         if every.least + floor + self._ends[0] >= bound or not len(every.turns):
             return None
         least = every.least + max(floor, further * float(every.turns[0]))
-        for ends, cap in pairwise(self._caps(least, rough=tolerance >= ROUGH)):
+        caps = self._caps(least, rough=tolerance >= ROUGH)
+        if len(caps) > 2:  # every cap takes tables of its own, the least without any serves them all
+            least = every.least_without_ends(further, floor, bound - self._ends[0])
+        for ends, cap in pairwise(caps):
             if least + ends >= bound:
                 break
+            if cap < np.inf and not self._room(cap, (bound - every.least - ends) / further if further else np.inf):
+                continue
             capped = every if cap == np.inf else _Capped(self.tables, self.layers, cap)
             found = capped.best(further, floor, bound, tolerance, ends)
             if found is not None:
                 best, bound = found, found.seconds
         return best
+
+    def _room(self, cap: float, threshold: float) -> bool:
+        """Whether stages that end within a cap, each with beats within a threshold, hold all layers."""
+        beats, ends, first = self._stacked
+        held = (beats <= threshold) & (ends <= cap)
+        most = np.maximum.reduceat((held * np.arange(1, self.layers + 1)).max(axis=1), first)
+        return bool(most.min() >= 1 and most.sum() >= self.layers)
+
+    @cached_property
+    def _stacked(self) -> tuple[Floats, Floats, list[int]]:
+        """Beats and ends of all stages' rows for 1, 2, .. layers, and where each stage's rows begin."""
+        beats, ends = (np.concatenate([of(t) for t in self.tables])[:, 1:] for of in (attrgetter("beat"), attrgetter("end")))
+        return beats, ends, [0, *accumulate(len(t.beat) for t in self.tables[:-1])]
 
     @cached_property
     def _ends(self) -> tuple[float, float]:
@@ -154,7 +173,14 @@ class _Capped:
     def _known(self) -> list[_Found | Literal[False] | None]:
         return [None] * len(self.turns)
 
-    def best(self, further: int, floor: float, bound: float, tolerance: float, ends: float) -> Split | None:
+    def least_without_ends(self, further: int, floor: float, bound: float) -> float:
+        """The least `sum(beat) + max(floor, further max(turn))`; the bound where none is below it."""
+        found = self.best(further, floor, bound, 0.0, 0.0, weigh_ends=False)
+        return bound if found is None else found.seconds
+
+    def best(
+        self, further: int, floor: float, bound: float, tolerance: float, ends: float, *, weigh_ends: bool = True
+    ) -> Split | None:
         """The best below the bound, where the last stage to end takes at least so long for that."""
         best, turns = None, self.turns
         worth = int(turns.searchsorted((bound - self.least - ends) / further)) if further else len(turns)
@@ -170,7 +196,7 @@ class _Capped:
             if not found:
                 continue  # nor is there a split under any smaller threshold
             spans.append((first, found.first - 1, max(found.beats, beats)))
-            seconds = found.beats + max(floor, further * found.turn) + found.end
+            seconds = found.beats + max(floor, further * found.turn) + (found.end if weigh_ends else 0.0)
             if seconds < bound:
                 best, bound = Split(found.layers, found.rows, seconds), seconds
                 if tolerance >= ROUGH:  # others are taken to end alike

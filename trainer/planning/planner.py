@@ -78,14 +78,19 @@ def weigh(
     problem = read_problem(cluster, recipe, speeds=speeds, profile=profile)
     search = Search(problem, keep=_keep(problem))
     asked = Asked.of(cluster, recipe, speeds, profile)
-    planning = _searched(asked, search)
-    if problem.costs.value_bytes.over_replicas and len(planning.plan.replicas) > 1 and not planning.plan.over_replicas:
-        # the search took it that replicas share out state, and these have no memory for that
-        value_bytes = replace(problem.costs.value_bytes, over_replicas=False)
-        costs = replace(problem.costs, value_bytes=value_bytes)
-        again = Search(replace(problem, costs=costs), keep=_keep(problem), like=search)
-        planning = _searched(asked, again)
-    return planning
+    found, predictions = _searched(asked, search)
+    value_bytes = problem.costs.value_bytes
+    if value_bytes.over_replicas and _lack_memory_to_share_out(asked, problem, predictions[0].candidate):
+        # the search took it that replicas share out state
+        costs = replace(problem.costs, value_bytes=replace(value_bytes, over_replicas=False))
+        problem = replace(problem, costs=costs)
+        found, predictions = _searched(asked, Search(problem, keep=_keep(problem), like=search))
+    islands = dict.fromkeys(p.island for p in problem.pools)
+    alone = {name: alone_samples_per_s(problem, name) for name in islands}
+    why = reasons(problem, predictions[0], found, alone)
+    plan = _plan(cluster, recipe, problem, predictions[0], alone, why)
+    plan.validate(where="the plan", layers=problem.costs.shape.layers)
+    return Planning(plan, problem, predictions, found, alone)
 
 
 def _keep(problem: Problem) -> int:
@@ -95,18 +100,12 @@ def _keep(problem: Problem) -> int:
     return FEW if problem.tolerance else KEEP
 
 
-def _searched(asked: Asked, search: Search) -> Planning:
-    """The fastest of all that the search finds. Raises Infeasible."""
-    problem, found = search.problem, search.run()
+def _searched(asked: Asked, search: Search) -> tuple[SearchResult, tuple[Prediction, ...]]:
+    """What the search finds, and its fastest simulated, the first of all first. Raises Infeasible."""
+    found = search.run()
     if not found.candidates:
-        refuse(problem, asked)
-    predictions = tuple(sorted(_predictions(problem, found), key=_rank))
-    islands = list(dict.fromkeys(p.island for p in problem.pools))
-    alone = {name: alone_samples_per_s(problem, name) for name in islands}
-    why = reasons(problem, predictions[0], found, alone)
-    plan = _plan(asked.cluster, asked.recipe, problem, predictions[0], alone, why)
-    plan.validate(where="the plan", layers=problem.costs.shape.layers)
-    return Planning(plan, problem, predictions, found, alone)
+        refuse(search.problem, asked)
+    return found, tuple(sorted(_predictions(search.problem, found), key=_rank))
 
 
 def _predictions(problem: Problem, found: SearchResult) -> list[Prediction]:
@@ -133,15 +132,8 @@ def _plan(
     alone: Mapping[str, float | None],
     why: tuple[str, ...],
 ) -> Plan:
-    replicas = _replicas(chosen.candidate)
-    limits = [device.room_bytes for _, _, _, device in seats(cluster)]
-    replicas, memory, over = with_whole(
-        replicas,
-        _memory(problem, chosen.candidate),
-        limits,
-        costs=problem.costs,
-        asked=recipe.train.sharded,
-    )
+    limits = _limits(cluster)
+    replicas, memory, over = _shared_out(recipe, problem, chosen.candidate, limits)
     said = [OVER] if over else []
     if short := [r for r, limit in enumerate(limits) if limit is not None and memory[r] > limit]:
         rank = short[0]
@@ -162,6 +154,24 @@ def _plan(
         measured=problem.links.measured,
         over_replicas=over,
     )
+
+
+def _limits(cluster: Cluster) -> list[int | None]:
+    return [device.room_bytes for _, _, _, device in seats(cluster)]
+
+
+def _shared_out(
+    recipe: Recipe, problem: Problem, candidate: Candidate, limits: Sequence[int | None]
+) -> tuple[tuple[Replica, ...], tuple[int, ...], bool]:
+    """The candidate's replicas, each rank's memory, and whether state is shared out over all replicas."""
+    memory = _memory(problem, candidate)
+    return with_whole(_replicas(candidate), memory, limits, costs=problem.costs, asked=recipe.train.sharded)
+
+
+def _lack_memory_to_share_out(asked: Asked, problem: Problem, candidate: Candidate) -> bool:
+    """Whether there are several replicas, and these cannot share out state."""
+    replicas, _, over = _shared_out(asked.recipe, problem, candidate, _limits(asked.cluster))
+    return len(replicas) > 1 and not over
 
 
 def _replicas(candidate: Candidate) -> tuple[Replica, ...]:
