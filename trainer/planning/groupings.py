@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import combinations
 
 from hetctl.trainer.planning.arrange import Batching
+from hetctl.trainer.planning.costs import LayerCosts
 from hetctl.trainer.planning.link_rates import LinkRates
 from hetctl.trainer.planning.pipelines import Pipelines, WantedPipeline
 from hetctl.trainer.planning.pools import Pool
@@ -17,6 +18,7 @@ from hetctl.trainer.planning.space import MANY_POOLS, partitions, views
 from hetctl.trainer.planning.stages import SyncRate
 
 MOST = 5  # groupings of many pools that are balanced in earnest
+BACKWARD = 2 / 3  # of a micro-batch's seconds: what gradient sums can hide behind
 SIZES = (1, 4, 8, 16, 64)  # micro-batches that the likely ones are estimated with
 
 Groups = frozenset[frozenset[int]]  # of indices into a view; pools in none of them stay idle
@@ -138,7 +140,9 @@ class _Descent:
             sync = None if alone or not others else slowest_sync(self.problem.links, (pools, others), 0)
             pinned = self.problem.micro_batch_size
             sizes = [s for s in SIZES if s <= max(share, 1)] if pinned is None else [pinned]
-            seconds = [self._with(pools, size, max(1, round(share / size)), sync) * share / size for size in sizes]
+            sums = 0.0 if sync is None else sums_seconds(self.problem.costs, pools, sync, 2)
+            beats = {size: self._with(pools, size, max(1, round(share / size)), sync) for size in sizes}
+            seconds = [beat * share / size + max(0.0, sums - BACKWARD * beat) for size, beat in beats.items()]
             self._known[group, alone] = min(seconds)
         return self._known[group, alone]
 
@@ -146,6 +150,13 @@ class _Descent:
         """Seconds a micro-batch."""
         batching = Batching(size, count, 1 if sync is None else 2, sync)
         return self.pipelines.bound(WantedPipeline(pools, batching), math.inf) / count
+
+
+def sums_seconds(costs: LayerCosts, pools: Sequence[Pool], sync: SyncRate, replicas: int) -> float:
+    """Of a replica's gradient sums with others at least, if all its devices hold equal parts of the model."""
+    rate = min(sync.per_rank * sum(p.size for p in pools), sync.per_host * sum(len(p.hosts) for p in pools))
+    parameters = costs.trained_on(1) * costs.shape.layers
+    return (replicas - 1) / replicas * parameters * costs.value_bytes.exchanged / rate
 
 
 def slowest_sync(links: LinkRates, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:

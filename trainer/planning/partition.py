@@ -123,7 +123,9 @@ class Splits:
     @cached_property
     def _stacked(self) -> tuple[Floats, Floats, list[int]]:
         """Beats and ends of all stages' rows for 1, 2, .. layers, and where each stage's rows begin."""
-        beats, ends = (np.concatenate([of(t) for t in self.tables])[:, 1:] for of in (attrgetter("beat"), attrgetter("end")))
+        beats, ends = (
+            np.concatenate([of(t) for t in self.tables])[:, 1:] for of in (attrgetter("beat"), attrgetter("end"))
+        )
         return beats, ends, [0, *accumulate(len(t.beat) for t in self.tables[:-1])]
 
     @cached_property

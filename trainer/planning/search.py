@@ -6,14 +6,14 @@ Few devices of few kinds: everything that bounds on the closed form leave. Many:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from hetctl.trainer.planning.arrange import Batching, Pipeline, PipelineStage
 from hetctl.trainer.planning.batching import TABULATED, balance, divisors, largest_remainder, settle
-from hetctl.trainer.planning.groupings import Grouping, Groupings, slowest_sync
-from hetctl.trainer.planning.pipelines import Pipelines, WantedPipeline
+from hetctl.trainer.planning.groupings import BACKWARD, Grouping, Groupings, slowest_sync, sums_seconds
+from hetctl.trainer.planning.pipelines import BoundedCombinations, Pipelines, WantedPipeline
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.simulate import step_seconds
 from hetctl.trainer.planning.stages import SyncRate
@@ -30,6 +30,7 @@ SAME = 1e-9  # relative: times closer than this are equal
 
 
 Batch = Callable[[int], tuple[int, int]]  # a replica's part -> (micro-batch size, micro-batches)
+Task = tuple[float, Callable[[], None]]  # about how fast what it finds might be, and what looks for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,13 +95,13 @@ class Search:
         if large:  # of equal bounds first what is looked at soonest: pipelines of few pools
             groupings.sort(key=lambda g: (float(f"{g.bound:.6g}"), -len(g.replicas)))
         for self.tolerance in (LEAP, wanted) if large else (wanted,):
+            if self.groupings.thinned:
+                self._most_promising(groupings)
+                continue
             for grouping in groupings:
                 if grouping.bound >= self.limit:
                     break
-                if len(grouping.replicas) == 1:
-                    self._alone(grouping)
-                else:
-                    self._together(grouping)
+                self._most_promising([grouping])
         self._improve()
         pipelines, found = self.pipelines, self.found
         found.tolerance = self.tolerance
@@ -135,20 +136,32 @@ class Search:
         kept.insert(place, candidate)
         del kept[self.keep :]
 
-    def _alone(self, grouping: Grouping) -> None:
-        """One replica: every micro-batch size, most promising first."""
+    def _most_promising(self, groupings: Sequence[Grouping]) -> None:
+        """What may come of these groupings, in the order of the times that they might take."""
+        ways = [self._alone if len(grouping.replicas) == 1 else self._together for grouping in groupings]
+        tasks = [task for way, grouping in zip(ways, groupings, strict=True) for task in way(grouping)]
+        for _, look in sorted(tasks, key=lambda task: task[0]):
+            look()
+
+    def _alone(self, grouping: Grouping) -> Iterator[Task]:
+        """One replica: every micro-batch size."""
         total, sizes = self.problem.samples, self._sizes(grouping)
         batchings = [Batching(s, total // s) for s in sizes if s % grouping.clones == 0]
-        every = [WantedPipeline(grouping.replicas[0], b, grouping.clones) for b in batchings]
         untimed = any(not s.timed_by_search for s in self.problem.schedules)
         wider = WIDER if untimed and not self.problem.tolerance else 1.0
-        bounded = [(self.pipelines.combinations(wanted, self.limit * wider), wanted) for wanted in every]
-        for bounds, wanted in sorted(bounded, key=lambda pair: pair[0].bound):
-            for pipeline in self.pipelines.exact(wanted, bounds, lambda: self.limit * wider):
-                self._offer(Candidate((pipeline,), pipeline.seconds, grouping.clones))
+        for batching in batchings:
+            wanted = WantedPipeline(grouping.replicas[0], batching, grouping.clones)
+            bounds = self.pipelines.combinations(wanted, self.limit * wider)
+            yield bounds.bound, partial(self._one_replica, grouping, wanted, bounds, wider)
 
-    def _together(self, grouping: Grouping) -> None:
-        """Several replicas: equal counts with unequal sizes, then equal sizes with unequal counts.
+    def _one_replica(
+        self, grouping: Grouping, wanted: WantedPipeline, bounds: BoundedCombinations, wider: float
+    ) -> None:
+        for pipeline in self.pipelines.exact(wanted, bounds, lambda: self.limit * wider):
+            self._offer(Candidate((pipeline,), pipeline.seconds, grouping.clones))
+
+    def _together(self, grouping: Grouping) -> Iterator[Task]:
+        """Several replicas: equal counts with unequal sizes, and equal sizes with unequal counts.
 
         Of unequal replicas one has at least its share by speed; if none of them is fast enough at that share, no
         other sharing is.
@@ -164,13 +177,19 @@ class Search:
                 continue
             unequal = self._unequal(grouping, batch, weights, parts)
             shares = largest_remainder(parts, weights, least=1)
-            bounds = [unequal.bound(i, part, self._across) for i, part in enumerate(shares)]
-            least = grouping.bound if self._small and parts <= TABULATED else min(bounds)
-            weighed.append((max(bounds), least, unequal, parts))
-        thinned = self.groupings.thinned
-        for likely, least, unequal, parts in sorted(weighed, key=lambda w: w[0])[: LIKELY if thinned else None]:
-            if (likely if thinned else least) < self._across:
-                self._balanced(grouping, weights, unequal, parts)
+            estimate = unequal.likely if self.groupings.thinned else unequal.bound
+            seconds = [estimate(i, part, self._across) for i, part in enumerate(shares)]
+            least = grouping.bound if self._small and parts <= TABULATED else min(seconds)
+            if self.groupings.thinned:
+                least = max(seconds)
+            weighed.append((max(seconds), partial(self._several, grouping, weights, unequal, parts, least)))
+        yield from sorted(weighed, key=lambda w: w[0])[: LIKELY if self.groupings.thinned else None]
+
+    def _several(
+        self, grouping: Grouping, weights: Sequence[float], unequal: UnequalReplicas, parts: int, least: float
+    ) -> None:
+        if least < self._across:
+            self._balanced(grouping, weights, unequal, parts)
 
     def _sizes(self, grouping: Grouping) -> Sequence[int]:
         """Micro-batch sizes of a pipeline; a pinned one is each replica's, and clones share their pipeline's.
@@ -247,6 +266,13 @@ class UnequalReplicas:
         wanted = self.wanted(replica, part)
         found = self.pipelines.fastest(wanted, self.limit()) if self._possible(wanted) else None
         return math.inf if found is None else found.seconds
+
+    def likely(self, replica: int, part: int, limit: float) -> float:
+        """A bound on the time of a share, and about what gradient sums add, which bounds leave out."""
+        seconds, (_, count) = self.bound(replica, part, limit), self.batch(part)
+        costs, pools = self.pipelines.problem.costs, self.grouping.replicas[replica]
+        sums = sums_seconds(costs, pools, self.sync[replica], len(self.sync))
+        return seconds + max(0.0, sums - BACKWARD * seconds / count)
 
     def faster(self, replica: int, part: int, limit: float) -> bool:
         """Whether a share takes less than a limit."""
