@@ -17,7 +17,7 @@ from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.space import MANY_POOLS, partitions, views
 from hetctl.trainer.planning.stages import SyncRate
 
-MOST = 5  # groupings of many pools that are balanced in earnest
+MOST = 10  # groupings of many pools that are balanced in earnest
 BACKWARD = 2 / 3  # of a micro-batch's seconds: what gradient sums can hide behind
 SIZES = (1, 4, 8, 16, 64)  # micro-batches that the likely ones are estimated with
 

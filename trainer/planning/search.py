@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from hetctl.trainer.planning.arrange import Batching, Pipeline, PipelineStage
 from hetctl.trainer.planning.batching import TABULATED, balance, divisors, largest_remainder, settle
 from hetctl.trainer.planning.groupings import BACKWARD, Grouping, Groupings, slowest_sync, sums_seconds
+from hetctl.trainer.planning.partition import ROUGH
 from hetctl.trainer.planning.pipelines import BoundedCombinations, Pipelines, WantedPipeline
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.simulate import step_seconds
@@ -96,7 +97,9 @@ class Search:
             groupings.sort(key=lambda g: (float(f"{g.bound:.6g}"), -len(g.replicas)))
         for self.tolerance in (LEAP, wanted) if large else (wanted,):
             if self.groupings.thinned:
-                self._most_promising(groupings)
+                first = 1 if wanted >= ROUGH else len(groupings)  # its limit spares thousands of devices bounds
+                self._most_promising(groupings[:first])
+                self._most_promising(groupings[first:])
                 continue
             for grouping in groupings:
                 if grouping.bound >= self.limit:
