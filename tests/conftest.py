@@ -2,6 +2,7 @@
 in the home of whoever runs the tests; what was skipped is said once, with how to get it."""
 
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +16,13 @@ settings.load_profile("hetctl")
 @pytest.fixture(autouse=True, scope="session")
 def _own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Tests run side by side, as many as cores and more: threads of torch would wait for each other by spinning."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 # Rooms whose files take longest, longest first

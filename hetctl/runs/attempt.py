@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,9 @@ class Attempt:
     def _summary(self, outcome: RunOutcome, follower: Follower) -> RunSummary:
         prepared, folder, ended = self.prepared, self.folder, follower.ended
         failure = record_failure(folder, outcome, [r.host for r in prepared.plan.ranks], self.agents.sites)
-        status = "interrupted" if outcome.interrupted else "failed" if failure or not ended else "done"
+        by_a_rank = ended is not None and ended.interrupted and not outcome.ended_early  # that somebody told to end
+        interrupted = outcome.interrupted or (by_a_rank and failure is None)
+        status = "interrupted" if interrupted else "failed" if failure or not ended else "done"
         if status == "done" and outcome.ended_early:
             status = "saved"  # USR2: asked to save and end
         why = failure or {"reason": None, "error_type": None, "hint": None}
@@ -147,7 +150,7 @@ class Attempt:
             **follower.against.verdict(ended.tokens_per_s if ended else None),
             ended=ended,
             bridges=follower.engines,
-            signal=outcome.signal,
+            signal=outcome.signal or (signal.SIGTERM if by_a_rank else None),
             **self._way_on(follower, done=status == "done"),
             failure=why["reason"],
             error_type=why["error_type"],

@@ -88,6 +88,17 @@ def test_usr1_saves_and_goes_on_usr2_saves_and_ends_well(running: Running) -> No
     assert running.checkpoints() == [*saved, f"step-{summary['steps']:08d}"]
 
 
+def test_a_rank_that_somebody_tells_to_end_interrupts_the_run(running: Running) -> None:
+    identity = (running.run / "launch" / "identity").read_text()
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if {f"HETCTL_RUN={identity}", "RANK=1"} <= set(file.read_text().split("\0")):
+                os.kill(int(file.parent.name), signal.SIGTERM)
+    summary = running.end()
+    assert (running.process.returncode, summary["status"]) == (143, "interrupted"), running.said
+    assert running.checkpoints() == [f"step-{summary['steps']:08d}"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_term_or_a_closed_terminal_stops_and_saves(running: Running, number: int) -> None:
