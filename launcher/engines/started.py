@@ -55,7 +55,7 @@ def doors() -> dict[str, Door]:
 
 
 def enterable(hosts: Mapping[str, Access]) -> dict[str, Access]:
-    """Those of a lost job's hosts that need no door: this machine. On the others what it ran ends with its processes."""
+    """Those of a lost job's hosts that need no door: this machine. Elsewhere what it ran ends with its processes."""
     return {name: access for name, access in hosts.items() if name == _this_host()}
 
 

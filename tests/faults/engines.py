@@ -51,6 +51,7 @@ ROLES = {
     "launcher.agent": "agent",
     "door_client": "door",
     "kubectl": "kubectl",
+    "srun": "srun",
     "-m hetctl": "launcher",
 }
 

@@ -134,11 +134,6 @@ def kill_agent(scene: Scene) -> bool:
     return any(scene.hit(pid, signal.SIGKILL) for pid in sorted(filter(is_ours, scene.host.pids()))[-1:])
 
 
-def kill_guardian(scene: Scene) -> bool:
-    """The agent's parent; the program that is about to become an agent has none yet."""
-    return any(scene.hit(pid, signal.SIGKILL) for pid in sorted(filter(is_ours, scene.host.pids()))[:1])
-
-
 def signal_store(number: int) -> Callable[[Scene], bool]:
     """The run's store, on whichever host it is."""
 
@@ -272,9 +267,6 @@ FAULTS = {
     "store SEGV": of_store(signal.SIGSEGV, "the run's store"),
     "store STOP": of_store(signal.SIGSTOP, "the run's store", "no answer", "timed out", "timeout", crash=False),
     "agent KILL": Fault(kill_agent, ("agent was killed", "program on the host was killed"), crash=True, blames=True),
-    "guardian KILL": Fault(
-        kill_guardian, ("stopped answering", "was killed", "broke off", "ended"), blames=True, unverified=True
-    ),
     "launcher KILL": Fault(kill_launcher, loses_launcher=True, unverified=True),
     "SSH drop": Fault(drop_ssh, ("connection", "broke off", "ended early"), survives=True),
     "cut launcher-host": Fault(cut("v"), ("stopped answering", "no answer", "lost"), blames=True, unverified=True),
