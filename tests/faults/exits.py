@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -102,6 +103,7 @@ def main() -> int:
     if why_not := netns.unavailable():
         print(f"not run: {why_not}")
         return 3
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the rig and the load go away
     bad: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="he") as name, two_hosts(Path(name)) as rig, load(options.load):
         for way in [options.only] if options.only else list(WAYS):
