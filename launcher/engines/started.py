@@ -67,8 +67,8 @@ def take_part() -> None:
     global _token
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     store, rank, world = _met()
-    mine = socket.create_server(("", 0), backlog=64)
     towards = address_towards(os.environ["MASTER_ADDR"])
+    mine = socket.create_server((towards, 0), backlog=64)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     door = Door(_this_host(), boot, towards, mine.getsockname()[1], sys.executable)
     store.set(f"door/{rank}", json.dumps(asdict(door)))

@@ -101,7 +101,7 @@ def words(pid: int) -> bytes:
 
 def is_ours(pid: int) -> bool:
     """Whether a process is hetctl's on a host: the program that travels, or the agent it becomes."""
-    return b"stdin.readline" in words(pid) or b"launcher.agent" in words(pid)
+    return b"stdin.readline" in words(pid) or b"launcher.agent.agent" in words(pid)
 
 
 def root_of(host: netns.RigHost) -> Path:
