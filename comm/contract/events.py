@@ -181,6 +181,13 @@ class Refused(Event, kind="refused"):
 
 
 @dataclass(frozen=True)
+class StoreLost(Event, kind="store lost"):
+    """The process that served the run's store is gone: no rank meets another any more."""
+
+    how: str
+
+
+@dataclass(frozen=True)
 class Started(Event, kind="started"):
     """A rank's process is there."""
 

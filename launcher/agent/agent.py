@@ -14,20 +14,29 @@ import os
 import selectors
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 
-from hetctl.comm.contract.events import Done, Event, Exited, Failing, Lost, Ready, Refused, Started, Step, document
+from hetctl.comm.contract.events import (
+    Done,
+    Event,
+    Exited,
+    Failing,
+    Lost,
+    Ready,
+    Refused,
+    Started,
+    Step,
+    StoreLost,
+    document,
+)
 from hetctl.launcher.agent import run_files, workers
 from hetctl.launcher.agent.neighbours import Neighbours
 from hetctl.launcher.agent.oom import OomWatch
-from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Signal, Start, Stop, StoreOrder, order_of, unpacked
+from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Signal, Start, Stop, order_of, unpacked
 from hetctl.launcher.agent.port_watch import PortWatch
-from hetctl.launcher.agent.store import check_open_files
+from hetctl.launcher.agent.store_process import StoreProcess
 from hetctl.launcher.agent.supervisor_connection import SupervisorConnection
 from hetctl.launcher.agent.workers import Worker
 
@@ -47,7 +56,8 @@ class Agent:
         self.spec = Prepare(lease_s=HELLO_S)
         self.workers: list[Worker] = []
         self.tails: list[run_files.LogTail] = []
-        self.store: subprocess.Popen[bytes] | None = None
+        self.store: StoreProcess | None = None
+        self.needed = False  # the store, by other hosts' ranks
         self.neighbours, self.links = Neighbours(), PortWatch()
         self.oom = OomWatch()
         self.started = False
@@ -58,13 +68,16 @@ class Agent:
         """Until every worker is gone. Returns 0 when all of them ended well."""
         self.wire.listen(os.path.join(self.folder, SOCKET))
         self.wire.tell(event="hello", pid=os.getpid(), socket=self.wire.path)
-        while not (self.started and all(w.reported for w in self.workers)):
+        while not (self.started and not self._running() and not self._serves_others()):
             self._turn()
             self._check_lease()
             self._look_after()
             if not self.started and self.deadline is not None:
                 break
         return self._finish()
+
+    def _running(self) -> list[Worker]:
+        return [worker for worker in self.workers if not worker.reported]
 
     def _turn(self) -> None:
         """What came in within a moment: workers' events, commands, a supervisor that is back."""
@@ -85,7 +98,8 @@ class Agent:
     def _obey(self, order: Order) -> None:
         self.last_beat = time.monotonic()
         match order:
-            case Beat():
+            case Beat(others):
+                self.needed = others
                 self.wire.tell(event="beat")
             case Prepare():
                 self.spec = order
@@ -99,7 +113,7 @@ class Agent:
             case Kill():
                 self._end(0.0)
             case Signal():
-                for worker in (w for w in self.workers if not w.reported):
+                for worker in self._running():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(worker.process.pid, getattr(signal, order.name))
 
@@ -118,30 +132,13 @@ class Agent:
             run_files.write(os.path.join(self.folder, run_files.SWEEP_FILE), json.dumps(self.spec.sweep))
             for path, text in self.spec.files.items():
                 run_files.write(path, unpacked(text))
-            port = self._serve_store(self.spec.store) if self.spec.store else None
+            self.store = StoreProcess(self.spec.store) if self.spec.store else None
             probe = self.neighbours.listen(self.spec.probe_address) if self.spec.probe_address else None
         except OSError as error:
             self._tell(Refused(f"{error.filename or ''} {error.strerror or error}".strip()))
             self._end(0.0)
             return
-        self._tell(Ready(os.getpid(), port, probe))
-
-    def _serve_store(self, store: StoreOrder) -> int:
-        check_open_files(store.clients)
-        listener = _listen(store.address, store.ports)
-        port = int(listener.getsockname()[1])
-        self.store = subprocess.Popen(
-            [*store.argv, str(listener.fileno()), store.address, str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **store.env},
-            pass_fds=(listener.fileno(),),
-            start_new_session=True,
-            preexec_fn=workers.die_with_parent,
-        )
-        listener.close()
-        return port
+        self._tell(Ready(os.getpid(), self.store.port if self.store else None, probe))
 
     def _start(self, order: Start) -> None:
         self.started = True
@@ -164,19 +161,24 @@ class Agent:
         self.neighbours.watch(order.peers)
         self.links.start(self.spec.ports)
 
+    def _serves_others(self) -> bool:
+        """Whether ranks of other hosts may still ask this one's store: it outlives them, unless time is up."""
+        return self.store is not None and self.needed and (self.deadline is None or time.monotonic() < self.deadline)
+
     def _check_lease(self) -> None:
         now = time.monotonic()
         lease = self.spec.lease_s if self.wire.connected or self.spec.reconnect else 0.0
         if now - self.last_beat > lease:
+            self.needed = False
             self._end(self.spec.grace_s)
         if self.deadline is not None and now >= self.deadline:
-            for worker in self.workers:
+            for worker in self._running():
                 worker.signal_group(signal.SIGKILL)
 
     def _end(self, grace_s: float) -> None:
         until = time.monotonic() + grace_s
         if self.deadline is None:
-            for worker in self.workers:
+            for worker in self._running():
                 worker.signal_group(signal.SIGTERM)
                 worker.signal_group(signal.SIGCONT)
         self.deadline = until if self.deadline is None else min(self.deadline, until)
@@ -190,8 +192,10 @@ class Agent:
             self.wire.tell(**{**line, "rank": worker.rank})
 
     def _look_after(self) -> None:
-        """What is due at every turn: exits, stopped ranks, logs, neighbours, orphans."""
-        for worker in (w for w in self.workers if not w.reported):
+        """What is due at every turn: the store, exits, stopped ranks, logs, neighbours, orphans."""
+        if self.store is not None and (how := self.store.lost()) is not None:
+            self._tell(StoreLost(how))
+        for worker in self._running():
             code = worker.process.poll()
             if code is not None:
                 self._report(worker, code)
@@ -237,11 +241,10 @@ class Agent:
 
     def _finish(self) -> int:
         """End the store and whatever ranks left behind, verify it, and say so as the last thing."""
-        store = self.store.pid if self.store else None
+        store = self.store.process.pid if self.store else None
         workers.reap_orphans(spare=(store,) if store else ())
         if self.store is not None:
-            self.store.kill()
-            self.store.wait()
+            self.store.end()
         left = workers.kill_descendants()
         self.neighbours.close()
         self.links.close()
@@ -266,17 +269,6 @@ class Agent:
         if figures := self.wire.unheard(FIGURES):
             run_files.keep(self.spec.unheard, figures)
         self.wire.close()
-
-
-def _listen(address: str, ports: Sequence[int]) -> socket.socket:
-    """A listening socket on the first free port: bound here, so that nobody else can take it meanwhile."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for port in ports:
-        try:
-            return socket.create_server((address, port), family=family, backlog=1024)
-        except OSError as error:
-            problem = os.strerror(error.errno) if error.errno else str(error)
-    raise OSError(None, f"no free port on {address} among {ports[0]}-{ports[-1]} ({problem})")
 
 
 def main() -> None:

@@ -102,7 +102,9 @@ class Signal(Order, kind="signal"):
 
 @dataclass(frozen=True)
 class Beat(Order, kind="beat"):
-    """The supervisor is there."""
+    """The supervisor is there, and so are `others` of the run's hosts, whose ranks may ask the store."""
+
+    others: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,23 @@ STOPPED_S = 8.0  # a process that somebody stopped holds all others up: it is en
 HELD_UP_S = 1.0  # stopped for so long when another rank fails, it is why
 
 
-class Worker:
+class Child:
+    """A process of the agent's that somebody may stop."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.stopped_since: float | None = None
+
+    def stopped_for(self) -> float:
+        """Seconds since somebody stopped the process (SIGSTOP); 0 while it runs."""
+        if _state(self.process.pid) != "T":
+            self.stopped_since = None
+            return 0.0
+        self.stopped_since = self.stopped_since or time.monotonic()
+        return time.monotonic() - self.stopped_since
+
+
+class Worker(Child):
     """One rank's process: in a session of its own, with its log and its channel for events."""
 
     def __init__(self, spec: WorkerOrder, extra_env: dict[str, str]) -> None:
@@ -41,7 +57,7 @@ class Worker:
         try:
             with open(self.log, "ab") as log:
                 self.log_start = log.tell()
-                self.process = subprocess.Popen(
+                process = subprocess.Popen(
                     spec.argv,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -54,10 +70,10 @@ class Worker:
                 )
         finally:
             os.close(write_end)
+        super().__init__(process)
         os.set_blocking(self.events_fd, False)
         self.pending = b""
         self.reported = self.failing = False  # it has ended; it has written down an error
-        self.stopped_since: float | None = None
 
     def read_events(self) -> list[dict[str, Any]] | None:
         """Events that arrived; None once the worker has closed its end. What is no event is dropped."""
@@ -75,14 +91,6 @@ class Worker:
         """Signal the worker's process group, if anything of it is left."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
-
-    def stopped_for(self) -> float:
-        """Seconds since somebody stopped the process (SIGSTOP); 0 while it runs."""
-        if _state(self.process.pid) != "T":
-            self.stopped_since = None
-            return 0.0
-        self.stopped_since = self.stopped_since or time.monotonic()
-        return time.monotonic() - self.stopped_since
 
     def error(self) -> Any:
         """What the rank wrote into its error file, None when it wrote nothing that can be read."""

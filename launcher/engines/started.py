@@ -55,7 +55,7 @@ def doors() -> dict[str, Door]:
 
 
 def enterable(hosts: Mapping[str, Access]) -> dict[str, Access]:
-    """Those of a lost job's hosts that need no door: this machine. On the others what it ran ends with its processes."""
+    """Those of a lost job's hosts that need no door: this machine. Elsewhere what it ran ends with its processes."""
     return {name: access for name, access in hosts.items() if name == _this_host()}
 
 
@@ -67,8 +67,8 @@ def take_part() -> None:
     global _token
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     store, rank, world = _met()
-    mine = socket.create_server(("", 0), backlog=64)
     towards = address_towards(os.environ["MASTER_ADDR"])
+    mine = socket.create_server((towards, 0), backlog=64)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     door = Door(_this_host(), boot, towards, mine.getsockname()[1], sys.executable)
     store.set(f"door/{rank}", json.dumps(asdict(door)))

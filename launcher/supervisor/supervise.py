@@ -22,6 +22,7 @@ from hetctl.comm.contract.events import (
     RankFailed,
     Sampled,
     Started,
+    StoreLost,
     Told,
     document,
 )
@@ -36,7 +37,7 @@ from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.supervisor import LEASE_S, RunOutcome, Supervisor
 
 # kept in events.jsonl
-KEPT = (Started, Exited, Failing, RankFailed, PeerUnreachable, Lost, Gone, Done, PortChanged, Sampled)
+KEPT = (Started, Exited, Failing, RankFailed, PeerUnreachable, StoreLost, Lost, Gone, Done, PortChanged, Sampled)
 MAX_LOG_BYTES = 64 << 20  # of one rank's log that is kept here when it lives on another host
 
 

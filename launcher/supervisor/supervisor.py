@@ -107,6 +107,8 @@ class Supervisor:
                         self._links[host].send(spec)
                 case events.Refused(reason):
                     raise WorkFailed(f"{item.host} cannot start its ranks: {reason}")
+                case events.StoreLost(how):
+                    raise WorkFailed(f"the run's store on {item.host} {how}")
                 case events.Gone() | events.Lost() as event:
                     self._done.add(item.host)
                     why = event.reason if isinstance(event, events.Gone) else ""
@@ -137,7 +139,7 @@ class Supervisor:
     def _next(self) -> Told | Order | None:
         """What comes within a moment; now and then the agents are told that somebody is there."""
         if time.monotonic() >= self._next_beat:
-            self._broadcast(Beat())
+            self._broadcast(Beat(others=len(self._done) + 1 < len(self.specs)))
             self._next_beat = time.monotonic() + BEAT_S
         try:
             return self._events.get(timeout=0.2)
@@ -163,11 +165,15 @@ class Supervisor:
                 sentence = f"{host} cannot reach {peer} at {address}: the data network is cut between them"
                 # agents that end close what others knock at
                 self._fail(self.specs[host].ranks[0], sentence, asked=self._ending or self.outcome.interrupted)
+            case events.StoreLost(how):
+                sentence = f"the run's store on {host} {how}"
+                self._fail(self.specs[host].ranks[0], sentence, asked=self.outcome.interrupted)
             case events.Lost(left):
                 self._host_ended(host, "its agent was killed, and its ranks with it", left=left)
             case events.Done(left):
                 self.outcome.left += left
                 self._done.add(host)
+                self._next_beat = 0.0  # the store's host may be the last: it waits for that
             case events.Gone(_, reason) if host not in self._done:
                 self.outcome.lost.append(host)
                 self.outcome.unverified.append(host)

@@ -101,7 +101,7 @@ def words(pid: int) -> bytes:
 
 def is_ours(pid: int) -> bool:
     """Whether a process is hetctl's on a host: the program that travels, or the agent it becomes."""
-    return b"stdin.readline" in words(pid) or b"launcher.agent" in words(pid)
+    return b"stdin.readline" in words(pid) or b"launcher.agent.agent" in words(pid)
 
 
 def root_of(host: netns.RigHost) -> Path:
@@ -132,6 +132,16 @@ def catches(pid: int, number: int) -> bool:
 def kill_agent(scene: Scene) -> bool:
     """The agent, or the program that is about to become it; the guardian is the older process of the two."""
     return any(scene.hit(pid, signal.SIGKILL) for pid in sorted(filter(is_ours, scene.host.pids()))[-1:])
+
+
+def signal_store(number: int) -> Callable[[Scene], bool]:
+    """The run's store, on whichever host it is."""
+
+    def plant(scene: Scene) -> bool:
+        pids = [pid for host in scene.rig.hosts for pid in host.pids() if b"launcher.agent.store\0" in words(pid)]
+        return any(scene.hit(pid, number) for pid in pids)
+
+    return plant
 
 
 def kill_launcher(scene: Scene) -> bool:
@@ -239,6 +249,10 @@ class Fault:
     prepare: Callable[[Scene], None] | None = None
 
 
+def of_store(number: int, *causes: str, crash: bool = True) -> Fault:
+    return Fault(signal_store(number), causes, needs_ranks=True, crash=crash)
+
+
 def of_rank(number: int, *causes: str, crash: bool = True) -> Fault:
     return Fault(signal_rank(number), causes, needs_ranks=True, crash=crash, blames=True)
 
@@ -248,6 +262,10 @@ FAULTS = {
     "worker STOP": of_rank(signal.SIGSTOP, "SIGSTOP", "no answer", crash=False),
     "exception": of_rank(RAISE, "planted"),
     "segfault": of_rank(signal.SIGSEGV, "SIGSEGV"),
+    "store KILL": of_store(signal.SIGKILL, "the run's store"),
+    "store TERM": of_store(signal.SIGTERM, "the run's store"),
+    "store SEGV": of_store(signal.SIGSEGV, "the run's store"),
+    "store STOP": of_store(signal.SIGSTOP, "the run's store", "no answer", "timed out", "timeout", crash=False),
     "agent KILL": Fault(kill_agent, ("agent was killed", "program on the host was killed"), crash=True, blames=True),
     "launcher KILL": Fault(kill_launcher, loses_launcher=True, unverified=True),
     "SSH drop": Fault(drop_ssh, ("connection", "broke off", "ended early"), survives=True),

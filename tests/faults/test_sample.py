@@ -23,7 +23,9 @@ WHY_NOT = netns.unavailable()
 def test_the_matrix_is_whole() -> None:
     """What cannot be is named, not passed over."""
     missing = {(f, s) for f in FAULTS for s in STAGES} - set(cells())
-    assert missing == {(f, "shipping") for f in ("worker KILL", "worker STOP", "exception", "segfault")}
+    of_ranks = ("worker KILL", "worker STOP", "exception", "segfault")
+    of_store = ("store KILL", "store TERM", "store SEGV", "store STOP")
+    assert missing == {(f, "shipping") for f in of_ranks + of_store}
     assert all(cannot_be(*cell) for cell in missing)
 
 

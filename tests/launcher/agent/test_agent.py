@@ -8,13 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hetctl.comm.contract.events import document
-from hetctl.launcher.agent.orders import Order, Prepare, Start, Stop, WorkerOrder
+from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Start, Stop, StoreOrder, WorkerOrder
+from tests.busy import busy
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
 
@@ -26,29 +30,84 @@ def until(events: Iterator[dict[str, Any]], kind: str, rank: int | None = None) 
 def test_who_is_killed_before_its_time_is_over_was_killed_by_somebody_else(tmp_path: Path) -> None:
     """Its peers may have noticed first, and had all ranks told to end: the one that was killed is why, all the same."""
     workers = tuple(WorkerOrder(r, (sys.executable, "-c", DEAF), log=str(tmp_path / f"{r}.log")) for r in range(3))
-    agent = subprocess.Popen(
-        [sys.executable, "-m", "hetctl.launcher.agent.agent"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert agent.stdin is not None
-    assert agent.stdout is not None
-    events, line = map(json.loads, agent.stdout), agent.stdin
+    with an_agent(exit_code=1) as (events, order):
+        order(Prepare(workers, lease_s=60.0))
+        until(events, "ready")
+        order(Start(0))
+        pids = {rank: int(until(events, "started", rank)["pid"]) for rank in range(3)}
+        while any(not (tmp_path / f"{r}.log").read_text() for r in range(3)):
+            time.sleep(0.01)  # one that is not deaf yet would end as it is asked to
+        order(Stop(60.0, failed=True))
+        os.kill(pids[1], signal.SIGKILL)
+        told = until(events, "exit", 1)
+        assert (told["code"], told.get("asked", False)) == (-signal.SIGKILL, False)
+        order(Stop(0.0))
+        ends = [e for e in takewhile(lambda e: e["event"] != "done", events) if e["event"] == "exit"]
+        assert sorted((e["rank"], e["code"], e["asked"]) for e in ends) == [(r, -signal.SIGKILL, True) for r in (0, 2)]
 
-    def order(what: Order) -> None:
-        line.write(json.dumps(document(what)) + "\n")
-        line.flush()
 
-    order(Prepare(workers, lease_s=60.0))
-    until(events, "ready")
-    order(Start(0))
-    pids = {rank: int(until(events, "started", rank)["pid"]) for rank in range(3)}
-    while any(not (tmp_path / f"{r}.log").read_text() for r in range(3)):
-        time.sleep(0.01)  # one that is not deaf yet would end as it is asked to
-    order(Stop(60.0, failed=True))
-    os.kill(pids[1], signal.SIGKILL)
-    told = until(events, "exit", 1)
-    assert (told["code"], told.get("asked", False)) == (-signal.SIGKILL, False)
-    order(Stop(0.0))
-    ends = [e for e in takewhile(lambda e: e["event"] != "done", events) if e["event"] == "exit"]
-    assert sorted((e["rank"], e["code"], e["asked"]) for e in ends) == [(r, -signal.SIGKILL, True) for r in (0, 2)]
-    agent.stdin.close()
-    assert agent.wait(30) == 1
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("started", [False, True])
+def test_a_store_that_is_lost_is_told_at_once_before_and_while_ranks_run(
+    tmp_path: Path, number: signal.Signals, started: bool
+) -> None:
+    deaf = WorkerOrder(0, (sys.executable, "-c", DEAF), log=str(tmp_path / "0.log"))
+    with an_agent(exit_code=1 if started else 0) as (events, order):
+        order(Prepare((deaf,), store=store_in(tmp_path), lease_s=60.0))
+        until(events, "ready")
+        if started:
+            order(Start(0))
+            until(events, "started", 0)
+        at = time.monotonic()
+        os.kill(pid_of_store(tmp_path), number)
+        assert until(events, "store lost")["how"] == f"was ended by {number.name}"
+        assert time.monotonic() - at < 2.0 * busy()
+        order(Kill())
+        until(events, "done")
+
+
+def test_the_store_outlives_its_own_hosts_ranks_while_other_hosts_are_there(tmp_path: Path) -> None:
+    over = WorkerOrder(0, (sys.executable, "-c", ""), log=str(tmp_path / "0.log"))
+    with an_agent(exit_code=0) as (events, order):
+        order(Beat(others=True))
+        order(Prepare((over,), store=store_in(tmp_path), lease_s=60.0))
+        until(events, "ready")
+        store = pid_of_store(tmp_path)
+        order(Start(0))
+        until(events, "exit", 0)
+        order(Beat(others=True))
+        assert next(events)["event"] == "beat", "it goes on: the other hosts' ranks may still ask the store"
+        os.kill(store, 0)
+        order(Beat())
+        until(events, "done")
+        assert not Path(f"/proc/{store}").exists()
+
+
+@contextmanager
+def an_agent(*, exit_code: int) -> Iterator[tuple[Iterator[dict[str, Any]], Callable[[Order], None]]]:
+    """An agent's events, and how it is given orders."""
+    argv = [sys.executable, "-m", "hetctl.launcher.agent.agent"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        line = agent.stdin
+
+        def order(what: Order) -> None:
+            line.write(json.dumps(document(what)) + "\n")
+            line.flush()
+
+        yield map(json.loads, agent.stdout), order
+        line.close()
+        assert agent.wait(30) == exit_code
+
+
+def store_in(folder: Path) -> StoreOrder:
+    """One that serves nobody, and writes down who it is."""
+    program = f"import os, pathlib, time; pathlib.Path({str(folder / 'store')!r}).write_text(str(os.getpid())); "
+    return StoreOrder("127.0.0.1", (0,), (sys.executable, "-c", program + "time.sleep(600)"), {})
+
+
+def pid_of_store(folder: Path) -> int:
+    while not ((file := folder / "store").exists() and file.read_text()):
+        time.sleep(0.01)
+    return int(file.read_text())

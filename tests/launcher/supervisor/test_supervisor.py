@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hetctl.comm.contract.events import Done, Event, Exited, Failing, Gone, Lost, Ready, Told
+from hetctl.comm.contract.events import Done, Event, Exited, Failing, Gone, Lost, Ready, StoreLost, Told
 from hetctl.launcher.agent.orders import Order, Prepare, Start, Stop, WorkerOrder
 from hetctl.launcher.run_folder.failure import Failure, find_failure
 from hetctl.launcher.supervisor.agents import Agents
@@ -75,6 +75,12 @@ def test_a_host_that_is_lost_is_named_though_its_peers_noticed_first(lost: Event
     assert (found.rank, found.host) == (0, "alpha")
     assert found.reason.startswith(reason)
     assert found.victims == (1,)
+
+
+def test_a_store_that_is_lost_is_named_though_its_ranks_noticed_first() -> None:
+    found = failure([ends(1, PEER_IS_GONE)], [ends(0, PEER_IS_GONE), (StoreLost("was ended by SIGKILL"), None)])
+    assert found is not None
+    assert (found.host, found.reason) == ("alpha", "the run's store on alpha was ended by SIGKILL")
 
 
 def test_a_ranks_own_error_is_named_though_a_host_is_lost_after_it() -> None:

@@ -1,0 +1,123 @@
+"""How a stock program ends over 2+2 ranks on two hosts, without a word to its process group, on a loaded machine:
+
+    python -m tests.faults.exits [--runs 500] [--load 4] [--only WAY] [--out FILE]
+
+Each way of ending has its exit code; whatever else a run ends with, or says of a store that had gone, is counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.rigs import netns
+from tests.rigs.cluster import command, environment, write_cluster
+
+PROGRAM = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("het")
+value = torch.ones(4)
+dist.all_reduce(value)
+assert value[0] == 4
+"""
+WAYS = {  # what every rank does behind the sum, and the run's exit code
+    "return": ("", 0),
+    "sys.exit(3)": ("sys.exit(3)", 1),
+    "exception": ("raise ValueError('planted')", 1),
+    "os._exit in one rank": ("if dist.get_rank() == 1: os._exit(0)", 0),
+}
+ODD = (
+    "terminate called",
+    "Exception raised from",
+    "recvValue failed",
+    "Connection reset",
+    "SIGABRT",
+    "Traceback (most",
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one run ended; `odd`: what it said that nobody wants to see."""
+
+    way: str
+    exit_code: int
+    odd: tuple[str, ...]
+    said: str
+
+    @property
+    def well(self) -> bool:
+        """The exception's traceback is the program's own, and due."""
+        own = {"Traceback (most"} if self.way == "exception" else set()
+        return self.exit_code == WAYS[self.way][1] and set(self.odd) <= own
+
+
+@contextmanager
+def two_hosts(folder: Path) -> Iterator[netns.Rig]:
+    with netns.hosts(2, folder / "rig", rails=1) as rig:
+        write_cluster(rig, {"h200": ((0, 2),), "mi325x": ((1, 2),)}, folder / "cluster.yaml")
+        yield rig
+
+
+def ended(rig: netns.Rig, folder: Path, way: str, number: int) -> Ended:
+    """One run, to its end."""
+    program = folder / "program" / "ends.py"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(PROGRAM + WAYS[way][0] + "\n")
+    argv = command("run", "--cluster", "cluster.yaml", "--run-dir", f"run-{number}", "--", "python", str(program))
+    done = subprocess.run(
+        argv, cwd=folder, env=environment(rig), text=True, capture_output=True, timeout=300, check=False
+    )
+    said = done.stdout + done.stderr
+    return Ended(way, done.returncode, tuple(word for word in ODD if word in said), said[-2000:])
+
+
+@contextmanager
+def load(processes: int) -> Iterator[None]:
+    """So many others want the cores, too."""
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=500, help="of each way")
+    parser.add_argument("--load", type=int, default=4, help="processes that only take time")
+    parser.add_argument("--only", choices=WAYS)
+    parser.add_argument("--out", type=Path, help="a line of JSON per run that did not end well")
+    options = parser.parse_args()
+    if why_not := netns.unavailable():
+        print(f"not run: {why_not}")
+        return 3
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the rig and the load go away
+    bad: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="he") as name, two_hosts(Path(name)) as rig, load(options.load):
+        for way in [options.only] if options.only else list(WAYS):
+            for number in range(options.runs):
+                one = ended(rig, Path(name), way, len(WAYS) * number + list(WAYS).index(way))
+                if not one.well:
+                    bad[way] += 1
+                    print(f"BAD {way}: exit {one.exit_code}, {one.odd}", flush=True)
+                    if options.out:
+                        with options.out.open("a") as file:
+                            file.write(json.dumps(vars(one)) + "\n")
+            print(f"{way}: {options.runs - bad[way]} of {options.runs} ended well", flush=True)
+    return int(bad.total() > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
