@@ -60,6 +60,7 @@ class Agent:
         self.needed = False  # the store, by other hosts' ranks
         self.neighbours, self.links = Neighbours(), PortWatch()
         self.oom = OomWatch()
+        self.figures_kept = 0  # of those that nobody has heard
         self.started = False
         self.deadline: float | None = None  # when TERM becomes KILL
         self.last_beat = time.monotonic()
@@ -91,6 +92,8 @@ class Agent:
                 for line in self.wire.commands():
                     self._obey(order_of(line))
         self.wire.flush()
+        if not self.wire.connected:
+            self._keep_figures()
 
     def _tell(self, event: Event, rank: int | None = None) -> int:
         return self.wire.tell(**document(event), **({} if rank is None else {"rank": rank}))
@@ -256,6 +259,13 @@ class Agent:
         shutil.rmtree(self.folder, ignore_errors=True)
         return 0 if all(w.process.returncode == 0 for w in self.workers) else 1
 
+    def _keep_figures(self) -> None:
+        """For the launcher that goes on with the run: checkpoints outlive this agent, as their figures do."""
+        figures = self.wire.unheard(FIGURES)
+        if len(figures) != self.figures_kept:
+            run_files.keep(self.spec.unheard, figures)
+            self.figures_kept = len(figures)
+
     def _part(self, last: int) -> None:
         """Until the supervisor has heard the last word, or has been away for as long as its lease."""
         for worker in self.workers:
@@ -266,8 +276,7 @@ class Agent:
             if not (self.wire.connected or self.spec.reconnect):
                 break
             self._turn()
-        if figures := self.wire.unheard(FIGURES):
-            run_files.keep(self.spec.unheard, figures)
+        self._keep_figures()
         self.wire.close()
 
 

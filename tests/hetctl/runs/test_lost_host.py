@@ -16,7 +16,7 @@ from tests.rigs.cluster import command, environment, write_cluster
 WHY_NOT = netns.unavailable()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 SETTINGS = ("model.seq_len=16", "batch.global_batch=4", "train.validation_samples=4", "checkpoint.every=10")
-SETTINGS = (*SETTINGS, "train.steps=120", "train.timeout_s=8")
+SETTINGS = (*SETTINGS, "train.steps=120", "train.timeout_s=15")
 
 
 def start(rig: netns.Rig, folder: Path, name: str, *more: str) -> subprocess.Popen[str]:

@@ -55,6 +55,15 @@ class Running:
         """Those that are whole: one that is being written has its manifest before its name."""
         return sorted(p.name for p in (self.run / "checkpoints").glob("step-*") if not p.suffix)
 
+    def processes(self, *variables: str) -> list[int]:
+        """Those on hosts that have the run's mark in their environment, and these variables."""
+        wanted, found = {f"HETCTL_RUN={(self.run / 'launch' / 'identity').read_text()}", *variables}, []
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if wanted <= set(file.read_text().split("\0")):
+                    found.append(int(file.parent.name))
+        return found
+
     def end(self) -> dict[str, Any]:
         self.said = "".join(self.process.communicate(timeout=400))
         summary: dict[str, Any] = json.loads((self.run / "summary.json").read_text())
@@ -89,11 +98,8 @@ def test_usr1_saves_and_goes_on_usr2_saves_and_ends_well(running: Running) -> No
 
 
 def test_a_rank_that_somebody_tells_to_end_interrupts_the_run(running: Running) -> None:
-    identity = (running.run / "launch" / "identity").read_text()
-    for file in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            if {f"HETCTL_RUN={identity}", "RANK=1"} <= set(file.read_text().split("\0")):
-                os.kill(int(file.parent.name), signal.SIGTERM)
+    (rank,) = running.processes("RANK=1")
+    os.kill(rank, signal.SIGTERM)
     summary = running.end()
     assert (running.process.returncode, summary["status"]) == (143, "interrupted"), running.said
     assert running.checkpoints() == [f"step-{summary['steps']:08d}"]

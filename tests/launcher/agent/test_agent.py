@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
+from hetctl.comm.contract import variables
 from hetctl.comm.contract.events import document
 from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Start, Stop, StoreOrder, WorkerOrder
 from tests.busy import busy
 
+STEP = r'{"event": "step", "step": 7}\n'
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
 
 
@@ -83,16 +85,36 @@ def test_the_store_outlives_its_own_hosts_ranks_while_other_hosts_are_there(tmp_
         assert not Path(f"/proc/{store}").exists()
 
 
+def test_figures_are_kept_as_soon_as_nobody_hears_them(tmp_path: Path) -> None:
+    """Whoever ends the agent then, as who removes its pod does, takes no figures away."""
+    program = f"import os, time; os.write(int(os.environ[{variables.EVENTS!r}]), b'{STEP}'); time.sleep(600)"
+    unheard = tmp_path / "unheard.json"
+    worker = WorkerOrder(0, (sys.executable, "-c", program), log=str(tmp_path / "0.log"))
+    with an_agent(exit_code=256 - signal.SIGKILL) as (events, order):  # the guardian says how its agent ended
+        order(Prepare((worker,), lease_s=600.0, reconnect=True, unheard=str(unheard)))
+        agent = int(until(events, "ready")["pid"])
+        order(Start(0))
+        until(events, "step", 0)
+        order(None)
+        while not unheard.exists():
+            time.sleep(0.01)
+        os.kill(agent, signal.SIGKILL)
+    assert [figures["step"] for figures in json.loads(unheard.read_text())] == [7]
+
+
 @contextmanager
-def an_agent(*, exit_code: int) -> Iterator[tuple[Iterator[dict[str, Any]], Callable[[Order], None]]]:
-    """An agent's events, and how it is given orders."""
+def an_agent(*, exit_code: int) -> Iterator[tuple[Iterator[dict[str, Any]], Callable[[Order | None], None]]]:
+    """An agent's events, and how it is given orders; without one the line is dropped."""
     argv = [sys.executable, "-m", "hetctl.launcher.agent.agent"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdin is not None
         assert agent.stdout is not None
         line = agent.stdin
 
-        def order(what: Order) -> None:
+        def order(what: Order | None) -> None:
+            if what is None:
+                line.close()
+                return
             line.write(json.dumps(document(what)) + "\n")
             line.flush()
 
