@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from types import FrameType
 
 import typer
 
@@ -65,4 +67,9 @@ app.command("report")(runs.report)
 
 def main() -> None:
     """Run the command line, and end with the exit code of what came of it."""
+    signal.signal(signal.SIGTERM, _ended)  # what a command opened elsewhere, pods that wait for a node, is closed
     guarded(app, as_json="--json" in sys.argv)
+
+
+def _ended(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)

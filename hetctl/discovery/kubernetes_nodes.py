@@ -119,6 +119,7 @@ def report_of(entry: InventoryHost, node: Node) -> Report:
         gpus=tuple(_gpus(node)),
         vendors=dict.fromkeys(node.gpus, "present"),
         sources={"gpus": "labels and allocatable resources of its Kubernetes node"},
+        unknown={"nics": "its node's labels name none"},
     )
     address = entry.data_address or node.address
     return Report(name=entry.name, access=entry.access, facts=facts, data_address=address)

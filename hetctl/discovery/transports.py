@@ -64,7 +64,7 @@ def _tcp(a: Island, b: Island, ground: TransportFacts) -> TransportOption:
         reason = f"all have addresses in {listed(sorted(common), 3)}{_without_rdma(hosts, common, ground)}"
         return TransportOption("tcp", True, reason, rate)
     if ground.declared >= set(hosts):
-        return TransportOption("tcp", True, "all have a data address in the inventory; not measured")
+        return TransportOption("tcp", True, "all have a data address that was given; not measured")
     lonely = next((h for h in hosts if not any(p.address for p in ground.ports.get(h, ()))), None)
     if lonely:
         return TransportOption("tcp", False, f"{lonely} has no address on a data NIC")
@@ -117,6 +117,8 @@ def rdma_missing(hosts: Sequence[str], ground: TransportFacts) -> str:
         return "both are on one host"
     for host in hosts:
         kinds = {p.kind for p in ground.ports.get(host, ())}
+        if why := ground.facts[host].why_unknown("nics"):
+            return f"{host}: whether it has RDMA ports is not known: {why}"
         if not kinds & set(RDMA_KINDS):
             row = next((NETWORKS[kind] for kind in kinds if NETWORKS[kind].plugin), None)
             return f"{host} has no RDMA port in use" if row is None else f"{host} has {row.word}: {_NO_LIBFABRIC}"

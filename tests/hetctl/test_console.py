@@ -119,6 +119,22 @@ def test_an_error_keeps_its_exit_code_though_nobody_reads_it(argv: tuple[str, ..
     assert done.returncode == code
 
 
+def test_a_command_that_is_told_to_end_closes_what_it_opened() -> None:
+    program = (
+        "import time, hetctl.app as app\n"
+        "def guarded(*_, **__):\n"
+        "    try:\n        print('open', flush=True); time.sleep(60)\n"
+        "    finally:\n        print('closed')\n"
+        "app.guarded = guarded\napp.main()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    process.terminate()
+    assert process.communicate() == ("closed\n", None)
+    assert process.returncode == 143
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_no_word_of_a_table_is_cut_on_a_narrow_terminal(width: int) -> None:
     sink = Sink()

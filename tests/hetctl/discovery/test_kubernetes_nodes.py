@@ -11,6 +11,7 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.pod_settings import PodSettings
 from hetctl.discovery.inventory import Inventory, InventoryHost
 from hetctl.discovery.kubernetes_nodes import hosts_of, parse_node, parse_quantity, pod_settings, report_of
+from hetctl.discovery.transports import TransportFacts, rdma_missing
 
 
 def node(name: str, resources: dict[str, str], labels: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
@@ -58,6 +59,9 @@ def test_what_labels_do_not_say_is_unknown() -> None:
     assert facts is not None
     assert [(gpu.vendor, gpu.name, gpu.memory_total_bytes) for gpu in facts.gpus] == [("nvidia", None, None)] * 2
     assert facts.nics == ()
+    assert rdma_missing(["bare", "other"], TransportFacts((), {"bare": facts, "other": facts}, {}, {})) == (
+        "bare: whether it has RDMA ports is not known: its node's labels name none"
+    )
 
 
 def test_nodes_that_are_not_ready_or_have_no_devices_are_left_out() -> None:
