@@ -12,10 +12,8 @@ import contextlib
 import json
 import os
 import selectors
-import shutil
 import signal
 import sys
-import tempfile
 import time
 
 from hetctl.comm.contract.events import (
@@ -256,7 +254,7 @@ class Agent:
                 self._tell(text, tail.rank)
         run_files.sweep_for(self.folder)
         self._part(self._tell(Done(left)))
-        shutil.rmtree(self.folder, ignore_errors=True)
+        run_files.remove(self.folder)
         return 0 if all(w.process.returncode == 0 for w in self.workers) else 1
 
     def _keep_figures(self) -> None:
@@ -282,14 +280,11 @@ class Agent:
 
 def main() -> None:
     """Be the agent of one run on this host; a guardian stays behind it."""
-    base = tempfile.gettempdir()
-    # 0700; short, because socket paths may have 107 characters only
-    folder = tempfile.mkdtemp(prefix="hetctl-", dir=base if len(base) < 64 else "/tmp")
+    folder = run_files.own_folder()
     stdout = sys.stdout.fileno()
 
     def last_word(left: int) -> None:
-        run_files.sweep_for(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        run_files.remove(folder)
         with contextlib.suppress(OSError):
             os.write(stdout, json.dumps(document(Lost(left))).encode() + b"\n")
 

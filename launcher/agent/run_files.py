@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import json
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterable
@@ -19,6 +21,7 @@ TERMINATED = "what():"  # before the message of an exception that nobody caught
 EVERY_S = 0.25
 PER_SECOND = 64 << 10  # bytes of one rank's log that travel
 LAST = 32 << 10  # of its end, where a crash says why
+FOLDER, LOCK = "hetctl-", "lived-in"  # of an agent, in the host's TMPDIR
 SWEEP_FILE = "sweep.json"  # in an agent's folder, so that its guardian knows the patterns, too
 
 
@@ -128,3 +131,39 @@ def sweep_for(folder: str) -> None:
     """Sweep what an agent noted in its folder."""
     with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, SWEEP_FILE), encoding="utf-8") as file:
         sweep(json.load(file))
+
+
+def own_folder() -> str:
+    """A new folder of this agent's, 0700, locked for as long as it or its guardian lives.
+
+    Folders of agents that were killed with their guardians are swept and removed: nobody else is left to do it.
+    """
+    base = tempfile.gettempdir()
+    base = base if len(base) < 64 else "/tmp"  # socket paths may have 107 characters only
+    for lock in glob.glob(os.path.join(glob.escape(base), FOLDER + "*", LOCK)):
+        with contextlib.suppress(OSError):  # it is lived in
+            _remove_left(lock)
+    folder = tempfile.mkdtemp(prefix=FOLDER, dir=base)
+    new = os.path.join(folder, ".new")
+    held = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)  # this process and what it forks hold it
+    with contextlib.suppress(OSError):  # without locks in this file system nobody takes it for left
+        fcntl.flock(held, fcntl.LOCK_EX)
+        os.rename(new, os.path.join(folder, LOCK))
+    return folder
+
+
+def _remove_left(lock: str) -> None:
+    about = os.lstat(folder := os.path.dirname(lock))
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+        return  # somebody else's words are not swept by
+    held = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        sweep_for(folder)
+        remove(folder)
+    finally:
+        os.close(held)
+
+
+def remove(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

@@ -39,12 +39,15 @@ def try_case(on: Stage, case: Case, run: Path | None = None, *, go_on: bool = Tr
             fail_another(scene)
         _await_nothing_left(on, scene, verdict)
         _judge(scene, fault, verdict)
-    _judge_remains(on, verdict)
+    if not fault.sweeps_later:
+        _judge_remains(on, verdict)
     _judge_registry(on, fault, verdict)
     if go_on and verdict.exit_code != 0:
         again = on.start(run)
         if not again.end(240) or again.process.returncode:
             verdict.problems.append(f"it cannot be resumed: {again.said[-300:]}")
+        if fault.sweeps_later:
+            _judge_remains(on, verdict)
     if go_on or verdict.exit_code == 0:
         judge_losses(on, run, verdict)
     verdict.whole_s = time.monotonic() - began
@@ -100,7 +103,7 @@ def _judge(scene: Scene, fault: Fault, verdict: Verdict) -> None:
         verdict.problems.append(f"{verdict.stopped_s:.1f} s until everything had stopped")
     if fault.loses_launcher or verdict.exit_code == 0:
         return
-    if verdict.exit_code not in (1, 4):
+    if verdict.exit_code not in fault.exits:
         verdict.problems.append(f"exit code {verdict.exit_code}: {scene.launcher.said[-300:]}")
     _judge_words(scene, fault, verdict, document.get("host"))
 
@@ -109,6 +112,8 @@ def _judge_words(scene: Scene, fault: Fault, verdict: Verdict, host: str | None)
     """The cause is named, where it happened, and soon."""
     if fault.causes and not any(word.lower() in verdict.reason.lower() for word in fault.causes):
         verdict.problems.append(f"the cause is not named: {verdict.reason[:300]}")
+    if verdict.exit_code not in (1, 4):  # it was asked to end, and says no cause
+        return
     if fault.survives and not fault.causes:
         verdict.problems.append(f"it should have gone on: {verdict.reason[:300]}")
     if fault.blames and scene.host.name not in (host or verdict.reason):

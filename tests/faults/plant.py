@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.rigs import netns
 from tests.rigs.cluster import command, environment
@@ -81,6 +82,10 @@ class Scene:
     def hit(self, pid: int, number: int) -> bool:
         """Signal a process; False when it was over before."""
         self.at = time.monotonic()
+        return self.signal(pid, number)
+
+    @staticmethod
+    def signal(pid: int, number: int) -> bool:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
             return True
@@ -109,13 +114,52 @@ def root_of(host: netns.RigHost) -> Path:
     return Path(f"/proc/{next(p for p in host.pids() if b'sshd_config' in words(p))}/root")
 
 
-def signal_rank(number: int) -> Callable[[Scene], bool]:
+def ranks(scene: Scene) -> list[int]:
+    return scene.ranks()[:1]
+
+
+def raising_ranks(scene: Scene) -> list[int]:
+    """Those that have a handler already, or had five seconds to come to it."""
+    found, until = ranks(scene), time.monotonic() + 5.0
+    while found and not catches(found[0], RAISE) and time.monotonic() < until:
+        time.sleep(0.01)  # its Python is only starting
+    return found
+
+
+def agent(scene: Scene) -> list[int]:
+    """The agent, or the program that is about to become it; the guardian is the older process of the two."""
+    return sorted(filter(is_ours, scene.host.pids()))[-1:]
+
+
+def guardian(scene: Scene) -> list[int]:
+    return sorted(filter(is_ours, scene.host.pids()))[:1]
+
+
+def store(scene: Scene) -> list[int]:
+    """The run's store, on whichever host it is."""
+    return [pid for host in scene.rig.hosts for pid in host.pids() if b"launcher.agent.store\0" in words(pid)]
+
+
+def launcher(scene: Scene) -> list[int]:
+    process = scene.launcher.process
+    return [process.pid] if process.poll() is None else []
+
+
+def sessions(scene: Scene) -> list[int]:
+    """What a command on the host runs under: it execs itself over the login's shell."""
+    return [pid for pid in scene.host.pids() if b"sshd: root@" in words(pid)]
+
+
+def signalled(who: Callable[[Scene], list[int]], number: int, *, again_s: float = 0.0) -> Callable[[Scene], bool]:
+    """Signal these; those that are stopped go on after `again_s`, unless that is zero."""
+
     def plant(scene: Scene) -> bool:
-        ranks = scene.ranks()[:1]
-        until = time.monotonic() + 5.0
-        while number == RAISE and ranks and not catches(ranks[0], number) and time.monotonic() < until:
-            time.sleep(0.01)  # its Python is only starting
-        return any(scene.hit(pid, number) for pid in ranks)
+        hit = [pid for pid in who(scene) if scene.hit(pid, number)]
+        if again_s:
+            timer = threading.Timer(again_s, lambda: [scene.signal(pid, signal.SIGCONT) for pid in hit])
+            timer.start()
+            scene.undo.callback(timer.join)
+        return bool(hit)
 
     return plant
 
@@ -127,30 +171,6 @@ def catches(pid: int, number: int) -> bool:
         mask = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
         return bool(int(mask, 16) >> (number - 1) & 1)
     return True  # it is gone: nothing to wait for
-
-
-def kill_agent(scene: Scene) -> bool:
-    """The agent, or the program that is about to become it; the guardian is the older process of the two."""
-    return any(scene.hit(pid, signal.SIGKILL) for pid in sorted(filter(is_ours, scene.host.pids()))[-1:])
-
-
-def signal_store(number: int) -> Callable[[Scene], bool]:
-    """The run's store, on whichever host it is."""
-
-    def plant(scene: Scene) -> bool:
-        pids = [pid for host in scene.rig.hosts for pid in host.pids() if b"launcher.agent.store\0" in words(pid)]
-        return any(scene.hit(pid, number) for pid in pids)
-
-    return plant
-
-
-def kill_launcher(scene: Scene) -> bool:
-    return scene.launcher.process.poll() is None and scene.hit(scene.launcher.process.pid, signal.SIGKILL)
-
-
-def drop_ssh(scene: Scene) -> bool:
-    sessions = [pid for pid in scene.host.pids() if b"sshd: root@" in words(pid)]
-    return sum(scene.hit(pid, signal.SIGKILL) for pid in sessions) > 0
 
 
 def cut(prefix: str) -> Callable[[Scene], bool]:
@@ -235,7 +255,8 @@ class Fault:
     """One kind of fault. `causes`: one of these words must be in the reason that is given; `survives`: the run goes on.
 
     `crash`: it must be known within two seconds. `blames`: the victim must be named. Faults that need ranks have none
-    to hit while code is shipped. `unverified`: it takes `hetctl clean` to know that nothing is left.
+    to hit while code is shipped. `unverified`: it takes `hetctl clean` to know that nothing is left. `exits`: the codes
+    of a run that the fault ends. `sweeps_later`: nobody is left to remove half-made files; the next agent there does.
     """
 
     plant: Callable[[Scene], bool]
@@ -246,29 +267,42 @@ class Fault:
     blames: bool = False
     loses_launcher: bool = False
     unverified: bool = False
+    exits: tuple[int, ...] = (1, 4)
+    sweeps_later: bool = False
     prepare: Callable[[Scene], None] | None = None
 
 
-def of_store(number: int, *causes: str, crash: bool = True) -> Fault:
-    return Fault(signal_store(number), causes, needs_ranks=True, crash=crash)
-
-
-def of_rank(number: int, *causes: str, crash: bool = True) -> Fault:
-    return Fault(signal_rank(number), causes, needs_ranks=True, crash=crash, blames=True)
-
+RANK: dict[str, Any] = {"needs_ranks": True, "blames": True}
+STORE: dict[str, Any] = {"causes": ("the run's store",), "needs_ranks": True}
+AGENT: dict[str, Any] = {"causes": ("agent was killed", "program on the host was killed"), "blames": True}
+LATE = ("no answer", "timed out", "timeout")
+PAUSE_S = 4.0  # of what is stopped and goes on: longer than anything is waited for that has only to answer
 
 FAULTS = {
-    "worker KILL": of_rank(signal.SIGKILL, "SIGKILL"),
-    "worker STOP": of_rank(signal.SIGSTOP, "SIGSTOP", "no answer", crash=False),
-    "exception": of_rank(RAISE, "planted"),
-    "segfault": of_rank(signal.SIGSEGV, "SIGSEGV"),
-    "store KILL": of_store(signal.SIGKILL, "the run's store"),
-    "store TERM": of_store(signal.SIGTERM, "the run's store"),
-    "store SEGV": of_store(signal.SIGSEGV, "the run's store"),
-    "store STOP": of_store(signal.SIGSTOP, "the run's store", "no answer", "timed out", "timeout", crash=False),
-    "agent KILL": Fault(kill_agent, ("agent was killed", "program on the host was killed"), crash=True, blames=True),
-    "launcher KILL": Fault(kill_launcher, loses_launcher=True, unverified=True),
-    "SSH drop": Fault(drop_ssh, ("connection", "broke off", "ended early"), survives=True),
+    "worker KILL": Fault(signalled(ranks, signal.SIGKILL), ("SIGKILL",), crash=True, **RANK),
+    "worker STOP": Fault(signalled(ranks, signal.SIGSTOP), ("SIGSTOP", "no answer"), **RANK),
+    "worker STOP/CONT": Fault(signalled(ranks, signal.SIGSTOP, again_s=PAUSE_S), survives=True, needs_ranks=True),
+    "worker TERM": Fault(signalled(ranks, signal.SIGTERM), exits=(143, 1), needs_ranks=True),
+    "exception": Fault(signalled(raising_ranks, RAISE), ("planted",), crash=True, **RANK),
+    "segfault": Fault(signalled(ranks, signal.SIGSEGV), ("SIGSEGV",), crash=True, **RANK),
+    "store KILL": Fault(signalled(store, signal.SIGKILL), crash=True, **STORE),
+    "store TERM": Fault(signalled(store, signal.SIGTERM), crash=True, **STORE),
+    "store SEGV": Fault(signalled(store, signal.SIGSEGV), crash=True, **STORE),
+    "store STOP": Fault(signalled(store, signal.SIGSTOP), ("the run's store", *LATE), needs_ranks=True),
+    "store STOP/CONT": Fault(signalled(store, signal.SIGSTOP, again_s=PAUSE_S), survives=True, needs_ranks=True),
+    "agent KILL": Fault(signalled(agent, signal.SIGKILL), crash=True, **AGENT),
+    "agent TERM": Fault(signalled(agent, signal.SIGTERM), crash=True, **AGENT),
+    "agent SEGV": Fault(signalled(agent, signal.SIGSEGV), crash=True, **AGENT),
+    "agent STOP": Fault(signalled(agent, signal.SIGSTOP), blames=True),
+    "agent STOP/CONT": Fault(signalled(agent, signal.SIGSTOP, again_s=PAUSE_S), survives=True),
+    "guardian KILL": Fault(signalled(guardian, signal.SIGKILL), blames=True, sweeps_later=True),
+    "guardian SEGV": Fault(signalled(guardian, signal.SIGSEGV), blames=True, sweeps_later=True),
+    "guardian STOP/CONT": Fault(signalled(guardian, signal.SIGSTOP, again_s=PAUSE_S), survives=True),
+    "launcher KILL": Fault(signalled(launcher, signal.SIGKILL), loses_launcher=True, unverified=True),
+    "launcher SEGV": Fault(signalled(launcher, signal.SIGSEGV), loses_launcher=True, unverified=True),
+    "launcher TERM": Fault(signalled(launcher, signal.SIGTERM), exits=(143,)),
+    "launcher STOP/CONT": Fault(signalled(launcher, signal.SIGSTOP, again_s=PAUSE_S), survives=True),
+    "SSH drop": Fault(signalled(sessions, signal.SIGKILL), ("connection", "broke off", "ended early"), survives=True),
     "cut launcher-host": Fault(cut("v"), ("stopped answering", "no answer", "lost"), blames=True, unverified=True),
     "cut host-host": Fault(cut("r0v"), ("cannot reach", "no answer", "timed out", "Timeout")),
     "disk full": Fault(fill_disk, ("No space left", "os error 28"), survives=True),
