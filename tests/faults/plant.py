@@ -275,6 +275,7 @@ class Fault:
 RANK: dict[str, Any] = {"needs_ranks": True, "blames": True}
 STORE: dict[str, Any] = {"causes": ("the run's store",), "needs_ranks": True}
 AGENT: dict[str, Any] = {"causes": ("agent was killed", "program on the host was killed"), "blames": True}
+UNWATCHED: dict[str, Any] = {"blames": True, "unverified": True}  # nobody on the host says that all have ended
 LATE = ("no answer", "timed out", "timeout")
 PAUSE_S = 4.0  # of what is stopped and goes on: longer than anything is waited for that has only to answer
 
@@ -295,8 +296,8 @@ FAULTS = {
     "agent SEGV": Fault(signalled(agent, signal.SIGSEGV), crash=True, **AGENT),
     "agent STOP": Fault(signalled(agent, signal.SIGSTOP), blames=True),
     "agent STOP/CONT": Fault(signalled(agent, signal.SIGSTOP, again_s=PAUSE_S), survives=True),
-    "guardian KILL": Fault(signalled(guardian, signal.SIGKILL), blames=True, sweeps_later=True),
-    "guardian SEGV": Fault(signalled(guardian, signal.SIGSEGV), blames=True, sweeps_later=True),
+    "guardian KILL": Fault(signalled(guardian, signal.SIGKILL), sweeps_later=True, **UNWATCHED),
+    "guardian SEGV": Fault(signalled(guardian, signal.SIGSEGV), sweeps_later=True, **UNWATCHED),
     "guardian STOP/CONT": Fault(signalled(guardian, signal.SIGSTOP, again_s=PAUSE_S), survives=True),
     "launcher KILL": Fault(signalled(launcher, signal.SIGKILL), loses_launcher=True, unverified=True),
     "launcher SEGV": Fault(signalled(launcher, signal.SIGSEGV), loses_launcher=True, unverified=True),
