@@ -227,18 +227,26 @@ def judge(on: Engine, moment: Moment) -> None:
     if not until(on.over, ENDED_WITHIN_S):
         moment.problems.append(f"it did not end within {ENDED_WITHIN_S:.0f} s")
     moment.ended_s = time.monotonic() - began
-    runs = json.loads(on.hetctl("ps", "--json").stdout)["runs"]
-    if runs:
-        done = on.hetctl("clean", "--json")
-        moment.cleaned = True
-        if done.returncode:
-            moment.problems.append(f"it cannot be cleaned: {done.stderr[-300:]}")
+    _clean(on, moment)
     if not until(lambda: not on.processes() and not on.objects(), LEFT_WITHIN_S):
         held = [words(pid).replace(b"\0", b" ")[:120].decode(errors="replace") for pid in on.processes()]
         moment.problems.append(f"left: {held} {on.objects()}")
     moment.gone_s = time.monotonic() - began - moment.ended_s
-    if moment.cleaned and json.loads(on.hetctl("ps", "--json").stdout)["runs"]:
+    _clean(on, moment)  # a launcher that still was on its way out then was not cleaned
+    if moment.cleaned and on_file(on):
         moment.problems.append("still on file after hetctl clean")
+
+
+def _clean(on: Engine, moment: Moment) -> None:
+    if on_file(on):
+        done = on.hetctl("clean", "--json")
+        moment.cleaned = True
+        if done.returncode:
+            moment.problems.append(f"it cannot be cleaned: {done.stderr[-300:]}")
+
+
+def on_file(on: Engine) -> bool:
+    return bool(json.loads(on.hetctl("ps", "--json").stdout)["runs"])
 
 
 def until(true: Callable[[], bool], seconds: float) -> bool:
