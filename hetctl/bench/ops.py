@@ -138,6 +138,9 @@ def table(entry: ClassProfile) -> Table:
             shown.add_row(kind, str(point.samples), show_seconds(point.forward_s), show_seconds(point.backward_s))
     if entry.update_s is not None:
         shown.add_row("update, 10^9 parameters", "", show_seconds(entry.update_s * 1e9), "")
+    if host := entry.offloaded:
+        both = show_seconds((host.copies_s + host.alone_s) * 1e9)
+        shown.add_row("the same, offloaded, alone on its host", "", both, "")
     return shown
 
 

@@ -25,7 +25,7 @@ WARM_S = 0.5  # of work before each: what was measured just before has kept the 
 
 def measure_shapes(asked: ClassToMeasure, device: torch.device) -> Iterator[tuple[ShapeToMeasure, ClassProfile | None]]:
     """Each shape and what was measured of it; None where not even its first samples fit on the device."""
-    update_s: float | None = None
+    known: ClassProfile | None = None
     for row in asked.shapes:
         entry: ClassProfile | None = None
         try:
@@ -38,9 +38,9 @@ def measure_shapes(asked: ClassToMeasure, device: torch.device) -> Iterator[tupl
                 tensor=asked.tensor,
                 precision=asked.precision,
                 warm_s=WARM_S,
-                update_s=update_s,
+                known=known,
             )
-            update_s = entry.update_s
+            known = entry
         except torch.OutOfMemoryError:
             pass
         yield row, entry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from hetctl.trainer.model.norms import norm_of
 from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.tensor_parallel import ALONE, SharedVocabulary, TensorShare
-from hetctl.trainer.planning.profile import ClassProfile, LayerSizes, Point
+from hetctl.trainer.planning.profile import ClassProfile, LayerSizes, OffloadedUpdate, Point
 from hetctl.trainer.ranks.emulated_device import at_speed
 from hetctl.trainer.recipe import OptimizerSection
 
@@ -52,12 +53,12 @@ def measure_class(
     tensor: int = 1,
     precision: Precision | None = None,
     warm_s: float = WARM_S,
-    update_s: float | None = None,
+    known: ClassProfile | None = None,
 ) -> ClassProfile:
     """Seconds per layer kind for each number of samples that fits, on a device held to a share of its speed, of one
     rank's part in a tensor group: the job's ranks, if there is one, and all of them measure; otherwise its sums are
     over this process alone. `precision`: other than what is usual there. `warm_s` of work go before each, and
-    `update_s` is what an update is known to take.
+    `known` says of another shape what an update takes.
 
     Raises torch.OutOfMemoryError when not even the first fits, ConfigError where no device can be held back.
     """
@@ -69,7 +70,8 @@ def measure_class(
         block = _points(partial(_block, work, part=part), device, samples, warm_s)
         embedding = _points(partial(_embedding, work), device, samples, warm_s)
         head = _points(partial(_head, work, part=part), device, samples, warm_s)
-        update = _update(device, dtype) if update_s is None else update_s
+        update = _update(device, dtype) if known is None else known.update_s
+        offloaded = known.offloaded if known else _offloaded_update(device, dtype) if has_streams(device) else None
     return ClassProfile(
         device_class,
         shape.name,
@@ -83,6 +85,7 @@ def measure_class(
         precision,
         LayerSizes.of(shape),
         sums=tensor > 1 and dist.is_initialized(),
+        offloaded=offloaded,
     )
 
 
@@ -219,6 +222,33 @@ def _update(device: torch.device, dtype: torch.dtype) -> float:
         return (_now(device) - start) / count, 0.0
 
     return _typical(once, device)[0]
+
+
+def _offloaded_update(device: torch.device, dtype: torch.dtype) -> OffloadedUpdate:
+    """The same in the host's memory, on as many threads as the host lends this process."""
+    threads, count = torch.get_num_threads(), UPDATED // 8
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    pinned = has_streams(device)
+    master, gradient = (torch.zeros(count, pin_memory=pinned) for _ in range(2))
+    master.grad, of_device = gradient, torch.zeros(count, device=device)
+    weights = torch.zeros(count, dtype=dtype, device=device)
+    optimizer = build_optimizer([ShardPiece(master, decays=True)], OptimizerSection())
+
+    def once() -> tuple[float, float]:
+        start = _now(device)
+        torch.linalg.vector_norm(of_device)
+        gradient.copy_(of_device)
+        copied = _now(device)
+        optimizer.step()
+        updated = _now(device)
+        weights.copy_(master)
+        copies = copied - start + _now(device) - updated
+        return copies / count, (updated - copied) / count
+
+    try:
+        return OffloadedUpdate(*_typical(once, device))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _typical(once: Timed, device: torch.device, warm_s: float = WARM_S) -> tuple[float, float]:

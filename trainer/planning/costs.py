@@ -269,8 +269,11 @@ class LayerCosts:
         """Seconds of the optimiser step over so many parameters: measured, or bytes of state read and written."""
         measured = self.measured(rates)
         n = self.value_bytes
-        if measured is not None and measured.update_s is not None and not offload and n.updating is None:
-            return parameters * measured.update_s
+        if measured is not None and n.updating is None:
+            if offload and (host := measured.offloaded):
+                return parameters * (host.copies_s + rates.host_devices * host.alone_s)
+            if measured.update_s is not None and not offload:
+                return parameters * measured.update_s
         moved = 2 * (n.weights + n.gradients + n.optimizer) if n.updating is None else n.updating
         return parameters * moved / (rates.host_bytes_per_s if offload else rates.memory_bytes_per_s)
 

@@ -98,6 +98,7 @@ def _estimates(entries: tuple[ClassProfile, ...], shape: ModelShape, seq_len: in
             embedding=embedding,
             head=head,
             update_s=median(updates) if updates else None,
+            offloaded=next((e.offloaded for e in entries if e.offloaded), None),
             speed=entries[0].speed,
             tensor=tensor,
             sizes=sizes,

@@ -48,6 +48,7 @@ class Rates:
     peak_flops_per_s: float = 0.0  # 0: unknown
     matmul_flops_per_s: float = 0.0  # in matrix products alone; 0: flops_per_s is of this very model, or a guess
     host_memory_bytes: float = inf  # this device's share of what its host has left for training; inf: unknown
+    host_devices: int = 1  # that share the host's cores and memory bandwidth
 
     def least(self, others: Iterable[Rates]) -> Rates:
         """These rates with every rate and the memory lowered to the least of all."""
@@ -185,4 +186,5 @@ def _rates(
         peak_flops_per_s=row.peak_in(precision) * 1e12,
         matmul_flops_per_s=matmul,
         host_memory_bytes=_share_of_host(host, row),
+        host_devices=len(host.devices),
     )

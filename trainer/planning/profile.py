@@ -45,6 +45,14 @@ class LayerSizes:
 
 
 @dataclass(frozen=True)
+class OffloadedUpdate:
+    """Seconds of an update in the host's memory, per parameter whose state a rank keeps there."""
+
+    copies_s: float  # its gradient to the host and its weights back, over the device's own link
+    alone_s: float  # the update on all of the host's cores; its ranks have a share each of them, and of its memory
+
+
+@dataclass(frozen=True)
 class ClassProfile:
     """One device class at one model and sequence length; points in ascending order of samples."""
 
@@ -60,6 +68,7 @@ class ClassProfile:
     precision: Precision | None = None  # it computed in; None: bf16 on a GPU, fp32 on a CPU
     sizes: LayerSizes | None = None  # of the model; None: a model that hetctl knows by its name, in an older file
     sums: bool = False  # no, they were over the whole group: its sums are in these times
+    offloaded: OffloadedUpdate | None = None
 
     @property
     def of(self) -> LayerSizes | None:
@@ -165,6 +174,8 @@ class Profile:
                     raise ConfigError(f"{where}: '{entry.device_class}' needs ascending points of {kind}")
                 if not all(0 <= s < inf for p in getattr(entry, kind) for s in (p.forward_s, p.backward_s)):
                     raise ConfigError(f"{where}: '{entry.device_class}' needs finite seconds of {kind}")
+            if entry.offloaded is not None and not all(0 <= s < inf for s in astuple(entry.offloaded)):
+                raise ConfigError(f"{where}: '{entry.device_class}' needs finite seconds of an offloaded update")
             if entry.sizes is not None and min(astuple(entry.sizes)[:-1]) < 1:
                 raise ConfigError(f"{where}: '{entry.device_class}' needs sizes of at least one")
         if any(b.nbytes <= a.nbytes for a, b in pairwise(self.native_sums)):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hetctl.bench import classes
 from hetctl.bench.classes import Measured, bench_classes, places_of, raise_unless_all, turn
@@ -22,6 +23,7 @@ from hetctl.comm.contract.values import decode, encode
 from hetctl.console import Sink
 from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.bench import grid
+from hetctl.trainer.bench import ops as measuring
 from hetctl.trainer.bench.grid import ClassToMeasure, ShapeToMeasure
 from hetctl.trainer.model.shapes import SHAPES, ModelShape
 from hetctl.trainer.planning.hardware import CLASSES
@@ -319,3 +321,13 @@ def test_ctrl_c_ends_it_with_its_code(tmp_path: Path) -> None:
     running.stdout.read()
     assert running.wait(120) == 130
     assert load_profile(tmp_path / "profile.yaml").classes
+
+
+def test_an_offloaded_update_is_timed_by_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the device is the host: what a GPU's link takes is a copy."""
+    monkeypatch.setattr(measuring, "UPDATED", 1 << 16)
+    threads = torch.get_num_threads()
+    found = measuring._offloaded_update(torch.device("cpu"), torch.bfloat16)
+    assert found.copies_s > 0
+    assert found.alone_s > 0
+    assert torch.get_num_threads() == threads

@@ -20,6 +20,7 @@ from hetctl.trainer.planning.pools import Rates
 from hetctl.trainer.planning.profile import (
     BridgeProfile,
     ClassProfile,
+    OffloadedUpdate,
     Point,
     Profile,
     SumPoint,
@@ -198,3 +199,14 @@ def test_a_profile_of_a_whole_tensor_group_has_its_sums_in_it() -> None:
     assert exact == Seconds(*whole.at("block", 1))
     assert slow.forward > 1000 * exact.forward
     assert costs[1].embedding(rates, 1, tensor=2) == Seconds(*whole.at("embedding", 1))
+
+
+def test_an_offloaded_update_is_its_own_copies_and_a_share_of_the_host() -> None:
+    measured = replace(entry("h200"), update_s=1e-10, offloaded=OffloadedUpdate(copies_s=1e-9, alone_s=2e-9))
+    rates = replace(RATES, base="h200")
+    costs, silent = layer_costs(Profile((measured,))), layer_costs(Profile((replace(measured, offloaded=None),)))
+    assert costs.update(rates, 1e6) == pytest.approx(1e-4)
+    assert costs.update(rates, 1e6, offload=True) == pytest.approx(3e-3)
+    assert costs.update(replace(rates, host_devices=8), 1e6, offload=True) == pytest.approx(17e-3)
+    by_table = 2 * sum((ValueBytes().weights, ValueBytes().gradients, ValueBytes().optimizer)) / RATES.host_bytes_per_s
+    assert silent.update(rates, 1e6, offload=True) == pytest.approx(1e6 * by_table), "an older file says nothing of it"
