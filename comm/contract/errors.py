@@ -105,7 +105,7 @@ def reason_of(error: BaseException) -> str:
 def nearest(word: str, known: Iterable[str], *, count: int = 3) -> str:
     """A hint naming the known words closest to `word`, or all of them when none is close."""
     choices = sorted(known)
-    close = difflib.get_close_matches(word.lower(), choices, n=count, cutoff=0.5)
+    close = difflib.get_close_matches(word[:100].lower(), choices, n=count, cutoff=0.5)
     if close:
         return "did you mean " + " or ".join(f"'{c}'" for c in close) + "?"
     return "known: " + ", ".join(choices)
