@@ -8,12 +8,18 @@ import errno
 from collections.abc import Iterable, Iterator
 
 
+# characters of a message: it may quote what somebody wrote, and says why at its end
+SAID_FIRST, SAID_LAST = 1200, 500
+MOST_SAID = SAID_FIRST + SAID_LAST
+
+
 class HetctlError(Exception):
     """A failure a person can act on: one sentence, a hint on what to do, and the documented exit code."""
 
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "", documented: bool = False) -> None:
+        message = message if len(message) <= MOST_SAID else f"{message[:SAID_FIRST]} … {message[-SAID_LAST:]}"
         super().__init__(message)
         self.message = message
         self.hint = hint

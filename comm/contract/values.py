@@ -153,10 +153,12 @@ def _scalar(kind: Any, data: object, where: str) -> object:
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return _float(data, where)
     if isinstance(data, kind) and not (kind in (int, float) and isinstance(data, bool)):
+        if kind is float and data != data:
+            raise ConfigError(f"{where}: not a number (nan) says nothing")
         return _whole(data, where) if kind is int else data
     if kind is float and isinstance(data, str):
         try:
-            return float(data)  # YAML 1.1 reads 1e-4 as text
+            return _scalar(float, float(data), where)  # YAML 1.1 reads 1e-4 as text
         except ValueError:
             pass
     raise ConfigError(f"{where}: expected {_NAMES.get(kind, kind.__name__)}, found {show(data)}")
