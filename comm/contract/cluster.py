@@ -250,7 +250,9 @@ class Cluster:
         named += [(f"{h.name}: device {d.index}", d.speed) for h in self.hosts for d in h.devices]
         named += [(" and ".join(k.islands), t.rate_bytes_per_s) for k in self.links for t in k.transports]
         if wrong := [what for what, rate in named if rate is not None and not 0 < rate < inf]:
-            raise ConfigError(f"{where}: the rate of {wrong[0]} is not above zero", hint="write null where it is unknown")
+            raise ConfigError(
+                f"{where}: the rate of {wrong[0]} is not above zero", hint="write null where it is unknown"
+            )
 
     def validate(self, *, where: str) -> None:
         """Raise ConfigError unless names are unique and every reference resolves."""

@@ -7,7 +7,6 @@ import difflib
 import errno
 from collections.abc import Iterable, Iterator
 
-
 # characters of a message: it may quote what somebody wrote, and says why at its end
 SAID_FIRST, SAID_LAST = 1200, 500
 MOST_SAID = SAID_FIRST + SAID_LAST

@@ -28,7 +28,7 @@ from hetctl.probe.masking import CaptureMasker
 from hetctl.probe.raw import load
 from hetctl.probe.vendors import amd_smi, hygon, intel, nvidia_smi
 from hetctl.render.plan_page import plan_page
-from hetctl.runs.history import past_table, _row
+from hetctl.runs.history import _row, past_table
 from hetctl.runs.logs import show_logs
 from hetctl.runs.report import report_run
 from hetctl.trainer.checkpoint.reader import Reader
@@ -59,7 +59,8 @@ class Markup(HTMLParser):
     """Refuses what data must never bring into a page."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag != "img" and not any(name.startswith("on") for name, _ in attrs), f"markup from data: {tag} {attrs}"
+        assert tag != "img", f"markup from data: {tag} {attrs}"
+        assert not any(name.startswith("on") for name, _ in attrs), f"markup from data: {tag} {attrs}"
 
     def handle_data(self, data: str) -> None:
         assert self.cdata_elem is None or "alert(1)</" not in data, "script from data"

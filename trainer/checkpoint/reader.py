@@ -185,7 +185,11 @@ def _check_entries(manifest: dict[str, Any]) -> None:
     for entry in manifest["files"].values():
         entry["sha256"].lower()
         for name, kind, first, past, *cut in entry["tensors"].values():
-            if not (isinstance(name, str) and isinstance(kind, str)) or not all(isinstance(n, int) for n in (first, past, *cut)) or len(cut) not in (0, 3):
+            if (
+                not (isinstance(name, str) and isinstance(kind, str))
+                or not all(isinstance(n, int) for n in (first, past, *cut))
+                or len(cut) not in (0, 3)
+            ):
                 raise ValueError(f"no part of a tensor: {[first, past, *cut]}")
 
 

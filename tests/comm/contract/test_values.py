@@ -93,7 +93,8 @@ def test_what_does_not_fit_names_the_place(data: Any, words: str) -> None:
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(), lambda s: st.lists(s) | st.dictionaries(st.text(), s)
+        st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(),
+        lambda s: st.lists(s) | st.dictionaries(st.text(), s),
     )
 )
 def test_any_plain_data_is_a_value_or_a_config_error(data: Any) -> None:
