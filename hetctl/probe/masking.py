@@ -65,7 +65,8 @@ _LEAST_SERIAL = 4  # characters; shorter ones would be replaced everywhere
 _FOUR_PARTS = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\w|\.\d)")
 _VERSION_FILES = ("version", "/fw_ver")
 _VERSION = re.compile(
-    r"(?i)(?:version|v?bios|firmware|fw_?ver|revision)[\w/]{0,60}[ \t\"':=>{\[]{1,40}v?(\d{1,3}(?:\.\d{1,3}){3})(?!\w|\.\d)"
+    r"(?i)(?:version|v?bios|firmware|fw_?ver|revision)[\w/]{0,60}[ \t\"':=>{\[]{1,40}"
+    r"v?(\d{1,3}(?:\.\d{1,3}){3})(?!\w|\.\d)"
 )
 # Keys of facts: what identifies, and as what kind; what is a version, and what holds versions by name.
 _KINDS = {"serial": "serial", "uuid": "gpu", "guid": "guid", "mac": "mac", "machine_id": "id", "boot_id": "id"}

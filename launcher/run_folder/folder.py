@@ -138,7 +138,7 @@ class RunFolder:
     def read_versions(self) -> dict[str, Any]:
         """What each host computes with; empty where its ranks never began."""
         try:
-            return fitting(VersionsRecord, {"hosts": read_json(self.versions)}).get("hosts", {})
+            return dict(fitting(VersionsRecord, {"hosts": read_json(self.versions)}).get("hosts", {}))
         except (OSError, ValueError):
             return {}
 
