@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: demo demo-finetune tutorial first-hour test test-all test-slow test-faults test-rdma test-kill test-torch-suite benchmarks reference site lint format clean
+.PHONY: demo demo-finetune tutorial first-hour test test-all test-slow test-faults test-rdma test-kill test-fuzz test-torch-suite benchmarks reference site lint format clean
 demo: .venv/ready
 	$(BIN)/hetctl train
 
@@ -59,6 +59,13 @@ test-rdma: .venv/ready
 # A peer killed, stopped or partitioned at 50 random moments of all-reduces: ten minutes; root for partitions
 test-kill: .venv/ready
 	$(BIN)/python -m tests.bench.kill --moments 50
+
+# A million changed inputs over all that reads files and hosts' words: hours; TARGETS='plan cluster' for some, SEED=2
+# for others. What fails is kept in tests/fuzz/corpus, and is a case of `make test` from then on
+MUTATIONS ?= 1000000
+SEED ?= 1
+test-fuzz: .venv/ready
+	$(BIN)/python -m tests.fuzz $(TARGETS) --count $(MUTATIONS) --seed $(SEED)
 
 # docs/benchmarks.md and its plots, made of the records in docs/benchmarks/*.json
 benchmarks: .venv/ready

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -243,6 +244,16 @@ class Cluster:
     def _links(self) -> dict[frozenset[str], IslandLink]:
         return {frozenset(link.islands): link for link in self.links}
 
+    def _check_rates(self, where: str) -> None:
+        """Raise ConfigError for a link without speed, or a device: unknown is null."""
+        named = [(f"{h.name}: {n.name}", n.rate_bytes_per_s) for h in self.hosts for n in h.nics]
+        named += [(f"{h.name}: device {d.index}", d.speed) for h in self.hosts for d in h.devices]
+        named += [(" and ".join(k.islands), t.rate_bytes_per_s) for k in self.links for t in k.transports]
+        if wrong := [what for what, rate in named if rate is not None and not 0 < rate < inf]:
+            raise ConfigError(
+                f"{where}: the rate of {wrong[0]} is not above zero", hint="write null where it is unknown"
+            )
+
     def validate(self, *, where: str) -> None:
         """Raise ConfigError unless names are unique and every reference resolves."""
         for what, names in (
@@ -252,6 +263,7 @@ class Cluster:
             twice = {n for n in names if names.count(n) > 1} if len(set(names)) != len(names) else set()
             if twice:
                 raise ConfigError(f"{where}: the {what} '{min(twice)}' is listed twice")
+        self._check_rates(where)
         seen: set[Member] = set()
         for island in self.islands:
             for member in island.members:

@@ -7,6 +7,10 @@ import difflib
 import errno
 from collections.abc import Iterable, Iterator
 
+# characters of a message: it may quote what somebody wrote, and says why at its end
+SAID_FIRST, SAID_LAST = 1200, 500
+MOST_SAID = SAID_FIRST + SAID_LAST
+
 
 class HetctlError(Exception):
     """A failure a person can act on: one sentence, a hint on what to do, and the documented exit code."""
@@ -14,6 +18,7 @@ class HetctlError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "", documented: bool = False) -> None:
+        message = message if len(message) <= MOST_SAID else f"{message[:SAID_FIRST]} … {message[-SAID_LAST:]}"
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -105,7 +110,7 @@ def reason_of(error: BaseException) -> str:
 def nearest(word: str, known: Iterable[str], *, count: int = 3) -> str:
     """A hint naming the known words closest to `word`, or all of them when none is close."""
     choices = sorted(known)
-    close = difflib.get_close_matches(word.lower(), choices, n=count, cutoff=0.5)
+    close = difflib.get_close_matches(word[:100].lower(), choices, n=count, cutoff=0.5)
     if close:
         return "did you mean " + " or ".join(f"'{c}'" for c in close) + "?"
     return "known: " + ", ".join(choices)

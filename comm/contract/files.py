@@ -148,11 +148,13 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def finite(data: Any) -> Any:
-    """`data` with NaN and infinities replaced by None, so that any JSON reader can read it."""
+    """`data` with NaN and infinities replaced by None, halves of characters by `?`: any JSON reader can read it."""
     if isinstance(data, float):
         return data if data == data and abs(data) != float("inf") else None
+    if isinstance(data, str):
+        return data if data.isascii() else data.encode("utf-8", "replace").decode()
     if isinstance(data, dict):
-        return {k: finite(v) for k, v in data.items()}
+        return {finite(k): finite(v) for k, v in data.items()}
     if isinstance(data, (list, tuple)):
         return [finite(v) for v in data]
     return data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from math import inf
+from math import inf, isfinite
 
 from hetctl.comm.contract.errors import ConfigError
 
@@ -76,6 +76,8 @@ def show_rate(bytes_per_s: float | None) -> str:
 
 def show_seconds(seconds: float) -> str:
     """`1h02m`, `3m05s`, `12.3s`, `4.1ms`: one readable duration."""
+    if not isfinite(seconds):
+        return "unknown"
     if seconds >= 3600:
         return f"{int(seconds // 3600)}h{int(seconds % 3600 // 60):02d}m"
     if seconds >= 60:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from hetctl.comm.contract.errors import ConfigError, nearest
 
 T = TypeVar("T")
+MOST_WHOLE = 2**64
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
@@ -44,7 +45,12 @@ def encode(value: object) -> Any:
 
 def show(data: object) -> str:
     """A value as an error says it: in a few words however long it is."""
-    text = "nothing" if data is None else repr(data)
+    if data is None:
+        return "nothing"
+    try:
+        text = repr(data[:64] if isinstance(data, (str, bytes)) else data)
+    except (ValueError, RecursionError):  # a number of over 4,300 digits
+        return "a long value"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -88,7 +94,7 @@ def _dataclass(cls: type, data: object, where: str) -> object:
     hints, required = _hints(cls)
     for key in data:
         if key not in hints:
-            raise ConfigError(f"{where}: unknown key '{key}'", hint=nearest(str(key), hints))
+            raise ConfigError(f"{where}: unknown key {show(key)}", hint=nearest(str(key), hints))
     for key in required:
         if key not in data:
             raise ConfigError(f"{where}: the key '{key}' is missing", hint="keys: " + ", ".join(hints))
@@ -147,10 +153,12 @@ def _scalar(kind: Any, data: object, where: str) -> object:
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return _float(data, where)
     if isinstance(data, kind) and not (kind in (int, float) and isinstance(data, bool)):
-        return data
+        if kind is float and data != data:
+            raise ConfigError(f"{where}: not a number (nan) says nothing")
+        return _whole(data, where) if kind is int else data
     if kind is float and isinstance(data, str):
         try:
-            return float(data)  # YAML 1.1 reads 1e-4 as text
+            return _scalar(float, float(data), where)  # YAML 1.1 reads 1e-4 as text
         except ValueError:
             pass
     raise ConfigError(f"{where}: expected {_NAMES.get(kind, kind.__name__)}, found {show(data)}")
@@ -161,6 +169,12 @@ def _float(number: int, where: str) -> float:
         return float(number)
     except OverflowError:
         raise ConfigError(f"{where}: {show(number)} is too large a number") from None
+
+
+def _whole(number: Any, where: str) -> int:
+    if abs(number) > MOST_WHOLE:  # beyond what floats and formats take
+        raise ConfigError(f"{where}: {show(number)} is too large a number")
+    return int(number)
 
 
 _NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}

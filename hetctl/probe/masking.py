@@ -25,17 +25,17 @@ _PRIVATE = re.compile(
     r"(?P<key>-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----.*?(-----END [A-Z0-9 ]*PRIVATE KEY\2?-----|\Z))", re.S
 )
 _PUBLIC = re.compile(
-    r"(?P<key>(?:(?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+ +)?AAAA[A-Za-z0-9+/]{30,}={0,3}(?: [\w.-]+@[\w.-]+)?)"
+    r"(?P<key>(?:(?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]{1,100} +)?AAAA[A-Za-z0-9+/]{30,}={0,3}(?: [\w.-]+@[\w.-]+)?)"
 )
 _PRINT = re.compile(r"(?P<key>SHA256:[A-Za-z0-9+/]{20,}=?)")
 _TOKENS = re.compile(
     r"\b(?P<secret>hf_\w{10,}|gh[opsur]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|AKIA[A-Z0-9]{12,}"
-    r"|xox[abprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+    r"|xox[abprs]-[\w-]{10,}|eyJ[\w-]{8,1000}\.[\w-]{8,}\.[\w-]*)"
 )
 _BEARER = re.compile(r"(?i)\b(?:bearer|authorization: *basic) +(?P<secret>[A-Za-z0-9+/=._~-]{8,})")
 _LOGIN = re.compile(r"://(?P<secret>[^/\s:@]+:[^/\s@]+)(?=@)")
 _ASSIGNED = re.compile(
-    r"(?i)(?<![A-Za-z0-9])[\w.-]*(?:key|token(?!s|iz)|secret|passw|passphrase|credential|auth(?!or))[\w.-]*"
+    r"(?i)(?<![A-Za-z0-9])[\w.-]{0,100}(?:key|token(?!s|iz)|secret|passw|passphrase|credential|auth(?!or))[\w.-]{0,100}"
     r"[\"']?\s*[=:]\s*(?P<secret>\"[^\"\n]{3,}\"|'[^'\n]{3,}'|[^\s\"',;<>()\[\]{}]{6,})"
 )
 _EMAIL = re.compile(r"(?<![\w.+-])(?P<account>[\w.+-]+)@(?P<domain>(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,})(?![\w])")
@@ -56,8 +56,8 @@ _SERIAL = re.compile(r"(?i)serial(?:[ _]?(?:number|num|no))?[\"']?\s*[:=]\s*[\"'
 _AT = re.compile(r"(?<![\w.-])(?P<user>[A-Za-z_][\w.-]*)(?=@(?:host|ip)-\d+)")
 _HOME = re.compile(r"(?:/home/|/Users/)(?P<user>[^/\s\"':]+)")
 _SERIAL_PLACES = (
-    re.compile(r"<\w*serial\w*>([^<]+)<", re.IGNORECASE),
-    re.compile(r'"[^"]*(?:serial|unique[ _]id|uuid)[^"]*"\s*:\s*"([^"]+)"', re.IGNORECASE),
+    re.compile(r"<\w{0,60}serial\w{0,60}>([^<]+)<", re.IGNORECASE),
+    re.compile(r'"[^"]{0,60}(?:serial|unique[ _]id|uuid)[^"]{0,60}"\s*:\s*"([^"]+)"', re.IGNORECASE),
     re.compile(r"^unique_id\s+(\d+)\s*$", re.MULTILINE),
 )
 _SERIAL_FILES = ("/serial_number", "/unique_id")
@@ -65,7 +65,8 @@ _LEAST_SERIAL = 4  # characters; shorter ones would be replaced everywhere
 _FOUR_PARTS = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\w|\.\d)")
 _VERSION_FILES = ("version", "/fw_ver")
 _VERSION = re.compile(
-    r"(?i)(?:version|v?bios|firmware|fw_?ver|revision)[\w/]*[ \t\"':=>{\[]{1,40}v?(\d{1,3}(?:\.\d{1,3}){3})(?!\w|\.\d)"
+    r"(?i)(?:version|v?bios|firmware|fw_?ver|revision)[\w/]{0,60}[ \t\"':=>{\[]{1,40}"
+    r"v?(\d{1,3}(?:\.\d{1,3}){3})(?!\w|\.\d)"
 )
 # Keys of facts: what identifies, and as what kind; what is a version, and what holds versions by name.
 _KINDS = {"serial": "serial", "uuid": "gpu", "guid": "guid", "mac": "mac", "machine_id": "id", "boot_id": "id"}

@@ -12,6 +12,8 @@ from hetctl.probe.raw import Raw
 from hetctl.probe.rdma import library_version, parse_ldconfig
 from hetctl.probe.words import items, mapping, told
 
+_LONGEST = 500  # characters of a line that is looked at
+_ASSIGNMENT = re.compile(r"""(\w+)\s*(?::[^=]*)?=\s*(['"])([^'"]{1,100})\2""")
 RUNTIMES = ("docker", "podman", "apptainer", "singularity")
 _HEADERS = ("/opt/rocm/include/rccl/rccl.h", "/usr/include/rccl/rccl.h")
 
@@ -45,8 +47,9 @@ def _interpreter(entry: Mapping[str, Any], raw: Raw, notes: Notes) -> Interprete
 
 def parse_torch_version(text: str) -> dict[str, str]:
     """`name = 'value'` assignments of torch/version.py, annotated or not; None is left out."""
-    pattern = r"""^\s*(\w+)\s*(?::[^=\n]*)?=\s*(['"])([^'"\n]{1,100})\2\s*$"""
-    return {name: value for name, _, value in re.findall(pattern, text, re.MULTILINE)}
+    lines = (line.strip() for line in text.splitlines() if len(line) < _LONGEST)
+    found = (_ASSIGNMENT.fullmatch(line) for line in lines)
+    return {match[1]: match[3] for match in found if match}
 
 
 def parse_header(text: str) -> str | None:

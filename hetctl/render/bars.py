@@ -65,7 +65,7 @@ def waterfall(first: tuple[str, float], losses: Iterable[tuple[str, float]], las
     rows = [_row(name, _track(0, reached / most, GAINED, show_seconds(reached)), show_seconds(reached))]
     for cause, seconds in every:
         start, reached = min(reached, reached + seconds), reached + seconds
-        said = f"{'+' if seconds > 0 else '−'}{show_seconds(abs(seconds))}, {abs(seconds) / whole:.1%}"
+        said = f"{'+' if seconds > 0 else '−'}{show_seconds(abs(seconds))}, {abs(seconds) / (whole or 1.0):.1%}"
         rows.append(_row(cause, _track(start / most, abs(seconds) / most, LOST if seconds > 0 else GAINED, said), said))
     return "".join([*rows, _row(last, _track(0, whole / most, WHOLE, show_seconds(whole)), show_seconds(whole))])
 

@@ -132,7 +132,7 @@ def _rates(bridge: PlannedBridge) -> str:
 
 def stroke_width(bytes_per_s: float | None) -> float:
     """Pixels of a line: 1 up to 0.1 GB/s, 2.2 more for each ten times as much; unknown: 1.5, dashed."""
-    if bytes_per_s is None:
+    if not bytes_per_s or bytes_per_s < 0:
         return 1.5
     return min(10.0, 1 + 2.2 * max(0.0, math.log10(bytes_per_s / 1e8)))
 

@@ -6,9 +6,11 @@ Styles, scripts and the chart library (uPlot, MIT) are written into the page. A 
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from typing import Literal
@@ -48,7 +50,8 @@ def page(
     script = (_asset("uPlot.iife.min.js") if charts else "") + _asset("page.js")
     follows = f" data-follow='{follow_s}'" if follow_s else ""
     return (
-        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{escape(title)}</title>"
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f"<meta http-equiv='Content-Security-Policy' content=\"{_policy(script)}\"><title>{escape(title)}</title>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'><link rel='icon' href='data:,'>"
         f"<style>{style}</style></head><body{follows}><main><h1>{escape(title)}</h1>"
         f"<p class='verdict {tone}'>{escape(verdict)}</p>{paragraph(lead)}{body}</main><script>{script}</script>"
@@ -103,6 +106,15 @@ def chart(label: str, steps: Sequence[int], lines: Sequence[Line], *, unit: str 
     data = json.dumps(about, allow_nan=False).replace("<", "\\u003c")
     values = f"<script type='application/json'>{data}</script>"
     return f"<div class='chart' role='group' aria-label='{escape(label)}'>{values}</div>"
+
+
+def _policy(script: str) -> str:
+    """What the page may do: its own script and no other, styles of its own, a look at where it came from."""
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'"
+    )
 
 
 @cache

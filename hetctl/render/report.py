@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from hetctl.comm.contract.plan import Plan, load_plan
 from hetctl.comm.contract.units import listed, show_bytes, show_seconds, span_of
 from hetctl.comm.contract.values import decode
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.records import read_json
 from hetctl.launcher.run_folder.waiting import Waiting, read_flights, root_of, who_waited
 from hetctl.render.bars import memory_bars
 from hetctl.render.cluster_picture import cluster_picture
@@ -113,7 +113,7 @@ def failure_card(failure: Mapping[str, Any], waiting: Sequence[Waiting]) -> str:
 
 def _waiting(folder: RunFolder, failure: Mapping[str, Any]) -> tuple[Waiting, ...]:
     """From the ranks' flight recorders, or where those stayed on their hosts from what the agents told of them."""
-    told = {int(rank): operations for rank, operations in (failure.get("waiting") or {}).items()}
+    told = {int(rank): of for rank, of in (failure.get("waiting") or {}).items() if rank.isdecimal() and len(rank) < 9}
     return who_waited(read_flights(folder, []) or told)
 
 
@@ -203,7 +203,7 @@ def _thinned(metrics: Sequence[Mapping[str, Any]], also: Mapping[int, Any] | Non
 def _predicted(folder: RunFolder, plan: Plan) -> PredictedStep:
     """What was expected of the plan that the run began with; nothing where it was not predicted, or has changed."""
     with suppress(OSError, ValueError, ConfigError):
-        kept = decode(PredictedStep, json.loads(folder.predicted.read_text(encoding="utf-8")), where="predicted.json")
+        kept = decode(PredictedStep, read_json(folder.predicted), where="predicted.json")
         stages = {(s.replica, s.stage) for s in kept.spans}
         mine = {
             (n, k)

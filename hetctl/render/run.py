@@ -226,10 +226,12 @@ def show_number(value: float | None) -> str:
 def _figures(record: dict[str, Any], *, paces: bool) -> list[str]:
     """A step's loss and throughput, and what the latter comes to where that is known and says something."""
     words = ("MFU", "efficiency") if paces else ()
-    known = [f"{word} {_percent(record[word.lower()])}" for word in words if word.lower() in record]
+    known = [f"{word} {_percent(record[word.lower()])}" for word in words if record.get(word.lower()) is not None]
     if record.get("accuracy") is not None:
         known.insert(0, f"accuracy {_percent(record['accuracy'])}")
-    return [f"loss {show_number(record['loss'])}", f"{record['tokens_per_s']:,.0f} tokens/s", *known]
+    rate = record.get("tokens_per_s")
+    fast = [] if rate is None else [f"{rate:,.0f} tokens/s"]
+    return [f"loss {show_number(record.get('loss'))}", *fast, *known]
 
 
 def _percent(value: float) -> str:

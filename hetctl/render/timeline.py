@@ -34,6 +34,11 @@ KINDS = {
 }
 
 
+def meaning_of(kind: str) -> tuple[str, str]:
+    """A span's meaning and colour; of a kind that is of another version, its own name in grey."""
+    return KINDS.get(kind, (kind, "#a9b1ba"))
+
+
 @dataclass(frozen=True)
 class Bar:
     """One span of a row, seconds from the step's begin."""
@@ -45,7 +50,7 @@ class Bar:
 
     @property
     def tip(self) -> str:
-        what = KINDS[self.kind][0] + ("" if self.micro_batch is None else f" of micro-batch {self.micro_batch}")
+        what = meaning_of(self.kind)[0] + ("" if self.micro_batch is None else f" of micro-batch {self.micro_batch}")
         return f"{what}: {show_seconds(self.end_s - self.start_s)} from {show_seconds(self.start_s)}"
 
 
@@ -74,9 +79,9 @@ def measured_rows(plan: Plan, ranks: Sequence[Sequence[dict[str, Any]]]) -> list
     """A row per rank, as its run recorded the last step."""
     begin = min((s["start"] for own in ranks for s in own), default=0.0)
     rows = []
-    for rank, own in enumerate(ranks):
+    for rank, own in zip(plan.ranks, ranks, strict=False):  # a plan may have been put there since
         bars = (Bar(s["kind"], s["start"] - begin, s["end"] - begin, _micro_batch(s)) for s in own)
-        rows.append(Row(f"{plan.ranks[rank].device_class}, rank {rank}", tuple(bars)))
+        rows.append(Row(f"{rank.device_class}, rank {rank.rank}", tuple(bars)))
     return rows if any(row.bars for row in rows) else []
 
 
@@ -84,10 +89,10 @@ def timeline(parts: Sequence[tuple[str, Sequence[Row]]]) -> str:
     """The rows of each part under its name; empty where nothing is known of any."""
     known = [(name, rows) for name, rows in parts if any(row.bars for row in rows)]
     every = sorted((b.start_s, b.end_s) for _, rows in known for row in rows for b in row.bars)
-    if not every:
-        return ""
     shown = every[:MOST_SPANS]
-    until = max(end for _, end in shown)
+    until = max((end for _, end in shown), default=0.0)
+    if until <= 0:
+        return ""
     names, drawn, y = "", [], 0
     for name, rows in known:
         names += f"<div class='part'>{escape(name)}</div>"
@@ -101,7 +106,7 @@ def timeline(parts: Sequence[tuple[str, Sequence[Row]]]) -> str:
     svg = f"<svg {view} role='img' aria-label='{escape(label)}'>{''.join(drawn)}</svg>"
     ticks = "".join(f"<span>{show_seconds(until * i / 4)}</span>" for i in range(5))
     used = {b.kind for _, rows in known for row in rows for b in row.bars}
-    colours = {meaning: colour for kind, (meaning, colour) in KINDS.items() if kind in used}
+    colours = dict(map(meaning_of, sorted(used, key=[*KINDS, *used].index)))
     dense = "" if len(shown) < DENSE else " dense"  # lines between bars would be all that is seen
     cut = "" if len(shown) == len(every) else paragraph(f"The first {show_seconds(until)}.")
     return (
@@ -115,8 +120,8 @@ def _rect(bar: Bar, y: int, scale: float) -> str:
     top, height = (y + BAR + 2, 5) if thin else (y + 2, BAR)
     x, width = bar.start_s * scale, max((bar.end_s - bar.start_s) * scale, 0.01)
     place = f"x='{x:.2f}' y='{top}' width='{width:.2f}' height='{height}'"
-    return f"<rect {place} fill='{KINDS[bar.kind][1]}'><title>{escape(bar.tip)}</title></rect>"
+    return f"<rect {place} fill='{meaning_of(bar.kind)[1]}'><title>{escape(bar.tip)}</title></rect>"
 
 
 def _micro_batch(span: dict[str, Any]) -> int | None:
-    return span["micro_batch"] if span["micro_batch"] >= 0 else None
+    return number if (number := span.get("micro_batch", -1)) >= 0 else None

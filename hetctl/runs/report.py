@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.plan import Plan, load_plan
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.records import SummaryRecord, TimelineRecord, fit, read_json
 from hetctl.render.report import describe_islands, write_report
 from hetctl.render.run import summary_table
 from hetctl.runs.manage import find_folder, is_running
@@ -39,26 +39,25 @@ def figures(folder: RunFolder) -> tuple[dict[str, Any], list[Any]]:
     running = is_running(folder)
     ended = folder.summary.is_file() and not running
     summary = _ended(folder) if ended else _so_far(folder, plan, running=running)
-    timeline = _read(folder.timeline) if ended and folder.timeline.is_file() else []
-    if not isinstance(timeline, list) or not all(isinstance(spans, list) for spans in timeline):
-        raise ConfigError(f"{folder.timeline} is damaged: it is no list for each rank", hint=WITHOUT)
-    return summary, timeline
+    if not ended or not folder.timeline.is_file():
+        return summary, []
+    return summary, _read(TimelineRecord, folder.timeline, under="ranks")["ranks"]
 
 
 def _ended(folder: RunFolder) -> dict[str, Any]:
     """The summary of a run that has ended. Raises ConfigError where it lacks what the page and the table need."""
-    summary = _read(folder.summary)
-    if not isinstance(summary, dict):
-        raise ConfigError(f"{folder.summary} is damaged: it is no summary of a run", hint=WITHOUT)
+    summary = _read(SummaryRecord, folder.summary)
     if missing := [key for key in NEEDED if key not in summary]:
         raise ConfigError(f"{folder.summary} is damaged: it lacks '{missing[0]}'", hint=WITHOUT)
     return summary
 
 
-def _read(path: Path) -> Any:
+def _read(kind: type[Any], path: Path, *, under: str = "") -> dict[str, Any]:
+    """A file's record; of one that is a list, `under` the name that the record has for it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        data = read_json(path)
+        return fit(kind, {under: data} if under else data, where=path.name)
+    except (ValueError, ConfigError) as error:
         raise ConfigError(f"{path} is damaged: {error}", hint=WITHOUT) from None
 
 

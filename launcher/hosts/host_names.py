@@ -15,6 +15,8 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\+-]*")
 _COMMA = re.compile(r",(?![^\[]*\])")
 _IPV6 = re.compile(r"\[([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%\w+)?)\](?::(\d+))?")
+_FLAT = re.compile(r"[^][]*(?:\[[^][]*\][^][]*)*")  # brackets inside of brackets multiply, uncounted
+_LONG = re.compile(r"\d{19}")
 _SHAPE = "write host, user@host:port, or node[01-16]"
 
 
@@ -34,6 +36,8 @@ def expand(text: str) -> list[HostName]:
         user, host, port = _take_apart(part.strip(), text)
         for name in _names(host):
             spots[name] = HostName(check_host(name), user, port)
+        if len(spots) > MAX_HOSTS:
+            raise ConfigError(f"'{text}' names more than {MAX_HOSTS} hosts", hint=_SHAPE)
     return list(spots.values())
 
 
@@ -83,13 +87,13 @@ def _names(pattern: str) -> list[str]:
         return [pattern]
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException  # 30 ms only ranges need
 
-    if set(pattern) & set("!&^@* "):
+    if set(pattern) & set("!&^@* ") or not _FLAT.fullmatch(pattern) or _LONG.search(pattern):
         raise ConfigError(f"'{pattern}' is not a range of host names", hint=_SHAPE)
     if _count(pattern) > MAX_HOSTS:
         raise ConfigError(f"'{pattern}' names more than {MAX_HOSTS} hosts", hint=_SHAPE)
     try:
         return list(NodeSet(pattern, resolver=RESOLVER_NOGROUP))
-    except NodeSetException as error:
+    except (NodeSetException, ValueError) as error:  # the latter of a second step
         raise ConfigError(f"'{pattern}' is not a range of host names: {error}", hint=_SHAPE) from None
 
 

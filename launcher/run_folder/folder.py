@@ -14,6 +14,15 @@ from typing import Any
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import finite, write_atomically, write_json
+from hetctl.launcher.run_folder.records import (
+    FailureRecord,
+    StepRecord,
+    SummaryRecord,
+    VersionsRecord,
+    fitting,
+    parse_json,
+    read_json,
+)
 
 PIECE = 1 << 16  # bytes looked at at a time
 
@@ -120,15 +129,18 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any]:
         """What its last attempt came to; empty where none has ended, or the file is not whole."""
-        return _object(self.summary)
+        return _object(SummaryRecord, self.summary)
 
     def read_failure(self) -> dict[str, Any]:
         """What failed first; empty where nothing did, or the disk kept the file not whole: the summary says why too."""
-        return _object(self.failure)
+        return _object(FailureRecord, self.failure)
 
     def read_versions(self) -> dict[str, Any]:
         """What each host computes with; empty where its ranks never began."""
-        return _object(self.versions)
+        try:
+            return dict(fitting(VersionsRecord, {"hosts": read_json(self.versions)}).get("hosts", {}))
+        except (OSError, ValueError):
+            return {}
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self.summary, summary)
@@ -160,10 +172,9 @@ def create_run(directory: Path | None, label: str) -> RunFolder:
 def _record(line: str) -> dict[str, Any] | None:
     """One step's figures; None for a line that is no object, or does not say of which step it is."""
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        return fitting(StepRecord, parse_json(line)) or None
+    except ValueError:
         return None
-    return found if isinstance(found, dict) and type(found.get("step")) is int else None
 
 
 def _cut_torn_line(path: Path) -> None:
@@ -201,9 +212,8 @@ def _point(link: Path, target: str) -> None:
     os.replace(temporary, link)
 
 
-def _object(file: Path) -> dict[str, Any]:
+def _object(kind: type[Any], file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        return fitting(kind, read_json(file))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.records import Operation, fitting, read_json
 
 _NAMED = re.compile(r"\b(?:to|from) rank (\d+)\b")
 MAX_BYTES = 64 * 1024 * 1024  # of a file that is read
@@ -35,7 +35,7 @@ def read_flights(folder: RunFolder, unsure: list[str]) -> dict[int, list[dict[st
         data = read_object(path, unsure)
         operations = data.get("operations")
         if isinstance(data.get("rank"), int) and isinstance(operations, list):
-            found[data["rank"]] = [o for o in operations if isinstance(o, dict)]
+            found[data["rank"]] = operations
     return found
 
 
@@ -45,11 +45,12 @@ def who_waited(flights: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[Wait
     Messages name their peer. In a collective those are waited for whose count of operations in that group is behind, or
     where all that left a record were as far, whom the operation's own error names.
     """
+    flights = {rank: [fit for o in every if (fit := fitting(Operation, o))] for rank, every in flights.items()}
     pending = {}
     for rank, operations in flights.items():
         open_ = [o for o in operations if o.get("state") not in ("done", "posted")]
         if open_:
-            pending[rank] = min(open_, key=lambda o: (float(o.get("started", 0.0)), int(o.get("number", 0))))
+            pending[rank] = min(open_, key=lambda o: (o.get("started", 0.0), o.get("number", 0)))
     counts = {rank: _counts(operations) for rank, operations in flights.items()}
     found = []
     for rank, operation in sorted(pending.items()):
@@ -58,8 +59,8 @@ def who_waited(flights: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[Wait
         behind = tuple(r for r, c in sorted(counts.items()) if r != rank and group in c and c[group] < mine)
         named = tuple(map(int, _NAMED.findall(str(operation.get("error") or ""))[:1]))
         targets = (peer,) if isinstance(peer, int) else behind or named
-        begun = float(operation.get("started", 0.0))
-        name, number = str(operation.get("operation", "?")), int(operation.get("number", 0))
+        begun = operation.get("started", 0.0)
+        name, number = operation.get("operation", "?"), operation.get("number", 0)
         found.append(Waiting(rank, name, group, number, begun, targets))
     return tuple(found)
 
@@ -97,10 +98,10 @@ def read_object(path: Path, unsure: list[str]) -> dict[str, Any]:
         if path.stat().st_size > MAX_BYTES:
             unsure.append(f"{path.name} is too large to read")
             return {}
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         unsure.append(f"{path.name} cannot be read: {error}")
         return {}
     return data if isinstance(data, dict) else {}

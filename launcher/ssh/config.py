@@ -130,10 +130,10 @@ class SshConfig:
     def _key_files(self, access: Access, config: Mapping[str, str]) -> tuple[Path, ...]:
         named = [access.identity_file] if access.identity_file else []
         files = [self._path(text) for text in named + config.get("identityfile", "").split("\n") if text]
-        if access.identity_file and not files[0].exists():
+        if access.identity_file and not os.path.exists(files[0]):
             raise ShellError("authentication-failed", f"the identity file {files[0]} does not exist")
         files += [] if files else [self.home / ".ssh" / name for name in _DEFAULT_KEYS]
-        return tuple(file for file in files if file.exists())
+        return tuple(file for file in files if os.path.exists(file))  # False too for a path that no system takes
 
     def _known_files(self, config: Mapping[str, str]) -> tuple[Path, ...]:
         own = config.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
@@ -157,7 +157,7 @@ class _Jump:
 def _read_config(file: Path) -> paramiko.SSHConfig:
     try:
         return paramiko.SSHConfig.from_text("\n".join(_lines(file, 0)))
-    except paramiko.SSHException as error:
+    except (paramiko.SSHException, ValueError) as error:  # the latter of an open quote
         raise ConfigError(f"{file} cannot be read: {error}") from None
 
 

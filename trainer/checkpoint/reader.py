@@ -168,7 +168,7 @@ def _manifest(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is a checkpoint of another format")
     try:
         _check_entries(manifest)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         why = f"it lacks {error}" if isinstance(error, KeyError) else reason_of(error)
         raise ConfigError(f"{path / MANIFEST} is damaged: {why}", hint=_way_back(path)) from None
     for name in manifest["files"]:
@@ -178,14 +178,18 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _check_entries(manifest: dict[str, Any]) -> None:
-    """Raise KeyError, TypeError, ValueError or AttributeError unless all that a reader takes from it is there."""
+    """Raise one of Python's own errors unless all that a reader takes from it is there."""
     int(manifest["step"] + manifest["updates"])
     for shape in manifest["shapes"].values():
         math.prod(map(int, shape))
     for entry in manifest["files"].values():
         entry["sha256"].lower()
-        for _name, _kind, first, past, *cut in entry["tensors"].values():
-            if not all(isinstance(n, int) for n in (first, past, *cut)) or len(cut) not in (0, 3):
+        for name, kind, first, past, *cut in entry["tensors"].values():
+            if (
+                not (isinstance(name, str) and isinstance(kind, str))
+                or not all(isinstance(n, int) for n in (first, past, *cut))
+                or len(cut) not in (0, 3)
+            ):
                 raise ValueError(f"no part of a tensor: {[first, past, *cut]}")
 
 

@@ -57,9 +57,9 @@ def test_words_of_several_kinds_are_named_and_not_their_types() -> None:
     st.builds(
         Outer,
         name=st.text(),
-        inner=st.builds(Inner, size=st.integers(), share=st.floats(allow_nan=False)),
+        inner=st.builds(Inner, size=st.integers(-(2**63), 2**63), share=st.floats(allow_nan=False)),
         many=st.lists(st.builds(Inner), max_size=3).map(tuple),
-        choice=st.just("auto") | st.integers(),
+        choice=st.just("auto") | st.integers(-(2**63), 2**63),
         maybe=st.none() | st.text(),
         flag=st.booleans(),
     )
@@ -93,7 +93,8 @@ def test_what_does_not_fit_names_the_place(data: Any, words: str) -> None:
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(), lambda s: st.lists(s) | st.dictionaries(st.text(), s)
+        st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(),
+        lambda s: st.lists(s) | st.dictionaries(st.text(), s),
     )
 )
 def test_any_plain_data_is_a_value_or_a_config_error(data: Any) -> None:

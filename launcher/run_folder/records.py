@@ -1,0 +1,199 @@
+"""What a run's files say, as types: whoever reads a run folder decodes it here, since disks fill up and people edit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import finite
+from hetctl.comm.contract.values import decode, encode
+
+Shares: TypeAlias = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """A line of metrics.jsonl."""
+
+    step: int
+    loss: float | None = None
+    tokens: int = 0
+    tokens_per_s: float | None = None
+    step_time_s: float = 0.0
+    mfu: float | None = None
+    efficiency: float | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class IslandRecord:
+    """An island of a summary: what it held, and where its time went."""
+
+    name: str
+    vendor: str
+    ranks: tuple[int, ...]
+    layers: tuple[tuple[int, int], ...]
+    shares: Shares | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class ValidationRecord:
+    step: int
+    validation_loss: float | None
+
+
+@dataclass(frozen=True)
+class StragglerRecord:
+    rank: int
+    host: str
+    ratio: float
+    against: str | None = None
+
+
+@dataclass(frozen=True)
+class ChangeRecord:
+    """What a run changed of its plan after a step."""
+
+    step: int
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class ParityRecord:
+    steps: int
+    worst_deviation: float | None
+    allowed: float
+    precision: str
+    equal: bool
+
+
+@dataclass(frozen=True)
+class SummaryRecord:
+    """summary.json, as far as anybody reads it: without a default is what every run has."""
+
+    status: str
+    model: str
+    parameters: int | None
+    steps: int
+    steps_planned: int | None
+    first_loss: float | None
+    last_loss: float | None
+    tokens: int
+    islands: tuple[IslandRecord, ...]
+    emulated: bool | None
+    wall_s: float | None
+    run_dir: str
+    run: str = ""
+    shares_cores: bool = False
+    mfu: float | None = None
+    efficiency: float | None = None
+    efficiency_basis: Literal["table", "measured", "interpolated"] | None = None
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
+    validations: tuple[ValidationRecord, ...] | None = None
+    best_step: int | None = None
+    best_validation_loss: float | None = None
+    stalled: int | None = None
+    skipped_steps: int | None = None
+    tokens_per_s: float | None = None
+    bridge_bytes: int | None = None
+    memory_bytes: tuple[int, ...] | None = None
+    shares: Shares | None = None
+    bubble_share: float | None = None
+    bridge_share: float | None = None
+    replica_spread: float | None = None
+    stragglers: tuple[StragglerRecord, ...] | None = None
+    adapted: tuple[ChangeRecord, ...] | None = None
+    recut: tuple[ChangeRecord, ...] | None = None
+    parity: ParityRecord | None = None
+    checkpoint_step: int | None = None
+    resume: str | None = None
+    failure: str | None = None
+    error_type: str | None = None
+    failure_hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of a rank's flight recorder."""
+
+    state: str = ""
+    started: float = 0.0
+    number: int = 0
+    group: str = ""
+    operation: str = "?"
+    peer: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class FailureRecord:
+    """failure.json."""
+
+    rank: int
+    host: str
+    reason: str
+    victims: tuple[int, ...]
+    log: str | None
+    traceback: str | None = None
+    hint: str | None = None
+    exit_code: int | None = None
+    error_type: str | None = None
+    waiting: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MeasuredSpan:
+    """What a rank did when, in seconds."""
+
+    kind: str
+    start: float
+    end: float
+    micro_batch: int = -1
+
+
+@dataclass(frozen=True)
+class TimelineRecord:
+    ranks: tuple[tuple[MeasuredSpan, ...], ...]
+
+
+@dataclass(frozen=True)
+class VersionsRecord:
+    hosts: Mapping[str, Mapping[str, str]]
+
+
+def parse_json(text: str | bytes) -> Any:
+    """JSON's plain data, as `finite` has it. Raises ValueError, also where it is nested too deeply."""
+    try:
+        return finite(json.loads(text))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """A file's. Raises OSError and ValueError."""
+    return parse_json(path.read_bytes())
+
+
+def fit(kind: type[Any], data: Any, *, where: str) -> dict[str, Any]:
+    """The plain data of a record, of the types that `kind` says; keys of other versions stay. Raises ConfigError."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: expected keys and values")
+    known = {f.name: data[f.name] for f in dataclasses.fields(kind) if f.name in data}
+    value = decode(kind, known, where=where)
+    return data | {name: encode(getattr(value, name)) for name in known}
+
+
+def fitting(kind: type[Any], data: Any) -> dict[str, Any]:
+    """The same, empty for what does not fit."""
+    try:
+        return fit(kind, data, where=kind.__name__)
+    except ConfigError:
+        return {}
