@@ -1,75 +1,141 @@
-"""Whether hosts of a run still reach each other: agents knock at each other's data address and name who is silent."""
+"""Whether hosts of a run still reach each other: agents knock at each other's data address and name who is silent.
+
+Who knocks proves that it knows the run's secret, without sending it: where it came from, its host's ranks may come from.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import hmac
+import secrets
+import selectors
 import socket
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from hetctl.comm.contract.events import PeerUnreachable
 
 EVERY_S = 3.0
 MISSES = 2  # in a row: one lost packet is no partition
+NONCE_BYTES, PROOF_BYTES = 16, 32
+MOST_OF_ONE = 4  # callers from one address that may be about to prove themselves: strangers crowd out themselves
+MOST_AT_ONCE = 256  # taken from the queue in one turn
+READS = "neighbours"  # what the selector says of these sockets; new callers wake nobody, and wait for the next turn
 
 
 class Neighbours:
-    """Listens on the data address, and every few seconds knocks at a few peers."""
+    """Listens on the data address, and every few seconds knocks at a few peers. `welcome` is told who has proved it."""
 
-    def __init__(self) -> None:
+    def __init__(self, selector: selectors.BaseSelector, welcome: Callable[[str], None]) -> None:
+        self._selector, self._welcome = selector, welcome
+        self._secret = b""
         self._listener: socket.socket | None = None
         self._peers: dict[str, tuple[str, int]] = {}
         self._misses: dict[str, int] = {}
         self._knocking: dict[str, socket.socket] = {}
+        self._callers: dict[socket.socket, tuple[str, bytes, float]] = {}  # address, nonce, until when
         self._next = 0.0
 
-    def listen(self, address: str) -> int:
-        """Open the port that peers knock at; it is never read from. Returns it."""
+    def listen(self, address: str, secret: str) -> int:
+        """Open the port that peers knock at. Returns it."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server(
             (address, 0), family=family, backlog=1024
         )  # all hosts knock at the store's
         self._listener.setblocking(False)
+        self._secret = secret.encode()
         return int(self._listener.getsockname()[1])
 
     def watch(self, peers: Mapping[str, tuple[str, int]]) -> None:
-        """The peers to knock at: name -> (address, port)."""
+        """The peers to knock at, from now on: name -> (address, port)."""
         self._peers = dict(peers)
-        self._next = time.monotonic() + EVERY_S
 
     def look(self) -> list[PeerUnreachable]:
         """Answer knocks; when it is time judge the last round and knock again. Events name peers gone silent."""
-        self._answer()
+        self._take_callers()
+        self._hear_callers()
+        for sock in list(self._knocking.values()):
+            self._prove(sock)
         if not self._peers or time.monotonic() < self._next:
             return []
         self._next = time.monotonic() + EVERY_S
         events = []
         for name, sock in self._knocking.items():
             self._misses[name] = 0 if _answered(sock) else self._misses.get(name, 0) + 1
-            sock.close()
+            self._drop(sock)
             if self._misses[name] == MISSES:
                 events.append(PeerUnreachable(name, self._peers[name][0]))
-        self._knocking = {name: _knock(place) for name, place in self._peers.items()}
+        self._knocking = {name: self._knock(place) for name, place in self._peers.items()}
         return events
 
     def close(self) -> None:
-        for sock in (*self._knocking.values(), *([self._listener] if self._listener else [])):
-            sock.close()
-        self._listener, self._knocking = None, {}
+        for sock in (*self._callers, *self._knocking.values(), *([self._listener] if self._listener else [])):
+            self._drop(sock)
+        self._listener, self._knocking, self._callers = None, {}, {}
 
-    def _answer(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            while self._listener is not None:
-                self._listener.accept()[0].close()
+    def _take_callers(self) -> None:
+        """Give each new caller a number to prove itself by, which nobody was given before."""
+        waiting = Counter(address for address, _, _ in self._callers.values())
+        with contextlib.suppress(OSError):
+            for _ in range(MOST_AT_ONCE if self._listener is not None else 0):
+                sock, (address, *_) = self._listener.accept()  # type: ignore[union-attr]
+                waiting[address] += 1
+                if waiting[address] > MOST_OF_ONE:
+                    sock.close()
+                    continue
+                sock.setblocking(False)
+                nonce = secrets.token_bytes(NONCE_BYTES)
+                self._callers[sock] = (address, nonce, time.monotonic() + EVERY_S)
+                self._selector.register(sock, selectors.EVENT_READ, READS)
+                with contextlib.suppress(OSError):  # it is gone, as will be heard
+                    sock.send(nonce)
+
+    def _hear_callers(self) -> None:
+        for sock, (address, nonce, until) in list(self._callers.items()):
+            said = _received(sock, PROOF_BYTES)
+            if said is None and time.monotonic() < until:
+                continue
+            if said is not None and hmac.compare_digest(said, _proof(self._secret, nonce)):
+                self._welcome(address)
+            del self._callers[sock]
+            self._drop(sock)
+
+    def _knock(self, place: tuple[str, int]) -> socket.socket:
+        sock = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET)
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.connect_ex(place)
+        self._selector.register(sock, selectors.EVENT_READ, READS)
+        return sock
+
+    def _prove(self, sock: socket.socket) -> None:
+        """Answer what a peer asks; once it has, or is gone, there is no more to hear."""
+        if sock in self._selector.get_map() and (nonce := _received(sock, NONCE_BYTES)) is not None:
+            self._selector.unregister(sock)
+            with contextlib.suppress(OSError):
+                sock.send(_proof(self._secret, nonce))
+
+    def _drop(self, sock: socket.socket) -> None:
+        if sock in self._selector.get_map():
+            self._selector.unregister(sock)
+        sock.close()
 
 
-def _knock(place: tuple[str, int]) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET)
-    sock.setblocking(False)
-    with contextlib.suppress(OSError):
-        sock.connect_ex(place)
-    return sock
+def _proof(secret: bytes, nonce: bytes) -> bytes:
+    return hmac.new(secret, nonce, hashlib.sha256).digest()
+
+
+def _received(sock: socket.socket, count: int) -> bytes | None:
+    """What came, up to so many bytes; None as long as nothing has. Whoever says it in pieces is none of ours."""
+    try:
+        return sock.recv(count)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
 
 
 def _answered(sock: socket.socket) -> bool:
