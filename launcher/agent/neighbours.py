@@ -13,7 +13,6 @@ import secrets
 import selectors
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 from hetctl.comm.contract.events import PeerUnreachable
@@ -21,7 +20,7 @@ from hetctl.comm.contract.events import PeerUnreachable
 EVERY_S = 3.0
 MISSES = 2  # in a row: one lost packet is no partition
 NONCE_BYTES, PROOF_BYTES = 16, 32
-MOST_OF_ONE = 4  # callers from one address that may be about to prove themselves: strangers crowd out themselves
+MOST_OF_ONE = 4  # callers from one address that may be about to prove themselves: strangers crowd out one another
 MOST_AT_ONCE = 256  # taken from the queue in one turn
 READS = "neighbours"  # what the selector says of these sockets; new callers wake nobody, and wait for the next turn
 
@@ -36,6 +35,7 @@ class Neighbours:
         self._peers: dict[str, tuple[str, int]] = {}
         self._misses: dict[str, int] = {}
         self._knocking: dict[str, socket.socket] = {}
+        self._heard: set[str] = set()  # those that said anything, or hung up, in this round
         self._callers: dict[socket.socket, tuple[str, bytes, float]] = {}  # address, nonce, until when
         self._next = 0.0
 
@@ -57,17 +57,18 @@ class Neighbours:
         """Answer knocks; when it is time judge the last round and knock again. Events name peers gone silent."""
         self._take_callers()
         self._hear_callers()
-        for sock in list(self._knocking.values()):
-            self._prove(sock)
+        for name, sock in self._knocking.items():
+            self._prove(name, sock)
         if not self._peers or time.monotonic() < self._next:
             return []
         self._next = time.monotonic() + EVERY_S
         events = []
         for name, sock in self._knocking.items():
-            self._misses[name] = 0 if _answered(sock) else self._misses.get(name, 0) + 1
+            self._misses[name] = 0 if name in self._heard or _answered(sock) else self._misses.get(name, 0) + 1
             self._drop(sock)
             if self._misses[name] == MISSES:
                 events.append(PeerUnreachable(name, self._peers[name][0]))
+        self._heard.clear()
         self._knocking = {name: self._knock(place) for name, place in self._peers.items()}
         return events
 
@@ -78,14 +79,12 @@ class Neighbours:
 
     def _take_callers(self) -> None:
         """Give each new caller a number to prove itself by, which nobody was given before."""
-        waiting = Counter(address for address, _, _ in self._callers.values())
         with contextlib.suppress(OSError):
             for _ in range(MOST_AT_ONCE if self._listener is not None else 0):
                 sock, (address, *_) = self._listener.accept()  # type: ignore[union-attr]
-                waiting[address] += 1
-                if waiting[address] > MOST_OF_ONE:
-                    sock.close()
-                    continue
+                of_one = [known for known, about in self._callers.items() if about[0] == address]
+                if len(of_one) >= MOST_OF_ONE:  # the oldest: one of the run's proves itself at once
+                    self._forget(of_one[0])
                 sock.setblocking(False)
                 nonce = secrets.token_bytes(NONCE_BYTES)
                 self._callers[sock] = (address, nonce, time.monotonic() + EVERY_S)
@@ -100,8 +99,11 @@ class Neighbours:
                 continue
             if said is not None and hmac.compare_digest(said, _proof(self._secret, nonce)):
                 self._welcome(address)
-            del self._callers[sock]
-            self._drop(sock)
+            self._forget(sock)
+
+    def _forget(self, caller: socket.socket) -> None:
+        del self._callers[caller]
+        self._drop(caller)
 
     def _knock(self, place: tuple[str, int]) -> socket.socket:
         sock = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET)
@@ -111,9 +113,10 @@ class Neighbours:
         self._selector.register(sock, selectors.EVENT_READ, READS)
         return sock
 
-    def _prove(self, sock: socket.socket) -> None:
-        """Answer what a peer asks; once it has, or is gone, there is no more to hear."""
-        if sock in self._selector.get_map() and (nonce := _received(sock, NONCE_BYTES)) is not None:
+    def _prove(self, name: str, sock: socket.socket) -> None:
+        """Answer what a peer asks; once it has, or hung up, there is no more to hear."""
+        if name not in self._heard and (nonce := _received(sock, NONCE_BYTES)) is not None:
+            self._heard.add(name)
             self._selector.unregister(sock)
             with contextlib.suppress(OSError):
                 sock.send(_proof(self._secret, nonce))
