@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hmac
 import json
 import os
 import secrets
@@ -13,9 +12,10 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hetctl.comm.contract.callers import NONCE_BYTES, Doorkeeper, proof
 from hetctl.comm.operation.work import OperationDeadline, Store
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.001, 0.25  # between looks: an eighth of the time that has passed
@@ -92,18 +92,16 @@ def address_of(interface: str) -> str:
 _MOST_BYTES = 1 << 20  # of a descriptor: NIXL's grows with the regions of a process
 MOST_SECONDS = 3600.0  # at once: poll takes no more than 24 days
 _GREETING = struct.Struct("<I")
-_TOKEN_BYTES = 32
-_MOST_SILENT = 16  # callers that have said nothing yet
 
 
 def offer(
     store: Store, name: str, about: Mapping[str, Any], connect_wait: ConnectWait
 ) -> tuple[Control, dict[str, Any]]:
-    """Wait for the other end to come; what it says of itself. Only who read the token in the store gets in."""
-    token, address = secrets.token_bytes(_TOKEN_BYTES), own_address()
+    """Wait for the other end to come; what it says of itself. Only who read the secret in the store gets in."""
+    secret, address = secrets.token_bytes(32), own_address()
     with socket.create_server((address, 0), backlog=64) as listener:
-        store.set(name, json.dumps([address, listener.getsockname()[1], token.hex()]))
-        channel = _caller(listener, token, connect_wait)
+        store.set(name, json.dumps([address, listener.getsockname()[1], secret.hex()]))
+        channel = _caller(listener, secret, connect_wait)
     channel.settimeout(HANDSHAKE_SECONDS)
     said = _hear(channel)
     _say(channel, about)
@@ -114,9 +112,9 @@ def accept(
     store: Store, name: str, about: Mapping[str, Any], connect_wait: ConnectWait
 ) -> tuple[Control, dict[str, Any]]:
     """Call the end that offers; what it says of itself."""
-    address, port, token = json.loads(connect_wait.value_of(store, name))
+    address, port, secret = json.loads(connect_wait.value_of(store, name))
     channel = socket.create_connection((address, port), HANDSHAKE_SECONDS)
-    channel.sendall(bytes.fromhex(token))
+    channel.sendall(proof(bytes.fromhex(secret), _exactly(channel, NONCE_BYTES)))
     _say(channel, about)
     said = _hear(channel)
     if not said:
@@ -124,45 +122,14 @@ def accept(
     return Control(channel), said
 
 
-def _caller(listener: socket.socket, token: bytes, connect_wait: ConnectWait) -> socket.socket:
-    """The first caller that says the token, and says it first; of the others few are held, and none is waited for."""
-    listener.setblocking(False)
-    silent: list[socket.socket] = []
-    try:
+def _caller(listener: socket.socket, secret: bytes, connect_wait: ConnectWait) -> socket.socket:
+    """The first caller that knows the secret."""
+    with contextlib.closing(Doorkeeper(listener, secret)) as door:
         for pause in connect_wait.pauses():
-            _until_any([listener, *silent], pause)
-            with contextlib.suppress(BlockingIOError, ConnectionError):
-                channel, _ = listener.accept()
-                channel.setblocking(False)
-                silent.append(channel)
-            for channel in list(silent):
-                said = _said(channel)
-                if said is not None or len(silent) > _MOST_SILENT:
-                    silent.remove(channel)
-                    if said is not None and hmac.compare_digest(said, token):
-                        return channel
-                    channel.close()
-    finally:
-        for channel in silent:
-            channel.close()
+            door.wait(pause)
+            for channel, _ in door.turn():
+                return channel
     raise AssertionError("pauses never end")
-
-
-def _until_any(channels: Sequence[socket.socket], seconds: float) -> None:
-    poll = select.poll()
-    for channel in channels:
-        poll.register(channel, select.POLLIN)
-    poll.poll(seconds * 1000)
-
-
-def _said(channel: socket.socket) -> bytes | None:
-    """The first bytes of a caller; None as long as there are none. Who says them in pieces is none of ours."""
-    try:
-        return channel.recv(_TOKEN_BYTES)
-    except BlockingIOError:
-        return None
-    except OSError:
-        return b""
 
 
 class Control:

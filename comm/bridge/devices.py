@@ -59,6 +59,7 @@ def connect(device: Device, store: Store, rank: int, size: int, timeout: timedel
     """The gloo group of some ranks, who all say where they call from before any of them lets the others in."""
     keys = [f"callers/{number}" for number in range(size)]
     store.set(keys[rank], json.dumps(own_addresses()))
+    store.wait(keys, timeout)
     told = store.multi_get(keys) if store.has_extended_api() else map(store.get, keys)
     options = Gloo._Options()
     options._timeout, options._threads, options._devices = timeout, threads, [device.gloo]

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import hmac
-import secrets
 import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
 
+from hetctl.comm.contract.callers import NONCE_BYTES, Doorkeeper, proof, received
 from hetctl.comm.contract.events import PeerUnreachable
 
 EVERY_S = 3.0
 MISSES = 2  # in a row: one lost packet is no partition
-NONCE_BYTES, PROOF_BYTES = 16, 32
-MOST_OF_ONE = 4  # callers from one address that may be about to prove themselves: strangers crowd out one another
-MOST_AT_ONCE = 256  # taken from the queue in one turn
-READS = "neighbours"  # what the selector says of these sockets; new callers wake nobody, and wait for the next turn
+READS = "neighbours"  # what the selector says of these sockets; who knocks here wakes nobody, and waits for the next turn
 
 
 class Neighbours:
@@ -31,23 +26,20 @@ class Neighbours:
     def __init__(self, selector: selectors.BaseSelector, welcome: Callable[[str], None]) -> None:
         self._selector, self._welcome = selector, welcome
         self._secret = b""
-        self._listener: socket.socket | None = None
+        self._door: Doorkeeper | None = None
         self._peers: dict[str, tuple[str, int]] = {}
         self._misses: dict[str, int] = {}
         self._knocking: dict[str, socket.socket] = {}
         self._heard: set[str] = set()  # those that said anything, or hung up, in this round
-        self._callers: dict[socket.socket, tuple[str, bytes, float]] = {}  # address, nonce, until when
         self._next = 0.0
 
     def listen(self, address: str, secret: str) -> int:
         """Open the port that peers knock at. Returns it."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server(
-            (address, 0), family=family, backlog=1024
-        )  # all hosts knock at the store's
-        self._listener.setblocking(False)
+        listener = socket.create_server((address, 0), family=family, backlog=1024)  # all hosts knock at the store's
         self._secret = secret.encode()
-        return int(self._listener.getsockname()[1])
+        self._door = Doorkeeper(listener, self._secret)
+        return int(listener.getsockname()[1])
 
     def watch(self, peers: Mapping[str, tuple[str, int]]) -> None:
         """The peers to knock at, from now on: name -> (address, port)."""
@@ -55,8 +47,9 @@ class Neighbours:
 
     def look(self) -> list[PeerUnreachable]:
         """Answer knocks; when it is time judge the last round and knock again. Events name peers gone silent."""
-        self._take_callers()
-        self._hear_callers()
+        for channel, address in self._door.turn() if self._door else ():
+            channel.close()
+            self._welcome(address)
         for name, sock in self._knocking.items():
             self._prove(name, sock)
         if not self._peers or time.monotonic() < self._next:
@@ -73,37 +66,11 @@ class Neighbours:
         return events
 
     def close(self) -> None:
-        for sock in (*self._callers, *self._knocking.values(), *([self._listener] if self._listener else [])):
+        for sock in self._knocking.values():
             self._drop(sock)
-        self._listener, self._knocking, self._callers = None, {}, {}
-
-    def _take_callers(self) -> None:
-        """Give each new caller a number to prove itself by, which nobody was given before."""
-        with contextlib.suppress(OSError):
-            for _ in range(MOST_AT_ONCE if self._listener is not None else 0):
-                sock, (address, *_) = self._listener.accept()  # type: ignore[union-attr]
-                of_one = [known for known, about in self._callers.items() if about[0] == address]
-                if len(of_one) >= MOST_OF_ONE:  # the oldest: one of the run's proves itself at once
-                    self._forget(of_one[0])
-                sock.setblocking(False)
-                nonce = secrets.token_bytes(NONCE_BYTES)
-                self._callers[sock] = (address, nonce, time.monotonic() + EVERY_S)
-                self._selector.register(sock, selectors.EVENT_READ, READS)
-                with contextlib.suppress(OSError):  # it is gone, as will be heard
-                    sock.send(nonce)
-
-    def _hear_callers(self) -> None:
-        for sock, (address, nonce, until) in list(self._callers.items()):
-            said = _received(sock, PROOF_BYTES)
-            if said is None and time.monotonic() < until:
-                continue
-            if said is not None and hmac.compare_digest(said, _proof(self._secret, nonce)):
-                self._welcome(address)
-            self._forget(sock)
-
-    def _forget(self, caller: socket.socket) -> None:
-        del self._callers[caller]
-        self._drop(caller)
+        if self._door is not None:
+            self._door.close()
+        self._door, self._knocking = None, {}
 
     def _knock(self, place: tuple[str, int]) -> socket.socket:
         sock = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET)
@@ -115,30 +82,16 @@ class Neighbours:
 
     def _prove(self, name: str, sock: socket.socket) -> None:
         """Answer what a peer asks; once it has, or hung up, there is no more to hear."""
-        if name not in self._heard and (nonce := _received(sock, NONCE_BYTES)) is not None:
+        if name not in self._heard and (nonce := received(sock, NONCE_BYTES)) is not None:
             self._heard.add(name)
             self._selector.unregister(sock)
             with contextlib.suppress(OSError):
-                sock.send(_proof(self._secret, nonce))
+                sock.send(proof(self._secret, nonce))
 
     def _drop(self, sock: socket.socket) -> None:
         if sock in self._selector.get_map():
             self._selector.unregister(sock)
         sock.close()
-
-
-def _proof(secret: bytes, nonce: bytes) -> bytes:
-    return hmac.new(secret, nonce, hashlib.sha256).digest()
-
-
-def _received(sock: socket.socket, count: int) -> bytes | None:
-    """What came, up to so many bytes; None as long as nothing has. Whoever says it in pieces is none of ours."""
-    try:
-        return sock.recv(count)
-    except BlockingIOError:
-        return None
-    except OSError:
-        return b""
 
 
 def _answered(sock: socket.socket) -> bool:

@@ -84,9 +84,9 @@ def test_strangers_get_no_control_connection_and_hold_up_nobody() -> None:
     store, there = dist.HashStore(), list[Any]()
     end = threading.Thread(target=lambda: there.append(offer(store, "ring", {"I": "offer"}, ConnectWait(lambda: None))))
     end.start()
-    address, port, token = json.loads(store.get("ring"))
+    address, port, secret = json.loads(store.get("ring"))
     strangers = [socket.create_connection((address, port)) for _ in range(100)]
-    for stranger, said in zip(strangers, (b"\0" * 64, b"\xff" * 4096, bytes.fromhex(token)[:31], b"{}"), strict=False):
+    for stranger, said in zip(strangers, (b"\0" * 64, b"\xff" * 4096, bytes.fromhex(secret), b"{}"), strict=False):
         stranger.sendall(said)
     strangers[4].close()
     began = time.monotonic()
@@ -96,7 +96,7 @@ def test_strangers_get_no_control_connection_and_hold_up_nobody() -> None:
     ((other, heard),) = there
     assert (said["I"], heard["I"]) == ("offer", "accept")
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((address, port))  # whoever overheard the token comes too late
+        socket.create_connection((address, port))  # whoever overheard the secret comes too late
     for each in (here, other, *strangers):
         each.close()
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hetctl.launcher.agent import neighbours
-from hetctl.launcher.agent.neighbours import MOST_OF_ONE, Neighbours
+from hetctl.comm.contract.callers import MOST_OF_ONE
+from hetctl.launcher.agent.neighbours import Neighbours
 
 HERE = "127.0.0.1"
 
@@ -62,7 +63,7 @@ def test_who_does_not_is_not_and_is_there_all_the_same(
 def test_what_was_said_once_is_worth_nothing_later(door: tuple[Neighbours, int], welcomed: list[str]) -> None:
     with socket.create_connection((HERE, door[1])) as first:
         turns(door[0], until=lambda: False, seconds=0.1)
-        proof = neighbours._proof(b"secret", first.recv(16))
+        proof = neighbours.proof(b"secret", first.recv(16))
         first.sendall(proof)
         assert turns(door[0], until=lambda: welcomed)
     welcomed.clear()
@@ -75,7 +76,7 @@ def test_strangers_that_stay_are_few_and_crowd_out_nobody(door: tuple[Neighbours
     strangers = [socket.create_connection((HERE, door[1])) for _ in range(200)]
     ours = knocking(door[1], "secret")
     assert turns(door[0], ours, until=lambda: welcomed)
-    assert len(door[0]._callers) <= MOST_OF_ONE
+    assert len(door[0]._door._callers) <= MOST_OF_ONE  # type: ignore[union-attr]
     for stranger in strangers:
         stranger.close()
     ours.close()
