@@ -119,7 +119,11 @@ def received(channel: socket.socket, count: int) -> bytes | None:
 
 def networks_of(addresses: Iterable[str], version: int) -> list[Network]:
     """Those of one version, and no more than a packet can be held against: then the networks around them."""
-    found = {address for address in (ipaddress.ip_address(a.partition('%')[0]) for a in addresses) if address.version == version}
+    found = {
+        address
+        for address in (ipaddress.ip_address(a.partition("%")[0]) for a in addresses)
+        if address.version == version
+    }
     longest = 32 if version == 4 else 128
     for bits in range(longest, 0, -longest // 16):
         networks: set[Network] = {ipaddress.ip_network((address, bits), strict=False) for address in found}

@@ -17,7 +17,9 @@ from hetctl.comm.contract.events import PeerUnreachable
 
 EVERY_S = 3.0
 MISSES = 2  # in a row: one lost packet is no partition
-READS = "neighbours"  # what the selector says of these sockets; who knocks here wakes nobody, and waits for the next turn
+READS = (
+    "neighbours"  # what the selector says of these sockets; who knocks here wakes nobody, and waits for the next turn
+)
 
 
 class Neighbours:

@@ -83,7 +83,11 @@ def role_of(pid: int) -> str:
         return "store"
     if is_ours(pid):
         return "agent"
-    return "rank" if b"hetctl.trainer" in said else ("" if not said or b"sshd" in said or b"stranger.py" in said else "other")
+    return (
+        "rank"
+        if b"hetctl.trainer" in said
+        else ("" if not said or b"sshd" in said or b"stranger.py" in said else "other")
+    )
 
 
 @dataclass

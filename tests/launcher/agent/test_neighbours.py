@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hetctl.launcher.agent import neighbours
 from hetctl.comm.contract.callers import MOST_OF_ONE
+from hetctl.launcher.agent import neighbours
 from hetctl.launcher.agent.neighbours import Neighbours
 
 HERE = "127.0.0.1"
