@@ -1,7 +1,7 @@
 """Who may call at a listening socket: by where they come from, or by a secret that they know.
 
-By where they come from the kernel tells: a classic packet filter on the socket, for which nobody needs privileges, drops
-what others send before anything of it is kept. The secret is proved by a number that nobody was given before.
+By where they come from the kernel tells: a classic packet filter on the socket, for which nobody needs privileges,
+drops what others send before anything of it is kept. The secret is proved by a number that nobody was given before.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def admit(listener: socket.socket, addresses: Iterable[str]) -> bool:
 
 
 class Doorkeeper:
-    """Callers at a listening socket, until they have proved that they know a secret; few are kept, none is waited for."""
+    """Callers at a listening socket, until they have proved that they know a secret; few are kept, for seconds."""
 
     def __init__(self, listener: socket.socket, secret: bytes) -> None:
         listener.setblocking(False)

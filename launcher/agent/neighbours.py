@@ -1,6 +1,6 @@
 """Whether hosts of a run still reach each other: agents knock at each other's data address and name who is silent.
 
-Who knocks proves that it knows the run's secret, without sending it: where it came from, its host's ranks may come from.
+Who knocks proves that it knows the run's secret, without sending it: from where it came its host's ranks may come.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from hetctl.comm.contract.events import PeerUnreachable
 
 EVERY_S = 3.0
 MISSES = 2  # in a row: one lost packet is no partition
-READS = (
-    "neighbours"  # what the selector says of these sockets; who knocks here wakes nobody, and waits for the next turn
-)
+READS = "neighbours"  # what the selector says of these sockets; who knocks here waits for the next turn
 
 
 class Neighbours:

@@ -1,7 +1,7 @@
 """A stranger, alone in a host's network: python stranger.py KIND; stands alone, standard library only.
 
-Each line of stdin is a JSON object, `address:port` -> what was once sent to such a port (hex, one text a connection). It
-calls at those ports until stdin ends, and then says per port how often it tried, got a connection, and was told anything.
+Each line of stdin is a JSON object, `address:port` -> what was once sent to such a port (hex, one text a connection).
+It calls at those ports until stdin ends, and then says per port how often it tried, was connected, was told anything.
 As KIND `listen` it says until then what others send to any port, for `replay`: as root, from the wire.
 """
 

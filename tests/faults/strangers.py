@@ -201,18 +201,19 @@ def main() -> int:
         return 3
     cases = [(kind, "", "") for kind in KINDS] if options.whole else list(itertools.product(KINDS, ROLES, PHASES))
     chosen = [case for case in cases if options.only in " ".join(case)] * options.rounds
-    with tempfile.TemporaryDirectory(prefix="hs") as folder:
-        with stage(Path(folder) / "rig", steps=STEPS, settings=SETTINGS, others=1) as on:
-            recorded = recordings(on) if any(case[0] == "replay" for case in chosen) else {}
-            bad = 0
-            for case in chosen:
-                quiet = attack(on, Attack("stay", "nobody", "run"), {}, inside=False)
-                made = attack(on, Attack(*case), recorded, inside=options.inside)
-                bad += bool(made.problems)
-                print(line(made, quiet), flush=True)
-                if options.out:
-                    with options.out.open("a") as file:
-                        file.write(json.dumps({**asdict(made), "quiet_s": quiet.step_s}) + "\n")
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hs"))
+        on = stack.enter_context(stage(Path(folder) / "rig", steps=STEPS, settings=SETTINGS, others=1))
+        recorded = recordings(on) if any(case[0] == "replay" for case in chosen) else {}
+        bad = 0
+        for case in chosen:
+            quiet = attack(on, Attack("stay", "nobody", "run"), {}, inside=False)
+            made = attack(on, Attack(*case), recorded, inside=options.inside)
+            bad += bool(made.problems)
+            print(line(made, quiet), flush=True)
+            if options.out:
+                with options.out.open("a") as file:
+                    file.write(json.dumps({**asdict(made), "quiet_s": quiet.step_s}) + "\n")
     return int(bad > 0)
 
 
