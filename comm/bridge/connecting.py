@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hmac
 import json
 import os
 import secrets
@@ -16,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hetctl.comm.contract.callers import NONCE_BYTES, Doorkeeper, proof
 from hetctl.comm.operation.work import OperationDeadline, Store
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.001, 0.25  # between looks: an eighth of the time that has passed
@@ -97,17 +97,13 @@ _GREETING = struct.Struct("<I")
 def offer(
     store: Store, name: str, about: Mapping[str, Any], connect_wait: ConnectWait
 ) -> tuple[Control, dict[str, Any]]:
-    """Wait for the other end to come; what it says of itself. Only who read the token in the store gets in."""
-    token = secrets.token_hex(16)
-    address = own_address()
-    with socket.create_server((address, 0), backlog=4) as listener:
-        store.set(name, json.dumps([address, listener.getsockname()[1], token]))
-        while True:
-            channel = connect_wait.accept(listener)
-            said = _hear(channel)
-            if hmac.compare_digest(str(said.get("token", "")), token):
-                break
-            channel.close()
+    """Wait for the other end to come; what it says of itself. Only who read the secret in the store gets in."""
+    secret, address = secrets.token_bytes(32), own_address()
+    with socket.create_server((address, 0), backlog=64) as listener:
+        store.set(name, json.dumps([address, listener.getsockname()[1], secret.hex()]))
+        channel = _caller(listener, secret, connect_wait)
+    channel.settimeout(HANDSHAKE_SECONDS)
+    said = _hear(channel)
     _say(channel, about)
     return Control(channel), said
 
@@ -116,13 +112,24 @@ def accept(
     store: Store, name: str, about: Mapping[str, Any], connect_wait: ConnectWait
 ) -> tuple[Control, dict[str, Any]]:
     """Call the end that offers; what it says of itself."""
-    address, port, token = json.loads(connect_wait.value_of(store, name))
-    channel = socket.create_connection((address, port), 2 * HANDSHAKE_SECONDS)  # it may be talking to somebody else
-    _say(channel, {**about, "token": token})
+    address, port, secret = json.loads(connect_wait.value_of(store, name))
+    channel = socket.create_connection((address, port), HANDSHAKE_SECONDS)
+    channel.sendall(proof(bytes.fromhex(secret), _exactly(channel, NONCE_BYTES)))
+    _say(channel, about)
     said = _hear(channel)
     if not said:
         raise RuntimeError("the other process closed the bridge's control connection")
     return Control(channel), said
+
+
+def _caller(listener: socket.socket, secret: bytes, connect_wait: ConnectWait) -> socket.socket:
+    """The first caller that knows the secret."""
+    with contextlib.closing(Doorkeeper(listener, secret)) as door:
+        for pause in connect_wait.pauses():
+            door.wait(pause)
+            for channel, _ in door.turn():
+                return channel
+    raise AssertionError("pauses never end")
 
 
 class Control:

@@ -19,6 +19,7 @@ import torch
 
 from hetctl.comm.bridge.bridge import Bridge, LaneKey
 from hetctl.comm.bridge.connecting import ConnectWait
+from hetctl.comm.bridge.devices import Device, connect, main_device, main_interfaces
 from hetctl.comm.bridge.failover import Loss, Movable, Position, RailWatch, remaining, route, say
 from hetctl.comm.bridge.forwarded import ForwardedLane, RecvLane, SendLane
 from hetctl.comm.bridge.lane_end import Flow, LaneEnd, Posted
@@ -29,7 +30,7 @@ from hetctl.comm.contract.units import KiB
 from hetctl.comm.operation.device import accelerator
 from hetctl.comm.operation.recorder import METER
 from hetctl.comm.operation.store_connections import GroupStore
-from hetctl.comm.operation.work import Gloo, PrefixStore, Store, reason_of
+from hetctl.comm.operation.work import PrefixStore, Store, reason_of
 
 MAIN = -1  # the rail of the data addresses, where two ends share no other network
 DEVICE_RAILS = 8  # loopback moved 6.7 GB/s with one gloo group, 23.9 with eight
@@ -106,7 +107,7 @@ class TcpRails:
         self._store, self._name, self._sending, self._timeout = store, name, sending, timeout
         self._lock = threading.Lock()
         self._rails: list[TcpRail] = []
-        self._devices: list[tuple[str, Any]] = []
+        self._devices: list[tuple[str, Device]] = []
         self._nics = 1  # at the end that has more of them
         self._killed = False
 
@@ -148,9 +149,8 @@ class TcpRails:
 
     def _connect(self, store: Store, index: int, mine: int) -> TcpRail:
         interface, device = self._devices[mine] if mine != MAIN else ("the data address", main_device())
-        options = Gloo._Options()
-        options._timeout, options._threads, options._devices = self._timeout, 1, [device]
-        group = Gloo(PrefixStore(f"link/{self._name}/{index}", store), 0 if self._sending else 1, 2, options)
+        meeting, place = PrefixStore(f"link/{self._name}/{index}", store), 0 if self._sending else 1
+        group = connect(device, meeting, place, 2, self._timeout, threads=1)
         name = f"rail {index} ({interface})"
         posting_thread = _PostingThread(f"het {name}") if accelerator() is not None else None
         return TcpRail(name, group, posting_thread)
@@ -300,28 +300,20 @@ def _is_up(interface: str) -> bool:
     return not state.exists() or state.read_text().strip() not in ("down", "lowerlayerdown", "notpresent")
 
 
-def main_device() -> Any:
-    """The gloo device that native groups use: the first named interface, because a host's name may mean loopback."""
-    return _device(next(iter(_main_interfaces()), ""))
-
-
 def _interfaces() -> list[str]:
     """The network interfaces of this rank's rails: those near its device, as the launcher says, else gloo's own."""
-    return [n for n in _near() if _has_address(n)] or _main_interfaces()
-
-
-def _main_interfaces() -> list[str]:
-    return [n for n in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if n]
+    return [n for n in _near() if _has_address(n)] or main_interfaces()
 
 
 @functools.cache
 def _has_address(interface: str) -> bool:
     """Whether gloo can listen there: an interface may have lost its address, or its name, since it was discovered."""
     try:
-        return Gloo.create_device(interface=interface) is not None
+        Device(interface)
     except RuntimeError as error:
         say(f"no rail over {interface}: {reason_of(error)}")
         return False
+    return True
 
 
 def _near() -> dict[str, str]:
@@ -330,7 +322,7 @@ def _near() -> dict[str, str]:
     return {name: network for name, _, network in words}
 
 
-class _Devices(list[tuple[str, Any]]):
+class _Devices(list[tuple[str, Device]]):
     """(interface, gloo device) for each rail; a device is a listening socket and its thread, closed with its last user.
 
     All links of a process share them, and keep them: the process itself only knows them while they are kept.
@@ -341,7 +333,7 @@ _SHARED = weakref.WeakValueDictionary[tuple[str, ...], _Devices]()
 _SHARING = threading.Lock()
 
 
-def _devices() -> list[tuple[str, Any]]:
+def _devices() -> list[tuple[str, Device]]:
     """The devices of this process, made anew where no link has any."""
     names = _interfaces()
     count = int(os.environ.get(variables.RAILS) or max(len(names), DEVICE_RAILS if accelerator() is not None else 1))
@@ -349,9 +341,5 @@ def _devices() -> list[tuple[str, Any]]:
     with _SHARING:
         found = _SHARED.get(taken)
         if found is None:
-            found = _SHARED[taken] = _Devices((name or "default interface", _device(name)) for name in taken)
+            found = _SHARED[taken] = _Devices((name or "default interface", Device(name)) for name in taken)
         return found
-
-
-def _device(interface: str) -> Any:
-    return Gloo.create_device(interface=interface) if interface else Gloo.create_default_device()

@@ -22,7 +22,8 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from hetctl.comm.bridge.tcp import break_pair, main_device
+from hetctl.comm.bridge.devices import connect, main_device
+from hetctl.comm.bridge.tcp import break_pair
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.natives import HOST, native_of
 from hetctl.comm.operation.work import Gloo, NativeFailed, OperationDeadline, PrefixStore, Store, reason_of
@@ -197,10 +198,7 @@ def make_native(backend: str, membership: Membership) -> Any:
 
 
 def _make_gloo(member: Membership) -> Any:
-    options = Gloo._Options()
-    options._timeout = member.timeout
-    options._devices = [main_device()]
-    return Gloo(member.store, member.place, member.size, options)
+    return connect(main_device(), member.store, member.place, member.size, member.timeout)
 
 
 def _make_nccl(member: Membership) -> Any:

@@ -30,7 +30,7 @@ from hetctl.comm.contract.events import (
     document,
 )
 from hetctl.launcher.agent import run_files, workers
-from hetctl.launcher.agent.neighbours import Neighbours
+from hetctl.launcher.agent.neighbours import READS, Neighbours
 from hetctl.launcher.agent.oom import OomWatch
 from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Signal, Start, Stop, order_of, unpacked
 from hetctl.launcher.agent.port_watch import PortWatch
@@ -56,7 +56,7 @@ class Agent:
         self.tails: list[run_files.LogTail] = []
         self.store: StoreProcess | None = None
         self.needed = False  # the store, by other hosts' ranks
-        self.neighbours, self.links = Neighbours(), PortWatch()
+        self.neighbours, self.links = Neighbours(self.selector, self._welcome), PortWatch()
         self.oom = OomWatch()
         self.figures_kept = 0  # of those that nobody has heard
         self.started = False
@@ -86,7 +86,7 @@ class Agent:
             elif key.data == "visitor":
                 self.wire.accept()
                 self.last_beat = time.monotonic()
-            else:
+            elif key.data != READS:
                 for line in self.wire.commands():
                     self._obey(order_of(line))
         self.wire.flush()
@@ -134,12 +134,18 @@ class Agent:
             for path, text in self.spec.files.items():
                 run_files.write(path, unpacked(text))
             self.store = StoreProcess(self.spec.store) if self.spec.store else None
-            probe = self.neighbours.listen(self.spec.probe_address) if self.spec.probe_address else None
+            where = self.spec.probe_address
+            probe = self.neighbours.listen(where, self.spec.secret) if where else None
         except OSError as error:
             self._tell(Refused(f"{error.filename or ''} {error.strerror or error}".strip()))
             self._end(0.0)
             return
         self._tell(Ready(os.getpid(), self.store.port if self.store else None, probe))
+
+    def _welcome(self, address: str) -> None:
+        """A host of the run has proved to be one: its ranks may come to the store."""
+        if self.store is not None:
+            self.store.admit(address)
 
     def _start(self, order: Start) -> None:
         self.started = True

@@ -1,75 +1,97 @@
-"""Whether hosts of a run still reach each other: agents knock at each other's data address and name who is silent."""
+"""Whether hosts of a run still reach each other: agents knock at each other's data address and name who is silent.
+
+Who knocks proves that it knows the run's secret, without sending it: from where it came its host's ranks may come.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import selectors
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from hetctl.comm.contract.callers import NONCE_BYTES, Doorkeeper, proof, received
 from hetctl.comm.contract.events import PeerUnreachable
 
 EVERY_S = 3.0
 MISSES = 2  # in a row: one lost packet is no partition
+READS = "neighbours"  # what the selector says of these sockets; who knocks here waits for the next turn
 
 
 class Neighbours:
-    """Listens on the data address, and every few seconds knocks at a few peers."""
+    """Listens on the data address, and every few seconds knocks at a few peers. `welcome` is told who has proved it."""
 
-    def __init__(self) -> None:
-        self._listener: socket.socket | None = None
+    def __init__(self, selector: selectors.BaseSelector, welcome: Callable[[str], None]) -> None:
+        self._selector, self._welcome = selector, welcome
+        self._secret = b""
+        self._door: Doorkeeper | None = None
         self._peers: dict[str, tuple[str, int]] = {}
         self._misses: dict[str, int] = {}
         self._knocking: dict[str, socket.socket] = {}
+        self._heard: set[str] = set()  # those that said anything, or hung up, in this round
         self._next = 0.0
 
-    def listen(self, address: str) -> int:
-        """Open the port that peers knock at; it is never read from. Returns it."""
+    def listen(self, address: str, secret: str) -> int:
+        """Open the port that peers knock at. Returns it."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server(
-            (address, 0), family=family, backlog=1024
-        )  # all hosts knock at the store's
-        self._listener.setblocking(False)
-        return int(self._listener.getsockname()[1])
+        listener = socket.create_server((address, 0), family=family, backlog=1024)  # all hosts knock at the store's
+        self._secret = secret.encode()
+        self._door = Doorkeeper(listener, self._secret)
+        return int(listener.getsockname()[1])
 
     def watch(self, peers: Mapping[str, tuple[str, int]]) -> None:
-        """The peers to knock at: name -> (address, port)."""
+        """The peers to knock at, from now on: name -> (address, port)."""
         self._peers = dict(peers)
-        self._next = time.monotonic() + EVERY_S
 
     def look(self) -> list[PeerUnreachable]:
         """Answer knocks; when it is time judge the last round and knock again. Events name peers gone silent."""
-        self._answer()
+        for channel, address in self._door.turn() if self._door else ():
+            channel.close()
+            self._welcome(address)
+        for name, sock in self._knocking.items():
+            self._prove(name, sock)
         if not self._peers or time.monotonic() < self._next:
             return []
         self._next = time.monotonic() + EVERY_S
         events = []
         for name, sock in self._knocking.items():
-            self._misses[name] = 0 if _answered(sock) else self._misses.get(name, 0) + 1
-            sock.close()
+            self._misses[name] = 0 if name in self._heard or _answered(sock) else self._misses.get(name, 0) + 1
+            self._drop(sock)
             if self._misses[name] == MISSES:
                 events.append(PeerUnreachable(name, self._peers[name][0]))
-        self._knocking = {name: _knock(place) for name, place in self._peers.items()}
+        self._heard.clear()
+        self._knocking = {name: self._knock(place) for name, place in self._peers.items()}
         return events
 
     def close(self) -> None:
-        for sock in (*self._knocking.values(), *([self._listener] if self._listener else [])):
-            sock.close()
-        self._listener, self._knocking = None, {}
+        for sock in self._knocking.values():
+            self._drop(sock)
+        if self._door is not None:
+            self._door.close()
+        self._door, self._knocking = None, {}
 
-    def _answer(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            while self._listener is not None:
-                self._listener.accept()[0].close()
+    def _knock(self, place: tuple[str, int]) -> socket.socket:
+        sock = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET)
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.connect_ex(place)
+        self._selector.register(sock, selectors.EVENT_READ, READS)
+        return sock
 
+    def _prove(self, name: str, sock: socket.socket) -> None:
+        """Answer what a peer asks; once it has, or hung up, there is no more to hear."""
+        if name not in self._heard and (nonce := received(sock, NONCE_BYTES)) is not None:
+            self._heard.add(name)
+            self._selector.unregister(sock)
+            with contextlib.suppress(OSError):
+                sock.send(proof(self._secret, nonce))
 
-def _knock(place: tuple[str, int]) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET)
-    sock.setblocking(False)
-    with contextlib.suppress(OSError):
-        sock.connect_ex(place)
-    return sock
+    def _drop(self, sock: socket.socket) -> None:
+        if sock in self._selector.get_map():
+            self._selector.unregister(sock)
+        sock.close()
 
 
 def _answered(sock: socket.socket) -> bool:

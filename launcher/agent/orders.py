@@ -57,6 +57,7 @@ class Prepare(Order, kind="spec"):
     files: Mapping[str, str] = field(default_factory=dict)  # texts are `packed`
     store: StoreOrder | None = None
     probe_address: str | None = None  # where other hosts knock
+    secret: str = ""  # of the run, by which its hosts know each other
     private: str | None = None  # the host's own run folder; None: the launcher's, whose files it sees
     reconnect: bool = False
     flight: str = ""  # the folder of flight recorders

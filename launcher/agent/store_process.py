@@ -11,6 +11,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 
+from hetctl.comm.contract.callers import admit, own_addresses
 from hetctl.launcher.agent.orders import StoreOrder
 from hetctl.launcher.agent.store import check_open_files
 from hetctl.launcher.agent.workers import STOPPED_S, Child, die_with_parent
@@ -21,21 +22,28 @@ class StoreProcess(Child):
 
     def __init__(self, store: StoreOrder) -> None:
         check_open_files(store.clients)
-        listener = _listen(store.address, store.ports)
-        self.port = int(listener.getsockname()[1])
-        with listener:
-            process = subprocess.Popen(
-                [*store.argv, str(listener.fileno()), store.address, str(self.port)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, **store.env},
-                pass_fds=(listener.fileno(),),
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        self._listener = _listen(store.address, store.ports)
+        self._callers = {store.address, *own_addresses()}
+        self.filters = admit(self._listener, self._callers)
+        self.port = int(self._listener.getsockname()[1])
+        process = subprocess.Popen(
+            [*store.argv, str(self._listener.fileno()), store.address, str(self.port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **store.env},
+            pass_fds=(self._listener.fileno(),),
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
         super().__init__(process)
         self._reported = False
+
+    def admit(self, address: str) -> None:
+        """Let processes of a host connect, as it is one of the run's; those of any other never get so far."""
+        if self.filters and address not in self._callers:
+            self._callers.add(address)
+            admit(self._listener, self._callers)
 
     def lost(self) -> str | None:
         """How it came to its end, said once; one that somebody stopped is of no use to anybody, and is ended."""
@@ -54,6 +62,7 @@ class StoreProcess(Child):
         return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
 
     def end(self) -> None:
+        self._listener.close()
         self.process.kill()
         self.process.wait()
 

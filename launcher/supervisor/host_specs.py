@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 
 from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import ConfigError
@@ -30,7 +31,7 @@ class Work:
 def host_specs(agents: Agents, launch: Launch, work: Work, *, run: str) -> dict[str, Prepare]:
     """What each host's agent is given, by name: one worker per seat, and the run's files. Raises ConfigError."""
     master = agents.site(launch.seats[0].host)
-    settings, placement = launch.settings(), launch.placement.to_json()
+    settings, placement, secret = launch.settings(), launch.placement.to_json(), token_hex(16)
     specs = {}
     for site, host in zip(agents.sites, launch.hosts, strict=True):
         more = [*settings[site.name], *work.settings]
@@ -45,6 +46,7 @@ def host_specs(agents: Agents, launch: Launch, work: Work, *, run: str) -> dict[
             files={str(paths[name]): packed(text) for name, text in texts.items()},
             store=_store(site, shape, run, clients=len(launch.seats)) if site is master else None,
             probe_address=site.data_address if len(agents.sites) > 1 or not site.shared else None,
+            secret=secret,
             private=None if site.shared else str(site.folder.path),
             reconnect=len(agents.sites) > 1 or not site.shared,
             flight=str(site.folder.flight),

@@ -74,15 +74,15 @@ class Verdict:
 class Stage:
     """The rig, the cluster on it and the losses of an undisturbed run."""
 
-    def __init__(self, rig: netns.Rig, folder: Path, text: Path, *, steps: int) -> None:
-        self.rig, self.folder, self.text, self.steps = rig, folder, text, steps
+    def __init__(self, rig: netns.Rig, folder: Path, text: Path, *, steps: int, settings: Sequence[str] = ()) -> None:
+        self.rig, self.folder, self.text, self.steps, self.settings = rig, folder, text, steps, settings
         self.standing = {pid for host in rig.hosts for pid in host.pids()}
         self.reference: list[float] = []
         self.count = 0
 
     def start(self, run: Path) -> Launcher:
         """A run, or the rest of it, in the background."""
-        keys = (*SETTINGS, f"train.steps={self.steps}", f"data.source={self.text}")
+        keys = (*SETTINGS, f"train.steps={self.steps}", f"data.source={self.text}", *self.settings)
         settings = [word for key in keys for word in ("--set", key)]
         argv = command("train", "--cluster", "cluster.yaml", "--run-dir", str(run), "--json", *settings)
         return Launcher(self._begin(argv))
@@ -110,12 +110,14 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(folder: Path, *, small: bool = False, steps: int = STEPS) -> Iterator[Stage]:
-    """Two hosts, three ranks (two if `small`), nothing shared, a small disk for each."""
+def stage(
+    folder: Path, *, small: bool = False, steps: int = STEPS, settings: Sequence[str] = (), others: int = 0
+) -> Iterator[Stage]:
+    """Two hosts, three ranks (two if `small`), nothing shared, a small disk for each; `others` are in no cluster."""
     mine = folder / "mine"
     mine.mkdir(parents=True)
     specs = []
-    for number in range(2):
+    for number in range(2 + others):
         (folder / f"t{number}").mkdir()
         env = {"TMPDIR": str(folder / f"t{number}")}
         specs.append(netns.HostSpec(hide=(str(mine),), home_mib=DISK_MIB, env=env))
@@ -126,7 +128,7 @@ def stage(folder: Path, *, small: bool = False, steps: int = STEPS) -> Iterator[
         write_cluster(rig, islands, mine / "cluster.yaml", python={0: python, 1: python})
         text = folder / "text.txt"  # that all hosts see
         text.write_text("".join(f"line {n}: {n * n % 9973} is what {n} squared leaves\n" for n in range(4000)))
-        made = Stage(rig, mine, text, steps=steps)
+        made = Stage(rig, mine, text, steps=steps, settings=settings)
         made.run_reference()
         yield made
 

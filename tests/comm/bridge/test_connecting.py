@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -75,6 +77,28 @@ def test_control_connections_meet_and_end_with_patience() -> None:
         other.check(stop)
     other.close()
     os.close(stop)
+
+
+def test_strangers_get_no_control_connection_and_hold_up_nobody() -> None:
+    """A hundred that say nothing, and some that say too much, ask for a lot of memory, or begin and go away."""
+    store, there = dist.HashStore(), list[Any]()
+    end = threading.Thread(target=lambda: there.append(offer(store, "ring", {"I": "offer"}, ConnectWait(lambda: None))))
+    end.start()
+    address, port, secret = json.loads(store.get("ring"))
+    strangers = [socket.create_connection((address, port)) for _ in range(100)]
+    for stranger, said in zip(strangers, (b"\0" * 64, b"\xff" * 4096, bytes.fromhex(secret), b"{}"), strict=False):
+        stranger.sendall(said)
+    strangers[4].close()
+    began = time.monotonic()
+    here, said = accept(store, "ring", {"I": "accept"}, ConnectWait(lambda: None))
+    assert time.monotonic() - began < 2.0 * busy()
+    end.join(10)
+    ((other, heard),) = there
+    assert (said["I"], heard["I"]) == ("offer", "accept")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address, port))  # whoever overheard the secret comes too late
+    for each in (here, other, *strangers):
+        each.close()
 
 
 def one_never_sends(rank: int) -> float:

@@ -1,0 +1,231 @@
+"""Strangers at the ports of running jobs: python -m tests.faults.strangers [--only WORD] [--out FILE]. Needs root.
+
+Each kind of stranger calls at each kind of port in each phase of a run over two islands of two namespaced hosts, from a
+third host on their network, or (`--inside`) from a host of the run. Every run must end well with the losses of an
+undisturbed one; printed are what strangers got, and the time of a step beside that of runs without them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.faults.drive import END_S, Stage, Verdict, home_of, stage, steps_of
+from tests.faults.judge import judge_losses
+from tests.faults.plant import Launcher, is_ours, words
+from tests.faults.stranger import AT_ONCE
+from tests.rigs import netns
+
+KINDS = tuple(AT_ONCE)
+PHASES = ("startup", "run", "save", "end")
+STEPS = 40
+SETTINGS = (f"checkpoint.every={STEPS // 4}", "train.timeout_s=30")
+LOOK_S = 0.1
+PROGRAM = Path(__file__).with_name("stranger.py")
+
+
+@dataclass(frozen=True)
+class Port:
+    """A listening socket of a run: whose, and where it is bound."""
+
+    role: str
+    place: str  # address:port
+
+
+def ports_of(hosts: Sequence[netns.RigHost], standing: frozenset[int] | set[int] = frozenset()) -> set[Port]:
+    """Every TCP port that a run's processes listen at, on all hosts."""
+    found = set()
+    for host in hosts:
+        roles = {pid: role_of(pid) for pid in host.pids() if pid not in standing}
+        listening = dict(itertools.chain.from_iterable(map(listening_of, list(roles)[:1])))
+        for pid, role in roles.items():
+            found |= {Port(role, listening[inode]) for inode in sockets_of(pid) & set(listening) if role}
+    return found
+
+
+def listening_of(pid: int) -> Iterator[tuple[str, str]]:
+    """(inode, address:port) of each TCP socket that listens in a process's network."""
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        with contextlib.suppress(OSError):
+            for words_ in map(str.split, Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]):
+                (address, port), state, inode = words_[1].split(":"), words_[3], words_[9]
+                if state == "0A":
+                    packed = b"".join(bytes.fromhex(address[n : n + 8])[::-1] for n in range(0, len(address), 8))
+                    yield inode, f"{socket.inet_ntop(family, packed)}:{int(port, 16)}"
+
+
+def sockets_of(pid: int) -> set[str]:
+    """The inodes of a process's sockets."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{name}").removeprefix("socket:[").rstrip("]"))
+    return found
+
+
+def role_of(pid: int) -> str:
+    """Of a process; '' for one of SSH or of the rig."""
+    said = words(pid)
+    if b"launcher.agent.store\0" in said:
+        return "store"
+    if is_ours(pid):
+        return "agent"
+    return (
+        "rank"
+        if b"hetctl.trainer" in said
+        else ("" if not said or b"sshd" in said or b"stranger.py" in said else "other")
+    )
+
+
+@dataclass
+class Attack:
+    """One run under strangers, and what became of both."""
+
+    kind: str
+    role: str
+    phase: str
+    problems: list[str] = field(default_factory=list)
+    tried: int = 0
+    connected: int = 0
+    answered: int = 0
+    step_s: float | None = None
+    ports: int = 0
+
+
+def attack(on: Stage, made: Attack, recorded: Mapping[str, Sequence[str]], *, inside: bool) -> Attack:
+    """One run that strangers of one kind call at while its phase lasts. Never raises for what the run did."""
+    run, caller = on.fresh(), on.rig.hosts[0 if inside else 2]
+    launcher = on.start(run)
+    seen: set[str] = set()
+    with strangers(caller, made.kind) as process:
+        began = time.monotonic()
+        while launcher.process.poll() is None and time.monotonic() - began < END_S:
+            here = [p for p in ports_of(on.rig.hosts[:2], on.standing) if made.role in ("", p.role)]
+            targets = {p.place: list(recorded.get(p.role, ())) for p in here} if in_phase(on, run, made.phase) else {}
+            seen |= set(targets)
+            tell(process, targets)
+            time.sleep(LOOK_S)
+        if not launcher.end(5.0):
+            made.problems.append(f"it did not end within {END_S:.0f} s: {launcher.said[-300:]}")
+    told = json.loads(process.communicate()[0] or "{}")
+    made.tried, made.connected, made.answered = (sum(counts[n] for counts in told.values()) for n in range(3))
+    made.ports = len(seen)
+    judge(on, run, launcher, made)
+    return made
+
+
+def judge(on: Stage, run: Path, launcher: Launcher, made: Attack) -> None:
+    verdict = Verdict("", "", 0)
+    if launcher.process.returncode:
+        made.problems.append(f"exit {launcher.process.returncode}: {launcher.said[-400:]}")
+    judge_losses(on, run, verdict)
+    made.problems += verdict.problems
+    if not made.problems:
+        made.step_s = step_s(run)
+
+
+def step_s(run: Path) -> float:
+    """The median time of a step, without the first few."""
+    told = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return statistics.median(line["step_time_s"] for line in told[4:])
+
+
+def in_phase(on: Stage, run: Path, phase: str) -> bool:
+    if not phase:
+        return True
+    steps = steps_of(run)
+    if phase == "save":
+        runs = home_of(on.rig.hosts[0]) / ".local" / "state" / "hetctl" / "runs"
+        return 0 < steps < on.steps and any(runs.glob("*/*/checkpoints/*.partial"))
+    return {"startup": steps == 0, "run": 0 < steps < on.steps, "end": steps >= on.steps}[phase]
+
+
+@contextlib.contextmanager
+def strangers(host: netns.RigHost, kind: str) -> Iterator[subprocess.Popen[str]]:
+    argv = ["ip", "netns", "exec", host.namespace, netns.PYTHON, "-S", str(PROGRAM), kind]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield process
+    except BaseException:
+        process.kill()
+        raise
+
+
+def tell(process: subprocess.Popen[str], targets: Mapping[str, Sequence[str]]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(targets) + "\n")
+        process.stdin.flush()
+
+
+def recordings(on: Stage) -> dict[str, list[str]]:
+    """What the processes of an undisturbed run send to the ports of each role."""
+    run, found, places = on.fresh(), dict[str, list[str]](), set[Port]()
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(strangers(host, "listen")) for host in on.rig.hosts[:2]]
+        launcher = on.start(run)
+        while launcher.process.poll() is None:
+            places |= ports_of(on.rig.hosts[:2], on.standing)
+            time.sleep(LOOK_S)
+    roles = {port.place: port.role for port in places}
+    for listener in listeners:
+        for place, streams in json.loads(listener.communicate("\n")[0]).items():
+            if place in roles:
+                found.setdefault(roles[place], []).extend(text for text in streams if text)
+    return {role: streams[:64] for role, streams in found.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="cases with this word")
+    parser.add_argument("--whole", action="store_true", help="all ports and phases at once, one run a kind")
+    parser.add_argument("--inside", action="store_true", help="from a host of the run")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="a line of JSON per run")
+    options = parser.parse_args()
+    if why_not := netns.unavailable():
+        print(f"not run: {why_not}")
+        return 3
+    cases = [(kind, "", "") for kind in KINDS] if options.whole else list(itertools.product(KINDS, ROLES, PHASES))
+    chosen = [case for case in cases if options.only in " ".join(case)] * options.rounds
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hs"))
+        on = stack.enter_context(stage(Path(folder) / "rig", steps=STEPS, settings=SETTINGS, others=1))
+        recorded = recordings(on) if any(case[0] == "replay" for case in chosen) else {}
+        bad = 0
+        for case in chosen:
+            quiet = attack(on, Attack("stay", "nobody", "run"), {}, inside=False)
+            made = attack(on, Attack(*case), recorded, inside=options.inside)
+            bad += bool(made.problems)
+            print(line(made, quiet), flush=True)
+            if options.out:
+                with options.out.open("a") as file:
+                    file.write(json.dumps({**asdict(made), "quiet_s": quiet.step_s}) + "\n")
+    return int(bad > 0)
+
+
+ROLES = ("store", "agent", "rank")
+
+
+def line(made: Attack, quiet: Attack) -> str:
+    ratio = f"{made.step_s / quiet.step_s:.2f}" if made.step_s and quiet.step_s else "-"
+    what = f"{made.kind:9} {made.role or 'all':6} {made.phase or 'all':8} {made.ports:3} ports"
+    got = f"{made.tried:6} tried, {made.connected:6} connected, {made.answered:5} answered, step {ratio}"
+    return f"{'BAD' if made.problems else 'ok '} {what} {got} {'; '.join(made.problems)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
