@@ -20,6 +20,7 @@ from hetctl.trainer.planning.stages import SHARDINGS, StagePlace, coefficient_ar
 GRID = 1024  # thresholds tried: the bound is loose by their ratio at most
 TOGETHER = 64  # uses whose bounds are made at once: some MiB
 NEAR = 0.8  # of the limit: from here on thresholds are dense
+FEW = 16  # times as many as are asked for are bounded first
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,30 +168,41 @@ def _least(loads: Floats) -> Floats:
 
 
 def lower_bounds(
-    options: Sequence[Sequence[UseBound]], layers: int, *, micro_batches: int, stages: int | None, limit: float
+    options: Sequence[Sequence[UseBound]],
+    layers: int,
+    *,
+    micro_batches: int,
+    stages: int | None,
+    limit: float,
+    most: int | None = None,
 ) -> tuple[Whole, Floats]:
     """(combinations [n, pools] as indices into each pool's options, bounds [n]) below the limit, fastest first.
 
     The bound: enough layers must find room under the slowest stage's time, and every stage holds a layer.
-    Combinations without room, with more stages than layers or other than the pinned number are left out.
+    Combinations without room, with more stages than layers or other than the pinned number are left out; where `most`
+    is given, so may be those that this many others are below.
     """
     shape = tuple(len(o) for o in options)
     combos: Whole = np.indices(shape, dtype=np.int64).reshape(len(shape), -1)
     depth = _gather([[float(b.use.stages) for b in o] for o in options], combos)
     fill = _fill(options, combos, depth, layers)
     # whatever the split, a stage's load is at least proportional to its layers
-    flow = _gather([[b.use.stages / max(b.least_load, 1e-15) for b in o] for o in options], combos)
-    keep = (depth <= layers if stages is None else depth == stages) & (fill + layers / flow < limit)
-    combos, fill = combos[:, keep], fill[keep]
+    least = fill + layers / _gather([[b.use.stages / max(b.least_load, 1e-15) for b in o] for o in options], combos)
+    keep = (depth <= layers if stages is None else depth == stages) & (least < limit)
+    combos, fill, least = combos[:, keep], fill[keep], least[keep]
     if not combos.shape[1]:
         return combos.T, np.zeros(0)
     grid = _grid(options, micro_batches, limit)
-    room, losses = zip(*(rooms(o, grid, micro_batches) for o in options), strict=True)
-    slowest, possible = _first_with_room(room, losses, combos, layers, grid)
-    bounds = (fill + slowest)[possible]
+    if most is not None and len(least) > FEW * most:
+        few = np.argpartition(least, FEW * most)[: FEW * most]
+        exact = np.maximum(least[few], fill[few] + _slowest(options, combos[:, few], layers, micro_batches, grid))
+        limit = min(limit, float(np.nextafter(np.partition(exact, most - 1)[most - 1], np.inf)))
+        keep = least < limit
+        combos, fill, least = combos[:, keep], fill[keep], least[keep]
+    bounds = np.maximum(least, fill + _slowest(options, combos, layers, micro_batches, grid))
     order = np.argsort(bounds, kind="stable")
     order = order[: int(np.searchsorted(bounds[order], limit))]
-    return combos[:, possible[order]].T, bounds[order]
+    return combos[:, order].T, bounds[order]
 
 
 def _fill(options: Sequence[Sequence[UseBound]], combos: Whole, depth: Floats, layers: int) -> Floats:
@@ -234,27 +246,27 @@ def _within(loads: Floats, grid: Floats) -> Floats:
     return counts.cumsum(axis=1).astype(np.float64)
 
 
-def _first_with_room(
-    rooms: Sequence[Floats], losses: Sequence[Floats], combos: Whole, layers: int, grid: Floats
-) -> tuple[Floats, Whole]:
-    """(the largest threshold without room, where room exists at all) per combination, by bisection."""
+def _slowest(
+    options: Sequence[Sequence[UseBound]], combos: Whole, layers: int, micro_batches: int, grid: Floats
+) -> Floats:
+    """The largest threshold without room for all layers per combination, by bisection; infinity where no room is."""
+    used, places = zip(*(np.unique(part, return_inverse=True) for part in combos), strict=True)
+    room, loss = zip(
+        *(rooms([o[i] for i in n], grid, micro_batches) for o, n in zip(options, used, strict=True)), strict=True
+    )
     count = combos.shape[1]
     low = np.zeros(count, dtype=np.int64)
     high = np.full(count, len(grid), dtype=np.int64)
     while (low < high).any():
         middle = np.minimum((low + high) // 2, len(grid) - 1)
-        room = rooms[0][combos[0], middle]
-        loss = losses[0][combos[0], middle]
-        for part, lost, index in zip(rooms[1:], losses[1:], combos[1:], strict=True):
-            room = room + part[index, middle]
-            loss = np.minimum(loss, lost[index, middle])
-        enough = room - loss >= layers
+        held = reduce(np.add, (part[at, middle] for part, at in zip(room, places, strict=True)))
+        lost = reduce(np.minimum, (part[at, middle] for part, at in zip(loss, places, strict=True)))
+        enough = held - lost >= layers
         active = low < high
         high = np.where(active & enough, middle, high)
         low = np.where(active & ~enough, middle + 1, low)
-    possible = np.flatnonzero(low < len(grid))
     below: Floats = np.where(low > 0, grid[np.maximum(low - 1, 0)], 0.0)
-    return below, possible
+    return np.where(low < len(grid), below, np.inf)
 
 
 def _gather(values: Sequence[Sequence[float]], combos: Whole, how: np.ufunc = np.add) -> Floats:

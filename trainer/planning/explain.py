@@ -14,7 +14,7 @@ from hetctl.comm.contract.units import GiB, count_of, show_bytes, span_of
 from hetctl.trainer.planning.advise import Advice
 from hetctl.trainer.planning.arrange import PipelineStage
 from hetctl.trainer.planning.costs import MODES, PLAIN, USABLE_SHARE, usable_bytes
-from hetctl.trainer.planning.predict import Prediction, predict
+from hetctl.trainer.planning.predict import Prediction
 from hetctl.trainer.planning.problem import Problem, allowed_modes
 from hetctl.trainer.planning.reasons import describe
 from hetctl.trainer.planning.search import MOST_MICRO_BATCHES, Candidate, Search
@@ -90,7 +90,7 @@ def _order(problem: Problem, chosen: Prediction) -> str:
     found = Search(pinned, keep=1).run().candidates
     if not found:
         return f"In the given order ({', '.join(given)}) nothing fits."
-    slower = predict(found[0]).seconds / chosen.seconds - 1
+    slower = Prediction(found[0]).seconds / chosen.seconds - 1
     return f"The order {', '.join(order)} beats the given one ({', '.join(given)}) by {slower:.1%}."
 
 

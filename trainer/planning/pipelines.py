@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import islice, pairwise
 
 import numpy as np
@@ -136,7 +136,7 @@ class Pipelines:
             return BoundedCombinations(limit, [], np.zeros((0, 0), dtype=np.int64), np.zeros(0))
         many = math.prod(map(len, options)) > (COMBINATIONS if len(options) < MANY_POOLS else FEW_COMBINATIONS)
         self.thinned |= many
-        combos, bounds = (likely_uses if many else lower_bounds)(
+        combos, bounds = (likely_uses if many else partial(lower_bounds, most=self.most_tried))(
             options,
             self.problem.costs.shape.layers,
             micro_batches=batching.micro_batches,

@@ -20,7 +20,6 @@ from hetctl.trainer.planning.predict import (
     alone_samples_per_s,
     bound_samples_per_s,
     mfu,
-    predict,
 )
 from hetctl.trainer.planning.problem import Problem, read_problem
 from hetctl.trainer.planning.profile import Profile
@@ -117,7 +116,7 @@ def _predictions(problem: Problem, found: SearchResult) -> list[Prediction]:
             "do not divide by the stages",
             hint="pin parallelism.pipeline to 2 or more, another batch.micro_batch_size, or leave the schedule free",
         )
-    return [predict(c) for c in sorted(made, key=lambda c: c.step_s * c.handicap)[:SIMULATED]]
+    return [Prediction(c) for c in sorted(made, key=lambda c: c.step_s * c.handicap)[:SIMULATED]]
 
 
 def _rank(prediction: Prediction) -> float:

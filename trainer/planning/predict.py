@@ -5,50 +5,48 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Candidate, Search
-from hetctl.trainer.planning.simulate import Simulated, busy_seconds, simulate
+from hetctl.trainer.planning.simulate import Simulated, busy_seconds, simulate, step_seconds
 from hetctl.trainer.planning.space import Pins
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """A candidate and its simulated step."""
+    """A candidate and its simulated step; of most candidates only the seconds are asked."""
 
     candidate: Candidate
-    simulated: Simulated
-    bubble_share: float  # of the used devices' time, waiting for neighbours that compute
-    bridge_share: float  # of the step, gone if transfers between islands took no time
 
-    @property
+    @cached_property
     def seconds(self) -> float:
-        return self.simulated.step_time_s
+        return step_seconds([p.times for p in self.candidate.pipelines], whole=True)
 
+    @cached_property
+    def simulated(self) -> Simulated:
+        return simulate([p.times for p in self.candidate.pipelines])
 
-def predict(candidate: Candidate) -> Prediction:
-    """Simulate a candidate, and once more with bridges that take no time."""
-    times = [p.times for p in candidate.pipelines]
-    made = simulate(times)
-    bridged = any(any(t.bridged) for t in times)
-    ideal = simulate([t.without_bridges() for t in times]) if bridged else made
-    step = made.step_time_s
-    bridge = max(0.0, (step - ideal.step_time_s) / step)
-    if len(candidate.pipelines) > 1:
-        synced = sum(s.end_s - s.start_s for s in made.spans if s.kind == "sync")
-        stages = sum(len(p.layers) for p in candidate.pipelines)
-        bridge += synced / stages / step
-    return Prediction(candidate, made, max(0.0, _waiting(candidate, made) - bridge), bridge)
+    @cached_property
+    def bridge_share(self) -> float:
+        """Of the step, gone if transfers between islands took no time."""
+        pipelines, made = self.candidate.pipelines, self.simulated
+        ideal = step_seconds([p.times.without_bridges() for p in pipelines], whole=True)
+        bridge = max(0.0, (self.seconds - ideal) / self.seconds)
+        if len(pipelines) > 1:
+            synced = sum(s.end_s - s.start_s for s in made.spans if s.kind == "sync")
+            bridge += synced / sum(len(p.layers) for p in pipelines) / self.seconds
+        return bridge
 
-
-def _waiting(candidate: Candidate, made: Simulated) -> float:
-    """Share of the used devices' time in which they do not compute."""
-    busy, total, seconds = 0.0, 0.0, busy_seconds(made.spans)
-    for number, index, stage in candidate.stages:
-        ranks = len(stage.ranks)
-        busy += ranks * seconds.get((number, index), 0.0)
-        total += ranks * made.step_time_s / candidate.pipelines[number].chunks
-    return 1.0 - busy / total
+    @cached_property
+    def bubble_share(self) -> float:
+        """Of the used devices' time, waiting for neighbours that compute."""
+        busy, total, seconds = 0.0, 0.0, busy_seconds(self.simulated.spans)
+        for number, index, stage in self.candidate.stages:
+            ranks = len(stage.ranks)
+            busy += ranks * seconds.get((number, index), 0.0)
+            total += ranks * self.seconds / self.candidate.pipelines[number].chunks
+        return max(0.0, 1.0 - busy / total - self.bridge_share)
 
 
 def alone_samples_per_s(problem: Problem, island: str) -> float | None:
@@ -69,7 +67,7 @@ def alone_samples_per_s(problem: Problem, island: str) -> float | None:
         split="auto",
     )
     found = Search(own, keep=1).run().candidates
-    return samples / predict(found[0]).seconds if found else None
+    return samples / Prediction(found[0]).seconds if found else None
 
 
 def bound_samples_per_s(problem: Problem) -> float:

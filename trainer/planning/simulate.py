@@ -145,9 +145,10 @@ def busy_seconds(spans: Iterable[SimulatedSpan]) -> dict[tuple[int, int], float]
     return found
 
 
-def step_seconds(replicas: Sequence[PipelineTimes]) -> float:
-    """What `simulate` comes to, without its spans; of many micro-batches the steady middle is taken as even."""
-    sums = _sums(replicas, [_finished(times) for times in replicas])
+def step_seconds(replicas: Sequence[PipelineTimes], *, whole: bool = False) -> float:
+    """What `simulate` comes to, without its spans; of many micro-batches the steady middle is taken as even, unless the
+    `whole` step is asked for."""
+    sums = _sums(replicas, [_finished(times, whole=whole) for times in replicas])
     synced = max(end for each in sums for _, end in each)
     return synced + max(sum(times.stages[i].update_s for i in held) for times in replicas for held in times.devices)
 
@@ -165,14 +166,14 @@ def least_seconds(times: PipelineTimes) -> float:
     return least + max(stage.update_s for stage in times.stages)
 
 
-def _finished(times: PipelineTimes) -> list[float]:
+def _finished(times: PipelineTimes, *, whole: bool) -> list[float]:
     """When each stage's last backward ends."""
     if times.blocking:
         return _pipeline(0, times)[1]
     rhythm, devices = times.rhythm, len(times.stages) // times.chunks
     step = max(STEADY // 4, len(times.stages)) // devices * devices
     longer = 4 * step + rhythm.micro_batches % devices
-    if 2 * longer - step >= rhythm.micro_batches:  # as little work
+    if whole or 2 * longer - step >= rhythm.micro_batches:  # as little work
         return _ends(times, rhythm)
     before, there = (_ends(times, rhythm.of_fewer(n)) for n in (longer - step, longer))
     further = (rhythm.micro_batches - longer) / step

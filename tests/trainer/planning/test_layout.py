@@ -16,7 +16,7 @@ from hetctl.trainer.planning.layout import (
     layout_of,
     predict_layout,
 )
-from hetctl.trainer.planning.predict import predict
+from hetctl.trainer.planning.predict import Prediction
 from hetctl.trainer.planning.problem import Problem, read_problem
 from hetctl.trainer.planning.reschedule import rescheduled
 from hetctl.trainer.planning.search import Search
@@ -41,7 +41,7 @@ def test_what_the_search_found_costs_the_same_when_it_is_given(spec: str) -> Non
         if len({c.mode for p in candidate.pipelines for c in p.choices}) == 1:  # a layout says one for all stages
             given = layout_of(candidate)
             assert given.samples == asked.samples
-            assert predict_layout(asked, given).seconds == pytest.approx(predict(candidate).seconds, rel=1e-6)
+            assert predict_layout(asked, given).seconds == pytest.approx(Prediction(candidate).seconds, rel=1e-6)
 
 
 def test_interleaved_chunks_are_those_that_the_planner_makes() -> None:
@@ -51,7 +51,7 @@ def test_interleaved_chunks_are_those_that_the_planner_makes() -> None:
     )
     plain = candidate_of(asked, replace(given, schedule="1f1b", chunks=1))
     [ours] = rescheduled(asked, plain, replace(SCHEDULES["interleaved"], chunks=(2,)))
-    assert predict_layout(asked, given).seconds == pytest.approx(predict(ours).seconds)
+    assert predict_layout(asked, given).seconds == pytest.approx(Prediction(ours).seconds)
 
 
 def test_other_engines_wait_for_what_ours_does_beside_computation() -> None:
