@@ -19,7 +19,7 @@ from hetctl.console import Sink
 from hetctl.render.published import pages
 from hetctl.trainer.planning.costs import Mode
 from hetctl.trainer.planning.layout import Layout, layout_of, predict_layout
-from hetctl.trainer.planning.predict import predict
+from hetctl.trainer.planning.predict import Prediction
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.publication import Case, Publication, read_publications
 from hetctl.trainer.planning.search import Search
@@ -100,7 +100,7 @@ def _fastest(problem: Problem, published: Layout) -> tuple[str, float] | None:
         pins = Pins(tensor=first.stages[0].tensor)
         coarse = replace(coarse, pins=pins, micro_batch_size=first.micro_batch_size, modes=(Mode(published.recompute),))
     candidates = Search(coarse, keep=1).run().candidates
-    return (words(layout_of(candidates[0])), predict(candidates[0]).seconds) if candidates else None
+    return (words(layout_of(candidates[0])), Prediction(candidates[0]).seconds) if candidates else None
 
 
 def errors(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
