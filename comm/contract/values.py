@@ -94,7 +94,7 @@ def _dataclass(cls: type, data: object, where: str) -> object:
     hints, required = _hints(cls)
     for key in data:
         if key not in hints:
-            raise ConfigError(f"{where}: unknown key {show(key)}", hint=nearest(str(key), hints))
+            raise ConfigError(f"{where}: unknown key '{key}'", hint=nearest(str(key), hints))
     for key in required:
         if key not in data:
             raise ConfigError(f"{where}: the key '{key}' is missing", hint="keys: " + ", ".join(hints))
