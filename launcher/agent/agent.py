@@ -290,6 +290,7 @@ def main() -> None:
     stdout = sys.stdout.fileno()
 
     def last_word(left: int) -> None:
+        run_files.sweep_for(folder)
         run_files.remove(folder)
         with contextlib.suppress(OSError):
             os.write(stdout, json.dumps(document(Lost(left))).encode() + b"\n")

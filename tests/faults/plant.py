@@ -294,7 +294,7 @@ FAULTS = {
     "agent KILL": Fault(signalled(agent, signal.SIGKILL), crash=True, **AGENT),
     "agent TERM": Fault(signalled(agent, signal.SIGTERM), crash=True, **AGENT),
     "agent SEGV": Fault(signalled(agent, signal.SIGSEGV), crash=True, **AGENT),
-    "agent STOP": Fault(signalled(agent, signal.SIGSTOP), blames=True),
+    "agent STOP": Fault(signalled(agent, signal.SIGSTOP), **UNWATCHED),
     "agent STOP/CONT": Fault(signalled(agent, signal.SIGSTOP, again_s=PAUSE_S), survives=True),
     "guardian KILL": Fault(signalled(guardian, signal.SIGKILL), sweeps_later=True, **UNWATCHED),
     "guardian SEGV": Fault(signalled(guardian, signal.SIGSEGV), sweeps_later=True, **UNWATCHED),
