@@ -92,6 +92,8 @@ def _dataclass(cls: type, data: object, where: str) -> object:
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where}: expected keys and values, found {show(data)}")
     hints, required = _hints(cls)
+    if getattr(cls, "OPEN", False):
+        data = {key: data[key] for key in data if key in hints}
     for key in data:
         if key not in hints:
             raise ConfigError(f"{where}: unknown key '{key}'", hint=nearest(str(key), hints))

