@@ -59,6 +59,7 @@ class StragglerRecord(Record):
     rank: int
     host: str
     ratio: float
+    device_class: str = ""
     against: str | None = None
 
 
