@@ -144,9 +144,9 @@ class Operation(Record):
 class FailureRecord(Record):
     """failure.json."""
 
-    rank: int | None = None
-    host: str | None = None
-    reason: str | None = None
+    rank: int
+    host: str
+    reason: str
     victims: tuple[int, ...] = ()
     log: str | None = None
     traceback: str | None = None

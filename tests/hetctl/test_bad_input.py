@@ -108,9 +108,7 @@ def test_a_bad_setting(empty: Path, setting: str, words: str, hint: str) -> None
         ("checkpoint.keep=0", "at least 1, found 0"),
         ("data.seed=-1", "at least 0, found -1"),
         ("data.validation_share=0", "in (0, 1), found 0.0"),
-        ("data.validation_share=nan", "in (0, 1), found nan"),
         ("optimizer.lr=0", "in (0, 1e+30], found 0.0"),
-        ("optimizer.lr=nan", "in (0, 1e+30], found nan"),
         ("optimizer.lr=inf", "in (0, 1e+30], found inf"),
         ("optimizer.lr=1e300", "in (0, 1e+30], found 1e+300"),
         ("train.seed=18446744073709551616", f"in [{-(2**63)}, {2**64 - 1}], found {2**64}"),
@@ -134,6 +132,7 @@ def test_a_number_out_of_its_range(setting: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
+        ("optimizer.lr=nan", r"recipe\.optimizer\.lr: not a number \(nan\)"),
         (f"optimizer.lr=1{'0' * 309}", r"recipe\.optimizer\.lr: 10{56}\.\.\. is too large a number"),
         (f"train.steps=1{'0' * 5000}", "not plain YAML"),
         ("train.steps=2026-13-01", "not plain YAML"),
@@ -330,7 +329,7 @@ def predicted(**edits: Any) -> dict[str, Any]:
         (lambda p: p["replicas"][0]["stages"][1].update(shards=-1), "shards must be at least 1, found -1"),
         (lambda p: p["replicas"][0]["stages"][1].update(shards=0), "shards must be at least 1, found 0"),
         (lambda p: p["ranks"][2].update(speed=-0.5), "speed of rank 2 must be finite and positive, found -0.5"),
-        (lambda p: p["ranks"][2].update(speed=float("nan")), "speed of rank 2 must be finite and positive, found nan"),
+        (lambda p: p["ranks"][2].update(speed=float("nan")), "plan.yaml.ranks[2].speed: not a number (nan)"),
         (lambda p: p.update(predicted=predicted(memory_bytes=[9, 9])), "memory_bytes has 2 entries for 4 ranks"),
         (lambda p: [g.update(backend="gloo") for g in p["groups"]], "crosses islands"),
     ],
@@ -457,10 +456,14 @@ def test_an_export_to_a_file(empty: Path) -> None:
     assert "'out' is not a folder" in error.message
 
 
+WHOLE_SUMMARY = dict.fromkeys(NEEDED) | {"run": "a", "status": "done", "model": "demo", "run_dir": ".", "steps": 1}
+WHOLE_SUMMARY |= {"tokens": 8, "islands": []}
+
+
 @pytest.mark.parametrize(
     ("file", "holds", "words"),
     [
-        ("summary.json", [], "summary.json is damaged: it is no summary of a run"),
+        ("summary.json", [], "summary.json is damaged: summary.json: expected keys and values"),
         ("summary.json", {}, "summary.json is damaged: it lacks 'run'"),
         ("summary.json", {"run": "a"}, "summary.json is damaged: it lacks 'status'"),
         ("launch/timeline.json", {"a": 1}, "timeline.json is damaged"),
@@ -469,7 +472,7 @@ def test_an_export_to_a_file(empty: Path) -> None:
 )
 def test_a_report_of_a_damaged_run(empty: Path, file: str, holds: Any, words: str) -> None:
     save_plan(empty / "plan.yaml", plan_of(TWO_EACH, seq_len=8))
-    write_json(empty / "summary.json", dict.fromkeys(NEEDED))
+    write_json(empty / "summary.json", WHOLE_SUMMARY)
     (empty / "launch").mkdir()
     write_json(empty / file, holds)
     error = outcome("report", ".")

@@ -41,8 +41,13 @@ sys.stdin.read()
 
 
 def test_what_an_agent_left_that_was_killed_with_its_guardian_is_swept_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # a short path: others are passed over for /tmp
+        _next_sweeps(Path(name), monkeypatch)
+
+
+def _next_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     agents = []
