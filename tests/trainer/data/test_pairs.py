@@ -182,7 +182,7 @@ def test_a_recipe_and_its_data_agree_on_pairs(tmp_path: Path) -> None:
     [
         ([("dpo.beta", 0.1)], "dpo compares adapters with the model without them"),
         ([("dpo.beta", 0), ("lora.rank", 4)], r"dpo\.beta must be finite and positive"),
-        ([("dpo.beta", float("nan")), ("lora.rank", 4)], r"dpo\.beta must be finite and positive"),
+        ([("dpo.beta", float("inf")), ("lora.rank", 4)], r"dpo\.beta must be finite and positive"),
         ([("dpo.beat", 0.1), ("lora.rank", 4)], "beta"),
     ],
 )
