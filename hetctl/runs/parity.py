@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from hetctl.launcher.run_folder.records import Parity
 
 ROUNDING = {"fp64": 1e-10, "fp32": 2e-5}  # relative, of a loss after a few steps
 COARSE = 1e-2  # of products in 8 to 11 bits: bf16, fp16, TF32
-
-
-@dataclass(frozen=True)
-class Parity:
-    """How far the first losses of a run are from those of one process, and how far rounding can take them."""
-
-    steps: int
-    worst_deviation: float | None  # None: a loss is missing or not finite
-    allowed: float
-    precision: str
-    equal: bool
 
 
 def held_against(losses: Sequence[float | None], wanted: Sequence[float | None], precision: str) -> Parity:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hetctl.comm.contract.events import TrainingEnded
 from hetctl.comm.contract.values import encode
-from hetctl.runs.parity import Parity
+from hetctl.launcher.run_folder.records import Parity
 
 # of what the ranks tell at the end: what has a key of its own, and what is only known where steps were made
 _APART = ("shares", "island_shares", "timeline", "steps", "first_loss", "last_loss", "tokens")

@@ -73,9 +73,11 @@ class ChangeRecord(Record):
 
 
 @dataclass(frozen=True)
-class ParityRecord(Record):
+class Parity(Record):
+    """How far the first losses of a run are from those of one process, and how far rounding can take them."""
+
     steps: int
-    worst_deviation: float | None
+    worst_deviation: float | None  # None: a loss is missing or not finite
     allowed: float
     precision: str
     equal: bool
@@ -119,7 +121,7 @@ class SummaryRecord(Record):
     stragglers: tuple[StragglerRecord, ...] | None = None
     adapted: tuple[ChangeRecord, ...] | None = None
     recut: tuple[ChangeRecord, ...] | None = None
-    parity: ParityRecord | None = None
+    parity: Parity | None = None
     checkpoint_step: int | None = None
     resume: str | None = None
     failure: str | None = None
@@ -191,11 +193,9 @@ def read_json(path: Path) -> Any:
 
 def fit(kind: type[Any], data: Any, *, where: str) -> dict[str, Any]:
     """The plain data of a record, of the types that `kind` says; keys of other versions stay. Raises ConfigError."""
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where}: expected keys and values")
-    known = {f.name: data[f.name] for f in dataclasses.fields(kind) if f.name in data}
-    value = decode(kind, known, where=where)
-    return data | {name: encode(getattr(value, name)) for name in known}
+    value = decode(kind, data, where=where)
+    known = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(kind) if f.name in data}
+    return {**data, **known}
 
 
 def fitting(kind: type[Any], data: Any) -> dict[str, Any]:

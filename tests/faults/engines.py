@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests.busy import busy
-from tests.faults.plant import environ, words
+from tests.faults.plant import environ, role_of, words
 from tests.rigs import kubernetes, netns, ray_cluster, slurm
 from tests.rigs.cluster import command, environment, write_cluster
 from tests.rigs.torchrun import Torchrun
@@ -41,19 +41,6 @@ ENDED_WITHIN_S, LEFT_WITHIN_S = 90.0, 30.0  # of the kill; of the run's end
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)
 MARK = ("HETCTL_FAULTS", str(os.getpid()))  # what is started here has it, and what that starts
 SCHEDULER_S = 30.0  # after which whoever started a job ends it whose first process has failed
-
-
-# what a command line is of, by the first word of these that it has
-ROLES = {
-    "torch.distributed.run": "torchrun",
-    "agent.store": "store",
-    "hetctl.trainer": "rank",
-    "launcher.agent": "agent",
-    "door_client": "door",
-    "kubectl": "kubectl",
-    "srun": "srun",
-    "-m hetctl": "launcher",
-}
 
 
 class Engine:
@@ -212,11 +199,11 @@ def hit(on: Engine, run: str, chance: random.Random) -> Moment:
         until(lambda: steps_of(on, run) != before or on.over(), ENDED_WITHIN_S)
     time.sleep(moment.after_s)
     for pid in chance.sample(found := on.processes(), len(found)):
-        said = words(pid).replace(b"\0", b" ").decode(errors="replace").strip()
+        said, role = words(pid).replace(b"\0", b" ").decode(errors="replace").strip(), role_of(pid)
         with contextlib.suppress(ProcessLookupError):
             if said:
                 os.kill(pid, number)
-                moment.victim = next((role for word, role in ROLES.items() if word in said), said)
+                moment.victim = role or said
                 break
     judge(on, moment)
     return moment
@@ -285,10 +272,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31))
     parser.add_argument("--out", type=Path, help="a line of JSON per moment")
     options = parser.parse_args()
-    if why := ENGINES[options.engine]():
-        print(f"not run: {why}")
+    if not netns.ready(ENGINES[options.engine]()):
         return 3
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the rig goes away
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="he") as folder, engine(options.engine, Path(folder)) as on:
         moments = []

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -100,10 +99,8 @@ def main() -> int:
     parser.add_argument("--only", choices=WAYS)
     parser.add_argument("--out", type=Path, help="a line of JSON per run that did not end well")
     options = parser.parse_args()
-    if why_not := netns.unavailable():
-        print(f"not run: {why_not}")
+    if not netns.ready():
         return 3
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the rig and the load go away
     bad: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="he") as name, two_hosts(Path(name)) as rig, load(options.load):
         for way in [options.only] if options.only else list(WAYS):

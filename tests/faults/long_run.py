@@ -27,21 +27,15 @@ from typing import Any
 
 import psutil
 
-from hetctl.comm.contract.cluster import Host, Nic, save_cluster
-from tests.faults.plant import words
+from hetctl.comm.contract.cluster import save_cluster
+from tests.faults.plant import role_of, sessions_on, words
 from tests.rigs import netns
-from tests.rigs.cluster import command, environment, write_cluster
+from tests.rigs.cluster import command, environment, with_nics, write_cluster
 
 RAILS = 4
 SETTINGS = ("model.seq_len=16", "batch.global_batch=8", "checkpoint.every=200", "checkpoint.keep=2")
 SETTINGS = (*SETTINGS, "train.steps=100000000")
 EVERY_S = 20.0
-ROLES = {
-    "agent.store\0": "store",
-    "hetctl.trainer": "rank",
-    "launcher.agent.agent": "agent",
-    "-m\0hetctl\0train": "launcher",
-}
 GROWTH_BYTES, GROWTH = 16 << 20, 0.03  # of a process's memory, both of which are more than what allocators keep back
 KEYS = """
 import sys, torch.distributed as dist
@@ -56,10 +50,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--out", type=Path, help="a line of JSON per sample")
     options = parser.parse_args()
-    if why_not := netns.unavailable():
-        print(f"not run: {why_not}")
+    if not netns.ready():
         return 3
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the rig goes away
     with tempfile.TemporaryDirectory(prefix="hl") as name, netns.hosts(2, Path(name) / "rig", rails=RAILS) as rig:
         samples = watch(rig, Path(name), options.minutes * 60, options.out)
         figures = json.loads((Path(name) / "run" / "summary.json").read_text())
@@ -70,7 +62,9 @@ def main() -> int:
 def watch(rig: netns.Rig, folder: Path, seconds: float, out: Path | None) -> list[tuple[float, dict[str, Held]]]:
     """A run that is disturbed as the page says, until its time is over; what was held when."""
     cluster = write_cluster(rig, {"h200": ((0, 2),), "mi325x": ((1, 2),)}, folder / "cluster.yaml")
-    hosts = tuple(with_nics(cluster.host_by_name[host.name], host) for host in rig.hosts)
+    hosts = tuple(
+        with_nics(cluster.host_by_name[h.name], h, reached=range(RAILS), near=lambda d: (d, d + 2)) for h in rig.hosts
+    )
     save_cluster(folder / "cluster.yaml", replace(cluster, hosts=hosts))
     settings = [word for key in SETTINGS for word in ("--set", key)]
     argv = command("train", "--cluster", "cluster.yaml", "--run-dir", "run", *settings)
@@ -92,13 +86,6 @@ def watch(rig: netns.Rig, folder: Path, seconds: float, out: Path | None) -> lis
     return samples
 
 
-def with_nics(host: Host, place: netns.RigHost) -> Host:
-    """The host with a NIC on each network, and each device near two of them."""
-    nics = tuple(Nic(f"rail{r}", network=f"net{r}", address=address) for r, address in enumerate(place.rails))
-    devices = tuple(replace(d, nics=(f"rail{d.index}", f"rail{d.index + 2}")) for d in host.devices)
-    return replace(host, nics=nics, devices=devices)
-
-
 def disturbances(rig: netns.Rig, seconds: float) -> list[tuple[float, Callable[[], Any]]]:
     """What happens when."""
     space = ["ip", "-n", rig.hosts[1].namespace, "link", "set"]
@@ -107,7 +94,7 @@ def disturbances(rig: netns.Rig, seconds: float) -> list[tuple[float, Callable[[
         return lambda: subprocess.run([*space, f"rail{rail}", "down"], check=True)
 
     def break_off() -> None:
-        for pid in (p for host in rig.hosts for p in host.pids() if b"sshd: root@" in words(p)):
+        for pid in (p for host in rig.hosts for p in sessions_on(host)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -119,8 +106,7 @@ def held(rig: netns.Rig, launcher: int) -> dict[str, Held]:
     """What each process of the run holds now, and the store."""
     found: dict[str, Held] = {}
     for pid in (launcher, *(p for host in rig.hosts for p in host.pids())):
-        line = words(pid).decode("utf-8", "replace")
-        role = next((role for mark, role in ROLES.items() if mark in line), None)
+        role = role_of(pid)
         with contextlib.suppress(psutil.Error):
             if role:
                 process = psutil.Process(pid)
@@ -130,7 +116,7 @@ def held(rig: netns.Rig, launcher: int) -> dict[str, Held]:
                     "files": process.num_fds(),
                 }
             if role == "store":
-                found["keys"] = {"keys": keys(rig, line.split("\0"))}
+                found["keys"] = {"keys": keys(rig, words(pid).decode().split("\0"))}
     return found
 
 

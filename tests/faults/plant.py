@@ -104,6 +104,26 @@ def words(pid: int) -> bytes:
     return b""
 
 
+# what a command line is of, by the first of these that it has
+ROLES = {
+    "torch.distributed.run": "torchrun",
+    "agent.store": "store",
+    "hetctl.trainer": "rank",
+    "launcher.agent": "agent",
+    "stdin.readline": "agent",
+    "door_client": "door",
+    "kubectl": "kubectl",
+    "srun": "srun",
+    "-m hetctl": "launcher",
+}
+
+
+def role_of(pid: int) -> str:
+    """What a process is of a run; '' of one that is none of its."""
+    said = words(pid).replace(b"\0", b" ").decode(errors="replace")
+    return next((role for mark, role in ROLES.items() if mark in said), "")
+
+
 def is_ours(pid: int) -> bool:
     """Whether a process is hetctl's on a host: the program that travels, or the agent it becomes."""
     return b"stdin.readline" in words(pid) or b"launcher.agent.agent" in words(pid)
@@ -147,7 +167,11 @@ def launcher(scene: Scene) -> list[int]:
 
 def sessions(scene: Scene) -> list[int]:
     """What a command on the host runs under: it execs itself over the login's shell."""
-    return [pid for pid in scene.host.pids() if b"sshd: root@" in words(pid)]
+    return sessions_on(scene.host)
+
+
+def sessions_on(host: netns.RigHost) -> list[int]:
+    return [pid for pid in host.pids() if b"sshd: root@" in words(pid)]
 
 
 def signalled(who: Callable[[Scene], list[int]], number: int, *, again_s: float = 0.0) -> Callable[[Scene], bool]:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tests.faults.drive import END_S, Stage, Verdict, home_of, stage, steps_of
 from tests.faults.judge import judge_losses
-from tests.faults.plant import Launcher, is_ours, words
+from tests.faults.plant import Launcher, role_of, words
 from tests.faults.stranger import AT_ONCE
 from tests.rigs import netns
 
@@ -48,7 +48,7 @@ def ports_of(hosts: Sequence[netns.RigHost], standing: frozenset[int] | set[int]
     """Every TCP port that a run's processes listen at, on all hosts."""
     found = set()
     for host in hosts:
-        roles = {pid: role_of(pid) for pid in host.pids() if pid not in standing}
+        roles = {pid: holder_of(pid) for pid in host.pids() if pid not in standing}
         listening = dict(itertools.chain.from_iterable(map(listening_of, list(roles)[:1])))
         for pid, role in roles.items():
             found |= {Port(role, listening[inode]) for inode in sockets_of(pid) & set(listening) if role}
@@ -76,18 +76,10 @@ def sockets_of(pid: int) -> set[str]:
     return found
 
 
-def role_of(pid: int) -> str:
-    """Of a process; '' for one of SSH or of the rig."""
+def holder_of(pid: int) -> str:
+    """Of a process that may listen; '' for one of SSH or of the rig."""
     said = words(pid)
-    if b"launcher.agent.store\0" in said:
-        return "store"
-    if is_ours(pid):
-        return "agent"
-    return (
-        "rank"
-        if b"hetctl.trainer" in said
-        else ("" if not said or b"sshd" in said or b"stranger.py" in said else "other")
-    )
+    return role_of(pid) or ("" if not said or b"sshd" in said or b"stranger.py" in said else "other")
 
 
 @dataclass
@@ -196,8 +188,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, help="a line of JSON per run")
     options = parser.parse_args()
-    if why_not := netns.unavailable():
-        print(f"not run: {why_not}")
+    if not netns.ready():
         return 3
     cases = [(kind, "", "") for kind in KINDS] if options.whole else list(itertools.product(KINDS, ROLES, PHASES))
     chosen = [case for case in cases if options.only in " ".join(case)] * options.rounds

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hetctl.comm.contract.cluster import (
@@ -55,6 +56,13 @@ def host_of(host: RigHost, device_class: str, count: int, python: str) -> Host:
         devices=tuple(Device(i, VENDORS[device_class], device_class, 1 << 30, (nic,)) for i in range(count)),
         nics=(Nic(nic, address=address),),
     )
+
+
+def with_nics(host: Host, place: RigHost, *, reached: Iterable[int], near: Callable[[int], tuple[int, ...]]) -> Host:
+    """The host with a NIC on each of some networks; its devices are near to some of them, by their index."""
+    nics = tuple(Nic(f"rail{r}", network=f"net{r}", address=place.rails[r]) for r in reached)
+    devices = tuple(replace(d, nics=tuple(f"rail{r}" for r in near(d.index))) for d in host.devices)
+    return replace(host, nics=nics, devices=devices)
 
 
 def other_environment(folder: Path) -> str:

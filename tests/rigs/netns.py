@@ -107,6 +107,15 @@ def dressed_python(dress: Dress, python: str | Path = PYTHON) -> str:
 
 
 @functools.cache
+def ready(why_not: str | None = None) -> bool:
+    """Of a program over such hosts: whether it can run, else says why not. TERM then ends it together with its rig."""
+    if why_not := unavailable() if why_not is None else why_not:
+        print(f"not run: {why_not}")
+        return False
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    return True
+
+
 def unavailable() -> str:
     """Why namespaced hosts cannot be made here and what to do about it, '' when they can."""
     missing = [tool for tool in ("ip", "ssh-keygen", SSHD) if not shutil.which(tool)]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.comm.contract.cluster import Cluster, Host, Nic, save_cluster
+from hetctl.comm.contract.cluster import save_cluster
 from tests.rigs import netns
-from tests.rigs.cluster import command, environment, write_cluster
+from tests.rigs.cluster import command, environment, with_nics, write_cluster
 
 WHY_NOT = netns.unavailable()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -30,14 +30,6 @@ dist.destroy_process_group()
 """
 
 
-def with_nics(cluster: Cluster, rig: netns.Rig, number: int, reached: tuple[int, ...]) -> Host:
-    """A host with a NIC on each of some networks, and device i near the i-th."""
-    host, addresses = cluster.host_by_name[rig.hosts[number].name], rig.hosts[number].rails
-    nics = tuple(Nic(f"rail{r}", network=f"net{r}", address=addresses[r]) for r in reached)
-    devices = tuple(replace(d, nics=(f"rail{d.index}",)) for d in host.devices)
-    return replace(host, nics=nics, devices=devices)
-
-
 def sent(host: netns.RigHost, nic: str) -> int:
     return int(host.run("cat", f"/sys/class/net/{nic}/statistics/tx_bytes").stdout)
 
@@ -47,7 +39,10 @@ def test_each_rank_takes_the_nics_near_its_device_and_shares_out_the_others(tmp_
     (tmp_path / "sums.py").write_text(PROGRAM)
     with netns.hosts(2, tmp_path / "rig", rails=4) as rig:
         cluster = write_cluster(rig, {"h200": ((0, 2),), "mi325x": ((1, 1),)}, tmp_path / "cluster.yaml")
-        hosts = (with_nics(cluster, rig, 0, (0, 1, 2, 3)), with_nics(cluster, rig, 1, (0, 1, 2)))
+        hosts = tuple(
+            with_nics(cluster.host_by_name[h.name], h, reached=range(reached), near=lambda d: (d,))
+            for h, reached in zip(rig.hosts, (4, 3), strict=True)
+        )
         save_cluster(tmp_path / "cluster.yaml", replace(cluster, hosts=hosts))
         before = [sent(rig.hosts[0], f"rail{r}") for r in range(4)]
         argv = command("run", "--cluster", "cluster.yaml", "--run-dir", "run", "--", "python", "sums.py")
