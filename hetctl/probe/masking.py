@@ -35,7 +35,7 @@ _TOKENS = re.compile(
 _BEARER = re.compile(r"(?i)\b(?:bearer|authorization: *basic) +(?P<secret>[A-Za-z0-9+/=._~-]{8,})")
 _LOGIN = re.compile(r"://(?P<secret>[^/\s:@]+:[^/\s@]+)(?=@)")
 _ASSIGNED = re.compile(
-    r"(?i)(?<![A-Za-z0-9])[\w.-]{0,100}(?:key|token(?!s|iz)|secret|passw|passphrase|credential|auth(?!or))[\w.-]{0,100}"
+    r"(?i)(?:key|token(?!s|iz)|secret|passw|passphrase|credential|auth(?!or))[\w.-]{0,100}"
     r"[\"']?\s*[=:]\s*(?P<secret>\"[^\"\n]{3,}\"|'[^'\n]{3,}'|[^\s\"',;<>()\[\]{}]{6,})"
 )
 _EMAIL = re.compile(r"(?<![\w.+-])(?P<account>[\w.+-]+)@(?P<domain>(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,})(?![\w])")
