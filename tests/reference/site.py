@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-OUTSIDE = ("README", "CONTRIBUTING", "CHANGELOG")  # on the site readme, contributing, changelog
+OUTSIDE = ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY")  # on the site readme, contributing, changelog, security
 EXAMPLE = re.compile(r"\[([^\]]+)\]\((?:\.\./)*examples/[^)]*\)")
 LINK = re.compile(rf"\]\(((?:\.\./)*)({'|'.join(OUTSIDE)})\.md")
 
