@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from markupsafe import Markup
+
 from hetctl.comm.contract.plan import Plan, Stage
 from hetctl.comm.contract.units import count_of, show_seconds, span_of
 from hetctl.render.advice import HEAD, advice_rows, advice_sentence
@@ -24,7 +26,7 @@ def plan_page(
 ) -> str:
     """The page's HTML."""
     limit = plan_limit(plan, step)
-    bought = table(HEAD, advice_rows(advised)) + paragraph(advice_sentence(advised)) if advised else ""
+    bought = table(HEAD, advice_rows(advised)) + paragraph(advice_sentence(advised)) if advised else Markup()
     sections = [
         ("Figures", _figures(plan)),
         ("Cluster", cluster_picture(plan, limit.islands, limit.why)),
@@ -40,9 +42,9 @@ def plan_page(
     return page(f"hetctl plan: {plan.model}", plan_verdict(plan), sections, lead=lead)
 
 
-def _figures(plan: Plan) -> str:
+def _figures(plan: Plan) -> Markup:
     if (p := plan.predicted) is None:
-        return ""
+        return Markup()
     return numbers(
         (
             ("step", show_seconds(p.step_time_s)),
@@ -57,7 +59,7 @@ def _figures(plan: Plan) -> str:
     )
 
 
-def stages_table(plan: Plan) -> str:
+def stages_table(plan: Plan) -> Markup:
     """Who holds which layers, and how it runs them."""
     rows = []
     for number, replica in enumerate(plan.replicas):

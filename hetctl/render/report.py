@@ -6,9 +6,10 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from markupsafe import Markup
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import write_atomically
@@ -51,7 +52,7 @@ def report_page(folder: RunFolder, summary: dict[str, Any], *, follow_s: float |
     summary = of_paces(summary)
     memory = memory_rows(plan, expected.memory, summary.get("memory_bytes") or ())
     sections = [
-        ("What failed", failure_card(failure, _waiting(folder, failure)) if failure else ""),
+        ("What failed", failure_card(failure, _waiting(folder, failure)) if failure else Markup()),
         ("Go on from here", _go_on(summary)),
         ("Figures", _figures(summary)),
         ("Loss", _loss(metrics, summary)),
@@ -91,24 +92,22 @@ def describe_islands(
     return described
 
 
-def failure_card(failure: Mapping[str, Any], waiting: Sequence[Waiting]) -> str:
+def failure_card(failure: Mapping[str, Any], waiting: Sequence[Waiting]) -> Markup:
     """Who failed first, why, what it said, and who waited for whom."""
-    rank, host = failure.get("rank"), failure.get("host")
-    card = f"<p class='bad'><strong>Rank {escape(str(rank))} on {escape(str(host))} failed first:</strong> "
-    card += f"{escape(str(failure.get('reason')))}</p>" + paragraph(
-        f"Hint: {hint}" if (hint := failure.get("hint")) else ""
-    )
+    first = Markup("<p class='bad'><strong>Rank {} on {} failed first:</strong> {}</p>")
+    card = first.format(failure.get("rank"), failure.get("host"), failure.get("reason"))
+    card += paragraph(f"Hint: {hint}" if (hint := failure.get("hint")) else "")
     if said := str(failure.get("traceback") or ""):
-        card += f"<h3>What it said</h3><pre tabindex='0'>{escape(said.strip())}</pre>"
+        card += Markup("<h3>What it said</h3><pre tabindex='0'>{}</pre>").format(said.strip())
     if waits := table(("rank", "waited for", "in", "group"), [_wait(one) for one in waiting[:MOST_WAITING]]):
         behind, more = root_of(waiting), len(waiting) - MOST_WAITING
         said = "" if behind is None else f"Rank {behind} did not come to what the others had begun."
         said += f" {more} more waited: hetctl doctor --run." if more > 0 else ""
-        card += f"<h3>Who waited for whom</h3>{paragraph(said.strip())}{waits}"
+        card += Markup("<h3>Who waited for whom</h3>{}{}").format(paragraph(said.strip()), waits)
     if victims := failure.get("victims"):
         card += paragraph(f"Ended because of it: {named_ranks(victims)}.")
     logs = f"less {shlex.quote(str(failure['log']))}" if failure.get("log") else ""
-    return card + (command(logs) if logs else "")
+    return card + (command(logs) if logs else Markup())
 
 
 def _waiting(folder: RunFolder, failure: Mapping[str, Any]) -> tuple[Waiting, ...]:
@@ -121,15 +120,15 @@ def _wait(one: Waiting) -> tuple[object, ...]:
     return one.rank, named_ranks(one.targets) if one.targets else "its group", one.operation, one.group
 
 
-def _go_on(summary: Mapping[str, Any]) -> str:
+def _go_on(summary: Mapping[str, Any]) -> Markup:
     """The command that continues the run, where its summary has one, and from which step."""
     if not (words := summary.get("resume")):
-        return ""
+        return Markup()
     step = summary.get("checkpoint_step")
     return paragraph("" if step is None else f"The newest checkpoint is of step {step}.") + command(words)
 
 
-def _figures(summary: Mapping[str, Any]) -> str:
+def _figures(summary: Mapping[str, Any]) -> Markup:
     def show(value: Any, form: str) -> str | None:
         return None if value is None else format(value, form)
 
@@ -157,14 +156,14 @@ def _figures(summary: Mapping[str, Any]) -> str:
     more = [f"Efficiency: {efficiency}."] if efficiency else []
     more += [f"Ended early: {stalled_sentence(summary)}."] if summary.get("stalled") else []
     more += [f"{parity_sentence(parity).capitalize()}."] if (parity := summary.get("parity")) else []
-    return figures + "".join(map(paragraph, more))
+    return figures + Markup().join(map(paragraph, more))
 
 
 def _size(count: float | None) -> str | None:
     return None if count is None else show_bytes(count)
 
 
-def _loss(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
+def _loss(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> Markup:
     """Each step's loss, its smoothed course, and the validation's."""
     validated = {v["step"]: v["validation_loss"] for v in summary.get("validations") or ()}
     validated |= {summary["steps"]: v} if (v := summary.get("validation_loss")) is not None else {}
@@ -178,7 +177,7 @@ def _loss(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> s
     return chart("loss over steps", steps, lines)
 
 
-def _rates(metrics: Sequence[Mapping[str, Any]]) -> str:
+def _rates(metrics: Sequence[Mapping[str, Any]]) -> Markup:
     kept = _thinned(metrics)
     rates = Line("tokens per second", [m.get("tokens_per_s") for m in kept], "--good")
     return chart("tokens per second over steps", [m["step"] for m in kept], [rates], unit="tokens/s")
@@ -215,7 +214,7 @@ def _predicted(folder: RunFolder, plan: Plan) -> PredictedStep:
     return PredictedStep((), 1, ())
 
 
-def _islands(plan: Plan, summary: Mapping[str, Any]) -> str:
+def _islands(plan: Plan, summary: Mapping[str, Any]) -> Markup:
     """Where each island's time went; columns that nobody knows anything of are left out."""
     known = [n for n in SHARES if any((i.get("shares") or {}).get(n) is not None for i in summary["islands"])]
     held = any(i.get("memory_bytes") for i in summary["islands"])
@@ -231,7 +230,7 @@ def _islands(plan: Plan, summary: Mapping[str, Any]) -> str:
     return table(head, rows) + bullets(ways)
 
 
-def _hosts(plan: Plan, summary: Mapping[str, Any], versions: Mapping[str, Mapping[str, str]]) -> str:
+def _hosts(plan: Plan, summary: Mapping[str, Any], versions: Mapping[str, Mapping[str, str]]) -> Markup:
     """What runs where, with which versions, who is slow, and with which hetctl."""
     known = list(dict.fromkeys(name for found in versions.values() for name in found))
     ranks: dict[str, list[int]] = {}
@@ -246,7 +245,7 @@ def _hosts(plan: Plan, summary: Mapping[str, Any], versions: Mapping[str, Mappin
         rows.append((host, show_ranks(own), classes, *found, *((behind,) if slow else ())))
     for name in versions.keys() - ranks.keys():  # an island on a host with another Python
         rows.append((name, "", "", *(versions[name].get(key, "") for key in known), *(("",) if slow else ())))
-    made = ""
+    made = Markup()
     with suppress(PackageNotFoundError):
         made = paragraph(f"Written by hetctl {version('hetctl')}.")
     return table(("host", "ranks", "devices", *known, *(("stragglers",) if slow else ())), rows) + made

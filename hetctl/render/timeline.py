@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
+
+from markupsafe import Markup
 
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.contract.units import show_seconds
-from hetctl.render.page import key, paragraph
+from hetctl.render.page import each, key, paragraph
 from hetctl.render.plan import named_ranks
 from hetctl.trainer.planning.predicted_step import PredictedStep
 
@@ -85,42 +86,44 @@ def measured_rows(plan: Plan, ranks: Sequence[Sequence[dict[str, Any]]]) -> list
     return rows if any(row.bars for row in rows) else []
 
 
-def timeline(parts: Sequence[tuple[str, Sequence[Row]]]) -> str:
+def timeline(parts: Sequence[tuple[str, Sequence[Row]]]) -> Markup:
     """The rows of each part under its name; empty where nothing is known of any."""
     known = [(name, rows) for name, rows in parts if any(row.bars for row in rows)]
     every = sorted((b.start_s, b.end_s) for _, rows in known for row in rows for b in row.bars)
     shown = every[:MOST_SPANS]
     until = max((end for _, end in shown), default=0.0)
     if until <= 0:
-        return ""
-    names, drawn, y = "", [], 0
+        return Markup()
+    names, drawn, y = Markup(), [], 0
     for name, rows in known:
-        names += f"<div class='part'>{escape(name)}</div>"
+        names += Markup("<div class='part'>{}</div>").format(name)
         y += ROW
         for row in rows:
-            names += f"<div title='{escape(row.label)}'>{escape(row.label)}</div>"
+            names += Markup("<div title='{0}'>{0}</div>").format(row.label)
             drawn += [_rect(bar, y, WIDTH / until) for bar in row.bars if bar.start_s <= shown[-1][0]]
             y += ROW
     label = f"one step of {show_seconds(until)}: " + ", ".join(name for name, _ in known)
-    view = f"viewBox='0 0 {WIDTH} {y}' data-seconds='{until}' height='{y}' preserveAspectRatio='none'"
-    svg = f"<svg {view} role='img' aria-label='{escape(label)}'>{''.join(drawn)}</svg>"
-    ticks = "".join(f"<span>{show_seconds(until * i / 4)}</span>" for i in range(5))
+    svg = Markup(
+        "<svg viewBox='0 0 {width} {y}' data-seconds='{until}' height='{y}' preserveAspectRatio='none' role='img' "
+        "aria-label='{label}'>{drawn}</svg>"
+    ).format(width=WIDTH, y=y, until=until, label=label, drawn=Markup().join(drawn))
+    ticks = each("<span>{}</span>", ((show_seconds(until * i / 4),) for i in range(5)))
     used = {b.kind for _, rows in known for row in rows for b in row.bars}
     colours = dict(map(meaning_of, sorted(used, key=[*KINDS, *used].index)))
     dense = "" if len(shown) < DENSE else " dense"  # lines between bars would be all that is seen
-    cut = "" if len(shown) == len(every) else paragraph(f"The first {show_seconds(until)}.")
-    return (
-        f"{key(colours)}{cut}<div class='timeline{dense}'><div class='names'>{names}</div>"
-        f"<div class='spans'>{svg}</div><div class='ticks'>{ticks}</div></div>"
-    )
+    cut = Markup() if len(shown) == len(every) else paragraph(f"The first {show_seconds(until)}.")
+    return Markup(
+        "{}{}<div class='timeline{}'><div class='names'>{}</div><div class='spans'>{}</div>"
+        "<div class='ticks'>{}</div></div>"
+    ).format(key(colours), cut, dense, names, svg, ticks)
 
 
-def _rect(bar: Bar, y: int, scale: float) -> str:
+def _rect(bar: Bar, y: int, scale: float) -> Markup:
     thin = bar.kind == "send"  # beside what the stage computes
     top, height = (y + BAR + 2, 5) if thin else (y + 2, BAR)
     x, width = bar.start_s * scale, max((bar.end_s - bar.start_s) * scale, 0.01)
-    place = f"x='{x:.2f}' y='{top}' width='{width:.2f}' height='{height}'"
-    return f"<rect {place} fill='{meaning_of(bar.kind)[1]}'><title>{escape(bar.tip)}</title></rect>"
+    pattern = "<rect x='{:.2f}' y='{}' width='{:.2f}' height='{}' fill='{}'><title>{}</title></rect>"
+    return Markup(pattern).format(x, top, width, height, meaning_of(bar.kind)[1], bar.tip)
 
 
 def _micro_batch(span: dict[str, Any]) -> int | None:

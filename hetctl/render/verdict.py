@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from markupsafe import Markup
+
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.contract.units import count_of, show_seconds
 from hetctl.render.bars import waterfall
@@ -78,11 +80,11 @@ def _known_rate(bridge: Any) -> float:
     return sum(rates) if rates and None not in rates else float("inf")
 
 
-def plan_waterfall(plan: Plan) -> str:
+def plan_waterfall(plan: Plan) -> Markup:
     """From all devices computing all the time to the predicted step; empty where nothing was predicted."""
     p = plan.predicted
     if p is None or not p.bound_tokens_per_s:
-        return ""
+        return Markup()
     step, bound = p.step_time_s, plan.global_batch * plan.seq_len / p.bound_tokens_per_s
     lost = [("waiting for other stages", p.bubble_share * step), ("the bridge", p.bridge_share * step)]
     rest = step - bound - sum(seconds for _, seconds in lost)
@@ -93,11 +95,11 @@ def plan_waterfall(plan: Plan) -> str:
     return waterfall(("all devices at their peak", p.mfu * step), [below, *lost], "predicted step")
 
 
-def run_waterfall(plan: Plan, summary: Mapping[str, Any]) -> str:
+def run_waterfall(plan: Plan, summary: Mapping[str, Any]) -> Markup:
     """From computing, at the devices' peak where that is known, to the step that was reached; empty where unknown."""
     rate, shares = summary.get("tokens_per_s"), summary.get("shares") or {}
     if not rate or not shares.get("compute"):
-        return ""
+        return Markup()
     step = plan.global_batch * plan.seq_len / rate
     words = {"bubble": "waiting for work of others", "bridge": "the bridge", "native": "transfers inside islands"}
     lost = [(word, shares[name] * step) for name, word in {**words, "update": "update"}.items() if name in shares]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from dataclasses import replace
@@ -18,6 +19,7 @@ from hetctl.render.report import report_page, smoothed
 from hetctl.render.verdict import plan_limit
 from hetctl.trainer.planning.planner import Planning
 from hetctl.trainer.planning.predicted_step import PredictedStep
+from tests.hetctl.process import ROOT
 from tests.hetctl.render.pages import FAILURE, plan_html, planning, run_folder, run_html, summary_of
 
 
@@ -90,7 +92,7 @@ def test_a_failed_run_says_who_failed_why_and_who_waited(made: Planning, tmp_pat
     assert "<td>0</td><td>rank 1</td><td>recv</td><td>pipeline</td>" in page
     assert "<td>2</td><td>its group</td><td>all_reduce</td>" in page
     assert "Rank 1 did not come to what the others had begun." in page
-    assert "less &#x27;/runs/a run/logs/rank-1.log&#x27;" in page
+    assert "less &#39;/runs/a run/logs/rank-1.log&#39;" in page
     assert f"<code>{words}</code>" in page
     assert "of step 2" in page
     assert "<disk>" not in page
@@ -195,3 +197,16 @@ def test_no_line_of_the_picture_crosses_what_is_said_of_another() -> None:
     picture = cluster_picture(three.plan)
     assert len(three.plan.bridges) > 1
     assert picture.rindex("<path class='rail'") < picture.index("<text class='why'")
+
+
+def test_no_page_is_put_together_of_plain_strings() -> None:
+    """What is formatted is Markup, which escapes: in an f-string a text of a run would be markup of the page."""
+    rooms = [path for path in (ROOT / "hetctl" / "render").glob("*.py") if path.name != "plots.py"]  # pictures of docs/
+    found = []
+    for path in rooms:
+        source = ast.parse(path.read_text(encoding="utf-8"))
+        parts = [part for node in ast.walk(source) if isinstance(node, ast.JoinedStr) for part in node.values]
+        texts = [str(part.value) for part in parts if isinstance(part, ast.Constant)]
+        found += [f"{path.name}: {text}" for text in texts if re.search(r"<[a-z/]", text)]
+    assert found == []
+    assert len(rooms) > 10
