@@ -68,7 +68,11 @@ class RaySite:
 
     def ask(self, program: str) -> str:
         """What a program prints that is connected to the cluster as `ray`."""
-        begin = "import ray; ray.init(address='auto', logging_level='ERROR', log_to_driver=False)\n"
+        begin = (  # its head answers before it knows of a node
+            "import ray, time\nend = time.monotonic() + 60\nwhile not ray.is_initialized():\n"
+            "    try:\n        ray.init(address='auto', logging_level='ERROR', log_to_driver=False)\n"
+            "    except ConnectionError:\n        assert time.monotonic() < end\n        time.sleep(0.5)\n"
+        )
         environment = {**os.environ, **self.environment}
         argv = [sys.executable, "-c", begin + program]
         done = subprocess.run(argv, env=environment, text=True, capture_output=True, timeout=120)

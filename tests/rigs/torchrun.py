@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -35,5 +36,8 @@ class Torchrun:
         return started
 
     def ours(self) -> list[str]:
-        words = (Path(f"/proc/{pid}/cmdline").read_text() for host in self.rig.hosts for pid in host.pids())
-        return [w.replace("\0", " ") for w in words if "hetctl" in w]
+        found = []
+        for pid in (pid for host in self.rig.hosts for pid in host.pids()):
+            with contextlib.suppress(OSError):  # it has ended since
+                found.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+        return [words for words in found if "hetctl" in words]
