@@ -30,19 +30,24 @@ test-all: .venv/ready
 # PyTorch's own distributed tests over het, beside gloo on this machine: two hours. The files come from its repository at
 # the installed version's tag; TORCH_TESTS=FOLDER names a `test/distributed` that is here already
 TORCH_TESTS ?= build/pytorch/test/distributed
-test-torch-suite: .venv/ready build/torchft
+OTHERS = $(CURDIR)/build/torchft:$(CURDIR)/build/torchcomms
+test-torch-suite: .venv/ready build/torchft build/torchcomms
 	$(BIN)/python -c 'import expecttest, parameterized' 2>/dev/null || $(BIN)/pip install --no-deps expecttest parameterized
 	test -d $(TORCH_TESTS) || { git clone --quiet --depth 1 --filter=blob:none --sparse https://github.com/pytorch/pytorch \
 	  --branch v$$($(BIN)/python -c 'import torch; print(torch.__version__.partition("+")[0])') build/pytorch && \
 	  git -C build/pytorch sparse-checkout set test/distributed; }
-	PYTHONPATH=build/torchft $(BIN)/python -m tests.torch_suite gloo --tests $(TORCH_TESTS)
-	PYTHONPATH=build/torchft $(BIN)/python -m tests.torch_suite het --tests $(TORCH_TESTS)
+	PYTHONPATH=$(OTHERS) $(BIN)/python -m tests.torch_suite gloo --tests $(TORCH_TESTS)
+	PYTHONPATH=$(OTHERS) $(BIN)/python -m tests.torch_suite het --tests $(TORCH_TESTS)
 
 # In a folder of its own; without its torch, which is the one that is here
 build/torchft: .venv/ready
 	rm -rf $@
 	$(BIN)/pip install -q --target $@ parameterized opentelemetry-api opentelemetry-sdk opentelemetry-exporter-otlp-proto-http
 	$(BIN)/pip install -q --target $@ --no-deps torchft
+
+# Built of its source, since nobody packages it; what it needs of Debian, and how to spare the fetching, is said there
+build/torchcomms: .venv/ready
+	PYTHON=$(CURDIR)/$(BIN)/python tests/rigs/build_torchcomms.sh $@
 
 # Faults planted into runs on namespaced hosts: what is detected, stopped, left
 test-faults: .venv/ready

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("comm", "launcher", "trainer")
 # The rooms, floor by floor: each imports only from those before it. A room is a folder, or a file that has none
 ROOMS = (
-    *("comm.contract", "comm.operation", "comm.bridge", "comm.group", "comm.bench", "data", "ddp", "torchft"),
+    *("comm.contract", "comm.operation", "comm.bridge", "comm.group", "comm.bench"),
+    *("data", "ddp", "torchft", "torchcomms"),
     *(
         "launcher.agent",
         "launcher.hosts",

@@ -1,10 +1,10 @@
 """PyTorch's own distributed tests against `het`: counts, and every test that gloo passes and `het` does not.
 
 `python -m tests.torch_suite gloo`, then `het`, which compares. Without more it is the tests of collectives that torch
-brings along, and torchft's of groups where torchft is installed; `--tests FOLDER` names PyTorch's own
-`test/distributed`, of the installed version, and adds the files of it in FILES. None of them is changed: what they ask
-for by gloo's name, or by none, is `het`, as `hetctl run --as-nccl` has it, over islands of 1, 2 and all further ranks.
-Outcomes and logs are in build/torch-suite.
+brings along, torchft's of groups and torchcomms' integration tests where these are installed; `--tests FOLDER` names
+PyTorch's own `test/distributed`, of the installed version, and adds the files of it in FILES. None of them is changed:
+what they ask for by gloo's name, or by none, is `het`, as `hetctl run --as-nccl` has it, over islands of 1, 2 and all
+further ranks. Outcomes and logs are in build/torch-suite.
 """
 
 from __future__ import annotations
@@ -38,12 +38,29 @@ FILES = (  # or folders, of which all files are run; those that an older or a ne
     *("test_device_mesh.py", "test_collective_utils.py", "test_c10d_common.py"),
     *("tensor", "_tensor", "checkpoint", "pipelining", "_composable/fsdp"),
 )
-LEAVES_OUT = ("compile", "attention", "dtensor_ops", "xla", "micro_pipeline")  # hours of the compiler, or of operators
+LEAVES_OUT = (
+    "compile",
+    "attention",
+    "dtensor_ops",
+    "xla",
+    "micro_pipeline",
+    "CudaGraphs",
+    "Fullgraph",
+)  # hours of the compiler, or of operators
 TORCHFT = "process_group_test.py"
 REASONS = {
     "monitored_barrier": "torch.distributed.monitored_barrier refuses every back end that is not named gloo",
+    "py/MonitoredBarrierTest": "it skips back ends that are not named gloo",
+    **dict.fromkeys(
+        ("py/BackendWrapperCoalescing", "py/C10dBatchIsend"),
+        "torchcomms gives no back end in Python batches of messages",
+    ),
+    **dict.fromkeys(
+        ("py/ReconfigureTest", "py/GetInitHandleTest", "py/RegisterTensorTest"), "torchcomms has it for C++ alone"
+    ),
 }
 SECONDS = 240  # of one test
+RANKS = 4  # of torchcomms' tests
 OUT = ROOT / "build" / "torch-suite"
 
 
@@ -51,22 +68,36 @@ def outcomes_of(backend: str, only: str, file: Path) -> dict[str, str]:
     """Outcome (pass, skip, fail) of each test of a file; a process that dies is one failure, by the file's name."""
     name, began = OUT / f"{backend}-{file.parent.name}-{file.stem}", time.monotonic()
     found = name.with_suffix(".xml")
-    found.unlink(missing_ok=True)
+    for old in OUT.glob(f"{found.name}*"):
+        old.unlink()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "90"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     if backend == "het":
         told = {variables.DEVICE_TYPE: HOST, variables.AS_NCCL: "1"}
         environment |= {variables.PLACEMENT: str(OUT / "placement.json"), **told}
-    argv = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-p", "tests.torch_suite.forked"]
-    argv += ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(file.parent), "--timeout", str(SECONDS)]
-    argv += ["--junitxml", str(found), "-k", only, str(file)]
-    argv += ["-p", "tests.torch_suite.torchft_over_het"] if file.name == TORCHFT else []
+    words = ["pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(file.parent)]
+    words += ["--timeout", str(SECONDS), "--junitxml", str(found), "-k", only, str(file)]
+    if file.parts[-3:-1] == ("integration", "py"):  # torchcomms': each rank runs the file
+        environment |= {"TEST_BACKEND": backend, "TEST_DEVICE": HOST}
+        start = [*("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)), "-m"]
+        words += ["-p", "tests.torch_suite.each_rank"]
+    else:
+        start, words = [], [*words, "-p", "tests.torch_suite.forked"]
+        words += ["-p", "tests.torch_suite.torchft_over_het"] if file.name == TORCHFT else []
+    argv = [sys.executable, "-W", "ignore", "-m", *start, *words]
     with name.with_suffix(".log").open("w") as lines:
         subprocess.run(argv, cwd=file.parent, env=environment, stdout=lines, stderr=subprocess.STDOUT, check=False)
-    outcomes = _read(found) if found.exists() else {"died": "fail"}
+    outcomes = _of_all_ranks([_read(one) for one in OUT.glob(f"{found.name}*")]) or {"died": "fail"}
     counts = Counter(outcomes.values())
     print(f"{time.monotonic() - began:6.0f} s  {file.name}: {dict(counts)}", flush=True)
     return {f"{_name(file)}::{name}": outcome for name, outcome in outcomes.items()}
+
+
+def _of_all_ranks(ranks: list[dict[str, str]]) -> dict[str, str]:
+    """What is the same on all ranks that ran a test; else it failed."""
+    names = {name: None for rank in ranks for name in rank}
+    said = {name: {rank.get(name, "fail") for rank in ranks} for name in names}
+    return {name: one.pop() if len(one) == 1 else "fail" for name, one in said.items()}
 
 
 def _name(file: Path) -> str:
@@ -87,6 +118,9 @@ def files_of(tests: Path | None) -> list[Path]:
     found = [HERE / "collectives.py"]
     torchft = importlib.util.find_spec("torchft")
     found += [Path(folder) / TORCHFT for folder in (torchft and torchft.submodule_search_locations) or ()]
+    torchcomms = importlib.util.find_spec("torchcomms")
+    for folder in (torchcomms and torchcomms.submodule_search_locations) or ():
+        found += sorted(Path(folder).glob("tests/integration/py/*Test.py"))
     for name in FILES if tests is not None else ():
         path = Path(tests or ".").resolve() / name
         found += sorted(path.rglob("test_*.py")) if path.is_dir() else [path] if path.exists() else []
