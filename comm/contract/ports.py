@@ -43,17 +43,15 @@ def sides(cluster: Cluster, a: Island, b: Island, way: TransportOption) -> tuple
 
 def nearest(own: Sequence[str], ports: Sequence[Nic]) -> list[Nic]:
     """The carrying ports of a host, a device's own (by name, nearest first) before the others."""
-    place = {name: k for k, name in enumerate(own)}
-    return sorted(ports, key=lambda n: place.get(n.name, len(place)))
+    left = {n.name: n for n in ports}
+    return [*(left.pop(name) for name in own if name in left), *left.values()]
 
 
 def _side(cluster: Cluster, island: Island, ports: Mapping[str, Sequence[Nic]]) -> Side:
     hosts = {name: _sum(ports[name]) for name in island.hosts}
-    own = []
-    for member in island.members:
-        mine = set(cluster.device(member).nics)
-        own.append(_sum(n for n in ports[member.host] if n.name in mine) or hosts[member.host])
-    return Side(hosts, min(own))
+    rates = {name: {n.name: n.rate_bytes_per_s or 0.0 for n in ports[name]} for name in island.hosts}
+    devices = ((member.host, set(cluster.device(member).nics)) for member in island.members)
+    return Side(hosts, min(sum(rates[host].get(nic, 0.0) for nic in own) or hosts[host] for host, own in devices))
 
 
 def _sum(nics: Iterable[Nic]) -> float:
