@@ -10,12 +10,13 @@ to=$(cd "$1" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-fetch() { # a repository at a commit
-  git clone -q "${SOURCES:-https://github.com/$1}/${2}" "$2"
+fetch() { # of a repository, at a commit, the folders that are named
+  git clone -q --no-checkout --filter=blob:none "${SOURCES:-https://github.com/$1}/$2" "$2"
+  git -C "$2" sparse-checkout set "${@:4}"
   git -C "$2" checkout -q "$3"
 }
-fetch meta-pytorch torchcomms "$COMMIT"
-fetch pytorch gloo "$GLOO"
+fetch meta-pytorch torchcomms "$COMMIT" comms/torchcomms
+fetch pytorch gloo "$GLOO" gloo
 # Debian's gflags is static first, which no shared object can have; its JSON is a little older than what is asked for
 mkdir -p prefix/include prefix/lib json
 ln -s /usr/include/gflags prefix/include/gflags
@@ -23,7 +24,7 @@ ln -s "$(dpkg -L libgflags-dev | grep '/libgflags.so$')" prefix/lib/libgflags.so
 ln -s /usr/include/glog prefix/include/glog
 ln -s "$(dpkg -L libgoogle-glog-dev | grep '/libglog.so$')" prefix/lib/libglog.so
 printf 'add_library(nlohmann_json INTERFACE)\nadd_library(nlohmann_json::nlohmann_json ALIAS nlohmann_json)\n' > json/CMakeLists.txt
-CONDA_PREFIX=$work/prefix cmake -G Ninja -S torchcomms -B build -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
+CONDA_PREFIX=$work/prefix cmake -G Ninja -S torchcomms -B build -DCMAKE_BUILD_TYPE=Release '-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG' \
   -DCMAKE_PREFIX_PATH="$("$PYTHON" -c 'import torch; print(torch.utils.cmake_prefix_path)')" -DPython3_EXECUTABLE="$PYTHON" \
   -DUSE_NCCL=OFF -DUSE_NCCLX=OFF -DUSE_TRANSPORT=OFF -DUSE_TRANSPORT_CCA_HOOK=OFF -DLIB_SUFFIX=lib \
   -DFETCHCONTENT_SOURCE_DIR_NLOHMANN_JSON="$work/json" -DCMAKE_INSTALL_PREFIX="$work/made" > configured.log ||
