@@ -66,7 +66,7 @@ def parse_route(text: str) -> tuple[str, ...] | None:
 
 def parse_record(text: str) -> tuple[int | None, float | None]:
     """(MTU in bytes, bytes per second) of a PathRecord dump: `mtu...0x85`, two bits how to compare, six the code."""
-    codes = {k: integer(v) for k, v in re.findall(r"^[ \t]*(mtu|rate)\.{1,40}(\w{1,20})[ \t]*$", text, re.MULTILINE)}
+    codes = {k: integer(v) for k, v in re.findall(r"^[ \t]*(mtu|rate)\.{1,40}(\w{1,20})[ \t]*\n", text, re.MULTILINE)}
     mtu, rate = ((codes.get(name) or 0) & 0x3F for name in ("mtu", "rate"))
     return _MTUS.get(mtu), _RATES[rate] * 1e9 / 8 if rate in _RATES else None
 
