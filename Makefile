@@ -28,10 +28,11 @@ test-all: .venv/ready
 	$(PYTEST)
 
 # PyTorch's own distributed tests over het, beside gloo on this machine: two hours. The files come from its repository at
-# the installed version's tag; TORCH_TESTS=FOLDER names a `test/distributed` that is here already
+# the installed version's tag; TORCH_TESTS=FOLDER names a `test/distributed` that is here already. torchcomms' are among
+# them where `make build/torchcomms` came first
 TORCH_TESTS ?= build/pytorch/test/distributed
 OTHERS = $(CURDIR)/build/torchft:$(CURDIR)/build/torchcomms
-test-torch-suite: .venv/ready build/torchft build/torchcomms
+test-torch-suite: .venv/ready build/torchft
 	$(BIN)/python -c 'import expecttest, parameterized' 2>/dev/null || $(BIN)/pip install --no-deps expecttest parameterized
 	test -d $(TORCH_TESTS) || { git clone --quiet --depth 1 --filter=blob:none --sparse https://github.com/pytorch/pytorch \
 	  --branch v$$($(BIN)/python -c 'import torch; print(torch.__version__.partition("+")[0])') build/pytorch && \

@@ -19,7 +19,6 @@ import torch.distributed as dist
 import torchcomms
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.placement import current_placement
 from hetctl.comm.contract.started import as_torchrun_says
 from hetctl.comm.group.builds import check_builds
 from hetctl.comm.group.group import HetGroup
@@ -45,19 +44,26 @@ class HetBackend(torchcomms.TorchCommBackend):  # type: ignore[misc]
         """Meet the other ranks. Raises ConfigError where they cannot work together, or the store's errors."""
         self._device, self._name = device, name
         rank, size = _place()
-        told = SimpleNamespace(group_rank=rank, group_size=size, timeout=options.timeout, store=options.store)
-        if members := options.hints.get(_MEMBERS):
-            self._ranks, told.group_id = tuple(int(r) for r in members.split()), options.hints[_UNIQUE]
-            told.group_rank, told.group_size = self._ranks.index(rank), len(self._ranks)
-            placement = current_placement()
+        part = options.hints.get(_MEMBERS)
+        if part:
+            self._ranks, unique, store = tuple(int(r) for r in part.split()), options.hints[_UNIQUE], options.store
         else:
-            self._ranks, told.group_id, told.global_ranks_in_group = tuple(range(size)), f"{name}/{next(_numbers)}", []
-            told.store = PrefixStore(f"torchcomms/{told.group_id}/", options.store or _store_of_job(rank, size))
-            placement = placement_for(told)
-            check_builds(told.store, rank, placement)
-        self._told, self._parts = told, itertools.count(1)
+            self._ranks, unique = tuple(range(size)), f"{name}/{next(_numbers)}"
+            store = PrefixStore(f"torchcomms/{unique}/", options.store or _store_of_job(rank, size))
+        self._told = SimpleNamespace(
+            store=store,
+            group_rank=self._ranks.index(rank),
+            group_size=len(self._ranks),
+            timeout=options.timeout,
+            group_id=unique,
+            global_ranks_in_group=self._ranks if part else (),
+        )
+        self._parts = itertools.count(1)
+        placement = placement_for(self._told)
+        if not part:
+            check_builds(store, rank, placement)
         # also inside one island, where gloo lacks averages, unequal blocks and lists
-        self._group = HetGroup(told, self._ranks, placement)
+        self._group = HetGroup(self._told, self._ranks, placement)
 
     def finalize(self) -> None:
         """Finish what is queued, then end threads and connections."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetctl.comm.contract.cluster import Cluster, Island, Nic, TransportOption
@@ -48,14 +48,10 @@ def nearest(own: Sequence[str], ports: Sequence[Nic]) -> list[Nic]:
 
 
 def _side(cluster: Cluster, island: Island, ports: Mapping[str, Sequence[Nic]]) -> Side:
-    hosts = {name: _sum(ports[name]) for name in island.hosts}
     rates = {name: {n.name: n.rate_bytes_per_s or 0.0 for n in ports[name]} for name in island.hosts}
-    devices = ((member.host, set(cluster.device(member).nics)) for member in island.members)
+    hosts = {name: sum(of.values()) for name, of in rates.items()}
+    devices = ((member.host, dict.fromkeys(cluster.device(member).nics)) for member in island.members)
     return Side(hosts, min(sum(rates[host].get(nic, 0.0) for nic in own) or hosts[host] for host, own in devices))
-
-
-def _sum(nics: Iterable[Nic]) -> float:
-    return sum(n.rate_bytes_per_s or 0.0 for n in nics)
 
 
 def _suits(nic: Nic, cluster: Cluster, way: TransportOption) -> bool:

@@ -111,7 +111,7 @@ def timeline(parts: Sequence[tuple[str, Sequence[Row]]]) -> Markup:
     used = {b.kind for _, rows in known for row in rows for b in row.bars}
     colours = dict(map(meaning_of, sorted(used, key=[*KINDS, *used].index)))
     dense = "" if len(shown) < DENSE else " dense"  # lines between bars would be all that is seen
-    cut = Markup() if len(shown) == len(every) else paragraph(f"The first {show_seconds(until)}.")
+    cut = paragraph("" if len(shown) == len(every) else f"The first {show_seconds(until)}.")
     return Markup(
         "{}{}<div class='timeline{}'><div class='names'>{}</div><div class='spans'>{}</div>"
         "<div class='ticks'>{}</div></div>"

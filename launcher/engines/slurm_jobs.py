@@ -22,7 +22,7 @@ _LIVES = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUE
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What Slurm has of a node: its partitions (the default one first), and its GPUs as --gres takes them."""
+    """What Slurm has of a node: its partitions, likeliest first, and its GPUs as --gres takes them."""
 
     partitions: tuple[str, ...] = ()
     gres: str = ""
@@ -56,19 +56,24 @@ class JobState:
 
 
 def node_facts(hosts: Sequence[str]) -> Mapping[str, NodeFacts]:
-    """What sinfo knows of these nodes; empty where no sinfo answers. Raises ConfigError naming strangers to it."""
+    """What sinfo knows of these nodes; empty where no sinfo answers. Raises ConfigError naming strangers to it.
+
+    Of a node's partitions the default one comes first, then those of the lowest tier: jobs of a higher one may end
+    other people's, which nobody asked for. sinfo itself shows them in no order that lasts.
+    """
     try:
-        shown = _asked("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%P|%G")
+        shown = _asked("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%P|%p|%G")
     except HetctlError:
         return {}
-    found: dict[str, NodeFacts] = {}
+    partitions: dict[str, list[tuple[bool, int, str]]] = {}
+    gpus: dict[str, str] = {}
     for line in shown.splitlines():
-        name, _, rest = line.strip().partition("|")
-        partition, _, gres = rest.partition("|")
-        before = found.get(name, NodeFacts()).partitions
-        default, partition = partition.endswith("*"), partition.removesuffix("*")
-        gpus = _GPUS.search(gres)
-        found[name] = NodeFacts((partition, *before) if default else (*before, partition), gpus[0] if gpus else "")
+        name, partition, tier, gres = (*line.strip().split("|", 3), "", "", "")[:4]
+        other = not partition.endswith("*")
+        partitions.setdefault(name, []).append((other, int(tier) if tier.isdigit() else 0, partition.removesuffix("*")))
+        held = _GPUS.search(gres)
+        gpus[name] = held[0] if held else ""
+    found = {name: NodeFacts(tuple(p for *_, p in sorted(of)), gpus[name]) for name, of in partitions.items()}
     if strangers := [h for h in hosts if h not in found]:
         hint = "cluster.yaml must call hosts by Slurm's names: `sinfo -N` shows them"
         raise ConfigError(f"Slurm knows no node {', '.join(strangers[:8])}", hint=hint)
@@ -78,7 +83,7 @@ def node_facts(hosts: Sequence[str]) -> Mapping[str, NodeFacts]:
 def components_of(hosts: Sequence[Host], facts: Mapping[str, NodeFacts]) -> tuple[Component, ...]:
     """One component for all nodes that one partition has, under the same options; several where none has all.
 
-    Of a node's partitions the one is taken that has the most of the run's nodes, the default one before others.
+    Of a node's partitions the one is taken that has the most of the run's nodes, then the likeliest one.
     """
     own = {host.name: host.access.slurm if host.access else () for host in hosts}
     given = {name for name, options in own.items() if any(o.startswith(("--partition", "-p")) for o in options)}

@@ -17,7 +17,7 @@ FOLDERS = {"stand-in": str(ROOT / "tests" / "stand_ins"), "torchcomms": BUILT}
 @pytest.mark.parametrize("which", FOLDERS)
 def test_every_operation_gives_what_it_must(which: str, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if which == "torchcomms" and PathFinder.find_spec("torchcomms", [BUILT]) is None:
-        pytest.skip("torchcomms is not built: `make build/torchcomms` does, from its source, in half an hour")
+        pytest.skip("torchcomms is not built: `make build/torchcomms` does, from its source")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([FOLDERS[which], str(ROOT)]))
     done = hetctl("run", "--emulate", spec, "--", "python", "tests/programs/torchcomms_operations.py")
     assert done.returncode == 0, done.stdout + done.stderr

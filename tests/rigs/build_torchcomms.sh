@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # torchcomms for tests, as Python package `torchcomms` in the folder that is named, built of its source for CPUs (its gloo
-# and its Python back ends): about 15 minutes of CPU. PYTHON is an interpreter with torch; Debian's libgoogle-glog-dev
+# and its Python back ends). PYTHON is an interpreter with torch; Debian's libgoogle-glog-dev
 # libgflags-dev libfmt-dev nlohmann-json3-dev cmake ninja-build g++ come first. SOURCES, a folder with `torchcomms` and
 # `gloo`, spares fetching them.
 set -euo pipefail

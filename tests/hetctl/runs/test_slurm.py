@@ -16,7 +16,7 @@ import pytest
 from hetctl.comm.contract.cluster import Access, Host
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.engines.slurm import Slurm
-from hetctl.launcher.engines.slurm_jobs import Component, NodeFacts, batch_script, components_of
+from hetctl.launcher.engines.slurm_jobs import Component, NodeFacts, batch_script, components_of, node_facts
 from hetctl.launcher.run_folder.registry import ActiveRun
 from tests.rigs import netns
 from tests.rigs.cluster import command, environment, losses, write_cluster
@@ -249,6 +249,20 @@ def test_components_are_as_few_as_partitions_allow(monkeypatch: pytest.MonkeyPat
     assert [c.options for c in apart] == [("--partition=green",), ("--partition=red",)]
     own = Host("a1", access=Access("a1", slurm=("--partition=mine", "--gres=gpu:4")))
     assert components_of([own], {"a1": red}) == (Component(("a1",), ("--partition=mine", "--gres=gpu:4")),)
+
+
+def test_no_job_of_others_is_ended_by_the_partition_that_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines = ["a1|urgent|9|(null)", "a1|red|1|(null)", "n1|urgent|9|gpu:h100:8(S:0)", "n1|green*|9|gpu:h100:8(S:0)"]
+    for order in (lines, lines[::-1]):
+        sinfo = tmp_path / "sinfo"
+        sinfo.write_text("#!/bin/sh\ncat <<END\n" + "\n".join(order) + "\nEND\n")
+        sinfo.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        known = {"a1": NodeFacts(("red", "urgent")), "n1": NodeFacts(("green", "urgent"), "gpu:h100:8")}
+        assert node_facts(["a1", "n1"]) == known
+        assert components_of([Host("a1")], node_facts(["a1"])) == (Component(("a1",), ("--partition=red",)),)
 
 
 def test_nothing_in_the_script_is_read_by_its_shell(tmp_path: Path) -> None:
