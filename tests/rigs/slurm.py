@@ -87,7 +87,7 @@ class Site:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def until(self, true: Callable[[], bool], *, seconds: float = 120.0) -> None:
+    def until(self, true: Callable[[], bool], *, seconds: float = 400.0) -> None:
         _until(true, seconds=seconds, about=lambda: self.ask("squeue"))
 
 

@@ -141,7 +141,7 @@ def test_a_job_that_is_interrupted_goes_on_by_itself(site: Site, mine: Path, alo
         site.ask("sbatch", "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap=sleep 5")
     else:
         site.ask("scancel", "--signal=USR2", "--batch", str(job))
-    site.until(lambda: status(mine, run) == "done", seconds=400)  # Slurm waits two minutes until it starts it again
+    site.until(lambda: status(mine, run) == "done")  # Slurm waits two minutes until it starts it again
     console = (mine / run / "console.log").read_text()
     assert "continuing from step" in console
     assert losses(mine / run)[-5:] == pytest.approx(alone[-5:], rel=1e-5)
