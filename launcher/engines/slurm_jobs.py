@@ -22,7 +22,7 @@ _LIVES = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUE
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What Slurm has of a node: its partitions, likeliest first, and its GPUs as --gres takes them."""
+    """What Slurm has of a node: its partitions, those to ask for first, and its GPUs as --gres takes them."""
 
     partitions: tuple[str, ...] = ()
     gres: str = ""
@@ -83,7 +83,7 @@ def node_facts(hosts: Sequence[str]) -> Mapping[str, NodeFacts]:
 def components_of(hosts: Sequence[Host], facts: Mapping[str, NodeFacts]) -> tuple[Component, ...]:
     """One component for all nodes that one partition has, under the same options; several where none has all.
 
-    Of a node's partitions the one is taken that has the most of the run's nodes, then the likeliest one.
+    Of a node's partitions the one is taken that has the most of the run's nodes, then the one that comes first of them.
     """
     own = {host.name: host.access.slurm if host.access else () for host in hosts}
     given = {name for name, options in own.items() if any(o.startswith(("--partition", "-p")) for o in options)}

@@ -224,11 +224,14 @@ def test_nodes_outside_the_allocation_are_named() -> None:
         held.check([Host("n1"), Host("node9")], None, print)
 
 
+def stand_in(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
 def test_a_controller_that_does_not_answer_has_lost_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    squeue = tmp_path / "squeue"
-    squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1\n")
-    squeue.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    stand_in(tmp_path / "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     run = ActiveRun("r", "/r", pid=0, born="", started=0.0, hosts={}, way="slurm", job=7)
     assert run.supervised
     assert run.state.startswith("unknown: squeue refused")
@@ -254,12 +257,10 @@ def test_components_are_as_few_as_partitions_allow(monkeypatch: pytest.MonkeyPat
 def test_no_job_of_others_is_ended_by_the_partition_that_is_chosen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     lines = ["a1|urgent|9|(null)", "a1|red|1|(null)", "n1|urgent|9|gpu:h100:8(S:0)", "n1|green*|9|gpu:h100:8(S:0)"]
     for order in (lines, lines[::-1]):
-        sinfo = tmp_path / "sinfo"
-        sinfo.write_text("#!/bin/sh\ncat <<END\n" + "\n".join(order) + "\nEND\n")
-        sinfo.chmod(0o755)
-        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        stand_in(tmp_path / "sinfo", "\n".join(["cat <<END", *order, "END"]))
         known = {"a1": NodeFacts(("red", "urgent")), "n1": NodeFacts(("green", "urgent"), "gpu:h100:8")}
         assert node_facts(["a1", "n1"]) == known
         assert components_of([Host("a1")], node_facts(["a1"])) == (Component(("a1",), ("--partition=red",)),)
