@@ -21,8 +21,9 @@ WORKERS ?= auto
 test: .venv/ready
 	$(PYTEST) -m 'not slow'
 
+# MINUTES=20: those that can begin within them, other ones at each commit
 test-slow: .venv/ready
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow $(if $(MINUTES),--minutes $(MINUTES))
 
 test-all: .venv/ready
 	$(PYTEST)

@@ -1,8 +1,11 @@
 """Settings for all tests: hypothesis judges what comes out, never how long a busy machine took; no test's run is noted
 in the home of whoever runs the tests; what was skipped is said once, with how to get it."""
 
+import hashlib
 import os
+import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -36,20 +39,45 @@ LONG = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long is begun first, and what is short fills the end: no core waits for a last long file."""
+BEGUN = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--minutes", type=float, help="begin none after these, and other files first at each commit")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    minutes = item.config.getoption("minutes")
+    if minutes is not None and time.monotonic() - BEGUN > 60 * minutes:
+        pytest.skip("the minutes it was given are over: make test-slow runs all")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes long is begun first, and what is short fills the end: no core waits for a last long file. Where time
+    ends first, each commit has an order of its own, so that all have their turn."""
+    tests = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:
-        room = item.path.relative_to(Path(__file__).parent).as_posix()
+        room = item.path.relative_to(tests).as_posix()
         return next((number for number, name in enumerate(LONG) if room.startswith(name)), len(LONG))
 
-    items.sort(key=place)
+    def drawn(item: pytest.Item) -> str:
+        return hashlib.sha256(f"{commit} {item.path.relative_to(tests)}".encode()).hexdigest()
+
+    if config.getoption("minutes") is None:
+        items.sort(key=place)
+    else:
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tests, text=True, capture_output=True, check=False)
+        commit = asked.stdout
+        items.sort(key=drawn)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Three a core: more than half of the tests' time is spent waiting. Each may hold a GiB."""
-    return min(3 * len(os.sched_getaffinity(0)), 16)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Three a core: more than half of the tests' time is spent waiting. Each may hold a GiB. Of slow ones, which start
+    many processes each, half as many keep all cores busy, and none waits for its deadline."""
+    each = 1.5 if config.option.markexpr == "slow" else 3
+    return min(int(each * len(os.sched_getaffinity(0))), 16)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

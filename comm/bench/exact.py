@@ -19,7 +19,7 @@ from hetctl.comm.operation.device import has_cuda_runtime, synchronize
 
 COUNTS = (1, 1000, 65_537, 3_000_001)  # elements: below a chunk, at none of its borders, over several chunks
 _DTYPES = (torch.float32, torch.float64)
-_LIBRARY = re.compile(r"/\S*lib(?:nccl|rccl)\S*\.so\S*")
+_LIBRARY = re.compile(r"(?<!\S)/\S*?lib(?:nccl|rccl)\S*")
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Device:
         return self._listener is not None and admit(self._listener, chain.from_iterable(self._expected))
 
 
-def connect(device: Device, store: Store, rank: int, size: int, timeout: timedelta, *, threads: int = 2) -> Any:
+def connect(device: Device, store: Store, rank: int, size: int, timeout: timedelta, *, threads: int) -> Any:
     """The gloo group of some ranks, who all say where they call from before any of them lets the others in."""
     keys = [f"callers/{number}" for number in range(size)]
     store.set(keys[rank], json.dumps(own_addresses()))

@@ -13,16 +13,16 @@ _FACTORS = {"": 1, "B": 1, "KIB": KiB, "MIB": MiB, "GIB": GiB, "TIB": TiB}
 _FACTORS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _RATE = re.compile(
-    r"\s*(?P<value>\d+(?:\.\d+)?(?:e\d+)?)\s*(?P<unit>(?P<factor>[kMGT]?)(?:(?P<byte>B/s)|b/s|bit/s|bps|bE))?\s*"
+    r"(?P<value>\d+(?:\.\d+)?(?:e\d+)?)\s*(?P<unit>(?P<factor>[kMGT]?)(?:(?P<byte>B/s)|b/s|bit/s|bps|bE))?"
 )
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def parse_bytes(text: str | int) -> int:
     """Bytes of `40GiB`, `512MB`, `1024`. Raises ConfigError for anything else, and for zero."""
     if isinstance(text, int):
         return text
-    match = _SIZE.fullmatch(text)
+    match = _SIZE.fullmatch(text.strip())
     factor = _FACTORS.get(match.group(2).upper()) if match else None
     if match is None or factor is None:
         raise ConfigError(f"'{text}' is not a size", hint="write for example 40GiB, 512MiB or 16GB")
@@ -45,7 +45,7 @@ def parse_rate(text: str | float) -> float:
 
     Links are sold in bits (a small b, or GbE), memories in bytes; both decimal.
     """
-    match = _RATE.fullmatch(str(text))
+    match = _RATE.fullmatch(str(text).strip())
     value = float(match["value"]) * _DECIMAL[match["factor"] or ""] * (1 if match["byte"] else 1 / 8) if match else 0.0
     if match and not match["unit"]:
         value = float(match["value"])

@@ -7,6 +7,7 @@ import functools
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -30,6 +31,9 @@ from hetctl.comm.operation.work import Gloo, NativeFailed, OperationDeadline, Pr
 
 ABORT_SECONDS = 5.0  # communicators that take longer are left to themselves
 NATIVE_GRACE = timedelta(seconds=60)  # NCCL's watchdog ends the process, so a `het` group's own deadline comes first
+# that end operations of a gloo group, each for a moment the owner of its last one's tensors. As the last owner of one
+# that Python knows too it would ask for Python's lock, which ends a thread once Python ends: an abort, from its C++
+GLOO_THREADS = 2
 
 
 class NativeCommunicator:
@@ -44,6 +48,7 @@ class NativeCommunicator:
         self.groups = [g for g in (group, second, upward, downward) if g is not None]  # all, each once
         self.size = size
         self._on_host = isinstance(group, Gloo)
+        self._latest: deque[Any] = deque(maxlen=GLOO_THREADS * len(self.groups))
 
     def all_reduce(self, data: torch.Tensor, op: Any) -> StartedNative | None:
         if self.size == 1:
@@ -100,6 +105,8 @@ class NativeCommunicator:
         return self._upward if source < target else self._downward
 
     def _started(self, work: Any, back: Callable[[], object] | None = None) -> StartedNative:
+        if self._on_host:
+            self._latest.append(work)
         return StartedNative(work, on_host=self._on_host, back=back)
 
 
@@ -198,7 +205,8 @@ def make_native(backend: str, membership: Membership) -> Any:
 
 
 def _make_gloo(member: Membership) -> Any:
-    return connect(main_device(), member.store, member.place, member.size, member.timeout)
+    device = main_device()
+    return connect(device, member.store, member.place, member.size, member.timeout, threads=GLOO_THREADS)
 
 
 def _make_nccl(member: Membership) -> Any:

@@ -15,7 +15,7 @@ from hetctl.doctor.verdict import Verdict, fail, ok, unknown, warn, worst
 
 _NO_GPU = "no GPU here"
 _FATAL_XIDS = {48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140}
-_XID = re.compile(r"Xid \([^)]*\): (\d+)")
+_XID = re.compile(r"Xid \([^()]*\): (\d+)")
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 

@@ -355,8 +355,8 @@ def _distinct(name: str) -> bool:
 _SECRET_NAME = re.compile(r"KEY|TOKEN(?!S|IZ)|SECRET|PASS(?!E|I)|CRED|AUTH(?!OR)", re.IGNORECASE)
 _LEAST_SECRET = 6  # shorter values are words like `yes`, and would be replaced everywhere
 _LEAST_IDENTITY = 10**9  # smaller numbers are figures
-_ESCAPE = re.compile(r"(\\+[nrtbf\"/]|\\+u[0-9a-fA-F]{4}|\\+x[0-9a-fA-F]{2})")
-_COLOUR = re.compile(r"(?:\x1b|\\+x1b|\\+u001b|\\+033)\[[0-9;]*[A-Za-z]")
+_ESCAPE = re.compile(r"((?<!\\)\\+(?:[nrtbf\"/]|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}))")
+_COLOUR = re.compile(r"(?:\x1b|(?<!\\)\\+(?:x1b|u001b|033))\[[0-9;]*[A-Za-z]")
 
 
 class ReportMasker(Masker):

@@ -66,7 +66,7 @@ def containers(raw: Raw, notes: Notes) -> tuple[Container, ...]:
         output = raw.tool(name)
         if output.problem in ("not installed", "not run"):
             continue
-        version = re.search(r"(\d+\.\d+(?:\.\d+)?)", output.stdout)
+        version = re.search(r"(?<!\d)(\d+\.\d+(?:\.\d+)?)", output.stdout)
         usable = openable.get("/var/run/docker.sock", False) is True if name == "docker" else output.ok
         found.append(Container(name, version=version.group(1) if version else None, usable=usable))
     notes.source("containers", "`--version` of each")

@@ -74,7 +74,7 @@ def size(value: object, *, unit: str = "") -> int | None:
         return None
     if isinstance(value, int) and factor == 1:
         return value  # a float has no room for the last digits
-    exact = re.fullmatch(r"\s*(\d+)\s*[A-Za-z]*\s*", value) if isinstance(value, str) else None
+    exact = re.fullmatch(r"(\d+)\s*[A-Za-z]*", value.strip()) if isinstance(value, str) else None
     return int(exact.group(1)) * factor if exact else int(found * factor)
 
 

@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hetctl.comm.contract.errors import ConfigError
 
@@ -13,8 +14,8 @@ MAX_HOSTS = 20_000  # more is a typing error, and would be expanded into memory
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\+-]*")
-_COMMA = re.compile(r",(?![^\[]*\])")
-_IPV6 = re.compile(r"\[([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%\w+)?)\](?::(\d+))?")
+_COMMA = re.compile(r",|\[[^\]]*")  # or a bracket's inside, whose commas are its own
+_IPV6 = re.compile(r"\[(?=[^:]*:[^:]*:)([0-9A-Fa-f:.]*(?:%\w+)?)\](?::(\d+))?")
 _FLAT = re.compile(r"[^][]*(?:\[[^][]*\][^][]*)*")  # brackets inside of brackets multiply, uncounted
 _LONG = re.compile(r"\d{19}")
 _SHAPE = "write host, user@host:port, or node[01-16]"
@@ -32,7 +33,9 @@ class HostName:
 def expand(text: str) -> list[HostName]:
     """Every host of `text`, in order, each once. Raises ConfigError for anything that cannot be a host name."""
     spots: dict[str, HostName] = {}
-    for part in _COMMA.split(text):
+    cuts = [found.start() for found in _COMMA.finditer(text) if found[0] == ","]
+    for begin, end in pairwise((-1, *cuts, len(text))):
+        part = text[begin + 1 : end]
         user, host, port = _take_apart(part.strip(), text)
         for name in _names(host):
             spots[name] = HostName(check_host(name), user, port)
@@ -100,7 +103,7 @@ def _names(pattern: str) -> list[str]:
 def _count(pattern: str) -> int:
     """An upper bound of how many names a pattern stands for: brackets multiply, ranges in one bracket add."""
     total = 1
-    for bracket in re.findall(r"\[([^\]]*)\]", pattern):
+    for bracket in re.findall(r"\[([^][]*)\]", pattern):
         total *= sum(int(m[2]) - int(m[1]) + 1 if (m := _RANGE.match(item)) else 1 for item in bracket.split(","))
     return total
 

@@ -22,6 +22,7 @@ from tests.rigs import netns
 RAY = Path(sys.executable).with_name("ray")
 QUIET = {"RAY_DISABLE_IMPORT_WARNING": "1", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
 STORE_BYTES = 80_000_000
+PATIENCE_S = 400  # a raylet starts a dozen processes, beside those of other tests
 
 
 def unavailable() -> str:
@@ -69,13 +70,13 @@ class RaySite:
     def ask(self, program: str) -> str:
         """What a program prints that is connected to the cluster as `ray`."""
         begin = (  # its head answers before it knows of a node
-            "import ray, time\nend = time.monotonic() + 60\nwhile not ray.is_initialized():\n"
+            f"import ray, time\nend = time.monotonic() + {PATIENCE_S}\nwhile not ray.is_initialized():\n"
             "    try:\n        ray.init(address='auto', logging_level='ERROR', log_to_driver=False)\n"
             "    except ConnectionError:\n        assert time.monotonic() < end\n        time.sleep(0.5)\n"
         )
         environment = {**os.environ, **self.environment}
         argv = [sys.executable, "-c", begin + program]
-        done = subprocess.run(argv, env=environment, text=True, capture_output=True, timeout=120)
+        done = subprocess.run(argv, env=environment, text=True, capture_output=True, timeout=2 * PATIENCE_S)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -87,7 +88,7 @@ class RaySite:
         """Until every raylet is one of its nodes."""
         wanted = {self.rig.hosts[number].name for number in self.raylets}
         program = (
-            f"import time\nend = time.monotonic() + 100\nwanted = {wanted!r}\n"
+            f"end = time.monotonic() + {PATIENCE_S}\nwanted = {wanted!r}\n"
             "while not wanted <= {n['NodeName'] for n in ray.nodes() if n['Alive']} and time.monotonic() < end:\n"
             "    time.sleep(0.1)\n"
         )
@@ -135,7 +136,7 @@ def _start(argv: list[str], folder: Path, home: Path) -> subprocess.Popen[bytes]
 
 def _await_port(address: str, head: subprocess.Popen[bytes]) -> None:
     host, _, port = address.rpartition(":")
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while True:
         try:
             socket.create_connection((host, int(port)), timeout=1).close()

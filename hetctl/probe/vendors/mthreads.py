@@ -20,7 +20,7 @@ GMI = "mthreads-gmi"
 TOOLS = {GMI: Tool((GMI,))}
 _TOLD = ("name", "memory_total_bytes", "memory_free_bytes", "driver")
 _UNREAD = ("uuid", "serial", "architecture", "processes")
-_FIRST = re.compile(r"^(\d{1,3})\s+(\S.*?)\s*\|\s*([0-9a-fA-F:.]+)\s*\|\s*\S+\s+(\d+)MiB\((\d+)MiB\)\s*$")
+_FIRST = re.compile(r"^(\d{1,3})\s+([^\s|][^|]*)\|\s*([0-9a-fA-F:.]+)\s*\|\s*\S+\s+(\d+)MiB\((\d+)MiB\)\s*$")
 _SECOND = re.compile(r"\|\s*(\d+)x\((\d+)x\)\s*\|\s*(\S+)")
 
 
@@ -58,7 +58,7 @@ def _gpu(line: re.Match[str], driver: str | None) -> GpuFacts:
     return GpuFacts(
         vendor=NAME,
         index=int(index),
-        name=told(name),
+        name=told(name.strip()),
         memory_total_bytes=whole or None,
         memory_free_bytes=whole - held if 0 < held <= whole else None,
         pci=pci_address(pci),

@@ -98,7 +98,8 @@ def _merge(raw: Raw, notes: Notes, gpu: GpuFacts, answer: SmiAnswer) -> GpuFacts
     """One GPU from sysfs and procfs where they tell, from the XML where they do not."""
     base = PCI + (gpu.pci or "")
     proc = key_values(_information(raw, gpu.pci))
-    version = re.search(r"Kernel Module[^\n]*?\s(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)\s", raw.text(PROC_VERSION) or "")
+    says = (raw.text(PROC_VERSION) or "")[:1000]
+    version = re.search(r"Kernel Module[^\n]*?\s(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)\s", says)
     pick = notes.pick
     of_proc = replace(
         gpu, name=told(proc.get("Model")), uuid=_uuid(proc.get("GPU UUID")), firmware=_vbios(proc.get("Video BIOS"))

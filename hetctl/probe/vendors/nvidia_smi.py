@@ -86,7 +86,7 @@ def parse_failures(text: str) -> tuple[str | None, dict[str, str]]:
     refused = _REFUSED.search(text)
     lost = {}
     for place, why in _NO_HANDLE.findall(text):
-        found = re.search(r"[0-9a-fA-F]+:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]", place)
+        found = re.search(r"(?<![0-9a-fA-F])[0-9a-fA-F]+:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]", place)
         padded = found.group().rjust(12, "0") if found else None
         lost[pci_address(padded) or place.strip(" :")] = why.split(".")[0].strip()
     return refused.group().strip() if refused else None, lost
@@ -228,7 +228,7 @@ def parse_topology(text: str) -> Matrix:
         if legend:
             nics[legend.group(1)] = legend.group(2)
         elif not columns and re.match(r"\s*GPU0\b", line) and "X" not in words:
-            columns = re.split(r"\s+(?=CPU Affinity|NUMA Affinity|GPU NUMA)", line.strip())[0].split()
+            columns = re.split(r"\s(?=CPU Affinity|NUMA Affinity|GPU NUMA)", line.strip())[0].split()
         elif columns and words and words[0] in columns:
             for column, word in zip(columns, words[1:], strict=False):
                 near = _near(word)

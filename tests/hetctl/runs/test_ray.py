@@ -64,7 +64,7 @@ def begin(site: RaySite, mine: Path, run: str, *, steps: int) -> subprocess.Pope
     return begun
 
 
-def until(true: Callable[[], bool], *, seconds: float = 120.0) -> None:
+def until(true: Callable[[], bool], *, seconds: float = 400.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end
@@ -136,7 +136,7 @@ def alone(site: RaySite, mine: Path) -> list[float]:
 def test_interrupted_it_saves_and_is_resumed(site: RaySite, mine: Path) -> None:
     run = begin(site, mine, "stopped", steps=4000)
     run.send_signal(signal.SIGTERM)
-    assert run.wait(120) == 143, (mine / "stopped.out").read_text()
+    assert run.wait(400) == 143, (mine / "stopped.out").read_text()
     until(lambda: not left(site))
     made = steps_made(mine, "stopped")
     done = hetctl(site, mine, "resume", "stopped", "--set", f"train.steps={made + 3}")
