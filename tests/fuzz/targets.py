@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import torch
 import yaml
 
-from hetctl.comm.contract.cluster import Access, load_cluster, save_cluster
+from hetctl.comm.contract.cluster import SCHEMA_VERSION, Access, load_cluster, save_cluster
 from hetctl.comm.contract.emulate import describe_cluster, parse_spec
 from hetctl.comm.contract.files import read_text
 from hetctl.comm.contract.plan import load_plan, save_plan
@@ -35,7 +37,12 @@ from hetctl.trainer.checkpoint.reader import Reader
 from hetctl.trainer.data.megatron import HEADER, MAGIC, open_indexed
 from hetctl.trainer.data.sources import documents
 from hetctl.trainer.data.tokenizer import load_tokenizer
+from hetctl.trainer.model.config import config_of, read_config, shape_from_config
+from hetctl.trainer.model.huggingface import WeightFiles, write_model
+from hetctl.trainer.model.model import shapes_of
+from hetctl.trainer.model.shapes import SHAPES
 from hetctl.trainer.planning.hardware import CLASSES
+from hetctl.trainer.planning.own_hardware import own_classes
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.planning.predicted_step import PredictedStep
 from hetctl.trainer.planning.profile import ClassProfile, Point, Profile, load_profile, save_profile
@@ -224,6 +231,37 @@ def _read_hosts(folder: Path) -> None:
     expand(read_text(folder / "hosts", what="list", max_bytes=1 << 20).strip())
 
 
+def _hardware(folder: Path) -> list[Case]:
+    own = {"vendor": "nvidia", "tflops": 70, "memory": "48GiB", "bandwidth": "696GB/s", "nic": "25GbE", "source": "me"}
+    rows = {"mine": own, "h200": {"like": "h100", "price": 2.5, "slices": 7, "bf16": True}}
+    said = {"schema_version": SCHEMA_VERSION, "sources": {"me": "measured"}, "devices": rows}
+    return [{"hardware.yaml": yaml.safe_dump(said).encode()}]
+
+
+def _read_hardware(folder: Path) -> None:
+    table = CLASSES.with_own(own_classes(folder / "hardware.yaml"))
+    make_plan(describe_cluster(parse_spec("h200:1,mine:1", table), table), load_recipe(None, [("model.name", "demo")]))
+
+
+def _weights(folder: Path) -> list[Case]:
+    """A model of two files, whose index names them."""
+    shape = replace(SHAPES["demo"], layers=1, hidden=8, intermediate=8, vocab=16, heads=2, kv_heads=1, head_dim=4)
+    shapes = shapes_of(shape)
+    config = config_of(shape, dtype="float32")
+    write_model(folder, config, shapes, lambda name: torch.ones(shapes[name]), dtype=torch.float32, max_file_bytes=900)
+    return [files_of(folder)]
+
+
+def _read_weights(folder: Path) -> None:
+    shape = shape_from_config(read_config(folder / "config.json"), where="config.json")
+    if sum(math.prod(size) for size in shapes_of(shape).values()) > 1 << 20:
+        return  # another model
+    files = WeightFiles(folder, shape)
+    files.check(shapes_of(shape))
+    for name, size in shapes_of(shape).items():
+        files.read(name, size)
+
+
 INVENTORY = {"defaults": {"user": "root", "python": "~/v/bin/python"}, "groups": {"green": ["n[1-3]"], "red": ["m"]}}
 TARGETS = {
     "inventory": Target(_text("i.yaml", yaml.safe_dump(INVENTORY)), lambda f: void(load_inventory(f / "i.yaml"))),
@@ -239,6 +277,8 @@ TARGETS = {
     "jsonl": Target(_jsonl, _read_jsonl),
     "tokenizer": Target(_tokenizer, _read_tokenizer),
     "megatron": Target(_megatron, lambda f: void(open_indexed(str(f / "x")))),
+    "hardware": Target(_hardware, _read_hardware),
+    "weights": Target(_weights, _read_weights),
     "ssh config": Target(_ssh, _read_ssh),
     "host ranges": Target(_text("hosts", "root@n[01-16]:22,[fe80::1]:22", "a,b[1-3,5],c"), _read_hosts),
 }

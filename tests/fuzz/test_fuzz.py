@@ -9,7 +9,9 @@ import pytest
 from tests.fuzz.loop import CORPUS, defects, kept, tried
 from tests.fuzz.targets import TARGETS
 
-COUNTS = dict.fromkeys(TARGETS, 300) | dict.fromkeys(("cluster", "plan", "profile", "recipe", "run folder"), 60)
+COUNTS = dict.fromkeys(TARGETS, 300) | dict.fromkeys(
+    ("cluster", "hardware", "plan", "profile", "recipe", "run folder"), 60
+)
 
 
 @pytest.mark.parametrize("target", TARGETS)

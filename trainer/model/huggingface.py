@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -103,7 +104,7 @@ class WeightFiles:
     def _open(self, name: str) -> Any:
         if name not in self._opened:
             path = self.folder / name
-            if not path.is_file():
+            if not os.path.isfile(path):  # unlike Path's it answers for names that no file can have
                 raise ConfigError(f"{path} is missing", hint="the index names it: fetch the folder anew")
             try:
                 self._opened[name] = safe_open(str(path), framework="pt")
