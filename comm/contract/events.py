@@ -70,6 +70,11 @@ class Step(Event, kind="step"):
 
 
 @dataclass(frozen=True)
+class Remembered(Step, kind="remembered"):
+    """A step that the checkpoint knows which a run goes on from; whoever should have heard of it may have ended."""
+
+
+@dataclass(frozen=True)
 class Validated(Event, kind="validated"):
     """The loss over held-out samples after a step."""
 

@@ -9,6 +9,7 @@ from hetctl.comm.contract.events import (
     Begin,
     EngineAccount,
     Note,
+    Remembered,
     Sampled,
     Saved,
     Step,
@@ -32,6 +33,7 @@ class Follower:
         self.writers = MetricsWriters(folder, config, live.note)
         self.saved: int | None = None  # the step of the newest checkpoint that was committed
         self.ended: TrainingEnded | None = None
+        self._recorded = {record["step"] for record in folder.read_metrics()}
         self.engines: list[dict[str, Any]] = []  # what the engines of direct bridges say of each rank's transfers
 
     def take(self, told: Told) -> None:
@@ -43,7 +45,7 @@ class Follower:
                 self.live.begin(step)
                 self.writers.begin(step)
             case Step() as event:
-                self._step(event, late=told.late)
+                self._step(event, late=told.late or isinstance(event, Remembered))
             case Validated(step, loss, accuracy):
                 self.writers.validated(step, loss)
                 preferred = "" if accuracy is None else f", accuracy {accuracy:.1%}"
@@ -62,13 +64,13 @@ class Follower:
 
     def _step(self, event: Step, *, late: bool) -> None:
         record = present(event) | self.against.figures(event.tokens_per_s)
-        if late:  # of an attempt whose launcher was lost
-            if event.step not in {m["step"] for m in self.folder.read_metrics()}:
-                self.folder.append_metrics(record)
+        if late and event.step in self._recorded:  # of an attempt whose launcher, or agent, was lost
             return
         self.folder.append_metrics(record)
-        self.live.step(record)
-        self.writers.step(record)
+        self._recorded.add(event.step)
+        if not late:
+            self.live.step(record)
+            self.writers.step(record)
 
 
 def _check_text(folder: RunFolder, text: str, step: int, say: Callable[[str], None]) -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from hetctl.comm.contract.errors import ConfigError, reason_of
+from hetctl.comm.contract.events import Remembered
 from hetctl.comm.contract.values import decode
 from hetctl.trainer.checkpoint.best import BestSoFar
 from hetctl.trainer.checkpoint.listing import MANIFEST, previous
@@ -57,6 +58,12 @@ class Reader:
     def best(self) -> BestSoFar:
         """Of the validations before it; older checkpoints say nothing of them."""
         return decode(BestSoFar, self._manifest.get("best", {}), where=f"{self.path.name}: best")
+
+    @property
+    def lately(self) -> tuple[Remembered, ...]:
+        """Its last steps' figures; older checkpoints have none."""
+        where = f"{self.path.name}: lately"
+        return tuple(decode(Remembered, step, where=where) for step in self._manifest.get("lately", ()))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

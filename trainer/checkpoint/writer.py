@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from hetctl.comm.contract.events import Step, present
 from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.units import GiB
 from hetctl.comm.contract.values import encode
@@ -65,6 +66,7 @@ class Done:
     loss_scale: LossScale | None = None  # of fp16
     base: str | None = None  # of adapters: see `base.py`
     best: BestSoFar = NONE_YET
+    lately: tuple[Mapping[str, Any], ...] = ()  # figures of its last steps, which may have reached nobody
 
 
 class Checkpoints:
@@ -111,13 +113,19 @@ class Checkpoints:
         return True
 
     def begin(
-        self, step: int, *, updates: int, loss_scale: LossScale | None = None, best: BestSoFar = NONE_YET
+        self,
+        step: int,
+        *,
+        updates: int,
+        loss_scale: LossScale | None = None,
+        best: BestSoFar = NONE_YET,
+        lately: Iterable[Step] = (),
     ) -> None:
         """Copy the state after `step` steps, and start writing it; a save still pending is finished first."""
         self._settle()
         parts = list(_snapshot(self.gradients, self.optimizer))
         shapes = {name: list(shape) for name, shape in self.gradients.whole_shapes().items()}
-        done = Done(step, updates, loss_scale, self.base, best)
+        done = Done(step, updates, loss_scale, self.base, best, tuple(map(present, lately)))
         self._pending = (done, self._thread.submit(self._keep, self._partial(step), parts, shapes))
 
     def _keep(self, partial: Path, parts: list[StatePart], shapes: dict[str, list[int]]) -> None:

@@ -218,6 +218,7 @@ def resume(trainer: Trainer, path: Path, file_group: Any) -> int:
     reader.check_is_of(trainer.job.shape, whole=False, base=trainer.job.base)
     trainer.loss_scale = trainer.loss_scale and (reader.loss_scale or trainer.loss_scale)
     trainer.best = reader.best
+    trainer.lately.extend(reader.lately)
     start, trainer.updates = writer.load(here, trainer.gradients, trainer.optimizer)
     per_host.release(here, group=file_group)
     return start
@@ -235,7 +236,7 @@ def rebuild(old: Trainer, plan: Plan, done: int, reporter: Reporter, file_group:
     job = replace(old.job, plan=plan, resume=str(path))
     new = build(job, old.device, training=old.batches.training, validation=old.batches.validation)
     resume(new, path, file_group)
-    new.history, new.requests = old.history, old.requests
+    new.history, new.lately, new.requests = old.history, old.lately, old.requests
     save_with(new, reporter, file_group, beyond=done, copier=copier)
     return new
 

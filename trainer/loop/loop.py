@@ -44,9 +44,12 @@ def run(job: Job, device: torch.device, reporter: Reporter) -> None:
     goes_on = job.resume is not None and Path(job.resume).parent == Path(job.checkpoints)
     if not goes_on:  # another run's: what it reached is not this one's
         trainer.best = BestSoFar(seen=start)
+        trainer.lately.clear()
     save_with(trainer, reporter, file_group, beyond=start if goes_on else 0)
     trainer.requests.listen()
     reporter.emit(Begin(start, job.recipe.train.steps, sides.digest, versions))
+    for known in trainer.lately:
+        reporter.emit(known)
     for sentence in sides.said:
         reporter.emit(Note(sentence))
     steps = Steps(trainer, reporter, file_group, start=start, saved=start if goes_on else -1)
@@ -140,7 +143,8 @@ class Steps:
             trainer.timeline.end_step()
         seconds = time.monotonic() - began
         record = asdict(figures) | {"step_time_s": seconds, "tokens_per_s": figures.tokens / seconds}
-        self.reporter.emit(Step(step + 1, **record, **trainer.islands.report()))
+        trainer.lately.append(Step(step + 1, **record, **trainer.islands.report()))
+        self.reporter.emit(trainer.lately[-1])
         return figures
 
     def _report_skip(self, step: int, figures: StepFigures) -> None:

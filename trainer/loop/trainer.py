@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from collections import deque
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetctl.comm.contract.errors import WorkFailed
+from hetctl.comm.contract.events import Step
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.operation.device import module_of
 from hetctl.trainer.checkpoint.best import NONE_YET, BestSoFar
@@ -53,6 +55,9 @@ class SignalRequests:
         self.saves_agreed += self.save_now
 
 
+LATELY = 256  # steps whose figures a checkpoint keeps: more than the pipe holds to an agent that reads no more
+
+
 @dataclass
 class Trainer:
     """One rank's share of a run under one plan: built once, then stepped."""
@@ -72,6 +77,7 @@ class Trainer:
     best: BestSoFar = NONE_YET  # equal on all ranks: validation losses are sums over them
     requests: SignalRequests = field(default_factory=SignalRequests)
     history: list[StepFigures] = field(default_factory=list)
+    lately: deque[Step] = field(default_factory=lambda: deque(maxlen=LATELY))
     validated: Means | None = None  # what the latest validation came to
 
     def __post_init__(self) -> None:
@@ -114,7 +120,9 @@ class Trainer:
     def save(self, done: int) -> None:
         """Begin saving the state after `done` steps; it is committed while later steps run, or at the end."""
         if self.saving is not None:
-            self.saving.begin(done, updates=self.updates, loss_scale=self.loss_scale, best=self.best)
+            self.saving.begin(
+                done, updates=self.updates, loss_scale=self.loss_scale, best=self.best, lately=self.lately
+            )
 
     def follow(self, plan: Plan) -> None:
         """From the next step on take other accumulation counts; all ranks do so after the same step."""

@@ -64,6 +64,19 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return run, errors
 
 
+def test_figures_that_never_reached_the_launcher_are_those_of_the_checkpoint(
+    interrupted: tuple[Path, str], tmp_path: Path
+) -> None:
+    run = RunFolder(shutil.copytree(interrupted[0], tmp_path / "mine"))
+    whole, step = run.read_metrics(), json.loads(run.summary.read_text())["steps"]
+    run.metrics.write_text(run.metrics.read_text().splitlines()[0] + "\n")  # an agent was stopped, and then ended
+    said = hetctl("resume", str(run.path), "--set", f"train.steps={step + 2}")
+    assert said.returncode == 0, said.stderr
+    found = run.read_metrics()
+    assert [record["step"] for record in found] == [*range(1, step + 3)]
+    assert [record["loss"] for record in found[:step]] == [record["loss"] for record in whole[:step]]
+
+
 def test_the_command_that_an_interruption_prints_goes_on_with_what_is_changed(interrupted: tuple[Path, str]) -> None:
     run, errors = interrupted
     summary = json.loads((run / "summary.json").read_text())
