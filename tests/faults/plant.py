@@ -338,4 +338,6 @@ FAULTS = {
 
 def cannot_be(fault: str, stage: str) -> str:
     """Why a cell of the matrix does not exist, '' when it does."""
+    if (fault, stage) == ("agent STOP", "shipping"):
+        return "what unpacks code has no guardian yet: it is waited for 120 s, and stays stopped"
     return "no rank exists yet" if stage == "shipping" and FAULTS[fault].needs_ranks else ""
