@@ -142,6 +142,19 @@ def _number(value: float) -> str:
     return (mantissa if "." in mantissa else mantissa + ".0") + "e" + sign + exponent
 
 
+def parse_json(text: str | bytes) -> Any:
+    """JSON's plain data, as `finite` has it. Raises ValueError, also where it is nested too deeply."""
+    try:
+        return finite(json.loads(text))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """A file's. Raises OSError and ValueError."""
+    return parse_json(path.read_bytes())
+
+
 def write_json(path: Path, data: Any) -> None:
     """Plain data as indented JSON, atomically. NaN and infinity become null: JSON has no word for them."""
     write_atomically(path, json.dumps(finite(data), indent=2, allow_nan=False) + "\n")

@@ -12,12 +12,11 @@ from typing import Any
 from markupsafe import Markup
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.files import write_atomically
+from hetctl.comm.contract.files import read_json, write_atomically
 from hetctl.comm.contract.plan import Plan, load_plan
 from hetctl.comm.contract.units import listed, show_bytes, show_seconds, span_of
 from hetctl.comm.contract.values import decode
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.run_folder.records import read_json
 from hetctl.launcher.run_folder.waiting import Waiting, read_flights, root_of, who_waited
 from hetctl.render.bars import memory_bars
 from hetctl.render.cluster_picture import cluster_picture

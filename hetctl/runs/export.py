@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import read_json
 from hetctl.comm.contract.values import decode
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
@@ -177,6 +177,6 @@ def _checkpoint(run: Path, step: str | None, sink: Sink) -> Iterator[Path]:
 def _job(run: Path) -> Job:
     file = RunFolder(run).launch / "job.json"
     try:
-        return decode(Job, json.loads(file.read_text(encoding="utf-8")), where=file.name)
+        return decode(Job, read_json(file), where=file.name)
     except (OSError, ValueError) as error:
         raise ConfigError(f"'{run}' is not a run's folder: {error}") from None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.files import read_json, write_json
 from hetctl.comm.contract.units import MiB, listed
 from hetctl.console import Sink
 from hetctl.launcher.engines.entrance import Entrance
@@ -47,7 +46,7 @@ def fetch(run: RunFolder, to: RunFolder, sink: Sink, *, step: str | None = None)
         for target, of in holders:
             request = {"do": "lend", "checkpoint": name, **of}
             _unpack(stream(target, request, Deadline(FETCHING_S)), to.launch, path)
-            manifests.append(json.loads((path / MANIFEST).read_text()))
+            manifests.append(read_json(path / MANIFEST))
     write_json(path / MANIFEST, merged(manifests))
     return path
 

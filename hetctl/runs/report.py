@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import read_json
 from hetctl.comm.contract.plan import Plan, load_plan
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.run_folder.records import SummaryRecord, TimelineRecord, fit, read_json
+from hetctl.launcher.run_folder.records import SummaryRecord, TimelineRecord, fit
 from hetctl.render.report import describe_islands, write_report
 from hetctl.render.run import summary_table
 from hetctl.runs.manage import find_folder, is_running

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.files import write_atomically
+from hetctl.comm.contract.files import read_json, write_atomically
 from hetctl.comm.contract.values import decode, encode
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agents import Agents
@@ -35,7 +35,7 @@ def keep(prepared: Prepared, folder: RunFolder) -> None:
 def kept(folder: RunFolder) -> Prepared:
     """What a run was started with. Raises ConfigError where its folder does not say."""
     try:
-        data = json.loads(folder.prepared.read_text(encoding="utf-8"))
+        data = read_json(folder.prepared)
     except FileNotFoundError:
         raise ConfigError(f"{folder.path} does not hold what it was started with", hint=NOT_KEPT) from None
     except ValueError as error:

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.files import finite, write_atomically, write_json
+from hetctl.comm.contract.files import finite, parse_json, read_json, write_atomically, write_json
 from hetctl.launcher.run_folder.records import (
     FailureRecord,
     StepRecord,
     SummaryRecord,
     VersionsRecord,
     fitting,
-    parse_json,
-    read_json,
 )
 
 PIECE = 1 << 16  # bytes looked at at a time

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.files import finite
 from hetctl.comm.contract.values import decode, encode
 
 Shares: TypeAlias = Mapping[str, float | None]
@@ -176,19 +173,6 @@ class TimelineRecord(Record):
 @dataclass(frozen=True)
 class VersionsRecord(Record):
     hosts: Mapping[str, Mapping[str, str]]
-
-
-def parse_json(text: str | bytes) -> Any:
-    """JSON's plain data, as `finite` has it. Raises ValueError, also where it is nested too deeply."""
-    try:
-        return finite(json.loads(text))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def read_json(path: Path) -> Any:
-    """A file's. Raises OSError and ValueError."""
-    return parse_json(path.read_bytes())
 
 
 def fit(kind: type[Any], data: Any, *, where: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from hetctl.comm.contract.cluster import Access
 from hetctl.comm.contract.errors import ConfigError, HetctlError, nearest
-from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.files import read_json, write_json
 from hetctl.comm.contract.values import decode, encode
 from hetctl.launcher.agent.bootstrap import state_home
 from hetctl.launcher.engines.slurm_jobs import current_job, job_state
@@ -118,6 +117,6 @@ def birth(pid: int) -> str:
 
 def _record(path: Path) -> ActiveRun | None:
     try:
-        return decode(ActiveRun, json.loads(path.read_text(encoding="utf-8")), where=path.name)
+        return decode(ActiveRun, read_json(path), where=path.name)
     except (OSError, ValueError, ConfigError):
         return None

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetctl.comm.contract.files import read_json
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.run_folder.records import Operation, fitting, read_json
+from hetctl.launcher.run_folder.records import Operation, fitting
 
 _NAMED = re.compile(r"\b(?:to|from) rank (\d+)\b")
 MAX_BYTES = 64 * 1024 * 1024  # of a file that is read

@@ -184,12 +184,23 @@ def _read_capture(folder: Path) -> None:
 
 def _checkpoint(folder: Path) -> list[Case]:
     entry = {"sha256": "0" * 64, "tensors": {"w": ["w", "weights", 0, 4]}}
-    manifest = {"format": 3, "step": 1, "updates": 1, "shapes": {"w": [2, 2]}, "files": {"r.safetensors": entry}}
+    step = {
+        "step": 1,
+        "loss": 2.5,
+        "tokens": 64,
+        "grad_norm": 1.0,
+        "lr": 0.1,
+        "step_time_s": 0.1,
+        "tokens_per_s": 640.0,
+    }
+    done = {"step": 1, "updates": 1, "loss_scale": {"value": 2.0}, "best": {"step": 1, "loss": 2.5}, "lately": [step]}
+    manifest = {"format": 3, **done, "shapes": {"w": [2, 2]}, "files": {"r.safetensors": entry}}
     return [{"manifest.json": json.dumps(manifest).encode(), "r.safetensors": b"\x08\0\0\0\0\0\0\0{}      "}]
 
 
 def _read_checkpoint(folder: Path) -> None:
-    Reader(folder)
+    reader = Reader(folder)
+    void((reader.step, reader.updates, reader.loss_scale, reader.best, reader.lately, reader.shapes))
 
 
 def _jsonl(folder: Path) -> list[Case]:

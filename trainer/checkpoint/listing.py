@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 from pathlib import Path
 
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import read_json
 
 MANIFEST = "manifest.json"
 BEST = "best"
@@ -59,7 +59,7 @@ def step_in(word: str) -> int:
 
 def _best_step(folder: Path) -> int:
     latest = newest(folder)
-    best = json.loads((latest / MANIFEST).read_text(encoding="utf-8")).get("best", {}) if latest else {}
+    best = read_json(latest / MANIFEST).get("best", {}) if latest else {}
     if best.get("loss") is None:
         raise no_best(folder)
     return int(best["step"])

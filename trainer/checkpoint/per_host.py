@@ -6,7 +6,6 @@ takes none with it), and lends them for loading.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ import torch.distributed as dist
 
 from hetctl.comm.contract import variables
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.files import read_json, write_json
 from hetctl.comm.contract.placement import current_placement
 from hetctl.comm.contract.units import MiB
 from hetctl.trainer.checkpoint.copy_targets import targets_of
@@ -136,7 +135,7 @@ def release(path: Path, *, group: Any = None) -> None:
 def _everybodys(path: Path, group: Any) -> dict[str, Any]:
     """What all hosts' manifests say together."""
     try:
-        mine = json.loads((path / MANIFEST).read_text())
+        mine = read_json(path / MANIFEST)
     except (OSError, ValueError):
         mine = None
     everybody: list[Any] = [None] * dist.get_world_size()

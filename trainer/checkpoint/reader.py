@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors import safe_open
 
 from hetctl.comm.contract.errors import ConfigError, reason_of
 from hetctl.comm.contract.events import Remembered
+from hetctl.comm.contract.files import read_json
 from hetctl.comm.contract.values import decode
 from hetctl.trainer.checkpoint.best import BestSoFar
 from hetctl.trainer.checkpoint.listing import MANIFEST, previous
@@ -62,8 +62,9 @@ class Reader:
     @property
     def lately(self) -> tuple[Remembered, ...]:
         """Its last steps' figures; older checkpoints have none."""
-        where = f"{self.path.name}: lately"
-        return tuple(decode(Remembered, step, where=where) for step in self._manifest.get("lately", ()))
+        said = self._manifest.get("lately", [])
+        steps = said if isinstance(said, list) else [said]
+        return tuple(decode(Remembered, step, where=f"{self.path.name}: lately") for step in steps)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -168,7 +169,7 @@ def _covered(parts: Sequence[tuple[int, int, str, str]]) -> int:
 
 def _manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = read_json(path / MANIFEST)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a checkpoint: {error}", hint="name a step-N folder of checkpoints/") from None
     if not isinstance(manifest, dict) or manifest.get("format") not in READABLE:

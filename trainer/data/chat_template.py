@@ -21,7 +21,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.files import read_text
+from hetctl.comm.contract.files import parse_json, read_text
 from hetctl.trainer.data.conversations import ASSISTANT, Conversation, Message
 from hetctl.trainer.data.sources import MAX_TOKENIZER_BYTES, TEMPLATES, beside_tokenizer
 from hetctl.trainer.recipe import CHATML, DataSection
@@ -146,7 +146,7 @@ def _name(path: Path) -> str:
 
 def _values(path: Path, text: str) -> dict[str, Any]:
     try:
-        return dict(json.loads(text))
+        return dict(parse_json(text))
     except (ValueError, TypeError):
         raise ConfigError(f"{path} is not the JSON object that a tokenizer has") from None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.files import parse_json
 from hetctl.trainer.data.sources import SIDES, is_pairs, named_files
 from hetctl.trainer.data.tables import ROW_SUFFIXES, Row, rows_of
 from hetctl.trainer.recipe import DataSection
@@ -96,7 +96,7 @@ def _reading(row: Row, shape: str, *, what: str = "conversation") -> Iterator[No
 
 def _tools(values: Mapping[str, Any]) -> list[Any] | None:
     tools = values.get("tools")
-    return json.loads(tools) if isinstance(tools, str) else tools
+    return parse_json(tools) if isinstance(tools, str) else tools
 
 
 def _stands_in(some: Sequence[Message], all_of: Sequence[Message]) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.files import read_text
+from hetctl.comm.contract.files import parse_json, read_text
 from hetctl.comm.contract.units import MiB
 from hetctl.trainer.data.sources import is_chat, settings_beside
 from hetctl.trainer.data.tokenizer import Tokenizer
@@ -29,7 +28,7 @@ def _named(file: Path | None) -> list[int]:
     if file is None:
         return []
     try:
-        values = json.loads(read_text(file, what="model's settings", max_bytes=MiB))
+        values = parse_json(read_text(file, what="model's settings", max_bytes=MiB))
         found = values.get("eos_token_id")
         return [int(token) for token in (found if isinstance(found, list) else [found]) if token is not None]
     except (ValueError, TypeError, AttributeError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.files import read_text
+from hetctl.comm.contract.files import read_json, read_text
 from hetctl.trainer.data.sources import MAX_TOKENIZER_BYTES
 from hetctl.trainer.recipe import DataSection
 
@@ -105,7 +104,7 @@ def _end_token(loaded: Any, path: Path) -> int:
 def _named_end(path: Path) -> str:
     """The `eos_token` of a tokenizer_config.json, a word or an object with its content; empty where it has none."""
     try:
-        named = json.loads(path.read_text(encoding="utf-8"))["eos_token"]
+        named = read_json(path)["eos_token"]
     except (OSError, ValueError, KeyError, TypeError):
         return ""
     word = named.get("content") if isinstance(named, dict) else named

@@ -5,14 +5,13 @@ No torch: the launcher's side asks before it starts.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hetctl.comm.contract.errors import ConfigError, nearest
-from hetctl.comm.contract.files import read_text
+from hetctl.comm.contract.files import parse_json, read_text
 from hetctl.comm.contract.units import MiB
 from hetctl.trainer.families.config_reader import ConfigReader
 from hetctl.trainer.families.family import Family
@@ -41,8 +40,8 @@ def find_shape(name: str) -> ModelShape:
 def read_config(path: Path) -> Any:
     """The JSON of a `config.json`. Raises ConfigError."""
     try:
-        return json.loads(read_text(path, what="model config", max_bytes=MiB))
-    except (ValueError, RecursionError) as error:
+        return parse_json(read_text(path, what="model config", max_bytes=MiB))
+    except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from hetctl.comm.contract.errors import ConfigError, WorkFailed
-from hetctl.comm.contract.files import write_json
+from hetctl.comm.contract.files import read_json, write_json
 from hetctl.comm.contract.units import MiB
 from hetctl.trainer.families.family import Family
 from hetctl.trainer.families.llama import LLAMA
@@ -214,7 +213,7 @@ def _named(parts: list[Path], folder: Path) -> list[Path]:
 
 def _index(folder: Path) -> dict[str, str]:
     try:
-        found = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        found = read_json(folder / INDEX)["weight_map"]
         where = {str(k): str(v) for k, v in found.items()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigError(f"{folder / INDEX} is no index of weights: {error}") from None
