@@ -1,4 +1,4 @@
-"""Predictions written down before the runs, and the runs beside them, on two or four GPUs of one host.
+"""Predictions written down before the runs, and the runs beside them, on one, two or four GPUs of one host.
 
 bash tests/gpu/predict_check.sh 2 FOLDER     the profile, the predictions and the runs, all on this machine
 python -m tests.gpu.predict_check predict     from the profile beside this file, as of H200s; anywhere
@@ -63,6 +63,7 @@ def _mb(size: int) -> str:
 DATA = ("parallelism.pipeline=1", "parallelism.data=2")
 SCHEDULES = ("1f1b", "eager-1f1b", "zero-bubble", "interleaved")
 PAIR, SLOW, NATIVE = "h200:1,mi325x:1", "h200:1,mi325x:1@0.6", "h200:2"
+ONE, HOST = "h200:1", "parallelism.optimizer_state=host"
 FOUR, FOUR_SLOW = "h200:2,mi325x:2", "h200:2,mi325x:2@0.6"
 CASES = (
     Case(PAIR, "shm", SMALL, 16, _pipeline(_mb(1))),
@@ -89,6 +90,11 @@ CASES = (
     Case(NATIVE, "auto", SMALL, 16, ("parallelism.pipeline=1", "parallelism.tensor=2", _mb(1))),
     Case(NATIVE, "auto", LARGE, 16, _pipeline(_mb(1))),
     Case(NATIVE, "auto", LARGE, 16, ("parallelism.pipeline=1", _mb(2))),
+    Case(ONE, "auto", SMALL, 8, (HOST, _mb(1))),
+    Case(ONE, "auto", SMALL, 32, (HOST, _mb(4))),
+    Case(ONE, "auto", LARGE, 8, (HOST, _mb(1))),
+    Case(ONE, "auto", LARGE, 16, (HOST, _mb(2), "parallelism.recompute=full")),
+    Case(PAIR, "shm", SMALL, 16, _pipeline(HOST, _mb(1))),
     Case(FOUR, "shm", LARGE, 32, ()),
     Case(FOUR, "shm", LARGE, 32, ("parallelism.pipeline=1",)),
     Case(FOUR, "tcp", LARGE, 32, _pipeline(_mb(2))),
