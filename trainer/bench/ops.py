@@ -241,7 +241,7 @@ def _offloaded_update(device: torch.device, dtype: torch.dtype) -> OffloadedUpda
         copied = _now(device)
         optimizer.step()
         updated = _now(device)
-        weights.copy_(master, non_blocking=True)  # as buckets do: one that blocks is cast on the host, seven times slower
+        weights.copy_(master, non_blocking=True)  # as buckets do: else torch casts on the host, seven times slower
         copies = copied - start + _now(device) - updated
         return copies / count, (updated - copied) / count
 
