@@ -24,7 +24,7 @@ def test_the_matrix_is_whole() -> None:
     """What cannot be is named, not passed over."""
     missing = {(f, s) for f in FAULTS for s in STAGES} - set(cells())
     of_ranks = {f for f in FAULTS if f.startswith(("worker", "store")) or f in ("exception", "segfault")}
-    assert missing == {(f, "shipping") for f in of_ranks}
+    assert missing == {(f, "shipping") for f in (*of_ranks, "agent STOP")}
     assert all(cannot_be(*cell) for cell in missing)
 
 
