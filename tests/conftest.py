@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ LONG = (
 )
 
 
-BEGUN = time.monotonic()
+BEGUN, TESTS = time.monotonic(), Path(__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,21 +56,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes long is begun first, and what is short fills the end: no core waits for a last long file. Where time
     ends first, each commit has an order of its own, so that all have their turn."""
-    tests = Path(__file__).parent
+    items.sort(key=_long_first if config.getoption("minutes") is None else partial(_drawn, _commit()))
 
-    def place(item: pytest.Item) -> int:
-        room = item.path.relative_to(tests).as_posix()
-        return next((number for number, name in enumerate(LONG) if room.startswith(name)), len(LONG))
 
-    def drawn(item: pytest.Item) -> str:
-        return hashlib.sha256(f"{commit} {item.path.relative_to(tests)}".encode()).hexdigest()
+def _long_first(item: pytest.Item) -> int:
+    return next((number for number, name in enumerate(LONG) if _file(item).startswith(name)), len(LONG))
 
-    if config.getoption("minutes") is None:
-        items.sort(key=place)
-    else:
-        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tests, text=True, capture_output=True, check=False)
-        commit = asked.stdout
-        items.sort(key=drawn)
+
+def _drawn(commit: str, item: pytest.Item) -> str:
+    return hashlib.sha256(f"{commit} {_file(item)}".encode()).hexdigest()
+
+
+def _file(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).as_posix()
+
+
+def _commit() -> str:
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=TESTS, text=True, capture_output=True, check=False).stdout
 
 
 @pytest.hookimpl(optionalhook=True)

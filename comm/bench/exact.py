@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from hetctl.comm.operation.device import has_cuda_runtime, synchronize
 
 COUNTS = (1, 1000, 65_537, 3_000_001)  # elements: below a chunk, at none of its borders, over several chunks
 _DTYPES = (torch.float32, torch.float64)
-_LIBRARY = re.compile(r"(?<!\S)/\S*?lib(?:nccl|rccl)\S*")
+_LIBRARY = re.compile(r"/(lib[nr]ccl[^/\s]*\.so[^/\s]*)")
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def _library(device: torch.device) -> dict[str, str]:
     return {
         "library": "RCCL" if torch.version.hip else "NCCL",
         "version": ".".join(map(str, nccl.version())),
-        "file": os.path.basename(loaded.group()) if loaded else "linked into torch",
+        "file": loaded[1] if loaded else "linked into torch",
         "device": torch.cuda.get_device_name(device),
     }
 

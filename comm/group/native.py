@@ -31,9 +31,7 @@ from hetctl.comm.operation.work import Gloo, NativeFailed, OperationDeadline, Pr
 
 ABORT_SECONDS = 5.0  # communicators that take longer are left to themselves
 NATIVE_GRACE = timedelta(seconds=60)  # NCCL's watchdog ends the process, so a `het` group's own deadline comes first
-# that end operations of a gloo group, each for a moment the owner of its last one's tensors. As the last owner of one
-# that Python knows too it would ask for Python's lock, which ends a thread once Python ends: an abort, from its C++
-GLOO_THREADS = 2
+GLOO_THREADS = 2  # of a group, which end its operations
 
 
 class NativeCommunicator:
@@ -48,6 +46,8 @@ class NativeCommunicator:
         self.groups = [g for g in (group, second, upward, downward) if g is not None]  # all, each once
         self.size = size
         self._on_host = isinstance(group, Gloo)
+        # gloo's threads own an operation's tensors for a moment longer than `wait` takes. As the last owner of one that
+        # Python knows, too, a thread asks for Python's lock, and is ended where Python ends: an abort, in its C++
         self._latest: deque[Any] = deque(maxlen=GLOO_THREADS * len(self.groups))
 
     def all_reduce(self, data: torch.Tensor, op: Any) -> StartedNative | None:

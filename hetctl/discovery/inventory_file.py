@@ -19,7 +19,7 @@ from hetctl.launcher.hosts.host_names import expand
 
 _SECRET_KEY = re.compile(r"pass(word|wd|phrase)?$|_pass$|secret|private_key$", re.IGNORECASE)
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSPHRASE|API_?KEY|CREDENTIAL", re.IGNORECASE)
-_LOGIN = re.compile(r"://[^/@\s:]+:[^/@\s]+@")  # a URL that holds a password
+_LOGIN = re.compile(r"://[^/@\s][^/@\s:]*:[^/@\s]+@")  # a URL that holds a password
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PYTHON = re.compile(r"[A-Za-z0-9_./~+-]+")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.comm.contract.errors import ConfigError, HetctlError
-from hetctl.comm.contract.files import write_atomically
+from hetctl.comm.contract.files import parse_json, write_atomically
 from hetctl.comm.contract.units import MiB, show_bytes
 from hetctl.comm.contract.values import decode, encode
 from hetctl.probe.assemble import parse
@@ -80,8 +80,8 @@ def read_capture(path: Path) -> tuple[Recording, ...]:
     if "manifest.json" not in members:
         raise ConfigError(f"{path} has no manifest", hint=_HINT)
     try:
-        data = json.loads(members["manifest.json"])
-    except (ValueError, RecursionError):
+        data = parse_json(members["manifest.json"])
+    except ValueError:
         raise ConfigError(f"{path}: the manifest is not JSON", hint=_HINT) from None
     manifest = decode(_Manifest, data, where=f"{path.name}: manifest")
     if manifest.schema_version != SCHEMA_VERSION:
