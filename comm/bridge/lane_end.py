@@ -40,7 +40,7 @@ class Flow:
         """Bytes of a message's chunks: an eighth of it, or up to twice the least a quarter, within the bounds."""
         if not self.least_bytes:
             return self.chunk_bytes
-        part = max(nbytes // 8, min(nbytes // 4, 2 * self.least_bytes), self.least_bytes)
+        part = max(-(-nbytes // 8), min(nbytes // 4, 2 * self.least_bytes), self.least_bytes)
         return min(-(-part // PAGE_BYTES) * PAGE_BYTES, self.chunk_bytes)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hetctl.comm.bridge import shm, tcp
@@ -53,6 +53,7 @@ def test_a_message_of_61_chunks_does_not_keep_one_of_four_rails_longer() -> None
 
 
 @given(st.integers(0, 1 << 30))
+@example((32 << 20) + 1)  # eight chunks and one of a byte, once
 def test_middling_messages_are_cut_for_several_rails_and_large_ones_into_the_largest_chunks(nbytes: int) -> None:
     flow = tcp.DEVICE_FLOW
     cut = list(pieces(nbytes, flow.chunk_of(nbytes)))
