@@ -301,7 +301,9 @@ def _check_joins(plan: Plan, where: str) -> None:
     """What native ways and shared-out state need: one vendor at both ends, weights whole everywhere."""
     vendors = {island.name: island.vendor for island in plan.islands}
     for bridge in plan.bridges:
-        if bridge.transport == NATIVE and len({vendors.get(name) for name in bridge.islands}) > 1:
+        if unknown := [name for name in bridge.islands if name not in vendors]:
+            raise ConfigError(f"{where}: a bridge joins island '{unknown[0]}', which the plan does not have")
+        if bridge.transport == NATIVE and len({vendors[name] for name in bridge.islands}) > 1:
             raise ConfigError(
                 f"{where}: no native library joins {' and '.join(bridge.islands)}: they are of two vendors"
             )
