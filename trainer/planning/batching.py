@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import starmap, takewhile
 from typing import Protocol
 
@@ -45,6 +45,9 @@ class Replicas(Protocol):
 
     def seconds(self, replica: int, part: int) -> float:
         """The least time; infinity when it does not fit or is of no interest."""
+
+    def alike(self, replica: int, found: int, part: int) -> float:
+        """The time of a share in the arrangement that was found for another one; infinity where it does not fit."""
 
     def bound(self, replica: int, part: int, limit: float) -> float:
         """A lower bound on the time, at most `limit` where that is all that matters."""
@@ -93,39 +96,48 @@ def settle(
 ) -> tuple[tuple[int, ...], float] | None:
     """Shares by weight, then by the paces that these shares showed, then moved from the slowest while that helps.
 
-    Near `balance`, and far cheaper. None where the first shares do not fit, or no moves could bring them to `limit`.
+    Near `balance`, and far cheaper: each round asks for the replicas at its shares once, and what else these could take
+    is told of the same arrangements. None where the first shares do not fit, or their paces leave no hope of `limit`.
     """
     best: tuple[tuple[int, ...], float] | None = None
+    shares = largest_remainder(total, weights, least=1)
     for _ in range(ROUNDS):
-        shares = largest_remainder(total, weights, least=1)
-        if best is not None and shares == best[0]:
-            break
         seconds = list(takewhile(math.isfinite, starmap(replicas.seconds, enumerate(shares))))
         if len(seconds) < len(shares):
             break
         if best is None or max(seconds) < best[1]:
             best = shares, max(seconds)
-        weights = [share / s for share, s in zip(shares, seconds, strict=True)]
-    return _moved(best[0], replicas) if best is not None and best[1] < limit * MOVABLE else None
+        paces = [share / s for share, s in zip(shares, seconds, strict=True)]
+        if total / sum(paces) >= min(limit * MOVABLE, best[1]):
+            break
+        following = _moved(largest_remainder(total, paces, least=1), shares, replicas)
+        if following == shares:
+            break
+        shares = following
+    return best if best is not None and best[1] < limit * MOVABLE else None
 
 
-def _moved(shares: tuple[int, ...], replicas: Replicas) -> tuple[tuple[int, ...], float]:
-    """Parts go from the slowest replica to the one that then takes least, some at once: whole samples make steps."""
-    seconds = [replicas.seconds(i, share) for i, share in enumerate(shares)]
+def _moved(shares: tuple[int, ...], found: tuple[int, ...], replicas: Replicas) -> tuple[int, ...]:
+    """Parts go from the slowest replica to the one that then takes least, some at once: whole samples make steps.
+
+    Times are those of the arrangements that were `found` for other shares.
+    """
+    seconds_of = cache(lambda i, part: replicas.alike(i, found[i], part))
+    seconds = list(starmap(seconds_of, enumerate(shares)))
     for _ in range(MOVES):
         slowest = max(range(len(shares)), key=lambda i: seconds[i])
         moves = [
-            (max(replicas.seconds(slowest, shares[slowest] - n), replicas.seconds(i, shares[i] + n)), i, n)
+            (max(seconds_of(slowest, shares[slowest] - n), seconds_of(i, shares[i] + n)), i, n)
             for i in sorted(range(len(shares)), key=lambda i: seconds[i])[:2]
             for n in (1, 2, 4)
-            if n < shares[slowest] and i != slowest and replicas.faster(i, shares[i] + n, seconds[slowest])
+            if n < shares[slowest] and i != slowest
         ]
         slower, other, n = min(moves, default=(math.inf, 0, 0))
         if slower >= seconds[slowest]:
             break
         shares = tuple(s + n * ((i == other) - (i == slowest)) for i, s in enumerate(shares))
-        seconds = [replicas.seconds(i, share) for i, share in enumerate(shares)]
-    return shares, max(seconds)
+        seconds = list(starmap(seconds_of, enumerate(shares)))
+    return shares
 
 
 def _proposal(total: int, count: int, replicas: Replicas, limit: float, tolerance: float) -> tuple[int, ...] | None:

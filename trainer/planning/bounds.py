@@ -117,19 +117,25 @@ class UseBounds:
         fixed, usable = every.memory.fixed, usable_bytes(sites[0].rates)
         layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
         beat = every.forward.each + every.backward.each
-        # with the gradient sums that backward does not hide
-        once = layers * every.update.each + np.maximum(sums, layers * (sums - every.backward.each))
         under = [costs.under(modes, use.pool.rates, n, use.tensor) for use, n, _ in places]
         deeper = column(depth - 1 for depth in depths)
         more = deeper * np.stack([u.held for u in under])[:, None, :, None]
         fixed_deep = fixed + deeper * column(costs.boundary_bytes(n) for n in samples)
         fits = fixed + memory * layers <= usable, fixed_deep + (memory + more) * layers <= usable
-        loads = [np.where(fit, once, np.inf).reshape(len(places), -1, len(layers)) for fit in fits]
-        beats = np.broadcast_to(beat, (*loads[0].shape[:1], *fits[0].shape[1:3], 1)).reshape(len(places), -1)
-        kept = undominated(np.concatenate([beats[:, :, None], *loads], axis=2))
-        blocks = np.where(np.isfinite(loads[0][:, :, 1]), beats, np.inf).min(axis=1)
-        rows = zip(kept, beats, *loads, blocks, strict=True)
-        return [_Choices(beat[k], once[k], deep[k], float(block)) for k, beat, once, deep, block in rows]
+        # what is no less in all that times are made of is beaten everywhere
+        late = sums - every.backward.each  # sums of a layer that its backward does not hide
+        alike = beat, every.update.each, sums, late, *(-fit.sum(axis=-1, keepdims=True) for fit in fits)
+        parts = np.concatenate(np.broadcast_arrays(*alike), axis=-1).reshape(len(places), -1, len(alike))
+        blocks = np.where((fits[0] & np.ones_like(beat, dtype=bool))[..., 1].reshape(parts.shape[:2]), parts[..., 0], np.inf)
+        kept = undominated(parts)
+        beats, update, sums, late = parts[kept].T[:4, :, None]
+        once = layers * update + np.maximum(sums, layers * late)
+        shape = (*np.broadcast_shapes(beat.shape, *(fit.shape for fit in fits))[:3], len(layers))
+        held = [np.broadcast_to(fit, shape).reshape(*kept.shape, -1)[kept] for fit in fits]
+        loads = [np.where(fit, once, np.inf) for fit in held]
+        ends = np.cumsum(kept.sum(axis=1))[:-1]
+        rows = zip(*(np.split(part, ends) for part in (beats[:, 0], *loads)), blocks.min(axis=1), strict=True)
+        return [_Choices(beat, once, deep, float(block)) for beat, once, deep, block in rows]
 
     def _depth(self, key: _Key) -> int:
         return min((key.use.stages + 1) // 2, key.micro_batches) if self.problem.forwards_ahead is None else 1

@@ -113,6 +113,19 @@ class Pipelines:
             known.lower = limit if not known.exact else known.lower
         return known.best if known.best is not None and known.best.seconds < limit else None
 
+    def alike(self, wanted: WantedPipeline, found: WantedPipeline) -> float:
+        """The seconds of these micro-batches where the fastest pipeline of others takes them; infinity where none can."""
+        best = self._known[found].best
+        made = None if best is None else self.again(best, wanted.batching)
+        return math.inf if made is None else made.seconds
+
+    def again(self, pipeline: Pipeline, batching: Batching) -> Pipeline | None:
+        """The same uses in the same order with these micro-batches; None where they do not fit."""
+        if batching.micro_batch_size < max(use.width for use in pipeline.uses):
+            return None
+        schedule = SCHEDULES[pipeline.schedule]
+        return Arrangement(self.problem, self.stage_costs, pipeline.uses, batching, schedule).best()
+
     def combinations(self, wanted: WantedPipeline, limit: float) -> BoundedCombinations:
         """Every combination of uses that might fit and beat the limit, with its bound.
 

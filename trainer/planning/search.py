@@ -87,6 +87,16 @@ class Search:
         self.pipelines: Pipelines = Pipelines(problem, like=like.pipelines if like else None)
         self.groupings: Groupings = like.groupings if like else Groupings(problem, self.pipelines)
         self.found = SearchResult()
+        for candidate in like.found.candidates if like else ():
+            self._again(candidate)
+
+    def _again(self, candidate: Candidate) -> None:
+        """Offer what another search found, at the prices of this one."""
+        made = [self.pipelines.again(p, p.batching) for p in candidate.pipelines]
+        pipelines = tuple(p for p in made if p is not None)
+        if len(pipelines) == len(made):
+            seconds = pipelines[0].seconds if len(made) == 1 else together(pipelines)
+            self._offer(Candidate(pipelines, seconds, candidate.clones, candidate.handicap))
 
     def run(self) -> SearchResult:
         """Search everything; `candidates` stays empty when nothing fits."""
@@ -97,9 +107,7 @@ class Search:
             groupings.sort(key=lambda g: (float(f"{g.bound:.6g}"), -len(g.replicas)))
         for self.tolerance in (LEAP, wanted) if large else (wanted,):
             if self.groupings.thinned:
-                first = 1 if wanted >= ROUGH else len(groupings)  # its limit spares thousands of devices bounds
-                self._most_promising(groupings[:first])
-                self._most_promising(groupings[first:])
+                self._most_promising(groupings, first=1 if wanted >= ROUGH else len(groupings))
                 continue
             for grouping in groupings:
                 if grouping.bound >= self.limit:
@@ -139,12 +147,23 @@ class Search:
         kept.insert(place, candidate)
         del kept[self.keep :]
 
-    def _most_promising(self, groupings: Sequence[Grouping]) -> None:
-        """What may come of these groupings, in the order of the times that they might take."""
-        ways = [self._alone if len(grouping.replicas) == 1 else self._together for grouping in groupings]
-        tasks = [task for way, grouping in zip(ways, groupings, strict=True) for task in way(grouping)]
+    def _most_promising(self, groupings: Sequence[Grouping], first: int = 1) -> None:
+        """What may come of these groupings, in the order of the times that they might take.
+
+        The best of the `first` ones comes before the others are looked at: its limit spares these most of their bounds.
+        """
+        tasks = self._tasks(groupings[:first])
+        for _, look in tasks[:1]:
+            look()
+        tasks = tasks[1:] + self._tasks(groupings[first:])
         for _, look in sorted(tasks, key=lambda task: task[0]):
             look()
+
+    def _tasks(self, groupings: Sequence[Grouping]) -> list[Task]:
+        """What may come of these groupings, what might take least first."""
+        ways = [self._alone if len(grouping.replicas) == 1 else self._together for grouping in groupings]
+        tasks = [task for way, grouping in zip(ways, groupings, strict=True) for task in way(grouping)]
+        return sorted(tasks, key=lambda task: task[0])
 
     def _alone(self, grouping: Grouping) -> Iterator[Task]:
         """One replica: every micro-batch size."""
@@ -181,7 +200,11 @@ class Search:
             unequal = self._unequal(grouping, batch, weights, parts)
             shares = largest_remainder(parts, weights, least=1)
             estimate = unequal.likely if self.groupings.thinned else unequal.bound
-            seconds = [estimate(i, part, self._across) for i, part in enumerate(shares)]
+            seconds = []
+            for index, part in enumerate(shares):
+                seconds.append(estimate(index, part, self._across))
+                if self.groupings.thinned and seconds[-1] >= self._across:
+                    break
             least = grouping.bound if self._small and parts <= TABULATED else min(seconds)
             if self.groupings.thinned:
                 least = max(seconds)
@@ -269,6 +292,11 @@ class UnequalReplicas:
         wanted = self.wanted(replica, part)
         found = self.pipelines.fastest(wanted, self.limit()) if self._possible(wanted) else None
         return math.inf if found is None else found.seconds
+
+    def alike(self, replica: int, found: int, part: int) -> float:
+        """The time of a share in the arrangement that was found for another one; infinity where it does not fit."""
+        wanted, other = self.wanted(replica, part), self.wanted(replica, found)
+        return self.pipelines.alike(wanted, other) if self._possible(wanted) else math.inf
 
     def likely(self, replica: int, part: int, limit: float) -> float:
         """A bound on the time of a share, and about what gradient sums add, which bounds leave out."""
