@@ -16,6 +16,8 @@ import numpy as np
 
 from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.plan import savings
+from hetctl.trainer.families.family import NORMS
+from hetctl.trainer.families.registry import family_of
 from hetctl.trainer.model.block_formats import MOMENT_BYTES, Quantised, row_bytes
 from hetctl.trainer.model.memory_limits import CHUNK_BYTES, NARROW
 from hetctl.trainer.model.shapes import ModelShape
@@ -140,6 +142,7 @@ class LayerCosts:
     native_sums: tuple[SumPoint, ...] = ()  # measured
     referred: bool = False  # preferences: each forward is made once more, by the model without its adapters
     selective_s: float = 0.0  # SELECTIVE_S where blocks are not compiled
+    recomputes_all: bool = False  # full recomputation makes what backward does not ask for, too: Megatron-LM's does
     overlap_cost: float = 0.0  # OVERLAP_COST where weights are cut for certain: the search's may still stay whole
 
     def measured(self, rates: Rates, tensor: int = 1) -> ClassProfile | None:
@@ -165,7 +168,7 @@ class LayerCosts:
             copies = self.activation_bytes(samples, tensor=tensor) / rates.host_bytes_per_s
             return Seconds(max(plain.forward, copies) + before, max(plain.backward, copies))
         if mode.recompute == "full":
-            again = plain.forward
+            again = plain.forward - self._not_again * self._without_adapters(rates, samples, tensor).forward
         elif mode.recompute == "selective":
             again = samples * self.seq_len * self._elementwise_bytes / tensor / rates.memory_bytes_per_s
             again += self._row_norms(rates, tensor) + self._dropout(rates, samples, tensor).forward
@@ -180,6 +183,15 @@ class LayerCosts:
         """Of a block's backward, the half of its matrix products that makes weight gradients: attention has none."""
         plain = self._block(rates, samples, tensor).backward - 2 * self._sum_over_tensor(rates, samples, tensor)
         return self._of_adapters(rates, samples, tensor).forward if self.frozen else plain / 2 * self._matrix_share
+
+    @cached_property
+    def _not_again(self) -> float:
+        """Of a block's forward what full recomputation leaves out: the MLP's last product, which backward does not ask
+        for unless a norm or an adapter follows (torch.utils.checkpoint stops at the last tensor that was kept)."""
+        s, family = self.shape, family_of(self.shape.family)
+        if self.recomputes_all or NORMS[family.norms][-1] or family.block is not None or "down_proj" in s.adapted:
+            return 0.0
+        return 2 * s.hidden * s.intermediate / s.block_flops(self.seq_len)
 
     @property
     def frozen(self) -> bool:

@@ -65,6 +65,7 @@ class Engine:
 
     blocking_transfers: bool = False  # a device sends and receives between computations, not beside them
     exposed_sums: bool = False  # gradient sums start after the last backward
+    recomputes_all: bool = False  # full recomputation makes what backward does not ask for, too
 
 
 OURS = Engine()  # hetctl's trainer
@@ -85,6 +86,8 @@ class LayoutPrediction:
 
 def predict_layout(problem: Problem, layout: Layout, engine: Engine = OURS) -> LayoutPrediction:
     """What the cost model of the search says of a layout. Raises ConfigError for one that cannot be."""
+    if engine.recomputes_all:
+        problem = replace(problem, costs=replace(problem.costs, recomputes_all=True))
     candidate = candidate_of(problem, layout)
     times = [_under(engine, p) for p in candidate.pipelines]
     memory = ((s.costs.memory.at(s.layers), usable_bytes(s.use.pool.rates)) for _, _, s in candidate.stages)

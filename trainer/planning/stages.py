@@ -16,6 +16,10 @@ from hetctl.trainer.planning.simulate import StageTimes
 
 Sharding = Literal["none", "host", "all"]
 SHARDINGS: tuple[Sharding, ...] = ("none", "host", "all")
+# of the seconds of a bridge's sums that backward hides, what they take from it: one Python launches the kernels of both.
+# 5.14 s a step with overlap, 5.43 without, where 0.59 s of sums had left in backward (docs/benchmarks/170)
+HIDING_COST = 0.5
+TINY = 1e-30
 SPLITS = 4096  # stages together whose splits are remembered: some MiB
 Value = TypeVar("Value", float, Floats)
 
@@ -152,22 +156,23 @@ class Coefficients(Generic[Value]):
     update: LinearCost[Value]
     memory: LinearCost[Value]
     host: LinearCost[Value]  # bytes per rank in its host's memory
+    bridged: Value | float = 0.0  # of the gradient sums' seconds, those with other replicas
     weights: float = 0.0  # seconds of a layer's backward that a schedule may put off
 
     def exposed(self, layers: Value | float) -> Value:
-        """Gradient sums that the last micro-batch's backward does not hide."""
+        """Gradient sums that the last micro-batch's backward does not hide, and what hiding the others costs it."""
         sums = self.sums.at(layers)
         left: Value = np.maximum(sums / np.maximum(layers, 1), sums - layers * self.backward.each)
-        return left
+        return left + HIDING_COST * self.bridged * (sums - left)
 
     def one(self: Coefficients[Floats], shards: int, mode: int, *, weights: float) -> Coefficients[float]:
         """Of one site's arrays those under one choice, by its place in them."""
 
+        def chosen(v: Floats) -> float:
+            return float(v[0, min(shards, v.shape[1] - 1), min(mode, v.shape[2] - 1), 0])
+
         def at(line: LinearCost[Floats]) -> LinearCost[float]:
-            fixed, each = (
-                v[0, min(shards, v.shape[1] - 1), min(mode, v.shape[2] - 1), 0] for v in (line.fixed, line.each)
-            )
-            return LinearCost(float(fixed), float(each))
+            return LinearCost(chosen(line.fixed), chosen(line.each))
 
         return Coefficients(
             at(self.forward),
@@ -176,6 +181,7 @@ class Coefficients(Generic[Value]):
             at(self.update),
             at(self.memory),
             at(self.host),
+            chosen(np.broadcast_to(self.bridged, self.sums.each.shape)),
             weights,
         )
 
@@ -225,7 +231,8 @@ def coefficient_arrays(
     count = np.array(shards, dtype=np.float64)[:, :, None, None]
     gather = _gather_seconds(rates, inside, count, each * compute + frozen)
     scatter = _gather_seconds(rates, inside, count, each * gradients)
-    sums = _sync_seconds(rates, place, inside, width, tensor, count, costs.value_bytes)
+    own, others = _sync_seconds(rates, place, inside, width, tensor, count, costs.value_bytes)
+    sums = own + others
     update, state = mode.update / count, mode.state / count
     saved = costs.value_bytes.written / width  # a checkpoint's copy, once of each
     on_host = mode.host_state / count + saved
@@ -243,6 +250,7 @@ def coefficient_arrays(
             each * state + frozen / count + place.held * mode.held,
         ),
         host=LinearCost(fixed * on_host, each * on_host + place.held * mode.host_held),
+        bridged=others / np.maximum(sums, TINY),
     )
 
 
@@ -265,19 +273,19 @@ def _sync_seconds(
     tensor: Floats,
     shards: Floats,
     value_bytes: ValueBytes,
-) -> Floats:
-    """Seconds per parameter, once a step: gradients summed over copies inside the stage, then with other replicas.
+) -> tuple[Floats, Floats]:
+    """Seconds per parameter, once a step: gradients summed over copies inside the stage, and with other replicas.
 
     Where replicas share out the update, what comes back are weights; the next forward, which may hide them, is not
     asked.
     """
     seconds: Floats = 2 * value_bytes.gradients / shards * _gather_seconds(rates, inside, width // shards, 1.0)
     if place.sync is None:
-        return seconds
+        return seconds, 0 * seconds
     # islands exchange shards: each rank carries its part of what the stage holds
     rate = np.minimum(place.sync.per_rank, place.sync.per_host / (inside * tensor))
     rate = np.minimum(rate, place.sync.total / (width * tensor))
-    return seconds + (place.replicas - 1) / place.replicas * (value_bytes.exchanged / width) / rate
+    return seconds, (place.replicas - 1) / place.replicas * (value_bytes.exchanged / width) / rate
 
 
 def _gather_seconds(rates: Rates, shares_per_host: Floats, ranks: Floats, total: Floats | float) -> Floats:
