@@ -1,13 +1,16 @@
-"""What collectives cost a stage: beside computation, and in rings across hosts."""
+"""What a stage costs: collectives beside computation and in rings across hosts, and what is computed again."""
 
 from dataclasses import replace
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from hetctl.trainer.model.shapes import SHAPES
-from hetctl.trainer.planning.costs import OVERLAP_COST, PLAIN, LayerCosts, ValueBytes
+from hetctl.trainer.model.model import StageModel
+from hetctl.trainer.model.shapes import SHAPES, ModelShape
+from hetctl.trainer.planning.costs import OVERLAP_COST, PLAIN, LayerCosts, Mode, ValueBytes
 from hetctl.trainer.planning.pools import RING_REACHED, Rates
-from hetctl.trainer.planning.stages import MemoryChoice, StagePlace, StageSite, coefficients
+from hetctl.trainer.planning.stages import HIDING_COST, MemoryChoice, StagePlace, StageSite, SyncRate, coefficients
 
 RATES = Rates(1e14, 1e12, 1e11, 1e10, 1e10, 0.0, 80 << 30, 0)
 COSTS = LayerCosts(SHAPES["llama-8b"], 2048, ValueBytes())
@@ -36,3 +39,38 @@ def test_rings_across_hosts_reach_less_than_their_ports_give_messages() -> None:
     there_and_back = 2 * 4 * COSTS.block_parameters / 2
     assert inside == pytest.approx(there_and_back / RATES.native_bytes_per_s)
     assert across == pytest.approx(there_and_back / (RING_REACHED * RATES.nic_bytes_per_s))
+
+
+def test_what_backward_hides_of_a_bridges_sums_costs_it_half_of_their_time() -> None:
+    fast, layers = SyncRate(1e12, 1e12, 1e12), 8
+    site, choice = StageSite(RATES, 1), MemoryChoice(PLAIN, 1)
+    across = coefficients(COSTS, site, replace(MIDDLE, sync=fast, replicas=2), choice)
+    inside = coefficients(COSTS, StageSite(RATES, 2, per_host=2), MIDDLE, choice)
+    for found, cost in ((across, HIDING_COST), (inside, 0.0)):
+        sums = found.sums.at(layers)
+        assert 0 < sums < layers * found.backward.each
+        left = sums / layers
+        assert found.exposed(layers) == pytest.approx(left + cost * (sums - left))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt", "gemma2", "olmo2"])
+def test_full_recomputation_is_taken_to_make_again_what_torch_makes_again(family: str) -> None:
+    shape = ModelShape("tiny", family, layers=3, hidden=32, heads=4, kv_heads=4, intermediate=96, vocab=48)
+    tokens, made = 16, {}
+    for recompute in ("none", "full"):
+        model = StageModel(shape, (1, 2), recompute=recompute)
+        block = next(iter(model.layers.values()))
+        x = torch.randn(1, tokens, shape.hidden, requires_grad=True)
+        tables = model.rotary(x, model.is_local(1))
+        with FlopCounterMode(display=False) as forward:
+            y = block(x, *tables)
+        with FlopCounterMode(display=False) as backward:
+            y.sum().backward()
+        made[recompute] = forward.get_total_flops(), backward.get_total_flops()
+    spared = made["none"][0] - (made["full"][1] - made["none"][1])
+
+    costs = LayerCosts(shape, tokens, ValueBytes())
+    plain, full = (costs.block(RATES, 1, mode=Mode(r)) for r in ("none", "full"))
+    predicted = (plain.forward - (full.backward - plain.backward)) * RATES.flops_per_s
+    assert predicted == pytest.approx(spared, abs=1)
+    assert (spared == 0) is (family in ("gemma2", "olmo2"))
