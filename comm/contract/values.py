@@ -33,8 +33,7 @@ def encode(value: object) -> Any:
     if value is None or isinstance(value, (str, int, float)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [(name, getattr(value, name)) for name in _names(type(value))]
-        return {name: v if type(v) in _SCALARS else encode(v) for name, v in fields}
+        return {n: v if type(v := getattr(value, n)) in _SCALARS else encode(v) for n in _names(type(value))}
     if isinstance(value, (list, tuple)):
         whole = set(map(type, value)) <= {int}  # ranks, in lists of thousands
         return list(value) if whole else [encode(v) for v in value]

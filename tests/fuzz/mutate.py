@@ -43,7 +43,7 @@ def _value_changed(data: bytes, rng: random.Random) -> bytes:
     try:
         value = json.loads(text)
         return json.dumps(_changed(value, rng)).encode()
-    except ValueError:
+    except (ValueError, RecursionError):  # another change before this one may have nested it too deeply
         pass
     try:
         value = yaml.load(text, Loader=yaml.CSafeLoader)

@@ -138,7 +138,8 @@ class Hardware(UserDict[str, DeviceClass]):
 
     def with_own(self, rows: Iterable[DeviceClass]) -> Hardware:
         """This table with a person's rows before its own."""
-        return Hardware({**self, **{row.name: row for row in rows}})
+        own = {row.name: row for row in rows}
+        return Hardware({**self, **own}) if own else self
 
     def of_gpu(
         self, vendor: str, names: Sequence[str], pci_id: str | None = None, subsystem: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import groupby
 from math import inf
@@ -125,7 +125,7 @@ def read_pools(
         known = (member.host, island, device.device_class, device.speed, device.room_bytes)
         if known not in rates_of:
             made = _rates(cluster, host, fabrics[island], device, speeds, precision)
-            rates_of[known] = equal.setdefault(astuple(made), made)
+            rates_of[known] = equal.setdefault(tuple(vars(made).values()), made)
         rates = rates_of[known]
         key = (island, device.device_class, device.speed, rates.memory_bytes)
         first, placed = found.setdefault(key, (rates, []))
