@@ -199,13 +199,14 @@ def lower_bounds(
     if not combos.shape[1]:
         return combos.T, np.zeros(0)
     grid = _grid(options, micro_batches, limit)
+    held = [rooms(uses, grid, micro_batches) for uses in options]
     if most is not None and len(least) > FEW * most:
         few = np.argpartition(least, FEW * most)[: FEW * most]
-        exact = np.maximum(least[few], fill[few] + _slowest(options, combos[:, few], layers, micro_batches, grid))
+        exact = np.maximum(least[few], fill[few] + _slowest(held, combos[:, few], layers, grid))
         limit = min(limit, float(np.nextafter(np.partition(exact, most - 1)[most - 1], np.inf)))
         keep = least < limit
         combos, fill, least = combos[:, keep], fill[keep], least[keep]
-    bounds = np.maximum(least, fill + _slowest(options, combos, layers, micro_batches, grid))
+    bounds = np.maximum(least, fill + _slowest(held, combos, layers, grid))
     order = np.argsort(bounds, kind="stable")
     order = order[: int(np.searchsorted(bounds[order], limit))]
     return combos[:, order].T, bounds[order]
@@ -252,21 +253,19 @@ def _within(loads: Floats, grid: Floats) -> Floats:
     return counts.cumsum(axis=1).astype(np.float64)
 
 
-def _slowest(
-    options: Sequence[Sequence[UseBound]], combos: Whole, layers: int, micro_batches: int, grid: Floats
-) -> Floats:
-    """The largest threshold without room for all layers per combination, by bisection; infinity where no room is."""
-    used, places = zip(*(np.unique(part, return_inverse=True) for part in combos), strict=True)
-    room, loss = zip(
-        *(rooms([o[i] for i in n], grid, micro_batches) for o, n in zip(options, used, strict=True)), strict=True
-    )
+def _slowest(pools: Sequence[tuple[Floats, Floats]], combos: Whole, layers: int, grid: Floats) -> Floats:
+    """The largest threshold without room for all layers per combination, by bisection; infinity where no room is.
+
+    `pools`: what the uses of each pool hold and lose under the thresholds.
+    """
+    room, loss = zip(*pools, strict=True)
     count = combos.shape[1]
     low = np.zeros(count, dtype=np.int64)
     high = np.full(count, len(grid), dtype=np.int64)
     while (low < high).any():
         middle = np.minimum((low + high) // 2, len(grid) - 1)
-        held = reduce(np.add, (part[at, middle] for part, at in zip(room, places, strict=True)))
-        lost = reduce(np.minimum, (part[at, middle] for part, at in zip(loss, places, strict=True)))
+        held = reduce(np.add, (part[at, middle] for part, at in zip(room, combos, strict=True)))
+        lost = reduce(np.minimum, (part[at, middle] for part, at in zip(loss, combos, strict=True)))
         enough = held - lost >= layers
         active = low < high
         high = np.where(active & enough, middle, high)
