@@ -213,8 +213,8 @@ class Arrangement:
             self.uses,
             self.batching,
             tuple(f.choices[r] for f, r, _ in held),
-            tuple(f.ways[r] for f, r, _ in held),
-            tuple(int(f.ways[r].memory.at(k)) for f, r, k in held),
+            tuple(f.way(r) for f, r, _ in held),
+            tuple(int(f.way(r).memory.at(k)) for f, r, k in held),
             PipelineTimes(timed, self.hops, bridged(self.stages), count, self.ahead, layers, name),
         )
 

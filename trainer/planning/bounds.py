@@ -126,7 +126,9 @@ class UseBounds:
         late = sums - every.backward.each  # sums of a layer that its backward does not hide
         alike = beat, every.update.each, sums, late, *(-fit.sum(axis=-1, keepdims=True) for fit in fits)
         parts = np.concatenate(np.broadcast_arrays(*alike), axis=-1).reshape(len(places), -1, len(alike))
-        blocks = np.where((fits[0] & np.ones_like(beat, dtype=bool))[..., 1].reshape(parts.shape[:2]), parts[..., 0], np.inf)
+        blocks = np.where(
+            (fits[0] & np.ones_like(beat, dtype=bool))[..., 1].reshape(parts.shape[:2]), parts[..., 0], np.inf
+        )
         kept = undominated(parts)
         beats, update, sums, late = parts[kept].T[:4, :, None]
         once = layers * update + np.maximum(sums, layers * late)

@@ -114,7 +114,7 @@ class Pipelines:
         return known.best if known.best is not None and known.best.seconds < limit else None
 
     def alike(self, wanted: WantedPipeline, found: WantedPipeline) -> float:
-        """The seconds of these micro-batches where the fastest pipeline of others takes them; infinity where none can."""
+        """Seconds of these micro-batches in the fastest pipeline of others; infinity where they do not fit there."""
         best = self._known[found].best
         made = None if best is None else self.again(best, wanted.batching)
         return math.inf if made is None else made.seconds

@@ -16,7 +16,7 @@ from hetctl.trainer.planning.simulate import StageTimes
 
 Sharding = Literal["none", "host", "all"]
 SHARDINGS: tuple[Sharding, ...] = ("none", "host", "all")
-# of the seconds of a bridge's sums that backward hides, what they take from it: one Python launches the kernels of both.
+# of the seconds of a bridge's sums that backward hides, what they take from it: one Python launches both' kernels.
 # 5.14 s a step with overlap, 5.43 without, where 0.59 s of sums had left in backward (docs/benchmarks/170)
 HIDING_COST = 0.5
 TINY = 1e-30
@@ -90,14 +90,14 @@ class StageCosts:
     weights: float
 
     @cached_property
-    def ways(self) -> tuple[Coefficients[float], ...]:
-        """What each row's choice costs."""
-        return tuple(self.every.one(*row, weights=self.weights) for row in self.rows)
+    def way(self) -> Callable[[int], Coefficients[float]]:
+        """(row) -> what its choice costs, each worked out once."""
+        return cache(lambda row: self.every.one(*self.rows[row], weights=self.weights))
 
     @cached_property
     def times(self) -> Callable[[int, int], StageTimes]:
         """(row, layers) -> what the simulator is told of the stage, each worked out once."""
-        return cache(lambda row, layers: self.ways[row].times(layers))
+        return cache(lambda row, layers: self.way(row).times(layers))
 
     @cached_property
     def fastest(self) -> Callable[[int], list[int | None]]:
@@ -156,7 +156,7 @@ class Coefficients(Generic[Value]):
     update: LinearCost[Value]
     memory: LinearCost[Value]
     host: LinearCost[Value]  # bytes per rank in its host's memory
-    bridged: Value | float = 0.0  # of the gradient sums' seconds, those with other replicas
+    bridged: Value  # of the gradient sums' seconds, those with other replicas
     weights: float = 0.0  # seconds of a layer's backward that a schedule may put off
 
     def exposed(self, layers: Value | float) -> Value:
@@ -181,7 +181,7 @@ class Coefficients(Generic[Value]):
             at(self.update),
             at(self.memory),
             at(self.host),
-            chosen(np.broadcast_to(self.bridged, self.sums.each.shape)),
+            chosen(self.bridged),
             weights,
         )
 

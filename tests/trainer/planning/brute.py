@@ -98,7 +98,7 @@ class Brute:
             costs.append(self.stage_costs.of(use.site, place))
         for layers in compositions(self.problem.costs.shape.layers, len(stages)):
             ways = [
-                [c.ways[r].times(k) for r in range(len(c.table.beat)) if c.table.beat[r, k] < math.inf]
+                [c.way(r).times(k) for r in range(len(c.table.beat)) if c.table.beat[r, k] < math.inf]
                 for c, k in zip(costs, layers, strict=True)
             ]
             for way in product(*ways):
