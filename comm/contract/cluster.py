@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,6 +52,7 @@ class Access:
 
 
 SCHEMA_VERSION = 1
+PLAUSIBLE_RATES = (1e-9, 1e18)  # of ports and links in bytes per second, of devices in shares of their class
 
 
 @dataclass(frozen=True)
@@ -249,9 +249,11 @@ class Cluster:
         named = [(f"{h.name}: {n.name}", n.rate_bytes_per_s) for h in self.hosts for n in h.nics]
         named += [(f"{h.name}: device {d.index}", d.speed) for h in self.hosts for d in h.devices]
         named += [(" and ".join(k.islands), t.rate_bytes_per_s) for k in self.links for t in k.transports]
-        if wrong := [what for what, rate in named if rate is not None and not 0 < rate < inf]:
+        low, high = PLAUSIBLE_RATES
+        if wrong := [what for what, rate in named if rate is not None and not low <= rate <= high]:
             raise ConfigError(
-                f"{where}: the rate of {wrong[0]} is not above zero", hint="write null where it is unknown"
+                f"{where}: the rate of {wrong[0]} is not above zero, or of no real thing",
+                hint="write null where it is unknown",
             )
 
     def validate(self, *, where: str) -> None:
