@@ -87,7 +87,7 @@ class Search:
         self.pipelines: Pipelines = Pipelines(problem, like=like.pipelines if like else None)
         self.groupings: Groupings = like.groupings if like else Groupings(problem, self.pipelines)
         self.found = SearchResult()
-        for candidate in like.found.candidates if like else ():
+        for candidate in like.found.candidates if like and like.groupings.thinned else ():
             self._again(candidate)
 
     def _again(self, candidate: Candidate) -> None:
