@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, fields, replace
 from itertools import pairwise
-from math import inf
 from pathlib import Path
 from typing import Literal
 
-from hetctl.comm.contract.cluster import SCHEMA_VERSION, TransportKind, read_versioned
+from hetctl.comm.contract.cluster import PLAUSIBLE_RATES, SCHEMA_VERSION, TransportKind, read_versioned
 from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import write_yaml
 from hetctl.comm.contract.values import encode
 from hetctl.trainer.model.shapes import SHAPES, ModelShape
+
+SHORTEST_S, LONGEST_S = 1e-12, 1e6  # that a layer or a sum can take
 
 LayerKind = Literal["embedding", "block", "head"]
 
@@ -164,27 +165,33 @@ class Profile:
     def validate(self, *, where: str) -> None:
         """Raise ConfigError unless every layer kind has points in ascending order."""
         for entry in self.classes:
-            if entry.speed <= 0:
-                raise ConfigError(f"{where}: '{entry.device_class}' needs a speed above zero")
+            if not _plausible(entry.speed):
+                raise ConfigError(f"{where}: '{entry.device_class}' needs a speed above zero, and of a real thing")
             if entry.tensor < 1:
                 raise ConfigError(f"{where}: '{entry.device_class}' needs a tensor degree of at least one")
             for kind in ("block", "embedding", "head"):
                 samples = [p.samples for p in getattr(entry, kind)]
                 if not samples or samples != sorted(set(samples)) or samples[0] < 1:
                     raise ConfigError(f"{where}: '{entry.device_class}' needs ascending points of {kind}")
-                if not all(0 <= s < inf for p in getattr(entry, kind) for s in (p.forward_s, p.backward_s)):
-                    raise ConfigError(f"{where}: '{entry.device_class}' needs finite seconds of {kind}")
-            if entry.offloaded is not None and not all(0 <= s < inf for s in astuple(entry.offloaded)):
-                raise ConfigError(f"{where}: '{entry.device_class}' needs finite seconds of an offloaded update")
+                each = [s for p in getattr(entry, kind) for s in (p.forward_s, p.backward_s)]
+                if not all(0 <= s <= LONGEST_S for s in each) or (kind == "block" and min(each) < SHORTEST_S):
+                    raise ConfigError(f"{where}: '{entry.device_class}' needs seconds of {kind} that can be")
+            updates = [entry.update_s or 0.0, *(astuple(entry.offloaded) if entry.offloaded else ())]
+            if not all(0 <= s <= LONGEST_S for s in updates):
+                raise ConfigError(f"{where}: '{entry.device_class}' needs seconds of an update that can be")
             if entry.sizes is not None and min(astuple(entry.sizes)[:-1]) < 1:
                 raise ConfigError(f"{where}: '{entry.device_class}' needs sizes of at least one")
         if any(b.nbytes <= a.nbytes for a, b in pairwise(self.native_sums)):
             raise ConfigError(f"{where}: native_sums need ascending bytes")
-        if any(min(point.nbytes, point.seconds) <= 0 for point in self.native_sums):
-            raise ConfigError(f"{where}: native_sums need bytes and seconds above zero")
+        if any(point.nbytes <= 0 or not SHORTEST_S <= point.seconds <= LONGEST_S for point in self.native_sums):
+            raise ConfigError(f"{where}: native_sums need bytes and seconds above zero, and such as can be")
         for bridge in self.bridges:
-            if min(bridge.message_bytes_per_s, bridge.all_reduce_bytes_per_s) <= 0:
-                raise ConfigError(f"{where}: the bridge over {bridge.transport} needs rates above zero")
+            if not (_plausible(bridge.message_bytes_per_s) and _plausible(bridge.all_reduce_bytes_per_s)):
+                raise ConfigError(f"{where}: the bridge over {bridge.transport} needs rates above zero that can be")
+
+
+def _plausible(rate: float) -> bool:
+    return PLAUSIBLE_RATES[0] <= rate <= PLAUSIBLE_RATES[1]
 
 
 def _what(entry: ClassProfile) -> tuple[object, ...]:
