@@ -16,6 +16,7 @@ from hetctl.comm.contract.units import MiB, show_bytes
 
 MAX_PLAIN_KEY = 1000  # YAML readers take keys of up to 1,024 characters without a question mark
 MAX_YAML_BYTES = 64 * MiB
+MOST_NESTED = 64  # levels
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+#-]*")
 _WORDS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
 
@@ -27,7 +28,7 @@ def read_yaml(path: Path, *, what: str) -> Any:
     text = read_text(path, what=what, max_bytes=MAX_YAML_BYTES)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(text, Loader=loader)
+        return _flat_enough(yaml.load(text, Loader=loader))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" (line {mark.line + 1})" if mark else ""
@@ -53,6 +54,18 @@ def read_text(path: Path, *, what: str, max_bytes: int) -> str:
         raise ConfigError(f"there is no {what} at {path}", hint="check the path") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as {_a(what)}: {error}") from None
+
+
+def _flat_enough(data: Any) -> Any:
+    """The data itself. Raises RecursionError where it is nested so deeply that what walks through it might, or in a
+    circle of YAML's aliases."""
+    level = [data]
+    for _ in range(MOST_NESTED):
+        held = (v for d in level for v in (d.values() if isinstance(d, dict) else d if isinstance(d, list) else ()))
+        level = list({id(v): v for v in held if isinstance(v, (dict, list))}.values())  # aliases once a level
+        if not level:
+            return data
+    raise RecursionError
 
 
 def _a(what: str) -> str:
@@ -145,7 +158,7 @@ def _number(value: float) -> str:
 def parse_json(text: str | bytes) -> Any:
     """JSON's plain data, as `finite` has it. Raises ValueError, also where it is nested too deeply."""
     try:
-        return finite(json.loads(text))
+        return finite(_flat_enough(json.loads(text)))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -134,7 +134,7 @@ def stroke_width(bytes_per_s: float | None) -> float:
     """Pixels of a line: 1 up to 0.1 GB/s, 2.2 more for each ten times as much; unknown: 1.5, dashed."""
     if not bytes_per_s or bytes_per_s < 0:
         return 1.5
-    return min(10.0, 1 + 2.2 * max(0.0, math.log10(bytes_per_s / 1e8)))
+    return min(10.0, 1 + 2.2 * math.log10(max(bytes_per_s / 1e8, 1.0)))
 
 
 def _rect(style: str, x: int, y: int, width: int, height: int, round_: int, tip: str = "") -> Markup:
