@@ -163,16 +163,22 @@ def tell(process: subprocess.Popen[str], targets: Mapping[str, Sequence[str]]) -
         process.stdin.flush()
 
 
+def open_ports(on: Stage) -> set[Port]:
+    """Every port that an undisturbed run listens at, from its start to its end."""
+    found = set[Port]()
+    launcher = on.start(on.fresh())
+    while launcher.process.poll() is None:
+        found |= ports_of(on.rig.hosts[:2], on.standing)
+        time.sleep(LOOK_S)
+    return found
+
+
 def recordings(on: Stage) -> dict[str, list[str]]:
     """What the processes of an undisturbed run send to the ports of each role."""
-    run, found, places = on.fresh(), dict[str, list[str]](), set[Port]()
+    found = dict[str, list[str]]()
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(strangers(host, "listen")) for host in on.rig.hosts[:2]]
-        launcher = on.start(run)
-        while launcher.process.poll() is None:
-            places |= ports_of(on.rig.hosts[:2], on.standing)
-            time.sleep(LOOK_S)
-    roles = {port.place: port.role for port in places}
+        roles = {port.place: port.role for port in open_ports(on)}
     for listener in listeners:
         for place, streams in json.loads(listener.communicate("\n")[0]).items():
             if place in roles:

@@ -91,9 +91,10 @@ class LinkRates:
     def sync_rate(self, inside: Pool, outside: Pool) -> SyncRate:
         """How fast ranks of two pools exchange gradients."""
         if inside.island == outside.island:
-            return SyncRate(RING_REACHED * min(p.rates.nic_bytes_per_s for p in (inside, outside)), inf, inf)
+            return SyncRate(RING_REACHED * min(p.rates.nic_bytes_per_s for p in (inside, outside)), inf, inf, 1)
         link = self._between(inside, outside)
-        return SyncRate(link.sums or link.per_rank, link.host_of(inside.island, outside.island), link.total)
+        native = link.transport == NATIVE
+        return SyncRate(link.sums or link.per_rank, link.host_of(inside.island, outside.island), link.total, native)
 
 
 def read_link_rates(

@@ -55,6 +55,7 @@ class SyncRate(NamedTuple):
     per_rank: float
     per_host: float
     total: float
+    native: float = 0  # 1 where a native library joins them all, none of it over a bridge
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Coefficients(Generic[Value]):
     update: LinearCost[Value]
     memory: LinearCost[Value]
     host: LinearCost[Value]  # bytes per rank in its host's memory
-    bridged: Value  # of the gradient sums' seconds, those with other replicas
+    bridged: Value  # of the gradient sums' seconds, those over a bridge
     weights: float = 0.0  # seconds of a layer's backward that a schedule may put off
 
     def exposed(self, layers: Value | float) -> Value:
@@ -250,7 +251,7 @@ def coefficient_arrays(
             each * state + frozen / count + place.held * mode.held,
         ),
         host=LinearCost(fixed * on_host, each * on_host + place.held * mode.host_held),
-        bridged=others / np.maximum(sums, TINY),
+        bridged=others / np.maximum(sums, TINY) * (1 - place.sync.native if place.sync else 0),
     )
 
 

@@ -44,9 +44,11 @@ def test_rings_across_hosts_reach_less_than_their_ports_give_messages() -> None:
 def test_what_backward_hides_of_a_bridges_sums_costs_it_half_of_their_time() -> None:
     fast, layers = SyncRate(1e12, 1e12, 1e12), 8
     site, choice = StageSite(RATES, 1), MemoryChoice(PLAIN, 1)
-    across = coefficients(COSTS, site, replace(MIDDLE, sync=fast, replicas=2), choice)
+    across, native = (
+        coefficients(COSTS, site, replace(MIDDLE, sync=fast._replace(native=n), replicas=2), choice) for n in (0, 1)
+    )
     inside = coefficients(COSTS, StageSite(RATES, 2, per_host=2), MIDDLE, choice)
-    for found, cost in ((across, HIDING_COST), (inside, 0.0)):
+    for found, cost in ((across, HIDING_COST), (native, 0.0), (inside, 0.0)):
         sums = found.sums.at(layers)
         assert 0 < sums < layers * found.backward.each
         left = sums / layers
