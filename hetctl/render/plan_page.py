@@ -98,6 +98,6 @@ def memory_rows(
         found.setdefault((rank.island, parts, rank.memory_bytes), []).append(rank.rank)
     rows = []
     for (island, parts, have), ranks in found.items():
-        taken = max(measured[r] for r in ranks) if measured else None
+        taken = max(measured[r] for r in ranks) if len(measured) == len(plan.ranks) else None
         rows.append(MemoryBar(f"{island}, {named_ranks(ranks)}", parts, have, taken))
     return rows

@@ -91,9 +91,9 @@ def islands_table(islands: dict[str, dict[str, float]]) -> Table:
 
 def show_efficiency(summary: dict[str, Any]) -> str:
     """The run against the sum of its parts, and where that sum is from."""
-    if (value := summary.get("efficiency")) is None:
+    value, basis = summary.get("efficiency"), BASES.get(summary.get("efficiency_basis") or "")
+    if value is None or basis is None:
         return "unknown"
-    basis = BASES[summary["efficiency_basis"]]
     return f"{value:.1%} of what the islands would reach alone ({basis}){above_all(value, faster=basis)}"
 
 

@@ -102,7 +102,8 @@ def run_waterfall(plan: Plan, summary: Mapping[str, Any]) -> Markup:
         return Markup()
     step = plan.global_batch * plan.seq_len / rate
     words = {"bubble": "waiting for work of others", "bridge": "the bridge", "native": "transfers inside islands"}
-    lost = [(word, shares[name] * step) for name, word in {**words, "update": "update"}.items() if name in shares]
+    words |= {"update": "update"}
+    lost = [(word, shares[name] * step) for name, word in words.items() if shares.get(name) is not None]
     computing = shares["compute"] * step
     if (mfu := summary.get("mfu")) is None:
         return waterfall(("computing", computing), lost, "step, as measured")
