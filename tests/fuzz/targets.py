@@ -263,6 +263,9 @@ def _weights(folder: Path) -> list[Case]:
     return [files_of(folder)]
 
 
+shapes_of(SHAPES["demo"])  # torch imports half of itself here: no input's fault
+
+
 def _read_weights(folder: Path) -> None:
     shape = shape_from_config(read_config(folder / "config.json"), where="config.json")
     if sum(math.prod(size) for size in shapes_of(shape).values()) > 1 << 20:
