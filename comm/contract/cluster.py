@@ -52,7 +52,11 @@ class Access:
 
 
 SCHEMA_VERSION = 1
-PLAUSIBLE_RATES = (1e-9, 1e18)  # of ports and links in bytes per second, of devices in shares of their class
+
+
+def plausible(rate: float) -> bool:
+    """Whether any port or link has so many bytes per second, or a device such a share of its class's speed."""
+    return 1e-9 <= rate <= 1e18
 
 
 @dataclass(frozen=True)
@@ -249,8 +253,7 @@ class Cluster:
         named = [(f"{h.name}: {n.name}", n.rate_bytes_per_s) for h in self.hosts for n in h.nics]
         named += [(f"{h.name}: device {d.index}", d.speed) for h in self.hosts for d in h.devices]
         named += [(" and ".join(k.islands), t.rate_bytes_per_s) for k in self.links for t in k.transports]
-        low, high = PLAUSIBLE_RATES
-        if wrong := [what for what, rate in named if rate is not None and not low <= rate <= high]:
+        if wrong := [what for what, rate in named if rate is not None and not plausible(rate)]:
             raise ConfigError(
                 f"{where}: the rate of {wrong[0]} is not above zero, or of no real thing",
                 hint="write null where it is unknown",

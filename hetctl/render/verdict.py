@@ -101,8 +101,12 @@ def run_waterfall(plan: Plan, summary: Mapping[str, Any]) -> Markup:
     if not rate or not shares.get("compute"):
         return Markup()
     step = plan.global_batch * plan.seq_len / rate
-    words = {"bubble": "waiting for work of others", "bridge": "the bridge", "native": "transfers inside islands"}
-    words |= {"update": "update"}
+    words = {
+        "bubble": "waiting for work of others",
+        "bridge": "the bridge",
+        "native": "transfers inside islands",
+        "update": "update",
+    }
     lost = [(word, shares[name] * step) for name, word in words.items() if shares.get(name) is not None]
     computing = shares["compute"] * step
     if (mfu := summary.get("mfu")) is None:

@@ -122,21 +122,22 @@ class UseBounds:
         more = deeper * np.stack([u.held for u in under])[:, None, :, None]
         fixed_deep = fixed + deeper * column(costs.boundary_bytes(n) for n in samples)
         fits = fixed + memory * layers <= usable, fixed_deep + (memory + more) * layers <= usable
-        # what is no less in all that times are made of is beaten everywhere
+        # [uses, choices], and [uses, choices, layers + 1] for what fits
+        shape = np.broadcast_shapes(beat.shape, *(fit.shape for fit in fits))
+        shallow, deep = (np.broadcast_to(fit, shape).reshape(len(places), -1, len(layers)) for fit in fits)
         late = sums - every.backward.each  # sums of a layer that its backward does not hide
-        alike = beat, every.update.each, sums, late, *(-fit.sum(axis=-1, keepdims=True) for fit in fits)
-        parts = np.concatenate(np.broadcast_arrays(*alike), axis=-1).reshape(len(places), -1, len(alike))
-        blocks = np.where(
-            (fits[0] & np.ones_like(beat, dtype=bool))[..., 1].reshape(parts.shape[:2]), parts[..., 0], np.inf
-        )
-        kept = undominated(parts)
-        beats, update, sums, late = parts[kept].T[:4, :, None]
+        of_choices = [
+            np.broadcast_to(part, (*shape[:-1], 1)).reshape(len(places), -1)
+            for part in (beat, every.update.each, sums, late)
+        ]
+        blocks = np.where(shallow[:, :, 1], of_choices[0], np.inf).min(axis=1)
+        # what is no less in all that times are made of is beaten everywhere
+        kept = undominated(np.stack([*of_choices, -shallow.sum(axis=-1), -deep.sum(axis=-1)], axis=-1))
+        beats, update, sums, late = (part[kept][:, None] for part in of_choices)
         once = layers * update + np.maximum(sums, layers * late)
-        shape = (*np.broadcast_shapes(beat.shape, *(fit.shape for fit in fits))[:3], len(layers))
-        held = [np.broadcast_to(fit, shape).reshape(*kept.shape, -1)[kept] for fit in fits]
-        loads = [np.where(fit, once, np.inf) for fit in held]
+        loads = [np.where(fit[kept], once, np.inf) for fit in (shallow, deep)]
         ends = np.cumsum(kept.sum(axis=1))[:-1]
-        rows = zip(*(np.split(part, ends) for part in (beats[:, 0], *loads)), blocks.min(axis=1), strict=True)
+        rows = zip(*(np.split(part, ends) for part in (beats[:, 0], *loads)), blocks, strict=True)
         return [_Choices(beat, once, deep, float(block)) for beat, once, deep, block in rows]
 
     def _depth(self, key: _Key) -> int:

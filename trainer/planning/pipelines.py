@@ -123,8 +123,11 @@ class Pipelines:
         """The same uses in the same order with these micro-batches; None where they do not fit."""
         if batching.micro_batch_size < max(use.width for use in pipeline.uses):
             return None
+        return self._arranged(pipeline, batching).best()
+
+    def _arranged(self, pipeline: Pipeline, batching: Batching) -> Arrangement:
         schedule = SCHEDULES[pipeline.schedule]
-        return Arrangement(self.problem, self.stage_costs, pipeline.uses, batching, schedule).best()
+        return Arrangement(self.problem, self.stage_costs, pipeline.uses, batching, schedule)
 
     def combinations(self, wanted: WantedPipeline, limit: float) -> BoundedCombinations:
         """Every combination of uses that might fit and beat the limit, with its bound.
@@ -237,9 +240,7 @@ class Pipelines:
 
     def improved(self, pipeline: Pipeline) -> Pipeline:
         """With layers moved between its stages where that shortens the simulated step; those asked for stay."""
-        schedule = SCHEDULES[pipeline.schedule]
-        arrangement = Arrangement(self.problem, self.stage_costs, pipeline.uses, pipeline.batching, schedule)
-        return self._improved(arrangement, pipeline)
+        return self._improved(self._arranged(pipeline, pipeline.batching), pipeline)
 
     def _improved(self, arrangement: Arrangement, pipeline: Pipeline) -> Pipeline:
         asked = self.problem.layers is not None or self.problem.split != "auto"

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from hetctl.comm.contract.cluster import PLAUSIBLE_RATES, SCHEMA_VERSION, TransportKind, read_versioned
+from hetctl.comm.contract.cluster import SCHEMA_VERSION, TransportKind, plausible, read_versioned
 from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import write_yaml
@@ -165,7 +165,7 @@ class Profile:
     def validate(self, *, where: str) -> None:
         """Raise ConfigError unless every layer kind has points in ascending order."""
         for entry in self.classes:
-            if not _plausible(entry.speed):
+            if not plausible(entry.speed):
                 raise ConfigError(f"{where}: '{entry.device_class}' needs a speed above zero, and of a real thing")
             if entry.tensor < 1:
                 raise ConfigError(f"{where}: '{entry.device_class}' needs a tensor degree of at least one")
@@ -175,10 +175,10 @@ class Profile:
                     raise ConfigError(f"{where}: '{entry.device_class}' needs ascending points of {kind}")
                 each = [s for p in getattr(entry, kind) for s in (p.forward_s, p.backward_s)]
                 if not all(0 <= s <= LONGEST_S for s in each) or (kind == "block" and min(each) < SHORTEST_S):
-                    raise ConfigError(f"{where}: '{entry.device_class}' needs seconds of {kind} that can be")
+                    raise ConfigError(f"{where}: '{entry.device_class}' needs finite seconds of {kind}, as layers take")
             updates = [entry.update_s or 0.0, *(astuple(entry.offloaded) if entry.offloaded else ())]
             if not all(0 <= s <= LONGEST_S for s in updates):
-                raise ConfigError(f"{where}: '{entry.device_class}' needs seconds of an update that can be")
+                raise ConfigError(f"{where}: '{entry.device_class}' needs finite seconds of an update")
             if entry.sizes is not None and min(astuple(entry.sizes)[:-1]) < 1:
                 raise ConfigError(f"{where}: '{entry.device_class}' needs sizes of at least one")
         if any(b.nbytes <= a.nbytes for a, b in pairwise(self.native_sums)):
@@ -186,12 +186,8 @@ class Profile:
         if any(point.nbytes <= 0 or not SHORTEST_S <= point.seconds <= LONGEST_S for point in self.native_sums):
             raise ConfigError(f"{where}: native_sums need bytes and seconds above zero, and such as can be")
         for bridge in self.bridges:
-            if not (_plausible(bridge.message_bytes_per_s) and _plausible(bridge.all_reduce_bytes_per_s)):
+            if not (plausible(bridge.message_bytes_per_s) and plausible(bridge.all_reduce_bytes_per_s)):
                 raise ConfigError(f"{where}: the bridge over {bridge.transport} needs rates above zero that can be")
-
-
-def _plausible(rate: float) -> bool:
-    return PLAUSIBLE_RATES[0] <= rate <= PLAUSIBLE_RATES[1]
 
 
 def _what(entry: ClassProfile) -> tuple[object, ...]:

@@ -95,8 +95,7 @@ class Search:
         made = [self.pipelines.again(p, p.batching) for p in candidate.pipelines]
         pipelines = tuple(p for p in made if p is not None)
         if len(pipelines) == len(made):
-            seconds = pipelines[0].seconds if len(made) == 1 else together(pipelines)
-            self._offer(Candidate(pipelines, seconds, candidate.clones, candidate.handicap))
+            self._offer(Candidate(pipelines, together(pipelines), candidate.clones, candidate.handicap))
 
     def run(self) -> SearchResult:
         """Search everything; `candidates` stays empty when nothing fits."""

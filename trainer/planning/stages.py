@@ -16,8 +16,8 @@ from hetctl.trainer.planning.simulate import StageTimes
 
 Sharding = Literal["none", "host", "all"]
 SHARDINGS: tuple[Sharding, ...] = ("none", "host", "all")
-# of the seconds of a bridge's sums that backward hides, what they take from it: one Python launches both' kernels.
-# 5.14 s a step with overlap, 5.43 without, where 0.59 s of sums had left in backward (docs/benchmarks/170)
+# of the seconds of a bridge's sums that backward hides, what they take from it: one Python launches the kernels of
+# both. 5.14 s a step with overlap, 5.43 without, of what would be 0.6 s of sums at 26 GB/s (docs/benchmarks/170)
 HIDING_COST = 0.5
 TINY = 1e-30
 SPLITS = 4096  # stages together whose splits are remembered: some MiB

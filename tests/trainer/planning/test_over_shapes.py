@@ -163,7 +163,7 @@ def test_impossible_sizes_and_seconds_are_refused_and_none_at_all_is_no_zero(tmp
     assert estimate([nothing, *others], "llama2-7b", 4096).at("embedding", 1)[0] > 0
     bad = [
         (replace(first, sizes=replace(first.sizes, hidden=0)), "sizes of at least one"),
-        (replace(first, head=(Point(1, float("inf"), 1.0),)), "seconds of head that can be"),
+        (replace(first, head=(Point(1, float("inf"), 1.0),)), "finite seconds of head"),
     ]
     for entry, said in bad:
         save_profile(tmp_path / "p.yaml", Profile((entry,)))
