@@ -151,7 +151,8 @@ def unpack(packed: bytes, digest: str) -> None:
     if hashlib.sha256(packed).hexdigest()[: len(digest)] != digest:
         raise OSError(None, "the code arrived damaged")
     os.makedirs(place(""), mode=0o700, exist_ok=True)
-    temporary = tempfile.mkdtemp(dir=place(""), prefix=".new-")
+    sweep(place(""))
+    temporary = half_made(place(""))
     try:
         zipfile.ZipFile(io.BytesIO(packed)).extractall(temporary)
         try:
@@ -165,14 +166,34 @@ def unpack(packed: bytes, digest: str) -> None:
 
 
 def prune(keep: str) -> None:
-    """Remove old bundles that nobody used lately, and what a broken connection left half unpacked."""
+    """Remove old bundles that nobody used lately."""
     ages = []
     for entry in os.scandir(place("")):
         with contextlib.suppress(FileNotFoundError):  # other hosts of the same home may be at it, too
             ages.append((time.time() - entry.stat().st_mtime, entry.name))
     for number, (age, name) in enumerate(sorted(ages)):
-        if age > FRESH_S and name != keep and (number >= KEEP_BUNDLES or name.startswith(".new-")):
+        if age > FRESH_S and name != keep and number >= KEEP_BUNDLES:
             shutil.rmtree(place(name), ignore_errors=True)
+
+
+def half_made(home: str) -> str:
+    """A new folder to fill before it is renamed; its name says whose it is: the host, its PID namespace, the process."""
+    return tempfile.mkdtemp(dir=home, prefix=f".new-{_here()}-{os.getpid()}-")
+
+
+def sweep(home: str) -> None:
+    """Remove half-made folders whose maker is gone: killed here, or of a day ago on another host of the same home."""
+    for entry in os.scandir(home):
+        with contextlib.suppress(FileNotFoundError):  # others may be at it, too
+            maker, _, process = entry.name.removeprefix(".new-").rpartition("-")[0].rpartition("-")
+            killed = maker == _here() and not os.path.exists(f"/proc/{process}")
+            if entry.name.startswith(".new-") and (killed or time.time() - entry.stat().st_mtime > FRESH_S):
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _here() -> str:
+    """Where process numbers are this host's: containers may share its name."""
+    return f"{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def take(asked: dict[str, Any]) -> None:
@@ -193,10 +214,8 @@ def take(asked: dict[str, Any]) -> None:
 
 def receive(home: str, there: str, asked: dict[str, Any]) -> None:
     """Files from stdin into a folder beside their place, checked, renamed into it."""
-    for entry in os.scandir(home):  # what a host that went down left of another time
-        if entry.name.startswith(".new-") and time.time() - entry.stat().st_mtime > FRESH_S:
-            shutil.rmtree(entry.path, ignore_errors=True)
-    temporary = tempfile.mkdtemp(dir=home, prefix=".new-")
+    sweep(home)
+    temporary = half_made(home)
     try:
         for name, size in asked["files"]:
             path = os.path.join(temporary, name)

@@ -58,9 +58,13 @@ def main() -> int:
                     if why := cannot_be(*cell):
                         print(f"--  {cell[0]:18} {cell[1]:10} cannot be: {why}")
             lanes = [start_lane(number, options, out) for number in range(1, options.lanes)]
-            work(cases(options)[0 :: options.lanes], options, out, Path(folder))
-            for lane in lanes:
-                lane.wait()
+            try:
+                work(cases(options)[0 :: options.lanes], options, out, Path(folder))
+                for lane in lanes:
+                    lane.wait()
+            finally:
+                for lane in lanes:
+                    lane.terminate()
             return summarise(read(out)[known:])
         work(cases(options)[options.lane :: options.lanes], options, out, Path(folder))
         return 0

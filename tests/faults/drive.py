@@ -78,6 +78,7 @@ class Stage:
         self.rig, self.folder, self.text, self.steps, self.settings = rig, folder, text, steps, settings
         self.standing = {pid for host in rig.hosts for pid in host.pids()}
         self.reference: list[float] = []
+        self.unswept = False  # a fault left half-made files that the next agents remove
         self.count = 0
 
     def start(self, run: Path) -> Launcher:

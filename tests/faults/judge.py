@@ -39,15 +39,18 @@ def try_case(on: Stage, case: Case, run: Path | None = None, *, go_on: bool = Tr
             fail_another(scene)
         _await_nothing_left(on, scene, verdict)
         _judge(scene, fault, verdict)
-    if not fault.sweeps_later:
+    # in a row, what one case left is not there any more when the next one's agents are
+    on.unswept = case.stage in fault.sweeps_later or on.unswept and case.stage == "shipping" and verdict.exit_code != 0
+    if not on.unswept:
         _judge_remains(on, verdict)
     _judge_registry(on, fault, verdict)
     if go_on and verdict.exit_code != 0:
         again = on.start(run)
         if not again.end(240) or again.process.returncode:
             verdict.problems.append(f"it cannot be resumed: {again.said[-300:]}")
-        if fault.sweeps_later:
+        if on.unswept:
             _judge_remains(on, verdict)
+            on.unswept = False
     if go_on or verdict.exit_code == 0:
         judge_losses(on, run, verdict)
     verdict.whole_s = time.monotonic() - began

@@ -280,7 +280,8 @@ class Fault:
 
     `crash`: it must be known within two seconds. `blames`: the victim must be named. Faults that need ranks have none
     to hit while code is shipped. `unverified`: it takes `hetctl clean` to know that nothing is left. `exits`: the codes
-    of a run that the fault ends. `sweeps_later`: nobody is left to remove half-made files; the next agent there does.
+    of a run that the fault ends. `sweeps_later`: in these stages nobody is left to remove half-made files; the next
+    agent there does.
     """
 
     plant: Callable[[Scene], bool]
@@ -292,13 +293,14 @@ class Fault:
     loses_launcher: bool = False
     unverified: bool = False
     exits: tuple[int, ...] = (1, 4)
-    sweeps_later: bool = False
+    sweeps_later: tuple[str, ...] = ()
     prepare: Callable[[Scene], None] | None = None
 
 
 RANK: dict[str, Any] = {"needs_ranks": True, "blames": True}
 STORE: dict[str, Any] = {"causes": ("the run's store",), "needs_ranks": True}
 AGENT: dict[str, Any] = {"causes": ("agent was killed", "program on the host was killed"), "blames": True}
+AGENT["sweeps_later"] = ("shipping",)  # what unpacks code has no guardian yet
 UNWATCHED: dict[str, Any] = {"blames": True, "unverified": True}  # nobody on the host says that all have ended
 LATE = ("no answer", "timed out", "timeout")
 PAUSE_S = 4.0  # of what is stopped and goes on: longer than anything is waited for that has only to answer
@@ -320,8 +322,8 @@ FAULTS = {
     "agent SEGV": Fault(signalled(agent, signal.SIGSEGV), crash=True, **AGENT),
     "agent STOP": Fault(signalled(agent, signal.SIGSTOP), **UNWATCHED),
     "agent STOP/CONT": Fault(signalled(agent, signal.SIGSTOP, again_s=PAUSE_S), survives=True),
-    "guardian KILL": Fault(signalled(guardian, signal.SIGKILL), sweeps_later=True, **UNWATCHED),
-    "guardian SEGV": Fault(signalled(guardian, signal.SIGSEGV), sweeps_later=True, **UNWATCHED),
+    "guardian KILL": Fault(signalled(guardian, signal.SIGKILL), sweeps_later=STAGES, **UNWATCHED),
+    "guardian SEGV": Fault(signalled(guardian, signal.SIGSEGV), sweeps_later=STAGES, **UNWATCHED),
     "guardian STOP/CONT": Fault(signalled(guardian, signal.SIGSTOP, again_s=PAUSE_S), survives=True),
     "launcher KILL": Fault(signalled(launcher, signal.SIGKILL), loses_launcher=True, unverified=True),
     "launcher SEGV": Fault(signalled(launcher, signal.SIGSEGV), loses_launcher=True, unverified=True),

@@ -132,3 +132,20 @@ def test_old_code_that_another_host_of_the_same_home_removes_meanwhile_is_no_fai
     monkeypatch.setattr(bootstrap.os, "scandir", lambda folder: iter(listed))
     bootstrap.prune("mine")
     assert Path(bootstrap.place("mine")).is_dir()
+
+
+def test_what_a_killed_process_left_half_made_goes_with_the_next_one_and_what_another_makes_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    Path(bootstrap.place("")).mkdir(parents=True)
+    mine = Path(bootstrap.half_made(bootstrap.place("")))
+    gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    gone.wait()
+    killed = mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{gone.pid}-"))
+    elsewhere, old = killed.with_name(killed.name.replace(".new-", ".new-x")), mine.with_name(".new-abcd1234")
+    for folder in (killed, elsewhere, old):
+        (folder / "code").mkdir(parents=True)
+    os.utime(old, (0, 0))
+    bootstrap.sweep(bootstrap.place(""))
+    assert {p.name for p in mine.parent.iterdir()} == {mine.name, elsewhere.name}
