@@ -177,7 +177,7 @@ def prune(keep: str) -> None:
 
 
 def half_made(home: str) -> str:
-    """A new folder to fill before it is renamed; its name says whose it is: the host, its PID namespace, the process."""
+    """A new folder to fill before it is renamed; its name says of which host, PID namespace and process."""
     return tempfile.mkdtemp(dir=home, prefix=f".new-{_here()}-{os.getpid()}-")
 
 

@@ -40,7 +40,9 @@ def try_case(on: Stage, case: Case, run: Path | None = None, *, go_on: bool = Tr
         _await_nothing_left(on, scene, verdict)
         _judge(scene, fault, verdict)
     # in a row, what one case left is not there any more when the next one's agents are
-    on.unswept = case.stage in fault.sweeps_later or on.unswept and case.stage == "shipping" and verdict.exit_code != 0
+    on.unswept = case.stage in fault.sweeps_later or (
+        on.unswept and case.stage == "shipping" and verdict.exit_code != 0
+    )
     if not on.unswept:
         _judge_remains(on, verdict)
     _judge_registry(on, fault, verdict)
