@@ -14,7 +14,7 @@ from hetctl.comm.contract.device_class import DeviceClass
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.fabrics import NetworkKind as NetworkKind
 from hetctl.comm.contract.files import read_yaml
-from hetctl.comm.contract.kept_files import keep_old, write_stamped
+from hetctl.comm.contract.kept_files import write_stamped
 from hetctl.comm.contract.natives import HOST, NATIVES, NativeName
 from hetctl.comm.contract.pod_settings import PodSettings
 from hetctl.comm.contract.transports import TransportKind as TransportKind
@@ -234,11 +234,13 @@ class Cluster:
 
     def device(self, member: Member) -> Device:
         """The device a member stands for. Raises ConfigError when there is none."""
-        host = self.host_by_name.get(member.host)
-        for device in host.devices if host else ():
-            if device.index == member.device:
-                return device
+        if device := self._devices.get((member.host, member.device)):
+            return device
         raise ConfigError(f"the cluster has no device {member.device} on host '{member.host}'")
+
+    @cached_property
+    def _devices(self) -> dict[tuple[str, int], Device]:
+        return {(host.name, device.index): device for host in self.hosts for device in host.devices}
 
     def link(self, a: str, b: str) -> IslandLink | None:
         """What is known about the way between two islands, in either order."""
@@ -289,14 +291,9 @@ def load_cluster(path: Path) -> Cluster:
 _HEADER = "Written by `hetctl discover`: what this cluster is."
 
 
-def save_cluster(path: Path, cluster: Cluster) -> None:
-    """Write cluster.yaml atomically."""
-    write_stamped(path, encode(cluster), header=_HEADER)
-
-
-def keep_old_cluster(path: Path, new: Cluster) -> Path | None:
-    """Where the cluster file is kept that another one shall replace; None where it is the same, or there is none."""
-    return keep_old(path, encode(new), header=_HEADER)
+def save_cluster(path: Path, cluster: Cluster, *, keep: bool = False) -> Path | None:
+    """Write cluster.yaml atomically; where the old one is kept, if that is asked for and it differs."""
+    return write_stamped(path, cluster, header=_HEADER, keep=keep)
 
 
 def read_versioned(path: Path, cls: type[T], *, what: str) -> T:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.units import MiB, show_bytes
+from hetctl.comm.contract.values import encode
 
 MAX_PLAIN_KEY = 1000  # YAML readers take keys of up to 1,024 characters without a question mark
 MAX_YAML_BYTES = 64 * MiB
@@ -73,7 +74,7 @@ def _a(what: str) -> str:
 
 
 def write_yaml(path: Path, data: Any, *, header: str = "") -> None:
-    """Plain data as YAML, atomically, keys in the order given; `header` becomes comment lines.
+    """Plain data, or a dataclass', as YAML, atomically, keys in the order given; `header` becomes comment lines.
 
     A list of mappings has one line per entry: a plan of ten thousand ranks is written in a moment, and read by eye.
     """
@@ -83,7 +84,7 @@ def write_yaml(path: Path, data: Any, *, header: str = "") -> None:
 def as_yaml(data: Any, *, header: str = "") -> str:
     """What `write_yaml` writes."""
     comment = "".join(f"# {line}\n" for line in header.splitlines())
-    return comment + "".join(_block(data, ""))
+    return comment + "".join(_block(encode(data), ""))
 
 
 def _block(data: Any, indent: str) -> Iterator[str]:
@@ -113,7 +114,7 @@ def _nested(value: Any) -> bool:
 def _flow(data: Any) -> str:
     """One value on one line: YAML's flow style, strings quoted as JSON does wherever they need it."""
     if isinstance(data, str):
-        return data if _PLAIN.fullmatch(data) and data.lower() not in _WORDS else _quoted(data)
+        return _text(data)
     if data is None:
         return "null"
     if isinstance(data, bool):
@@ -123,7 +124,7 @@ def _flow(data: Any) -> str:
     if isinstance(data, int):
         return str(data)
     if isinstance(data, dict):
-        return "{" + ", ".join(f"{_flow_key(k)}: {_flow(v)}" for k, v in data.items()) + "}"
+        return "{" + ", ".join([f"{_flow_key(k)}: {_flow(v)}" for k, v in data.items()]) + "}"
     whole = set(map(type, data)) == {int}  # ranks, in lists of thousands
     return "[" + ", ".join(map(str if whole else _flow, data)) + "]"
 
@@ -132,6 +133,11 @@ def _flow(data: Any) -> str:
 def _flow_key(key: Any) -> str:
     text = _flow(key)
     return text if len(text) <= MAX_PLAIN_KEY else f"? {text} "
+
+
+@functools.lru_cache(maxsize=1024)  # names of ports and hosts, thousands of times
+def _text(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else _quoted(text)
 
 
 def _quoted(text: str) -> str:

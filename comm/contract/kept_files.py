@@ -14,15 +14,19 @@ _STAMP = "# As it was written while its digest is "
 _STAMPED = re.compile(re.escape(_STAMP) + r"(\w+)\n(.*)", re.DOTALL)
 
 
-def write_stamped(path: Path, data: Any, *, header: str) -> None:
-    """Plain data as YAML, atomically, under a digest of it."""
+def write_stamped(path: Path, data: Any, *, header: str, keep: bool = False) -> Path | None:
+    """Data as YAML, atomically, under a digest of it. Where the old one is kept, if asked to and it differs."""
     text = as_yaml(data, header=header)
+    kept = kept_name(path) if keep and path.is_file() and not _read(path).endswith(text) else None
+    if kept:
+        write_atomically(kept, path.read_bytes())
     write_atomically(path, f"{_STAMP}{_digest(text)}\n{text}")
+    return kept
 
 
 def was_edited(path: Path) -> bool:
     """Whether a file is not as it was written; so is one that no digest speaks for."""
-    found = _STAMPED.fullmatch(path.read_text(encoding="utf-8", errors="replace"))
+    found = _STAMPED.fullmatch(_read(path))
     return found is None or found[1] != _digest(found[2])
 
 
@@ -35,20 +39,13 @@ def refuse_edited(path: Path | None, *, force: bool) -> None:
         )
 
 
-def keep_old(path: Path, new: Any, *, header: str) -> Path | None:
-    """Keep what `new` would replace, unless it is the same: the .bak beside it, or None."""
-    if not path.is_file():
-        return None
-    old = path.read_text(encoding="utf-8", errors="replace")
-    if old.endswith(as_yaml(new, header=header)):
-        return None
-    write_atomically(kept_name(path), path.read_bytes())
-    return kept_name(path)
-
-
 def kept_name(path: Path) -> Path:
     """Where the old one is kept."""
     return path.with_name(path.name + ".bak")
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _digest(text: str) -> str:

@@ -12,11 +12,10 @@ from typing import Literal
 
 from hetctl.comm.contract.cluster import SCHEMA_VERSION, Cluster, TransportKind, read_versioned
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.kept_files import keep_old, write_stamped
+from hetctl.comm.contract.kept_files import write_stamped
 from hetctl.comm.contract.natives import NativeName
 from hetctl.comm.contract.placement import joined_natively
 from hetctl.comm.contract.transports import NATIVE
-from hetctl.comm.contract.values import encode
 
 GroupKind = Literal["tensor", "data", "pipeline", "segment"]
 BackendName = Literal[NativeName, "het"]
@@ -375,14 +374,9 @@ def load_plan(path: Path, *, layers: int | None = None) -> Plan:
 _HEADER = "Who does what, and why. Editable: it is validated when loaded."
 
 
-def save_plan(path: Path, plan: Plan) -> None:
-    """Write plan.yaml atomically."""
-    write_stamped(path, encode(plan), header=_HEADER)
-
-
-def keep_old_plan(path: Path, new: Plan) -> Path | None:
-    """Where the plan file is kept that another one shall replace; None where it is the same, or there is none."""
-    return keep_old(path, encode(new), header=_HEADER)
+def save_plan(path: Path, plan: Plan, *, keep: bool = False) -> Path | None:
+    """Write plan.yaml atomically; where the old one is kept, if that is asked for and it differs."""
+    return write_stamped(path, plan, header=_HEADER, keep=keep)
 
 
 def _check_ranks(plan: Plan, where: str) -> None:

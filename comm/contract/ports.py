@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetctl.comm.contract.cluster import Cluster, Island, Nic, TransportOption
@@ -22,8 +22,8 @@ class Side:
         return sum(self.hosts.values())
 
 
-def carrying(cluster: Cluster, islands: Sequence[Island], way: TransportOption) -> dict[str, list[Nic]]:
-    """Per host of these islands the ports that carry a transport, on networks that all hosts reach; {} in one host."""
+def carrying(cluster: Cluster, islands: Sequence[Island], way: TransportOption) -> dict[str, dict[str, Nic]]:
+    """By host and name the ports that carry a transport, on networks that all these hosts reach; {} in one host."""
     hosts = [cluster.host_by_name[name] for name in dict.fromkeys(h for i in islands for h in i.hosts)]
     usable = {h.name: [n for n in h.nics if _suits(n, cluster, way)] for h in hosts}
     if len(hosts) < 2:
@@ -36,22 +36,23 @@ def carrying(cluster: Cluster, islands: Sequence[Island], way: TransportOption) 
 def sides(cluster: Cluster, a: Island, b: Island, way: TransportOption) -> tuple[Side, Side] | None:
     """Both ends of what joins two islands (or, the same twice, an island's hosts); None where a rate is unknown."""
     ports = carrying(cluster, (a, b), way)
-    if not ports or any(n.rate_bytes_per_s is None for nics in ports.values() for n in nics):
+    if not ports or any(n.rate_bytes_per_s is None for nics in ports.values() for n in nics.values()):
         return None
     return _side(cluster, a, ports), _side(cluster, b, ports)
 
 
-def nearest(own: Sequence[str], ports: Sequence[Nic]) -> list[Nic]:
+def nearest(own: Sequence[str], ports: Mapping[str, Nic]) -> Iterator[Nic]:
     """The carrying ports of a host, a device's own (by name, nearest first) before the others."""
-    left = {n.name: n for n in ports}
-    return [*(left.pop(name) for name in own if name in left), *left.values()]
+    first = [name for name in own if name in ports]
+    yield from (ports[name] for name in first)
+    yield from (nic for name, nic in ports.items() if name not in first)
 
 
-def _side(cluster: Cluster, island: Island, ports: Mapping[str, Sequence[Nic]]) -> Side:
-    rates = {name: {n.name: n.rate_bytes_per_s or 0.0 for n in ports[name]} for name in island.hosts}
+def _side(cluster: Cluster, island: Island, ports: Mapping[str, Mapping[str, Nic]]) -> Side:
+    rates = {name: {n.name: n.rate_bytes_per_s or 0.0 for n in ports[name].values()} for name in island.hosts}
     hosts = {name: sum(of.values()) for name, of in rates.items()}
     devices = ((member.host, dict.fromkeys(cluster.device(member).nics)) for member in island.members)
-    return Side(hosts, min(sum(rates[host].get(nic, 0.0) for nic in own) or hosts[host] for host, own in devices))
+    return Side(hosts, min(sum([rates[host].get(nic, 0.0) for nic in own]) or hosts[host] for host, own in devices))
 
 
 def _suits(nic: Nic, cluster: Cluster, way: TransportOption) -> bool:
@@ -67,7 +68,7 @@ def _suits(nic: Nic, cluster: Cluster, way: TransportOption) -> bool:
     return nic.address is not None or cluster.source == "described"
 
 
-def _rails(nics: Sequence[Nic]) -> list[Nic]:
-    """Those worth being rails: none slower than half the fastest."""
+def _rails(nics: Sequence[Nic]) -> dict[str, Nic]:
+    """Those worth being rails, by name: none slower than half the fastest."""
     fastest = max((n.rate_bytes_per_s or 0.0 for n in nics), default=0.0)
-    return [n for n in nics if n.rate_bytes_per_s is None or n.rate_bytes_per_s * 2 >= fastest]
+    return {n.name: n for n in nics if n.rate_bytes_per_s is None or n.rate_bytes_per_s * 2 >= fastest}

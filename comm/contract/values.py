@@ -28,15 +28,13 @@ def decode(cls: type[T], data: object, *, where: str) -> T:
     return typing.cast(T, result)
 
 
-def encode(value: object) -> Any:
+def encode(value: Any) -> Any:
     """The plain data of a value: dataclasses to dicts in field order, tuples to lists."""
-    if value is None or isinstance(value, (str, int, float)):
-        return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {n: v if type(v := getattr(value, n)) in _SCALARS else encode(v) for n in _names(type(value))}
+    kind: type = type(value)
+    if names := _names(kind):
+        return {n: v if type(v := getattr(value, n)) in _SCALARS else encode(v) for n in names}
     if isinstance(value, (list, tuple)):
-        whole = set(map(type, value)) <= {int}  # ranks, in lists of thousands
-        return list(value) if whole else [encode(v) for v in value]
+        return list(value) if set(map(type, value)) <= _SCALARS else [encode(v) for v in value]
     if isinstance(value, Mapping):
         return {str(k): encode(v) for k, v in value.items()}
     return value
@@ -72,7 +70,8 @@ def _decode(kind: Any, data: object, where: str) -> object:
 
 @functools.cache
 def _names(cls: type) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(cls))
+    """A dataclass' fields; of other classes none."""
+    return tuple(f.name for f in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else ()
 
 
 @functools.cache

@@ -47,7 +47,7 @@ def plan(
     from hetctl.comm.contract.errors import ConfigError, Infeasible
     from hetctl.comm.contract.files import write_atomically, write_json
     from hetctl.comm.contract.kept_files import refuse_edited
-    from hetctl.comm.contract.plan import keep_old_plan, save_plan
+    from hetctl.comm.contract.plan import save_plan
     from hetctl.comm.contract.values import encode
     from hetctl.commands.resolve import require_model, resolve, with_model
     from hetctl.render.advice import show_advice
@@ -95,10 +95,8 @@ def plan(
         with sink.trying("planning again with changes of the cluster") as said_what:
             advised = advice_on(again, weighed.problem, chosen, weighed.plan, every_class=advise, said=said_what)
     said = explanation(weighed.problem, weighed.predictions, advised.advice).sentences() if explain else ()
-    if output:
-        if kept := keep_old_plan(output, weighed.plan):
-            sink.warn(f"{output} is replaced; the old one is {kept}")
-        save_plan(output, weighed.plan)
+    if output and (kept := save_plan(output, weighed.plan, keep=True)):
+        sink.warn(f"{output} is replaced; the old one is {kept}")
     if trace:
         write_json(trace, chrome_trace(weighed.plan, chosen.simulated.spans, clones=chosen.candidate.clones))
     if html:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hetctl.comm.contract.cluster import Cluster, keep_old_cluster, load_cluster, save_cluster
+from hetctl.comm.contract.cluster import Cluster, load_cluster, save_cluster
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.kept_files import kept_name
 from hetctl.comm.contract.units import listed
@@ -25,9 +25,8 @@ def save_over(path: Path, cluster: Cluster, sink: Sink, *, force: bool) -> bool:
             f"{path} would lose {lost}",
             hint=f"write elsewhere with -o, or replace it with --force (it is then kept as {kept_name(path)})",
         )
-    if kept := keep_old_cluster(path, cluster):
+    if kept := save_cluster(path, cluster, keep=True):
         sink.warn(f"{path} is replaced; the old one is {kept}")
-    save_cluster(path, cluster)
     return True
 
 

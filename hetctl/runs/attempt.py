@@ -112,7 +112,7 @@ class Attempt:
         save_plan(self.folder.plan, self.prepared.plan)
         write_json(self.folder.predicted, encode(self.prepared.predicted))
         header = "The recipe as it was run, every key resolved."
-        write_yaml(self.folder.recipe, encode(self.prepared.recipe), header=header)
+        write_yaml(self.folder.recipe, self.prepared.recipe, header=header)
         if self.start is None:
             self.folder.metrics.unlink(missing_ok=True)
 

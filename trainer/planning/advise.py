@@ -200,7 +200,7 @@ def _networks(asked: Asked, chosen: Prediction, plan: Plan) -> list[tuple[str, l
         a, b = bridge.islands
         way = choose_transport(cluster.link(a, b), a, b, forced=asked.recipe.bridge.transport)
         ports = carrying(cluster, (by_name[a], by_name[b]), way)
-        for network in dict.fromkeys(n.network for nics in ports.values() for n in nics):
+        for network in dict.fromkeys(n.network for nics in ports.values() for n in nics.values()):
             found.setdefault(network or "", {}).update({a: by_name[a], b: by_name[b]})
     for island in cluster.islands:
         if island.fabric != "host" and len(island.hosts) > 1:

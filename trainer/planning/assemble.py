@@ -282,10 +282,10 @@ def _rails(
 
 
 def _lane_ports(
-    cluster: Cluster, lane: tuple[PlannedRank, PlannedRank], ports: Mapping[str, Sequence[Nic]]
+    cluster: Cluster, lane: tuple[PlannedRank, PlannedRank], ports: Mapping[str, Mapping[str, Nic]]
 ) -> tuple[str, str]:
     """The nearest two ports of a lane's ranks on one network; where no ports are known to carry it, the nearest."""
-    ours, theirs = (nearest(r.nics, ports.get(r.host, ())) for r in lane)
-    joined = ((a.name, b.name) for a in ours for b in theirs if a.network == b.network)
+    ours, theirs = ((r.nics, ports.get(r.host, {})) for r in lane)
+    joined = ((a.name, b.name) for a in nearest(*ours) for b in nearest(*theirs) if a.network == b.network)
     first, second = ((*r.nics, "")[0] for r in lane)
     return next(joined, (first, second))

@@ -11,7 +11,6 @@ from hetctl.comm.contract.cluster import SCHEMA_VERSION, TransportKind, plausibl
 from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import write_yaml
-from hetctl.comm.contract.values import encode
 from hetctl.trainer.model.shapes import SHAPES, ModelShape
 
 SHORTEST_S, LONGEST_S = 1e-12, 1e6  # that a layer or a sum can take
@@ -203,6 +202,4 @@ def load_profile(path: Path) -> Profile:
 
 def save_profile(path: Path, profile: Profile) -> None:
     """Write profile.yaml atomically."""
-    write_yaml(
-        path, encode(profile), header="Measured by `hetctl bench ops` (seconds per layer) and `hetctl bench bridge`."
-    )
+    write_yaml(path, profile, header="Measured by `hetctl bench ops` (seconds per layer) and `hetctl bench bridge`.")

@@ -8,7 +8,7 @@ import pytest
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import read_yaml
-from hetctl.comm.contract.kept_files import keep_old, refuse_edited, was_edited, write_stamped
+from hetctl.comm.contract.kept_files import refuse_edited, was_edited, write_stamped
 
 
 @pytest.fixture
@@ -37,8 +37,9 @@ def test_an_edited_file_is_refused_and_so_is_one_that_no_digest_speaks_for(file:
 
 def test_the_old_one_is_kept_unless_it_is_the_same(file: Path) -> None:
     before = file.read_text()
-    assert keep_old(file, {"a": 1}, header="A file.") is None
-    kept = keep_old(file, {"a": 2}, header="A file.")
+    assert write_stamped(file, {"a": 1}, header="A file.", keep=True) is None
+    assert write_stamped(file.with_name("absent"), {"a": 2}, header="A file.", keep=True) is None
+    kept = write_stamped(file, {"a": 2}, header="A file.", keep=True)
     assert kept == file.with_name("a.yaml.bak")
     assert kept.read_text() == before
-    assert keep_old(file.with_name("absent"), {"a": 2}, header="A file.") is None
+    assert file.read_text() != before
