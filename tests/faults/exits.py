@@ -1,6 +1,6 @@
 """How a stock program ends over 2+2 ranks on two hosts, without a word to its process group, on a loaded machine:
 
-    python -m tests.faults.exits [--runs 500] [--load 4] [--only WAY] [--out FILE]
+    python -m tests.faults.exits [--runs 500] [--lanes 2] [--load 4] [--only WAY] [--out FILE]
 
 Each way of ending has its exit code; whatever else a run ends with, or says of a store that had gone, is counted.
 """
@@ -14,7 +14,8 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,24 +96,38 @@ def load(processes: int) -> Iterator[None]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=500, help="of each way")
+    parser.add_argument("--lanes", type=int, default=1, help="rigs that run side by side, each other's load")
     parser.add_argument("--load", type=int, default=4, help="processes that only take time")
     parser.add_argument("--only", choices=WAYS)
     parser.add_argument("--out", type=Path, help="a line of JSON per run that did not end well")
     options = parser.parse_args()
     if not netns.ready():
         return 3
-    bad: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(prefix="he") as name, two_hosts(Path(name)) as rig, load(options.load):
-        for way in [options.only] if options.only else list(WAYS):
-            for number in range(options.runs):
-                one = ended(rig, Path(name), way, len(WAYS) * number + list(WAYS).index(way))
-                if not one.well:
-                    bad[way] += 1
-                    print(f"BAD {way}: exit {one.exit_code}, {one.odd}", flush=True)
-                    if options.out:
-                        with options.out.open("a") as file:
-                            file.write(json.dumps(vars(one)) + "\n")
-            print(f"{way}: {options.runs - bad[way]} of {options.runs} ended well", flush=True)
+    todo = [way for way in ([options.only] if options.only else WAYS) for _ in range(options.runs)]
+    numbered, every, bad = iter(list(enumerate(todo))), Counter[str](), Counter[str]()
+
+    def lane(rig: netns.Rig, folder: Path) -> None:
+        while (following := next(numbered, None)) is not None:
+            one = ended(rig, folder, following[1], following[0])
+            every[one.way] += 1
+            bad[one.way] += not one.well
+            if not one.well:
+                print(f"BAD {one.way}: exit {one.exit_code}, {one.odd}", flush=True)
+                if options.out:
+                    with options.out.open("a") as file:
+                        file.write(json.dumps(vars(one)) + "\n")
+            if every.total() % 50 == 0:
+                print(f"{every.total()} of {len(todo)}", flush=True)
+
+    with ExitStack() as stack:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="he"))) for _ in range(options.lanes)]
+        rigs = [stack.enter_context(two_hosts(folder)) for folder in folders]
+        stack.enter_context(load(options.load))
+        lanes = stack.enter_context(ThreadPoolExecutor(options.lanes))
+        for done in [lanes.submit(lane, *one) for one in zip(rigs, folders, strict=True)]:
+            done.result()
+    for way, count in every.items():
+        print(f"{way}: {count - bad[way]} of {count} ended well", flush=True)
     return int(bad.total() > 0)
 
 
