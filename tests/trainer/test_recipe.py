@@ -62,7 +62,7 @@ def test_a_folder_without_a_tokenizer_names_the_file_that_is_missing(folder: Pat
 def test_a_recorded_recipe_is_read_as_it_was_run(folder: Path) -> None:
     for named in ("bytes", "other"):
         run = load_recipe(None, [("model.name", "model"), ("data.tokenizer", named)])
-        write_yaml(folder / "recipe.yaml", encode(run))
+        write_yaml(folder / "recipe.yaml", run)
         assert load_recipe(folder / "recipe.yaml") == run
 
 
