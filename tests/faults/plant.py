@@ -213,14 +213,14 @@ def cut(prefix: str) -> Callable[[Scene], bool]:
 def fill_disk(scene: Scene) -> bool:
     fill = Path(f"{root_of(scene.host)}{scene.host.folder}/home/fill")
     scene.undo.callback(lambda: fill.unlink(missing_ok=True))
-    scene.at = time.monotonic()
+    scene.at, running = time.monotonic(), scene.launcher.process.poll() is None  # it may end of it before all is full
     with fill.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         about = os.fstatvfs(file.fileno())
         os.posix_fallocate(file.fileno(), 0, about.f_bavail * about.f_frsize)
     with fill.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(b"\0" * 4096):  # what others gave back meanwhile
             pass
-    return scene.launcher.process.poll() is None
+    return running
 
 
 def take_port(scene: Scene) -> bool:
