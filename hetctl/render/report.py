@@ -147,7 +147,7 @@ def _figures(summary: Mapping[str, Any]) -> Markup:
             ("tokens/s", show(summary.get("tokens_per_s"), ",.0f")),
             ("MFU", show(summary.get("mfu"), ".1%")),
             ("over the bridge", _size(summary.get("bridge_bytes"))),
-            ("lost to the bubble", show(summary.get("bubble_share"), ".1%")),
+            ("waiting for others", show(summary.get("bubble_share"), ".1%")),
             ("lost to the bridge", show(summary.get("bridge_share"), ".1%")),
             ("wall time", None if summary["wall_s"] is None else show_seconds(summary["wall_s"])),
         )

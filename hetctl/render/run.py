@@ -133,7 +133,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
         *_known("MFU", summary.get("mfu"), _percent),
         *_known("efficiency", summary.get("efficiency"), lambda _: show_efficiency(summary)),
         *_known("over the bridge", summary.get("bridge_bytes"), show_bytes),
-        *_known("lost to the bubble", summary.get("bubble_share"), _share),
+        *_known("waiting for others", summary.get("bubble_share"), _share),
         *_known("lost to the bridge", summary.get("bridge_share"), _share),
         *((("replicas end", _apart(apart)),) if (apart := summary.get("replica_spread")) is not None else ()),
         *(("slow rank", _straggler(s)) for s in summary.get("stragglers") or ()),
