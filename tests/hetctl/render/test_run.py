@@ -107,7 +107,7 @@ def test_ranks_that_share_cores_are_not_compared_nor_held_against_predictions() 
     run = {"run": "r", "status": "done", "steps": 3, "steps_planned": 3, "run_dir": "/", "wall_s": 1.0}
     slow = {"rank": 0, "host": "here", "ratio": 1.4}
     figures = {"mfu": 0.4, "efficiency": 0.2, "efficiency_basis": "table", "bubble_share": 0.5, "stragglers": [slow]}
-    words = ("MFU", "efficiency", "bubble", "slow rank")
+    words = ("MFU", "efficiency", "waiting", "slow rank")
     for shared in (False, True):
         console = Console(file=io.StringIO(), width=120)
         console.print(summary_table({**run, **figures, "shares_cores": shared}))
