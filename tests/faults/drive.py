@@ -161,8 +161,9 @@ def plant(on: Stage, case: Case, run: Path, undo: contextlib.ExitStack) -> tuple
 
 def steps_of(run: Path) -> int:
     """The lines of figures that a run has written."""
-    metrics = run / "metrics.jsonl"
-    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+    with contextlib.suppress(FileNotFoundError):  # a run that begins anew removes what there was
+        return len((run / "metrics.jsonl").read_text().splitlines())
+    return 0
 
 
 class _Reached:
@@ -190,9 +191,8 @@ class _Reached:
 
 
 def _last_step(run: Path) -> int:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    with contextlib.suppress(ValueError, IndexError):
-        return int(json.loads(lines[-1])["step"])
+    with contextlib.suppress(FileNotFoundError, ValueError, IndexError):
+        return int(json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"])
     return 0
 
 
