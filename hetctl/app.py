@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from types import FrameType
 
 import typer
 
@@ -22,7 +20,7 @@ from hetctl.commands.run import run
 from hetctl.commands.setup import setup
 from hetctl.commands.train import train
 from hetctl.commands.validate import validate
-from hetctl.console import guarded
+from hetctl.console import end_on_term, guarded
 
 app = typer.Typer(
     name="hetctl",
@@ -67,9 +65,5 @@ app.command("report")(runs.report)
 
 def main() -> None:
     """Run the command line, and end with the exit code of what came of it."""
-    signal.signal(signal.SIGTERM, _ended)  # what a command opened elsewhere, pods that wait for a node, is closed
+    end_on_term()
     guarded(app, as_json="--json" in sys.argv)
-
-
-def _ended(number: int, _: FrameType | None) -> None:
-    raise SystemExit(128 + number)

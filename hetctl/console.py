@@ -11,10 +11,13 @@ import json
 import os
 import queue
 import select
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from io import TextIOWrapper
+from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
 from rich.console import Console, RenderableType
@@ -248,8 +251,20 @@ def _plain(text: str) -> str:
     return clean.replace("[", "\\[")
 
 
+def end_on_term() -> None:
+    """TERM ends this process as an exception does: what it opened elsewhere, pods that wait for a node, is closed."""
+
+    def ended(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, ended)
+
+
 def guarded(call: Callable[[], object], *, as_json: bool = False) -> None:
     """The one error boundary: what HetctlErrors and the system's say becomes a sentence, a hint and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be text
     try:
         call()
     except HetctlError as error:

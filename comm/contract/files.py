@@ -174,9 +174,9 @@ def read_json(path: Path) -> Any:
     return parse_json(path.read_bytes())
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: Any, *, private: bool = False) -> None:
     """Plain data as indented JSON, atomically. NaN and infinity become null: JSON has no word for them."""
-    write_atomically(path, json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(finite(data), indent=2, allow_nan=False) + "\n", private=private)
 
 
 def finite(data: Any) -> Any:
@@ -192,22 +192,24 @@ def finite(data: Any) -> Any:
     return data
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write beside `path`, sync, rename: readers see the old file or the new one, never a part.
+def write_atomically(path: Path, content: str | bytes, *, private: bool = False) -> None:
+    """Write beside `path`, sync, rename: readers see the old file or the new one, never a part. `private`: for its
+    owner only, from its first byte.
 
     Raises OSError that names `path`.
     """
+    payload = content.encode("utf-8", "replace") if isinstance(content, str) else content  # halves of characters: `?`
     try:
-        _replace(path, content.encode() if isinstance(content, str) else content)
+        _replace(path, payload, 0o600 if private else 0o666)
     except OSError as error:
         error.filename, error.filename2 = str(path), None  # else the temporary file's, and of a full disk none
         raise
 
 
-def _replace(path: Path, payload: bytes) -> None:
+def _replace(path: Path, payload: bytes, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # as the umask has it
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)  # and as the umask has it
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(payload)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ def refuse_edited(path: Path | None, *, force: bool) -> None:
 
 
 def kept_name(path: Path) -> Path:
-    """Where the old one is kept."""
-    return path.with_name(path.name + ".bak")
+    """Where the old one is kept: in the first .bak, .bak.1, .. that holds nothing which somebody edited."""
+    names = (path.with_name(path.name + (f".bak.{n}" if n else ".bak")) for n in itertools.count())
+    return next(name for name in names if not name.is_file() or not was_edited(name))
 
 
 def _read(path: Path) -> str:

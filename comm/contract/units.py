@@ -26,10 +26,10 @@ def parse_bytes(text: str | int) -> int:
     factor = _FACTORS.get(match.group(2).upper()) if match else None
     if match is None or factor is None:
         raise ConfigError(f"'{text}' is not a size", hint="write for example 40GiB, 512MiB or 16GB")
-    value = int(float(match.group(1)) * factor)
-    if value <= 0:
-        raise ConfigError(f"'{text}' is not a positive size", hint="write for example 40GiB")
-    return value
+    value = float(match.group(1)) * factor
+    if not 1 <= value < 2**63:
+        raise ConfigError(f"'{text[:40]}' is not a positive size, or not of any memory", hint="write for example 40GiB")
+    return int(value)
 
 
 def parse_memory(text: str | int) -> int:

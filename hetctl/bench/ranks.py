@@ -16,7 +16,7 @@ from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.environment import Setting
 from hetctl.launcher.supervisor.host_specs import Work, host_specs
-from hetctl.launcher.supervisor.launch import Launch, held_hosts, start_agents_on
+from hetctl.launcher.supervisor.launch import Launch, given_up, held_hosts, start_agents_on
 from hetctl.launcher.supervisor.supervise import record_failure, supervise
 
 
@@ -54,12 +54,14 @@ def run_ranks(
             elif isinstance(told.event, EngineAccount):
                 on_figures("bridge", {"rank": told.rank, **present(told.event)})
 
-        specs = host_specs(agents, launch, work, run=folder.identity)
+        with given_up(agents, folder):
+            specs = host_specs(agents, launch, work, run=folder.identity)
         with sink.outliving_readers():
             outcome = supervise(agents, specs, on_event, folder=folder, say=sink.warn)
         failure = record_failure(folder, outcome, [s.host for s in launch.seats])
         if failure:
-            tail = folder.log(failure["rank"]).read_text(errors="replace")[-1500:]
+            log = folder.log(failure["rank"])
+            tail = log.read_text(errors="replace")[-1500:] if log.is_file() else ""  # its host was lost before it spoke
             error = WorkFailed(f"the measurement failed: {failure['reason']}", hint=tail)
             error.hosts = {failure["host"]: error}
             raise error

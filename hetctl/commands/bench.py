@@ -20,7 +20,7 @@ app = typer.Typer(help="Measure what a plan stands on: pipelines, bridges, links
 def pipeline(
     asked: options.RunOptions,
     micro_batches: Annotated[int, typer.Option(help="Micro-batches of one sample a step.")] = 16,
-    rounds: Annotated[int, typer.Option(help="Rounds that count, after one that does not.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count, after one that does not.")] = 5,
     as_json: options.Json = False,
 ) -> None:
     """Tokens/s of one pipeline over native groups, over the bridge, and with naive copies, in turn.
@@ -83,7 +83,7 @@ def links(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Where the cluster is written; otherwise its own file.")
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds for each host.")] = 60.0,
+    timeout: options.Timeout = 60.0,
     as_json: options.Json = False,
 ) -> None:
     """Latency and bandwidth between a cluster's hosts, rail by rail, written into its file for the planner."""
@@ -103,8 +103,8 @@ def links(
 @options.takes(*options.WHERE, *options.WHAT, "bridge", "profile")
 def plans(
     asked: options.RunOptions,
-    alternatives: Annotated[int, typer.Option(help="How many of the next best plans are run too.")] = 5,
-    steps: Annotated[int, typer.Option(help="Steps that count of each plan, after two that do not.")] = 5,
+    alternatives: Annotated[int, typer.Option(min=0, help="How many of the next best plans are run too.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that count of each plan, after two that do not.")] = 5,
     as_json: options.Json = False,
 ) -> None:
     """Run the chosen plan and the next best ones, and show predicted beside measured step times."""

@@ -46,7 +46,7 @@ def discover(
         bool, typer.Option("--force", help="Replace a file that was edited or knows more; it is kept as .bak.")
     ] = False,
     links: Annotated[bool, typer.Option("--links", help="Measure latency and bandwidth between hosts.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds for each host.")] = 60.0,
+    timeout: options.Timeout = 60.0,
     capture: Annotated[
         Path | None, typer.Option("--capture", help="Write all raw material, names and serials masked, to this .tgz.")
     ] = None,

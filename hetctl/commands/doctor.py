@@ -52,7 +52,7 @@ def doctor(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write passing.txt and failing.txt (hosts) into this folder.")
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds for each host.")] = 60.0,
+    timeout: options.Timeout = 60.0,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Every reason, also of what is well.")] = False,
     as_json: options.Json = False,
 ) -> None:

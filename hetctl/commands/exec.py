@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 from typer.core import TyperCommand
 
@@ -30,7 +28,7 @@ def execute(
     hosts: Hosts = None,
     inventory: InventoryPath = None,
     engine: HeldBy = None,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds for each host.")] = 60.0,
+    timeout: options.Timeout = 60.0,
     as_json: options.Json = False,
 ) -> None:
     """Run a command on hosts; those that print the same are shown together.

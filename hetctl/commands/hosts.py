@@ -45,7 +45,7 @@ def trust(
     hosts: Annotated[list[str], typer.Argument(metavar="HOST...", help="Hosts or groups whose keys to pin.")],
     inventory: InventoryPath = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask: the fingerprints were compared elsewhere.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds for each host.")] = 20.0,
+    timeout: options.Timeout = 20.0,
     as_json: options.Json = False,
 ) -> None:
     """Show the SSH host keys of hosts, ask, and pin them in ~/.ssh/known_hosts.

@@ -13,8 +13,21 @@ import typer
 
 from hetctl.commands import completion
 
+MOST_SECONDS = 1e7  # four months: what a person may have a command wait
+
+
+def bounded(seconds: float) -> float:
+    """A time to wait that clocks can be given: not `inf`, nor `nan`."""
+    if not 0 <= seconds <= MOST_SECONDS:
+        raise typer.BadParameter(f"{seconds:g} is not from 0 to {MOST_SECONDS:,.0f} seconds")
+    return seconds
+
+
 _WHERE, _WHAT, _HOW = "Where", "What", "How it is planned"
 
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="S", min=1.0, callback=bounded, help="Seconds for each host.")
+]
 Recipe = Annotated[Path | None, typer.Argument(help="A recipe (YAML); left out: the demo.", show_default=False)]
 ClusterFile = Annotated[
     Path | None, typer.Option("--cluster", help="A cluster.yaml from `hetctl discover`.", rich_help_panel=_WHERE)

@@ -44,7 +44,7 @@ def logs(
 def stop(
     run: options.MaybeRun = None,
     now: Annotated[bool, typer.Option("--now", help="Do not let the ranks finish their step and save.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for its end.")] = 90.0,
+    timeout: Annotated[float, typer.Option(callback=options.bounded, help="Seconds to wait for its end.")] = 90.0,
     as_json: options.Json = False,
 ) -> None:
     """Stop a run: its ranks finish their step, save, and end. Without a name: the only one, or it asks."""

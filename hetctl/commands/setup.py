@@ -35,7 +35,7 @@ def setup(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be typed, then end.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds for each host.")] = 1800.0,
+    timeout: options.Timeout = 1800.0,
     as_json: options.Json = False,
 ) -> None:
     """Make a virtual environment with torch on hosts: for the GPUs that each has, after showing what will be typed.

@@ -21,7 +21,9 @@ def validate(
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle if it exists.")] = False,
     only: options.Only = None,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes: whether things work, not how fast.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds for each claim.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", min=1.0, callback=options.bounded, help="Seconds for each claim.")
+    ] = 600.0,
     show_list: Annotated[bool, typer.Option("--list", help="Show the claims, and stop.")] = False,
     as_json: options.Json = False,
 ) -> None:

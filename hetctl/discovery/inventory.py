@@ -17,6 +17,7 @@ from hetctl.launcher.engines import ray_cluster, slurm
 from hetctl.launcher.hosts.host_names import HostName, expand
 
 DEFAULT_FILE = Path("inventory.yaml")
+MOST_SLOTS = 4096  # of one host
 LOCAL = "localhost"  # the one name that means this machine without SSH
 
 
@@ -222,11 +223,11 @@ def _hostfile_line(words: Sequence[str], where: str) -> tuple[HostName, int | No
     slots = spots[0].port  # MPICH writes the count where SSH writes the port
     for word in words[1:]:
         key, equals, value = word.partition("=")
-        if key not in ("slots", "max_slots", "max-slots") or not equals or not value.isdigit():
+        if key not in ("slots", "max_slots", "max-slots") or not equals or not value.isdecimal():
             raise ConfigError(
                 f"{where}: '{word}' is not what a hostfile holds", hint="write `host slots=8`, or an inventory.yaml"
             )
         slots = int(value) if key == "slots" else slots
-    if len(spots) != 1 or slots == 0:
-        raise ConfigError(f"{where}: one host with at least one slot is expected")
+    if len(spots) != 1 or (slots is not None and not 0 < slots <= MOST_SLOTS):
+        raise ConfigError(f"{where}: one host with 1 to {MOST_SLOTS} slots is expected")
     return replace(spots[0], port=None), slots

@@ -17,8 +17,8 @@ from hetctl.comm.contract.pod_settings import PodSettings, check_pods, pods_over
 from hetctl.comm.contract.values import decode
 from hetctl.launcher.hosts.host_names import expand
 
-_SECRET_KEY = re.compile(r"pass(word|wd|phrase)?$|_pass$|secret|private_key$", re.IGNORECASE)
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSPHRASE|API_?KEY|CREDENTIAL", re.IGNORECASE)
+_SECRET_KEY = re.compile(r"(^|_)pass$|pass(word|wd|phrase)$|secret|private_key$", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"TOKEN(?!S|IZ)|SECRET|PASSWORD|PASSPHRASE|API_?KEY|CREDENTIAL", re.IGNORECASE)
 _LOGIN = re.compile(r"://[^/@\s][^/@\s:]*:[^/@\s]+@")  # a URL that holds a password
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PYTHON = re.compile(r"[A-Za-z0-9_./~+-]+")

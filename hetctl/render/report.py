@@ -36,9 +36,8 @@ SMOOTHING, SMOOTHED_FROM = 0.9, 20  # an exponential mean's weight of what was; 
 
 def write_report(folder: RunFolder, summary: dict[str, Any]) -> None:
     """Write the run's report.html atomically. Raises OSError and ConfigError."""
-    write_atomically(folder.report, report_page(folder, summary))
-    if folder.failure.is_file():
-        folder.report.chmod(0o600)  # it quotes what a rank printed
+    quotes = folder.failure.is_file()  # what a rank printed
+    write_atomically(folder.report, report_page(folder, summary), private=quotes)
 
 
 def report_page(folder: RunFolder, summary: dict[str, Any], *, follow_s: float | None = None) -> str:

@@ -14,10 +14,9 @@ from hetctl.comm.contract.plan import save_plan
 from hetctl.comm.contract.values import encode
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.run_folder.registry import delist
 from hetctl.launcher.supervisor.agents import Agents, Site
 from hetctl.launcher.supervisor.host_specs import Work, host_specs
-from hetctl.launcher.supervisor.launch import say_unverified
+from hetctl.launcher.supervisor.launch import given_up, say_unverified
 from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise
 from hetctl.launcher.supervisor.supervisor import RunOutcome
 from hetctl.render.report import describe_islands, write_report
@@ -46,7 +45,7 @@ class Attempt:
         `whole` is the run as it was asked for, with the hosts that this attempt may be without.
         """
         self.prepared, self.folder, self.agents, self.sink, self.whole = prepared, folder, agents, sink, whole
-        try:
+        with given_up(agents, folder):
             self.start = find_start(resume, agents)
             work = self._work()
             if self.start is not None:
@@ -68,10 +67,6 @@ class Attempt:
                 sink.say(f"continuing from {_place(self.start)}")
             self.specs = host_specs(agents, prepared.launch, work, run=folder.identity)
             self._record()
-        except BaseException:
-            agents.close()
-            delist(folder.identity)
-            raise
 
     def train(self) -> tuple[RunSummary, RunOutcome, Follower]:
         """Run the ranks to their end, and say what came of it. Raises WorkFailed where hosts do not get ready."""

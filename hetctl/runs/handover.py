@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hetctl.comm.contract.cluster import Access, Host
 from hetctl.comm.contract.errors import HetctlError, WorkFailed
 from hetctl.comm.contract.files import write_atomically
 from hetctl.comm.contract.values import decode, encode
-from hetctl.console import Sink, guarded
+from hetctl.console import Sink, end_on_term, guarded
 from hetctl.launcher.engines.slurm_jobs import (
     batch_script,
     components_of,
@@ -67,9 +68,10 @@ def run_in_background(run: Handover, folder: RunFolder, sink: Sink) -> dict[str,
 
     Raises WorkFailed with its last words when it ends before that.
     """
+    refuse_supervised(folder.identity, folder.path)
     _keep(run, folder)
     console = folder.path / CONSOLE
-    with console.open("wb") as out:
+    with open(console, "ab", opener=partial(os.open, mode=0o600)) as out:  # it may hold what ranks print
         child = subprocess.Popen(
             _argv(folder), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -110,7 +112,7 @@ def submit(run: Handover, folder: RunFolder, sink: Sink) -> dict[str, Any]:
 
 
 def _keep(run: Handover, folder: RunFolder) -> None:
-    write_atomically(_file(folder), json.dumps(encode(run)))
+    write_atomically(_file(folder), json.dumps(encode(run)), private=True)  # how hosts are entered
 
 
 def _file(folder: RunFolder) -> Path:
@@ -154,4 +156,5 @@ def _queue_again(job: int, folder: RunFolder, sink: Sink, *, gained: int) -> Non
 
 
 if __name__ == "__main__":
+    end_on_term()
     guarded(lambda: run_here(RunFolder(Path(sys.argv[1]))))

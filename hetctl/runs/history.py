@@ -57,7 +57,8 @@ def _verdict(summary: dict[str, Any]) -> str:
     if not summary:
         return "ended without a summary"
     why = summary.get("failure")
-    return f"{summary['status']}: {why}" if why else str(summary.get("status"))
+    status = summary.get("status", "?")
+    return f"{status}: {why}" if why else str(status)
 
 
 def _started(folder: RunFolder) -> float | None:

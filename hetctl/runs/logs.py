@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from hetctl.runs.verdict import saved_lines
 from hetctl.trainer.recipe import load_recipe
 
 TAIL_LINES = 200
+_LOG = re.compile(r"rank-([0-9]{1,6})\.log")
 TAIL_BYTES = 256 << 10  # of each rank's log, where lines are long
 TAIL_STEPS = 5
 FOLLOW_S = 0.2
@@ -116,7 +118,8 @@ def _steps_planned(folder: RunFolder) -> int | None:
 
 
 def _logs(folder: RunFolder, ranks: list[int] | None) -> dict[int, Path]:
-    present = {_rank(p): p for p in folder.path.glob("logs/rank-*.log")}
+    named = ((_LOG.fullmatch(p.name), p) for p in folder.path.glob("logs/rank-*.log"))
+    present = {int(name[1]): p for name, p in named if name}
     return {r: p for r, p in sorted(present.items()) if not ranks or r in ranks}
 
 
@@ -130,7 +133,3 @@ def _show_end(rank: int, path: Path, show: Callable[[int, str], None]) -> int:
     for line in whole.decode("utf-8", errors="replace").splitlines()[-TAIL_LINES:]:
         show(rank, clean(line))
     return size - len(data) + len(whole) + len(newline)
-
-
-def _rank(path: Path) -> int:
-    return int(path.stem.removeprefix("rank-"))

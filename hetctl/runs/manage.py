@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hetctl.comm.contract.cluster import Host
-from hetctl.comm.contract.errors import ConfigError, Unreachable, WorkFailed, nearest
+from hetctl.comm.contract.errors import ConfigError, HetctlError, Unreachable, WorkFailed, nearest
 from hetctl.comm.contract.units import listed, show_seconds
 from hetctl.console import Sink
 from hetctl.launcher.engines.entrance import RELEASES, STILL_OPEN, Entrance
@@ -68,6 +68,10 @@ def stop_run(word: str | None, *, now: bool, timeout_s: float, sink: Sink) -> di
         time.sleep(0.1 if run.job is None else 1.0)
     if run.job is not None:
         delist(run.run)  # what was cancelled before it began never took itself off; Slurm has ended the rest
+    elif any(other.run == run.run for other in active()):
+        raise WorkFailed(
+            f"{run.name} is over, and nothing says that its hosts are clear", hint=f"hetctl clean {run.name}"
+        )
     sink.say(f"{run.name} has ended")
     return {"run": run.name, "ended": True}
 
@@ -80,9 +84,13 @@ def clean_runs(word: str | None, *, sink: Sink) -> dict[str, Any]:
     told: dict[str, Any] = {}
     silent: list[str] = []
     for run in runs:
-        hosts = _clean_hosts(run, sink) if run.job is None and run.way not in RELEASES else {}
-        if run.way in RELEASES:  # its processes end with its hosts, as those of a job do
-            RELEASES[run.way](run.run, run.hosts)
+        try:
+            hosts = _clean_hosts(run, sink) if run.job is None and run.way not in RELEASES else {}
+            if run.way in RELEASES:  # its processes end with its hosts, as those of a job do
+                RELEASES[run.way](run.run, run.hosts)
+        except HetctlError as error:  # the others are cleaned all the same
+            silent.append(f"{run.name} ({error.message})")
+            continue
         silent += [f"{name} ({about['problem']})" for name, about in hosts.items() if "problem" in about]
         if all(about.get("left") == 0 for about in hosts.values()):
             delist(run.run)

@@ -23,7 +23,7 @@ from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.logs import Follower
 from hetctl.launcher.supervisor.environment import Setting
 from hetctl.launcher.supervisor.host_specs import Work, host_specs
-from hetctl.launcher.supervisor.launch import Launch, held_hosts, say_unverified, start_agents_on
+from hetctl.launcher.supervisor.launch import Launch, given_up, held_hosts, say_unverified, start_agents_on
 from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise
 from hetctl.trainer.planning.assemble import choose_transport
 from hetctl.trainer.planning.pools import read_pools, seats
@@ -99,12 +99,13 @@ def run_program(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any
 def _see_through(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any]:
     began, launch, script = time.monotonic(), run.launch, run.script
     agents = start_agents_on(launch, folder, program=run.sent, console=sink)
-    work = Work(
-        tuple(w if script is None or w != str(script) else script.name for w in run.program),
-        settings=tuple(_settings(run)),
-        cwd=str(Path.cwd()) if launch.here else None,
-    )
-    specs = host_specs(agents, launch, work, run=folder.identity)
+    with given_up(agents, folder):
+        work = Work(
+            tuple(w if script is None or w != str(script) else script.name for w in run.program),
+            settings=tuple(_settings(run)),
+            cwd=str(Path.cwd()) if launch.here else None,
+        )
+        specs = host_specs(agents, launch, work, run=folder.identity)
     evidence: list[dict[str, Any]] = []
 
     def on_event(told: Told) -> None:

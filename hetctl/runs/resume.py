@@ -28,8 +28,7 @@ NOT_KEPT = (
 
 def keep(prepared: Prepared, folder: RunFolder) -> None:
     """Write down what a run was started with, for its owner only: how hosts are entered may hold secrets."""
-    write_atomically(folder.prepared, json.dumps(encode(prepared)))
-    folder.prepared.chmod(0o600)
+    write_atomically(folder.prepared, json.dumps(encode(prepared)), private=True)
 
 
 def kept(folder: RunFolder) -> Prepared:

@@ -53,7 +53,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path != "/":
             self.send_error(HTTPStatus.NOT_FOUND)
         else:
-            self._answer(*self._page())
+            with suppress(ConnectionError):  # the tab was closed meanwhile
+                self._answer(*self._page())
 
     def log_message(self, format: str, *args: Any) -> None:
         """The page asks every few seconds: nobody wants to read that."""

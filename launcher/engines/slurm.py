@@ -23,7 +23,7 @@ def components(environment: Mapping[str, str] | None = None) -> dict[str, int]:
     """Each node of the allocation with the number of its component; none outside of one."""
     environment = os.environ if environment is None else environment
     lists = [environment.get("SLURM_JOB_NODELIST", "")]
-    if count := environment.get("SLURM_HET_SIZE"):
+    if (count := environment.get("SLURM_HET_SIZE", "")).isdecimal():
         lists = [environment.get(f"SLURM_JOB_NODELIST_HET_GROUP_{n}", "") for n in range(int(count))]
     return {spot.host: n for n, nodes in enumerate(lists) if nodes for spot in expand(nodes)}
 

@@ -152,12 +152,16 @@ def runs_here() -> list[Path]:
 def create_run(directory: Path | None, label: str) -> RunFolder:
     """A new folder `runs/<time>-<label>` with `runs/latest` pointing at it, or `directory` itself.
 
-    Raises ConfigError when the folder cannot be made.
+    Raises ConfigError when the folder cannot be made, or holds a person's files of a run's names.
     """
     try:
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
-            return RunFolder(directory.resolve())
+            folder = RunFolder(directory.resolve())
+            if not folder.launch.is_dir() and (own := [p.name for p in (folder.recipe, folder.plan) if p.exists()]):
+                why = f"{directory.resolve()} holds a {own[0]} that no run wrote, and a run there would replace it"
+                raise ConfigError(why, hint="name a folder of the run's own with --run-dir")
+            return folder
         base = Path("runs").absolute()
         base.mkdir(exist_ok=True)
         path = _fresh(base, f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9._-]+', '-', label).strip('-.')}")

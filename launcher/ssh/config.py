@@ -123,6 +123,8 @@ class SshConfig:
         try:
             with self._lock:
                 found = self._config.lookup(host)
+        except KeyError:
+            raise ConfigError("this user has no name here", hint="export USER=NAME") from None
         except Exception as error:  # paramiko's parser raises many kinds for one cause: a file it cannot read
             raise ConfigError(f"~/.ssh/config cannot be read: {error}") from None
         return {k: v if isinstance(v, str) else "\n".join(v) for k, v in found.items() if v is not None}

@@ -202,6 +202,17 @@ def start_agents_on(
 
 
 @contextmanager
+def given_up(agents: Agents, folder: RunFolder) -> Iterator[None]:
+    """What goes wrong in this block, before any rank starts, leaves no agent, and no run on file."""
+    try:
+        yield
+    except BaseException:
+        agents.close()
+        delist(folder.identity)
+        raise
+
+
+@contextmanager
 def held_hosts(launch: Launch, folder: RunFolder, console: Console) -> Iterator[None]:
     """What an engine makes for a run's hosts lasts until the end of the block, which TERM ends as Ctrl-C does.
 

@@ -105,8 +105,7 @@ def record_failure(
     for site in (s for s in sites if s.name == failure.host and not s.shared):
         record["log_on_host"] = str(site.folder.log(failure.rank))
     with suppress(OSError):  # a full disk may be what failed: it is said all the same
-        write_json(folder.failure, record)
-        folder.failure.chmod(0o600)  # it quotes what a rank printed
+        write_json(folder.failure, record, private=True)  # it quotes what a rank printed
     return record
 
 

@@ -446,6 +446,17 @@ def test_an_export_that_the_disk_has_no_room_for(empty: Path, monkeypatch: pytes
     assert list((empty / "out").iterdir()) == []
 
 
+def test_an_export_that_breaks_off_leaves_no_part(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(*_: Any) -> Any:
+        yield {"a": torch.zeros(2)}
+        raise ConfigError("a shard does not match its hash")
+
+    monkeypatch.setattr(huggingface, "_by_size", damaged)
+    with pytest.raises(ConfigError, match="does not match"):
+        write_demo(empty / "out")
+    assert list((empty / "out").iterdir()) == []
+
+
 def test_an_export_to_a_file(empty: Path) -> None:
     (empty / "launch").mkdir()
     write_json(empty / "launch" / "job.json", encode(Job(plan_of(TWO_EACH, seq_len=8), Recipe(), SHAPES["demo"], "")))

@@ -10,7 +10,6 @@ import pytest
 
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.files import write_json, write_yaml
-from hetctl.comm.contract.values import encode
 from hetctl.trainer.model.config import config_of
 from hetctl.trainer.model.shapes import SHAPES
 from hetctl.trainer.recipe import load_recipe

@@ -13,7 +13,7 @@ from hetctl.comm.contract.files import read_json
 MANIFEST = "manifest.json"
 BEST = "best"
 VALIDATE = "train.validate_every=N and checkpoint.keep_best=true keep one, of the steps from then on"
-_NAME = re.compile(r"step-\d+")
+_NAME = re.compile(r"step-[0-9]+")
 
 
 def is_whole(path: Path) -> bool:
@@ -22,8 +22,12 @@ def is_whole(path: Path) -> bool:
 
 
 def whole_ones(folder: Path) -> list[Path]:
-    """All whole checkpoints of a folder, oldest first."""
-    return sorted((p for p in folder.glob("step-*") if is_whole(p)), key=lambda p: p.name)
+    """All whole checkpoints of a folder, oldest first; not a person's copies beside them (`step-00000200-good`)."""
+    return [path for _, path in sorted(_numbered(folder)) if is_whole(path)]
+
+
+def _numbered(folder: Path) -> list[tuple[int, Path]]:
+    return [(int(p.name.removeprefix("step-")), p) for p in folder.glob("step-*") if _NAME.fullmatch(p.name)]
 
 
 def newest(folder: Path) -> Path | None:
@@ -59,10 +63,13 @@ def step_in(word: str) -> int:
 
 def _best_step(folder: Path) -> int:
     latest = newest(folder)
-    best = read_json(latest / MANIFEST).get("best", {}) if latest else {}
-    if best.get("loss") is None:
-        raise no_best(folder)
-    return int(best["step"])
+    try:
+        best = read_json(latest / MANIFEST).get("best", {}) if latest else {}
+        if best.get("loss") is None:
+            raise no_best(folder)
+        return int(best["step"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{latest}/{MANIFEST} cannot be read as a checkpoint's manifest: {error}") from None
 
 
 def no_best(where: Path) -> ConfigError:
@@ -76,8 +83,7 @@ def set_aside(folder: Path, *, beyond: int) -> Path | None:
     A run that begins at an earlier step makes those anew: they are of another training, and neither it nor the one who
     continues may take them for its own.
     """
-    steps = {p: int(p.name.removeprefix("step-")) for p in folder.glob("step-*") if _NAME.fullmatch(p.name)}
-    later = [path for path, step in steps.items() if step > beyond]
+    later = [path for step, path in _numbered(folder) if step > beyond]
     if not later:
         return None
     apart = next(p for n in itertools.count(1) if not (p := folder / f"superseded-{n}").exists())

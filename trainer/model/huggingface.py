@@ -135,12 +135,17 @@ def write_model(
     parts: list[Path] = []
     where: dict[str, int] = {}
     total = 0
-    for group in _by_size(tensors, max_file_bytes):
-        where |= dict.fromkeys(group, len(parts))
-        total += sum(t.nbytes for t in group.values())
-        parts.append(folder / f".part-{len(parts):05d}.safetensors")
-        save_tensors(group, parts)
-        group.clear()  # its memory is for the next one
+    try:
+        for group in _by_size(tensors, max_file_bytes):
+            where |= dict.fromkeys(group, len(parts))
+            total += sum(t.nbytes for t in group.values())
+            parts.append(folder / f".part-{len(parts):05d}.safetensors")
+            save_tensors(group, parts)
+            group.clear()  # its memory is for the next one
+    except BaseException:  # a shard that is damaged, Ctrl-C
+        for part in parts:
+            part.unlink(missing_ok=True)
+        raise
     files = _named(parts, folder)
     if len(files) > 1:
         weight_map = {name: files[number].name for name, number in where.items()}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.comm.contract.files import _block, read_yaml, write_yaml
+from hetctl.comm.contract.files import _block, read_yaml, write_atomically, write_json, write_yaml
 
 scalars = st.one_of(
     st.none(),
@@ -64,6 +64,19 @@ def test_files_have_the_mode_that_the_umask_gives(tmp_path: Path, umask: int, mo
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a.yaml").stat().st_mode) == mode
+
+
+def test_a_private_file_is_its_owners_from_the_first_byte_and_halves_of_characters_are_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, replace = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (seen.append(stat.S_IMODE(os.stat(a).st_mode)), replace(a, b)))
+    (tmp_path / "a.json").write_text("readable by all")
+    write_json(tmp_path / "a.json", {"folder": "donn\udce9es"}, private=True)
+    write_atomically(tmp_path / "b", "donn\udce9es")
+    assert seen == [0o600, 0o644]
+    assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o600
+    assert (tmp_path / "b").read_text() == "donn?es"
 
 
 @pytest.mark.parametrize(("what", "said"), [("inventory", "an inventory"), ("recipe", "a recipe")])

@@ -43,3 +43,13 @@ def test_the_old_one_is_kept_unless_it_is_the_same(file: Path) -> None:
     assert kept == file.with_name("a.yaml.bak")
     assert kept.read_text() == before
     assert file.read_text() != before
+
+
+def test_what_somebody_edited_is_never_replaced_by_what_nobody_did(file: Path) -> None:
+    edited = file.read_text() + "b: 2  # mine\n"
+    file.write_text(edited)
+    for n in (2, 3, 4):  # the first with --force
+        write_stamped(file, {"a": n}, header="A file.", keep=True)
+    assert file.with_name("a.yaml.bak").read_text() == edited
+    assert read_yaml(file.with_name("a.yaml.bak.1"), what="file") == {"a": 3}
+    assert not file.with_name("a.yaml.bak.2").exists()

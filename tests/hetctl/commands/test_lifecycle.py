@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +18,14 @@ import pytest
 from typer.testing import CliRunner
 
 from hetctl.app import app
-from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.errors import ConfigError, Unreachable, WorkFailed
 from hetctl.comm.contract.files import write_yaml
+from hetctl.console import Sink
+from hetctl.launcher.engines.entrance import RELEASES
 from hetctl.launcher.run_folder.folder import RunFolder, create_run
 from hetctl.launcher.run_folder.registry import active, birth, delist, home
 from hetctl.runs import logs
+from hetctl.runs.handover import CONSOLE, Handover, run_in_background
 from hetctl.trainer.model.shapes import SHAPES
 from hetctl.trainer.planning.hardware import CLASSES
 from tests.rigs.terminal import on_a_terminal
@@ -67,11 +71,24 @@ def a_run(label: str, *, steps: int = 3, at: float = 0.0, **summary: Any) -> Run
     return folder
 
 
+# a supervisor that is told to end takes its run off the file
+SUPERVISOR = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path(sys.argv[1]).unlink(), sys.exit()))
+print(flush=True)
+time.sleep(600)
+"""
+
+
 @pytest.fixture
 def running() -> Iterator[list[subprocess.Popen[bytes]]]:
     """Two processes that stand for supervisors, of the runs `first` and `second`."""
-    processes = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(2)]
-    for name, process in zip(("first", "second"), processes, strict=True):
+    names = ("first", "second")
+    argv = [[sys.executable, "-S", "-c", SUPERVISOR, str(home() / f"{name}.json")] for name in names]
+    processes = [subprocess.Popen(words, stdout=subprocess.PIPE) for words in argv]
+    for name, process in zip(names, processes, strict=True):
+        assert process.stdout is not None
+        process.stdout.readline()
         record = {"run": name, "folder": f"/runs/{name}", "pid": process.pid, "born": birth(process.pid)}
         home().mkdir(parents=True, exist_ok=True)
         (home() / f"{name}.json").write_text(json.dumps({**record, "started": float(len(name)), "hosts": {}}))
@@ -153,7 +170,7 @@ def test_stop_without_a_name_ends_the_only_run_and_names_it_first(running: list[
     said = shown("stop").splitlines()
     assert said[0] == "stopping second (/runs/second)"
     assert said[-1] == "second has ended"
-    assert running[1].wait() == -signal.SIGTERM
+    assert running[1].wait() == 0
     assert running[0].poll() is None
 
 
@@ -166,13 +183,74 @@ def test_stop_without_a_name_ends_none_of_several_unasked(running: list[subproce
     assert "no run is running here" in error_of("stop").message
 
 
+def test_a_supervisor_that_only_dies_has_not_stopped_its_run(running: list[subprocess.Popen[bytes]]) -> None:
+    os.kill(running[0].pid, signal.SIGSTOP)  # KILL comes while it is asked to end
+    threading.Timer(1.0, running[0].kill).start()
+    error = CliRunner().invoke(app, ["stop", "first"]).exception
+    assert isinstance(error, WorkFailed)
+    assert error.message == "first is over, and nothing says that its hosts are clear"
+    assert error.hint == "hetctl clean first"
+
+
+def test_one_run_that_cannot_be_cleaned_does_not_keep_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(run: str, hosts: object) -> None:
+        raise WorkFailed("kubectl refused it")
+
+    monkeypatch.setitem(RELEASES, "kubernetes", refuse)
+    home().mkdir(parents=True, exist_ok=True)
+    for name, way, started in (("pods", "kubernetes", 2.0), ("none", "ssh", 1.0)):
+        record = {"run": name, "folder": f"/runs/{name}", "pid": 0, "born": "gone", "way": way}
+        (home() / f"{name}.json").write_text(json.dumps({**record, "started": started, "hosts": {}}))
+    error = CliRunner().invoke(app, ["clean"]).exception
+    assert isinstance(error, Unreachable)
+    assert error.message == "could not verify pods (kubectl refused it)"
+    assert [run.run for run in active()] == ["pods"]
+
+
+def test_stray_files_of_a_run_folder_are_passed_over() -> None:
+    folder = a_run("one", status="failed", failure="x")
+    folder.log(0).with_name("rank-0-before.log").write_text("old words\n")
+    (folder.path / "summary.json").write_text('{"failure": "x"}')
+    assert called("logs", folder.name)["lines"] == [{"rank": 0, "line": "rank zero says hello"}]
+    assert [row["verdict"] for row in called("ps", "-a")["runs"]] == ["?: x"]
+
+
+def test_a_run_does_not_replace_a_persons_recipe(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("# mine\n")
+    for named in (Path(), tmp_path):
+        with pytest.raises(ConfigError, match=r"holds a recipe\.yaml that no run wrote"):
+            create_run(named, "demo")
+    folder = create_run(tmp_path / "other", "demo")
+    assert folder.identity
+    folder.recipe.write_text("{}")
+    assert create_run(folder.path, "demo").path == folder.path, "a run's own folder goes on"
+
+
+def test_a_run_under_way_is_not_handed_on_again(running: list[subprocess.Popen[bytes]]) -> None:
+    folder = a_run("one")
+    record = json.loads((home() / "first.json").read_text()) | {"run": folder.identity, "folder": str(folder.path)}
+    (home() / f"{folder.identity}.json").write_text(json.dumps(record))
+    (folder.path / CONSOLE).write_text("its words\n")
+    with pytest.raises(ConfigError, match="supervises"):
+        run_in_background(Handover(), folder, Sink(as_json=True))
+    assert (folder.path / CONSOLE).read_text() == "its words\n"
+    assert not (folder.launch / "handover.json").exists()
+
+
+def test_a_time_that_no_clock_has_is_refused() -> None:
+    for words in (["exec", "localhost", "--timeout", "inf", "--", "true"], ["stop", "--timeout", "nan", "x"]):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 2
+        assert "is not from 0 to 10,000,000 seconds" in " ".join(result.output.replace("│", " ").split())
+
+
 def test_stop_asks_on_a_terminal_which_of_several(running: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
     number = [run.name for run in active()].index("first") + 1
     environment = {"PYTHONPATH": str(Path(__file__).parents[3])}
     code, text = on_a_terminal("stop", typed=f"{number}\n", cwd=tmp_path, env=environment)
     assert code == 0, text
     assert "stop which run? 1 to 2, or a name" in text
-    assert running[0].wait() == -signal.SIGTERM
+    assert running[0].wait() == 0
     assert running[1].poll() is None
 
 

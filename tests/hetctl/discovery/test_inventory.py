@@ -144,6 +144,13 @@ def test_inventory_errors_name_the_place(tmp_path: Path, text: str, message: str
     assert hint in caught.value.hint
 
 
+def test_names_that_only_look_like_secrets_are_taken(tmp_path: Path) -> None:
+    text = 'defaults: {env: {TOKENIZERS_PARALLELISM: "false"}}\ngroups: {compass: {hosts: [n1]}}\n'
+    [entry] = resolve(file=written(tmp_path, text)).entries
+    assert entry.access.env == {"TOKENIZERS_PARALLELISM": "false"}
+    assert entry.group == "compass"
+
+
 def test_hostfile(tmp_path: Path) -> None:
     file = written(
         tmp_path, "# comment\nworker-0 slots=4\nworker-1 slots=2 max_slots=8 # fast\nworker-2:3\nw3\n", "hostfile"
@@ -159,7 +166,17 @@ def test_hostfile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["h slots=x", "h gpus=3", "h slots=0", "a slots=1\na slots=1", "n[1-2] slots=1", "# none"]
+    "line",
+    [
+        "h slots=x",
+        "h gpus=3",
+        "h slots=0",
+        "h slots=²",
+        "h slots=1000000000000",
+        "a slots=1\na slots=1",
+        "n[1-2] slots=1",
+        "# none",
+    ],
 )
 def test_hostfile_errors(tmp_path: Path, line: str) -> None:
     with pytest.raises(ConfigError):

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from typer.testing import CliRunner
 
+from hetctl.app import app
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError
+from hetctl.launcher.run_folder.registry import active
 from hetctl.runs.program import ProgramRun
 from tests.rigs.cluster import command, write_cluster
 from tests.rigs.netns import Rig, RigHost
@@ -110,6 +113,16 @@ def test_a_script_alone_is_started_by_each_host_s_python(tmp_path: Path, monkeyp
     assert ProgramRun((str(script),), nowhere).program == (str(script),)  # its first line says who runs it
     assert ProgramRun(("script.py",), nowhere).program == ("python", "script.py")
     assert ProgramRun(("absent.py",), nowhere).program == ("absent.py",)
+
+
+def test_an_error_before_any_rank_starts_leaves_no_run_on_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HETCTL_PORTS", "abc")
+    result = CliRunner().invoke(app, ["run", "--emulate", "h200:1,mi325x:1", "--", "true"])
+    assert isinstance(result.exception, ConfigError)
+    assert "HETCTL_PORTS" in result.exception.message
+    assert active() == []
 
 
 def test_what_is_no_program_is_said(tmp_path: Path) -> None:

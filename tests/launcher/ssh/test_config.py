@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 from pathlib import Path
 
 import pytest
 
 from hetctl.comm.contract.cluster import Access
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.launcher.hosts.shell import ShellError
 from hetctl.launcher.ssh.config import SshConfig, SshRoute
 
@@ -49,6 +51,16 @@ def test_includes_are_followed_and_do_not_run_in_circles(tmp_path: Path) -> None
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "more.conf").write_text("Include more.conf\nHost n1\n HostName 10.0.0.9\n")
     assert route(tmp_path, Access("n1"), "Include *.conf\n").hostname == "10.0.0.9"
+
+
+def test_a_user_without_a_name_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(getpass, "getuser", none)
+    with pytest.raises(ConfigError, match="this user has no name here") as caught:
+        route(tmp_path, Access("n1"), "Host n1\n HostName 10.0.0.1\n")
+    assert caught.value.hint == "export USER=NAME"
 
 
 def test_keys_are_those_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
