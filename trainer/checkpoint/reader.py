@@ -104,7 +104,8 @@ class Reader:
         if not parts or wanted is None:
             raise ConfigError(
                 f"the checkpoint {self.path} has no {kind} of '{name}': a host that kept it is gone, or it is of "
-                "another training"
+                "another training",
+                hint="bring that host back, or begin anew: --resume never",
             )
         if self.shapes[name] != wanted:
             raise ConfigError(
