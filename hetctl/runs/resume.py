@@ -91,8 +91,13 @@ def find_start(resume: str, agents: Agents) -> Path | None:
 
 
 def newest_on(hosts: Iterable[Collection[str]]) -> str | None:
-    """The newest checkpoint that every host has part of; one without any may get them from the others."""
-    held = [set(names) for names in hosts if names]
+    """The newest checkpoint that every host has part of; one without any may get them from the others.
+
+    None where a host that the run began on had not named its first one when another had: no checkpoint is whole then.
+    """
+    held, begun = [set(names) for names in hosts if names], {listing.name_of(0)}
+    if begun in held and all(len(names) == 1 for names in held):
+        return None
     common = set.intersection(*held) if held else set()
     if held and not common:
         raise ConfigError(

@@ -110,12 +110,13 @@ def version(name: str) -> str | None:
 
 
 def checkpoints(folder: str) -> list[str]:
-    """The names of whole checkpoints in a folder."""
+    """The names of whole checkpoints in a folder; that of step 0 where a run began that has not named one yet."""
     try:
         names = [n for n in os.listdir(folder) if n.startswith("step-") and n[len("step-") :].isdigit()]
     except OSError:
         return []
-    return sorted(n for n in names if os.path.isfile(os.path.join(folder, n, "manifest.json")))
+    whole = sorted(n for n in names if os.path.isfile(os.path.join(folder, n, "manifest.json")))
+    return whole or ["step-00000000"] * os.path.isfile(os.path.join(folder, ".begun"))
 
 
 def cache_home() -> str:

@@ -13,6 +13,7 @@ from hetctl.comm.contract.files import read_json
 MANIFEST = "manifest.json"
 BEST = "best"
 VALIDATE = "train.validate_every=N and checkpoint.keep_best=true keep one, of the steps from then on"
+BEGUN = ".begun"  # a run began anew in this folder, and no checkpoint has its name there yet
 _NAME = re.compile(r"step-[0-9]+")
 
 

@@ -24,8 +24,8 @@ from hetctl.comm.contract.files import write_json
 from hetctl.comm.contract.units import GiB
 from hetctl.comm.contract.values import encode
 from hetctl.trainer.checkpoint.best import NONE_YET, BestSoFar
-from hetctl.trainer.checkpoint.listing import MANIFEST, name_of, set_aside, whole_ones
-from hetctl.trainer.checkpoint.per_host import Copier, leads, meet
+from hetctl.trainer.checkpoint.listing import BEGUN, MANIFEST, name_of, set_aside, whole_ones
+from hetctl.trainer.checkpoint.per_host import Copier, leads, meet, spread
 from hetctl.trainer.checkpoint.reader import FORMAT, Reader, sha256
 from hetctl.trainer.gradients.eight_bit import MOMENTS, AdamW8bit
 from hetctl.trainer.gradients.gradients import Gradients
@@ -102,6 +102,9 @@ class Checkpoints:
             for left in folder.glob("step-*.partial"):
                 shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
             self.superseded = set_aside(folder, beyond=beyond)
+            if not beyond and spread():
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / BEGUN).touch()
         meet(file_group)
 
     @property
@@ -193,6 +196,7 @@ def commit(partial: Path, done: Done) -> None:
     write_json(partial / MANIFEST, {"format": FORMAT, **encode(done), "shapes": shapes, "files": merged})
     _sync(partial)
     os.replace(partial, partial.with_suffix(""))
+    (partial.parent / BEGUN).unlink(missing_ok=True)
     _sync(partial.parent)
 
 

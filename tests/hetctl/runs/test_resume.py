@@ -17,7 +17,7 @@ from hetctl.comm.contract.errors import ConfigError, Interrupted, Unreachable, W
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.runs.prepare import Prepared, prepare
-from hetctl.runs.resume import changes, keep, kept, refuse_finished, resume_command
+from hetctl.runs.resume import changes, keep, kept, newest_on, refuse_finished, resume_command
 from hetctl.runs.verdict import raise_unless_done, with_way_on
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.recipe import changed, load_recipe
@@ -228,3 +228,23 @@ def test_a_model_is_known_by_its_whole_path_wherever_the_run_goes_on(
     assert changed(demo, [("model.name", "config.json")]).model.name == str(tmp_path / "config.json")
     assert changed(demo, []) == demo
     assert replace(demo.model, name="demo") == load_recipe(None).model
+
+
+@pytest.mark.parametrize(
+    ("hosts", "newest"),
+    [
+        ([["step-1", "step-2"], ["step-1"]], "step-1"),
+        ([["step-2"], []], "step-2"),  # the other one is new: it gets its part from copies
+        ([[], []], None),
+        ([["step-00000000"], ["step-00000000"]], None),
+        ([["step-2"], ["step-00000000"]], None),  # it was there, and was killed before it named its part
+    ],
+)
+def test_the_newest_checkpoint_is_one_that_every_host_named(hosts: list[list[str]], newest: str | None) -> None:
+    assert newest_on(hosts) == newest
+
+
+@pytest.mark.parametrize("hosts", [[["step-2"], ["step-1"]], [["step-2", "step-3"], ["step-00000000"]]])
+def test_checkpoints_that_are_on_some_hosts_only_are_not_made_anew_unasked(hosts: list[list[str]]) -> None:
+    with pytest.raises(ConfigError, match="none is on all of them"):
+        newest_on(hosts)

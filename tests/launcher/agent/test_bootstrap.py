@@ -15,6 +15,7 @@ import pytest
 
 from hetctl.launcher.agent import bootstrap
 from hetctl.launcher.hosts.dialogue import BOOT
+from hetctl.trainer.checkpoint import listing
 
 PATIENCE_S = 0.5
 ENTER = {"do": "enter", "run": "r", "host": "h"}
@@ -149,3 +150,13 @@ def test_what_a_killed_process_left_half_made_goes_with_the_next_one_and_what_an
     os.utime(old, (0, 0))
     bootstrap.sweep(bootstrap.place(""))
     assert {p.name for p in mine.parent.iterdir()} == {mine.name, elsewhere.name}
+
+
+def test_a_host_whose_first_checkpoint_was_not_named_yet_says_so(tmp_path: Path) -> None:
+    assert bootstrap.checkpoints(str(tmp_path / "none")) == []
+    assert bootstrap.checkpoints(str(tmp_path)) == []
+    (tmp_path / listing.BEGUN).touch()
+    assert bootstrap.checkpoints(str(tmp_path)) == [listing.name_of(0)]
+    (tmp_path / "step-00000001").mkdir()
+    (tmp_path / "step-00000001" / listing.MANIFEST).write_text("{}")
+    assert bootstrap.checkpoints(str(tmp_path)) == ["step-00000001"]
