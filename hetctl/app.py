@@ -20,7 +20,7 @@ from hetctl.commands.run import run
 from hetctl.commands.setup import setup
 from hetctl.commands.train import train
 from hetctl.commands.validate import validate
-from hetctl.console import end_on_term, guarded
+from hetctl.console import guarded
 
 app = typer.Typer(
     name="hetctl",
@@ -65,5 +65,4 @@ app.command("report")(runs.report)
 
 def main() -> None:
     """Run the command line, and end with the exit code of what came of it."""
-    end_on_term()
     guarded(app, as_json="--json" in sys.argv)

@@ -251,17 +251,12 @@ def _plain(text: str) -> str:
     return clean.replace("[", "\\[")
 
 
-def end_on_term() -> None:
-    """TERM ends this process as an exception does: what it opened elsewhere, pods that wait for a node, is closed."""
-
-    def ended(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, ended)
-
-
 def guarded(call: Callable[[], object], *, as_json: bool = False) -> None:
-    """The one error boundary: what HetctlErrors and the system's say becomes a sentence, a hint and an exit code."""
+    """The one error boundary: what HetctlErrors and the system's say becomes a sentence, a hint and an exit code.
+
+    TERM ends the call as an exception does: what it opened elsewhere, pods that wait for a node, is closed.
+    """
+    signal.signal(signal.SIGTERM, _ended)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be text
@@ -274,6 +269,10 @@ def guarded(call: Callable[[], object], *, as_json: bool = False) -> None:
         sys.exit(1)
     except OSError as error:
         _fail(of_system(error), as_json)
+
+
+def _ended(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _fail(error: HetctlError, as_json: bool) -> NoReturn:

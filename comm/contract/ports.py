@@ -49,7 +49,7 @@ def nearest(own: Sequence[str], ports: Mapping[str, Nic]) -> Iterator[Nic]:
 
 
 def _side(cluster: Cluster, island: Island, ports: Mapping[str, Mapping[str, Nic]]) -> Side:
-    rates = {name: {n.name: n.rate_bytes_per_s or 0.0 for n in ports[name].values()} for name in island.hosts}
+    rates = {name: {nic: n.rate_bytes_per_s or 0.0 for nic, n in ports[name].items()} for name in island.hosts}
     hosts = {name: sum(of.values()) for name, of in rates.items()}
     devices = ((member.host, dict.fromkeys(cluster.device(member).nics)) for member in island.members)
     return Side(hosts, min(sum([rates[host].get(nic, 0.0) for nic in own]) or hosts[host] for host, own in devices))

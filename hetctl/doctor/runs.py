@@ -150,10 +150,8 @@ def _evidence(failure: Mapping[str, Any], logs: Mapping[int, str], culprit: obje
 def _logs(folder: RunFolder) -> dict[int, str]:
     """Rank -> the end of its log."""
     found = {}
-    for path in (folder.path / "logs").glob("rank-*.log"):
-        number = re.fullmatch(r"rank-(\d{1,6})\.log", path.name)
-        if number:
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-                found[int(number[1])] = file.read(_TAIL_BYTES).decode("utf-8", "replace")
+    for rank, path in folder.logs.items():
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            found[rank] = file.read(_TAIL_BYTES).decode("utf-8", "replace")
     return found

@@ -19,7 +19,7 @@ from hetctl.comm.contract.cluster import Access, Host
 from hetctl.comm.contract.errors import HetctlError, WorkFailed
 from hetctl.comm.contract.files import write_atomically
 from hetctl.comm.contract.values import decode, encode
-from hetctl.console import Sink, end_on_term, guarded
+from hetctl.console import Sink, guarded
 from hetctl.launcher.engines.slurm_jobs import (
     batch_script,
     components_of,
@@ -72,6 +72,7 @@ def run_in_background(run: Handover, folder: RunFolder, sink: Sink) -> dict[str,
     _keep(run, folder)
     console = folder.path / CONSOLE
     with open(console, "ab", opener=partial(os.open, mode=0o600)) as out:  # it may hold what ranks print
+        before = out.tell()
         child = subprocess.Popen(
             _argv(folder), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -80,7 +81,7 @@ def run_in_background(run: Handover, folder: RunFolder, sink: Sink) -> dict[str,
         if child.poll() is not None or time.monotonic() > until:
             if child.returncode == 0:
                 break
-            said = console.read_text(errors="replace").strip().splitlines()[-3:]
+            said = console.read_bytes()[before:].decode(errors="replace").strip().splitlines()[-3:]
             raise WorkFailed(f"the run did not start: {' / '.join(said)}", hint=f"see {console}")
         time.sleep(0.1)
     sink.say(f"{folder.name} runs in the background: hetctl logs -f {folder.path}, hetctl stop {folder.name}")
@@ -156,5 +157,4 @@ def _queue_again(job: int, folder: RunFolder, sink: Sink, *, gained: int) -> Non
 
 
 if __name__ == "__main__":
-    end_on_term()
     guarded(lambda: run_here(RunFolder(Path(sys.argv[1]))))

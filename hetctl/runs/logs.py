@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,6 @@ from hetctl.runs.verdict import saved_lines
 from hetctl.trainer.recipe import load_recipe
 
 TAIL_LINES = 200
-_LOG = re.compile(r"rank-([0-9]{1,6})\.log")
 TAIL_BYTES = 256 << 10  # of each rank's log, where lines are long
 TAIL_STEPS = 5
 FOLLOW_S = 0.2
@@ -118,9 +116,7 @@ def _steps_planned(folder: RunFolder) -> int | None:
 
 
 def _logs(folder: RunFolder, ranks: list[int] | None) -> dict[int, Path]:
-    named = ((_LOG.fullmatch(p.name), p) for p in folder.path.glob("logs/rank-*.log"))
-    present = {int(name[1]): p for name, p in named if name}
-    return {r: p for r, p in sorted(present.items()) if not ranks or r in ranks}
+    return {r: p for r, p in sorted(folder.logs.items()) if not ranks or r in ranks}
 
 
 def _show_end(rank: int, path: Path, show: Callable[[int, str], None]) -> int:

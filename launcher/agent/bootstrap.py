@@ -116,7 +116,8 @@ def checkpoints(folder: str) -> list[str]:
     except OSError:
         return []
     whole = sorted(n for n in names if os.path.isfile(os.path.join(folder, n, "manifest.json")))
-    return whole or ["step-00000000"] * os.path.isfile(os.path.join(folder, ".begun"))
+    begun = os.path.isfile(os.path.join(folder, ".begun"))
+    return ["step-00000000"] if begun and not whole else whole
 
 
 def cache_home() -> str:

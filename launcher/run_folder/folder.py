@@ -23,6 +23,7 @@ from hetctl.launcher.run_folder.records import (
 )
 
 PIECE = 1 << 16  # bytes looked at at a time
+_LOG = re.compile(r"rank-([0-9]{1,6})\.log")
 
 
 class _Inside:
@@ -77,6 +78,12 @@ class RunFolder:
 
     def log(self, rank: int) -> Path:
         return self.path / "logs" / f"rank-{rank}.log"
+
+    @property
+    def logs(self) -> dict[int, Path]:
+        """Rank -> the log that is there; not copies that somebody made beside them."""
+        named = ((_LOG.fullmatch(path.name), path) for path in self.path.glob("logs/rank-*.log"))
+        return {int(name[1]): path for name, path in named if name}
 
     def error_file(self, rank: int) -> Path:
         return self.path / "logs" / f"rank-{rank}.error.json"
@@ -159,7 +166,7 @@ def create_run(directory: Path | None, label: str) -> RunFolder:
             directory.mkdir(parents=True, exist_ok=True)
             folder = RunFolder(directory.resolve())
             if not folder.launch.is_dir() and (own := [p.name for p in (folder.recipe, folder.plan) if p.exists()]):
-                why = f"{directory.resolve()} holds a {own[0]} that no run wrote, and a run there would replace it"
+                why = f"{folder.path} holds a {own[0]} that no run wrote, and a run there would replace it"
                 raise ConfigError(why, hint="name a folder of the run's own with --run-dir")
             return folder
         base = Path("runs").absolute()

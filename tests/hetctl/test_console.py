@@ -122,10 +122,10 @@ def test_an_error_keeps_its_exit_code_though_nobody_reads_it(argv: tuple[str, ..
 def test_a_command_that_is_told_to_end_closes_what_it_opened() -> None:
     program = (
         "import time, hetctl.app as app\n"
-        "def guarded(*_, **__):\n"
+        "def command():\n"
         "    try:\n        print('open', flush=True); time.sleep(60)\n"
         "    finally:\n        print('closed')\n"
-        "app.guarded = guarded\napp.main()"
+        "app.app = command\napp.main()"
     )
     process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -140,9 +140,9 @@ def write_model(
             where |= dict.fromkeys(group, len(parts))
             total += sum(t.nbytes for t in group.values())
             parts.append(folder / f".part-{len(parts):05d}.safetensors")
-            save_tensors(group, parts)
+            save_tensors(group, parts[-1])
             group.clear()  # its memory is for the next one
-    except BaseException:  # a shard that is damaged, Ctrl-C
+    except BaseException:  # a full disk, a shard that is damaged, Ctrl-C
         for part in parts:
             part.unlink(missing_ok=True)
         raise
@@ -176,19 +176,16 @@ def _by_size(tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> Ite
     yield group
 
 
-def save_tensors(group: dict[str, torch.Tensor], parts: Sequence[Path]) -> None:
-    """Write the last of the parts. Raises WorkFailed, and then leaves none of them."""
+def save_tensors(group: dict[str, torch.Tensor], file: Path) -> None:
+    """Write them as safetensors. Raises WorkFailed, and then leaves no part of the file."""
     try:
-        parts[-1].touch()
-        mode = parts[-1].stat().st_mode  # as the umask has it: safetensors makes files for their owner alone
-        save_file(group, str(parts[-1]), metadata={"format": "pt"})
-        parts[-1].chmod(mode)
+        file.touch()
+        mode = file.stat().st_mode  # as the umask has it: safetensors makes files for their owner alone
+        save_file(group, str(file), metadata={"format": "pt"})
+        file.chmod(mode)
     except (SafetensorError, OSError) as error:
-        for part in parts:
-            part.unlink(missing_ok=True)
-        raise WorkFailed(
-            f"the model cannot be written to {parts[0].parent}: {error}", hint="is its disk full?"
-        ) from None
+        file.unlink(missing_ok=True)
+        raise WorkFailed(f"the model cannot be written to {file.parent}: {error}", hint="is its disk full?") from None
 
 
 def copy_beside(source: Path, folder: Path, names: Iterable[str]) -> list[str]:

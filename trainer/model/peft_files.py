@@ -42,7 +42,7 @@ def write_adapters(
             rows = torch.cat([_magnitudes(shape, part, read, weight) for part in parts])
             tensors[f"base_model.model.{module}.{MAGNITUDE}"] = rows.to(dtype)
     folder.mkdir(parents=True, exist_ok=True)
-    save_tensors(tensors, [folder / ADAPTER_FILES[1]])
+    save_tensors(tensors, folder / ADAPTER_FILES[1])
     write_json(folder / ADAPTER_FILES[0], _config(shape, ranks, base))
 
 

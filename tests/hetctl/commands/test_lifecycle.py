@@ -237,6 +237,16 @@ def test_a_run_under_way_is_not_handed_on_again(running: list[subprocess.Popen[b
     assert not (folder.launch / "handover.json").exists()
 
 
+def test_a_run_that_does_not_start_says_its_own_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = a_run("one")
+    (folder.path / CONSOLE).write_text("of the attempt before\n")
+    monkeypatch.setattr("hetctl.runs.handover._argv", lambda _: [sys.executable, "-S", "-c", "raise SystemExit('why')"])
+    with pytest.raises(WorkFailed) as caught:
+        run_in_background(Handover(), folder, Sink(as_json=True))
+    assert caught.value.message == "the run did not start: why"
+    assert (folder.path / CONSOLE).read_text() == "of the attempt before\nwhy\n"
+
+
 def test_a_time_that_no_clock_has_is_refused() -> None:
     for words in (["exec", "localhost", "--timeout", "inf", "--", "true"], ["stop", "--timeout", "nan", "x"]):
         result = CliRunner().invoke(app, words)
