@@ -288,6 +288,12 @@ class Recipe:
                 f"before it, found {list(ahead)}",
                 hint="for example [2, 1]: stages further ahead than earlier ones would wait for each other for ever",
             )
+        wish = self.parallelism
+        if wish.alpha != ParallelismSection.alpha and wish.split != "holmes":
+            raise ConfigError(
+                f"parallelism.alpha={wish.alpha:g} is of the holmes split, and parallelism.split is '{wish.split}'",
+                hint="parallelism.split=holmes (--split holmes), or leave alpha out",
+            )
         if self.lora.rank is None and self.lora != LoraSection():
             raise ConfigError(
                 "lora has no rank, so nothing of it would be done", hint="lora.rank=16, or leave lora out"

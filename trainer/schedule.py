@@ -156,7 +156,11 @@ class Schedule:
 SCHEDULES: dict[str, Schedule] = {
     schedule.name: schedule
     for schedule in (
-        Schedule("1f1b", automatic="always"),
+        Schedule(
+            "1f1b",
+            automatic="always",
+            reason="1F1B: each stage runs one forward, one backward, with as few in flight as keep all busy.",
+        ),
         Schedule(
             "eager-1f1b",
             in_flight=lambda stages, micro_batches: tuple(2 * (stages - i) - 1 for i in range(stages)),
@@ -169,6 +173,7 @@ SCHEDULES: dict[str, Schedule] = {
             in_flight=lambda stages, micro_batches: (micro_batches,) * stages,
             hides_transfers=True,
             automatic="on devices",
+            reason="GPipe: all forwards, then all backwards; so many activations fit, and nothing waits for transfers.",
         ),
         Schedule(
             "zero-bubble",

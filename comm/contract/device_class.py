@@ -51,10 +51,11 @@ class DeviceClass:
     architecture: str = ""  # sm_90, gfx942; '' where the driver tells none
     source: str = ""  # the document that its figures are of
     estimate: str = ""  # how its figures were guessed, '' where they are known
+    mfu: float = DEFAULT_MFU  # of the peak, where nothing is published: what a like class sustains
 
     @property
     def sustained_tflops(self) -> float:
-        return self.published_tflops or self.peak_tflops * DEFAULT_MFU
+        return self.published_tflops or self.peak_tflops * self.mfu
 
     def computes(self, precision: Precision) -> bool:
         """Whether it has that precision; fp16, fp32 and fp64 everything has."""

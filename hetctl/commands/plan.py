@@ -94,7 +94,8 @@ def plan(
     if advise or (explain and found.cluster.source != "emulated"):
         with sink.trying("planning again with changes of the cluster") as said_what:
             advised = advice_on(again, weighed.problem, chosen, weighed.plan, every_class=advise, said=said_what)
-    said = explanation(weighed.problem, weighed.predictions, advised.advice).sentences() if explain else ()
+    held = weighed.plan.predicted.memory_bytes if weighed.plan.predicted else ()
+    said = explanation(weighed.problem, weighed.predictions, held, advised.advice).sentences() if explain else ()
     if output and (kept := save_plan(output, weighed.plan, keep=True)):
         sink.warn(f"{output} is replaced; the old one is {kept}")
     if trace:

@@ -102,7 +102,7 @@ def above_all(efficiency: float, *, faster: str = "") -> str:
     if efficiency <= 1:
         return ""
     than = f", or faster than {faster}" if faster else ""
-    return f"; above 100%: alone each has less memory for the model and its batch{than}"
+    return f"; above 100%: alone each has less memory and fewer samples a step{than}"
 
 
 def of_paces(summary: dict[str, Any]) -> dict[str, Any]:

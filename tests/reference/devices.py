@@ -17,7 +17,7 @@ TFLOPS are the vendors' dense peaks; data sheets of NVIDIA print twice that, wit
 fast unless it is given; "fp16" alone: it does not multiply bf16, and all of a cluster with it computes in fp16. Of
 GeForce they are with fp32 accumulation, which training uses, and which there is half as fast as with fp16. TF32, where
 it is, is half of bf16. fp8 is recorded, not yet planned in. "trains" is what training sustains at 16 bits: published
-figures are bold, others are 45 % of the peak.
+figures are bold, others are the share of the peak that a like class sustains, 45 % where none is known.
 
 A device is recognised by its PCI vendor:device id, then by any name that its tools give; of products that share an id,
 the names decide, else the slower is taken. A product of no row is trained on with a cautious estimate, which

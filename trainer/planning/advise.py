@@ -171,14 +171,14 @@ def _changes(
     asked: Asked, problem: Problem, chosen: Prediction, plan: Plan, classes: Sequence[DeviceClass], *, removals: bool
 ) -> Iterator[Change]:
     """Everything that is tried, for a plan that there is."""
-    cluster = asked.cluster
+    cluster, held = asked.cluster, plan.predicted.memory_bytes if plan.predicted else ()
     for network, islands in _networks(asked, chosen, plan):
         yield from faster_networks(cluster, network, islands)
     by_name = {i.name: i for i in cluster.islands}
     for pool in problem.pools:
         here = [stage for _, _, stage in chosen.candidate.stages if stage.use.pool is pool]
         # computing twice, or moving state to the host, spares memory too
-        if any(stage.choice.mode != PLAIN or stage.memory_share > MOST_FREE for stage in here):
+        if any(stage.choice.mode != PLAIN or stage.memory_share(held) > MOST_FREE for stage in here):
             larger = more_memory(cluster, by_name[pool.island], pool.device_class, asked.table)
             yield from (larger,) if larger else ()
         if any(stage.host_bytes > MOST_FREE * pool.rates.host_memory_bytes for stage in here):

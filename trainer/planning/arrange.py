@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, permutations, starmap
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 from hetctl.trainer.planning.costs import usable_bytes
@@ -52,10 +52,9 @@ class PipelineStage(NamedTuple):
     costs: Coefficients[float]
     memory_bytes: int  # on each of its ranks
 
-    @property
-    def memory_share(self) -> float:
-        """Of what is usable on its devices."""
-        return self.memory_bytes / usable_bytes(self.use.pool.rates)
+    def memory_share(self, held: Sequence[int]) -> float:
+        """Of what is usable on its devices, by the bytes that each rank of the plan holds."""
+        return max(held[rank] for rank in self.ranks) / usable_bytes(self.use.pool.rates)
 
     @property
     def host_bytes(self) -> float:
@@ -143,13 +142,15 @@ class Arrangement:
         uses: tuple[PoolUse, ...],
         batching: Batching,
         schedule: Schedule,
+        ahead: tuple[int, ...] | None = None,
     ) -> None:
         self.problem, self.uses, self.batching, self.schedule = problem, uses, batching, schedule
         self.stages = tuple(use for use in uses for _ in range(use.stages))
         count, places = batching.micro_batches, range(len(self.stages))
-        self.ahead = _ahead(problem, len(self.stages), count, schedule)
+        self.ahead = ahead or _ahead(problem, len(self.stages), count, schedule)
         payload = problem.costs.hop_bytes(batching.micro_batch_size)
         self.hops = problem.links.hops(self.stages, payload)
+        self.tied = tied_sum(problem, self.stages)
         trips = [2 * sum(self.hops[i:]) for i in places]
         held = [min(ahead, count) for ahead in self.ahead]
         widths = [use.width for use in self.stages]
@@ -160,10 +161,10 @@ class Arrangement:
     def best(self, *, bound: float = inf) -> Pipeline | None:
         """The best split by the closed form; None when nothing fits or none takes less than `bound`.
 
-        `sum(beat) + 2 sum(hop) + (m - 1) max(hop, turn) + max(end)` seconds; what it takes is simulated.
+        `sum(beat) + 2 sum(hop) + (m - 1) max(hop, turn) + max(end) + tied` seconds; what it takes is simulated.
         """
         further = self.batching.micro_batches - 1
-        fill, floor = 2 * sum(self.hops), further * max(self.hops, default=0.0)
+        fill, floor = 2 * sum(self.hops) + self.tied.seconds, further * max(self.hops, default=0.0)
         split = self._split(floor, bound - fill)
         return None if split is None else self._made(split.layers, split.rows)
 
@@ -215,7 +216,17 @@ class Arrangement:
             tuple(f.choices[r] for f, r, _ in held),
             tuple(f.way(r) for f, r, _ in held),
             tuple(int(f.way(r).memory.at(k)) for f, r, k in held),
-            PipelineTimes(timed, self.hops, bridged(self.stages), count, self.ahead, layers, name),
+            PipelineTimes(
+                timed,
+                self.hops,
+                bridged(self.stages),
+                count,
+                self.ahead,
+                layers,
+                name,
+                tied_s=self.tied.seconds,
+                tied_bridged=self.tied.bridged,
+            ),
         )
 
 
@@ -229,6 +240,38 @@ def _one_moved(layers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 def bridged(stages: Sequence[PoolUse]) -> tuple[bool, ...]:
     """Whether each boundary between stages is one between islands."""
     return tuple(a.pool.island != b.pool.island for a, b in pairwise(stages))
+
+
+def hiding_all(times: PipelineTimes) -> tuple[int, ...]:
+    """Forwards in flight that let no stage wait for a micro-batch's way to the last stage and back: that over a turn of
+    the slowest stage or link, and one more."""
+    turn = max((*(stage.forward_s + stage.backward_s for stage in times.stages), *times.hops))
+    ahead, trip = list[int](), 0.0
+    for stage, hop in zip(reversed(times.stages), (0.0, *reversed(times.hops)), strict=True):
+        trip += stage.forward_s + stage.backward_s + 2 * hop
+        ahead.append(min(times.micro_batches, 1 + ceil(trip / turn) if len(ahead) else 1))
+    return tuple(reversed(ahead))
+
+
+def further(ahead: Sequence[int], micro_batches: int) -> tuple[int, ...]:
+    """Half as many forwards in flight again, but for the last stage."""
+    return tuple(min(micro_batches, ceil(1.5 * a)) if a > 1 else 1 for a in ahead)
+
+
+class TiedSum(NamedTuple):
+    """What summing a tied embedding's gradient takes once a step, and whether it crosses islands."""
+
+    seconds: float
+    bridged: bool
+
+
+def tied_sum(problem: Problem, stages: Sequence[PoolUse]) -> TiedSum:
+    """Of the first and the last stage of a pipeline, which hold the embedding both."""
+    costs, first, last = problem.costs, stages[0], stages[-1]
+    if len(stages) == 1 or not costs.sums_tied or not problem.links.can_talk(first.pool, last.pool):
+        return TiedSum(0.0, False)
+    nbytes = costs.shape.vocab * costs.shape.hidden * costs.value_bytes.gradients
+    return TiedSum(problem.links.tied_seconds(first, last, nbytes), first.pool.island != last.pool.island)
 
 
 def _ahead(problem: Problem, stages: int, micro_batches: int, schedule: Schedule) -> tuple[int, ...]:

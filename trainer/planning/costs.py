@@ -144,6 +144,7 @@ class LayerCosts:
     selective_s: float = 0.0  # SELECTIVE_S where blocks are not compiled
     recomputes_all: bool = False  # full recomputation makes what backward does not ask for, too: Megatron-LM's does
     overlap_cost: float = 0.0  # OVERLAP_COST where weights are cut for certain: the search's may still stay whole
+    whole: bool = False  # holders of a layer share out optimiser state only: weights and gradients stay whole
 
     def measured(self, rates: Rates, tensor: int = 1) -> ClassProfile | None:
         """What was measured of such a device as one of a tensor group: exactly that, otherwise scaled from the largest
@@ -197,6 +198,11 @@ class LayerCosts:
     def frozen(self) -> bool:
         """Whether the model's own weights stay as they are."""
         return self.shape.adapters is not None
+
+    @property
+    def sums_tied(self) -> bool:
+        """Whether an embedding is trained that the head uses too: stages that hold one of the two sum its gradient."""
+        return self.shape.tied_embeddings and not self.frozen
 
     @cached_property
     def _matrix_share(self) -> float:

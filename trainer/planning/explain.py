@@ -14,7 +14,7 @@ from hetctl.comm.contract.units import GiB, count_of, show_bytes, span_of
 from hetctl.trainer.planning.advise import Advice
 from hetctl.trainer.planning.arrange import PipelineStage
 from hetctl.trainer.planning.costs import MODES, PLAIN, USABLE_SHARE, usable_bytes
-from hetctl.trainer.planning.predict import Prediction
+from hetctl.trainer.planning.predict import Prediction, fastest
 from hetctl.trainer.planning.problem import Problem, allowed_modes
 from hetctl.trainer.planning.reasons import describe
 from hetctl.trainer.planning.search import MOST_MICRO_BATCHES, Candidate, Search
@@ -42,22 +42,24 @@ class Explanation:
 
 
 def explain(
-    problem: Problem, predictions: tuple[Prediction, ...], improvements: tuple[Advice, ...] = ()
+    problem: Problem, predictions: tuple[Prediction, ...], held: Sequence[int], improvements: tuple[Advice, ...] = ()
 ) -> Explanation:
-    """Explain the first of these predictions against the others, with what was tried on changed clusters."""
+    """Explain the first of these predictions, each rank of whose plan holds so many bytes, against the others, with
+    what was tried on changed clusters."""
     chosen = predictions[0]
-    return Explanation(_runner_up(problem, predictions), _order(problem, chosen), what_binds(chosen), improvements)
+    binds = _what_binds(problem, chosen, held)
+    return Explanation(_runner_up(problem, predictions), _order(problem, chosen), binds, improvements)
 
 
-def what_binds(chosen: Prediction) -> str:
+def _what_binds(problem: Problem, chosen: Prediction, held: Sequence[int]) -> str:
     """The constraint that holds the plan back: memory of a rank, a bridge, bubbles, or compute alone."""
     stages = [stage for _, _, stage in chosen.candidate.stages]
-    at = max(stages, key=lambda stage: stage.memory_share)
-    fullest, place = at.memory_share, f"rank {at.ranks[0]} ({at.use.pool.name})"
-    if any(stage.choice.mode != PLAIN for stage in stages):
+    at = max(stages, key=lambda stage: stage.memory_share(held))
+    fullest, place = at.memory_share(held), f"rank {at.ranks[0]} ({at.use.pool.name})"
+    if PLAIN in problem.modes and any(stage.choice.mode != PLAIN for stage in stages):
         saved = ", ".join(dict.fromkeys(words for stage in stages for words in stage.choice.mode.savings))
         return f"Memory binds: {place} is the fullest ({fullest:.0%} of what is usable), hence {saved}."
-    if chosen.bridge_share > 0.03:
+    if chosen.bridge_share > max(0.03, chosen.bubble_share):
         return f"The bridge {_slowest_bridge(chosen)} binds: {chosen.bridge_share:.1%} of the step waits for it."
     if chosen.bubble_share > 0.05:
         return f"Bubbles bind: devices wait {chosen.bubble_share:.1%} of the step for their neighbours' work."
@@ -87,10 +89,10 @@ def _order(problem: Problem, chosen: Prediction) -> str:
     if order == given:
         return ""
     pinned = dataclasses.replace(problem, pins=dataclasses.replace(problem.pins, order=tuple(given)))
-    found = Search(pinned, keep=1).run().candidates
-    if not found:
+    found = fastest(pinned)
+    if found is None:
         return f"In the given order ({', '.join(given)}) nothing fits."
-    slower = Prediction(found[0]).seconds / chosen.seconds - 1
+    slower = found.seconds / chosen.seconds - 1
     return f"The order {', '.join(order)} beats the given one ({', '.join(given)}) by {slower:.1%}."
 
 
@@ -203,6 +205,10 @@ def _named_pins(problem: Problem, recipe: Recipe) -> dict[str, tuple[Any, Proble
             None if problem.split == "auto" else problem.split,
             free(without("stages", "order"), split="auto"),
         ),
+        "train.sharded": (
+            recipe.train.sharded if problem.costs.whole else None,
+            free(problem, costs=free(problem.costs, whole=False)),
+        ),
     }
     for key in ("recompute", "activations", "optimizer_state"):
         if (value := getattr(wish, key)) != "auto":
@@ -218,7 +224,8 @@ def _blamed(problem: Problem, named: Mapping[str, tuple[Any, Problem]], extra: i
     if alone or not named:
         return alone
     pins = Pins(every_island=problem.pins.every_island)
-    free = dataclasses.replace(problem, pins=pins, micro_batch_size=None, layers=None, forwards_ahead=None)
+    costs = dataclasses.replace(problem.costs, whole=False)
+    free = dataclasses.replace(problem, pins=pins, costs=costs, micro_batch_size=None, layers=None, forwards_ahead=None)
     return list(named) if candidates_with(dataclasses.replace(free, split="auto", modes=MODES), extra) else []
 
 

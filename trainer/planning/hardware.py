@@ -4,8 +4,8 @@ It is `devices.yaml`, in the keys of a person's `hardware.yaml`: a further produ
 a row in `comm/contract/natives.py` and a probe file. A product of no row is estimated, never dropped.
 `peak_tflops` is the vendor's dense bf16 figure, 0 where none is known: CPUs differ. `sustained_tflops` is what training
 reached on LLaMA-8B (roofline.py makes other shapes of it): published for the classes marked so (H200 and MI325X: arXiv
-2602.18007; A100 and H100: fitted to LLM Foundry's table, tests/published), otherwise the fraction `DEFAULT_MFU` of the
-peak; of the CPU it is a guess.
+2602.18007; A100 and H100: fitted to LLM Foundry's table, tests/published), otherwise the share of its peak that the
+class sustains which a row is `like`, `DEFAULT_MFU` where none is; of the CPU it is a guess.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class OwnDevice:
             base,
             name=name,
             published_tflops=self.tflops or (base.published_tflops if self.peak is None else None),
+            mfu=base.sustained_tflops / base.peak_tflops if base.peak_tflops else base.mfu,
             product_names=self.names or (() if self.like else base.product_names),
             ids=self.ids or (() if self.like else base.ids),
             source=self.source or ("" if self.like else base.source),

@@ -37,6 +37,7 @@ class ReplicaLayout:
     stages: tuple[StageLayout, ...]
     micro_batch_size: int
     micro_batches: int
+    forwards_ahead: tuple[int, ...] | None = None  # otherwise as the schedule has it
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ def _pipeline(
         hops=(),
         bridged=(),
         micro_batches=batching.micro_batches,
-        forwards_ahead=schedule.in_flight(len(uses), batching.micro_batches) * layout.chunks,
+        forwards_ahead=(replica.forwards_ahead or schedule.in_flight(len(uses), batching.micro_batches))
+        * layout.chunks,
         layers=dealt_out([s.layers for s in replica.stages], layout.chunks),
         schedule=schedule.name,
         chunks=layout.chunks,
@@ -164,7 +166,7 @@ def layout_of(candidate: Candidate) -> Layout:
             StageLayout(use.pool.name, sum(pipeline.layers[d::devices]), use.width // clones, use.tensor, choice.shards)
             for d, (use, choice) in enumerate(zip(pipeline.stage_uses[:devices], pipeline.choices, strict=False))
         )
-        batching = pipeline.batching
-        replicas += [ReplicaLayout(stages, batching.micro_batch_size // clones, batching.micro_batches)] * clones
+        batching, ahead = pipeline.batching, pipeline.forwards_ahead if pipeline.chunks == 1 else None
+        replicas += [ReplicaLayout(stages, batching.micro_batch_size // clones, batching.micro_batches, ahead)] * clones
     first = candidate.pipelines[0]
     return Layout(tuple(replicas), first.schedule, first.chunks, first.choices[0].mode.recompute)

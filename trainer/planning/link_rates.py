@@ -35,6 +35,7 @@ class LinkRate:
     transport: str
     sums: float | None = None  # bytes of a sum per second that ranks of two islands reach together, where measured
     per_host: tuple[float, float] = (inf, inf)  # of the islands in the order of their names
+    assumed: float | None = None  # of the ports' rate, the share that is reached, where nothing was measured
 
     def faster(self, times: float) -> LinkRate:
         """The link if all its ports were so many times as fast."""
@@ -72,18 +73,27 @@ class LinkRates:
         """
         return cache(self._hop_seconds)
 
+    def tied_seconds(self, first: PoolUse, last: PoolUse, nbytes: float) -> float:
+        """Seconds in which the ends of a pipeline sum the gradient of an embedding that both hold, of so many bytes: it
+        crosses once each way at once, as two replicas' gradients do."""
+        return self._seconds_between(first, last, nbytes, sums=True)
+
     def hops(self, stages: Sequence[PoolUse], payload: float) -> tuple[float, ...]:
         """Seconds of each boundary along a pipeline."""
         return tuple(self.hop_seconds(a, b, payload) for a, b in pairwise(stages))
 
     def _hop_seconds(self, a: PoolUse, b: PoolUse, payload: float) -> float:
+        return self._seconds_between(a, b, payload) + max(_joining(u, payload) for u in (a, b))
+
+    def _seconds_between(self, a: PoolUse, b: PoolUse, nbytes: float, *, sums: bool = False) -> float:
+        """Seconds in which so many bytes go from the ranks of one stage to those of another."""
         ranks = min(a.width * a.tensor, b.width * b.tensor)
-        joined = max(_joining(u, payload) for u in (a, b))
         if a.pool is b.pool and a.site.per_host >= a.width * a.tensor + b.width * b.tensor:
-            return NATIVE_LATENCY_S + payload / (ranks * a.pool.rates.native_bytes_per_s) + joined
+            return NATIVE_LATENCY_S + nbytes / (ranks * a.pool.rates.native_bytes_per_s)
         link = self._between(a.pool, b.pool)
         here, there = (u.hosts * link.host_of(u.pool.island, v.pool.island) for u, v in ((a, b), (b, a)))
-        return link.latency_s + payload / min(ranks * link.per_rank, here, there, link.total) + joined
+        each = (link.sums if sums else None) or link.per_rank
+        return link.latency_s + nbytes / min(ranks * each, here, there, link.total)
 
     def _between(self, a: Pool, b: Pool) -> LinkRate:
         return self.inside[a.island] if a.island == b.island else self.bridges[frozenset((a.island, b.island))]
@@ -164,4 +174,5 @@ def _link(
         transport.kind,
         sums=known.all_reduce_bytes_per_s if known else None,
         per_host=(hosts[0], hosts[1]),
+        assumed=None if transport.measured or known or rate is None else reached,
     )

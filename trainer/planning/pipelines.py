@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from hetctl.trainer.planning.arrange import Arrangement, Batching, Pipeline, searched_schedules
+from hetctl.trainer.planning.arrange import Arrangement, Batching, Pipeline, further, hiding_all, searched_schedules
 from hetctl.trainer.planning.batching import divisors
 from hetctl.trainer.planning.bounds import UseBound, UseBounds, lower_bounds
 from hetctl.trainer.planning.likely_uses import likely_uses
@@ -25,6 +25,7 @@ from hetctl.trainer.schedule import SCHEDULES
 COMBINATIONS = 100_000  # bounded one by one; of more only the likely ones are looked at
 SLACK = 1.1  # how much slower the closed form may take an arrangement for than it is, to be looked at all the same
 NEAR = 1.06  # what takes less than so many times what is looked for may come below it by moving layers
+WORTH_DEEPER = 5e-3  # relative gain, for which more is held
 LARGE_SLACK = 1.02  # in larger searches
 LIKELY = 6  # combinations whose split is worked out, of one pipeline and batch; smaller searches look at all
 FEW_COMBINATIONS = 5_000  # of many pools
@@ -227,7 +228,7 @@ class Pipelines:
                     if made is None or least_seconds(made.times) >= limit() * self.near:
                         continue
                     if self.near > 1.0 and made.seconds < limit() * self.near:
-                        made = self._improved(arrangement, made)
+                        made = self._deeper(self._improved(arrangement, made))
                     if made.seconds < limit():
                         yield made
 
@@ -239,8 +240,24 @@ class Pipelines:
         return 2 * hops + ends
 
     def improved(self, pipeline: Pipeline) -> Pipeline:
-        """With layers moved between its stages where that shortens the simulated step; those asked for stay."""
-        return self._improved(self._arranged(pipeline, pipeline.batching), pipeline)
+        """With layers moved between its stages, and more forwards in flight, where that shortens the simulated step;
+        what is asked for stays."""
+        return self._deeper(self._improved(self._arranged(pipeline, pipeline.batching), pipeline))
+
+    def _deeper(self, pipeline: Pipeline) -> Pipeline:
+        """With ever more forwards in flight, where transfers are long, while that shortens the step and fits."""
+        deep, best, ahead = SCHEDULES["eager-1f1b"], pipeline, hiding_all(pipeline.times)
+        if self.problem.forwards_ahead is not None or deep not in searched_schedules(self.problem):
+            return pipeline
+        while any(a > b for a, b in zip(ahead, best.forwards_ahead, strict=True)):
+            arrangement = Arrangement(self.problem, self.stage_costs, best.uses, best.batching, deep, ahead)
+            self.tried += 1
+            made = arrangement.best(bound=best.seconds * self.slack)
+            made = made and self._improved(arrangement, made)
+            if made is None or made.seconds > best.seconds * (1 - WORTH_DEEPER):
+                break
+            best, ahead = made, further(ahead, best.batching.micro_batches)
+        return best
 
     def _improved(self, arrangement: Arrangement, pipeline: Pipeline) -> Pipeline:
         asked = self.problem.layers is not None or self.problem.split != "auto"

@@ -11,7 +11,6 @@ from itertools import accumulate, pairwise
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import Infeasible
 from hetctl.comm.contract.plan import Plan, Predicted, Replica, Stage, StageCost
-from hetctl.comm.contract.units import show_bytes
 from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.assemble import assemble
 from hetctl.trainer.planning.costs import usable_bytes
@@ -146,15 +145,7 @@ def _plan(
     alone: Mapping[str, float | None],
     why: tuple[str, ...],
 ) -> Plan:
-    limits = _limits(cluster)
-    replicas, memory, over = _shared_out(recipe, problem, chosen.candidate, limits)
-    said = [OVER] if over else []
-    if short := [r for r, limit in enumerate(limits) if limit is not None and memory[r] > limit]:
-        rank = short[0]
-        said.append(
-            f"By prediction train.sharded={recipe.train.sharded} needs {show_bytes(memory[rank])} on rank {rank}, "
-            f"which has {show_bytes(limits[rank])}: auto or all would fit."
-        )
+    replicas, memory, over = _shared_out(cluster, recipe, problem, chosen.candidate)
     longest = max(chosen.candidate.pipelines, key=lambda p: len(p.layers))
     return assemble(
         cluster,
@@ -164,27 +155,23 @@ def _plan(
         schedule=longest.schedule,
         forwards_ahead=longest.forwards_ahead,
         predicted=_predicted(problem, chosen, replicas, memory, alone),
-        reasons=(*why, *said),
+        reasons=(*why, OVER) if over else why,
         measured=problem.links.measured,
         over_replicas=over,
     )
 
 
-def _limits(cluster: Cluster) -> list[int | None]:
-    return [device.room_bytes for _, _, _, device in seats(cluster)]
-
-
 def _shared_out(
-    recipe: Recipe, problem: Problem, candidate: Candidate, limits: Sequence[int | None]
+    cluster: Cluster, recipe: Recipe, problem: Problem, candidate: Candidate
 ) -> tuple[tuple[Replica, ...], tuple[int, ...], bool]:
     """The candidate's replicas, each rank's memory, and whether state is shared out over all replicas."""
-    memory = _memory(problem, candidate)
+    limits, memory = [device.room_bytes for _, _, _, device in seats(cluster)], _memory(problem, candidate)
     return with_whole(_replicas(candidate), memory, limits, costs=problem.costs, asked=recipe.train.sharded)
 
 
 def _lack_memory_to_share_out(asked: Asked, problem: Problem, candidate: Candidate) -> bool:
     """Whether there are several replicas, and these cannot share out state."""
-    replicas, _, over = _shared_out(asked.recipe, problem, candidate, _limits(asked.cluster))
+    replicas, _, over = _shared_out(asked.cluster, asked.recipe, problem, candidate)
     return len(replicas) > 1 and not over
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hetctl.trainer.planning.problem import Problem
+from hetctl.trainer.planning.reschedule import under_schedules
 from hetctl.trainer.planning.search import Candidate, Search
 from hetctl.trainer.planning.simulate import Simulated, busy_seconds, simulate, step_seconds
 from hetctl.trainer.planning.space import Pins
@@ -29,14 +30,9 @@ class Prediction:
 
     @cached_property
     def bridge_share(self) -> float:
-        """Of the step, gone if transfers between islands took no time."""
-        pipelines, made = self.candidate.pipelines, self.simulated
-        ideal = step_seconds([p.times.without_bridges() for p in pipelines], whole=True)
-        bridge = max(0.0, (self.seconds - ideal) / self.seconds)
-        if len(pipelines) > 1:
-            synced = sum(s.end_s - s.start_s for s in made.spans if s.kind == "sync")
-            bridge += synced / sum(len(p.layers) for p in pipelines) / self.seconds
-        return bridge
+        """Of the step, gone if transfers and sums between islands took no time."""
+        ideal = step_seconds([p.times.without_bridges() for p in self.candidate.pipelines], whole=True)
+        return max(0.0, (self.seconds - ideal) / self.seconds)
 
     @cached_property
     def bubble_share(self) -> float:
@@ -66,8 +62,15 @@ def alone_samples_per_s(problem: Problem, island: str) -> float | None:
         layers=None,
         split="auto",
     )
-    found = Search(own, keep=1).run().candidates
-    return samples / Prediction(found[0]).seconds if found else None
+    found = fastest(own)
+    return samples / found.seconds if found else None
+
+
+def fastest(problem: Problem) -> Prediction | None:
+    """What a problem comes to, where only that is asked for: its best arrangement under every schedule. None: nothing
+    fits."""
+    made = under_schedules(problem, Search(problem, keep=1).run().candidates)
+    return Prediction(min(made, key=lambda c: c.step_s)) if made else None
 
 
 def bound_samples_per_s(problem: Problem) -> float:

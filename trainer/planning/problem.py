@@ -222,6 +222,7 @@ def layer_costs(cluster: Cluster, recipe: Recipe, profile: Profile | None) -> La
         profile.native_sums,
         referred=recipe.dpo.beta is not None,
         selective_s=0.0 if recipe.train.compile else SELECTIVE_S,
+        whole=recipe.train.sharded in ("optimizer", "replicas"),
     )
 
 

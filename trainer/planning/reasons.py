@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from hetctl.comm.contract.units import count_of
+from hetctl.comm.contract.transports import NATIVE
+from hetctl.comm.contract.units import count_of, show_bytes
 from hetctl.trainer.planning.arrange import Pipeline
+from hetctl.trainer.planning.costs import PLAIN
 from hetctl.trainer.planning.predict import Prediction
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Candidate, SearchResult
@@ -19,9 +21,11 @@ def reasons(
     """Why this plan: arrangement, split, micro-batches, memory, schedule, what stays idle or out of reach."""
     pipelines = chosen.candidate.pipelines
     said = [_arrangement(pipelines, chosen.candidate.clones), _split(problem, pipelines), _batches(problem, pipelines)]
-    said += _memory(chosen.candidate)
+    said += _memory(problem, chosen.candidate)
+    said += _tied(problem, pipelines)
     said += _tensors(problem, pipelines)
     said += _schedules(pipelines)
+    said += _assumed(problem, pipelines)
     said += _left_out(problem, pipelines)
     said += [
         f"{name} cannot train this model alone, so there is no efficiency to state."
@@ -69,7 +73,9 @@ def _arrangement(pipelines: Sequence[Pipeline], clones: int) -> str:
         many = "One replica" if clones == 1 else f"{clones} equal replicas, together"
         return f"{many}: {describe(pipelines[0])}; {why}."
     each = "; ".join(describe(p) for p in pipelines)
-    return f"{len(pipelines)} replicas that differ: {each}; each gradient crosses once a step."
+    crossed = len({u.pool.island for p in pipelines for u in p.uses}) > 1
+    why = "each gradient crosses islands once a step" if crossed else "gradients are summed once a step"
+    return f"{len(pipelines)} replicas that differ: {each}; {why}."
 
 
 def _split(problem: Problem, pipelines: Sequence[Pipeline]) -> str:
@@ -89,6 +95,9 @@ def _batches(problem: Problem, pipelines: Sequence[Pipeline]) -> str:
     counts = [p.batching.micro_batches for p in pipelines]
     if len(pipelines) == 1:
         samples = count_of(problem.samples, "sample")
+        if problem.micro_batch_size is not None:
+            many = count_of(counts[0], "micro-batch", "micro-batches")
+            return f"{samples} in {many} of {sizes[0]}, as the recipe pins it."
         if counts[0] == 1:
             return f"All {samples} in one micro-batch were fastest, and fit."
         return f"{counts[0]} micro-batches of {sizes[0]} were the fastest way through {samples}."
@@ -103,12 +112,13 @@ def _batches(problem: Problem, pipelines: Sequence[Pipeline]) -> str:
     return "Sizes and counts follow the speeds, so all finish together."
 
 
-def _memory(candidate: Candidate) -> list[str]:
+def _memory(problem: Problem, candidate: Candidate) -> list[str]:
     said, pipelines = list[str](), candidate.pipelines
+    why = "the fastest way that does" if PLAIN in problem.modes else "of which the recipe pins some"
     for number, index, stage in candidate.stages:
         if what := stage.choice.mode.savings:
             place = f"Stage {index} of replica {number}" if len(pipelines) > 1 else f"Stage {index}"
-            said.append(f"{place} ({stage.use.pool.name}) fits by {' and '.join(what)}, the fastest way that does.")
+            said.append(f"{place} ({stage.use.pool.name}) fits by {' and '.join(what)}, {why}.")
     rates = {u.pool.rates.memory_bytes for p in pipelines for u in p.uses}
     for pipeline in pipelines:
         memories = [u.pool.rates.memory_bytes for u in pipeline.uses]
@@ -116,6 +126,17 @@ def _memory(candidate: Candidate) -> list[str]:
             name = pipeline.uses[0].pool.name
             said.append(f"{name} has the most memory and stands first, where 1F1B keeps most activations.")
     return said
+
+
+def _tied(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
+    if not any(p.times.tied_bridged for p in pipelines):
+        return []
+    costs = problem.costs
+    nbytes = costs.shape.vocab * costs.shape.hidden * costs.value_bytes.gradients
+    return [
+        f"Embedding and head are one matrix, which the first and the last stage hold both: its gradient, "
+        f"{show_bytes(nbytes)}, crosses islands once a step too."
+    ]
 
 
 def _tensors(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
@@ -133,14 +154,30 @@ def _schedules(pipelines: Sequence[Pipeline]) -> list[str]:
     return [reason.format(chunks=most) for reason in said if reason]
 
 
+def _assumed(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
+    """What share of its ports each bridge between used islands is taken to carry, where that was not measured."""
+    used = {u.pool.island for p in pipelines for u in p.uses}
+    bridges = [link for pair, link in problem.links.bridges.items() if pair <= used]
+    return [
+        f"Between islands {'the native library' if kind == NATIVE else kind} is taken to carry {share:.0%} of what "
+        "ports could: `hetctl bench bridge` measures it."
+        for kind, share in dict.fromkeys((b.transport, b.assumed) for b in bridges)
+        if share is not None
+    ]
+
+
 def _left_out(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
     used, have = Counter[str](), Counter[str]()
     for use in (use for pipeline in pipelines for use in pipeline.uses):
         used[use.pool.island] += use.stages * use.width * use.tensor
     for pool in problem.pools:
         have[pool.island] += pool.size
+    pins = problem.pins
+    pinned = any(v is not None for v in (pins.stages, pins.replicas, pins.tensor, pins.order, problem.micro_batch_size))
+    within = ", within what the recipe pins" if pinned else ""
     said = [
-        f"{count - used[name]} of {count_of(count, 'device')} of {name} idle: more would not make the step faster."
+        f"{count - used[name]} of {count_of(count, 'device')} of {name} idle: "
+        f"more would not make the step faster{within}."
         for name, count in have.items()
         if used[name] < count
     ]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hetctl.trainer.model.sample_shares import share as cut
-from hetctl.trainer.planning.arrange import Batching, Pipeline, bridged
+from hetctl.trainer.planning.arrange import Batching, Pipeline, bridged, tied_sum
 from hetctl.trainer.planning.costs import PLAIN, Mode, usable_bytes
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Candidate
@@ -22,8 +22,9 @@ from hetctl.trainer.schedule import Schedule, most_held
 def under_schedules(problem: Problem, candidates: Sequence[Candidate]) -> list[Candidate]:
     """These candidates, found under schedules that the search times, under every one that may be chosen."""
     made = [c for c in candidates if any(s.timed_by_search for s in problem.schedules)]
+    piped = [c for c in candidates if not made or any(len(p.layers) > 1 for p in c.pipelines)]  # others are the same
     for schedule in (s for s in problem.schedules if not s.timed_by_search):
-        made += [other for c in candidates for other in rescheduled(problem, c, schedule)]
+        made += [other for c in piped for other in rescheduled(problem, c, schedule)]
     return made
 
 
@@ -81,9 +82,18 @@ def with_times(problem: Problem, pipeline: Pipeline) -> Pipeline:
     held = [min(n, batching.micro_batches) for n in ahead]
     costs = tuple(_costs(problem, pipeline, stage, n, len(ahead)) for stage, n in enumerate(held))
     stages = tuple(c.times(layers) for c, layers in zip(costs, pipeline.layers, strict=True))
-    hops = problem.links.hops(uses, problem.costs.hop_bytes(batching.micro_batch_size))
+    hops, tied = problem.links.hops(uses, problem.costs.hop_bytes(batching.micro_batch_size)), tied_sum(problem, uses)
     return replace(
-        pipeline, costs=costs, times=replace(pipeline.times, stages=stages, hops=hops, bridged=bridged(uses))
+        pipeline,
+        costs=costs,
+        times=replace(
+            pipeline.times,
+            stages=stages,
+            hops=hops,
+            bridged=bridged(uses),
+            tied_s=tied.seconds,
+            tied_bridged=tied.bridged,
+        ),
     )
 
 

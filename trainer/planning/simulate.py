@@ -28,6 +28,7 @@ class StageTimes:
     sync_s: float = 0.0  # gradient sums that backward does not hide
     update_s: float = 0.0
     weights_s: float = 0.0  # of backward: what a schedule may put off
+    bridged_s: float = 0.0  # of sync_s: what crosses islands
 
     def seconds(self, kind: Kind, *, split: bool) -> float:
         """What an action takes."""
@@ -51,6 +52,8 @@ class PipelineTimes:
     schedule: str = "1f1b"
     chunks: int = 1  # stages per device: device d holds stages d, d + devices, ..
     blocking: bool = False  # devices transfer between their actions, not beside them: so some engines do
+    tied_s: float = 0.0  # once a step: first and last stage sum the gradient of an embedding that both hold
+    tied_bridged: bool = False  # these are on two islands
 
     @property
     def devices(self) -> tuple[tuple[int, ...], ...]:
@@ -64,8 +67,13 @@ class PipelineTimes:
         return Rhythm(self.schedule, self.micro_batches, len(self.stages), self.chunks, self.forwards_ahead)
 
     def without_bridges(self) -> PipelineTimes:
-        """The same with transfers between islands in no time."""
-        return replace(self, hops=tuple(0.0 if b else h for h, b in zip(self.hops, self.bridged, strict=True)))
+        """The same with transfers and sums between islands in no time."""
+        return replace(
+            self,
+            stages=tuple(replace(s, sync_s=s.sync_s - s.bridged_s, bridged_s=0.0) for s in self.stages),
+            hops=tuple(0.0 if b else h for h, b in zip(self.hops, self.bridged, strict=True)),
+            tied_s=0.0 if self.tied_bridged else self.tied_s,
+        )
 
 
 class Rhythm(NamedTuple):
@@ -161,7 +169,7 @@ def least_seconds(times: PipelineTimes) -> float:
     there = back = least = 0.0
     for stage, hop in zip(times.stages, (*times.hops, 0.0), strict=True):
         computed = there + times.micro_batches * (stage.forward_s + stage.backward_s)
-        least = max(least, computed + max(stage.sync_s, back + times.stages[0].sync_s))
+        least = max(least, computed + max(stage.sync_s, back + times.stages[0].sync_s + times.tied_s))
         there, back = there + stage.forward_s + hop, back + stage.backward_s + hop
     return least + max(stage.update_s for stage in times.stages)
 
@@ -282,6 +290,8 @@ def _sums(replicas: Sequence[PipelineTimes], ends: Sequence[Sequence[float]]) ->
             start = max(ready[index], free[device])
             spans[index] = start, start + times.stages[index].sync_s
             free[device] = spans[index][1]
+        if times.tied_s:  # no backward is left that could hide it
+            spans[0] = spans[0][0], max(spans[0][1], spans[-1][1]) + times.tied_s
         found.append(spans)
     return found
 

@@ -189,7 +189,8 @@ class Coefficients(Generic[Value]):
     def times(self: Coefficients[float], layers: int) -> StageTimes:
         """What the simulator is told of a stage with so many layers."""
         forward, backward, update = (line.at(layers) for line in (self.forward, self.backward, self.update))
-        return StageTimes(forward, backward, float(self.exposed(layers)), update, layers * self.weights)
+        sums = float(self.exposed(layers))
+        return StageTimes(forward, backward, sums, update, layers * self.weights, sums * self.bridged)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -235,6 +236,8 @@ def coefficient_arrays(
     own, others = _sync_seconds(rates, place, inside, width, tensor, count, costs.value_bytes)
     sums = own + others
     update, state = mode.update / count, mode.state / count
+    cut = np.ones_like(count) if costs.whole else count  # of weights and gradients
+    state = state + (compute + gradients) * (1 / cut - 1 / count)
     saved = costs.value_bytes.written / width  # a checkpoint's copy, once of each
     on_host = mode.host_state / count + saved
     beside = costs.overlap_cost
@@ -247,8 +250,8 @@ def coefficient_arrays(
         sums=LinearCost(fixed * sums, each * sums),
         update=LinearCost(fixed * update, each * update),
         memory=LinearCost(
-            fixed * state + (ends - fixed) * compute / count + buffers + working,
-            each * state + frozen / count + place.held * mode.held,
+            fixed * state + (ends - fixed) * compute / cut + buffers + working,
+            each * state + frozen / cut + place.held * mode.held,
         ),
         host=LinearCost(fixed * on_host, each * on_host + place.held * mode.host_held),
         bridged=others / np.maximum(sums, TINY) * (1 - place.sync.native if place.sync else 0),

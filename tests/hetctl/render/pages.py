@@ -31,8 +31,10 @@ FAILURE: dict[str, Any] = {
 }
 
 
-def planning(spec: str = "h200:1,mi325x:2", *, samples: int = 16, seq_len: int = 1024) -> Planning:
-    sets = [("model.name", "llama-1b"), ("model.seq_len", seq_len), ("batch.global_batch", samples)]
+def planning(
+    spec: str = "h200:1,mi325x:2", *, samples: int = 16, seq_len: int = 1024, model: str = "llama-1b"
+) -> Planning:
+    sets = [("model.name", model), ("model.seq_len", seq_len), ("batch.global_batch", samples)]
     return weigh(describe_cluster(parse_spec(spec, CLASSES), CLASSES), load_recipe(None, sets))
 
 

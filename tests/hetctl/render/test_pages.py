@@ -138,11 +138,11 @@ def test_a_prediction_of_another_plan_is_not_drawn(made: Planning, tmp_path: Pat
 
 
 def test_the_slow_bridge_is_what_limits_where_it_costs_most() -> None:
-    slow = planning("h200:1,mi325x:1;25GbE", samples=4, seq_len=512)
+    slow = planning("h200:1,mi325x:1;10GbE", samples=4, seq_len=512, model="llama-1b-untied")
     limit = plan_limit(slow.plan, PredictedStep.of(slow))
     assert set(limit.islands) == {"h200", "mi325x"}
     assert "<g class='bridge slowest'>" in cluster_picture(slow.plan, limit.islands, limit.why)
-    fast = planning("h200:1,mi325x:1")
+    fast = planning("h200:1,mi325x:1", model="llama-1b-untied")
     assert len(plan_limit(fast.plan, PredictedStep.of(fast)).islands) == 1
 
 

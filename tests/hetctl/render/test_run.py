@@ -84,7 +84,7 @@ def test_what_looks_like_a_mistake_is_explained() -> None:
     assert isinstance(console.file, io.StringIO)
     said = console.file.getvalue()
     assert "104.0% of what the islands would reach alone" in said
-    assert "above 100%: alone each has less memory" in said
+    assert "above 100%: alone each has less memory and fewer samples" in said
     assert "99 (no step was left to do)" in said
     assert "0 tokens/s" not in said
 

@@ -68,7 +68,8 @@ def test_a_plan_that_waits_for_its_bridge_gets_a_faster_one_first() -> None:
 
 
 def test_ethernet_may_become_roce() -> None:
-    found = advised(asked("rtx4090:1,rtx3090:1;10GbE", *SMALL, ("parallelism.pipeline", 2)), every_class=False)
+    pins = ("parallelism.pipeline", 2), ("parallelism.schedule", "1f1b")
+    found = advised(asked("rtx4090:1,rtx3090:1;10GbE", *SMALL, *pins), every_class=False)
     gains = {one.what.split(" in place")[0]: one.gain or 0 for one in of_kind(found, "link")}
     assert gains["25 Gbit/s RoCE"] > gains["25 Gbit/s Ethernet"] > 0
 

@@ -5,7 +5,8 @@ import pytest
 from hetctl.comm.contract.emulate import describe_cluster, parse_spec
 from hetctl.comm.contract.errors import Infeasible
 from hetctl.trainer.planning.advise import Advice
-from hetctl.trainer.planning.explain import explain
+from hetctl.trainer.planning.costs import usable_bytes
+from hetctl.trainer.planning.explain import Explanation, explain
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import Planning, make_plan, weigh
 from hetctl.trainer.recipe import load_recipe
@@ -14,6 +15,11 @@ from hetctl.trainer.recipe import load_recipe
 def planning(spec: str, *sets: tuple[str, object]) -> Planning:
     cluster = describe_cluster(parse_spec(spec, CLASSES), CLASSES)
     return weigh(cluster, load_recipe(None, [("model.name", "llama-8b"), ("model.seq_len", 4096), *sets]))
+
+
+def explained(made: Planning, *tried: Advice) -> Explanation:
+    assert made.plan.predicted is not None
+    return explain(made.problem, made.predictions, made.plan.predicted.memory_bytes, tried)
 
 
 def test_of_40_and_80_gb_the_rich_comes_first_or_the_poor_saves_whichever_is_faster() -> None:
@@ -57,7 +63,7 @@ def test_wishes_that_exclude_each_other_are_named() -> None:
 
 def test_a_slow_bridge_is_said_to_bind() -> None:
     made = planning(
-        "rtx4090:1,rtx3090:1",
+        "rtx4090:1,rtx3090:1;1GbE",
         ("model.name", "llama-160m"),
         ("model.seq_len", 1024),
         ("batch.global_batch", 16),
@@ -65,14 +71,14 @@ def test_a_slow_bridge_is_said_to_bind() -> None:
         ("parallelism.schedule", "1f1b"),
         ("bridge.transport", "tcp"),
     )
-    assert "The bridge rtx" in explain(made.problem, made.predictions).binds
+    assert "The bridge rtx" in explained(made).binds
 
 
 def test_the_three_changes_that_gain_most_are_said() -> None:
     made = planning("h200:2", ("batch.global_batch", 16))
     tried = [Advice("add", f"Change {n}", 1, 1.0, 1.0, n / 10, None, None) for n in (1, 4, 2, 3)]
     gone = Advice("remove", "Leaving out", -1, 1.0, 1.0, 0.9, None, None)
-    said = " ".join(explain(made.problem, made.predictions, (*tried, gone)).sentences())
+    said = " ".join(explained(made, *tried, gone).sentences())
     assert "Change 4 gives +40.0%. Change 3 gives +30.0%. Change 2 gives +20.0%." in said
     assert "Change 1" not in said
     assert "Leaving out" not in said
@@ -82,5 +88,42 @@ def test_the_order_is_compared_with_the_given_one() -> None:
     made = planning(
         "h200:8,mi325x:8", ("parallelism.pipeline", 2), ("parallelism.data", 1), ("batch.global_batch", 256)
     )
-    told = explain(made.problem, made.predictions)
+    told = explained(made)
     assert "beats the given one" in told.order
+
+
+def test_what_the_recipe_pins_is_not_said_to_be_the_fastest() -> None:
+    made = planning(
+        "h200:8", ("parallelism.recompute", "full"), ("batch.micro_batch_size", 2), ("batch.global_batch", 64)
+    )
+    said = " ".join((*made.plan.reasons, *explained(made).sentences()))
+    assert "of which the recipe pins some" in said
+    assert "micro-batches of 2, as the recipe pins it" in said
+    assert "Memory binds" not in said
+    few = planning("h200:8", ("parallelism.pipeline", 1), ("batch.global_batch", 6), ("parallelism.tensor", 1))
+    assert any("idle: more would not make the step faster, within what" in reason for reason in few.plan.reasons)
+
+
+def test_the_fullest_rank_is_said_with_all_that_it_holds() -> None:
+    made = planning("h200:2", ("batch.global_batch", 2), ("parallelism.pipeline", 1), ("parallelism.tensor", 1))
+    assert made.plan.replicas[0].stages[0].whole
+    assert made.plan.predicted is not None
+    share = made.plan.predicted.memory_bytes[0] / usable_bytes(made.problem.pools[0].rates)
+    assert f"{share:.0%} of what is usable" in explained(made).binds
+
+
+def test_the_larger_of_bridge_and_bubbles_binds() -> None:
+    made = planning("h200:2,mi325x:2;100GbE", ("batch.global_batch", 8), ("parallelism.pipeline", 4))
+    chosen = made.predictions[0]
+    assert chosen.bubble_share > chosen.bridge_share
+    assert "Bubbles bind" in explained(made).binds
+
+
+def test_the_runner_up_is_another_plan() -> None:
+    made = planning("h200:2,mi325x:2", ("batch.global_batch", 64))
+    for other in made.predictions[1:]:
+        if all(len(p.layers) == 1 for p in (*made.predictions[0].candidate.pipelines, *other.candidate.pipelines)):
+            one, two = (
+                [(p.stage_uses, p.batching) for p in c.candidate.pipelines] for c in (made.predictions[0], other)
+            )
+            assert one != two

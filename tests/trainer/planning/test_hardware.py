@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 
 from hetctl.comm.contract.device_class import DeviceClass
@@ -208,3 +210,16 @@ def test_the_table_is_read_as_a_persons_file_is_and_only_when_asked(monkeypatch:
     assert list(fresh) == ["cpu"]
     assert isinstance(fresh, Hardware)
     assert TABLE.is_file()
+
+
+def test_what_is_better_in_nothing_trains_no_faster_than_its_like() -> None:
+    for one, other in permutations(CLASSES.values(), 2):
+        alike = (one.vendor, one.architecture) == (other.vendor, other.architecture)
+        if alike and one.peak_tflops <= other.peak_tflops and one.memory_bytes_per_s <= other.memory_bytes_per_s:
+            assert one.sustained_tflops <= other.sustained_tflops * 1.0001, (one.name, other.name)
+
+
+def test_a_row_of_another_peak_sustains_the_share_of_the_class_that_it_is_like() -> None:
+    own = OwnDevice(like="h100", peak=500.0).row("mine", CLASSES, "here")
+    assert own.published_tflops is None
+    assert own.sustained_tflops == pytest.approx(500 * 440 / 989)

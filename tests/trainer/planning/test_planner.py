@@ -164,3 +164,29 @@ def test_where_the_optimiser_s_state_is_can_be_pinned(place: str) -> None:
     sizes = [("model.name", "llama-1b"), ("batch.global_batch", 32), ("parallelism.optimizer_state", place)]
     plan = make_plan(described("h200:2,mi325x:2"), load_recipe(None, sizes))
     assert {s.offload for r in plan.replicas for s in r.stages} == {place == "host"}
+
+
+def test_a_tied_embeddings_gradient_is_no_faster_than_the_bridge_that_it_crosses() -> None:
+    wishes = [("model.name", "llama-1b"), ("model.seq_len", 2048), ("batch.global_batch", 16)]
+    wishes += [("parallelism.pipeline", 2), ("parallelism.data", 1)]
+    cluster = describe_cluster(parse_spec("rtx4090:1,rx7900xtx:1;1GbE", CLASSES), CLASSES)
+    plan = make_plan(cluster, load_recipe(None, wishes))
+    shape = load_recipe(None, wishes).shape()
+    assert shape.tied_embeddings
+    assert plan.predicted is not None
+    crossing = shape.vocab * shape.hidden * 4 / 0.125e9  # fp32, once each way at once, over a full 1 GbE
+    assert plan.predicted.step_time_s > crossing
+    assert plan.predicted.bridge_share > 0.7 * crossing / plan.predicted.step_time_s
+    assert any("crosses islands once a step too" in reason for reason in plan.reasons)
+
+
+@pytest.mark.parametrize("link", ["10GbE", "25GbE"])
+def test_forwards_in_flight_that_somebody_pins_are_hardly_faster_than_those_found(link: str) -> None:
+    wishes = [("model.name", "llama-8b"), ("model.seq_len", 4096), ("batch.global_batch", 64)]
+    cluster = describe_cluster(parse_spec(f"h100:4,mi325x:4;{link}", CLASSES), CLASSES)
+    free = make_plan(cluster, load_recipe(None, wishes)).predicted
+    assert free is not None
+    for depth in (3, 4, 5, 6, 8):
+        pinned = make_plan(cluster, load_recipe(None, [*wishes, ("parallelism.forwards_ahead", [depth, 1])])).predicted
+        assert pinned is not None
+        assert free.step_time_s <= 1.02 * pinned.step_time_s, depth

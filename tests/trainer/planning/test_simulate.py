@@ -114,3 +114,15 @@ def test_no_step_takes_less_than_its_least_and_both_simulators_agree(
     seconds = simulate([made]).step_time_s
     assert least_seconds(made) <= seconds * (1 + 1e-12)
     assert step_seconds([made]) == pytest.approx(seconds)
+
+
+def test_ends_that_hold_one_embedding_sum_its_gradient_after_the_last_backward() -> None:
+    bare = pipeline([(1.0, 2.0)] * 3, 0.25, 8)
+    tied = replace(bare, stages=tuple(replace(s, sync_s=0.5) for s in bare.stages), tied_s=4.0, tied_bridged=True)
+    alone = simulate([bare]).step_time_s
+    assert simulate([tied]).step_time_s == pytest.approx(alone + 0.5 + 4.0)
+    assert step_seconds([tied]) == pytest.approx(alone + 0.5 + 4.0)
+    assert least_seconds(tied) <= alone + 0.5 + 4.0
+    free = tied.without_bridges()
+    assert simulate([free]).step_time_s == pytest.approx(simulate([replace(bare, hops=(0.0, 0.0))]).step_time_s + 0.5)
+    assert replace(tied, tied_bridged=False).without_bridges().tied_s == 4.0

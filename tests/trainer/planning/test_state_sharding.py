@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from hetctl.comm.contract.emulate import describe_cluster, parse_spec
-from hetctl.comm.contract.errors import ConfigError
+from hetctl.comm.contract.errors import ConfigError, Infeasible
 from hetctl.comm.contract.plan import Plan
 from hetctl.comm.contract.units import GiB
+from hetctl.trainer.planning.costs import USABLE_SHARE
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.planning.problem import layer_costs
@@ -17,8 +18,15 @@ from hetctl.trainer.planning.state_sharding import SPARE_BYTES, over_replicas
 from hetctl.trainer.recipe import load_recipe
 
 
-def planned(spec: str, sharded: str = "auto", samples: int = 4, precision: str = "auto", **parallelism: int) -> Plan:
-    sizes = [("model.name", "llama-8b"), ("model.seq_len", 2048), ("batch.global_batch", samples)]
+def planned(
+    spec: str,
+    sharded: str = "auto",
+    samples: int = 4,
+    precision: str = "auto",
+    model: str = "llama-8b",
+    **parallelism: int,
+) -> Plan:
+    sizes = [("model.name", model), ("model.seq_len", 2048), ("batch.global_batch", samples)]
     pinned = [("parallelism.pipeline", 1), ("parallelism.tensor", 1), ("train.sharded", sharded)]
     pinned += [("train.precision", precision)]
     pinned += [(f"parallelism.{name}", value) for name, value in parallelism.items()]
@@ -74,10 +82,16 @@ def test_replicas_without_memory_for_it_are_not_priced_as_sharing_state() -> Non
     assert auto.predicted.step_time_s == pytest.approx(every.predicted.step_time_s, rel=1e-3)
 
 
-def test_whole_weights_that_somebody_insists_on_are_said_not_to_fit() -> None:
-    forced, free = (planned("h200:2~70GiB,mi325x:2~70GiB", s, samples=192, data=2) for s in ("replicas", "auto"))
-    assert any("train.sharded=replicas needs" in reason for reason in forced.reasons)
-    assert not any("auto or all would fit" in reason for reason in free.reasons)
+@pytest.mark.parametrize("sharded", ["optimizer", "replicas"])
+def test_whole_weights_that_somebody_insists_on_are_planned_for(sharded: str) -> None:
+    plan = planned("h100:4", sharded, samples=32)  # four wide, whole weights would need 97 GiB
+    assert plan.predicted is not None
+    assert plan.predicted.bridge_share == 0
+    assert max(plan.predicted.memory_bytes) <= USABLE_SHARE * 80 * GiB
+    assert all(s.whole for r in plan.replicas for s in r.stages if s.shards > 1)
+    with pytest.raises(Infeasible, match=f"train.sharded={sharded}") as refused:
+        planned("h200:2~40GiB,mi325x:2~40GiB", sharded, samples=192, data=2, pipeline=1)
+    assert "leave out or change" in (refused.value.hint or "")
 
 
 def test_a_plan_that_shares_out_state_of_weights_it_cuts_is_refused() -> None:
@@ -88,10 +102,10 @@ def test_a_plan_that_shares_out_state_of_weights_it_cuts_is_refused() -> None:
 
 @pytest.mark.parametrize(("precision", "each"), [("bf16", 2 + 4), ("fp32", 4 + 4), ("fp64", 8 + 8)])
 def test_whole_weights_take_their_precisions_bytes(precision: str, each: int) -> None:
-    whole, cut = (planned("h200:2", s, precision=precision).predicted for s in ("optimizer", "all"))
+    whole, cut = (planned("h200:2", s, precision=precision, model="llama-1b").predicted for s in ("optimizer", "all"))
     assert whole is not None
     assert cut is not None
-    assert whole.memory_bytes[0] - cut.memory_bytes[0] == pytest.approx(8.03e9 * each / 2, rel=1e-3)
+    assert whole.memory_bytes[0] - cut.memory_bytes[0] == pytest.approx(1.236e9 * each / 2, rel=1e-3)
 
 
 def test_whole_weights_never_take_the_last_memory() -> None:
