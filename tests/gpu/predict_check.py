@@ -32,8 +32,8 @@ from hetctl.trainer.planning.profile import load_profile
 from hetctl.trainer.recipe import load_recipe
 
 H200_BYTES = 150_109_880_320  # what torch reports of one
-SMALL, LARGE = "llama-1b-untied", "llama-8b"
-STEPS = {SMALL: 5, LARGE: 2}
+SMALL, LARGE, TIED = "llama-1b-untied", "llama-8b", "llama-1b"
+STEPS = {SMALL: 5, LARGE: 2, TIED: 5}
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,9 @@ CASES = (
     Case(PAIR, "tcp", SMALL, 16, _pipeline(_mb(1))),
     Case(PAIR, "tcp", SMALL, 32, (*DATA, _mb(2))),
     Case(PAIR, "tcp", LARGE, 16, _pipeline(_mb(1))),
+    Case(PAIR, "shm", TIED, 16, _pipeline(_mb(1))),
+    Case(PAIR, "tcp", TIED, 16, _pipeline(_mb(1))),
+    Case(NATIVE, "auto", TIED, 16, _pipeline(_mb(1))),
     Case(SLOW, "shm", SMALL, 32, _pipeline(_mb(2))),
     Case(SLOW, "shm", SMALL, 32, _pipeline(_mb(2), "parallelism.layers=[8,8]")),
     Case(SLOW, "shm", SMALL, 64, DATA),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import Literal
 
 from hetctl.comm.contract.cluster import (
@@ -318,9 +319,10 @@ def _with_rdma(cluster: Cluster, network: str) -> Cluster:
 
 
 def _larger(own: DeviceClass, other: DeviceClass) -> bool:
-    """Whether a class is the same but for more memory: no slower in anything, and no faster to compute."""
-    alike = (own.vendor, own.peak_tflops) == (other.vendor, other.peak_tflops) and own.peak_tflops > 0
-    rates = ("memory_bytes_per_s", "native_bytes_per_s", "nic_bytes_per_s", "host_bytes_per_s")
+    """Whether a class is the same but for more memory: in the same kind of host, no slower, with no higher peak."""
+    what = attrgetter("vendor", "peak_tflops", "host_bytes_per_s")
+    alike = what(own) == what(other) and own.peak_tflops > 0
+    rates = ("memory_bytes_per_s", "native_bytes_per_s", "nic_bytes_per_s")
     no_slower = all(getattr(other, name) >= getattr(own, name) for name in rates)
     return alike and no_slower and other.memory_bytes > own.memory_bytes
 
