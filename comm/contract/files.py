@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import functools
 import json
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +194,31 @@ def finite(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         return [finite(v) for v in data]
     return data
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raise OSError that names `path` where no file could be written: before what takes long, not behind it."""
+    try:
+        if path.is_dir():
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+            pass
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """While no other process is, that asks so: what is read there is still true when it is written again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_atomically(path: Path, content: str | bytes, *, private: bool = False) -> None:

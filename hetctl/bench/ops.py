@@ -15,6 +15,7 @@ from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.device_class import DeviceClass, Precision
 from hetctl.comm.contract.emulate import SpecIsland, SpecPart, label_machine
 from hetctl.comm.contract.errors import ConfigError, Undetermined, WorkFailed
+from hetctl.comm.contract.files import alone_in, refuse_unwritable
 from hetctl.comm.contract.natives import HOST, native_of
 from hetctl.comm.contract.units import show_seconds
 from hetctl.comm.contract.values import decode, encode
@@ -123,11 +124,22 @@ def asked_shape(model: str, seq_len: int | None, samples: str) -> ShapeToMeasure
 
 
 def add_to_profile(path: Path, *entries: ClassProfile | BridgeProfile, native_sums: tuple[SumPoint, ...] = ()) -> None:
-    """Write a profile with these entries, beside those it already had."""
-    profile = load_profile(path) if path.exists() else Profile(())
-    for entry in entries:
-        profile = profile.with_class(entry) if isinstance(entry, ClassProfile) else profile.with_bridge(entry)
-    save_profile(path, replace(profile, native_sums=native_sums or profile.native_sums))
+    """Write a profile with these entries, beside those it already had. Raises ConfigError, OSError."""
+    with alone_in(path.parent):  # measurements of several machines may end at once
+        profile = _there(path)
+        for entry in entries:
+            profile = profile.with_class(entry) if isinstance(entry, ClassProfile) else profile.with_bridge(entry)
+        save_profile(path, replace(profile, native_sums=native_sums or profile.native_sums))
+
+
+def refuse_profile(path: Path) -> None:
+    """Raise ConfigError or OSError where nothing can be added to a profile: before anything is measured."""
+    refuse_unwritable(path)
+    _there(path)
+
+
+def _there(path: Path) -> Profile:
+    return load_profile(path) if path.exists() else Profile(())
 
 
 def table(entry: ClassProfile) -> Table:

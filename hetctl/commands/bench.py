@@ -61,6 +61,8 @@ def bridge(
 
     sink = Sink(as_json=as_json)
     where, _ = resolve_where(_two_islands(asked), sink)
+    if output is not None:
+        ops.refuse_profile(output)
     found = bridge.bench_bridge(where, bridge=asked.bridge, max_size=max_size, sink=sink)
     sink.say(bridge.bridge_table(found))
     sink.say(bridge.collectives_table(found))
@@ -151,6 +153,7 @@ def ops(
     from hetctl.bench import ops
 
     sink = Sink(as_json=as_json)
+    ops.refuse_profile(output)
     if cluster is not None:
         given = {"--class": device_class is not None, "--at-speed": at_speed != 1.0, "--tensor": tensor != 1}
         refused = [n for n, said in given.items() if said]
@@ -220,9 +223,12 @@ def published(
     from itertools import groupby
 
     from hetctl.bench import published as bench
+    from hetctl.comm.contract.files import refuse_unwritable
 
     sink = Sink(as_json=as_json)
     found = bench.publications(folder, only)
+    if output is not None:
+        refuse_unwritable(output / "published.md")
     result = bench.bench_published(found, choose=choose, sink=sink)
     for _, rows in groupby(result["cases"], key=lambda r: r["publication"]):
         sink.say(bench.cases_table(list(rows)))

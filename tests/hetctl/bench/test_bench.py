@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from hetctl.bench import pipeline
+from hetctl.app import app
+from hetctl.bench import bridge, classes, ops, pipeline, published
+from hetctl.comm.contract.errors import ConfigError
 from hetctl.commands.options import RunOptions
 from hetctl.commands.resolve import resolve
 from hetctl.console import Sink
@@ -33,6 +38,39 @@ def test_a_bridge_is_measured_beside_native_and_raw_ways() -> None:
     assert found["ways"]["native"]["host_bytes_per_gb"] is None  # nobody counts them there
     assert "8 gloo groups" in found["raw_bytes_per_s"]
     assert "1 KiB p99" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "argv"),
+    [
+        ("bench_bridge", ("bridge", "-o")),
+        ("bench_ops", ("ops", "-o")),
+        ("bench_classes", ("ops", "--cluster", "cluster.yaml", "-o")),
+        ("bench_published", ("published", "-o")),
+    ],
+)
+@pytest.mark.parametrize("there", ["folder", "damaged"])
+def test_where_nothing_can_be_written_nothing_is_measured(
+    what: str, argv: tuple[str, ...], there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (bridge, ops, classes, published):
+        if hasattr(module, what):
+            monkeypatch.setattr(module, what, lambda *_, **__: pytest.fail("it was measured"))
+    path = tmp_path / "there"
+    if there == "folder" and what != "bench_published":
+        path.mkdir()
+    else:  # no profile, and no folder to write pages into
+        path.write_text("[")
+    with pytest.raises((OSError, ConfigError), match="there"):
+        app(["bench", *argv, str(path)], standalone_mode=False)
+
+
+def test_measurements_that_end_at_once_are_all_kept(tmp_path: Path) -> None:
+    known, path = load_profile(ROOT / "tests/gpu/predictions/profile.yaml").classes[0], tmp_path / "profile.yaml"
+    entries = [replace(known, device_class=f"class-{n}") for n in range(12)]
+    with ThreadPoolExecutor(len(entries)) as pool:
+        list(pool.map(partial(ops.add_to_profile, path), entries))
+    assert {c.device_class for c in load_profile(path).classes} == {e.device_class for e in entries}
 
 
 @pytest.mark.slow
