@@ -60,6 +60,7 @@ class Agent:
         self.oom = OomWatch()
         self.figures_kept = 0  # of those that nobody has heard
         self.started = False
+        self.taken = 0  # number of the last order
         self.deadline: float | None = None  # when TERM becomes KILL
         self.last_beat = time.monotonic()
 
@@ -88,6 +89,10 @@ class Agent:
                 self.last_beat = time.monotonic()
             elif key.data != READS:
                 for line in self.wire.commands():
+                    number = line.pop("order", 0)
+                    if number and number <= self.taken:
+                        continue  # given again, since the line was lost before the launcher knew
+                    self.taken = max(self.taken, number)
                     self._obey(order_of(line))
         self.wire.flush()
         if not self.wire.connected:
@@ -101,7 +106,7 @@ class Agent:
         match order:
             case Beat(others):
                 self.needed = others
-                self.wire.tell(event="beat")
+                self.wire.tell(event="beat", took=self.taken)
             case Prepare():
                 self.spec = order
                 self._prepare()

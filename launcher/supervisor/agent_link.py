@@ -6,12 +6,13 @@ import json
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from hetctl.comm.contract.errors import HetctlError
 from hetctl.comm.contract.events import Done, Gone, Lost, Told, document, told
-from hetctl.launcher.agent.orders import Order, Part
+from hetctl.launcher.agent.orders import Beat, Order, Part
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.fanout import fan_out
 from hetctl.launcher.hosts.shell import Session, Shell
@@ -47,6 +48,9 @@ class AgentLink:
         self._session, self._buffer = session, first
         self._reopen, self._lease_s = reopen, lease_s
         self._got = 0  # number of the last event; what comes again after a reconnection is known by it
+        self._given = 0  # number of the last order
+        self._untaken: deque[tuple[int, bytes]] = deque()  # orders that no answer to a beat has confirmed
+        self._lost = False  # the line, until there is another one
         self._said = b""  # the end of its stderr
         self._heard = time.monotonic()
         self._closing = threading.Event()
@@ -60,16 +64,16 @@ class AgentLink:
         self._thread.start()
 
     def send(self, order: Order) -> None:
-        """One order. An agent that is gone says so by its silence, not here."""
-        data = json.dumps({**document(order), "got": self._got}).encode() + b"\n"
-        until = time.monotonic() + SEND_S
+        """One order, given again where the line is lost before the agent took it. One that is gone says so by its
+        silence, not here."""
         with self._lock:
-            session = self._session
-            while data and not self._closing.is_set() and session is self._session and time.monotonic() < until:
-                taken = session.write(data[:65536])
-                data = data[taken:]
-                if not taken:
-                    time.sleep(0.005)
+            again = not isinstance(order, (Beat, Part))
+            self._given += again
+            number = {"order": self._given} if again else {}
+            data = json.dumps({**document(order), **number, "got": self._got}).encode() + b"\n"
+            if again:
+                self._untaken.append((self._given, data))
+            self._write(data)
 
     def close(self, *, wait_s: float) -> None:
         """Hang up, and wait until the agent has ended (it ends its ranks first)."""
@@ -88,9 +92,21 @@ class AgentLink:
         lines = self._said.decode("utf-8", "replace").strip().splitlines()
         return lines[-1][:300] if lines else ""
 
+    def _write(self, data: bytes) -> None:
+        until = time.monotonic() + SEND_S
+        while data and not (self._lost or self._closing.is_set()):
+            taken = self._session.write(data[:65536])
+            data = data[taken:]
+            if not taken:
+                time.sleep(0.005)
+                if time.monotonic() > until:  # nothing may follow half an order
+                    self._lost = True
+                    self._session.abort()
+
     def _run(self, events: queue.SimpleQueue[Any]) -> None:
         while not self._closing.is_set():
             self._read(events)
+            self._lost = True
             if self.finished or not self._come_back():
                 break
         events.put(Told(Gone(self.finished, self.complaint()), self.host))
@@ -118,6 +134,8 @@ class AgentLink:
             number = int(said.get("n", 0))
         except (ValueError, AttributeError, TypeError, RecursionError):
             return  # not the agent's: a library printed something
+        while self._untaken and self._untaken[0][0] <= said.get("took", 0):
+            self._untaken.popleft()
         if number and number <= self._got:
             return
         self._got = max(self._got, number)
@@ -138,8 +156,11 @@ class AgentLink:
                 self._said = self._said or outcome.error.message.encode()
                 return False
             if outcome.value is not None:
-                old, (self._session, self._buffer) = self._session, outcome.value
-                self._heard = time.monotonic()
+                with self._lock:
+                    old, (self._session, self._buffer) = self._session, outcome.value
+                    self._heard, self._lost = time.monotonic(), False
+                    for _, data in self._untaken:
+                        self._write(data)
                 old.abort()
                 return True
             self._closing.wait(RETRY_S)

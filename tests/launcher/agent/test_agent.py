@@ -85,6 +85,22 @@ def test_the_store_outlives_its_own_hosts_ranks_while_other_hosts_are_there(tmp_
         assert not Path(f"/proc/{store}").exists()
 
 
+def test_an_order_that_is_given_again_is_obeyed_once(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "hetctl.launcher.agent.agent"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        orders = (Prepare(lease_s=60.0), Beat()), (Prepare(lease_s=60.0), Beat(), Kill())
+        for number, order in enumerate(o for some in orders for o in some):
+            again = {} if isinstance(order, Beat) else {"order": 2 if isinstance(order, Kill) else 1}
+            agent.stdin.write(json.dumps({**document(order), **again, "got": number}) + "\n")
+        agent.stdin.flush()
+        told = [json.loads(line) for line in agent.stdout]
+    kinds = [e["event"] for e in told]
+    assert kinds == ["hello", "ready", "beat", "beat", "done"]
+    assert [e["took"] for e in told if e["event"] == "beat"] == [1, 1]
+
+
 def test_figures_are_kept_as_soon_as_nobody_hears_them(tmp_path: Path) -> None:
     """Whoever ends the agent then, as who removes its pod does, takes no figures away."""
     program = f"import os, time; os.write(int(os.environ[{variables.EVENTS!r}]), b'{STEP}'); time.sleep(600)"
