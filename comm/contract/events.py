@@ -247,9 +247,10 @@ class PeerUnreachable(Event, kind="unreachable"):
 
 @dataclass(frozen=True)
 class Lost(Event, kind="lost"):
-    """An agent was killed; its guardian says how many processes are left."""
+    """An agent was killed, or failed by itself; its guardian says how many processes are left."""
 
     left: int
+    failed: bool = False
 
 
 @dataclass(frozen=True)

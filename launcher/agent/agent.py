@@ -15,6 +15,7 @@ import selectors
 import signal
 import sys
 import time
+import traceback
 
 from hetctl.comm.contract.events import (
     Done,
@@ -294,17 +295,22 @@ def main() -> None:
     folder = run_files.own_folder()
     stdout = sys.stdout.fileno()
 
-    def last_word(left: int) -> None:
+    def last_word(left: int, failed: bool) -> None:
         run_files.sweep_for(folder)
         run_files.remove(folder)
         with contextlib.suppress(OSError):
-            os.write(stdout, json.dumps(document(Lost(left))).encode() + b"\n")
+            os.write(stdout, json.dumps(document(Lost(left, failed))).encode() + b"\n")
 
     workers.guard(last_word)
     workers.adopt_orphans()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides
-    sys.exit(Agent(sys.stdin.fileno(), stdout, folder).run())
+    try:
+        code = Agent(sys.stdin.fileno(), stdout, folder).run()
+    except Exception:  # its guardian ends what it began, and the launcher reads why
+        traceback.print_exc()
+        code = workers.FAILED
+    sys.exit(code)
 
 
 if __name__ == "__main__":

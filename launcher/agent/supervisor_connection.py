@@ -62,7 +62,10 @@ class SupervisorConnection:
     def accept(self) -> None:
         """Somebody came back: the old line is dropped, everything unconfirmed is said again."""
         assert self._listener is not None
-        visitor, _ = self._listener.accept()
+        try:
+            visitor, _ = self._listener.accept()
+        except OSError:  # it is gone already
+            return
         self._drop()
         visitor.setblocking(False)
         self._connection, self._in, self._out = visitor, visitor.fileno(), visitor.fileno()

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from typing import Any
 
 from hetctl.comm.contract import variables
@@ -22,6 +23,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MAX_EVENT_BYTES = 4 << 20  # one line of a worker's; longer ones are dropped
 MAX_ERROR_BYTES = 256 << 10
 KILL_S = 5.0
+FAILED = 70  # exit code of an agent that an exception ended (EX_SOFTWARE)
 WATCH_S = 1.0
 STOPPED_S = 8.0  # a process that somebody stopped holds all others up: it is ended
 HELD_UP_S = 1.0  # stopped for so long when another rank fails, it is why
@@ -111,11 +113,12 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def guard(on_loss: Any) -> None:
+def guard(on_loss: Callable[[int, bool], None]) -> None:
     """Go on in a child; the parent stays behind as its guardian and never returns.
 
-    When the child dies, the guardian kills everything that descends from it. `on_loss(left)` is called there when the
-    child was killed rather than ended, with the number of processes that could not be ended.
+    When the child dies, the guardian kills everything that descends from it. `on_loss(left, failed)` is called there
+    when the child was killed, or failed (exit code FAILED), rather than ended, with the number of processes that could
+    not be ended.
     """
     adopt_orphans()
     guardian = os.getpid()
@@ -130,8 +133,9 @@ def guard(on_loss: Any) -> None:
         signal.signal(number, signal.SIG_IGN)
     status = _await_end(pid)
     left = kill_descendants()
-    if os.WIFSIGNALED(status):
-        on_loss(left)
+    failed = os.WIFEXITED(status) and os.WEXITSTATUS(status) == FAILED
+    if failed or os.WIFSIGNALED(status):
+        on_loss(left, failed)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 

@@ -168,8 +168,10 @@ class Supervisor:
             case events.StoreLost(how):
                 sentence = f"the run's store on {host} {how}"
                 self._fail(self.specs[host].ranks[0], sentence, asked=self.outcome.interrupted)
-            case events.Lost(left):
-                self._host_ended(host, "its agent was killed, and its ranks with it", left=left)
+            case events.Lost(left, failed):
+                said = self._links[host].complaint() if failed else ""
+                how = f"failed{f' ({said})' if said else ''}" if failed else "was killed"
+                self._host_ended(host, f"its agent {how}, and its ranks with it", left=left)
             case events.Done(left):
                 self.outcome.left += left
                 self._done.add(host)

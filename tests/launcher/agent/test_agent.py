@@ -19,6 +19,7 @@ import pytest
 from hetctl.comm.contract import variables
 from hetctl.comm.contract.events import document
 from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Start, Stop, StoreOrder, WorkerOrder
+from hetctl.launcher.agent.workers import FAILED
 from tests.busy import busy
 
 STEP = r'{"event": "step", "step": 7}\n'
@@ -99,6 +100,31 @@ def test_an_order_that_is_given_again_is_obeyed_once(tmp_path: Path) -> None:
     kinds = [e["event"] for e in told]
     assert kinds == ["hello", "ready", "beat", "beat", "done"]
     assert [e["took"] for e in told if e["event"] == "beat"] == [1, 1]
+
+
+def test_an_agent_that_fails_leaves_nothing_and_says_so(tmp_path: Path) -> None:
+    """Its guardian does what it cannot do any more, as it does for one that was killed."""
+    deaf = WorkerOrder(0, (sys.executable, "-c", DEAF), log=str(tmp_path / "0.log"))
+    argv = [sys.executable, "-m", "hetctl.launcher.agent.agent"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    half = tmp_path / "step.partial"
+    half.mkdir()
+    with subprocess.Popen(argv, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}, **pipes) as agent:
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        assert agent.stderr is not None
+        for order in (Prepare((deaf,), lease_s=60.0, sweep=(str(tmp_path / "*.partial"),)), Start(0)):
+            agent.stdin.write(json.dumps(document(order)) + "\n")
+        agent.stdin.flush()
+        events = map(json.loads, agent.stdout)
+        worker = int(until(events, "started", 0)["pid"])
+        agent.stdin.write('{"do": "what nobody knows"}\n')
+        agent.stdin.flush()
+        assert until(events, "lost") == {"event": "lost", "left": 0, "failed": True}
+        assert agent.stderr.read().splitlines()[-1] == "KeyError: 'what nobody knows'"
+    assert agent.returncode == FAILED
+    assert not Path(f"/proc/{worker}").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["0.log"]
 
 
 def test_figures_are_kept_as_soon_as_nobody_hears_them(tmp_path: Path) -> None:

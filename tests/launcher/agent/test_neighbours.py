@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hetctl.comm.contract.callers import MOST_OF_ONE
+from hetctl.comm.contract.callers import MOST_OF_ONE, Doorkeeper
 from hetctl.launcher.agent import neighbours
 from hetctl.launcher.agent.neighbours import Neighbours
 
@@ -116,3 +117,15 @@ def test_a_silent_peer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         for each in held:
             each.close()
         ours.close()
+
+
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETDOWN, errno.ECONNABORTED, errno.EMFILE])
+def test_a_caller_whose_network_is_gone_costs_nobody_else(number: int) -> None:
+    """Linux tells what happened to a connection before anybody took it as an error of accept()."""
+
+    class Listener(socket.socket):
+        def accept(self) -> tuple[socket.socket, str]:
+            raise OSError(number, "planted")
+
+    with Listener() as listener:
+        assert Doorkeeper(listener, b"secret").turn() == []

@@ -45,6 +45,9 @@ class Script:
     def close(self, *, wait_s: float) -> None:
         return None
 
+    def complaint(self) -> str:
+        return "KeyError: 'planted'"
+
 
 def failure(first: list[Line], second: list[Line]) -> Failure | None:
     """What is named when alpha (rank 0) says the second lines after beta (rank 1) has said the first ones."""
@@ -66,6 +69,7 @@ def ends(rank: int, message: str) -> Line:
     ("lost", "reason"),
     [
         (Lost(0), "its agent was killed"),
+        (Lost(0, failed=True), "its agent failed (KeyError: 'planted'), and its ranks with it"),
         (Gone(finished=False, reason="the connection was lost"), "alpha stopped answering"),
     ],
 )
