@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hetctl.trainer.planning.costs import usable_bytes
 from hetctl.trainer.planning.partition import Split, fixed_split, holmes_layers, uniform_layers
 from hetctl.trainer.planning.problem import Problem
-from hetctl.trainer.planning.simulate import PipelineTimes, least_seconds, step_seconds
+from hetctl.trainer.planning.simulate import NOT_TIED, PipelineTimes, TiedSum, least_seconds, step_seconds
 from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import Coefficients, MemoryChoice, StageCostCache, StagePlace, SyncRate, share
 from hetctl.trainer.schedule import SCHEDULES, Schedule
@@ -150,7 +150,7 @@ class Arrangement:
         self.ahead = ahead or _ahead(problem, len(self.stages), count, schedule)
         payload = problem.costs.hop_bytes(batching.micro_batch_size)
         self.hops = problem.links.hops(self.stages, payload)
-        self.tied = tied_sum(problem, self.stages)
+        self.tied, self.bridged = tied_sum(problem, self.stages), bridged(self.stages)
         trips = [2 * sum(self.hops[i:]) for i in places]
         held = [min(ahead, count) for ahead in self.ahead]
         widths = [use.width for use in self.stages]
@@ -216,17 +216,7 @@ class Arrangement:
             tuple(f.choices[r] for f, r, _ in held),
             tuple(f.way(r) for f, r, _ in held),
             tuple(int(f.way(r).memory.at(k)) for f, r, k in held),
-            PipelineTimes(
-                timed,
-                self.hops,
-                bridged(self.stages),
-                count,
-                self.ahead,
-                layers,
-                name,
-                tied_s=self.tied.seconds,
-                tied_bridged=self.tied.bridged,
-            ),
+            PipelineTimes(timed, self.hops, self.bridged, count, self.ahead, layers, name, tied=self.tied),
         )
 
 
@@ -258,18 +248,11 @@ def further(ahead: Sequence[int], micro_batches: int) -> tuple[int, ...]:
     return tuple(min(micro_batches, ceil(1.5 * a)) if a > 1 else 1 for a in ahead)
 
 
-class TiedSum(NamedTuple):
-    """What summing a tied embedding's gradient takes once a step, and whether it crosses islands."""
-
-    seconds: float
-    bridged: bool
-
-
 def tied_sum(problem: Problem, stages: Sequence[PoolUse]) -> TiedSum:
     """Of the first and the last stage of a pipeline, which hold the embedding both."""
     costs, first, last = problem.costs, stages[0], stages[-1]
     if len(stages) == 1 or not costs.sums_tied or not problem.links.can_talk(first.pool, last.pool):
-        return TiedSum(0.0, False)
+        return NOT_TIED
     nbytes = costs.shape.vocab * costs.shape.hidden * costs.value_bytes.gradients
     return TiedSum(problem.links.tied_seconds(first, last, nbytes), first.pool.island != last.pool.island)
 

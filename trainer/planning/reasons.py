@@ -129,7 +129,7 @@ def _memory(problem: Problem, candidate: Candidate) -> list[str]:
 
 
 def _tied(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
-    if not any(p.times.tied_bridged for p in pipelines):
+    if not any(p.times.tied.bridged for p in pipelines):
         return []
     costs = problem.costs
     nbytes = costs.shape.vocab * costs.shape.hidden * costs.value_bytes.gradients

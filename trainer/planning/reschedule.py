@@ -82,7 +82,7 @@ def with_times(problem: Problem, pipeline: Pipeline) -> Pipeline:
     held = [min(n, batching.micro_batches) for n in ahead]
     costs = tuple(_costs(problem, pipeline, stage, n, len(ahead)) for stage, n in enumerate(held))
     stages = tuple(c.times(layers) for c, layers in zip(costs, pipeline.layers, strict=True))
-    hops, tied = problem.links.hops(uses, problem.costs.hop_bytes(batching.micro_batch_size)), tied_sum(problem, uses)
+    hops = problem.links.hops(uses, problem.costs.hop_bytes(batching.micro_batch_size))
     return replace(
         pipeline,
         costs=costs,
@@ -91,8 +91,7 @@ def with_times(problem: Problem, pipeline: Pipeline) -> Pipeline:
             stages=stages,
             hops=hops,
             bridged=bridged(uses),
-            tied_s=tied.seconds,
-            tied_bridged=tied.bridged,
+            tied=tied_sum(problem, uses),
         ),
     )
 

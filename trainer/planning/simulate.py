@@ -39,6 +39,16 @@ class StageTimes:
         return self.backward_s - (self.weights_s if split else 0.0)
 
 
+class TiedSum(NamedTuple):
+    """Seconds once a step in which the first and the last stage sum the gradient of an embedding that both hold."""
+
+    seconds: float = 0.0
+    bridged: bool = False  # the two are on two islands
+
+
+NOT_TIED = TiedSum()
+
+
 @dataclass(frozen=True)
 class PipelineTimes:
     """One replica to simulate. `hops` are seconds per boundary and direction, `bridged` whether islands are crossed."""
@@ -52,8 +62,7 @@ class PipelineTimes:
     schedule: str = "1f1b"
     chunks: int = 1  # stages per device: device d holds stages d, d + devices, ..
     blocking: bool = False  # devices transfer between their actions, not beside them: so some engines do
-    tied_s: float = 0.0  # once a step: first and last stage sum the gradient of an embedding that both hold
-    tied_bridged: bool = False  # these are on two islands
+    tied: TiedSum = NOT_TIED
 
     @property
     def devices(self) -> tuple[tuple[int, ...], ...]:
@@ -72,7 +81,7 @@ class PipelineTimes:
             self,
             stages=tuple(replace(s, sync_s=s.sync_s - s.bridged_s, bridged_s=0.0) for s in self.stages),
             hops=tuple(0.0 if b else h for h, b in zip(self.hops, self.bridged, strict=True)),
-            tied_s=0.0 if self.tied_bridged else self.tied_s,
+            tied=NOT_TIED if self.tied.bridged else self.tied,
         )
 
 
@@ -169,7 +178,7 @@ def least_seconds(times: PipelineTimes) -> float:
     there = back = least = 0.0
     for stage, hop in zip(times.stages, (*times.hops, 0.0), strict=True):
         computed = there + times.micro_batches * (stage.forward_s + stage.backward_s)
-        least = max(least, computed + max(stage.sync_s, back + times.stages[0].sync_s + times.tied_s))
+        least = max(least, computed + max(stage.sync_s, back + times.stages[0].sync_s + times.tied.seconds))
         there, back = there + stage.forward_s + hop, back + stage.backward_s + hop
     return least + max(stage.update_s for stage in times.stages)
 
@@ -290,8 +299,8 @@ def _sums(replicas: Sequence[PipelineTimes], ends: Sequence[Sequence[float]]) ->
             start = max(ready[index], free[device])
             spans[index] = start, start + times.stages[index].sync_s
             free[device] = spans[index][1]
-        if times.tied_s:  # no backward is left that could hide it
-            spans[0] = spans[0][0], max(spans[0][1], spans[-1][1]) + times.tied_s
+        if times.tied.seconds:  # no backward is left that could hide it
+            spans[0] = spans[0][0], max(spans[0][1], spans[-1][1]) + times.tied.seconds
         found.append(spans)
     return found
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes, least_seconds, simulate, step_seconds
+from hetctl.trainer.planning.simulate import PipelineTimes, StageTimes, TiedSum, least_seconds, simulate, step_seconds
 from hetctl.trainer.schedule import SCHEDULES
 
 
@@ -118,11 +118,11 @@ def test_no_step_takes_less_than_its_least_and_both_simulators_agree(
 
 def test_ends_that_hold_one_embedding_sum_its_gradient_after_the_last_backward() -> None:
     bare = pipeline([(1.0, 2.0)] * 3, 0.25, 8)
-    tied = replace(bare, stages=tuple(replace(s, sync_s=0.5) for s in bare.stages), tied_s=4.0, tied_bridged=True)
+    tied = replace(bare, stages=tuple(replace(s, sync_s=0.5) for s in bare.stages), tied=TiedSum(4.0, True))
     alone = simulate([bare]).step_time_s
     assert simulate([tied]).step_time_s == pytest.approx(alone + 0.5 + 4.0)
     assert step_seconds([tied]) == pytest.approx(alone + 0.5 + 4.0)
     assert least_seconds(tied) <= alone + 0.5 + 4.0
     free = tied.without_bridges()
     assert simulate([free]).step_time_s == pytest.approx(simulate([replace(bare, hops=(0.0, 0.0))]).step_time_s + 0.5)
-    assert replace(tied, tied_bridged=False).without_bridges().tied_s == 4.0
+    assert replace(tied, tied=TiedSum(4.0)).without_bridges().tied.seconds == 4.0
