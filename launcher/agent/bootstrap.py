@@ -18,6 +18,7 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import sys
 import tarfile
 import tempfile
@@ -31,6 +32,7 @@ MIN_PYTHON = (3, 11)
 BOOT = "import sys;sys.path.insert(0,sys.argv[1]);from hetctl.launcher.agent.agent import main;main()"  # given the code
 KEEP_BUNDLES = 6  # unused ones beyond these are removed, oldest first
 PATIENCE_S = 15.0  # without a byte from the launcher: it is gone, or the way to it is cut
+PARTING_S = 5.0  # that an agent may take from its last word to its end
 FRESH_S = 86400.0  # one that was used within a day is never removed
 
 
@@ -259,19 +261,46 @@ def digest_of(root: str, files: list[Any]) -> str:
 
 
 def attach(asked: dict[str, Any]) -> None:
-    """Join stdin and stdout with the socket of a running agent, until either side ends."""
+    """Join stdin and stdout with the socket of a running agent, until either side ends; then until it is gone itself,
+    as is known where they are its own: whoever hears that this has ended finds nothing of it."""
     agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     agent.connect(asked["socket"])
+    pid, _, _ = struct.unpack("3i", agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    _, guardian = state_and_parent(pid)
 
     def inwards() -> None:
-        while data := sys.stdin.buffer.raw.read(65536):  # type: ignore[union-attr]
-            agent.sendall(data)
+        with contextlib.suppress(OSError):  # it ended first, as the other side hears
+            while data := sys.stdin.buffer.raw.read(65536):  # type: ignore[union-attr]
+                agent.sendall(data)
+            agent.shutdown(socket.SHUT_WR)
+        time.sleep(PARTING_S)
         os._exit(0)
 
     threading.Thread(target=inwards, daemon=True).start()
-    while data := agent.recv(65536):
-        os.write(1, data)
+    heard = False
+    try:
+        while data := agent.recv(65536):
+            heard = True
+            os.write(1, data)
+    except ConnectionError:  # it ended before it had read all of ours
+        if not heard:
+            raise
+    until = time.monotonic() + PARTING_S
+    while not os.path.exists(asked["socket"]) and time.monotonic() < until:  # it goes on where its socket does
+        if state_and_parent(guardian)[0] in ("Z", ""):
+            break
+        time.sleep(0.02)
     os._exit(0)
+
+
+def state_and_parent(pid: int) -> tuple[str, int]:
+    """Of a process; no state where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state, parent = file.read().rpartition(")")[2].split()[:2]
+            return state, int(parent)
+    except (OSError, ValueError):
+        return "", 0
 
 
 def clean(asked: dict[str, Any]) -> None:

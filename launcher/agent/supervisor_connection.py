@@ -120,12 +120,12 @@ class SupervisorConnection:
         return found
 
     def close(self) -> None:
-        """Hang up."""
-        self._drop()
+        """Hang up. Who is there then knows by the socket's name, which is gone first, that this is the end."""
         if self._listener is not None:
             self._listener.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path)
+        self._drop()
 
     def _confirm(self, number: int) -> None:
         while self._kept and self._kept[0][0] <= number:

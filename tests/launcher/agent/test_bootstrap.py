@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -160,3 +161,35 @@ def test_a_host_whose_first_checkpoint_was_not_named_yet_says_so(tmp_path: Path)
     (tmp_path / "step-00000001").mkdir()
     (tmp_path / "step-00000001" / listing.MANIFEST).write_text("{}")
     assert bootstrap.checkpoints(str(tmp_path)) == ["step-00000001"]
+
+
+GUARDED = """
+import os, socket, sys, time
+path = sys.argv[1]
+if os.fork():
+    os.wait()
+    time.sleep(0.5)
+    sys.exit()
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path)
+listener.listen()
+visitor, _ = listener.accept()
+visitor.sendall(b"attached\\n")
+visitor.recv(1)  # of more: what it leaves unread makes its end a reset
+os.unlink(path)
+visitor.close()
+time.sleep(0.5)
+"""
+
+
+def test_who_joined_a_running_agent_ends_after_its_guardian(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    guardian = subprocess.Popen([sys.executable, "-c", GUARDED, str(path)])
+    while not path.exists():
+        time.sleep(0.01)
+    joined = start(tmp_path, {"do": "attach", "socket": str(path)})
+    assert joined.stdout is not None
+    assert joined.stdout.readline() == b"attached\n"
+    joined.communicate(b"a beat, and another one", 30)
+    assert guardian.poll() == 0
+    assert joined.returncode == 0
