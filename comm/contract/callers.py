@@ -61,9 +61,8 @@ class Doorkeeper:
 
     def turn(self) -> list[tuple[socket.socket, str]]:
         """Those, and their addresses, that have proved it since the last turn; never blocks."""
-        with contextlib.suppress(
-            OSError
-        ):  # nobody is there; or who was is gone, or its network (accept tells that too)
+        # nobody is there; or who was is gone, or its network: Linux tells that as an error of accept, too
+        with contextlib.suppress(OSError):
             for _ in range(MOST_AT_ONCE):
                 self._take(*self._listener.accept())
         found = []

@@ -250,10 +250,9 @@ def further(ahead: Sequence[int], micro_batches: int) -> tuple[int, ...]:
 
 def tied_sum(problem: Problem, stages: Sequence[PoolUse]) -> TiedSum:
     """Of the first and the last stage of a pipeline, which hold the embedding both."""
-    costs, first, last = problem.costs, stages[0], stages[-1]
-    if len(stages) == 1 or not costs.sums_tied or not problem.links.can_talk(first.pool, last.pool):
+    nbytes, first, last = problem.costs.tied_bytes, stages[0], stages[-1]
+    if len(stages) == 1 or not nbytes or not problem.links.can_talk(first.pool, last.pool):
         return NOT_TIED
-    nbytes = costs.shape.vocab * costs.shape.hidden * costs.value_bytes.gradients
     return TiedSum(problem.links.tied_seconds(first, last, nbytes), first.pool.island != last.pool.island)
 
 

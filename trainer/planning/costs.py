@@ -200,9 +200,10 @@ class LayerCosts:
         return self.shape.adapters is not None
 
     @property
-    def sums_tied(self) -> bool:
-        """Whether an embedding is trained that the head uses too: stages that hold one of the two sum its gradient."""
-        return self.shape.tied_embeddings and not self.frozen
+    def tied_bytes(self) -> int:
+        """Of the gradient that stages sum which hold one matrix as embedding and as head; 0 where none is trained."""
+        tied = self.shape.tied_embeddings and not self.frozen
+        return self.shape.vocab * self.shape.hidden * self.value_bytes.gradients if tied else 0
 
     @cached_property
     def _matrix_share(self) -> float:

@@ -131,11 +131,9 @@ def _memory(problem: Problem, candidate: Candidate) -> list[str]:
 def _tied(problem: Problem, pipelines: Sequence[Pipeline]) -> list[str]:
     if not any(p.times.tied.bridged for p in pipelines):
         return []
-    costs = problem.costs
-    nbytes = costs.shape.vocab * costs.shape.hidden * costs.value_bytes.gradients
     return [
-        f"Embedding and head are one matrix, which the first and the last stage hold both: its gradient, "
-        f"{show_bytes(nbytes)}, crosses islands once a step too."
+        "Embedding and head are one matrix, which the first and the last stage hold both: its gradient, "
+        f"{show_bytes(problem.costs.tied_bytes)}, crosses islands once a step too."
     ]
 
 

@@ -38,10 +38,9 @@ def with_whole(
     Last, whether optimiser state is shared out over all replicas: asked for, or where all of it fits so.
     """
     stages, more = _stages(replicas), _more(replicas, costs)
-    charged = {} if costs.whole else more  # otherwise the search has charged it
     over = asked in ("auto", "replicas") and len(replicas) > 1 and _cut_alike_somewhere(stages)
     if over:
-        held = over_replicas(replicas, _with(memory, charged), costs)
+        held = over_replicas(replicas, _with(memory, more, costs), costs)
         fits = all(held[r] <= memory[r] or has_room(held[r], 0, limits[r]) for stage in stages for r in stage.ranks)
         over = asked == "replicas" or fits
     if not over:
@@ -51,7 +50,7 @@ def with_whole(
             if asked in ("optimizer", "replicas")
             or (asked == "auto" and all(has_room(memory[r], extra, limits[r]) for r in ranks))
         }
-        held = _with(memory, {} if costs.whole else more)
+        held = _with(memory, more, costs)
     decided = (
         replace(r, stages=tuple(replace(s, whole=s.ranks in more if s.shards > 1 else None) for s in r.stages))
         for r in replicas
@@ -81,9 +80,10 @@ def _more(replicas: Sequence[Replica], costs: LayerCosts) -> dict[tuple[int, ...
     return more
 
 
-def _with(memory: Sequence[int], more: Mapping[tuple[int, ...], int]) -> tuple[int, ...]:
+def _with(memory: Sequence[int], more: Mapping[tuple[int, ...], int], costs: LayerCosts) -> tuple[int, ...]:
+    """What ranks hold with so much more; where whole weights are asked for the search has charged them."""
     held = list(memory)
-    for ranks, extra in more.items():
+    for ranks, extra in more.items() if not costs.whole else ():
         for rank in ranks:
             held[rank] += extra
     return tuple(held)
