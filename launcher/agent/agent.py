@@ -164,7 +164,7 @@ class Agent:
                 self._tell(Exited(127, time.time(), asked=False, reason=reason), spec.rank)
                 continue
             self.workers.append(worker)
-            self.selector.register(worker.events_fd, selectors.EVENT_READ, worker)
+            self.selector.register(worker.channel, selectors.EVENT_READ, worker)
             if self.spec.private:
                 self.tails.append(run_files.LogTail(worker.rank, worker.log, worker.log_start))
             self._tell(Started(worker.process.pid), worker.rank)
@@ -199,8 +199,8 @@ class Agent:
     def _relay(self, worker: Worker) -> None:
         events = worker.read_events()
         if events is None:
-            self.selector.unregister(worker.events_fd)
-            os.close(worker.events_fd)
+            self.selector.unregister(worker.channel)
+            worker.channel.close()  # from here on its number may be another connection's
         for line in events or []:
             self.wire.tell(**{**line, "rank": worker.rank})
 
@@ -224,7 +224,7 @@ class Agent:
             self._tell(event)
 
     def _report(self, worker: Worker, code: int, *, reason: str | None = None) -> None:
-        if worker.events_fd in self.selector.get_map():
+        if not worker.channel.closed:
             self._relay(worker)  # what it said last
         worker.reported = True
         worker.signal_group(signal.SIGKILL)  # children it left behind
@@ -279,8 +279,8 @@ class Agent:
     def _part(self, last: int) -> None:
         """Until the supervisor has heard the last word, or has been away for as long as its lease."""
         for worker in self.workers:
-            if worker.events_fd in self.selector.get_map():
-                self.selector.unregister(worker.events_fd)
+            if not worker.channel.closed:
+                self.selector.unregister(worker.channel)
         lease = self.spec.lease_s if self.spec.workers else 0.0
         while not self.wire.confirmed(last) and time.monotonic() - self.last_beat < lease:
             if not (self.wire.connected or self.spec.reconnect):

@@ -51,7 +51,9 @@ class Worker(Child):
     def __init__(self, spec: WorkerOrder, extra_env: dict[str, str]) -> None:
         self.rank, self.log = spec.rank, spec.log
         self.error_file = spec.env.get("TORCHELASTIC_ERROR_FILE", "")
-        self.events_fd, write_end = os.pipe()
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        self.channel = open(read_end, "rb", buffering=0)  # noqa: SIM115 - closed once the worker's end is
         environment = {**os.environ, **spec.env, **extra_env, variables.EVENTS: str(write_end)}
         os.makedirs(os.path.dirname(self.log), mode=0o700, exist_ok=True)  # what ranks print may hold secrets
         with contextlib.suppress(FileNotFoundError):
@@ -73,15 +75,13 @@ class Worker(Child):
         finally:
             os.close(write_end)
         super().__init__(process)
-        os.set_blocking(self.events_fd, False)
         self.pending = b""
         self.reported = self.failing = False  # it has ended; it has written down an error
 
     def read_events(self) -> list[dict[str, Any]] | None:
         """Events that arrived; None once the worker has closed its end. What is no event is dropped."""
-        try:
-            data = os.read(self.events_fd, 1 << 20)
-        except BlockingIOError:
+        data = self.channel.read(1 << 20)
+        if data is None:
             return []
         if not data:
             return None

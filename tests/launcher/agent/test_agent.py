@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -125,6 +127,28 @@ def test_an_agent_that_fails_leaves_nothing_and_says_so(tmp_path: Path) -> None:
     assert agent.returncode == FAILED
     assert not Path(f"/proc/{worker}").exists()
     assert [p.name for p in tmp_path.iterdir()] == ["0.log"]
+
+
+def test_a_rank_whose_channel_closed_early_is_not_heard_through_a_neighbours(tmp_path: Path) -> None:
+    """Its channel's number may be another connection's by then: here of a knock that is answered by hanging up."""
+    hangs_up = f"import os, time; os.close(int(os.environ[{variables.EVENTS!r}])); time.sleep(600)"
+    worker = WorkerOrder(0, (sys.executable, "-c", hangs_up), log=str(tmp_path / "0.log"))
+    with socket.create_server(("127.0.0.1", 0)) as peer, an_agent(exit_code=1) as (events, order):
+        order(Prepare((worker,), probe_address="127.0.0.1", lease_s=60.0))
+        agent = int(until(events, "ready")["pid"])
+        order(Start(0, {"peer": ("127.0.0.1", peer.getsockname()[1])}))
+        rank = int(until(events, "started", 0)["pid"])
+        knocks = [peer.accept()[0] for _ in range(2)]  # in the second round the number is free
+        os.kill(agent, signal.SIGSTOP)
+        knocks[1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        for knock in knocks:
+            knock.close()
+        os.kill(rank, signal.SIGKILL)
+        while ") Z " not in Path(f"/proc/{rank}/stat").read_text():
+            time.sleep(0.01)
+        os.kill(agent, signal.SIGCONT)
+        assert until(events, "exit", 0)["code"] == -signal.SIGKILL
+        until(events, "done")
 
 
 def test_figures_are_kept_as_soon_as_nobody_hears_them(tmp_path: Path) -> None:
