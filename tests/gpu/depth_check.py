@@ -1,7 +1,7 @@
 """More forwards in flight than eager 1F1B has, over a slow link (decision 126): python3 tests/gpu/depth_check.py
 
-Two GPUs of one host, in a network namespace whose loopback is shaped:
-ip netns add slow; ip -n slow link set lo up; tc -n slow qdisc add dev lo root tbf rate 9gbit burst 8mb latency 100ms
+Two GPUs of one host, in a network namespace whose loopback is shaped, for both directions together:
+ip netns add slow; ip -n slow link set lo up; tc -n slow qdisc add dev lo root tbf rate 9gbit burst 512kb latency 100ms
 ip netns exec slow python3 tests/gpu/depth_check.py
 """
 
