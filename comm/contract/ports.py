@@ -35,7 +35,13 @@ def carrying(cluster: Cluster, islands: Sequence[Island], way: TransportOption) 
 
 def sides(cluster: Cluster, a: Island, b: Island, way: TransportOption) -> tuple[Side, Side] | None:
     """Both ends of what joins two islands (or, the same twice, an island's hosts); None where a rate is unknown."""
-    ports = carrying(cluster, (a, b), way)
+    return sides_of(cluster, a, b, carrying(cluster, (a, b), way))
+
+
+def sides_of(
+    cluster: Cluster, a: Island, b: Island, ports: Mapping[str, Mapping[str, Nic]]
+) -> tuple[Side, Side] | None:
+    """The same of the ports that carry it."""
     if not ports or any(n.rate_bytes_per_s is None for nics in ports.values() for n in nics.values()):
         return None
     return _side(cluster, a, ports), _side(cluster, b, ports)
@@ -49,10 +55,11 @@ def nearest(own: Sequence[str], ports: Mapping[str, Nic]) -> Iterator[Nic]:
 
 
 def _side(cluster: Cluster, island: Island, ports: Mapping[str, Mapping[str, Nic]]) -> Side:
-    rates = {name: {nic: n.rate_bytes_per_s or 0.0 for nic, n in ports[name].items()} for name in island.hosts}
-    hosts = {name: sum(of.values()) for name, of in rates.items()}
-    devices = ((member.host, dict.fromkeys(cluster.device(member).nics)) for member in island.members)
-    return Side(hosts, min(sum([rates[host].get(nic, 0.0) for nic in own]) or hosts[host] for host, own in devices))
+    rates = {name: tuple((nic, n.rate_bytes_per_s or 0.0) for nic, n in ports[name].items()) for name in island.hosts}
+    hosts = {name: sum(rate for _, rate in of) for name, of in rates.items()}
+    ways = {(rates[member.host], cluster.device(member).nics) for member in island.members}  # few, of thousands
+    own = (sum(rate for nic, rate in of if nic in nics) or sum(rate for _, rate in of) for of, nics in ways)
+    return Side(hosts, min(own))
 
 
 def _suits(nic: Nic, cluster: Cluster, way: TransportOption) -> bool:

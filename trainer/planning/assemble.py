@@ -29,7 +29,7 @@ from hetctl.comm.contract.plan import (
     summing_groups,
     tied_groups,
 )
-from hetctl.comm.contract.ports import carrying, nearest, sides
+from hetctl.comm.contract.ports import carrying, nearest, sides_of
 from hetctl.comm.contract.transports import NATIVE
 from hetctl.comm.contract.units import show_rate
 from hetctl.trainer.model.shapes import ModelShape
@@ -264,7 +264,9 @@ def _rails(
 ) -> tuple[PlannedRail, ...]:
     """Each lane on ports that share a network, and its share of them: together they carry what discovery found."""
     a, b = (next(i for i in cluster.islands if i.name == name) for name in pair)
-    ports, joint = carrying(cluster, (a, b), transport), sides(cluster, a, b, transport)
+    ports = carrying(cluster, (a, b), transport)
+    joint = sides_of(cluster, a, b, ports)
+    nominal = min(side.total for side in joint) if joint else 0.0
     ends = [_lane_ports(cluster, lane, ports) for lane in lanes]
     used = [[(rank.host, nic) for rank, nic in zip(*end, strict=True)] for end in zip(lanes, ends, strict=True)]
     users = Counter(chain.from_iterable(used))
@@ -275,7 +277,6 @@ def _rails(
         rate = None if total is None else total / len(lanes)
         if joint is not None:
             share = min(rates[port] / users[port] for port in ports_used)
-            nominal = min(side.total for side in joint)
             rate = share * (total or nominal) / nominal
         rails.append(PlannedRail(lane[0].rank, nics[0], lane[1].rank, nics[1], rate))
     return tuple(rails)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, reduce
+from itertools import accumulate, chain, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +23,7 @@ NEAR = 0.8  # of the limit: from here on thresholds are dense
 FEW = 16  # times as many as are asked for are bounded first
 
 
-@dataclass(frozen=True, eq=False)
-class UseBound:
+class UseBound(NamedTuple):
     """The best the stages of one pool use could do, wherever they stand in the pipeline."""
 
     use: PoolUse
@@ -51,23 +50,24 @@ class UseBounds:
         self._choices: dict[_Place, _Choices] = {}
         self._seconds = cache(_seconds)  # of the LM head or the embedding
 
-    def of(self, uses: Sequence[PoolUse], batching: Batching, *, waits: bool) -> list[UseBound]:
-        """The bounds of those uses (of one pool) that fit at least one layer, from a stage in the middle.
+    def of(self, options: Sequence[Sequence[PoolUse]], batching: Batching, *, waits: bool) -> list[list[UseBound]]:
+        """By pool the bounds of those of its uses that fit at least one layer, from a stage in the middle.
 
         `waits`: plain 1F1B is the only schedule that will be tried, so every stage but the pool's last waits for
         a boundary inside the pool.
         """
         payload = self.problem.costs.hop_bytes(batching.micro_batch_size)
-        keys = []
-        for use in uses:
-            hop = self.problem.links.hop_seconds(use, use, payload) if use.stages > 1 else 0.0
-            wait = hop if waits and use.stages > 2 else 0.0  # two hops, over two micro-batches in flight at least
-            samples, hops = share(batching.micro_batch_size, use.width), 2 * (use.stages - 1) * hop
-            keys.append(_Key(use, samples, batching.micro_batches, wait, hops))
-        missing = [key for key in keys if key not in self._known]
+        keys = [[self._key(use, batching, payload, waits) for use in uses] for uses in options]
+        missing = [key for of_pool in keys for key in of_pool if key not in self._known]
         self._known.update(zip(missing, self._make(missing) if missing else (), strict=True))
-        found = (self._known[key] for key in keys)
-        return [bound for bound in found if bound is not None]
+        known = ([self._known[key] for key in of_pool] for of_pool in keys)
+        return [[bound for bound in of_pool if bound is not None] for of_pool in known]
+
+    def _key(self, use: PoolUse, batching: Batching, payload: float, waits: bool) -> _Key:
+        hop = self.problem.links.hop_seconds(use, use, payload) if use.stages > 1 else 0.0
+        wait = hop if waits and use.stages > 2 else 0.0  # two hops, over two micro-batches in flight at least
+        samples, hops = share(batching.micro_batch_size, use.width), 2 * (use.stages - 1) * hop
+        return _Key(use, samples, batching.micro_batches, wait, hops)
 
     def _make(self, keys: Sequence[_Key]) -> list[UseBound | None]:
         costs, every = self.problem.costs, self._choices_of([(k.use, k.samples, self._depth(k)) for k in keys])
@@ -98,15 +98,17 @@ class UseBounds:
         ]
 
     def _choices_of(self, places: Sequence[_Place]) -> list[_Choices]:
-        missing = [place for place in dict.fromkeys(places) if place not in self._choices]
-        for start in range(0, len(missing), TOGETHER):
-            some = missing[start : start + TOGETHER]
-            self._choices.update(zip(some, self._new_choices(some), strict=True))
+        missing = dict.fromkeys(place for place in places if place not in self._choices)
+        for _, alike in groupby(missing, key=lambda place: place[0].pool):
+            of_pool = list(alike)
+            for start in range(0, len(of_pool), TOGETHER):
+                some = of_pool[start : start + TOGETHER]
+                self._choices.update(zip(some, self._new_choices(some), strict=True))
         return [self._choices[place] for place in places]
 
     def _new_choices(self, places: Sequence[_Place]) -> list[_Choices]:
-        """All at once, as arrays [uses, shards, modes, layers + 1]. Without the sums across replicas, so that one
-        bound serves every grouping."""
+        """Of one pool, all at once, as arrays [uses, shards, modes, layers + 1]. Without the sums across replicas, so
+        that one bound serves every grouping."""
         costs, modes = self.problem.costs, self.problem.modes
         uses, samples, depths = zip(*places, strict=True)
         sites = [use.site for use in uses]
@@ -117,9 +119,8 @@ class UseBounds:
         fixed, usable = every.memory.fixed, usable_bytes(sites[0].rates)
         layers = np.arange(costs.shape.layers + 1, dtype=np.float64)
         beat = every.forward.each + every.backward.each
-        under = [costs.under(modes, use.pool.rates, n, use.tensor) for use, n, _ in places]
         deeper = column(depth - 1 for depth in depths)
-        more = deeper * np.stack([u.held for u in under])[:, None, :, None]
+        more = deeper * costs.under(modes, sites[0].rates, [(n, use.tensor) for use, n, _ in places]).held
         fixed_deep = fixed + deeper * column(costs.boundary_bytes(n) for n in samples)
         fits = fixed + memory * layers <= usable, fixed_deep + (memory + more) * layers <= usable
         # [uses, choices], and [uses, choices, layers + 1] for what fits
@@ -202,7 +203,8 @@ def lower_bounds(
     if not combos.shape[1]:
         return combos.T, np.zeros(0)
     grid = _grid(options, micro_batches, limit)
-    held = [rooms(uses, grid, micro_batches) for uses in options]
+    rooms = Rooms(options)
+    held = list(zip(rooms.held(grid), rooms.lost(grid, micro_batches), strict=True))
     if most is not None and len(least) > FEW * most:
         few = np.argpartition(least, FEW * most)[: FEW * most]
         exact = np.maximum(least[few], fill[few] + _slowest(held, combos[:, few], layers, grid))
@@ -237,15 +239,26 @@ def _grid(options: Sequence[Sequence[UseBound]], micro_batches: int, limit: floa
     return np.concatenate([coarse, np.geomspace(limit * NEAR, top, GRID // 4), [highest]])
 
 
-def rooms(bounds: Sequence[UseBound], grid: Floats, micro_batches: int) -> tuple[Floats, Floats]:
-    """Per use and threshold: layers that all its stages could hold, and those a stage loses by holding the LM head."""
-    loads = np.stack([b.load for b in bounds])
-    shallow, deeper = _within(loads, grid), _within(np.stack([b.deep for b in bounds]), grid)
-    head = np.array([[(micro_batches - 1) * b.head] for b in bounds])
-    loss = shallow - np.maximum(_within(loads + head, grid), 1)
-    stages = np.array([[b.use.stages] for b in bounds])
-    deep = stages - np.array([[b.depth] for b in bounds]) + 1  # stages that hold `depth` or more
-    return (stages - deep) * (shallow - 1) + deep * (deeper - 1), loss
+class Rooms:
+    """How many layers the uses of pools have room for, under each of some thresholds on the slowest stage's time."""
+
+    def __init__(self, options: Sequence[Sequence[UseBound]]) -> None:
+        bounds = list(chain.from_iterable(options))
+        self._starts = list(accumulate(map(len, options)))[:-1]  # of the second pool's uses, and so on
+        self._shallow, self._deep = np.array([b.load for b in bounds]), np.array([b.deep for b in bounds])
+        self._head = np.array([[b.head] for b in bounds])
+        self._few = np.array([[b.depth - 1.0] for b in bounds])  # stages that hold less than `depth`
+        self._many = np.array([[float(b.use.stages)] for b in bounds]) - self._few
+
+    def held(self, grid: Floats) -> list[Floats]:
+        """By pool [uses, thresholds]: layers that all stages of a use could hold."""
+        shallow, deep = (_within(loads, grid) for loads in (self._shallow, self._deep))
+        return np.split(self._few * (shallow - 1) + self._many * (deep - 1), self._starts)
+
+    def lost(self, grid: Floats, micro_batches: int) -> list[Floats]:
+        """By pool [uses, thresholds]: layers that a stage loses by holding the LM head."""
+        with_head = _within(self._shallow + (micro_batches - 1) * self._head, grid)
+        return np.split(_within(self._shallow, grid) - np.maximum(with_head, 1), self._starts)
 
 
 def _within(loads: Floats, grid: Floats) -> Floats:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -119,7 +119,7 @@ NOTHING = Seconds(0.0, 0.0)
 
 
 class ModeCosts(NamedTuple):
-    """One block on one rank under each of some modes: arrays [modes]."""
+    """One block on one rank under each of some modes: arrays [kinds, 1, modes, 1]."""
 
     forward: Floats  # seconds of a micro-batch
     backward: Floats
@@ -384,8 +384,13 @@ class LayerCosts:
                 whole -= out * (into * self.value_bytes.compute - row_bytes(kind, into)) / parts
         return whole
 
-    def block_parameters_on(self, tensor: int) -> float:
-        """A block's own parameters on each rank of a tensor group: norms are whole, too few key-value heads copied."""
+    @cached_property
+    def block_parameters_on(self) -> Callable[[int], float]:
+        """(tensor) -> a block's own parameters on each rank of a tensor group, worked out once."""
+        return cache(self._block_parameters_on)
+
+    def _block_parameters_on(self, tensor: int) -> float:
+        """Norms are whole, too few key-value heads copied."""
         s = self.shape
         kept = s.block_norms * s.norm_parameters + s.hidden * (s.out_bias + s.mlp_bias)
         kept += 0 if s.heads_normed_together else sum(s.qk_norm_sizes)
@@ -449,12 +454,17 @@ class LayerCosts:
             return max(frozen, head * n.compute) + frozen + 2 * trained * (n.compute + n.gradients)
         return (max(trained, head) + trained) * (n.compute + n.gradients)
 
-    @cached_property
-    def under(self) -> Callable[[tuple[Mode, ...], Rates, float, int], ModeCosts]:
-        """One block under each of some modes, for so many samples in a tensor group of so many, worked out once."""
-        return cache(self._new_under)
+    def under(self, modes: tuple[Mode, ...], rates: Rates, kinds: Iterable[tuple[float, int]]) -> ModeCosts:
+        """One block under each of some modes, for each kind: so many samples in a tensor group of so many."""
+        one = self._under(modes)
+        return ModeCosts(*np.stack([one(rates, *kind) for kind in kinds], axis=1)[:, :, None, :, None])
 
-    def _new_under(self, modes: tuple[Mode, ...], rates: Rates, samples: float, tensor: int) -> ModeCosts:
+    @cached_property
+    def _under(self) -> Callable[[tuple[Mode, ...]], Callable[[Rates, float, int], Floats]]:
+        """(modes) -> (rates, samples, tensor) -> [fields of ModeCosts, modes], each worked out once."""
+        return cache(lambda modes: cache(partial(self._new_under, modes)))
+
+    def _new_under(self, modes: tuple[Mode, ...], rates: Rates, samples: float, tensor: int) -> Floats:
         blocks = [self.block(rates, samples, tensor=tensor, mode=mode) for mode in modes]
         kept, n = self.activation_bytes(samples, tensor=tensor), self.value_bytes
         under_way = [UNDER_WAY if m.activations else int(m.recompute != "none") for m in modes]
@@ -468,7 +478,7 @@ class LayerCosts:
             [float(n.weights + n.optimizer) if m.offload else 0.0 for m in modes],
             [kept if m.activations else 0.0 for m in modes],
         )
-        return ModeCosts(*(np.array(c, dtype=np.float64) for c in columns))
+        return np.array(columns, dtype=np.float64)
 
     @cached_property
     def _kept_values(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetctl.trainer.planning.bounds import UseBound, rooms
+from hetctl.trainer.planning.bounds import Rooms, UseBound
 from hetctl.trainer.planning.partition import Floats, Whole, undominated
 
 GRID = 16  # thresholds at once
@@ -19,17 +19,18 @@ MOST = 3  # combinations of the finer grid
 
 
 def likely_uses(
-    options: Sequence[Sequence[UseBound]], layers: int, *, micro_batches: int, stages: int | None, limit: float
+    options: Sequence[Sequence[UseBound]], layers: int, *, stages: int | None, limit: float
 ) -> tuple[Whole, Floats]:
     """(combinations [n, pools] as indices into each pool's options, their seconds [n]) below the limit, fastest first.
 
     `stages` pins how many there are together.
     """
-    first, last = _span(options, layers, micro_batches, limit)
+    rooms = Rooms(options)
+    first, last = _span(options, rooms, layers, limit)
     found: dict[tuple[int, ...], float] = {}
     grid = np.geomspace(first, last, GRID)
     for most in (1, MOST):
-        ways = _Ways(options, layers, micro_batches, stages, grid)
+        ways = _Ways(options, rooms, layers, stages, grid)
         best = np.argsort(ways.seconds, kind="stable")[:most]
         for index in best[np.isfinite(ways.seconds[best])]:
             found.setdefault(ways.uses(int(index)), float(ways.seconds[index]))
@@ -40,14 +41,14 @@ def likely_uses(
     return uses, np.array([seconds for seconds, _ in kept])
 
 
-def _span(options: Sequence[Sequence[UseBound]], layers: int, micro_batches: int, limit: float) -> tuple[float, float]:
+def _span(options: Sequence[Sequence[UseBound]], rooms: Rooms, layers: int, limit: float) -> tuple[float, float]:
     """Thresholds from the least under which all layers could have room to what is certainly enough."""
     loads = [b.load for o in options for b in o]
     lowest = max(min(float(load[1]) for load in loads), 1e-12)
     highest = max(lowest * 1.001, max(float(load[np.isfinite(load)][-1]) for load in loads))
     grid = np.geomspace(lowest, highest, 256)
-    room = np.sum([rooms(o, grid, micro_batches)[0].max(axis=0) for o in options], axis=0)
-    first = float(grid[min(int(np.searchsorted(room, layers)), len(grid) - 1)])
+    most = np.sum([held.max(axis=0) for held in rooms.held(grid)], axis=0)
+    first = float(grid[min(int(np.searchsorted(most, layers)), len(grid) - 1)])
     return first, max(first * 1.001, min(limit, highest))
 
 
@@ -57,13 +58,13 @@ class _Ways:
     def __init__(
         self,
         options: Sequence[Sequence[UseBound]],
+        rooms: Rooms,
         layers: int,
-        micro_batches: int,
         stages: int | None,
         grid: Floats,
     ) -> None:
         self.layers, self.stages = layers, stages
-        every = [np.minimum(rooms(o, grid, micro_batches)[0], layers).astype(np.int64) for o in options]
+        every = [np.minimum(held, layers).astype(np.int64) for held in rooms.held(grid)]
         self.kept = [_worth(o, room, pinned=stages is not None) for o, room in zip(options, every, strict=True)]
         self.options = [[o[i] for i in kept] for o, kept in zip(options, self.kept, strict=True)]
         self.rooms = [room[kept] for room, kept in zip(every, self.kept, strict=True)]

@@ -147,18 +147,14 @@ class Pipelines:
         batching, most = wanted.batching, limit * self.slack
         every = [self._uses(p, batching.micro_batch_size, wanted.clones) for p in wanted.pools]
         near = self._near(every, wanted, most)
-        waits = self._waits(wanted)
-        options = [self.use_bounds.of(uses, batching, waits=waits) for uses in near]
+        options = self.use_bounds.of(near, batching, waits=self._waits(wanted))
         if not all(options):
             return BoundedCombinations(limit, [], np.zeros((0, 0), dtype=np.int64), np.zeros(0))
         many = math.prod(map(len, options)) > (COMBINATIONS if len(options) < MANY_POOLS else FEW_COMBINATIONS)
         self.thinned |= many
-        combos, bounds = (likely_uses if many else partial(lower_bounds, most=self.most_tried))(
-            options,
-            self.problem.costs.shape.layers,
-            micro_batches=batching.micro_batches,
-            stages=self.problem.pins.stages,
-            limit=most,
+        every_one = partial(lower_bounds, micro_batches=batching.micro_batches, most=self.most_tried)
+        combos, bounds = (likely_uses if many else every_one)(
+            options, self.problem.costs.shape.layers, stages=self.problem.pins.stages, limit=most
         )
         return BoundedCombinations(limit, options, combos, bounds / self.slack)
 

@@ -9,7 +9,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mode, ModeCosts, ValueBytes, usable_bytes
+from hetctl.trainer.planning.costs import MODES, NOTHING, PLAIN, LayerCosts, Mode, ValueBytes, usable_bytes
 from hetctl.trainer.planning.partition import Floats, Splits, StageTable, undominated
 from hetctl.trainer.planning.pools import RING_REACHED, Rates
 from hetctl.trainer.planning.simulate import StageTimes
@@ -215,8 +215,7 @@ def coefficient_arrays(
     """
     rates, compute, gradients = sites[0].rates, costs.value_bytes.compute, costs.value_bytes.gradients
     kinds = [(n, s.tensor) for n, s in zip(samples, sites, strict=True)]
-    under = [costs.under(modes, rates, n, t) for n, t in kinds]
-    mode = ModeCosts(*(np.stack(values)[:, None, :, None] for values in zip(*under, strict=True)))
+    mode = costs.under(modes, rates, kinds)
     extras = [NOTHING] * len(kinds)
     if place.first:
         extras = [costs.embedding(rates, n, tensor=t) for n, t in kinds]

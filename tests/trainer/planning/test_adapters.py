@@ -70,7 +70,7 @@ def test_quantised_weights_are_smaller_and_made_whole_twice() -> None:
     assert then.forward - first.forward == pytest.approx(passes)
     assert then.backward - first.backward == pytest.approx(passes)
     modes = (Mode(),)
-    working = [p.problem.costs.under(modes, rates, 1.0, 1).working[0] for p in (plain, nf4)]
+    working = [p.problem.costs.under(modes, rates, [(1.0, 1)]).working.item(0) for p in (plain, nf4)]
     assert working[1] - working[0] == 2 * shape.hidden * shape.intermediate
     assert any("nf4 blocks" in reason for reason in nf4.plan.reasons)
 
@@ -130,7 +130,7 @@ def test_magnitudes_take_passes_over_weights_and_keep_sums() -> None:
     kept = [p.problem.costs.activation_bytes(1.0) for p in (lora, dora)]
     assert kept[1] - kept[0] == 2 * 2048 * outs
     modes = (Mode(),)
-    working = [p.problem.costs.under(modes, rates, 1.0, 1).working[0] for p in (lora, dora)]
+    working = [p.problem.costs.under(modes, rates, [(1.0, 1)]).working.item(0) for p in (lora, dora)]
     assert working[1] - working[0] == 2 * shape.hidden * shape.intermediate
     first, then = (p.plan.predicted for p in (lora, dora))
     assert first is not None
