@@ -32,11 +32,19 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def root(version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True)) -> None:
-    if version:
+def _say_version(asked: bool) -> None:
+    if asked:
         print(f"hetctl {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(  # before a command is missed
+        False, "--version", callback=_say_version, help="Show the version and exit.", is_eager=True
+    ),
+) -> None:
+    pass
 
 
 app.command("discover")(discover)
