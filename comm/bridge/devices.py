@@ -90,7 +90,12 @@ def _loops() -> set[str]:
 def _listeners(loop: str) -> Iterator[socket.socket]:
     """The listening sockets that one of them waits for, with descriptors of our own."""
     for number in re.findall(r"tfd:\s+(\d+)", (_PROCESS / "fdinfo" / loop).read_text()):
-        with contextlib.suppress(OSError):  # no socket
-            found = socket.socket(fileno=os.dup(int(number)))
+        with contextlib.suppress(OSError):
+            own = os.dup(int(number))
+            try:
+                found = socket.socket(fileno=own)
+            except OSError:  # no socket
+                os.close(own)
+                continue
             if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 yield found

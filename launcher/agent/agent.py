@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import signal
 import sys
@@ -30,7 +31,7 @@ from hetctl.comm.contract.events import (
     StoreLost,
     document,
 )
-from hetctl.launcher.agent import run_files, workers
+from hetctl.launcher.agent import bootstrap, run_files, workers
 from hetctl.launcher.agent.neighbours import READS, Neighbours
 from hetctl.launcher.agent.oom import OomWatch
 from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Signal, Start, Stop, order_of, unpacked
@@ -39,8 +40,10 @@ from hetctl.launcher.agent.store_process import StoreProcess
 from hetctl.launcher.agent.supervisor_connection import SupervisorConnection
 from hetctl.launcher.agent.workers import Worker
 
+LAST_WORD_S = 5.0  # that a full line is waited for
 TICK_S = 0.25  # what ranks say, and that they end, wakes it sooner; their hosts have better things to do
 HELLO_S = 600.0  # how long a supervisor that is there may take to say what it wants: it may enter 1,000 hosts first
+USED_EVERY_S = bootstrap.FRESH_S / 24  # who takes code in here removes what nobody used for so long
 SOCKET = "agent.sock"
 FIGURES = Step.kind  # of a worker's events: those that must not get lost
 
@@ -63,6 +66,7 @@ class Agent:
         self.started = False
         self.taken = 0  # number of the last order
         self.deadline: float | None = None  # when TERM becomes KILL
+        self.next_use = 0.0  # of the code that ranks run from
         self.last_beat = time.monotonic()
 
     def run(self) -> int:
@@ -86,8 +90,8 @@ class Agent:
             if isinstance(key.data, Worker):
                 self._relay(key.data)
             elif key.data == "visitor":
-                self.wire.accept()
-                self.last_beat = time.monotonic()
+                if self.wire.accept():
+                    self.last_beat = time.monotonic()
             elif key.data != READS:
                 for line in self.wire.commands():
                     number = line.pop("order", 0)
@@ -222,6 +226,10 @@ class Agent:
                 self._tell(text, tail.rank)
         for event in (*self.neighbours.look(), *self.links.look()):
             self._tell(event)
+        if time.monotonic() > self.next_use:
+            self.next_use = time.monotonic() + USED_EVERY_S
+            for bundle in self.spec.bundles:
+                bootstrap.have(bundle)
 
     def _report(self, worker: Worker, code: int, *, reason: str | None = None) -> None:
         if not worker.channel.closed:
@@ -298,8 +306,9 @@ def main() -> None:
     def last_word(left: int, failed: bool) -> None:
         run_files.sweep_for(folder)
         run_files.remove(folder)
-        with contextlib.suppress(OSError):
-            os.write(stdout, json.dumps(document(Lost(left, failed))).encode() + b"\n")
+        with contextlib.suppress(OSError):  # the agent may have got stuck within a line, for want of room
+            select.select([], [stdout], [], LAST_WORD_S)
+            os.write(stdout, b"\n" + json.dumps(document(Lost(left, failed))).encode() + b"\n")
 
     workers.guard(last_word)
     workers.adopt_orphans()

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from hetctl.comm.contract.callers import NONCE_BYTES, Doorkeeper, proof, received
+from hetctl.comm.contract.callers import NONCE_BYTES, Doorkeeper, proof
 from hetctl.comm.contract.events import PeerUnreachable
 
 EVERY_S = 3.0
@@ -62,7 +62,8 @@ class Neighbours:
             if self._misses[name] == MISSES:
                 events.append(PeerUnreachable(name, self._peers[name][0]))
         self._heard.clear()
-        self._knocking = {name: self._knock(place) for name, place in self._peers.items()}
+        sockets = ((name, self._knock(place)) for name, place in self._peers.items())
+        self._knocking = {name: sock for name, sock in sockets if sock is not None}
         return events
 
     def close(self) -> None:
@@ -72,8 +73,12 @@ class Neighbours:
             self._door.close()
         self._door, self._knocking = None, {}
 
-    def _knock(self, place: tuple[str, int]) -> socket.socket:
-        sock = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET)
+    def _knock(self, place: tuple[str, int]) -> socket.socket | None:
+        """None where this host can open none: that says nothing of the peer."""
+        try:
+            sock = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET)
+        except OSError:
+            return None
         sock.setblocking(False)
         with contextlib.suppress(OSError):
             sock.connect_ex(place)
@@ -82,11 +87,20 @@ class Neighbours:
 
     def _prove(self, name: str, sock: socket.socket) -> None:
         """Answer what a peer asks; once it has, or hung up, there is no more to hear."""
-        if name not in self._heard and (nonce := received(sock, NONCE_BYTES)) is not None:
+        if sock not in self._selector.get_map():
+            return
+        try:
+            nonce = sock.recv(NONCE_BYTES)
             self._heard.add(name)
-            self._selector.unregister(sock)
             with contextlib.suppress(OSError):
                 sock.send(proof(self._secret, nonce))
+        except BlockingIOError:
+            return
+        except (ConnectionRefusedError, ConnectionResetError):  # a host that refuses is there
+            self._heard.add(name)
+        except OSError:  # no way there: a router said so, or this host's own port is down
+            pass
+        self._selector.unregister(sock)
 
     def _drop(self, sock: socket.socket) -> None:
         if sock in self._selector.get_map():

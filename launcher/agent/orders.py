@@ -65,6 +65,7 @@ class Prepare(Order, kind="spec"):
     goes_on: bool = False  # with what an earlier attempt did
     sweep: tuple[str, ...] = ()  # patterns of files that are half-made once the ranks are gone
     ports: tuple[WatchedPort, ...] = ()
+    bundles: tuple[str, ...] = ()  # that the ranks run from: they stay as long as it runs
     lease_s: float = 0.0
     grace_s: float = 0.0
 

@@ -59,13 +59,13 @@ class SupervisorConnection:
         self.path = path
         self.selector.register(self._listener, selectors.EVENT_READ, "visitor")
 
-    def accept(self) -> None:
-        """Somebody came back: the old line is dropped, everything unconfirmed is said again."""
+    def accept(self) -> bool:
+        """Somebody came back: the old line is dropped, everything unconfirmed is said again. False: they are gone."""
         assert self._listener is not None
         try:
             visitor, _ = self._listener.accept()
-        except OSError:  # it is gone already
-            return
+        except OSError:
+            return False
         self._drop()
         visitor.setblocking(False)
         self._connection, self._in, self._out = visitor, visitor.fileno(), visitor.fileno()
@@ -73,6 +73,7 @@ class SupervisorConnection:
         self._waiting = deque(self._kept)
         self.selector.register(visitor.fileno(), selectors.EVENT_READ, "commands")
         self.flush()
+        return True
 
     def tell(self, **event: Any) -> int:
         """Say something; it is kept until it is confirmed. Returns its number."""

@@ -101,6 +101,8 @@ class LocalSession:
         return self._code
 
     def abort(self) -> None:
+        if self._process.returncode is not None:  # reaped: its number may be another's
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

@@ -230,7 +230,10 @@ def _through(route: SshRoute, access: Access, book: SshConfig, deadline: Deadlin
         if jump.error is None and _live(jump.client) is None:
             jump.client = _open_jump(last, ",".join(before), access, book, deadline)
     except ShellError as error:
-        jump.error = ShellError("proxy-failed", f"the jump host failed: {error.message}", hint=error.hint)
+        failed = ShellError("proxy-failed", f"the jump host failed: {error.message}", hint=error.hint)
+        if jump.client is not None:  # it worked before, and may again
+            raise failed from None
+        jump.error = failed
     finally:
         jump.lock.release()
     if jump.error is not None:

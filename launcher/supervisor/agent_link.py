@@ -104,20 +104,22 @@ class AgentLink:
                     self._session.abort()
 
     def _run(self, events: queue.SimpleQueue[Any]) -> None:
-        while not self._closing.is_set():
-            self._read(events)
-            self._lost = True
-            if self.finished or not self._come_back():
-                break
-        events.put(Told(Gone(self.finished, self.complaint()), self.host))
+        try:
+            while not self._closing.is_set():
+                self._read(events)
+                self._lost = True
+                if self.finished or not self._come_back():
+                    break
+        except Exception as error:  # whatever it was, the supervisor must hear that there is no more to come
+            self._said = f"{type(error).__name__}: {error}".encode()
+        finally:
+            events.put(Told(Gone(self.finished, self.complaint()), self.host))
 
     def _read(self, events: queue.SimpleQueue[Any]) -> None:
         """Until the session ends or falls silent."""
         session = self._session
+        self._take_lines(events)
         while not (session.ended or self._closing.is_set()):
-            *lines, self._buffer = self._buffer.split(b"\n")
-            for line in lines:
-                self._take(line, events)
             piece = session.read(0.5)
             if piece is None:  # only then: it may be this process that was held up, with answers waiting
                 if self._reopen is not None and time.monotonic() - self._heard > SILENT_S:
@@ -127,6 +129,12 @@ class AgentLink:
             else:
                 self._heard = time.monotonic()
                 self._buffer = (self._buffer + piece.data)[-MAX_LINE_BYTES:]
+                self._take_lines(events)
+
+    def _take_lines(self, events: queue.SimpleQueue[Any]) -> None:
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for line in lines:
+            self._take(line, events)
 
     def _take(self, line: bytes, events: queue.SimpleQueue[Any]) -> None:
         try:

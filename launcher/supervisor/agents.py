@@ -78,6 +78,12 @@ class Site:
     moved: Mapping[str, str] = field(default_factory=dict)  # data: path where the run was started -> path here
     pythons: Mapping[str, str] = field(default_factory=dict)  # vendor -> that of its ranks
 
+    @property
+    def bundles(self) -> tuple[str, ...]:
+        """The names of the folders that its ranks run from, as they were unpacked there."""
+        folders = (self.code_path.partition(os.pathsep)[0], self.program or "")
+        return tuple(os.path.basename(folder) for folder in folders if folder)
+
 
 StartedAgent = tuple[Site, AgentLink]
 

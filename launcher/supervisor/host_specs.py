@@ -54,6 +54,7 @@ def host_specs(agents: Agents, launch: Launch, work: Work, *, run: str) -> dict[
             goes_on=work.goes_on,
             sweep=() if site.shared else site.folder.half_made,
             ports=tuple(launch.ports(host)),
+            bundles=site.bundles,
             lease_s=LEASE_S,
             grace_s=END_GRACE_S,
         )

@@ -118,7 +118,7 @@ def test_an_agent_that_fails_leaves_nothing_and_says_so(tmp_path: Path) -> None:
         for order in (Prepare((deaf,), lease_s=60.0, sweep=(str(tmp_path / "*.partial"),)), Start(0)):
             agent.stdin.write(json.dumps(document(order)) + "\n")
         agent.stdin.flush()
-        events = map(json.loads, agent.stdout)
+        events = map(json.loads, filter(str.strip, agent.stdout))
         worker = int(until(events, "started", 0)["pid"])
         agent.stdin.write('{"do": "what nobody knows"}\n')
         agent.stdin.flush()
@@ -149,6 +149,23 @@ def test_a_rank_whose_channel_closed_early_is_not_heard_through_a_neighbours(tmp
         os.kill(agent, signal.SIGCONT)
         assert until(events, "exit", 0)["code"] == -signal.SIGKILL
         until(events, "done")
+
+
+def test_code_that_ranks_run_from_stays_young(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever takes in code on that host removes what was not used for a day, and runs take longer."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("used", "unused"):
+        folder = tmp_path / "hetctl" / "code" / name
+        folder.mkdir(parents=True)
+        os.utime(folder, (1.0, 1.0))
+    with an_agent(exit_code=0) as (events, order):
+        order(Prepare((WorkerOrder(0, ("true",), log=str(tmp_path / "0.log")),), bundles=("used",), lease_s=60.0))
+        until(events, "ready")
+        order(Start(0))
+        until(events, "done")
+    ages = {name: (tmp_path / "hetctl" / "code" / name).stat().st_mtime for name in ("used", "unused")}
+    assert ages["unused"] == 1.0
+    assert time.time() - ages["used"] < 60.0
 
 
 def test_figures_are_kept_as_soon_as_nobody_hears_them(tmp_path: Path) -> None:
@@ -184,7 +201,7 @@ def an_agent(*, exit_code: int) -> Iterator[tuple[Iterator[dict[str, Any]], Call
             line.write(json.dumps(document(what)) + "\n")
             line.flush()
 
-        yield map(json.loads, agent.stdout), order
+        yield map(json.loads, filter(str.strip, agent.stdout)), order
         line.close()
         assert agent.wait(30) == exit_code
 

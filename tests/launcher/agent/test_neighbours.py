@@ -129,3 +129,47 @@ def test_a_caller_whose_network_is_gone_costs_nobody_else(number: int) -> None:
 
     with Listener() as listener:
         assert Doorkeeper(listener, b"secret").turn() == []
+
+
+@pytest.mark.parametrize(("number", "silent"), [(errno.ENOTCONN, True), (errno.ECONNREFUSED, False)])
+def test_who_cannot_be_reached_is_silent_and_who_refuses_is_not(
+    number: int, silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router that says so, or a port of this host's own that is down, is no answer of the peer's."""
+    monkeypatch.setattr(neighbours, "EVERY_S", 0.05)
+    monkeypatch.setattr(socket, "socket", failing_with(number))
+    made = Neighbours(selectors.DefaultSelector(), lambda address: None)
+    made.watch({"peer": (HERE, 9)})
+    end, told = time.monotonic() + 0.5, []
+    while not told and time.monotonic() < end:
+        told += made.look()
+        time.sleep(0.01)
+    made.close()
+    assert bool(told) is silent
+
+
+def test_an_agent_that_can_open_no_socket_goes_on_and_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(neighbours, "EVERY_S", 0.0)
+    monkeypatch.setattr(socket, "socket", full)
+    made = Neighbours(selectors.DefaultSelector(), lambda address: None)
+    made.watch({"peer": (HERE, 9)})
+    assert [made.look() for _ in range(5)] == [[]] * 5
+
+
+def failing_with(number: int) -> type[socket.socket]:
+    """Sockets that find no way to anybody, as the kernel says it on the next call."""
+
+    class Failing(socket.socket):
+        def connect_ex(self, place: object) -> int:
+            return number
+
+        def recv(self, *_: object) -> bytes:
+            raise OSError(number, "no way there")
+
+        def getpeername(self) -> object:
+            raise OSError(errno.ENOTCONN, "not connected")
+
+    return Failing

@@ -164,3 +164,38 @@ def await_that(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+class Broken(Answered):
+    """A session whose reading fails in a way that nobody foresaw."""
+
+    ended = False
+
+    def read(self, timeout_s: float) -> OutputPiece | None:
+        raise ValueError("no such session")
+
+
+class Ended(Answered):
+    """A session that is over as soon as its last words are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.said[1:]
+
+    @property
+    def ended(self) -> bool:
+        return not self.said
+
+
+@pytest.mark.parametrize(
+    ("session", "last"), [(Broken(), Gone(False, "ValueError: no such session")), (Ended(), Gone(True, ""))]
+)
+def test_the_supervisor_hears_of_every_end_and_of_the_last_words_before_it(session: Session, last: Gone) -> None:
+    link = AgentLink("alpha", session, [])
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    link.watch(events)
+    told = [events.get(timeout=20).event]
+    while not isinstance(told[-1], Gone):
+        told.append(events.get(timeout=20).event)
+    link.close(wait_s=5.0)
+    assert told == [*([Done(0)] if last.finished else []), last]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from hetctl.comm.contract.events import document
@@ -50,3 +51,11 @@ def test_the_store_hears_of_how_many_ranks_there_are() -> None:
     specs, _ = specs_of(8)
     (store,) = (spec.store for spec in specs.values() if spec.store)
     assert store.clients == len(specs) * RANKS
+
+
+def test_agents_know_which_unpacked_folders_their_ranks_run_from() -> None:
+    site = Site(
+        "a", "python", "/cache/code/1a2b:/cache/code/1a2b/carried", RunFolder(Path("/runs")), False, 1, "::1", None
+    )
+    assert site.bundles == ("1a2b",)
+    assert replace(site, program="/cache/code/3c4d").bundles == ("1a2b", "3c4d")
