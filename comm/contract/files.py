@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -117,17 +117,20 @@ def _nested(value: Any) -> bool:
 
 def _flow(data: Any) -> str:
     """One value on one line: YAML's flow style, strings quoted as JSON does wherever they need it."""
-    if (scalar := _SCALARS.get(type(data))) is not None:
-        return scalar(data)
+    if isinstance(data, str):
+        return _text(data)
+    if data is None:
+        return "null"
+    if isinstance(data, bool):
+        return "true" if data else "false"
+    if isinstance(data, float):
+        return _number(data)
+    if isinstance(data, int):
+        return str(data)
     if isinstance(data, dict):
         return "{" + ", ".join([f"{_flow_key(k)}: {_flow(v)}" for k, v in data.items()]) + "}"
-    if isinstance(data, (list, tuple)):
-        whole = set(map(type, data)) == {int}  # ranks, in lists of thousands
-        return "[" + ", ".join(map(str if whole else _flow, data)) + "]"
-    for kind, write in _SCALARS.items():  # an enumeration's members, and the like
-        if isinstance(data, kind):
-            return write(data)
-    raise TypeError(f"{type(data).__name__} is no plain data")
+    whole = set(map(type, data)) == {int}  # ranks, in lists of thousands
+    return "[" + ", ".join(map(str if whole else _flow, data)) + "]"
 
 
 @functools.lru_cache(maxsize=1024, typed=True)  # 1 and True are equal, and written differently
@@ -160,15 +163,6 @@ def _number(value: float) -> str:
     # YAML 1.1 wants a point and a sign: 1e16 would be read as text
     sign = "" if exponent.startswith(("+", "-")) else "+"
     return (mantissa if "." in mantissa else mantissa + ".0") + "e" + sign + exponent
-
-
-_SCALARS: dict[type, Callable[[Any], str]] = {
-    str: _text,
-    type(None): lambda _: "null",
-    bool: lambda value: "true" if value else "false",
-    float: _number,
-    int: str,
-}
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
+from ClusterShell.RangeSet import RangeSet
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -28,8 +28,7 @@ def show_plan(sink: Sink, plan: Plan, *, predicted: bool = True) -> None:
 
 def show_ranks(ranks: Sequence[int]) -> str:
     """`0-7`, `0-3,8`: ranks as ranges."""
-    runs = ([rank for _, rank in run] for _, run in groupby(enumerate(sorted(ranks)), key=lambda at: at[1] - at[0]))
-    return ",".join(span_of(run[0], run[-1]) for run in runs)
+    return str(RangeSet.fromlist(map(str, ranks)))
 
 
 def named_ranks(ranks: Sequence[int]) -> str:

@@ -226,7 +226,7 @@ class Agent:
                 self._tell(text, tail.rank)
         for event in (*self.neighbours.look(), *self.links.look()):
             self._tell(event)
-        if time.monotonic() > self.next_use:
+        if self.spec.bundles and time.monotonic() > self.next_use:
             self.next_use = time.monotonic() + USED_EVERY_S
             for bundle in self.spec.bundles:
                 bootstrap.have(bundle)

@@ -203,8 +203,7 @@ def lower_bounds(
     if not combos.shape[1]:
         return combos.T, np.zeros(0)
     grid = _grid(options, micro_batches, limit)
-    rooms = Rooms(options)
-    held = list(zip(rooms.held(grid), rooms.lost(grid, micro_batches), strict=True))
+    held = Rooms(options).held_and_lost(grid, micro_batches)
     if most is not None and len(least) > FEW * most:
         few = np.argpartition(least, FEW * most)[: FEW * most]
         exact = np.maximum(least[few], fill[few] + _slowest(held, combos[:, few], layers, grid))
@@ -252,13 +251,18 @@ class Rooms:
 
     def held(self, grid: Floats) -> list[Floats]:
         """By pool [uses, thresholds]: layers that all stages of a use could hold."""
-        shallow, deep = (_within(loads, grid) for loads in (self._shallow, self._deep))
-        return np.split(self._few * (shallow - 1) + self._many * (deep - 1), self._starts)
+        return self._held(_within(self._shallow, grid), grid)
 
-    def lost(self, grid: Floats, micro_batches: int) -> list[Floats]:
-        """By pool [uses, thresholds]: layers that a stage loses by holding the LM head."""
+    def held_and_lost(self, grid: Floats, micro_batches: int) -> list[tuple[Floats, Floats]]:
+        """The same, and [uses, thresholds] of layers that a stage loses by holding the LM head."""
+        shallow = _within(self._shallow, grid)
         with_head = _within(self._shallow + (micro_batches - 1) * self._head, grid)
-        return np.split(_within(self._shallow, grid) - np.maximum(with_head, 1), self._starts)
+        lost = np.split(shallow - np.maximum(with_head, 1), self._starts)
+        return list(zip(self._held(shallow, grid), lost, strict=True))
+
+    def _held(self, shallow: Floats, grid: Floats) -> list[Floats]:
+        deep = _within(self._deep, grid)
+        return np.split(self._few * (shallow - 1) + self._many * (deep - 1), self._starts)
 
 
 def _within(loads: Floats, grid: Floats) -> Floats:
