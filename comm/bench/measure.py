@@ -122,15 +122,23 @@ def all_reduce_seconds(ends: Ends, size: int) -> float:
 
 
 def sums_rate(ends: Ends, size: int) -> float:
-    """Bytes per second of all-reduces of `size` bytes as backward passes start them: one behind the other, waited for
-    at the end."""
-    data = [torch.zeros(max(size // 4, 1), device=ends.device) for _ in range(IN_FLIGHT)]
+    """Bytes per second of sums of about `size` bytes as replicas make them: gradients go in fp32 to whoever updates
+    them, one bucket behind the other, then the weights come back in bf16: three quarters of an all-reduce's bytes."""
+    count = max(size // 4 // ends.world, 1)
+
+    def buffers(dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        sizes = (count, count * ends.world)
+        return [tuple(torch.zeros(n, dtype=dtype, device=ends.device) for n in sizes) for _ in range(IN_FLIGHT)]  # type: ignore[misc]
+
+    wide, narrow = buffers(torch.float32), buffers(torch.bfloat16)
 
     def several() -> None:
-        for work in [dist.all_reduce(d, group=ends.group, async_op=True) for d in data]:
+        for work in [dist.reduce_scatter_tensor(*d, group=ends.group, async_op=True) for d in wide]:
+            work.wait()
+        for work in [dist.all_gather_into_tensor(*reversed(d), group=ends.group, async_op=True) for d in narrow]:
             work.wait()
 
-    return size * IN_FLIGHT / mean_seconds(several, 3, settle=ends.settle)
+    return 0.75 * wide[0][1].nbytes * IN_FLIGHT / mean_seconds(several, 3, settle=ends.settle)
 
 
 def collective_seconds(ends: Ends, name: str, size: int) -> float:

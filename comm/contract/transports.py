@@ -21,6 +21,16 @@ class TransportRow:
     unknown_rate: float  # bytes per second of one rank's lane where the links do not tell theirs
     engine: bool = False  # both ends must prove it first, with an engine for registered memory
     device_memory: bool = False  # what is registered is the device's memory: nothing is staged on hosts
+    # of the seconds of sums that a backward pass hides, those that it takes longer for it: one Python launches the
+    # kernels of both. 5.14 s a step with overlap, 5.43 without, of what would be 0.6 s of sums (docs/benchmarks/170)
+    hiding_cost: float = 0.5
+    # what a rank's threads carry themselves, launching nothing meanwhile: sums over sockets, at 6 to 8 GB/s, took beside
+    # a program that launches as long as both in turn (docs/benchmarks/302). None: others carry them
+    carried_bytes_per_s: float | None = None
+
+    def taken(self, rate: float) -> float:
+        """Of the seconds of sums at such a rate that a backward pass hides, the share that it takes longer for them."""
+        return self.hiding_cost * min(1.0, rate / (self.carried_bytes_per_s or rate))
 
 
 NATIVE: TransportKind = "native"  # no bridge: the vendor's own library over sockets, between islands of one vendor
@@ -29,10 +39,10 @@ FALLBACK: TransportKind = "tcp"  # what reaches everywhere
 
 TRANSPORTS: dict[str, TransportRow] = {
     "shm": TransportRow("hetctl.comm.bridge.shm:make", 0.90, 20e-6, 8e9),
-    "tcp": TransportRow("hetctl.comm.bridge.tcp:make", 0.50, 100e-6, 2e9),
+    "tcp": TransportRow("hetctl.comm.bridge.tcp:make", 0.50, 100e-6, 2e9, hiding_cost=1.0, carried_bytes_per_s=6e9),
     "rdma": TransportRow("hetctl.comm.bridge.direct:make", 0.90, 30e-6, 10e9, engine=True),
     "direct": TransportRow("hetctl.comm.bridge.direct:make", 0.95, 10e-6, 20e9, engine=True, device_memory=True),
-    NATIVE: TransportRow("", 0.50, 50e-6, 2e9),
+    NATIVE: TransportRow("", 0.50, 50e-6, 2e9, hiding_cost=0.0),
 }
 
 

@@ -83,6 +83,7 @@ def _row(case: PlanCase, found: Mapping[str, Any]) -> dict[str, Any]:
         "error": predicted.step_time_s / measured - 1,
         "predicted_memory_bytes": max(predicted.memory_bytes, default=None),
         "peak_memory_bytes": found["peak_memory_bytes"],
+        "spent_s": found["spent_s"],
         "slower": found["slower"],
     }
 

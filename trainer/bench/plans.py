@@ -7,10 +7,10 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,14 @@ from hetctl.trainer.bench.samples import RandomSamples, settle
 from hetctl.trainer.job import Job
 from hetctl.trainer.loop.build import build
 from hetctl.trainer.ranks.emulated_device import at_speed, cap_memory
+from hetctl.trainer.ranks.timeline import Span
 
 WARM_UP = 2
 
 
 def measure(job: Job, device: torch.device, steps: int) -> dict[str, Any]:
-    """Seconds of each of `steps` steps after two that do not count, and the most memory any rank held.
+    """Seconds of each of `steps` steps after two that do not count, what every rank spent them on, and the most memory
+    that any held.
 
     They follow each other as in a run: what a step leaves on its way, such as weights for the next forward, is the next
     one's. Each step's host waits for its device where the loss is agreed on, so the time of its return is the device's.
@@ -51,9 +53,19 @@ def measure(job: Job, device: torch.device, steps: int) -> dict[str, Any]:
     seconds = [after - before for before, after in pairwise(returned[WARM_UP - 1 :])]
     trainer.batches.close()
     trainer.gradients.close()
+    spent = [_spent(list(trainer.timeline.steps)[-steps:])] * dist.get_world_size()
+    dist.all_gather_object(spent, spent[0])
     peak = torch.tensor(peak_device_memory(device) or 0)
     dist.all_reduce(peak, dist.ReduceOp.MAX)
-    return {"seconds": seconds, "peak_memory_bytes": int(peak) or None}
+    return {"seconds": seconds, "spent_s": spent, "peak_memory_bytes": int(peak) or None}
+
+
+def _spent(steps: Sequence[Sequence[Span]]) -> dict[str, float]:
+    """Seconds of a step that this rank spent in each kind of span, the mean of these steps."""
+    seconds: dict[str, float] = {}
+    for span in chain.from_iterable(steps):
+        seconds[span.kind] = seconds.get(span.kind, 0.0) + (span.end - span.start) / len(steps)
+    return seconds
 
 
 @contextmanager

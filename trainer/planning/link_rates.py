@@ -103,8 +103,8 @@ class LinkRates:
         if inside.island == outside.island:
             return SyncRate(RING_REACHED * min(p.rates.nic_bytes_per_s for p in (inside, outside)), inf, inf, 1)
         link = self._between(inside, outside)
-        native = link.transport == NATIVE
-        return SyncRate(link.sums or link.per_rank, link.host_of(inside.island, outside.island), link.total, native)
+        rate, most = link.sums or link.per_rank, link.host_of(inside.island, outside.island)
+        return SyncRate(rate, most, link.total, 1 - TRANSPORTS[link.transport].taken(rate))
 
 
 def read_link_rates(

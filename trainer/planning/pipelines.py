@@ -10,7 +10,15 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from hetctl.trainer.planning.arrange import Arrangement, Batching, Pipeline, further, hiding_all, searched_schedules
+from hetctl.trainer.planning.arrange import (
+    WORTH_DEEPER,
+    Arrangement,
+    Batching,
+    Pipeline,
+    further,
+    hiding_all,
+    searched_schedules,
+)
 from hetctl.trainer.planning.batching import divisors
 from hetctl.trainer.planning.bounds import UseBound, UseBounds, lower_bounds
 from hetctl.trainer.planning.likely_uses import likely_uses
@@ -25,10 +33,10 @@ from hetctl.trainer.schedule import SCHEDULES
 COMBINATIONS = 100_000  # bounded one by one; of more only the likely ones are looked at
 SLACK = 1.1  # how much slower the closed form may take an arrangement for than it is, to be looked at all the same
 NEAR = 1.06  # what takes less than so many times what is looked for may come below it by moving layers
-WORTH_DEEPER = 5e-3  # relative gain, for which more is held
 LARGE_SLACK = 1.02  # in larger searches
 LIKELY = 6  # combinations whose split is worked out, of one pipeline and batch; smaller searches look at all
 FEW_COMBINATIONS = 5_000  # of many pools
+DEEP = SCHEDULES["eager-1f1b"]
 
 
 @dataclass(frozen=True)
@@ -242,18 +250,22 @@ class Pipelines:
 
     def _deeper(self, pipeline: Pipeline) -> Pipeline:
         """With ever more forwards in flight, where transfers are long, while that shortens the step and fits."""
-        deep, best, ahead = SCHEDULES["eager-1f1b"], pipeline, hiding_all(pipeline.times)
-        if self.problem.forwards_ahead is not None or deep not in searched_schedules(self.problem):
+        best, ahead = pipeline, hiding_all(pipeline.times)
+        if self.problem.forwards_ahead is not None or DEEP not in searched_schedules(self.problem):
             return pipeline
         while any(a > b for a, b in zip(ahead, best.forwards_ahead, strict=True)):
-            arrangement = Arrangement(self.problem, self.stage_costs, best.uses, best.batching, deep, ahead)
-            self.tried += 1
-            made = arrangement.best(bound=best.seconds * self.slack)
-            made = made and self._improved(arrangement, made)
+            made = self.at_depth(best, ahead, bound=best.seconds * self.slack)
             if made is None or made.seconds > best.seconds * (1 - WORTH_DEEPER):
                 break
             best, ahead = made, further(ahead, best.batching.micro_batches)
         return best
+
+    def at_depth(self, pipeline: Pipeline, ahead: tuple[int, ...], *, bound: float = math.inf) -> Pipeline | None:
+        """Its uses and batching with so many forwards in flight; None if that does not fit, or is above the bound."""
+        self.tried += 1
+        arrangement = Arrangement(self.problem, self.stage_costs, pipeline.uses, pipeline.batching, DEEP, ahead)
+        made = arrangement.best(bound=bound)
+        return made and self._improved(arrangement, made)
 
     def _improved(self, arrangement: Arrangement, pipeline: Pipeline) -> Pipeline:
         asked = self.problem.layers is not None or self.problem.split != "auto"

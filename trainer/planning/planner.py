@@ -15,6 +15,7 @@ from hetctl.trainer.planning.arrange import Pipeline
 from hetctl.trainer.planning.assemble import assemble
 from hetctl.trainer.planning.costs import usable_bytes
 from hetctl.trainer.planning.explain import refuse
+from hetctl.trainer.planning.pipelines import Pipelines
 from hetctl.trainer.planning.pools import seats
 from hetctl.trainer.planning.predict import (
     Prediction,
@@ -25,7 +26,7 @@ from hetctl.trainer.planning.predict import (
 from hetctl.trainer.planning.problem import Problem, read_problem
 from hetctl.trainer.planning.profile import Profile
 from hetctl.trainer.planning.reasons import reasons
-from hetctl.trainer.planning.reschedule import under_schedules
+from hetctl.trainer.planning.reschedule import deepened, under_schedules
 from hetctl.trainer.planning.search import Candidate, Search, SearchResult
 from hetctl.trainer.planning.state_sharding import SPARE_BYTES, with_whole
 from hetctl.trainer.planning.would_fit import Asked
@@ -118,10 +119,10 @@ def _searched(asked: Asked, search: Search) -> tuple[SearchResult, tuple[Predict
     found = search.run()
     if not found.candidates:
         refuse(search.problem, asked)
-    return found, tuple(sorted(_predictions(search.problem, found), key=_rank))
+    return found, tuple(sorted(_predictions(search.problem, found, search.pipelines), key=_rank))
 
 
-def _predictions(problem: Problem, found: SearchResult) -> list[Prediction]:
+def _predictions(problem: Problem, found: SearchResult, pipelines: Pipelines) -> list[Prediction]:
     """The fastest of all candidates under all schedules. Raises Infeasible where none can have what is asked for."""
     made = under_schedules(problem, found.candidates)
     if not made:
@@ -130,7 +131,8 @@ def _predictions(problem: Problem, found: SearchResult) -> list[Prediction]:
             "do not divide by the stages",
             hint="pin parallelism.pipeline to 2 or more, another batch.micro_batch_size, or leave the schedule free",
         )
-    return [Prediction(c) for c in sorted(made, key=lambda c: c.step_s * c.handicap)[:SIMULATED]]
+    fastest = sorted(made, key=lambda c: c.step_s * c.handicap)[:SIMULATED]
+    return [Prediction(deepened(problem, c, pipelines.at_depth)) for c in fastest]
 
 
 def _rank(prediction: Prediction) -> float:

@@ -16,9 +16,6 @@ from hetctl.trainer.planning.simulate import StageTimes
 
 Sharding = Literal["none", "host", "all"]
 SHARDINGS: tuple[Sharding, ...] = ("none", "host", "all")
-# of the seconds of a bridge's sums that backward hides, what they take from it: one Python launches the kernels of
-# both. 5.14 s a step with overlap, 5.43 without, of what would be 0.6 s of sums at 26 GB/s (docs/benchmarks/170)
-HIDING_COST = 0.5
 TINY = 1e-30
 SPLITS = 4096  # stages together whose splits are remembered: some MiB
 Value = TypeVar("Value", float, Floats)
@@ -55,7 +52,7 @@ class SyncRate(NamedTuple):
     per_rank: float
     per_host: float
     total: float
-    native: float = 0  # 1 where a native library joins them all, none of it over a bridge
+    hidden: float = 0.5  # of sums beside a backward pass, what that does not pay for: all where none are over a bridge
 
 
 @dataclass(frozen=True)
@@ -158,13 +155,14 @@ class Coefficients(Generic[Value]):
     memory: LinearCost[Value]
     host: LinearCost[Value]  # bytes per rank in its host's memory
     bridged: Value  # of the gradient sums' seconds, those over a bridge
+    hiding_cost: Value  # of those seconds that backward hides, what it takes longer
     weights: float = 0.0  # seconds of a layer's backward that a schedule may put off
 
     def exposed(self, layers: Value | float) -> Value:
         """Gradient sums that the last micro-batch's backward does not hide, and what hiding the others costs it."""
         sums = self.sums.at(layers)
         left: Value = np.maximum(sums / np.maximum(layers, 1), sums - layers * self.backward.each)
-        return left + HIDING_COST * self.bridged * (sums - left)
+        return left + self.hiding_cost * (sums - left)
 
     def one(self: Coefficients[Floats], shards: int, mode: int, *, weights: float) -> Coefficients[float]:
         """Of one site's arrays those under one choice, by its place in them."""
@@ -183,6 +181,7 @@ class Coefficients(Generic[Value]):
             at(self.memory),
             at(self.host),
             chosen(self.bridged),
+            chosen(self.hiding_cost),
             weights,
         )
 
@@ -239,6 +238,7 @@ def coefficient_arrays(
     state = state + (compute + gradients) * (1 / cut - 1 / count)
     saved = costs.value_bytes.written / width  # a checkpoint's copy, once of each
     on_host = mode.host_state / count + saved
+    outside, hidden = others / np.maximum(sums, TINY), place.sync.hidden if place.sync else 1.0
     beside = costs.overlap_cost
     working = np.maximum(mode.working, logits) + np.where(count > 1, gathered, 0.0)
     return Coefficients(
@@ -253,7 +253,8 @@ def coefficient_arrays(
             each * state + frozen / cut + place.held * mode.held,
         ),
         host=LinearCost(fixed * on_host, each * on_host + place.held * mode.host_held),
-        bridged=others / np.maximum(sums, TINY) * (1 - place.sync.native if place.sync else 0),
+        bridged=outside * (hidden < 1),
+        hiding_cost=outside * (1 - hidden),
     )
 
 

@@ -189,4 +189,4 @@ def test_forwards_in_flight_that_somebody_pins_are_hardly_faster_than_those_foun
     for depth in (3, 4, 5, 6, 8):
         pinned = make_plan(cluster, load_recipe(None, [*wishes, ("parallelism.forwards_ahead", [depth, 1])])).predicted
         assert pinned is not None
-        assert free.step_time_s <= 1.02 * pinned.step_time_s, depth
+        assert free.step_time_s <= 1.01 * pinned.step_time_s, depth

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from hetctl.comm.contract.transports import TRANSPORTS
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.model.shapes import SHAPES, ModelShape
 from hetctl.trainer.planning.costs import OVERLAP_COST, PLAIN, LayerCosts, Mode, ValueBytes
 from hetctl.trainer.planning.pools import RING_REACHED, Rates
-from hetctl.trainer.planning.stages import HIDING_COST, MemoryChoice, StagePlace, StageSite, SyncRate, coefficients
+from hetctl.trainer.planning.stages import MemoryChoice, StagePlace, StageSite, SyncRate, coefficients
 
 RATES = Rates(1e14, 1e12, 1e11, 1e10, 1e10, 0.0, 80 << 30, 0)
 COSTS = LayerCosts(SHAPES["llama-8b"], 2048, ValueBytes())
@@ -41,18 +42,28 @@ def test_rings_across_hosts_reach_less_than_their_ports_give_messages() -> None:
     assert across == pytest.approx(there_and_back / (RING_REACHED * RATES.nic_bytes_per_s))
 
 
-def test_what_backward_hides_of_a_bridges_sums_costs_it_half_of_their_time() -> None:
-    fast, layers = SyncRate(1e12, 1e12, 1e12), 8
-    site, choice = StageSite(RATES, 1), MemoryChoice(PLAIN, 1)
+@pytest.mark.parametrize(("transport", "rate", "cost"), [("shm", 1e12, 0.5), ("rdma", 1e9, 0.5), ("tcp", 9e9, 1.0)])
+def test_what_backward_hides_of_a_bridges_sums_costs_it_part_of_their_time(
+    transport: str, rate: float, cost: float
+) -> None:
+    layers, site, choice = 8, StageSite(RATES, 1), MemoryChoice(PLAIN, 1)
+    assert TRANSPORTS[transport].taken(rate) == cost
+    hidden = (1 - cost, 1 - TRANSPORTS["native"].taken(rate))
     across, native = (
-        coefficients(COSTS, site, replace(MIDDLE, sync=fast._replace(native=n), replicas=2), choice) for n in (0, 1)
+        coefficients(COSTS, site, replace(MIDDLE, sync=SyncRate(1e12, 1e12, 1e12, share), replicas=2), choice)
+        for share in hidden
     )
     inside = coefficients(COSTS, StageSite(RATES, 2, per_host=2), MIDDLE, choice)
-    for found, cost in ((across, HIDING_COST), (native, 0.0), (inside, 0.0)):
+    for found, paid in ((across, cost), (native, 0.0), (inside, 0.0)):
         sums = found.sums.at(layers)
         assert 0 < sums < layers * found.backward.each
         left = sums / layers
-        assert found.exposed(layers) == pytest.approx(left + cost * (sums - left))
+        assert found.exposed(layers) == pytest.approx(left + paid * (sums - left))
+
+
+def test_a_slow_network_leaves_a_ranks_threads_time_to_launch() -> None:
+    taken = [TRANSPORTS["tcp"].taken(rate) for rate in (1e8, 1e9, 3e9)]
+    assert taken == pytest.approx([1 / 60, 1 / 6, 1 / 2])
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt", "gemma2", "olmo2"])
