@@ -24,7 +24,7 @@ class TransportRow:
     # of the seconds of sums that a backward pass hides, those that it takes longer for it: one Python launches the
     # kernels of both. 5.14 s a step with overlap, 5.43 without, of what would be 0.6 s of sums (docs/benchmarks/170)
     hiding_cost: float = 0.5
-    # what a rank's threads carry themselves, launching nothing meanwhile: sums over sockets, at 6 to 8 GB/s, took beside
+    # what a rank's threads carry themselves, launching nothing meanwhile: sums over sockets of 6 to 8 GB/s took beside
     # a program that launches as long as both in turn (docs/benchmarks/302). None: others carry them
     carried_bytes_per_s: float | None = None
 
