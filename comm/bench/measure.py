@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +128,16 @@ def sums_rate(ends: Ends, size: int) -> float:
     count = max(size // 4 // ends.world, 1)
 
     def buffers(dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        sizes = (count, count * ends.world)
-        return [tuple(torch.zeros(n, dtype=dtype, device=ends.device) for n in sizes) for _ in range(IN_FLIGHT)]  # type: ignore[misc]
+        empty = partial(torch.zeros, dtype=dtype, device=ends.device)
+        return [(empty(count), empty(count * ends.world)) for _ in range(IN_FLIGHT)]
 
     wide, narrow = buffers(torch.float32), buffers(torch.bfloat16)
+    later: dict[str, Any] = {"group": ends.group, "async_op": True}
 
     def several() -> None:
-        for work in [dist.reduce_scatter_tensor(*d, group=ends.group, async_op=True) for d in wide]:
+        for work in [dist.reduce_scatter_tensor(part, whole, **later) for part, whole in wide]:
             work.wait()
-        for work in [dist.all_gather_into_tensor(*reversed(d), group=ends.group, async_op=True) for d in narrow]:
+        for work in [dist.all_gather_into_tensor(whole, part, **later) for part, whole in narrow]:
             work.wait()
 
     return 0.75 * wide[0][1].nbytes * IN_FLIGHT / mean_seconds(several, 3, settle=ends.settle)

@@ -21,9 +21,9 @@ class TransportRow:
     unknown_rate: float  # bytes per second of one rank's lane where the links do not tell theirs
     engine: bool = False  # both ends must prove it first, with an engine for registered memory
     device_memory: bool = False  # what is registered is the device's memory: nothing is staged on hosts
-    # of the seconds of sums that a backward pass hides, those that it takes longer for it: one Python launches the
-    # kernels of both. 5.14 s a step with overlap, 5.43 without, of what would be 0.6 s of sums (docs/benchmarks/170)
-    hiding_cost: float = 0.5
+    # of the seconds of sums that a backward pass hides, those that it takes longer for them: one Python launches the
+    # kernels of both: between nothing and half on five machines (docs/benchmarks/170, 306, 307, 308)
+    hiding_cost: float = 0.25
     # what a rank's threads carry themselves, launching nothing meanwhile: sums over sockets of 6 to 8 GB/s took beside
     # a program that launches as long as both in turn (docs/benchmarks/302). None: others carry them
     carried_bytes_per_s: float | None = None

@@ -33,7 +33,7 @@ from hetctl.trainer.recipe import load_recipe
 
 H200_BYTES = 150_109_880_320  # what torch reports of one
 SMALL, LARGE, TIED = "llama-1b-untied", "llama-8b", "llama-1b"
-STEPS = {SMALL: 5, LARGE: 2, TIED: 5}
+STEPS = {SMALL: 5, LARGE: 3, TIED: 5}
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,8 @@ def run(predictions: Path, profile: Path, gpus: int, *, only: str, skip: list[st
                     + (f" {row['slower']}" if row["slower"] else ""),
                     flush=True,
                 )
+                for rank, spent in enumerate(row["spent_s"]):
+                    print(f"        rank {rank}:", *(f"{kind} {s:.3f}" for kind, s in spent.items()), flush=True)
             print(f"# {spec} {bridge} {model}: {time.monotonic() - began:.0f} s", flush=True)
     errors = sorted(abs(r["error"]) for r in rows if "error" in r)
     if errors:

@@ -124,7 +124,10 @@ class Projection(nn.Linear):
         if self.deferred is None or not torch.is_grad_enabled() or not self.weight.requires_grad:
             return F.linear(x, self.weight, bias)
         needs = x if x.requires_grad else x.detach().requires_grad_()  # none before it: then no backward would come
-        out: Tensor = _Split.apply(needs, self, bias is not None)  # type: ignore[no-untyped-call]
+        arrived: list[Tensor] = []
+        kept = _Kept.apply(needs, self, arrived, bias is not None)  # type: ignore[no-untyped-call]
+        out = F.linear(kept, self.weight.detach(), None if bias is None else bias.detach())
+        out.register_hook(arrived.append)
         return out
 
     def _adapter(self, x: Tensor) -> Tensor:
@@ -139,18 +142,21 @@ def norms_of_rows(weight: Tensor) -> Tensor:
     return norms
 
 
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: Projection, biased: bool) -> Tensor:
-        ctx.layer, ctx.biased = layer, biased
-        ctx.save_for_backward(x)
-        return F.linear(x, layer.weight, layer.bias if biased else None)
+class _Kept(torch.autograd.Function):
+    """Hands on what a layer reads, and keeps it for the weight gradient until the product's own gradient, `arrived`, is
+    there. Keeping comes before the product: what is computed again ends with what was kept last, so not with a product.
+    """
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        layer, deferred = ctx.layer, ctx.layer.deferred
-        (x,) = ctx.saved_tensors
-        deferred.put(layer.weight, x, gradient)
+    def forward(ctx: Any, x: Tensor, layer: Projection, arrived: list[Tensor], biased: bool) -> Tensor:
+        ctx.layer, ctx.arrived, ctx.biased = layer, arrived, biased
+        ctx.save_for_backward(x)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        layer, of_product, (x,) = ctx.layer, ctx.arrived.pop(), ctx.saved_tensors
+        layer.deferred.put(layer.weight, x, of_product)
         if ctx.biased:
-            deferred.put(layer.bias, None, gradient)
-        return gradient @ layer.weight, None, None
+            layer.deferred.put(layer.bias, None, of_product)
+        return gradient, None, None, None
