@@ -11,6 +11,7 @@ from typing import Any
 
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.events import (
+    Begin,
     Done,
     Exited,
     Failing,
@@ -21,6 +22,7 @@ from hetctl.comm.contract.events import (
     PortChanged,
     RankFailed,
     Sampled,
+    Saved,
     Started,
     StoreLost,
     Told,
@@ -37,7 +39,8 @@ from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.supervisor import LEASE_S, RunOutcome, Supervisor
 
 # kept in events.jsonl
-KEPT = (Started, Exited, Failing, RankFailed, PeerUnreachable, StoreLost, Lost, Gone, Done, PortChanged, Sampled)
+_ENDS = (Exited, Failing, RankFailed, PeerUnreachable, StoreLost, Lost, Gone, Done)
+KEPT = (Started, Begin, Saved, Sampled, PortChanged, *_ENDS)
 MAX_LOG_BYTES = 64 << 20  # of one rank's log that is kept here when it lives on another host
 
 
@@ -119,8 +122,8 @@ def left_sentence(outcome: RunOutcome) -> str:
 
 
 def _record(told: Told) -> dict[str, Any]:
-    """An event as events.jsonl keeps it; what a failure's ranks wrote stands in failure.json."""
-    plain = {k: v for k, v in document(told.event).items() if k not in ("error", "pending", "said")}
+    """An event as events.jsonl keeps it; what failing ranks wrote stands in failure.json, versions in versions.json."""
+    plain = {k: v for k, v in document(told.event).items() if k not in ("error", "pending", "said", "versions")}
     return {**plain, "host": told.host, **({} if told.rank is None else {"rank": told.rank})}
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.busy import busy
 from tests.faults.drive import END_S, Case, Stage, Verdict, home_of, plant
@@ -30,6 +31,7 @@ def try_case(on: Stage, case: Case, run: Path | None = None, *, go_on: bool = Tr
     """
     fault, verdict = FAULTS[case.fault], Verdict(case.fault, case.stage, case.victim)
     began, run = time.monotonic(), run or on.fresh()
+    committed, attempts = committed_step(on, run), len(begun_at(run))
     with contextlib.ExitStack() as undo:
         scene, verdict.planted = plant(on, case, run, undo)
         if not scene.launcher.end(END_S):
@@ -46,13 +48,16 @@ def try_case(on: Stage, case: Case, run: Path | None = None, *, go_on: bool = Tr
     if not on.unswept:
         _judge_remains(on, verdict)
     _judge_registry(on, fault, verdict)
+    judge_beginning(run, attempts, committed, verdict)
     if go_on and verdict.exit_code != 0:
+        committed, attempts = committed_step(on, run), len(begun_at(run))
         again = on.start(run)
         if not again.end(240) or again.process.returncode:
             verdict.problems.append(f"it cannot be resumed: {again.said[-300:]}")
         if on.unswept:
             _judge_remains(on, verdict)
             on.unswept = False
+        judge_beginning(run, attempts, committed, verdict)
     if go_on or verdict.exit_code == 0:
         judge_losses(on, run, verdict)
     verdict.whole_s = time.monotonic() - began
@@ -73,6 +78,38 @@ def judge_losses(on: Stage, run: Path, verdict: Verdict) -> None:
     summary = json.loads((run / "summary.json").read_text())
     if summary["status"] != "done" or summary["processes_left"]:
         verdict.problems.append(f"in the end: {summary['status']}, {summary['processes_left']} processes left")
+
+
+def committed_step(on: Stage, run: Path) -> int:
+    """The newest step whose checkpoint all hosts have under its name, or was said to be whole; 0 for none."""
+    named = f".local/state/hetctl/runs/{run.name}-*/*/checkpoints/step-*"
+    steps = [
+        {int(p.name.removeprefix("step-")) for p in home_of(host).glob(named) if p.suffix != ".partial"}
+        for host in on.rig.hosts
+    ]
+    told = {e["step"] for e in _events(run) if e["event"] == "saved"}
+    return max(set.intersection(*steps) | told, default=0)
+
+
+def begun_at(run: Path) -> list[int]:
+    """Behind which step each attempt began, of those that came so far."""
+    return [event["step"] for event in _events(run) if event["event"] == "begin"]
+
+
+def _events(run: Path) -> list[dict[str, Any]]:
+    """What the run's folder knows of it; a launcher that was killed may have torn its last line."""
+    try:
+        lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def judge_beginning(run: Path, attempts: int, committed: int, verdict: Verdict) -> None:
+    """No checkpoint that was whole before an attempt is lost to it."""
+    for step in begun_at(run)[attempts:]:
+        if step < committed:
+            verdict.problems.append(f"it began behind step {step}, step {committed} was committed")
 
 
 def left_of(on: Stage) -> list[int]:

@@ -5,15 +5,17 @@ The seed is printed; HETCTL_FAULT_SEED repeats one.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import secrets
+from pathlib import Path
 
 import pytest
 
 from tests.faults.__main__ import cells, drawn
-from tests.faults.drive import stage
-from tests.faults.judge import try_case
+from tests.faults.drive import Verdict, stage
+from tests.faults.judge import begun_at, judge_beginning, try_case
 from tests.faults.plant import FAULTS, STAGES, cannot_be
 from tests.rigs import netns
 
@@ -26,6 +28,18 @@ def test_the_matrix_is_whole() -> None:
     of_ranks = {f for f in FAULTS if f.startswith(("worker", "store")) or f in ("exception", "segfault")}
     assert missing == {(f, "shipping") for f in (*of_ranks, "agent STOP")}
     assert all(cannot_be(*cell) for cell in missing)
+
+
+def test_a_checkpoint_that_is_lost_is_noticed(tmp_path: Path) -> None:
+    """The judge itself: an attempt that begins behind less than was committed."""
+    run, verdict = tmp_path, Verdict("worker KILL", "step", 0)
+    events = [{"event": "begin", "step": 0}, {"event": "saved", "step": 2}, {"event": "begin", "step": 2}]
+    (run / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events) + '{"event": "beg')
+    assert begun_at(run) == [0, 2]
+    judge_beginning(run, 1, 2, verdict)
+    assert not verdict.problems
+    judge_beginning(run, 1, 3, verdict)
+    assert verdict.problems == ["it began behind step 2, step 3 was committed"]
 
 
 @pytest.mark.slow

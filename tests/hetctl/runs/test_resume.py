@@ -88,6 +88,10 @@ def test_the_command_that_an_interruption_prints_goes_on_with_what_is_changed(in
     assert said.returncode == 0, said.stderr
     assert f"changed: train.steps: 100000 -> {step + 2}\n" in said.stdout
     assert said.stdout.count("changed: ") == 1
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [e["step"] for e in events if e["event"] == "begin"] == [0, step]
+    assert step in [e["step"] for e in events if e["event"] == "saved"]
+    assert not any("versions" in e for e in events)
     assert f"continuing from step {step}\n" in said.stdout
     ended = json.loads((run / "summary.json").read_text())
     assert (ended["status"], ended["steps"], ended["first_loss"]) == ("done", step + 2, summary["first_loss"])
