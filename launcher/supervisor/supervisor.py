@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -53,7 +55,7 @@ class Supervisor:
         self._events: queue.SimpleQueue[Told | Order] = queue.SimpleQueue()  # signal handlers put orders
         self._done: set[str] = set()
         self._ended: set[int] = set()
-        self._next_beat = 0.0
+        self._beat_due = threading.Event()
         self._begun = False  # a rank reported work: stopping it can be polite
         self._ending = False
 
@@ -62,12 +64,35 @@ class Supervisor:
         try:
             for link in self.agents.links:
                 link.watch(self._events)
-            self._start(self._prepare())
-            self._loop()
+            with self._beating():
+                try:
+                    self._start(self._prepare())
+                    self._loop()
+                finally:
+                    self._wind_up()
         finally:
-            self._wind_up()
             self.agents.close()
         return self.outcome
+
+    @contextmanager
+    def _beating(self) -> Iterator[None]:
+        """Meanwhile agents are told now and then that somebody is there, also while a disk holds up all else here."""
+        over = False
+
+        def beat() -> None:
+            while not over:
+                self._beat_due.clear()
+                self._broadcast(Beat(others=len(self._done) + 1 < len(self.specs)))
+                self._beat_due.wait(BEAT_S)
+
+        thread = threading.Thread(target=beat, name="beats", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over = True
+            self._beat_due.set()
+            thread.join(WIND_UP_S)
 
     def stop(self) -> None:
         """Ask for an early end: ranks finish their step and save. A second call ends them at once."""
@@ -137,10 +162,7 @@ class Supervisor:
                 self._handle(event)
 
     def _next(self) -> Told | Order | None:
-        """What comes within a moment; now and then the agents are told that somebody is there."""
-        if time.monotonic() >= self._next_beat:
-            self._broadcast(Beat(others=len(self._done) + 1 < len(self.specs)))
-            self._next_beat = time.monotonic() + BEAT_S
+        """What comes within a moment."""
         try:
             return self._events.get(timeout=0.2)
         except queue.Empty:
@@ -175,7 +197,7 @@ class Supervisor:
             case events.Done(left):
                 self.outcome.left += left
                 self._done.add(host)
-                self._next_beat = 0.0  # the store's host may be the last: it waits for that
+                self._beat_due.set()  # the store's host may be the last: it waits for that
             case events.Gone(_, reason) if host not in self._done:
                 self.outcome.lost.append(host)
                 self.outcome.unverified.append(host)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from hetctl.comm.contract.events import Done, Event, Exited, Failing, Gone, Lost, Ready, StoreLost, Told
-from hetctl.launcher.agent.orders import Order, Prepare, Start, Stop, WorkerOrder
+from hetctl.launcher.agent.orders import Beat, Order, Prepare, Start, Stop, WorkerOrder
 from hetctl.launcher.run_folder.failure import Failure, find_failure
+from hetctl.launcher.supervisor import supervisor
 from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.supervisor import Supervisor
 
@@ -26,11 +27,13 @@ class Script:
 
     def __init__(self, host: str, lines: list[Line]) -> None:
         self.host, self._lines, self._events = host, lines, queue.SimpleQueue[Any]()
+        self.beats = 0
 
     def watch(self, events: Any) -> None:
         self._events = events
 
     def send(self, order: Order) -> None:
+        self.beats += isinstance(order, Beat)
         if isinstance(order, Prepare):
             self._say((Ready(1, store_port=1, probe_port=None), None))
         elif isinstance(order, Start):
@@ -98,3 +101,20 @@ def test_what_a_rank_had_said_itself_is_named_though_its_host_is_lost_then() -> 
     found = failure([ends(1, PEER_IS_GONE)], [own, (Lost(0), None)])
     assert found is not None
     assert (found.rank, found.reason, found.victims) == (0, "ValueError: planted", (1,))
+
+
+def test_agents_hear_that_somebody_is_there_while_a_disk_holds_up_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "BEAT_S", 0.02)
+    link = Script("alpha", [(Exited(0, time.time(), asked=False), 0), (Done(0), None)])
+    heard = []
+
+    def write_down(told: Told) -> None:
+        if isinstance(told.event, Exited):  # to a folder that does not answer
+            before, until = link.beats, time.monotonic() + 10
+            while link.beats < before + 5 and time.monotonic() < until:
+                time.sleep(0.01)
+            heard.append(link.beats - before)
+
+    links: Any = (link,)
+    Supervisor(Agents((), links), {"alpha": Prepare((WorkerOrder(0),))}, write_down).run()
+    assert heard[0] >= 5
