@@ -164,7 +164,13 @@ class ShmLaneEnd(RingEnd):
             self._handles.close()
 
     def _free(self) -> None:
-        os.eventfd_write(self._handles.freed, 1)
+        self._count(self._handles.freed)
+
+    def _count(self, fd: int) -> None:
+        """Add one to a counter while it is ours: once another thread closes this end its number is somebody else's."""
+        with self._lock:
+            if self._held:
+                os.eventfd_write(fd, 1)
 
     def rail(self, position: Position) -> str:
         return "the shared-memory ring"
@@ -184,12 +190,12 @@ class ShmLaneEnd(RingEnd):
 
     def post(self, slot: torch.Tensor, length: int, position: Position) -> Posted:
         if self.key.sending:
-            os.eventfd_write(self._handles.filled, 1)
+            self._count(self._handles.filled)
         return self
 
     def wait(self, timeout: timedelta) -> bool:
         """Wait for the oldest posted slot: to be freed by the other end, or to be filled by it."""
-        if _taken(self._awaited()):
+        if self._taken():
             return True
         self.idle()
         deadline = OperationDeadline(timeout.total_seconds())
@@ -201,13 +207,18 @@ class ShmLaneEnd(RingEnd):
     def _awaited(self) -> int:
         return self._handles.freed if self.key.sending else self._handles.filled
 
+    def _taken(self) -> bool:
+        """Take one from the awaited counter if it is above zero."""
+        with self._lock, contextlib.suppress(BlockingIOError):
+            return self._held and os.eventfd_read(self._awaited()) > 0
+        return False
+
     def _comes(self, deadline: OperationDeadline) -> bool:
         """Wait for the oldest posted slot; False when the sender has given this ring up. Raises RuntimeError."""
-        fd = self._awaited()
-        ready = _first_of((fd, self._stop, self._handles.channel.fileno()), deadline.left())
-        if _taken(fd):
+        ready = _first_of((self._awaited(), self._stop, self._handles.channel.fileno()), deadline.left())
+        if self._taken():
             return True
-        if self._stop in ready:
+        if self._stop in ready or not self._held:
             raise RuntimeError("the connection was closed")
         if not ready:
             raise RuntimeError("timed out")
@@ -256,14 +267,6 @@ def _first_of(fds: Sequence[int], seconds: float) -> set[int]:
         ready = {fd for fd, _ in poll.poll(min(max(left, 0), MOST_SECONDS) * 1000)}
         if ready or left <= MOST_SECONDS:
             return ready
-
-
-def _taken(fd: int) -> bool:
-    """Take one from a counter if it is above zero."""
-    try:
-        return os.eventfd_read(fd) > 0
-    except BlockingIOError:
-        return False
 
 
 def _offer(store: Store, name: str, connect_wait: ConnectWait, *, nbytes: int) -> _Handles:

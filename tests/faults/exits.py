@@ -103,7 +103,7 @@ def main() -> int:
     options = parser.parse_args()
     if not netns.ready():
         return 3
-    todo = [way for way in ([options.only] if options.only else WAYS) for _ in range(options.runs)]
+    todo = [way for _ in range(options.runs) for way in ([options.only] if options.only else WAYS)]
     numbered, every, bad = iter(list(enumerate(todo))), Counter[str](), Counter[str]()
 
     def lane(rig: netns.Rig, folder: Path) -> None:
@@ -117,7 +117,7 @@ def main() -> int:
                     with options.out.open("a") as file:
                         file.write(json.dumps(vars(one)) + "\n")
             if every.total() % 50 == 0:
-                print(f"{every.total()} of {len(todo)}", flush=True)
+                print(f"{every.total()} of {len(todo)}, {bad.total()} bad", flush=True)
 
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="he"))) for _ in range(options.lanes)]

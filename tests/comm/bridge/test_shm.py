@@ -101,6 +101,29 @@ def test_a_receive_that_waits_goes_on_with_the_next_ring() -> None:
     assert on_islands((1, 1), awaits_on_a_ring_given_up, bridges=BRIDGES) == [2.0, 2.0]
 
 
+def a_closed_end_counts(rank: int) -> bool:
+    """What a thread does to a ring that another one closed, whose numbers are somebody else's descriptors by then."""
+    data = torch.ones(4)
+    (dist.send if rank == 0 else dist.recv)(data, 1 - rank)
+    dist.barrier()
+    transport = dist.group.WORLD._transports_of._made["shm", None]  # type: ignore[union-attr]
+    [end] = [end for end in transport._ends if end.key.kind == shm.P2P]
+    end.close()
+    others = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(16)]
+    assert {end._handles.filled, end._handles.freed} <= set(others)
+    end._free()
+    end.post(torch.empty(0), 1, None)
+    mine = [end._handles.freed, end._handles.filled]
+    found = [fd for fd in others if shm.select.select([fd], [], [], 0)[0]]
+    for fd in mine:
+        os.eventfd_write(fd, 1)
+    return not found and not end._taken()
+
+
+def test_a_closed_ring_counts_on_nobody_elses_counter() -> None:
+    assert on_islands((1, 1), a_closed_end_counts, bridges=BRIDGES) == [True, True]
+
+
 def in_any_order(rank: int, seed: int) -> int:
     """Both ways at once, some tags again and again, received in another order than sent, of several chunks and none."""
     few_rings()
