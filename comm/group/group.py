@@ -115,16 +115,16 @@ class HetGroup(Operations):
             break_native(native)
 
     def end_with_process(self, seconds: float) -> None:
-        """See off what is being sent; end what waits for others, and the threads that do or ask the store.
+        """See off what is being sent, for so long; end what waits for others, and the threads that do or ask the store.
 
         Others that are idle wait in Python, and may stay.
         """
         if self._bridge.error is not None or not self._bridge.sent(seconds) or self._runner.busy():
             self._break(BridgeError("the process is ending"))
-            self._runner.close(seconds=seconds)
-            self._bridge.close(seconds=seconds)
-        self._watch.close(seconds=seconds)
-        self._error_flag.close(seconds=seconds)
+            self._runner.close(seconds=THREADS_SECONDS)
+            self._bridge.close(seconds=THREADS_SECONDS)
+        self._watch.close(seconds=THREADS_SECONDS)
+        self._error_flag.close(seconds=THREADS_SECONDS)
 
     def shutdown(self) -> None:
         """Finish what is queued, then end threads and connections."""
@@ -254,7 +254,8 @@ def _layout(rank: int, ranks: tuple[int, ...], placement: Placement) -> IslandLa
 # A process that ends while operations are under way, by an exception as a rule: they are ended before Python is, which
 # ends threads that ask for its lock then. In the middle of C++ that must not throw, that is an abort, and a launcher
 # would see SIGABRT instead of the program's own exit code.
-EXIT_SECONDS = 2.0  # for a group's threads to end, and before that for what is being sent
+EXIT_SECONDS = 2.0  # for what is being sent
+THREADS_SECONDS = 30.0  # for a group's threads to end: on a busy machine the store may take seconds to answer theirs
 _live: weakref.WeakSet[HetGroup] = weakref.WeakSet()
 _registered_in = 0  # the process whose end is watched: forked ones have the groups, but not their threads
 
