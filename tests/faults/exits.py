@@ -124,6 +124,7 @@ def main() -> int:
         rigs = [stack.enter_context(two_hosts(folder)) for folder in folders]
         stack.enter_context(load(options.load))
         lanes = stack.enter_context(ThreadPoolExecutor(options.lanes))
+        stack.callback(list, numbered)  # told to end: no lane takes another
         for done in [lanes.submit(lane, *one) for one in zip(rigs, folders, strict=True)]:
             done.result()
     for way, count in every.items():
