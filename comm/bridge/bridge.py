@@ -113,6 +113,8 @@ class Lane(Protocol):
 
     def put(self, message: Message) -> None: ...
 
+    def rest(self, *, seconds: float) -> None: ...
+
     def close(self, *, seconds: float) -> None: ...
 
 
@@ -228,6 +230,13 @@ class Bridge:
             self.error = self.error or BridgeError("the process group was destroyed")
         for transport in transports:
             transport.close()
+
+    def rest(self, *, seconds: float) -> None:
+        """Wait until the threads of lanes hold no message any more."""
+        with self._lock:
+            lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.rest(seconds=seconds)
 
     def sent(self, seconds: float) -> bool:
         """Whether nothing is under way: what has ended for the program may still be on its way out, for a while."""

@@ -86,6 +86,14 @@ class ForwardedLane:
             if self._thread is None:
                 self._start()
 
+    def rest(self, *, seconds: float) -> None:
+        """Wait until the thread has let go of its last message, as `TaskQueue.rest`; not of a lane that connects."""
+        with self._lock:
+            if self._thread is None or self._window is None:
+                return
+            self._queue.put(rested := threading.Event())
+        rested.wait(seconds)
+
     def _start(self) -> None:
         name = f"het {self.verb} {self._key.peer} tag {self._key.tag}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -179,6 +187,9 @@ class ForwardedLane:
             return False
         if isinstance(message, _Disconnect):
             self._disconnect(idle=block)
+            return False
+        if isinstance(message, threading.Event):
+            message.set()
             return False
         if message is None:
             return False

@@ -123,6 +123,9 @@ class HetGroup(Operations):
             self._break(BridgeError("the process is ending"))
             self._runner.close(seconds=THREADS_SECONDS)
             self._bridge.close(seconds=THREADS_SECONDS)
+        else:
+            self._runner.rest(seconds=THREADS_SECONDS)
+            self._bridge.rest(seconds=THREADS_SECONDS)
         self._watch.close(seconds=THREADS_SECONDS)
         self._error_flag.close(seconds=THREADS_SECONDS)
 

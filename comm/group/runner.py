@@ -317,6 +317,11 @@ class Runner:
         for job in pending:
             job.work.finish(error=self._error)
 
+    def rest(self, *, seconds: float) -> None:
+        """Wait until the threads hold nothing any more."""
+        self._first.rest(seconds=seconds)
+        self._second.rest(seconds=seconds)
+
     def close(self, *, seconds: float) -> None:
         """Run what is queued and end the threads."""
         self._first.close(seconds=seconds)

@@ -41,6 +41,9 @@ class TaskQueue:
                 entry = self._queue.get(True, IDLE_SECONDS)
             except queue.Empty:
                 entry = None
+            if isinstance(entry, threading.Event):
+                entry.set()
+                continue
             if entry is not None:
                 self._do(entry)
                 continue
@@ -48,6 +51,15 @@ class TaskQueue:
                 if self._queue.empty() or self._closing:
                     self._thread = None
                     return
+
+    def rest(self, *, seconds: float) -> None:
+        """Wait until the thread has let go of what it did last: as its last holder it may give up Python's lock and take
+        it again, which aborts the process where Python ends meanwhile."""
+        with self._lock:
+            if self._thread is None or self._thread is threading.current_thread():
+                return
+            self._queue.put(rested := threading.Event())
+        rested.wait(seconds)
 
     def close(self, *, seconds: float) -> None:
         """Do what is queued and end the thread."""

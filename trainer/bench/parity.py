@@ -25,12 +25,13 @@ def main() -> None:
     autoload.register()
     dist.init_process_group("het", timeout=timedelta(seconds=job.timeout_s))
     trainer = build(job, device, training=UnevenSamples(job.shape.vocab, job.plan.seq_len))
+    figures = []
     for step in range(job.recipe.train.steps):
-        trainer.train_step(step)
+        figures.append(trainer.train_step(step))
         trainer.timeline.end_step()
     trainer.batches.close()
     trainer.gradients.close()
-    losses, norms = [f.loss for f in trainer.history], [f.grad_norm for f in trainer.history]
+    losses, norms = [f.loss for f in figures], [f.grad_norm for f in figures]
     sent = backend.bridge_bytes()
     Reporter(active=True).figures("sent", bytes=sent)
     Reporter(active=dist.get_rank() == 0).figures("result", losses=losses, norms=norms)

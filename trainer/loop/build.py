@@ -236,7 +236,7 @@ def rebuild(old: Trainer, plan: Plan, done: int, reporter: Reporter, file_group:
     job = replace(old.job, plan=plan, resume=str(path))
     new = build(job, old.device, training=old.batches.training, validation=old.batches.validation)
     resume(new, path, file_group)
-    new.history, new.lately, new.requests = old.history, old.lately, old.requests
+    new.so_far, new.lately, new.requests = old.so_far, old.lately, old.requests
     save_with(new, reporter, file_group, beyond=done, copier=copier)
     return new
 

@@ -72,6 +72,21 @@ class StepFigures(Means):
         return self.loss_scale is not None and math.isfinite(self.loss) and not self.finite
 
 
+@dataclass
+class SoFar:
+    """What this attempt's steps came to: no more to hold after a million of them than after one."""
+
+    steps: int = 0
+    tokens: int = 0
+    first: StepFigures | None = None
+    latest: StepFigures | None = None
+
+    def add(self, figures: StepFigures) -> None:
+        """One more step."""
+        self.steps, self.tokens = self.steps + 1, self.tokens + figures.tokens
+        self.first, self.latest = self.first or figures, figures
+
+
 class IslandFigures:
     """Where each island's time and memory go: one vector, summed with the step's figures, so that nobody waits more.
 

@@ -232,18 +232,18 @@ def summarise(trainer: Trainer, reporter: Reporter, end: Mapping[str, Any]) -> N
     }
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, mine)
-    if not trainer.history:  # the checkpoint was the last one already
+    done = trainer.so_far
+    if done.first is None or done.latest is None:  # the checkpoint was the last one already
         reporter.emit(TrainingEnded(**end))
         return
     plan = trainer.job.plan
     spans = on_one_clock([e["spans"] for e in everybody], [r.host for r in plan.ranks])
-    tokens = sum(f.tokens for f in trainer.history)
     told = TrainingEnded(
         **end,
-        first_loss=trainer.history[0].loss,
-        last_loss=trainer.history[-1].loss,
-        tokens=tokens,
-        tokens_per_s=tokens / end["train_s"],
+        first_loss=done.first.loss,
+        last_loss=done.latest.loss,
+        tokens=done.tokens,
+        tokens_per_s=done.tokens / end["train_s"],
         bridge_bytes=sum(e["bridge_bytes"] for e in everybody),
         memory_bytes=tuple(e["memory_bytes"] for e in everybody),
         shares=asdict(shares(spans)),

@@ -22,7 +22,7 @@ from hetctl.trainer.gradients.gradients import Gradients
 from hetctl.trainer.gradients.loss_scale import first_scale
 from hetctl.trainer.gradients.optimizer import clip_factor, learning_rate, scale_within, set_learning_rate
 from hetctl.trainer.job import Job
-from hetctl.trainer.loop.figures import IslandFigures, Means, StepFigures
+from hetctl.trainer.loop.figures import IslandFigures, Means, SoFar, StepFigures
 from hetctl.trainer.model.model import StageModel
 from hetctl.trainer.pipeline.pipeline import StagePipeline
 from hetctl.trainer.ranks.groups import Place, ProcessGroups
@@ -76,7 +76,7 @@ class Trainer:
     updates: int = 0  # of the optimiser; fewer than steps where some were skipped
     best: BestSoFar = NONE_YET  # equal on all ranks: validation losses are sums over them
     requests: SignalRequests = field(default_factory=SignalRequests)
-    history: list[StepFigures] = field(default_factory=list)
+    so_far: SoFar = field(default_factory=SoFar)
     lately: deque[Step] = field(default_factory=lambda: deque(maxlen=LATELY))
     validated: Means | None = None  # what the latest validation came to
 
@@ -96,7 +96,7 @@ class Trainer:
         sums = self.pipeline.train_step(batch, scale=1.0 / self._unscaling)
         self.gradients.synchronise()
         figures = self._agree_on_step(step, sums)
-        self.history.append(figures)
+        self.so_far.add(figures)
         return figures
 
     def validate(self) -> float | None:

@@ -136,7 +136,7 @@ def moved(rank: int, asked: Any, shape: Any, folder: str, paces: Mapping[int, fl
             watcher.follow(trainer)
             assert not [kept for kept in old if kept() is not None], "the old models' memory"
     trainer.batches.close()
-    return trace, notes.said, [len(trainer.history), watcher.findings["recut"]]
+    return trace, notes.said, [trainer.so_far.steps, watcher.findings["recut"]]
 
 
 @pytest.mark.parametrize("sharded", ["optimizer", "replicas"])

@@ -54,11 +54,12 @@ def attempt(rank: int, layout: Layout, folder: str, stops: int | None, more: dic
     save_with(trainer, reporter, files, beyond=start)
     steps = Steps(trainer, reporter, files, start=start, saved=start if newest else -1)
     trainer.validate = lambda: LOSSES.get(steps.done)  # type: ignore[method-assign]
-    step = trainer.train_step
+    step, figures = trainer.train_step, list[Any]()
 
     def interrupted(number: int) -> Any:
         trainer.requests.stop = number + 1 == stops
-        return step(number)
+        figures.append(step(number))
+        return figures[-1]
 
     trainer.train_step = interrupted  # type: ignore[method-assign]
     steps.train()
@@ -70,7 +71,7 @@ def attempt(rank: int, layout: Layout, folder: str, stops: int | None, more: dic
         "validated": [e.step for e in reporter.events if isinstance(e, Validated)],
         "notes": [e.sentence for e in reporter.events if isinstance(e, Note)],
         "kept": [p.name for p in listing.whole_ones(checkpoints)],
-        "losses": [f.loss for f in trainer.history],
+        "losses": [f.loss for f in figures],
     }
 
 
