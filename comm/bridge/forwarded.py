@@ -43,7 +43,7 @@ class ForwardedLane:
         self, bridge: Bridge, key: LaneKey, connect: Callable[[ConnectWait], LaneEnd], *, flow: Flow, engine: CopyEngine
     ) -> None:
         self._bridge, self._key, self._connect, self._flow, self._engine = bridge, key, connect, flow, engine
-        self._queue: queue.SimpleQueue[Message | _Disconnect | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Message | _Disconnect | threading.Event | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = False

@@ -53,8 +53,8 @@ class TaskQueue:
                     return
 
     def rest(self, *, seconds: float) -> None:
-        """Wait until the thread has let go of what it did last: as its last holder it may give up Python's lock and take
-        it again, which aborts the process where Python ends meanwhile."""
+        """Wait until the thread has let go of what it did last: as its last holder it may leave Python's lock and take
+        it again: where Python ends meanwhile, that aborts the process."""
         with self._lock:
             if self._thread is None or self._thread is threading.current_thread():
                 return

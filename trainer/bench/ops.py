@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.natives import native_of
-from hetctl.comm.operation.device import has_streams, synchronize
+from hetctl.comm.operation.device import has_streams, module_of, synchronize
 from hetctl.trainer.gradients.buckets import ShardPiece
 from hetctl.trainer.gradients.optimizer import build_optimizer
 from hetctl.trainer.model.compute_precision import compute_in
@@ -39,7 +39,8 @@ WARM_UP = 2
 WARM_S = 1.5  # of work before a GPU is timed: its clock falls under load
 UPDATED = 1 << 28  # parameters of a timed update, fewer on a CPU
 
-Timed = Callable[[], tuple[float, float]]  # seconds of one forward and one backward
+Reading = Callable[[], tuple[float, float]]  # seconds of one forward and one backward, once the device is through
+Timed = Callable[[], Reading]
 
 
 def measure_class(
@@ -181,14 +182,19 @@ def _head(work: Workload, samples: int, *, part: TensorShare) -> Timed:
 def _timed(
     device: torch.device, forward: Callable[[], Tensor], gradient: Tensor | None = None, *, layers: int = 1
 ) -> Timed:
-    """Seconds that one of so many equal layers takes forward, and backward from this gradient (None: from a loss)."""
+    """Seconds that one of so many equal layers takes forward, and backward from this gradient (None: from a loss).
 
-    def once() -> tuple[float, float]:
-        start = _now(device)
+    By the device's own clock and without waiting for it: as in training, forward is launched while the backward before
+    it runs. Begun on an idle device, a forward pass of small layers takes what its launches do, a fifth more.
+    """
+
+    def once() -> Reading:
+        start = _mark(device)
         y = forward()
-        middle = _now(device)
+        middle = _mark(device)
         y.backward(gradient)
-        return (middle - start) / layers, (_now(device) - middle) / layers
+        end = _mark(device)
+        return lambda: (_between(start, middle) / layers, _between(middle, end) / layers)
 
     return once
 
@@ -213,13 +219,14 @@ def _update(device: torch.device, dtype: torch.dtype) -> float:
     weights, master.grad = torch.zeros(count, dtype=dtype, device=device), torch.zeros(count, device=device)
     optimizer = build_optimizer([ShardPiece(master, decays=True)], OptimizerSection())
 
-    def once() -> tuple[float, float]:
-        start = _now(device)
+    def once() -> Reading:
+        start = _mark(device)
         assert master.grad is not None
         torch.linalg.vector_norm(master.grad)
         optimizer.step()
         weights.copy_(master)
-        return (_now(device) - start) / count, 0.0
+        end = _mark(device)
+        return lambda: (_between(start, end) / count, 0.0)
 
     return _typical(once, device)[0]
 
@@ -234,7 +241,7 @@ def _offloaded_update(device: torch.device, dtype: torch.dtype) -> OffloadedUpda
     weights = torch.zeros(count, dtype=dtype, device=device)
     optimizer = build_optimizer([ShardPiece(master, decays=True)], OptimizerSection())
 
-    def once() -> tuple[float, float]:
+    def once() -> Reading:
         start = _now(device)
         torch.linalg.vector_norm(of_device)
         gradient.copy_(of_device)
@@ -243,7 +250,7 @@ def _offloaded_update(device: torch.device, dtype: torch.dtype) -> OffloadedUpda
         updated = _now(device)
         weights.copy_(master, non_blocking=True)  # as buckets do: else torch casts on the host, seven times slower
         copies = copied - start + _now(device) - updated
-        return copies / count, (updated - copied) / count
+        return lambda: (copies / count, (updated - copied) / count)
 
     try:
         return OffloadedUpdate(*_typical(once, device))
@@ -256,12 +263,15 @@ def _typical(once: Timed, device: torch.device, warm_s: float = WARM_S) -> tuple
     too, lower quartiles. Gradients accumulate, as in training."""
     began = 0.0
     for _ in range(WARM_UP):
-        began = time.perf_counter()
+        began = _now(device)
         once()
+        synchronize(device)
     if has_streams(device):
         for _ in range(_agreed(math.ceil(warm_s / (time.perf_counter() - began)), device)):
             once()
-    rounds = [once() for _ in range(ROUNDS)]
+    readings = [once() for _ in range(ROUNDS)]
+    synchronize(device)
+    rounds = [read() for read in readings]
     which = 1 if has_streams(device) else 0
     forward, backward = ([r[i] for r in rounds] for i in (0, 1))
     return statistics.quantiles(forward, n=4)[which], statistics.quantiles(backward, n=4)[which]
@@ -274,6 +284,20 @@ def _agreed(rounds: int, device: torch.device) -> int:
     fewest = torch.tensor(rounds, device=device)
     dist.all_reduce(fewest, dist.ReduceOp.MIN)
     return int(fewest)
+
+
+def _mark(device: torch.device) -> Any:
+    """This moment of what the device was told, or of the host's clock where that is the device."""
+    if not has_streams(device):
+        return time.perf_counter()
+    event = module_of(device).Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(start: Any, end: Any) -> float:
+    """Seconds between two marks that have been reached."""
+    return end - start if isinstance(start, float) else float(start.elapsed_time(end) / 1e3)
 
 
 def _now(device: torch.device) -> float:
