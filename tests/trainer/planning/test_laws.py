@@ -18,6 +18,7 @@ import pytest
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.emulate import describe_cluster, parse_spec
 from hetctl.comm.contract.errors import HetctlError
+from hetctl.comm.contract.transports import TRANSPORTS
 from hetctl.trainer.planning import link_rates
 from hetctl.trainer.planning.costs import usable_bytes
 from hetctl.trainer.planning.hardware import CLASSES
@@ -242,6 +243,9 @@ def test_units_mean_nothing(seed: int, folder: Path, monkeypatch: pytest.MonkeyP
     if found is None:
         return
     monkeypatch.setattr(link_rates, "NATIVE_LATENCY_S", link_rates.NATIVE_LATENCY_S / 4)
+    for name, row in TRANSPORTS.items():
+        if row.carried_bytes_per_s is not None:
+            monkeypatch.setitem(TRANSPORTS, name, replace(row, carried_bytes_per_s=4 * row.carried_bytes_per_s))
     before = found.found.candidates
     after = Search(in_other_units(found.problem, 4.0), keep=len(before)).run().candidates
     assert [layout(c) for c in after] == [layout(c) for c in before]
