@@ -21,7 +21,7 @@ class TransportRow:
     unknown_rate: float  # bytes per second of one rank's lane where the links do not tell theirs
     engine: bool = False  # both ends must prove it first, with an engine for registered memory
     device_memory: bool = False  # what is registered is the device's memory: nothing is staged on hosts
-    # of the seconds of sums that a backward pass hides, those that it takes longer for them: one Python launches the
+    # of the seconds of sums that a backward pass hides, those that it takes longer for them, as one Python launches the
     # kernels of both: between nothing and half on five machines (docs/benchmarks/170, 306, 307, 308)
     hiding_cost: float = 0.25
     # what a rank's threads carry themselves, launching nothing meanwhile: sums over sockets of 6 to 8 GB/s took beside

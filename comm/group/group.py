@@ -117,7 +117,7 @@ class HetGroup(Operations):
     def end_with_process(self, seconds: float) -> None:
         """See off what is being sent, for so long; end what waits for others, and the threads that do or ask the store.
 
-        Others that are idle wait in Python, and may stay.
+        Others wait in Python once they rest, and may stay.
         """
         if self._bridge.error is not None or not self._bridge.sent(seconds) or self._runner.busy():
             self._break(BridgeError("the process is ending"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from typing import Any
 
 import torch
@@ -104,6 +105,20 @@ def peak_device_memory(device: torch.device) -> int | None:
 def computes_bf16(device: torch.device) -> bool:
     """Whether a device computes in bf16; the host is not asked, which does so slowly."""
     return has_streams(device) and bool(module_of(device).is_bf16_supported())
+
+
+def mark(device: torch.device) -> Any:
+    """This moment on the calling thread's stream of a device: no host waits; on the host, on its monotonic clock."""
+    if not has_streams(device):
+        return time.monotonic()
+    event = module_of(device).Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(start: Any, end: Any) -> float:
+    """Of two marks of one device that have been reached."""
+    return end - start if isinstance(start, float) else float(start.elapsed_time(end) / 1e3)
 
 
 def synchronize(device: torch.device) -> None:

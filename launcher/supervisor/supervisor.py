@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -61,17 +61,14 @@ class Supervisor:
 
     def run(self) -> RunOutcome:
         """Give the orders and see the run through. Raises WorkFailed when a host does not get ready."""
-        try:
-            for link in self.agents.links:
-                link.watch(self._events)
-            with self._beating():
-                try:
-                    self._start(self._prepare())
-                    self._loop()
-                finally:
-                    self._wind_up()
-        finally:
-            self.agents.close()
+        with closing(self.agents), self._beating():
+            try:
+                for link in self.agents.links:
+                    link.watch(self._events)
+                self._start(self._prepare())
+                self._loop()
+            finally:
+                self._wind_up()
         return self.outcome
 
     @contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hetctl.comm.contract.device_class import Precision
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.natives import native_of
-from hetctl.comm.operation.device import has_streams, module_of, synchronize
+from hetctl.comm.operation.device import has_streams, mark, seconds_between, synchronize
 from hetctl.trainer.gradients.buckets import ShardPiece
 from hetctl.trainer.gradients.optimizer import build_optimizer
 from hetctl.trainer.model.compute_precision import compute_in
@@ -185,16 +185,16 @@ def _timed(
     """Seconds that one of so many equal layers takes forward, and backward from this gradient (None: from a loss).
 
     By the device's own clock and without waiting for it: as in training, forward is launched while the backward before
-    it runs. Begun on an idle device, a forward pass of small layers takes what its launches do, a fifth more.
+    it runs. Begun on an idle device, a forward pass of small layers takes what its launches do (docs/benchmarks/309).
     """
 
     def once() -> Reading:
-        start = _mark(device)
+        start = mark(device)
         y = forward()
-        middle = _mark(device)
+        middle = mark(device)
         y.backward(gradient)
-        end = _mark(device)
-        return lambda: (_between(start, middle) / layers, _between(middle, end) / layers)
+        end = mark(device)
+        return lambda: (seconds_between(start, middle) / layers, seconds_between(middle, end) / layers)
 
     return once
 
@@ -220,13 +220,13 @@ def _update(device: torch.device, dtype: torch.dtype) -> float:
     optimizer = build_optimizer([ShardPiece(master, decays=True)], OptimizerSection())
 
     def once() -> Reading:
-        start = _mark(device)
+        start = mark(device)
         assert master.grad is not None
         torch.linalg.vector_norm(master.grad)
         optimizer.step()
         weights.copy_(master)
-        end = _mark(device)
-        return lambda: (_between(start, end) / count, 0.0)
+        end = mark(device)
+        return lambda: (seconds_between(start, end) / count, 0.0)
 
     return _typical(once, device)[0]
 
@@ -284,20 +284,6 @@ def _agreed(rounds: int, device: torch.device) -> int:
     fewest = torch.tensor(rounds, device=device)
     dist.all_reduce(fewest, dist.ReduceOp.MIN)
     return int(fewest)
-
-
-def _mark(device: torch.device) -> Any:
-    """This moment of what the device was told, or of the host's clock where that is the device."""
-    if not has_streams(device):
-        return time.perf_counter()
-    event = module_of(device).Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _between(start: Any, end: Any) -> float:
-    """Seconds between two marks that have been reached."""
-    return end - start if isinstance(start, float) else float(start.elapsed_time(end) / 1e3)
 
 
 def _now(device: torch.device) -> float:

@@ -53,8 +53,8 @@ def measure(job: Job, device: torch.device, steps: int) -> dict[str, Any]:
     seconds = [after - before for before, after in pairwise(returned[WARM_UP - 1 :])]
     trainer.batches.close()
     trainer.gradients.close()
-    spent = [_spent(list(trainer.timeline.steps)[-steps:])] * dist.get_world_size()
-    dist.all_gather_object(spent, spent[0])
+    spent: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(spent, _spent(list(trainer.timeline.steps)[-steps:]))
     peak = torch.tensor(peak_device_memory(device) or 0)
     dist.all_reduce(peak, dist.ReduceOp.MAX)
     return {"seconds": seconds, "spent_s": spent, "peak_memory_bytes": int(peak) or None}

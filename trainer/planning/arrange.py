@@ -20,7 +20,6 @@ from hetctl.trainer.schedule import SCHEDULES, Schedule
 SPLIT_TOLERANCE = 0.005  # of larger searches: layers are moved one by one afterwards
 FEW_STAGES = 4  # among these a layer may go from any to any
 WORTH_MOVING = 1e-4  # relative gain
-WORTH_DEEPER = 5e-3  # relative gain, for which more is held
 
 
 @dataclass(frozen=True)

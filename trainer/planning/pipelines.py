@@ -10,15 +10,7 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from hetctl.trainer.planning.arrange import (
-    WORTH_DEEPER,
-    Arrangement,
-    Batching,
-    Pipeline,
-    further,
-    hiding_all,
-    searched_schedules,
-)
+from hetctl.trainer.planning.arrange import Arrangement, Batching, Pipeline, further, hiding_all, searched_schedules
 from hetctl.trainer.planning.batching import divisors
 from hetctl.trainer.planning.bounds import UseBound, UseBounds, lower_bounds
 from hetctl.trainer.planning.likely_uses import likely_uses
@@ -33,6 +25,7 @@ from hetctl.trainer.schedule import SCHEDULES
 COMBINATIONS = 100_000  # bounded one by one; of more only the likely ones are looked at
 SLACK = 1.1  # how much slower the closed form may take an arrangement for than it is, to be looked at all the same
 NEAR = 1.06  # what takes less than so many times what is looked for may come below it by moving layers
+WORTH_DEEPER = 5e-3  # relative gain, for which more is held
 LARGE_SLACK = 1.02  # in larger searches
 LIKELY = 6  # combinations whose split is worked out, of one pipeline and batch; smaller searches look at all
 FEW_COMBINATIONS = 5_000  # of many pools

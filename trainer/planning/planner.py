@@ -132,7 +132,7 @@ def _predictions(problem: Problem, found: SearchResult, pipelines: Pipelines) ->
             hint="pin parallelism.pipeline to 2 or more, another batch.micro_batch_size, or leave the schedule free",
         )
     fastest = sorted(made, key=lambda c: c.step_s * c.handicap)[:SIMULATED]
-    return [Prediction(deepened(problem, c, pipelines.at_depth)) for c in fastest]
+    return [Prediction(deepened(problem, c, pipelines)) for c in fastest]
 
 
 def _rank(prediction: Prediction) -> float:

@@ -6,19 +6,18 @@ alone, for arrangements that the search has found under 1F1B.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hetctl.trainer.model.sample_shares import share as cut
-from hetctl.trainer.planning.arrange import WORTH_DEEPER, Batching, Pipeline, bridged, further, tied_sum
+from hetctl.trainer.planning.arrange import Batching, Pipeline, bridged, further, tied_sum
 from hetctl.trainer.planning.costs import PLAIN, Mode, usable_bytes
+from hetctl.trainer.planning.pipelines import WORTH_DEEPER, Pipelines
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Candidate
 from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import Coefficients, coefficients, share
 from hetctl.trainer.schedule import SCHEDULES, Schedule, most_held
-
-AtDepth = Callable[[Pipeline, tuple[int, ...]], Pipeline | None]  # with so many forwards in flight, if that fits
 
 
 def under_schedules(problem: Problem, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -39,17 +38,19 @@ def rescheduled(problem: Problem, candidate: Candidate, schedule: Schedule) -> I
             yield replace(candidate, pipelines=pipelines)
 
 
-def deepened(problem: Problem, candidate: Candidate, at_depth: AtDepth) -> Candidate:
+def deepened(problem: Problem, candidate: Candidate, pipelines: Pipelines) -> Candidate:
     """The candidate with ever more forwards in flight while that shortens the step and fits, under a schedule that the
     search, which looks for the depth of others, does not time."""
     schedule = SCHEDULES[max(candidate.pipelines, key=lambda p: len(p.layers)).schedule]
     while problem.forwards_ahead is None and not schedule.timed_by_search and schedule.chunks == (1,):
         found = [
-            at_depth(p, further(p.forwards_ahead, p.batching.micro_batches)) if len(p.layers) > 1 else p
+            pipelines.at_depth(p, further(p.forwards_ahead, p.batching.micro_batches)) if len(p.layers) > 1 else p
             for p in candidate.pipelines
         ]
-        deeper = replace(candidate, pipelines=tuple(p for p in found if p is not None))
-        made = next(rescheduled(problem, deeper, schedule), None) if None not in found else None
+        deeper = tuple(p for p in found if p is not None)
+        if len(deeper) < len(found):
+            break
+        made = next(rescheduled(problem, replace(candidate, pipelines=deeper), schedule), None)
         if made is None or made.step_s > candidate.step_s * (1 - WORTH_DEEPER):
             break
         candidate = made

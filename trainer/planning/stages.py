@@ -52,7 +52,7 @@ class SyncRate(NamedTuple):
     per_rank: float
     per_host: float
     total: float
-    hidden: float = 0.75  # of sums beside a backward pass, what that does not pay for: all where none are over a bridge
+    hidden: float  # of sums beside a backward pass, what that does not pay for: all where none are over a bridge
 
 
 @dataclass(frozen=True)

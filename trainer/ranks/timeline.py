@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hetctl.comm.operation.device import has_streams, module_of, synchronize
+from hetctl.comm.operation.device import has_streams, mark, seconds_between, synchronize
 
 KEPT_STEPS = 20
 COMPUTE = ("R", "F", "B", "W")
@@ -72,7 +72,6 @@ class Timeline:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._on_device = device, has_streams(device)
-        self._event = module_of(device).Event
         self._steps: deque[list[Span]] = deque(maxlen=KEPT_STEPS)
         self._open: list[Marked] = []
         self._anchor: tuple[float, Any] | None = None
@@ -106,10 +105,10 @@ class Timeline:
         finally:
             opened[place] = (kind, start, self.mark(), about)
 
-    def anchor(self, mark: Any) -> None:
-        """`mark` has just been reached, as the host knows by reading a result: it ties the device's clock to ours."""
+    def anchor(self, reached: Any) -> None:
+        """This mark was just reached, as the host knows by reading a result: it ties the device's clock to ours."""
         self._resolve()
-        self._anchor = (time.monotonic(), mark)
+        self._anchor = (time.monotonic(), reached)
 
     def end_step(self) -> None:
         """Close the step; the device may still be at its last spans."""
@@ -118,11 +117,7 @@ class Timeline:
 
     def mark(self) -> Any:
         """This moment on the compute stream."""
-        if not self._on_device:
-            return time.monotonic()
-        event = self._event(enable_timing=True)
-        event.record()
-        return event
+        return mark(self._device)
 
     def _resolve(self) -> None:
         if self._ended is None:
@@ -139,10 +134,10 @@ class _Clock:
     def __init__(self, first: Any, anchor: tuple[float, Any] | None) -> None:
         assert anchor is not None, "a step on a device is anchored where its figures are read"
         self._first = first
-        self._begin = anchor[0] - first.elapsed_time(anchor[1]) / 1e3
+        self._begin = anchor[0] - seconds_between(first, anchor[1])
 
-    def __call__(self, mark: Any) -> float:
-        return float(self._begin + self._first.elapsed_time(mark) / 1e3)
+    def __call__(self, reached: Any) -> float:
+        return self._begin + seconds_between(self._first, reached)
 
 
 def step_times(spans: Sequence[Span]) -> StepTimes:

@@ -36,6 +36,9 @@ class StoreLane:
                 (message.combine or torch.Tensor.copy_)(message.data, came)
         self._bridge.end(message)
 
+    def rest(self, *, seconds: float) -> None:
+        self._thread.submit(lambda: None).result(seconds)
+
     def close(self, *, seconds: float) -> None:
         self._thread.shutdown(wait=False)
 
