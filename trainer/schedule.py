@@ -5,7 +5,7 @@ A further schedule is a row of `SCHEDULES`: planner, simulator and trainer ask t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Protocol
@@ -91,20 +91,15 @@ def interleaved_actions(micro_batches: int, *, devices: int, device: int, chunks
     return tuple(actions)
 
 
-def most_held(actions: tuple[Action, ...], *, first: Kind = "F", last: Kind) -> tuple[int, ...]:
-    """Per chunk, how many micro-batches are between their `first` and their `last` kind of action at once.
-
-    From F to what frees them (B, or W where backward is split) their activations are held.
-    """
-    alive: dict[int, int] = {}
-    most: dict[int, int] = {}
+def most_held(actions: tuple[Action, ...], held: Sequence[float], put_off: Sequence[float] = ()) -> float:
+    """The most that a device holds at once, of what each micro-batch holds per chunk: so much `held` from its forward
+    to its backward, and so much `put_off` from there to its weight gradients, where those are split off."""
+    now, most = 0.0, 0.0
     for action in actions:
-        if action.kind == first:
-            alive[action.chunk] = alive.get(action.chunk, 0) + 1
-            most[action.chunk] = max(most.get(action.chunk, 0), alive[action.chunk])
-        elif action.kind == last:
-            alive[action.chunk] -= 1
-    return tuple(most[chunk] for chunk in sorted(most))
+        c, later = action.chunk, put_off[action.chunk] if put_off else 0.0
+        now += {"F": held[c], "B": later - held[c], "W": -later}[action.kind]
+        most = max(most, now)
+    return most
 
 
 def _in_order(micro_batches: int, *, stages: int, held: tuple[int, ...], forwards_ahead: int) -> tuple[Action, ...]:
@@ -146,11 +141,6 @@ class Schedule:
     automatic: Literal["never", "always", "on devices"] = "never"  # on devices: not where costs are guessed, on CPUs
     why_not: Callable[[int, int], str] = lambda devices, micro_batches: ""  # several stages a device; empty: it can be
     reason: str = ""  # what a plan says of it
-
-    @property
-    def frees(self) -> Kind:
-        """After which action a micro-batch's activations are gone."""
-        return "W" if self.splits_backward else "B"
 
 
 SCHEDULES: dict[str, Schedule] = {

@@ -82,7 +82,8 @@ def _row(case: PlanCase, found: Mapping[str, Any]) -> dict[str, Any]:
         "spread_s": [min(found["seconds"]), max(found["seconds"])],
         "error": predicted.step_time_s / measured - 1,
         "predicted_memory_bytes": max(predicted.memory_bytes, default=None),
-        "peak_memory_bytes": found["peak_memory_bytes"],
+        "peak_memory_bytes": max(filter(None, found["memory_bytes"]), default=None),
+        "memory_bytes": list(zip(predicted.memory_bytes, found["memory_bytes"], strict=True)),  # foretold, held
         "spent_s": found["spent_s"],
         "slower": found["slower"],
     }

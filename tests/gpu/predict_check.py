@@ -93,6 +93,9 @@ CASES = (
     Case(NATIVE, "auto", SMALL, 16, ("parallelism.pipeline=1", "parallelism.tensor=2", _mb(1))),
     Case(NATIVE, "auto", LARGE, 16, _pipeline(_mb(1))),
     Case(NATIVE, "auto", LARGE, 16, ("parallelism.pipeline=1", _mb(2))),
+    *(Case(ONE, "auto", SMALL, 16, (_mb(size),)) for size in (1, 2, 4)),
+    Case(ONE, "auto", SMALL, 16, (_mb(2), "parallelism.recompute=full")),
+    Case(ONE, "auto", TIED, 16, (_mb(1),)),
     Case(ONE, "auto", SMALL, 8, (HOST, _mb(1))),
     Case(ONE, "auto", SMALL, 32, (HOST, _mb(4))),
     Case(ONE, "auto", LARGE, 8, (HOST, _mb(1))),
@@ -185,8 +188,9 @@ def run(predictions: Path, profile: Path, gpus: int, *, only: str, skip: list[st
                     + (f" {row['slower']}" if row["slower"] else ""),
                     flush=True,
                 )
-                for rank, spent in enumerate(row["spent_s"]):
-                    print(f"        rank {rank}:", *(f"{kind} {s:.3f}" for kind, s in spent.items()), flush=True)
+                for rank, (spent, (foretold, held)) in enumerate(zip(row["spent_s"], row["memory_bytes"], strict=True)):
+                    memory = f"mem {foretold / 2**30:.1f}/{(held or 0) / 2**30:.1f}"
+                    print(f"        rank {rank}:", *(f"{kind} {s:.3f}" for kind, s in spent.items()), memory, flush=True)
             print(f"# {spec} {bridge} {model}: {time.monotonic() - began:.0f} s", flush=True)
     errors = sorted(abs(r["error"]) for r in rows if "error" in r)
     if errors:

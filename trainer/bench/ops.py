@@ -34,9 +34,10 @@ from hetctl.trainer.ranks.emulated_device import at_speed
 from hetctl.trainer.recipe import OptimizerSection
 
 BLOCKS = 4  # timed in a row, so that launches overlap as they do in training
-ROUNDS = 7
+ROUNDS = 7  # at least
 WARM_UP = 2
 WARM_S = 1.5  # of work before a GPU is timed: its clock falls under load
+TIMED_S = 2.5  # of a GPU: where it reaches its power limit its clock swings, some 7 % within 1.2 s (H200)
 UPDATED = 1 << 28  # parameters of a timed update, fewer on a CPU
 
 Reading = Callable[[], tuple[float, float]]  # seconds of one forward and one backward, once the device is through
@@ -259,21 +260,24 @@ def _offloaded_update(device: torch.device, dtype: torch.dtype) -> OffloadedUpda
 
 
 def _typical(once: Timed, device: torch.device, warm_s: float = WARM_S) -> tuple[float, float]:
-    """Medians of several rounds on a device as warm, hence as slow, as training makes it; on CPUs, which others use
-    too, lower quartiles. Gradients accumulate, as in training."""
+    """Medians of rounds on a device as warm, hence as slow, as training makes it; on CPUs, which others use too, lower
+    quartiles of a few. Gradients accumulate, as in training."""
     began = 0.0
     for _ in range(WARM_UP):
         began = _now(device)
         once()
         synchronize(device)
+    rounds = ROUNDS
     if has_streams(device):
-        for _ in range(_agreed(math.ceil(warm_s / (time.perf_counter() - began)), device)):
+        round_s = time.perf_counter() - began
+        for _ in range(_agreed(math.ceil(warm_s / round_s), device)):
             once()
-    readings = [once() for _ in range(ROUNDS)]
+        rounds = _agreed(max(ROUNDS, math.ceil(TIMED_S / round_s)), device)
+    readings = [once() for _ in range(rounds)]
     synchronize(device)
-    rounds = [read() for read in readings]
+    seconds = [read() for read in readings]
     which = 1 if has_streams(device) else 0
-    forward, backward = ([r[i] for r in rounds] for i in (0, 1))
+    forward, backward = ([s[i] for s in seconds] for i in (0, 1))
     return statistics.quantiles(forward, n=4)[which], statistics.quantiles(backward, n=4)[which]
 
 

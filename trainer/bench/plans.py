@@ -14,7 +14,6 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -36,7 +35,7 @@ WARM_UP = 2
 
 def measure(job: Job, device: torch.device, steps: int) -> dict[str, Any]:
     """Seconds of each of `steps` steps after two that do not count, what every rank spent them on, and the most memory
-    that any held.
+    that each held, where its device counts it.
 
     They follow each other as in a run: what a step leaves on its way, such as weights for the next forward, is the next
     one's. Each step's host waits for its device where the loss is agreed on, so the time of its return is the device's.
@@ -53,11 +52,10 @@ def measure(job: Job, device: torch.device, steps: int) -> dict[str, Any]:
     seconds = [after - before for before, after in pairwise(returned[WARM_UP - 1 :])]
     trainer.batches.close()
     trainer.gradients.close()
-    spent: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(spent, _spent(list(trainer.timeline.steps)[-steps:]))
-    peak = torch.tensor(peak_device_memory(device) or 0)
-    dist.all_reduce(peak, dist.ReduceOp.MAX)
-    return {"seconds": seconds, "spent_s": spent, "peak_memory_bytes": int(peak) or None}
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, (_spent(list(trainer.timeline.steps)[-steps:]), peak_device_memory(device)))
+    spent, peaks = zip(*every, strict=True)
+    return {"seconds": seconds, "spent_s": spent, "memory_bytes": peaks}
 
 
 def _spent(steps: Sequence[Sequence[Span]]) -> dict[str, float]:

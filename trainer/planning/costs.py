@@ -61,6 +61,7 @@ MASK_BYTES = 13 * 16 // 4 + 3
 MADE_WHOLE_BYTES: dict[Quantised, float] = {"int8": 38.0, "nf4": 36.0}
 SELECTIVE_S = 0.012  # no block is faster, both ways: torch asks Python at each operation what to keep
 UPDATE_8BIT_BYTES = 320.0  # of a parameter: what an H200 took for Llama-1B, 86 ms where AdamW takes 9 (120 by counting)
+READ_TOGETHER = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}  # which reads the same
 UNDER_WAY = 4  # blocks whose activations are on a device while they are kept on the host: computed, leaving, coming
 
 
@@ -256,7 +257,7 @@ class LayerCosts:
         """What leaving out takes in a block: its masks are made, and multiply inputs and their gradients."""
         if not self._drops:
             return NOTHING
-        values = samples * self.seq_len * self._values_in(tensor) / rates.memory_bytes_per_s
+        values = samples * self.seq_len * self._values_in(self.shape.adapted, tensor) / rates.memory_bytes_per_s
         multiplied = 3 * self.value_bytes.compute
         return Seconds(values * (MASK_BYTES + multiplied), values * multiplied)
 
@@ -419,21 +420,33 @@ class LayerCosts:
         wide = mode.recompute == "selective" and self.shape.adapters and self.shape.adapters.rank > NARROW
         summed = c * self._values_out(tensor) if self._has_magnitudes or wide else 0.0
         keeps_masks = self._drops and mode.recompute == "none"
-        dropped = 2 * c * self._values_in(tensor) if keeps_masks else 0.0
+        dropped = 2 * c * self._values_in(self.shape.adapted, tensor) if keeps_masks else 0.0
         return tokens * (4 * c * s.hidden + cut / tensor - spared / tensor + summed + dropped)
 
-    def projection_gradient_bytes(self, samples: float, *, tensor: int = 1) -> float:
-        """Gradients of what one block's projections put out, for one micro-batch: what a split backward keeps."""
-        ranks = self.shape.adapters.rank * len(self.shape.adapted) if self.shape.adapters else 0
-        return samples * self.seq_len * self.value_bytes.compute * (ranks + self._values_out(tensor))
+    def backward_bytes(self, samples: float, *, tensor: int = 1) -> float:
+        """Gradients that exist for a moment in one block's backward, most where the MLP's inner vectors have theirs.
 
-    def _values_in(self, tensor: int) -> float:
-        """Per token what the adapters of a block read on a rank of a tensor group."""
+        Two H200s in a pipeline held so much more than without them, within 0.2 GiB (docs/benchmarks/310).
+        """
+        inner = (3 if self.shape.gated else 2) * self.shape.intermediate / tensor
+        return samples * self.seq_len * self.value_bytes.compute * (inner + 3 * self.shape.hidden)
+
+    def put_off_bytes(self, samples: float, *, tensor: int = 1) -> float:
+        """What one block keeps of one micro-batch from a split backward to its weight gradients: what the trained
+        projections read, and the gradients of what they put out."""
+        s, ranks = self.shape, self.shape.adapters.rank * len(self.shape.adapted) if self.shape.adapters else 0
+        trained = s.adapted or tuple(s.projections)
+        once = {READ_TOGETHER.get(name, name): name for name in trained}.values()
+        values = self._values_in(trained if self._drops else once, tensor) + 2 * ranks + self._values_out(tensor)
+        return samples * self.seq_len * self.value_bytes.compute * values
+
+    def _values_in(self, projections: Iterable[str], tensor: int) -> float:
+        """Per token what these projections of a block read on a rank of a tensor group."""
         s = self.shape
-        return sum(s.projections[n][1] / (tensor if n in BY_COLUMNS else 1) for n in s.adapted)
+        return sum(s.projections[n][1] / (tensor if n in BY_COLUMNS else 1) for n in projections)
 
     def _values_out(self, tensor: int) -> float:
-        """The same of what its trained projections put out."""
+        """The same of what a block's trained projections put out."""
         s = self.shape
         return sum(s.projections[n][0] / (1 if n in BY_COLUMNS else tensor) for n in s.adapted or s.projections)
 
@@ -468,13 +481,14 @@ class LayerCosts:
         blocks = [self.block(rates, samples, tensor=tensor, mode=mode) for mode in modes]
         kept, n = self.activation_bytes(samples, tensor=tensor), self.value_bytes
         under_way = [UNDER_WAY if m.activations else int(m.recompute != "none") for m in modes]
+        passing = self.backward_bytes(samples, tensor=tensor)
         columns = (
             [b.forward for b in blocks],
             [b.backward for b in blocks],
             [self.update(rates, 1.0, offload=m.offload) for m in modes],
             [self.state_bytes_per_parameter(offload=m.offload) for m in modes],
             [self.activation_bytes(samples, tensor=tensor, mode=m) for m in modes],
-            [count * kept + self._passing_bytes / tensor for count in under_way],
+            [count * kept + self._passing_bytes / tensor + passing for count in under_way],
             [float(n.weights + n.optimizer) if m.offload else 0.0 for m in modes],
             [kept if m.activations else 0.0 for m in modes],
         )

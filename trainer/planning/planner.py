@@ -35,6 +35,8 @@ from hetctl.trainer.recipe import Recipe
 KEEP = 64  # arrangements that are tried under every schedule
 FEW = 8  # in larger searches
 SIMULATED = 6  # the choice and the next five
+AS_FAST = 1e-3  # relative: of plans so near to the fastest, the one whose fullest device is least full is taken,
+HALF_FULL = 0.5  # unless all devices have as much left
 OVER = (
     "Replicas share out optimiser state: each rank sums its part of the gradients, and weights come back "
     "during the next forward (train.sharded)."
@@ -115,11 +117,14 @@ def _keep(problem: Problem) -> int:
 
 
 def _searched(asked: Asked, search: Search) -> tuple[SearchResult, tuple[Prediction, ...]]:
-    """What the search finds, and its fastest simulated, the first of all first. Raises Infeasible."""
+    """What the search finds, and its fastest simulated, the one to take first. Raises Infeasible."""
     found = search.run()
     if not found.candidates:
         refuse(search.problem, asked)
-    return found, tuple(sorted(_predictions(search.problem, found, search.pipelines), key=_rank))
+    fastest = sorted(_predictions(search.problem, found, search.pipelines), key=_rank)
+    as_fast = [p for p in fastest if _rank(p) <= _rank(fastest[0]) * (1 + AS_FAST)]
+    first = min(as_fast, key=lambda p: max(HALF_FULL, p.fullest))
+    return found, (first, *(p for p in fastest if p is not first))
 
 
 def _predictions(problem: Problem, found: SearchResult, pipelines: Pipelines) -> list[Prediction]:

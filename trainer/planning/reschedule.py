@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hetctl.trainer.model.sample_shares import share as cut
 from hetctl.trainer.planning.arrange import Batching, Pipeline, bridged, further, tied_sum
-from hetctl.trainer.planning.costs import PLAIN, Mode, usable_bytes
+from hetctl.trainer.planning.costs import usable_bytes
 from hetctl.trainer.planning.pipelines import WORTH_DEEPER, Pipelines
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Candidate
@@ -124,20 +124,12 @@ def _device_memory(
     stages = tuple(range(device, len(layers), len(pipeline.layers)))
     ahead = pipeline.forwards_ahead[device]
     actions = schedule.actions(batching.micro_batches, stages=len(layers), held=stages, forwards_ahead=ahead)
-    held = most_held(actions, last=schedule.frees)
+    chunks, samples = range(len(stages)), share(batching.micro_batch_size, use.width)
+    held = tuple(int(most_held(actions, [float(c == own) for c in chunks])) for own in chunks)
     costs = [_costs(problem, pipeline, s, n, len(layers)) for s, n in zip(stages, held, strict=True)]
-    need = sum(c.memory.at(layers[s]) for s, c in zip(stages, costs, strict=True))
-    on_host = sum(c.host.at(layers[s]) for s, c in zip(stages, costs, strict=True))
-    if schedule.splits_backward:
-        put_off = most_held(actions, first="B", last="W")
-        kept = _kept_for_weights(problem, use, batching, pipeline.choices[device].mode)
-        need += sum(n * layers[s] * kept for s, n in zip(stages, put_off, strict=True))
-    return held, need, on_host
-
-
-def _kept_for_weights(problem: Problem, use: PoolUse, batching: Batching, mode: Mode) -> float:
-    """Bytes per block and micro-batch that weight gradients will be made of: those of the outputs, and inputs that
-    backward has made again or fetched from the host."""
-    costs, samples = problem.costs, share(batching.micro_batch_size, use.width)
-    every, kept = (costs.activation_bytes(samples, tensor=use.tensor, mode=m) for m in (PLAIN, mode))
-    return costs.projection_gradient_bytes(samples, tensor=use.tensor) + every - kept
+    kept = problem.costs.activation_bytes(samples, tensor=use.tensor, mode=pipeline.choices[device].mode)
+    put_off = problem.costs.put_off_bytes(samples, tensor=use.tensor) if schedule.splits_backward else 0.0
+    own = [layers[s] for s in stages]
+    need = sum(c.memory.at(n) - h * n * kept for c, n, h in zip(costs, own, held, strict=True))
+    need += most_held(actions, [n * kept for n in own], [n * put_off for n in own])
+    return held, need, sum(c.host.at(n) for c, n in zip(costs, own, strict=True))
