@@ -67,7 +67,7 @@ def _costs(problem: Problem, pipeline: Pipeline, stage: int, held: int, stages: 
 
 def _variant(problem: Problem, pipeline: Pipeline, schedule: Schedule, chunks: int) -> Pipeline | None:
     """Each device's layers in so many stages, which micro-batches go round as often; None where that cannot be."""
-    if len(pipeline.layers) == 1:  # every schedule is the same
+    if len(pipeline.layers) == 1 and not schedule.splits_backward:  # every schedule is the same
         return replace(pipeline, times=replace(pipeline.times, schedule=schedule.name))
     uses, count = pipeline.stage_uses, pipeline.batching.micro_batches
     if schedule.why_not(len(uses), count) or min(pipeline.layers) < chunks:
