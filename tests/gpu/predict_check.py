@@ -190,7 +190,9 @@ def run(predictions: Path, profile: Path, gpus: int, *, only: str, skip: list[st
                 )
                 for rank, (spent, (foretold, held)) in enumerate(zip(row["spent_s"], row["memory_bytes"], strict=True)):
                     memory = f"mem {foretold / 2**30:.1f}/{(held or 0) / 2**30:.1f}"
-                    print(f"        rank {rank}:", *(f"{kind} {s:.3f}" for kind, s in spent.items()), memory, flush=True)
+                    print(
+                        f"        rank {rank}:", *(f"{kind} {s:.3f}" for kind, s in spent.items()), memory, flush=True
+                    )
             print(f"# {spec} {bridge} {model}: {time.monotonic() - began:.0f} s", flush=True)
     errors = sorted(abs(r["error"]) for r in rows if "error" in r)
     if errors:

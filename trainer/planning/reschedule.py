@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hetctl.trainer.model.sample_shares import share as cut
-from hetctl.trainer.planning.arrange import Batching, Pipeline, bridged, further, tied_sum
+from hetctl.trainer.planning.arrange import Pipeline, bridged, further, tied_sum
 from hetctl.trainer.planning.costs import usable_bytes
 from hetctl.trainer.planning.pipelines import WORTH_DEEPER, Pipelines
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Candidate
-from hetctl.trainer.planning.space import PoolUse
 from hetctl.trainer.planning.stages import Coefficients, coefficients, share
 from hetctl.trainer.schedule import SCHEDULES, Schedule, most_held
 
@@ -129,7 +128,7 @@ def _device_memory(
     costs = [_costs(problem, pipeline, s, n, len(layers)) for s, n in zip(stages, held, strict=True)]
     kept = problem.costs.activation_bytes(samples, tensor=use.tensor, mode=pipeline.choices[device].mode)
     put_off = problem.costs.put_off_bytes(samples, tensor=use.tensor) if schedule.splits_backward else 0.0
-    own = [layers[s] for s in stages]
-    need = sum(c.memory.at(n) - h * n * kept for c, n, h in zip(costs, own, held, strict=True))
-    need += most_held(actions, [n * kept for n in own], [n * put_off for n in own])
-    return held, need, sum(c.host.at(n) for c, n in zip(costs, own, strict=True))
+    depths = [layers[s] for s in stages]
+    need = sum(c.memory.at(n) - h * n * kept for c, n, h in zip(costs, depths, held, strict=True))
+    need += most_held(actions, [n * kept for n in depths], [n * put_off for n in depths])
+    return held, need, sum(c.host.at(n) for c, n in zip(costs, depths, strict=True))
