@@ -24,7 +24,7 @@ from hetctl.launcher.run_folder.logs import Follower
 from hetctl.launcher.supervisor.environment import Setting
 from hetctl.launcher.supervisor.host_specs import Work, host_specs
 from hetctl.launcher.supervisor.launch import Launch, given_up, held_hosts, say_unverified, start_agents_on
-from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise
+from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise, take_off
 from hetctl.trainer.planning.assemble import choose_transport
 from hetctl.trainer.planning.pools import read_pools, seats
 from hetctl.trainer.planning.precision import precision_of
@@ -132,6 +132,7 @@ def _see_through(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, An
     if failure is not None:
         summary |= {"status": "failed", "failure": failure["reason"]}
     folder.write_summary(summary)
+    take_off(folder, outcome)
     sink.say(left_sentence(outcome))
     return summary
 

@@ -11,6 +11,8 @@ from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.launch import held_hosts, start_agents_on
+from hetctl.launcher.supervisor.supervise import take_off
+from hetctl.launcher.supervisor.supervisor import RunOutcome
 from hetctl.render.plan import show_plan
 from hetctl.render.run import failure_lines, failure_sentence
 from hetctl.runs.attempt import Attempt, show_end, write_end
@@ -52,8 +54,14 @@ def _attempts(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -
     if not folder.recipe.is_file():  # a new folder: what does not even start can be begun again from it
         keep(whole, folder)
     gone: dict[str, str] = {}
+    outcome: RunOutcome | None = None
     while True:
-        prepared, agents = _start_agents(prepared, gone, folder, restarts, resume, sink)
+        try:
+            prepared, agents = _start_agents(prepared, gone, folder, restarts, resume, sink)
+        except HetctlError:
+            if outcome is not None:  # no attempt comes behind the last one after all
+                take_off(folder, outcome)
+            raise
         prepared = _kept_twice(prepared, agents, restarts, sink)
         attempt = Attempt(prepared, folder, agents, resume, sink, whole=whole)
         restarts.began(attempt.start.name if attempt.start else None)
@@ -72,6 +80,7 @@ def _attempts(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -
         if why_not is not None:
             if why_not:
                 sink.warn(f"no further restart: {why_not}")
+            take_off(folder, outcome)
             return summary
         restarts.used += 1
         resume = "auto" if restarts.saved else resume

@@ -81,8 +81,13 @@ def supervise(
         raise
     if outcome.left == 0 and not outcome.unverified:
         sweep(folder.half_made)  # where hosts keep their own files, their agents did
-        delist(folder.identity)
     return outcome
+
+
+def take_off(folder: RunFolder, outcome: RunOutcome) -> None:
+    """It is on file until how it ended is written down, for who follows it, and as long as something is left of it."""
+    if outcome.left == 0 and not outcome.unverified:
+        delist(folder.identity)
 
 
 def record_failure(

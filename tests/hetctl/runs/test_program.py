@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from hetctl.app import app
 from hetctl.comm.contract.cluster import Cluster
 from hetctl.comm.contract.errors import ConfigError
-from hetctl.launcher.run_folder.registry import active
+from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.registry import ActiveRun, active
 from hetctl.runs.program import ProgramRun
 from tests.rigs.cluster import command, write_cluster
 from tests.rigs.netns import Rig, RigHost
@@ -122,6 +123,28 @@ def test_an_error_before_any_rank_starts_leaves_no_run_on_file(tmp_path: Path, m
     result = CliRunner().invoke(app, ["run", "--emulate", "h200:1,mi325x:1", "--", "true"])
     assert isinstance(result.exception, ConfigError)
     assert "HETCTL_PORTS" in result.exception.message
+    assert active() == []
+
+
+@pytest.mark.parametrize(
+    "argv", [("run", "--", "true"), ("train", "--model", "demo", "--set", "train.steps=1", "--no-check-parity")]
+)
+def test_a_run_is_on_file_until_how_it_ended_is_written(
+    argv: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever follows its logs reads that when it is on file no more."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    write, on_file = RunFolder.write_summary, list[list[ActiveRun]]()
+
+    def written(folder: RunFolder, summary: dict[str, Any]) -> None:
+        on_file.append(active())
+        write(folder, summary)
+
+    monkeypatch.setattr(RunFolder, "write_summary", written)
+    result = CliRunner().invoke(app, [argv[0], "--emulate", "h200:1,mi325x:1", *argv[1:]])
+    assert result.exit_code == 0, result.output
+    assert [len(runs) for runs in on_file] == [1]
     assert active() == []
 
 
