@@ -33,7 +33,8 @@ from hetctl.trainer.recipe import load_recipe
 
 H200_BYTES = 150_109_880_320  # what torch reports of one
 SMALL, LARGE, TIED = "llama-1b-untied", "llama-8b", "llama-1b"
-STEPS = {SMALL: 5, LARGE: 3, TIED: 5}
+UNMEASURED = ("qwen3-0.6b", "llama-3b", "qwen3-4b")  # whose shapes are between others'
+STEPS = {SMALL: 5, TIED: 5}
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,9 @@ CASES = (
     *(Case(ONE, "auto", SMALL, 16, (_mb(size),)) for size in (1, 2, 4)),
     Case(ONE, "auto", SMALL, 16, (_mb(2), "parallelism.recompute=full")),
     Case(ONE, "auto", TIED, 16, (_mb(1),)),
+    *(Case(f"{ONE}@0.6", "auto", SMALL, 16, (_mb(size),)) for size in (1, 4)),
+    *(Case(ONE, "auto", model, 16, (_mb(1),)) for model in UNMEASURED),
+    *(Case(ONE, "auto", model, 16, (_mb(2), "parallelism.recompute=full")) for model in UNMEASURED),
     Case(ONE, "auto", SMALL, 8, (HOST, _mb(1))),
     Case(ONE, "auto", SMALL, 32, (HOST, _mb(4))),
     Case(ONE, "auto", LARGE, 8, (HOST, _mb(1))),
@@ -171,7 +175,7 @@ def run(predictions: Path, profile: Path, gpus: int, *, only: str, skip: list[st
             ]
             began = time.monotonic()
             try:
-                found = plans.bench_plans(cluster, cases, steps=steps or STEPS[model], sink=Sink())["plans"]
+                found = plans.bench_plans(cluster, cases, steps=steps or STEPS.get(model, 3), sink=Sink())["plans"]
             except Exception as error:
                 rows += [{"name": c.name, "failed": f"{type(error).__name__}: {error}"[:1500]} for c in cases]
                 print(f"FAILED {spec} {bridge} {model}: {error} {getattr(error, 'hint', '')}"[:1500], flush=True)
