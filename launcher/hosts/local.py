@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 
@@ -36,7 +37,10 @@ class LocalShell:
 
 
 class LocalSession:
-    """A child process and its three pipes, none of which blocks."""
+    """A child process and its three pipes, none of which blocks.
+
+    Another thread may close it than reads and writes: under the lock a descriptor's number is its own.
+    """
 
     def __init__(self, argv: Sequence[str]) -> None:
         pipe = subprocess.PIPE
@@ -44,6 +48,7 @@ class LocalSession:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         assert self._process.stderr is not None
+        self._lock = threading.Lock()
         self._code: int | None = None
         self._in: int | None = self._process.stdin.fileno()
         self._open: dict[int, Stream] = {self._process.stdout.fileno(): "out", self._process.stderr.fileno(): "err"}
@@ -54,20 +59,20 @@ class LocalSession:
         os.set_blocking(self._in, False)
 
     def write(self, data: bytes) -> int:
-        if self._in is None:
-            return len(data)
         try:
-            return os.write(self._in, data)
+            with self._lock:
+                return len(data) if self._in is None else os.write(self._in, data)
         except BlockingIOError:
             return 0
         except BrokenPipeError:
             return len(data)  # it does not want it: its exit code will say why
 
     def finish(self) -> None:
-        if self._in is not None and self._process.stdin:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-            self._in = None
+        with self._lock:
+            if self._in is not None and self._process.stdin:
+                with contextlib.suppress(BrokenPipeError):
+                    self._process.stdin.close()
+                self._in = None
 
     def read(self, timeout_s: float) -> OutputPiece | None:
         end = time.monotonic() + timeout_s
@@ -111,22 +116,25 @@ class LocalSession:
             return
         self.abort()
         self.finish()
-        self._drop_all()
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream:
-                stream.close()
+        with self._lock:
+            self._drop_all()
+            for stream in (self._process.stdout, self._process.stderr):
+                if stream:
+                    stream.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it beyond any signal
             self._process.wait(1.0)
 
     def _take(self, fd: int) -> OutputPiece | None:
-        stream = self._open.get(fd)
-        try:
-            data = os.read(fd, _CHUNK)
-        except (BlockingIOError, OSError):
-            return None
-        if data and stream:
-            return OutputPiece(stream, data)
-        self._drop(fd)
+        with self._lock:
+            if (stream := self._open.get(fd)) is None:
+                return None  # closed since it was waited for
+            try:
+                data = os.read(fd, _CHUNK)
+            except OSError:
+                return None
+            if data:
+                return OutputPiece(stream, data)
+            self._drop(fd)
         return None
 
     def _drop(self, fd: int) -> None:

@@ -426,7 +426,7 @@ class LayerCosts:
     def backward_bytes(self, samples: float, *, tensor: int = 1) -> float:
         """Gradients that exist for a moment in one block's backward, most where the MLP's inner vectors have theirs.
 
-        Two H200s in a pipeline held so much more than without them, within 0.2 GiB (docs/benchmarks/310).
+        Ranks of pipelines held so much more than without them, within 0.2 GiB (docs/benchmarks/311).
         """
         inner = (3 if self.shape.gated else 2) * self.shape.intermediate / tensor
         return samples * self.seq_len * self.value_bytes.compute * (inner + 3 * self.shape.hidden)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import time
 from pathlib import Path
@@ -77,6 +78,28 @@ def test_a_grandchild_that_holds_the_pipe_does_not_hold_us() -> None:
     begin = time.monotonic()
     assert python(source).stdout == b"done\n"
     assert time.monotonic() - begin < 10 * busy()
+
+
+def test_what_is_closed_while_it_is_waited_for_reads_nobody_elses_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = LocalShell().start(["sleep", "9"], deadline=Deadline(20.0))
+    number, (ours, theirs) = next(iter(session._open)), os.pipe()
+    os.write(theirs, b"theirs")
+    os.set_blocking(ours, False)
+
+    class Closing:
+        """By the time that the wait is over, a neighbour has the descriptor's number."""
+
+        def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+            monkeypatch.undo()
+            session.close()
+            os.dup2(ours, number)
+            return [(number, select.POLLIN)]
+
+    monkeypatch.setattr(session, "_poll", Closing())
+    assert session.read(0.0) is None
+    assert os.read(number, 9) == b"theirs"
+    for fd in (ours, theirs, number):
+        os.close(fd)
 
 
 def test_no_such_command() -> None:

@@ -1,4 +1,4 @@
-"""Memory that a plan foretells, beside what H200s held: docs/benchmarks/310."""
+"""Memory that a plan foretells, beside what H200s held: docs/benchmarks/311."""
 
 from __future__ import annotations
 
