@@ -87,7 +87,9 @@ def check_program(run: ProgramRun, sink: Sink) -> None:
     if run.cluster.shares_devices:
         sink.warn("a rank's GPU is HETCTL_DEVICE_INDEX here: LOCAL_RANK counts ranks, which are more than GPUs")
     if not run.launch.here:
-        sink.say(run.sent.sentence if run.sent else "sends no files: no word of the program is a file here")
+        stays = "what the program writes beside them stays on each host, in ~/.cache/hetctl/code"
+        none = "sends no files: no word of the program is a file here"
+        sink.say(f"{run.sent.sentence}; {stays}" if run.sent else none)
 
 
 def run_program(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any]:

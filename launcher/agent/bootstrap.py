@@ -34,6 +34,7 @@ KEEP_BUNDLES = 6  # unused ones beyond these are removed, oldest first
 PATIENCE_S = 15.0  # without a byte from the launcher: it is gone, or the way to it is cut
 PARTING_S = 5.0  # that an agent may take from its last word to its end
 FRESH_S = 86400.0  # one that was used within a day is never removed
+SENT_AT = 315532800.0  # 1980, the date of all files in a bundle: another one was written here
 
 
 def main(request: str) -> None:
@@ -159,6 +160,8 @@ def unpack(packed: bytes, digest: str) -> None:
     temporary = half_made(place(""))
     try:
         zipfile.ZipFile(io.BytesIO(packed)).extractall(temporary)
+        for file in files_in(temporary):
+            os.utime(file, (SENT_AT, SENT_AT))
         try:
             os.rename(temporary, place(digest))
         except OSError:
@@ -170,14 +173,23 @@ def unpack(packed: bytes, digest: str) -> None:
 
 
 def prune(keep: str) -> None:
-    """Remove old bundles that nobody used lately."""
+    """Remove old bundles that nobody used lately, and in which nothing was written: a program stands in its own."""
     ages = []
     for entry in os.scandir(place("")):
         with contextlib.suppress(FileNotFoundError):  # other hosts of the same home may be at it, too
             ages.append((time.time() - entry.stat().st_mtime, entry.name))
     for number, (age, name) in enumerate(sorted(ages)):
         if age > FRESH_S and name != keep and number >= KEEP_BUNDLES:
-            shutil.rmtree(place(name), ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                if all(os.lstat(file).st_mtime == SENT_AT for file in files_in(place(name))):
+                    shutil.rmtree(place(name), ignore_errors=True)
+
+
+def files_in(folder: str) -> Iterator[str]:
+    """All files below a folder, but for what Python makes of its source."""
+    for where, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        yield from (os.path.join(where, name) for name in names)
 
 
 def half_made(home: str) -> str:

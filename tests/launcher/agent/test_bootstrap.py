@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import io
 import json
 import os
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -134,6 +137,27 @@ def test_old_code_that_another_host_of_the_same_home_removes_meanwhile_is_no_fai
     monkeypatch.setattr(bootstrap.os, "scandir", lambda folder: iter(listed))
     bootstrap.prune("mine")
     assert Path(bootstrap.place("mine")).is_dir()
+
+
+def test_what_a_program_wrote_beside_itself_outlives_other_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for number in range(12):
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr("train.py", f"print({number})")
+        digest = hashlib.sha256(packed.getvalue()).hexdigest()[:24]
+        bootstrap.unpack(packed.getvalue(), digest)
+        folder = Path(bootstrap.place(digest))
+        (folder / "__pycache__").mkdir()
+        (folder / "__pycache__" / "train.pyc").touch()
+        if number < 2:
+            (folder / f"model{number}.pt").write_text("a week's work")
+        os.utime(folder, (number, number))
+    left = {p.name for p in Path(bootstrap.place("")).glob("*/*") if p.is_file()}
+    assert left == {"train.py", "model0.pt", "model1.pt"}
+    assert len(list(Path(bootstrap.place("")).iterdir())) == 2 + bootstrap.KEEP_BUNDLES
 
 
 def test_what_a_killed_process_left_half_made_goes_with_the_next_one_and_what_another_makes_stays(
