@@ -33,7 +33,7 @@ class Follower:
         self.writers = MetricsWriters(folder, config, live.note)
         self.saved: int | None = None  # the step of the newest checkpoint that was committed
         self.ended: TrainingEnded | None = None
-        self._recorded = {record["step"] for record in folder.read_metrics()}
+        self._recorded: set[int] | None = None  # steps that the file has, while late ones come: a run's are many
         self.engines: list[dict[str, Any]] = []  # what the engines of direct bridges say of each rank's transfers
 
     def take(self, told: Told) -> None:
@@ -64,13 +64,17 @@ class Follower:
 
     def _step(self, event: Step, *, late: bool) -> None:
         record = present(event) | self.against.figures(event.tokens_per_s)
-        if late and event.step in self._recorded:  # of an attempt whose launcher, or agent, was lost
-            return
-        self.folder.append_metrics(record)
-        self._recorded.add(event.step)
         if not late:
+            self._recorded = None
+            self.folder.append_metrics(record)
             self.live.step(record)
             self.writers.step(record)
+            return
+        if self._recorded is None:
+            self._recorded = {known["step"] for known in self.folder.read_metrics()}
+        if event.step not in self._recorded:  # of an attempt whose launcher, or agent, was lost
+            self._recorded.add(event.step)
+            self.folder.append_metrics(record)
 
 
 def _check_text(folder: RunFolder, text: str, step: int, say: Callable[[str], None]) -> None:
