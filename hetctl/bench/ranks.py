@@ -17,7 +17,7 @@ from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.environment import Setting
 from hetctl.launcher.supervisor.host_specs import Work, host_specs
 from hetctl.launcher.supervisor.launch import Launch, given_up, held_hosts, start_agents_on
-from hetctl.launcher.supervisor.supervise import record_failure, supervise, take_off
+from hetctl.launcher.supervisor.supervise import record_failure, supervise, until_written
 
 
 def run_ranks(
@@ -56,9 +56,9 @@ def run_ranks(
 
         with given_up(agents, folder):
             specs = host_specs(agents, launch, work, run=folder.identity)
-        with sink.outliving_readers():
+        with sink.outliving_readers(), until_written(folder) as ended:
             outcome = supervise(agents, specs, on_event, folder=folder, say=sink.warn)
-        take_off(folder, outcome)
+            ended.append(outcome)
         failure = record_failure(folder, outcome, [s.host for s in launch.seats])
         if failure:
             log = folder.log(failure["rank"])

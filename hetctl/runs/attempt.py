@@ -68,13 +68,15 @@ class Attempt:
             self.specs = host_specs(agents, prepared.launch, work, run=folder.identity)
             self._record()
 
-    def train(self) -> tuple[RunSummary, RunOutcome, Follower]:
-        """Run the ranks to their end, and say what came of it. Raises WorkFailed where hosts do not get ready."""
+    def train(self, ended: list[RunOutcome]) -> tuple[RunSummary, RunOutcome, Follower]:
+        """Run the ranks to their end, put that into `ended`, and say what came of it. Raises WorkFailed where hosts do
+        not get ready."""
         prepared, folder = self.prepared, self.folder
         against = yardstick(prepared.plan, prepared.cluster.digest)
         with LiveRun(self.sink, prepared.recipe.train.steps, paces=not prepared.shares_cores) as live:
             follower = Follower(folder, live, encode(prepared.recipe), against)
             outcome = supervise(self.agents, self.specs, follower.take, folder=folder, say=live.note)
+            ended.append(outcome)
             follower.writers.end(encode(follower.ended) if follower.ended else {})
         return self._summary(outcome, follower), outcome, follower
 
@@ -164,14 +166,17 @@ class Attempt:
 
 
 def write_end(summary: RunSummary, folder: RunFolder, sink: Sink) -> None:
-    """summary.json, and the page; on a full disk what the run came to is said all the same."""
+    """The page and, at last, summary.json; on a full disk what the run came to is said all the same."""
     timeline = encode(summary.ended.timeline) if summary.ended else []
     try:
-        folder.write_summary(summary.document())
         write_json(folder.timeline, timeline)
         write_report(folder, {**summary.document(), "timeline": timeline})
     except (OSError, ConfigError) as error:
-        sink.warn(f"the run's summary and report are not whole: {error}")
+        sink.warn(f"the run's report is not whole: {error}")
+    try:
+        folder.write_summary(summary.document())
+    except OSError as error:
+        sink.warn(f"the run's summary is not whole: {error}")
 
 
 def show_end(summary: RunSummary, outcome: RunOutcome, folder: RunFolder, sink: Sink) -> None:

@@ -24,7 +24,8 @@ from hetctl.launcher.run_folder.logs import Follower
 from hetctl.launcher.supervisor.environment import Setting
 from hetctl.launcher.supervisor.host_specs import Work, host_specs
 from hetctl.launcher.supervisor.launch import Launch, given_up, held_hosts, say_unverified, start_agents_on
-from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise, take_off
+from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise, until_written
+from hetctl.launcher.supervisor.supervisor import RunOutcome
 from hetctl.trainer.planning.assemble import choose_transport
 from hetctl.trainer.planning.pools import read_pools, seats
 from hetctl.trainer.planning.precision import precision_of
@@ -94,11 +95,11 @@ def check_program(run: ProgramRun, sink: Sink) -> None:
 
 def run_program(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any]:
     """Start the program on every rank and see it through. Returns the summary of its run folder."""
-    with sink.outliving_readers(), held_hosts(run.launch, folder, sink):
-        return _see_through(run, folder, sink)
+    with sink.outliving_readers(), held_hosts(run.launch, folder, sink), until_written(folder) as ended:
+        return _see_through(run, folder, ended, sink)
 
 
-def _see_through(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any]:
+def _see_through(run: ProgramRun, folder: RunFolder, ended: list[RunOutcome], sink: Sink) -> dict[str, Any]:
     began, launch, script = time.monotonic(), run.launch, run.script
     agents = start_agents_on(launch, folder, program=run.sent, console=sink)
     with given_up(agents, folder):
@@ -116,6 +117,7 @@ def _see_through(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, An
 
     with Follower({s.rank: folder.log(s.rank) for s in launch.seats}, lambda rank, line: _show(sink, rank, line)):
         outcome = supervise(agents, specs, on_event, folder=folder, say=sink.warn)
+    ended.append(outcome)
     summary: dict[str, Any] = {
         "run": folder.name,
         "status": "interrupted" if outcome.interrupted else "done",
@@ -134,7 +136,6 @@ def _see_through(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, An
     if failure is not None:
         summary |= {"status": "failed", "failure": failure["reason"]}
     folder.write_summary(summary)
-    take_off(folder, outcome)
     sink.say(left_sentence(outcome))
     return summary
 

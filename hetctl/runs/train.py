@@ -11,7 +11,7 @@ from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.launch import held_hosts, start_agents_on
-from hetctl.launcher.supervisor.supervise import take_off
+from hetctl.launcher.supervisor.supervise import until_written
 from hetctl.launcher.supervisor.supervisor import RunOutcome
 from hetctl.render.plan import show_plan
 from hetctl.render.run import failure_lines, failure_sentence
@@ -43,29 +43,24 @@ class GoingOn:
 
 def train(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -> RunSummary:
     """Run it, again after failures where that was asked for. It needs nobody who reads what it says."""
-    with sink.outliving_readers(), held_hosts(prepared.launch, folder, sink):
-        return _attempts(prepared, folder, how, sink)
+    with sink.outliving_readers(), held_hosts(prepared.launch, folder, sink), until_written(folder) as ended:
+        return _attempts(prepared, folder, how, ended, sink)
 
 
-def _attempts(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -> RunSummary:
-    """Attempts, until one ends well or none is left."""
+def _attempts(prepared: Prepared, folder: RunFolder, how: GoingOn, ended: list[RunOutcome], sink: Sink) -> RunSummary:
+    """Attempts, until one ends well or none is left; `ended` has the last one's outcome."""
     began = time.monotonic()
     restarts, resume, whole = Restarts(how.max_restarts, how.allow_missing), how.resume, prepared
     if not folder.recipe.is_file():  # a new folder: what does not even start can be begun again from it
         keep(whole, folder)
     gone: dict[str, str] = {}
-    outcome: RunOutcome | None = None
     while True:
-        try:
-            prepared, agents = _start_agents(prepared, gone, folder, restarts, resume, sink)
-        except HetctlError:
-            if outcome is not None:  # no attempt comes behind the last one after all
-                take_off(folder, outcome)
-            raise
+        prepared, agents = _start_agents(prepared, gone, folder, restarts, resume, sink)
+        ended.clear()
         prepared = _kept_twice(prepared, agents, restarts, sink)
         attempt = Attempt(prepared, folder, agents, resume, sink, whole=whole)
         restarts.began(attempt.start.name if attempt.start else None)
-        summary, outcome, follower = attempt.train()
+        summary, outcome, follower = attempt.train(ended)
         restarts.saved |= follower.saved is not None
         summary = replace(
             summary, wall_s=time.monotonic() - began, restarts=restarts.used, missing_hosts=dict(restarts.missing)
@@ -80,7 +75,6 @@ def _attempts(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -
         if why_not is not None:
             if why_not:
                 sink.warn(f"no further restart: {why_not}")
-            take_off(folder, outcome)
             return summary
         restarts.used += 1
         resume = "auto" if restarts.saved else resume
@@ -105,7 +99,9 @@ def _start_agents(
         if gone and restarts.allow_missing:
             prepared = _without(prepared, gone, restarts, sink)
         try:
-            return prepared, start_agents_on(prepared.launch, folder, paths=paths, shipments=sent, console=sink)
+            again = restarts.used > 0
+            launch = prepared.launch
+            return prepared, start_agents_on(launch, folder, paths=paths, shipments=sent, again=again, console=sink)
         except HetctlError as error:
             gone = unreachable_hosts(error) if restarts.allow_missing else {}
             if not 0 < len(gone) < len(prepared.launch.hosts):

@@ -30,11 +30,11 @@ from typing import Any
 
 MIN_PYTHON = (3, 11)
 BOOT = "import sys;sys.path.insert(0,sys.argv[1]);from hetctl.launcher.agent.agent import main;main()"  # given the code
-KEEP_BUNDLES = 6  # unused ones beyond these are removed, oldest first
+KEEP_BUNDLES = 6  # unused ones beyond these are removed, oldest first, but for what programs wrote there
 PATIENCE_S = 15.0  # without a byte from the launcher: it is gone, or the way to it is cut
 PARTING_S = 5.0  # that an agent may take from its last word to its end
 FRESH_S = 86400.0  # one that was used within a day is never removed
-SENT_AT = 315532800.0  # 1980, the date of all files in a bundle: another one was written here
+SENT_AT = 320000000.0  # in 1980, the date of all files that were sent: others beside them were written here
 
 
 def main(request: str) -> None:
@@ -181,7 +181,8 @@ def prune(keep: str) -> None:
     for number, (age, name) in enumerate(sorted(ages)):
         if age > FRESH_S and name != keep and number >= KEEP_BUNDLES:
             with contextlib.suppress(FileNotFoundError):
-                if all(os.lstat(file).st_mtime == SENT_AT for file in files_in(place(name))):
+                dates = {os.lstat(file).st_mtime for file in files_in(place(name))}
+                if SENT_AT not in dates or len(dates) == 1:  # of an older hetctl no file has that date
                     shutil.rmtree(place(name), ignore_errors=True)
 
 

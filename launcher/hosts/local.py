@@ -100,16 +100,19 @@ class LocalSession:
     def exit_code(self) -> int | None:
         if self._code is None:
             # the zombie is left unreaped until `close`, so that its process group's number stays its own
-            state = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            try:
+                state = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:  # reaped: somebody closed the session meanwhile
+                self._code = self._process.returncode
+                return self._code
             if state is not None:
                 self._code = state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
         return self._code
 
     def abort(self) -> None:
-        if self._process.returncode is not None:  # reaped: its number may be another's
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._process.returncode is None:  # reaped its number may be another's
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         if self._process.returncode is not None:
@@ -121,8 +124,8 @@ class LocalSession:
             for stream in (self._process.stdout, self._process.stderr):
                 if stream:
                     stream.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it beyond any signal
-            self._process.wait(1.0)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it beyond any signal
+                self._process.wait(1.0)
 
     def _take(self, fd: int) -> OutputPiece | None:
         with self._lock:

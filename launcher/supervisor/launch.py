@@ -167,10 +167,12 @@ def start_agents_on(
     paths: Sequence[str] = (),
     shipments: Sequence[Shipment] = (),
     program: FolderFiles | None = None,
+    again: bool = False,
     console: Console,
 ) -> Agents:
     """Agents on all hosts of the launch. `paths` must be readable there, `shipments` are sent where they are lacking,
-    `program` is what to take along.
+    `program` is what to take along. For a run that goes on `again` it stays on file if this fails: its caller knows
+    whether anything follows.
 
     Raises one HetctlError that names every host that cannot take part.
     """
@@ -194,7 +196,8 @@ def start_agents_on(
         refused = lambda name, error: console.warn(f"{name} cannot take part: {error}")  # noqa: E731
         agents = start_agents(targets, request, on_refusal=refused)
     except BaseException:
-        delist(folder.identity)
+        if not again:
+            delist(folder.identity)
         entrance.close()
         raise
     agents.on_close = entrance.close

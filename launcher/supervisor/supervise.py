@@ -84,10 +84,19 @@ def supervise(
     return outcome
 
 
-def take_off(folder: RunFolder, outcome: RunOutcome) -> None:
-    """It is on file until how it ended is written down, for who follows it, and as long as something is left of it."""
-    if outcome.left == 0 and not outcome.unverified:
-        delist(folder.identity)
+@contextmanager
+def until_written(folder: RunFolder) -> Iterator[list[RunOutcome]]:
+    """A run is on file until the end of this block, in which how it ended is written for who follows it.
+
+    Given is where its outcome belongs, an attempt's until another one begins: without one, and while anything is left
+    of the run, it stays on file.
+    """
+    ended: list[RunOutcome] = []
+    try:
+        yield ended
+    finally:
+        if any(outcome.left == 0 and not outcome.unverified for outcome in ended):
+            delist(folder.identity)
 
 
 def record_failure(

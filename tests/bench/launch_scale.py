@@ -38,7 +38,7 @@ from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor import host_specs
 from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.launch import Launch, start_agents_on
-from hetctl.launcher.supervisor.supervise import supervise, take_off
+from hetctl.launcher.supervisor.supervise import supervise, until_written
 
 REPORT = """echo '{"event": "begin", "step": 0, "steps": 1}' > /proc/self/fd/$HETCTL_EVENTS_FD; exec sleep 3600"""
 STEADY_S = 10.0
@@ -121,8 +121,9 @@ class Run:
         specs = host_specs.host_specs(agents, ranks, work, run=folder.identity)
         self.mark("specs")
         threading.Thread(target=self.lose_some, args=(folder.identity, agents), daemon=True).start()
-        outcome = supervise(agents, specs, self.take, folder=folder, say=Quiet().warn)
-        take_off(folder, outcome)
+        with until_written(folder) as ended:
+            outcome = supervise(agents, specs, self.take, folder=folder, say=Quiet().warn)
+            ended.append(outcome)
         self.mark("ended")
         assert self.working.is_set(), f"{self.begun} of {self.hosts * self.ranks} ranks reported"
         assert self.named == set(self.victims), (sorted(self.named), self.victims)

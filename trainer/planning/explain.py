@@ -77,7 +77,8 @@ def _runner_up(problem: Problem, predictions: tuple[Prediction, ...]) -> str:
         f"{describe(p)}, {p.batching.micro_batches} x {count_of(p.batching.micro_batch_size, 'sample')}, {p.schedule}"
         for p in other.candidate.pipelines
     )
-    return f"The runner-up was {what}: {other.seconds / chosen.seconds - 1:+.1%} step time."
+    slower = other.seconds / chosen.seconds - 1
+    return f"The runner-up was {what}: {slower:+.1%} step time{', on fuller devices' if slower < 0 else ''}."
 
 
 def _order(problem: Problem, chosen: Prediction) -> str:
@@ -92,7 +93,7 @@ def _order(problem: Problem, chosen: Prediction) -> str:
     found = fastest(pinned)
     if found is None:
         return f"In the given order ({', '.join(given)}) nothing fits."
-    slower = found.seconds / chosen.seconds - 1
+    slower = max(0.0, found.seconds / chosen.seconds - 1)
     return f"The order {', '.join(order)} beats the given one ({', '.join(given)}) by {slower:.1%}."
 
 

@@ -126,9 +126,12 @@ def _device_memory(
     chunks, samples = range(len(stages)), share(batching.micro_batch_size, use.width)
     held = tuple(int(most_held(actions, [float(c == own) for c in chunks])) for own in chunks)
     costs = [_costs(problem, pipeline, s, n, len(layers)) for s, n in zip(stages, held, strict=True)]
-    kept = problem.costs.activation_bytes(samples, tensor=use.tensor, mode=pipeline.choices[device].mode)
+    mode = pipeline.choices[device].mode
+    kept = problem.costs.activation_bytes(samples, tensor=use.tensor, mode=mode)
+    working = problem.costs.under((mode,), use.pool.rates, [(samples, use.tensor)]).working.item()
     put_off = problem.costs.put_off_bytes(samples, tensor=use.tensor) if schedule.splits_backward else 0.0
     depths = [layers[s] for s in stages]
     need = sum(c.memory.at(n) - h * n * kept for c, n, h in zip(costs, depths, held, strict=True))
     need += most_held(actions, [n * kept for n in depths], [n * put_off for n in depths])
+    need -= (len(stages) - 1) * working  # one of them computes at a time
     return held, need, sum(c.host.at(n) for c, n in zip(costs, depths, strict=True))

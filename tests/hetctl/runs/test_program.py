@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -145,6 +146,21 @@ def test_a_run_is_on_file_until_how_it_ended_is_written(
     result = CliRunner().invoke(app, [argv[0], "--emulate", "h200:1,mi325x:1", *argv[1:]])
     assert result.exit_code == 0, result.output
     assert [len(runs) for runs in on_file] == [1]
+    assert active() == []
+
+
+def test_a_run_that_ended_clear_is_off_file_also_where_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def full(folder: RunFolder, summary: dict[str, Any]) -> None:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    monkeypatch.setattr(RunFolder, "write_summary", full)
+    result = CliRunner().invoke(app, ["run", "--emulate", "h200:1,mi325x:1", "--", "true"])
+    assert isinstance(result.exception, OSError)
     assert active() == []
 
 

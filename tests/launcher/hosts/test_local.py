@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -100,6 +101,15 @@ def test_what_is_closed_while_it_is_waited_for_reads_nobody_elses_bytes(monkeypa
     assert os.read(number, 9) == b"theirs"
     for fd in (ours, theirs, number):
         os.close(fd)
+
+
+def test_who_reads_a_session_that_another_thread_closes_reads_its_end() -> None:
+    session = LocalShell().start(["sleep", "9"], deadline=Deadline(20.0))
+    closing = threading.Timer(0.2, session.close)
+    closing.start()
+    assert session.read(5.0) is None
+    closing.join()
+    assert (session.ended, session.exit_code) == (True, -9)
 
 
 def test_no_such_command() -> None:
