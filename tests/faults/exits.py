@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,12 +120,13 @@ def main() -> int:
             if every.total() % 50 == 0:
                 print(f"{every.total()} of {len(todo)}, {bad.total()} bad", flush=True)
 
-    with ExitStack() as stack:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt), ExitStack() as stack:  # told to end, it says what it has seen
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="he"))) for _ in range(options.lanes)]
         rigs = [stack.enter_context(two_hosts(folder)) for folder in folders]
         stack.enter_context(load(options.load))
         lanes = stack.enter_context(ThreadPoolExecutor(options.lanes))
-        stack.callback(list, numbered)  # told to end: no lane takes another
+        stack.callback(list, numbered)  # then no lane takes another
         for done in [lanes.submit(lane, *one) for one in zip(rigs, folders, strict=True)]:
             done.result()
     for way, count in every.items():
