@@ -133,5 +133,6 @@ def _device_memory(
     depths = [layers[s] for s in stages]
     need = sum(c.memory.at(n) - h * n * kept for c, n, h in zip(costs, depths, held, strict=True))
     need += most_held(actions, [n * kept for n in depths], [n * put_off for n in depths])
-    need -= (len(stages) - 1) * working  # one of them computes at a time
+    if not mode.activations:  # those may be on their way for each of them
+        need -= (len(stages) - 1) * working  # one computes at a time
     return held, need, sum(c.host.at(n) for c, n in zip(costs, depths, strict=True))
