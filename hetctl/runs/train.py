@@ -99,9 +99,9 @@ def _start_agents(
         if gone and restarts.allow_missing:
             prepared = _without(prepared, gone, restarts, sink)
         try:
-            again = restarts.used > 0
-            launch = prepared.launch
-            return prepared, start_agents_on(launch, folder, paths=paths, shipments=sent, again=again, console=sink)
+            return prepared, start_agents_on(
+                prepared.launch, folder, paths=paths, shipments=sent, again=restarts.used > 0, console=sink
+            )
         except HetctlError as error:
             gone = unreachable_hosts(error) if restarts.allow_missing else {}
             if not 0 < len(gone) < len(prepared.launch.hosts):

@@ -102,16 +102,15 @@ class LocalSession:
             # the zombie is left unreaped until `close`, so that its process group's number stays its own
             try:
                 state = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if state is not None:
+                    self._code = state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
             except ChildProcessError:  # reaped: somebody closed the session meanwhile
                 self._code = self._process.returncode
-                return self._code
-            if state is not None:
-                self._code = state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
         return self._code
 
     def abort(self) -> None:
         with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
-            if self._process.returncode is None:  # reaped its number may be another's
+            if self._process.returncode is None:  # once reaped, its number may be another's
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ def supervise(
         if all(link.finished for link in agents.links):
             delist(folder.identity)
         raise
-    if outcome.left == 0 and not outcome.unverified:
+    if outcome.clear:
         sweep(folder.half_made)  # where hosts keep their own files, their agents did
     return outcome
 
@@ -95,7 +95,7 @@ def until_written(folder: RunFolder) -> Iterator[list[RunOutcome]]:
     try:
         yield ended
     finally:
-        if any(outcome.left == 0 and not outcome.unverified for outcome in ended):
+        if any(outcome.clear for outcome in ended):
             delist(folder.identity)
 
 

@@ -44,6 +44,11 @@ class RunOutcome:
     links: list[dict[str, Any]] = field(default_factory=list)  # ports that became worse, or well again, and when
     ended_early: bool = False  # asked to save and end: a success
 
+    @property
+    def clear(self) -> bool:
+        """Every host says that nothing of it is left."""
+        return self.left == 0 and not self.unverified
+
 
 class Supervisor:
     """One run from orders (`specs`: what each host's agent is to prepare) to verified end."""

@@ -123,7 +123,7 @@ def _searched(asked: Asked, search: Search) -> tuple[SearchResult, tuple[Predict
         refuse(search.problem, asked)
     fastest = sorted(_predictions(search.problem, found, search.pipelines), key=_rank)
     as_fast = [p for p in fastest if _rank(p) <= _rank(fastest[0]) * (1 + AS_FAST)]
-    first = min(as_fast, key=lambda p: max(HALF_FULL, p.fullest))
+    first = min(as_fast, key=lambda p: max(HALF_FULL, _fullest(search.problem, p.candidate)))
     return found, (first, *(p for p in fastest if p is not first))
 
 
@@ -209,6 +209,12 @@ def _replica(pipeline: Pipeline, clone: int, clones: int) -> Replica:
             )
         )
     return Replica(tuple(stages), pipeline.forwards_ahead)
+
+
+def _fullest(problem: Problem, candidate: Candidate) -> float:
+    """The largest share of its usable memory that a rank holds, by what the search knows."""
+    held = _memory(problem, candidate)
+    return max(stage.memory_share(held) for _, _, stage in candidate.stages)
 
 
 def _memory(problem: Problem, candidate: Candidate) -> list[int]:

@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from hetctl.trainer.planning.costs import usable_bytes
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.reschedule import under_schedules
 from hetctl.trainer.planning.search import Candidate, Search
@@ -24,11 +23,6 @@ class Prediction:
     @cached_property
     def seconds(self) -> float:
         return step_seconds([p.times for p in self.candidate.pipelines], whole=True)
-
-    @property
-    def fullest(self) -> float:
-        """Of its usable memory, the share that is held on the device where that is most."""
-        return max(s.memory_bytes / usable_bytes(s.use.pool.rates) for _, _, s in self.candidate.stages)
 
     @cached_property
     def simulated(self) -> Simulated:

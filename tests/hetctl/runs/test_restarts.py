@@ -8,13 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from hetctl.app import app
 from hetctl.comm.contract.cluster import Cluster, Device, Host, Island, IslandLink, Member
 from hetctl.comm.contract.errors import ConfigError, Infeasible, Unreachable
+from hetctl.launcher.run_folder.registry import active
 from hetctl.launcher.supervisor.agents import refusal
+from hetctl.runs import train
 from hetctl.runs.restarts import Restarts, unreachable_hosts, without
 from tests.rigs import netns
 from tests.rigs.cluster import ROOT, command, environment, losses, write_cluster
@@ -62,6 +68,33 @@ def test_only_unreachable_hosts_may_be_missing() -> None:
     both = refusal({"b": Unreachable("no answer"), "c": ConfigError("no torch")}, 3)
     assert unreachable_hosts(both) == {}
     assert unreachable_hosts(refusal({"a": Unreachable("x")}, 1)) == {"a": "x"}  # a run needs another to go on
+
+
+def test_a_run_is_on_file_between_its_attempts_and_off_it_where_no_other_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever follows its logs follows the next attempt, too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    begin, see_through, on_file = train.start_agents_on, train.Attempt.train, list[int]()
+
+    def begun(*args: Any, **named: Any) -> Any:
+        on_file.append(len(active()))
+        if len(on_file) > 1:
+            raise Unreachable("no answer")
+        return begin(*args, **named)
+
+    def failed(attempt: Any, ended: list[Any]) -> Any:
+        summary, *others = see_through(attempt, ended)
+        return replace(summary, status="failed", failure="planted"), *others
+
+    monkeypatch.setattr(train, "start_agents_on", begun)
+    monkeypatch.setattr(train.Attempt, "train", failed)
+    argv = ["train", "--emulate", "h200:1,mi325x:1", "--model", "demo", "--max-restarts", "1", "--no-check-parity"]
+    result = CliRunner().invoke(app, [*argv, "--set", "train.steps=1"])
+    assert isinstance(result.exception, Unreachable)
+    assert on_file == [0, 1]
+    assert active() == []
 
 
 @pytest.mark.slow
