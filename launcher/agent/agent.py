@@ -42,7 +42,6 @@ from hetctl.launcher.agent.workers import Worker
 
 LAST_WORD_S = 5.0  # that a full line is waited for
 TICK_S = 0.25  # what ranks say, and that they end, wakes it sooner; their hosts have better things to do
-HELLO_S = 600.0  # how long a supervisor that is there may take to say what it wants: it may enter 1,000 hosts first
 USED_EVERY_S = bootstrap.FRESH_S / 24  # who takes code in here removes what nobody used for so long
 SOCKET = "agent.sock"
 FIGURES = Step.kind  # of a worker's events: those that must not get lost
@@ -55,7 +54,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.wire = SupervisorConnection(self.selector, stdin, stdout)
         self.folder = folder  # short-lived: the socket and what ranks keep in TMPDIR
-        self.spec = Prepare(lease_s=HELLO_S)
+        self.spec = Prepare(lease_s=bootstrap.PATIENCE_S)  # it hears beats already: other hosts may take long
         self.workers: list[Worker] = []
         self.tails: list[run_files.LogTail] = []
         self.store: StoreProcess | None = None

@@ -27,6 +27,7 @@ from hetctl.launcher.hosts.open_files import allow_open_files
 from hetctl.launcher.hosts.shell import Session, Shell, ShellError
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agent_link import AgentGone, AgentLink
+from hetctl.launcher.supervisor.heartbeat import Heartbeat
 
 STARTING_S = 120.0
 
@@ -94,6 +95,7 @@ class Agents:
 
     sites: tuple[Site, ...]
     links: tuple[AgentLink, ...]
+    heartbeat: Heartbeat
     on_close: Callable[[], None] = lambda: None  # what else was opened for it
 
     @property
@@ -106,6 +108,7 @@ class Agents:
 
     def close(self, *, wait_s: float = 10.0) -> None:
         """Hang up everywhere; agents end their ranks and then themselves."""
+        self.heartbeat.end()
         for link in self.links:
             link.close(wait_s=wait_s if link.finished else 1.0)
         self.on_close()
@@ -117,7 +120,9 @@ def start_agent_here(name: str, folder: RunFolder, code: Path) -> Agents:
     site = Site(name, python, _code_path(code, folder.launch / "site"), folder, True, cores, "127.0.0.1", "lo")
     shell = LocalShell()
     session = shell.start([python, "-I", "-c", bootstrap.BOOT, str(code)], deadline=Deadline(STARTING_S))
-    return Agents((site,), (AgentLink(name, session, [shell]),))
+    agents = Agents((site,), (AgentLink(name, session, [shell]),), Heartbeat())
+    agents.heartbeat.add(agents.links[0])
+    return agents
 
 
 def _code_path(root: Path, site: Path) -> str:
@@ -142,19 +147,21 @@ def start_agents(
     allow_open_files(len(targets))
     found: dict[str, StartedAgent] = {}
     errors: dict[str, HetctlError] = {}
+    heartbeat = Heartbeat()
 
     start = lambda target, deadline: _start_one(target, orders, deadline)  # noqa: E731
     try:
         for outcome in fan_out(targets, start, deadline_s=STARTING_S):
             if outcome.value is not None:
                 found[outcome.item.name] = outcome.value
+                heartbeat.add(outcome.value[1])
             elif outcome.error is not None:
                 errors[outcome.item.name] = outcome.error
                 on_refusal(outcome.item.name, outcome.error)
     except BaseException:
-        _agents(targets, found).close(wait_s=0.0)
+        _agents(targets, found, heartbeat).close(wait_s=0.0)
         raise
-    agents = _agents(targets, found)
+    agents = _agents(targets, found, heartbeat)
     if errors:
         agents.close(wait_s=0.0)
         raise refusal(errors, len(targets))
@@ -178,9 +185,9 @@ def refusal(errors: Mapping[str, HetctlError], count: int) -> HetctlError:
     return error
 
 
-def _agents(targets: Iterable[TargetHost], found: Mapping[str, StartedAgent]) -> Agents:
+def _agents(targets: Iterable[TargetHost], found: Mapping[str, StartedAgent], heartbeat: Heartbeat) -> Agents:
     rows = [found[b.name] for b in targets if b.name in found]
-    return Agents(tuple(site for site, _ in rows), tuple(link for _, link in rows))
+    return Agents(tuple(site for site, _ in rows), tuple(link for _, link in rows), heartbeat)
 
 
 def _start_one(target: TargetHost, orders: AgentRequest, deadline: Deadline) -> StartedAgent:

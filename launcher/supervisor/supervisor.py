@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -14,12 +13,11 @@ from typing import Any
 from hetctl.comm.contract import events
 from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.events import Told
-from hetctl.launcher.agent.orders import Beat, Kill, Order, Prepare, Signal, Start, Stop
+from hetctl.launcher.agent.orders import Kill, Order, Prepare, Signal, Start, Stop
 from hetctl.launcher.hosts.fanout import MAX_AT_ONCE
 from hetctl.launcher.run_folder.failure import Exit, RankError, is_own, parse_rank_error, reason_of
 from hetctl.launcher.supervisor.agents import Agents
 
-BEAT_S = 2.0
 LEASE_S = 15.0
 STOP_GRACE_S = 60.0  # a rank finishes its step and saves
 END_GRACE_S = 3.0  # a rank whose peers are gone has nothing to finish
@@ -60,13 +58,13 @@ class Supervisor:
         self._events: queue.SimpleQueue[Told | Order] = queue.SimpleQueue()  # signal handlers put orders
         self._done: set[str] = set()
         self._ended: set[int] = set()
-        self._beat_due = threading.Event()
+        agents.heartbeat.others = lambda: len(self._done) + 1 < len(self.specs)
         self._begun = False  # a rank reported work: stopping it can be polite
         self._ending = False
 
     def run(self) -> RunOutcome:
         """Give the orders and see the run through. Raises WorkFailed when a host does not get ready."""
-        with closing(self.agents), self._beating():
+        with closing(self.agents):
             try:
                 for link in self.agents.links:
                     link.watch(self._events)
@@ -75,26 +73,6 @@ class Supervisor:
             finally:
                 self._wind_up()
         return self.outcome
-
-    @contextmanager
-    def _beating(self) -> Iterator[None]:
-        """Meanwhile agents are told now and then that somebody is there, also while a disk holds up all else here."""
-        over = False
-
-        def beat() -> None:
-            while not over:
-                self._beat_due.clear()
-                self._broadcast(Beat(others=len(self._done) + 1 < len(self.specs)))
-                self._beat_due.wait(BEAT_S)
-
-        thread = threading.Thread(target=beat, name="beats", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over = True
-            self._beat_due.set()
-            thread.join(WIND_UP_S)
 
     def stop(self) -> None:
         """Ask for an early end: ranks finish their step and save. A second call ends them at once."""
@@ -199,7 +177,7 @@ class Supervisor:
             case events.Done(left):
                 self.outcome.left += left
                 self._done.add(host)
-                self._beat_due.set()  # the store's host may be the last: it waits for that
+                self.agents.heartbeat.beat()  # the store's host may be the last: it waits for that
             case events.Gone(_, reason) if host not in self._done:
                 self.outcome.lost.append(host)
                 self.outcome.unverified.append(host)

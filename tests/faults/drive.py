@@ -20,7 +20,7 @@ from tests.rigs.cluster import command, environment, losses, other_environment, 
 STEPS = 6
 STEPS_IN_A_ROW = 12  # of a run that several faults hit one after the other
 SETTINGS = ("model.seq_len=16", "batch.global_batch=4", "train.validation_samples=4", "checkpoint.every=1")
-SETTINGS = (*SETTINGS, "checkpoint.keep=3", "train.timeout_s=15")
+SETTINGS = (*SETTINGS, "checkpoint.keep=1", "train.timeout_s=15")
 END_S = 90.0
 PAUSE_S = {"shipping": 0.3, "rendezvous": 3.0, "step": 0.1, "checkpoint": 0.0, "teardown": 0.05}  # a random part of it
 DISK_MIB = 256

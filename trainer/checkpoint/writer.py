@@ -95,6 +95,7 @@ class Checkpoints:
         self.copier, self._file_group = copier, file_group
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[Done, Future[None]] | None = None
+        self._named: Done | None = None
         self._retiring: Future[None] | None = None
         self.superseded: Path | None = None
         self.on_commit: Callable[[int], object] = lambda step: None
@@ -139,12 +140,20 @@ class Checkpoints:
     def commit(self) -> None:
         """All ranks have written: give the checkpoint its name (one rank does, or one on each host)."""
         assert self._pending is not None
-        done, _ = self._pending
+        self._named, _ = self._pending
         self._pending = None
         if leads():
-            commit(self._partial(done.step), done)
+            commit(self._partial(self._named.step), self._named)
+
+    def met(self) -> None:
+        """All ranks have met since the last `commit`, so every host has named its part: it is said to be whole, and
+        older ones, which a host that got no further would have gone on from, may go."""
+        if self._named is None:
+            return
+        done, self._named = self._named, None
+        if leads():
             best = done.best.step if self.keep_best else None
-            self._retiring = self._thread.submit(retire, self.folder, keep=self.keep, best=best)
+            self._retiring = self._thread.submit(retire, self.folder, done.step, keep=self.keep, best=best)
         self.on_commit(done.step)
 
     def finish(self) -> None:
@@ -159,7 +168,9 @@ class Checkpoints:
             self._pending[1].result()
             meet(self._file_group)
             self.commit()
+        if self._named is not None:
             meet(self._file_group)
+            self.met()
 
     def _partial(self, step: int) -> Path:
         return path_of(self.folder, step).with_suffix(".partial")
@@ -200,12 +211,12 @@ def commit(partial: Path, done: Done) -> None:
     _sync(partial.parent)
 
 
-def retire(folder: Path, *, keep: int, best: int | None = None) -> None:
-    """Remove all checkpoints but the newest and the one of step `best`.
+def retire(folder: Path, newest: int, *, keep: int, best: int | None = None) -> None:
+    """Remove all checkpoints up to step `newest` but the last `keep` of these and the one of step `best`.
 
     Each loses its name first, so that none is whole in name only.
     """
-    for old in whole_ones(folder)[:-keep]:
+    for old in [path for path in whole_ones(folder) if path.name <= name_of(newest)][:-keep]:
         if best is not None and old == path_of(folder, best):
             continue
         gone = old.with_suffix(".retired.partial")

@@ -149,8 +149,10 @@ class Trainer:
         with self.timeline.span("update"):
             self._update_if_finite(step, figures)
         self.requests.agree(stops=stops, saves=saves)
-        if self.saving is not None and all_written == dist.get_world_size():
-            self.saving.commit()
+        if self.saving is not None:
+            self.saving.met()
+            if all_written == dist.get_world_size():
+                self.saving.commit()
         return figures
 
     def _update_if_finite(self, step: int, figures: StepFigures) -> None:

@@ -104,6 +104,23 @@ def test_an_order_that_is_given_again_is_obeyed_once(tmp_path: Path) -> None:
     assert [e["took"] for e in told if e["event"] == "beat"] == [1, 1]
 
 
+def test_an_agent_whose_line_is_cut_before_it_has_orders_ends_soon() -> None:
+    """No end of file comes over a cable that is down; while other hosts are entered, beats do."""
+    agent = "from hetctl.launcher.agent import bootstrap, agent; bootstrap.PATIENCE_S = 1.0; agent.main()"
+    with subprocess.Popen([sys.executable, "-c", agent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert b"hello" in process.stdout.readline()
+        for _ in range(8):
+            process.stdin.write(json.dumps(document(Beat())).encode() + b"\n")
+            process.stdin.flush()
+            assert b"beat" in process.stdout.readline()
+            time.sleep(0.25)
+        silent = time.monotonic()
+        assert b"done" in process.stdout.readline()
+        assert time.monotonic() - silent < 3.0 * busy()
+
+
 def test_an_agent_that_fails_leaves_nothing_and_says_so(tmp_path: Path) -> None:
     """Its guardian does what it cannot do any more, as it does for one that was killed."""
     deaf = WorkerOrder(0, (sys.executable, "-c", DEAF), log=str(tmp_path / "0.log"))

@@ -11,6 +11,7 @@ from hetctl.comm.contract.events import document
 from hetctl.launcher.agent.orders import Prepare, unpacked
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.supervisor.agents import Agents, Site
+from hetctl.launcher.supervisor.heartbeat import Heartbeat
 from hetctl.launcher.supervisor.host_specs import Work, host_specs
 from hetctl.launcher.supervisor.launch import Launch
 from tests.bench.launch_scale import cluster_of
@@ -26,7 +27,7 @@ def specs_of(hosts: int) -> tuple[dict[str, Prepare], float]:
         for h in launch.hosts
     )
     begin = time.process_time()
-    specs = host_specs(Agents(sites, ()), launch, Work(("python", "-m", "program")), run="r")
+    specs = host_specs(Agents(sites, (), Heartbeat()), launch, Work(("python", "-m", "program")), run="r")
     return specs, time.process_time() - begin
 
 

@@ -11,8 +11,9 @@ import pytest
 from hetctl.comm.contract.events import Done, Event, Exited, Failing, Gone, Lost, Ready, StoreLost, Told
 from hetctl.launcher.agent.orders import Beat, Order, Prepare, Start, Stop, WorkerOrder
 from hetctl.launcher.run_folder.failure import Failure, find_failure
-from hetctl.launcher.supervisor import supervisor
+from hetctl.launcher.supervisor import heartbeat
 from hetctl.launcher.supervisor.agents import Agents
+from hetctl.launcher.supervisor.heartbeat import Heartbeat
 from hetctl.launcher.supervisor.supervisor import Supervisor
 
 Line = tuple[Event, int | None]  # an event and the rank that it is of
@@ -23,7 +24,7 @@ PEER_IS_GONE = "BridgeError: recv from rank 0 failed: Read error: Connection res
 class Script:
     """A link that is ready at once, says its lines when ranks start, and ends when it is told to."""
 
-    finished = True
+    finished = False
 
     def __init__(self, host: str, lines: list[Line]) -> None:
         self.host, self._lines, self._events = host, lines, queue.SimpleQueue[Any]()
@@ -52,11 +53,18 @@ class Script:
         return "KeyError: 'planted'"
 
 
+def agents_of(links: Any) -> Agents:
+    agents = Agents((), links, Heartbeat())
+    for link in links:
+        agents.heartbeat.add(link)
+    return agents
+
+
 def failure(first: list[Line], second: list[Line]) -> Failure | None:
     """What is named when alpha (rank 0) says the second lines after beta (rank 1) has said the first ones."""
     links: Any = (Script("beta", first), Script("alpha", second))
     specs = {host: Prepare((WorkerOrder(HOSTS.index(host)),)) for host in ("beta", "alpha")}
-    outcome = Supervisor(Agents((), links), specs, lambda event: None).run()
+    outcome = Supervisor(agents_of(links), specs, lambda event: None).run()
     return find_failure(outcome.exits, HOSTS, outcome.errors)
 
 
@@ -104,7 +112,7 @@ def test_what_a_rank_had_said_itself_is_named_though_its_host_is_lost_then() -> 
 
 
 def test_agents_hear_that_somebody_is_there_while_a_disk_holds_up_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "BEAT_S", 0.02)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.02)
     link = Script("alpha", [(Exited(0, time.time(), asked=False), 0), (Done(0), None)])
     heard = []
 
@@ -116,5 +124,5 @@ def test_agents_hear_that_somebody_is_there_while_a_disk_holds_up_the_launcher(m
             heard.append(link.beats - before)
 
     links: Any = (link,)
-    Supervisor(Agents((), links), {"alpha": Prepare((WorkerOrder(0),))}, write_down).run()
+    Supervisor(agents_of(links), {"alpha": Prepare((WorkerOrder(0),))}, write_down).run()
     assert heard[0] >= 5

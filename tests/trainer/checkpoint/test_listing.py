@@ -27,7 +27,7 @@ def test_copies_are_neither_the_newest_nor_in_the_way(folder: Path) -> None:
 
 
 def test_pruning_leaves_the_newest_and_every_copy(folder: Path) -> None:
-    writer.retire(folder, keep=1)
+    writer.retire(folder, 600, keep=1)
     left = {p.name for p in folder.iterdir()}
     assert left == {"step-00000600", "step-00000600-good", "step-best", "step-²"}
 

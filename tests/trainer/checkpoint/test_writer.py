@@ -174,6 +174,46 @@ def test_saving_while_training_changes_nothing(tmp_path: Path) -> None:
             assert torch.equal(*(r.read(name, kind) for r in newest))
 
 
+def test_a_checkpoint_is_whole_and_older_ones_go_once_every_host_has_named_its_part(tmp_path: Path) -> None:
+    """Killed before that, a host that named none still has the one before, and so must all others."""
+    (found,) = on_islands((1,), _saves_step_by_step, str(tmp_path))
+    assert found == [[1, 2], [1], [2], [1, 2], [2, 3], [1, 2], [3], [1, 2, 3]]
+
+
+def _saves_step_by_step(rank: int, folder: str) -> list[list[int]]:
+    """Which checkpoints are there, and which were said to be whole: as the second is named, once all have met, as the
+    third is named, at the end."""
+    job = Job(plan_of(ONE, seq_len=SEQ_LEN), asked(), SHAPE, folder, None)
+    trainer = build(job, rank_device(), training=UnevenSamples(job.plan.global_batch))
+    saving = writer.Checkpoints(Path(folder), trainer.gradients, trainer.optimizer, keep=1, beyond=0)
+    said: list[int] = []
+    saving.on_commit = said.append
+    found: list[list[int]] = []
+
+    def note() -> None:
+        time.sleep(0.2)  # older ones are removed beside the steps
+        found.extend([[int(path.name[5:]) for path in listing.whole_ones(Path(folder))], list(said)])
+
+    saving.begin(1, updates=1)
+    saving.finish()
+    saving.begin(2, updates=2)
+    while not saving.written:
+        time.sleep(0.01)
+    saving.commit()
+    note()
+    saving.met()
+    note()
+    saving.begin(3, updates=3)
+    while not saving.written:
+        time.sleep(0.01)
+    saving.commit()
+    note()
+    saving.finish()
+    note()
+    trainer.batches.close()
+    return found
+
+
 def test_a_kill_at_any_step_of_a_commit_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     """Before every file operation of a commit, in turn, SIGKILL; what is left loads and is step 2 or step 4."""
     run(ONE, tmp_path / "start", 0, 2)
@@ -243,7 +283,7 @@ def _commit_or_die(crash: int, partial: Path) -> None:
     for name in ("replace", "fsync", "unlink", "rmdir", "open", "rename"):
         setattr(os, name, counted(getattr(os, name)))
     writer.commit(partial, writer.Done(4, 4))
-    writer.retire(partial.parent, keep=1)
+    writer.retire(partial.parent, 4, keep=1)
 
 
 def test_a_flipped_byte_names_the_file_and_offers_the_checkpoint_before(tmp_path: Path) -> None:
