@@ -114,10 +114,12 @@ class Supervisor:
                     raise WorkFailed(f"{item.host} cannot start its ranks: {reason}")
                 case events.StoreLost(how):
                     raise WorkFailed(f"the run's store on {item.host} {how}")
-                case events.Gone() | events.Lost() as event:
+                case events.Gone(_, reason):
                     self._done.add(item.host)
-                    why = event.reason if isinstance(event, events.Gone) else ""
-                    raise WorkFailed(f"{item.host} cannot start its ranks: {why or 'its agent ended'}")
+                    raise WorkFailed(f"{item.host} cannot start its ranks: {reason or 'its agent ended'}")
+                case events.Lost() as event:
+                    self._done.add(item.host)
+                    raise WorkFailed(f"{item.host} cannot start its ranks: {self._how_lost(item.host, event)}")
         return ready
 
     def _start(self, ready: Mapping[str, events.Ready] | None) -> None:
@@ -170,10 +172,8 @@ class Supervisor:
             case events.StoreLost(how):
                 sentence = f"the run's store on {host} {how}"
                 self._fail(self.specs[host].ranks[0], sentence, asked=self.outcome.interrupted)
-            case events.Lost(left, failed):
-                said = self._links[host].complaint() if failed else ""
-                how = f"failed{f' ({said})' if said else ''}" if failed else "was killed"
-                self._host_ended(host, f"its agent {how}, and its ranks with it", left=left)
+            case events.Lost(left) as event:
+                self._host_ended(host, f"{self._how_lost(host, event)}, and its ranks with it", left=left)
             case events.Done(left):
                 self.outcome.left += left
                 self._done.add(host)
@@ -183,6 +183,10 @@ class Supervisor:
                 self.outcome.unverified.append(host)
                 self._host_ended(host, f"{host} stopped answering{f' ({reason})' if reason else ''}", left=0)
         self.on_event(item)
+
+    def _how_lost(self, host: str, event: events.Lost) -> str:
+        said = self._links[host].complaint() if event.failed else ""
+        return f"its agent failed{f' ({said})' if said else ''}" if event.failed else "its agent was killed"
 
     def _wind_up(self) -> None:
         """Whatever the way out was: agents that still work end their ranks, and say so."""

@@ -248,6 +248,11 @@ def further(ahead: Sequence[int], micro_batches: int) -> tuple[int, ...]:
     return tuple(min(micro_batches, ceil(1.5 * a)) if a > 1 else 1 for a in ahead)
 
 
+def one_more(ahead: Sequence[int], micro_batches: int) -> tuple[int, ...]:
+    """One more forward in flight, but for the last stage."""
+    return tuple(min(micro_batches, a + 1) if a > 1 else 1 for a in ahead)
+
+
 def tied_sum(problem: Problem, stages: Sequence[PoolUse]) -> TiedSum:
     """Of the first and the last stage of a pipeline, which hold the embedding both."""
     nbytes, first, last = problem.costs.tied_bytes, stages[0], stages[-1]

@@ -59,7 +59,8 @@ OVERLAP_COST = 0.3
 MASK_BYTES = 13 * 16 // 4 + 3
 # an H100 moves so many in the time in which it makes one value of its bytes (docs/benchmarks.md)
 MADE_WHOLE_BYTES: dict[Quantised, float] = {"int8": 38.0, "nf4": 36.0}
-SELECTIVE_S = 0.012  # no block is faster, both ways: torch asks Python at each operation what to keep
+# no block is faster, half of it each way: torch asks Python at each operation what to keep (docs/benchmarks/313)
+SELECTIVE_S = 0.011
 UPDATE_8BIT_BYTES = 320.0  # of a parameter: what an H200 took for Llama-1B, 86 ms where AdamW takes 9 (120 by counting)
 READ_TOGETHER = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}  # which reads the same
 UNDER_WAY = 4  # blocks whose activations are on a device while they are kept on the host: computed, leaving, coming
@@ -172,14 +173,13 @@ class LayerCosts:
         if mode.recompute == "full":
             again = plain.forward - self._not_again * self._without_adapters(rates, samples, tensor).forward
         elif mode.recompute == "selective":
-            again = samples * self.seq_len * self._elementwise_bytes / tensor / rates.memory_bytes_per_s
+            again = samples * self.seq_len * self._made_again_bytes(tensor) / rates.memory_bytes_per_s
             again += self._row_norms(rates, tensor) + self._dropout(rates, samples, tensor).forward
             again += self._of_adapters(rates, samples, tensor).forward
         else:
             again = 0.0
-        least = self.selective_s if mode.recompute == "selective" else 0.0
-        forward, backward = max(plain.forward, least / 3), max(plain.backward + again, 2 * least / 3)
-        return Seconds(forward + before, backward)
+        least = self.selective_s / 2 if mode.recompute == "selective" else 0.0
+        return Seconds(max(plain.forward, least) + before, max(plain.backward + again, least))
 
     def weight_gradients(self, rates: Rates, samples: float, *, tensor: int = 1) -> float:
         """Of a block's backward, the half of its matrix products that makes weight gradients: attention has none."""
@@ -525,10 +525,20 @@ class LayerCosts:
         )
         return (attention + mlp) * s.hidden + (lacks and "down_proj" not in s.adapted) * s.intermediate
 
-    @cached_property
-    def _elementwise_bytes(self) -> int:
-        """Bytes per token to make norms and the gated product again: each read once and written once."""
-        return 2 * self.value_bytes.compute * (2 * self.shape.hidden + self.shape.intermediate)
+    def _made_again_bytes(self, tensor: int) -> float:
+        """Bytes per token that move as selective recomputation makes again what it does not keep.
+
+        One operation after the other: the residual stream's sum (two read, one written), norms, queries and keys turned
+        (half of them negated, joined, two products, a sum), the activation and its product. Compiled blocks read norms'
+        and the gated product's inputs once, and write once.
+        """
+        s, c = self.shape, self.value_bytes.compute
+        if not self.selective_s:
+            return 2 * c * (2 * s.hidden + s.intermediate / tensor)
+        turned = 0.0 if s.positions else 10 * s.rotated
+        normed = 2 if s.qk_norm_sizes else 0
+        cut = (turned + normed) * (s.heads + s.kv_heads) * s.head_dim + (5 if s.gated else 2) * s.intermediate
+        return c * ((3 + 2 * s.block_norms) * s.hidden + cut / tensor)
 
 
 def usable_bytes(rates: Rates) -> float:

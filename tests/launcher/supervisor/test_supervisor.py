@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hetctl.comm.contract.errors import WorkFailed
 from hetctl.comm.contract.events import Done, Event, Exited, Failing, Gone, Lost, Ready, StoreLost, Told
 from hetctl.launcher.agent.orders import Beat, Order, Prepare, Start, Stop, WorkerOrder
 from hetctl.launcher.run_folder.failure import Failure, find_failure
@@ -90,6 +91,26 @@ def test_a_host_that_is_lost_is_named_though_its_peers_noticed_first(lost: Event
     assert (found.rank, found.host) == (0, "alpha")
     assert found.reason.startswith(reason)
     assert found.victims == (1,)
+
+
+@pytest.mark.parametrize(
+    ("lost", "why"),
+    [
+        (Lost(0), "its agent was killed"),
+        (Lost(0, failed=True), "its agent failed (KeyError: 'planted')"),
+        (Gone(finished=False, reason="no room"), "no room"),
+    ],
+)
+def test_a_host_that_is_lost_before_it_is_ready_says_why(lost: Event, why: str) -> None:
+    class Early(Script):
+        def send(self, order: Order) -> None:
+            if isinstance(order, Prepare):
+                self._say((lost, None))
+
+    supervisor = Supervisor(agents_of((Early("alpha", []),)), {"alpha": Prepare((WorkerOrder(0),))}, lambda event: None)
+    with pytest.raises(WorkFailed) as failed:
+        supervisor.run()
+    assert failed.value.message == f"alpha cannot start its ranks: {why}"
 
 
 def test_a_store_that_is_lost_is_named_though_its_ranks_noticed_first() -> None:
