@@ -14,10 +14,11 @@ from hetctl.comm.contract.errors import Interrupted, WorkFailed
 from hetctl.comm.contract.events import EngineAccount, Figures, Step, Told, present
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.registry import on_file
 from hetctl.launcher.supervisor.environment import Setting
 from hetctl.launcher.supervisor.host_specs import Work, host_specs
 from hetctl.launcher.supervisor.launch import Launch, given_up, held_hosts, start_agents_on
-from hetctl.launcher.supervisor.supervise import record_failure, supervise, until_written
+from hetctl.launcher.supervisor.supervise import record_failure, supervise
 
 
 def run_ranks(
@@ -40,10 +41,11 @@ def run_ranks(
         tempfile.TemporaryDirectory(prefix="hetctl-bench-") as temporary,
         _kept(Path(temporary), keep),
         held_hosts(launch, folder := RunFolder(Path(temporary)), sink),
+        on_file(folder) as place,
     ):
         texts = files(folder)
         own = tuple(Setting(name, value, "of the measurement") for name, value in (settings or {}).items())
-        agents = start_agents_on(launch, folder, console=sink)
+        agents = start_agents_on(launch, place, console=sink)
         work = Work(("python", "-m", module), lambda site: texts, own)
 
         def on_event(told: Told) -> None:
@@ -54,11 +56,10 @@ def run_ranks(
             elif isinstance(told.event, EngineAccount):
                 on_figures("bridge", {"rank": told.rank, **present(told.event)})
 
-        with given_up(agents, folder):
+        with given_up(agents):
             specs = host_specs(agents, launch, work, run=folder.identity)
-        with sink.outliving_readers(), until_written(folder) as ended:
-            outcome = supervise(agents, specs, on_event, folder=folder, say=sink.warn)
-            ended.append(outcome)
+        with sink.outliving_readers():
+            outcome = supervise(agents, specs, on_event, place=place, say=sink.warn)
         failure = record_failure(folder, outcome, [s.host for s in launch.seats])
         if failure:
             log = folder.log(failure["rank"])

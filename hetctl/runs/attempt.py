@@ -14,6 +14,7 @@ from hetctl.comm.contract.plan import save_plan
 from hetctl.comm.contract.values import encode
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.registry import OnFile
 from hetctl.launcher.supervisor.agents import Agents, Site
 from hetctl.launcher.supervisor.host_specs import Work, host_specs
 from hetctl.launcher.supervisor.launch import given_up, say_unverified
@@ -45,7 +46,7 @@ class Attempt:
         `whole` is the run as it was asked for, with the hosts that this attempt may be without.
         """
         self.prepared, self.folder, self.agents, self.sink, self.whole = prepared, folder, agents, sink, whole
-        with given_up(agents, folder):
+        with given_up(agents):
             self.start = find_start(resume, agents)
             work = self._work()
             if self.start is not None:
@@ -68,15 +69,13 @@ class Attempt:
             self.specs = host_specs(agents, prepared.launch, work, run=folder.identity)
             self._record()
 
-    def train(self, ended: list[RunOutcome]) -> tuple[RunSummary, RunOutcome, Follower]:
-        """Run the ranks to their end, put that into `ended`, and say what came of it. Raises WorkFailed where hosts do
-        not get ready."""
+    def train(self, place: OnFile) -> tuple[RunSummary, RunOutcome, Follower]:
+        """Run the ranks to their end, and say what came of it. Raises WorkFailed where hosts do not get ready."""
         prepared, folder = self.prepared, self.folder
         against = yardstick(prepared.plan, prepared.cluster.digest)
         with LiveRun(self.sink, prepared.recipe.train.steps, paces=not prepared.shares_cores) as live:
             follower = Follower(folder, live, encode(prepared.recipe), against)
-            outcome = supervise(self.agents, self.specs, follower.take, folder=folder, say=live.note)
-            ended.append(outcome)
+            outcome = supervise(self.agents, self.specs, follower.take, place=place, say=live.note)
             follower.writers.end(encode(follower.ended) if follower.ended else {})
         return self._summary(outcome, follower), outcome, follower
 

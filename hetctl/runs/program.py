@@ -21,11 +21,11 @@ from hetctl.launcher.engines.entrance import choose_way
 from hetctl.launcher.hosts.folder_files import FolderFiles, files_of_folder
 from hetctl.launcher.run_folder.folder import RunFolder
 from hetctl.launcher.run_folder.logs import Follower
+from hetctl.launcher.run_folder.registry import OnFile, on_file
 from hetctl.launcher.supervisor.environment import Setting
 from hetctl.launcher.supervisor.host_specs import Work, host_specs
 from hetctl.launcher.supervisor.launch import Launch, given_up, held_hosts, say_unverified, start_agents_on
-from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise, until_written
-from hetctl.launcher.supervisor.supervisor import RunOutcome
+from hetctl.launcher.supervisor.supervise import left_sentence, record_failure, supervise
 from hetctl.trainer.planning.assemble import choose_transport
 from hetctl.trainer.planning.pools import read_pools, seats
 from hetctl.trainer.planning.precision import precision_of
@@ -95,14 +95,14 @@ def check_program(run: ProgramRun, sink: Sink) -> None:
 
 def run_program(run: ProgramRun, folder: RunFolder, sink: Sink) -> dict[str, Any]:
     """Start the program on every rank and see it through. Returns the summary of its run folder."""
-    with sink.outliving_readers(), held_hosts(run.launch, folder, sink), until_written(folder) as ended:
-        return _see_through(run, folder, ended, sink)
+    with sink.outliving_readers(), held_hosts(run.launch, folder, sink), on_file(folder) as place:
+        return _see_through(run, folder, place, sink)
 
 
-def _see_through(run: ProgramRun, folder: RunFolder, ended: list[RunOutcome], sink: Sink) -> dict[str, Any]:
+def _see_through(run: ProgramRun, folder: RunFolder, place: OnFile, sink: Sink) -> dict[str, Any]:
     began, launch, script = time.monotonic(), run.launch, run.script
-    agents = start_agents_on(launch, folder, program=run.sent, console=sink)
-    with given_up(agents, folder):
+    agents = start_agents_on(launch, place, program=run.sent, console=sink)
+    with given_up(agents):
         work = Work(
             tuple(w if script is None or w != str(script) else script.name for w in run.program),
             settings=tuple(_settings(run)),
@@ -116,8 +116,7 @@ def _see_through(run: ProgramRun, folder: RunFolder, ended: list[RunOutcome], si
             evidence.append({"rank": told.rank, **present(told.event)})
 
     with Follower({s.rank: folder.log(s.rank) for s in launch.seats}, lambda rank, line: _show(sink, rank, line)):
-        outcome = supervise(agents, specs, on_event, folder=folder, say=sink.warn)
-    ended.append(outcome)
+        outcome = supervise(agents, specs, on_event, place=place, say=sink.warn)
     summary: dict[str, Any] = {
         "run": folder.name,
         "status": "interrupted" if outcome.interrupted else "done",

@@ -9,10 +9,9 @@ from pathlib import Path
 from hetctl.comm.contract.errors import ConfigError, HetctlError
 from hetctl.console import Sink
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.registry import OnFile, on_file
 from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.launch import held_hosts, start_agents_on
-from hetctl.launcher.supervisor.supervise import until_written
-from hetctl.launcher.supervisor.supervisor import RunOutcome
 from hetctl.render.plan import show_plan
 from hetctl.render.run import failure_lines, failure_sentence
 from hetctl.runs.attempt import Attempt, show_end, write_end
@@ -43,24 +42,23 @@ class GoingOn:
 
 def train(prepared: Prepared, folder: RunFolder, how: GoingOn, sink: Sink) -> RunSummary:
     """Run it, again after failures where that was asked for. It needs nobody who reads what it says."""
-    with sink.outliving_readers(), held_hosts(prepared.launch, folder, sink), until_written(folder) as ended:
-        return _attempts(prepared, folder, how, ended, sink)
+    with sink.outliving_readers(), held_hosts(prepared.launch, folder, sink), on_file(folder) as place:
+        return _attempts(prepared, folder, how, place, sink)
 
 
-def _attempts(prepared: Prepared, folder: RunFolder, how: GoingOn, ended: list[RunOutcome], sink: Sink) -> RunSummary:
-    """Attempts, until one ends well or none is left; `ended` has the last one's outcome."""
+def _attempts(prepared: Prepared, folder: RunFolder, how: GoingOn, place: OnFile, sink: Sink) -> RunSummary:
+    """Attempts, until one ends well or none is left."""
     began = time.monotonic()
     restarts, resume, whole = Restarts(how.max_restarts, how.allow_missing), how.resume, prepared
     if not folder.recipe.is_file():  # a new folder: what does not even start can be begun again from it
         keep(whole, folder)
     gone: dict[str, str] = {}
     while True:
-        prepared, agents = _start_agents(prepared, gone, folder, restarts, resume, sink)
-        ended.clear()
+        prepared, agents = _start_agents(prepared, gone, place, restarts, resume, sink)
         prepared = _kept_twice(prepared, agents, restarts, sink)
         attempt = Attempt(prepared, folder, agents, resume, sink, whole=whole)
         restarts.began(attempt.start.name if attempt.start else None)
-        summary, outcome, follower = attempt.train(ended)
+        summary, outcome, follower = attempt.train(place)
         restarts.saved |= follower.saved is not None
         summary = replace(
             summary, wall_s=time.monotonic() - began, restarts=restarts.used, missing_hosts=dict(restarts.missing)
@@ -91,7 +89,7 @@ def _show_failure(folder: RunFolder, sink: Sink) -> None:
 
 
 def _start_agents(
-    prepared: Prepared, gone: dict[str, str], folder: RunFolder, restarts: Restarts, resume: str, sink: Sink
+    prepared: Prepared, gone: dict[str, str], place: OnFile, restarts: Restarts, resume: str, sink: Sink
 ) -> tuple[Prepared, Agents]:
     """Agents on all hosts; where it is allowed, without those that are gone, under a plan for the others."""
     paths, sent = paths_to_read(prepared.recipe, resume), shipments(prepared.recipe)
@@ -99,9 +97,7 @@ def _start_agents(
         if gone and restarts.allow_missing:
             prepared = _without(prepared, gone, restarts, sink)
         try:
-            return prepared, start_agents_on(
-                prepared.launch, folder, paths=paths, shipments=sent, again=restarts.used > 0, console=sink
-            )
+            return prepared, start_agents_on(prepared.launch, place, paths=paths, shipments=sent, console=sink)
         except HetctlError as error:
             gone = unreachable_hosts(error) if restarts.allow_missing else {}
             if not 0 < len(gone) < len(prepared.launch.hosts):

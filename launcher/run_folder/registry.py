@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hetctl.comm.contract.files import read_json, write_json
 from hetctl.comm.contract.values import decode, encode
 from hetctl.launcher.agent.bootstrap import state_home
 from hetctl.launcher.engines.slurm_jobs import current_job, job_state
+from hetctl.launcher.run_folder.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,32 @@ def enlist(run: str, folder: Path, hosts: Mapping[str, Access], *, way: str, job
     pid = os.getpid() if job is None else 0
     record = ActiveRun(run, str(folder), pid, birth(pid) if pid else "", time.time(), {}, way, supervisor)
     write_json(home() / f"{run}.json", encode(record) | {"hosts": bare})
+
+
+@dataclass
+class OnFile:
+    """A run's place on file while this process supervises it."""
+
+    folder: RunFolder
+    listed: bool = False
+    left: bool = False  # whether anything of it may be left on its hosts
+
+    def enlist(self, hosts: Mapping[str, Access], *, way: str) -> None:
+        """Raises ConfigError when another process supervises it."""
+        enlist(self.folder.identity, self.folder.path, hosts, way=way)
+        self.listed = True
+
+
+@contextmanager
+def on_file(folder: RunFolder) -> Iterator[OnFile]:
+    """From where it is enlisted to the end of this block, in which how it ended is written for who follows it, a run is
+    on file; from then on where anything of it may be left."""
+    place = OnFile(folder)
+    try:
+        yield place
+    finally:
+        if place.listed and not place.left:
+            delist(folder.identity)
 
 
 def refuse_supervised(run: str, folder: Path, job: int | None = None) -> None:

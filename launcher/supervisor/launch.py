@@ -26,7 +26,7 @@ from hetctl.launcher.engines.entrance import RELEASES, Entrance
 from hetctl.launcher.hosts.bundle import code_bundle, folder_bundle
 from hetctl.launcher.hosts.folder_files import FolderFiles
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.run_folder.registry import delist, enlist, refuse_supervised
+from hetctl.launcher.run_folder.registry import OnFile, refuse_supervised
 from hetctl.launcher.supervisor.agents import AgentRequest, Agents, TargetHost, start_agent_here, start_agents
 from hetctl.launcher.supervisor.console import Console
 from hetctl.launcher.supervisor.environment import (
@@ -162,29 +162,28 @@ def say_unverified(launch: Launch, console: Console) -> None:
 
 def start_agents_on(
     launch: Launch,
-    folder: RunFolder,
+    place: OnFile,
     *,
     paths: Sequence[str] = (),
     shipments: Sequence[Shipment] = (),
     program: FolderFiles | None = None,
-    again: bool = False,
     console: Console,
 ) -> Agents:
     """Agents on all hosts of the launch. `paths` must be readable there, `shipments` are sent where they are lacking,
-    `program` is what to take along. For a run that goes on `again` it stays on file if this fails: its caller knows
-    whether anything follows.
+    `program` is what to take along.
 
     Raises one HetctlError that names every host that cannot take part.
     """
+    folder = place.folder
     if launch.here and not launch.pythons(launch.hosts[0]):  # no SSH, nothing shipped
         name = launch.hosts[0].name
-        enlist(folder.identity, folder.path, {name: Access()}, way=launch.way)
+        place.enlist({name: Access()}, way=launch.way)
         return start_agent_here(name, folder, code_root())
     if launch.way == "local" and not launch.here:
         raise ConfigError(f"--launcher local starts ranks here only, the cluster has {launch.hosts[0].name} and others")
     entrance = Entrance(launch.way)
     code, taken_along = code_bundle(code_root() / "hetctl"), folder_bundle(program) if program else None
-    enlist(folder.identity, folder.path, launch.accesses, way=launch.way)
+    place.enlist(launch.accesses, way=launch.way)
     try:
         entrance.check(launch.hosts, folder.identity, console.say)
         targets = [
@@ -196,8 +195,6 @@ def start_agents_on(
         refused = lambda name, error: console.warn(f"{name} cannot take part: {error}")  # noqa: E731
         agents = start_agents(targets, request, on_refusal=refused)
     except BaseException:
-        if not again:
-            delist(folder.identity)
         entrance.close()
         raise
     agents.on_close = entrance.close
@@ -205,13 +202,12 @@ def start_agents_on(
 
 
 @contextmanager
-def given_up(agents: Agents, folder: RunFolder) -> Iterator[None]:
-    """What goes wrong in this block, before any rank starts, leaves no agent, and no run on file."""
+def given_up(agents: Agents) -> Iterator[None]:
+    """What goes wrong in this block, before any rank starts, leaves no agent."""
     try:
         yield
     except BaseException:
         agents.close()
-        delist(folder.identity)
         raise
 
 

@@ -34,7 +34,7 @@ from hetctl.launcher.agent.orders import Prepare
 from hetctl.launcher.agent.run_files import sweep
 from hetctl.launcher.run_folder.failure import failed_all_the_same, find_failure
 from hetctl.launcher.run_folder.folder import RunFolder
-from hetctl.launcher.run_folder.registry import delist
+from hetctl.launcher.run_folder.registry import OnFile
 from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.supervisor import LEASE_S, RunOutcome, Supervisor
 
@@ -49,13 +49,14 @@ def supervise(
     specs: Mapping[str, Prepare],
     on_event: Callable[[Told], None],
     *,
-    folder: RunFolder,
+    place: OnFile,
     say: Callable[[str], None],
 ) -> RunOutcome:
     """Run the hosts' agents to their end; Ctrl-C or TERM stops the ranks, a second one at once.
 
     USR1 has the ranks save and go on, USR2 save and end. That a rank failed is said as soon as it is known.
     """
+    folder = place.folder
     folder.cut_torn_lines()
     folder.failure.unlink(missing_ok=True)  # of an earlier attempt; this one may be lost before it says how it ended
 
@@ -72,31 +73,17 @@ def supervise(
         on_event(told)
 
     supervisor = Supervisor(agents, specs, handle)
+    place.left = True
     try:
         with _signals(supervisor, say):
             outcome = supervisor.run()
     except WorkFailed:
-        if all(link.finished for link in agents.links):
-            delist(folder.identity)
+        place.left = not all(link.finished for link in agents.links)
         raise
+    place.left = not outcome.clear
     if outcome.clear:
         sweep(folder.half_made)  # where hosts keep their own files, their agents did
     return outcome
-
-
-@contextmanager
-def until_written(folder: RunFolder) -> Iterator[list[RunOutcome]]:
-    """A run is on file until the end of this block, in which how it ended is written for who follows it.
-
-    Given is where its outcome belongs, an attempt's until another one begins: without one, and while anything is left
-    of the run, it stays on file.
-    """
-    ended: list[RunOutcome] = []
-    try:
-        yield ended
-    finally:
-        if any(outcome.clear for outcome in ended):
-            delist(folder.identity)
 
 
 def record_failure(

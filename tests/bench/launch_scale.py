@@ -35,10 +35,12 @@ from hetctl.launcher.engines.engine import Engine, Place
 from hetctl.launcher.hosts.deadline import Deadline
 from hetctl.launcher.hosts.local import LocalShell
 from hetctl.launcher.run_folder.folder import RunFolder
+from hetctl.launcher.run_folder.registry import OnFile, on_file
 from hetctl.launcher.supervisor import host_specs
 from hetctl.launcher.supervisor.agents import Agents
 from hetctl.launcher.supervisor.launch import Launch, start_agents_on
-from hetctl.launcher.supervisor.supervise import supervise, until_written
+from hetctl.launcher.supervisor.supervise import supervise
+from hetctl.launcher.supervisor.supervisor import RunOutcome
 
 REPORT = """echo '{"event": "begin", "step": 0, "steps": 1}' > /proc/self/fd/$HETCTL_EVENTS_FD; exec sleep 3600"""
 STEADY_S = 10.0
@@ -115,15 +117,8 @@ class Run:
         folder = RunFolder(self.home / "runs" / "scale")
         folder.path.mkdir(parents=True)
         ranks = Launch.of(cluster_of(self.hosts, self.ranks), way="here")
-        agents = start_agents_on(ranks, folder, console=Quiet())
-        self.mark("agents")
-        work = host_specs.Work(("/bin/sh", "-c", REPORT))
-        specs = host_specs.host_specs(agents, ranks, work, run=folder.identity)
-        self.mark("specs")
-        threading.Thread(target=self.lose_some, args=(folder.identity, agents), daemon=True).start()
-        with until_written(folder) as ended:
-            outcome = supervise(agents, specs, self.take, folder=folder, say=Quiet().warn)
-            ended.append(outcome)
+        with on_file(folder) as place:
+            outcome = self.see_through(ranks, place)
         self.mark("ended")
         assert self.working.is_set(), f"{self.begun} of {self.hosts * self.ranks} ranks reported"
         assert self.named == set(self.victims), (sorted(self.named), self.victims)
@@ -136,6 +131,15 @@ class Run:
         assert not left, f"{len(left)} processes are left"
         self.figures["processes_left"] = len(left)
         return self.figures
+
+    def see_through(self, ranks: Launch, place: OnFile) -> RunOutcome:
+        agents = start_agents_on(ranks, place, console=Quiet())
+        self.mark("agents")
+        work = host_specs.Work(("/bin/sh", "-c", REPORT))
+        specs = host_specs.host_specs(agents, ranks, work, run=place.folder.identity)
+        self.mark("specs")
+        threading.Thread(target=self.lose_some, args=(place.folder.identity, agents), daemon=True).start()
+        return supervise(agents, specs, self.take, place=place, say=Quiet().warn)
 
     def mark(self, name: str) -> None:
         now, used = time.monotonic(), self.me.cpu_times()

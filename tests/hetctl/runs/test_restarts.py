@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from hetctl.app import app
 from hetctl.comm.contract.cluster import Cluster, Device, Host, Island, IslandLink, Member
 from hetctl.comm.contract.errors import ConfigError, Infeasible, Unreachable
-from hetctl.launcher.run_folder.registry import active
+from hetctl.launcher.run_folder.registry import OnFile, active
 from hetctl.launcher.supervisor.agents import refusal
 from hetctl.runs import train
 from hetctl.runs.restarts import Restarts, unreachable_hosts, without
@@ -84,8 +84,8 @@ def test_a_run_is_on_file_between_its_attempts_and_off_it_where_no_other_one_beg
             raise Unreachable("no answer")
         return begin(*args, **named)
 
-    def failed(attempt: Any, ended: list[Any]) -> Any:
-        summary, *others = see_through(attempt, ended)
+    def failed(attempt: Any, place: OnFile) -> Any:
+        summary, *others = see_through(attempt, place)
         return replace(summary, status="failed", failure="planted"), *others
 
     monkeypatch.setattr(train, "start_agents_on", begun)
