@@ -194,20 +194,19 @@ def _saves_step_by_step(rank: int, folder: str) -> list[list[int]]:
         time.sleep(0.2)  # older ones are removed beside the steps
         found.extend([[int(path.name[5:]) for path in listing.whole_ones(Path(folder))], list(said)])
 
+    def name(step: int) -> None:
+        saving.begin(step, updates=step)
+        while not saving.written:
+            time.sleep(0.01)
+        saving.commit()
+        note()
+
     saving.begin(1, updates=1)
     saving.finish()
-    saving.begin(2, updates=2)
-    while not saving.written:
-        time.sleep(0.01)
-    saving.commit()
-    note()
+    name(2)
     saving.met()
     note()
-    saving.begin(3, updates=3)
-    while not saving.written:
-        time.sleep(0.01)
-    saving.commit()
-    note()
+    name(3)
     saving.finish()
     note()
     trainer.batches.close()

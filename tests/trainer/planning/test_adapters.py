@@ -168,8 +168,26 @@ def test_selective_recomputation_of_little_work_takes_as_long_as_asking_does() -
     costs, rates = weighed(LoraSection(16)).problem.costs, weighed(LoraSection(16)).problem.pools[0].rates
     little, much = (costs.block(rates, samples, mode=Mode("selective")).both for samples in (0.1, 64.0))
     assert little == pytest.approx(SELECTIVE_S)
-    assert much > costs.block(rates, 64.0).both > SELECTIVE_S
+    unasked = replace(costs, selective_s=1e-12)  # zero is for compiled blocks
+    assert much == unasked.block(rates, 64.0, mode=Mode("selective")).both > SELECTIVE_S
     compiled = replace(asked("llama-8b", LoraSection(16)), train=TrainSection(compile=True))
     found = weigh(describe_cluster(parse_spec("h100:2", CLASSES), CLASSES), compiled)
     assert found.problem.costs.selective_s == 0.0
     assert found.problem.costs.block(rates, 64.0, mode=Mode("selective")).both < much
+
+
+def test_logits_are_of_as_many_tokens_as_the_loss_takes_at_a_time() -> None:
+    costs = LayerCosts(SHAPES["llama-8b"], 2048)
+    assert costs.logits_bytes(1) == 10 * 2048 * 128256
+    head = 4 * 4096 * 128256  # its gradient, in fp32 from chunk to chunk; adapters leave the head as it is
+    assert costs.logits_bytes(64) == costs.logits_bytes(8) == 10 * (2 << 30) / 4 + head
+    assert LayerCosts(asked("llama-8b", LoraSection(16)).shape(), 2048).logits_bytes(8) == 10 * (2 << 30) / 4
+    assert costs.logits_bytes(8, tensor=8) == 10 * 8 * 2048 * 128256 / 8
+
+
+@pytest.mark.parametrize(("rank", "kept"), [(16, False), (256, True)])
+def test_narrow_products_of_adapters_are_made_again(rank: int, kept: bool) -> None:
+    ours, bare = (LayerCosts(asked("llama-8b", LoraSection(r)).shape(), 2048) for r in (rank, None))
+    down = 2 * 2048 * 7 * rank
+    more = ours.activation_bytes(1, mode=Mode("selective")) - bare.activation_bytes(1, mode=Mode("selective")) - down
+    assert (more > 0.5 * 2 * 2048 * ours._values_out(1)) is kept
