@@ -52,6 +52,7 @@ class Access:
 
 
 SCHEMA_VERSION = 1
+LONGEST_S = 3600.0  # of a latency
 
 
 def plausible(rate: float) -> bool:
@@ -250,16 +251,17 @@ class Cluster:
     def _links(self) -> dict[frozenset[str], IslandLink]:
         return {frozenset(link.islands): link for link in self.links}
 
-    def _check_rates(self, where: str) -> None:
-        """Raise ConfigError for a link without speed, or a device: unknown is null."""
-        named = [(f"{h.name}: {n.name}", n.rate_bytes_per_s) for h in self.hosts for n in h.nics]
-        named += [(f"{h.name}: device {d.index}", d.speed) for h in self.hosts for d in h.devices]
-        named += [(" and ".join(k.islands), t.rate_bytes_per_s) for k in self.links for t in k.transports]
-        if wrong := [what for what, rate in named if rate is not None and not plausible(rate)]:
-            raise ConfigError(
-                f"{where}: the rate of {wrong[0]} is not above zero, or of no real thing",
-                hint="write null where it is unknown",
-            )
+    def _check_figures(self, where: str) -> None:
+        """Raise ConfigError for a link or device without speed, or a latency that is no time: unknown is null."""
+        ways = [(" and ".join(link.islands), way) for link in self.links for way in link.transports]
+        rates = [(f"{h.name}: {n.name}", n.rate_bytes_per_s) for h in self.hosts for n in h.nics]
+        rates += [(f"{h.name}: device {d.index}", d.speed) for h in self.hosts for d in h.devices]
+        rates += [(what, way.rate_bytes_per_s) for what, way in ways]
+        wrong = [f"rate of {what}" for what, rate in rates if rate is not None and not plausible(rate)]
+        wrong += [f"latency of {what}" for what, way in ways if not 0 <= (way.latency_s or 0.0) <= LONGEST_S]
+        if wrong:
+            why = "is not above zero, or of no real thing"
+            raise ConfigError(f"{where}: the {wrong[0]} {why}", hint="write null where it is unknown")
 
     def validate(self, *, where: str) -> None:
         """Raise ConfigError unless names are unique and every reference resolves."""
@@ -270,7 +272,7 @@ class Cluster:
             twice = {n for n in names if names.count(n) > 1} if len(set(names)) != len(names) else set()
             if twice:
                 raise ConfigError(f"{where}: the {what} '{min(twice)}' is listed twice")
-        self._check_rates(where)
+        self._check_figures(where)
         seen: set[Member] = set()
         for island in self.islands:
             for member in island.members:

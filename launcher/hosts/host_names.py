@@ -96,7 +96,7 @@ def _names(pattern: str) -> list[str]:
         raise ConfigError(f"'{pattern}' names more than {MAX_HOSTS} hosts", hint=_SHAPE)
     try:
         return list(NodeSet(pattern, resolver=RESOLVER_NOGROUP))
-    except (NodeSetException, ValueError) as error:  # the latter of a second step
+    except (NodeSetException, ValueError, AssertionError) as error:  # a second step; digits after a range
         raise ConfigError(f"'{pattern}' is not a range of host names: {error}", hint=_SHAPE) from None
 
 

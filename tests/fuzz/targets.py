@@ -70,7 +70,8 @@ class Markup(HTMLParser):
         assert not any(name.startswith("on") for name, _ in attrs), f"markup from data: {tag} {attrs}"
 
     def handle_data(self, data: str) -> None:
-        assert self.cdata_elem is None or "alert(1)</" not in data, "script from data"
+        script = self.cdata_elem in ("script", "style")  # newer parsers count a title as well
+        assert not script or "alert(1)</" not in data, "script from data"
 
 
 def check_page(text: str) -> None:

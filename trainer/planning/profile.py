@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, fields, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -53,6 +53,17 @@ class OffloadedUpdate:
 
 
 @dataclass(frozen=True)
+class Launches:
+    """Seconds a host takes at least to launch a block's forward and backward together, which computes again so much.
+
+    Blocks that compute nothing again were timed with their launches.
+    """
+
+    selective: float  # torch asks at each operation whether it is kept
+    full: float
+
+
+@dataclass(frozen=True)
 class ClassProfile:
     """One device class at one model and sequence length; points in ascending order of samples."""
 
@@ -69,6 +80,7 @@ class ClassProfile:
     sizes: LayerSizes | None = None  # of the model; None: a model that hetctl knows by its name, in an older file
     sums: bool = False  # no, they were over the whole group: its sums are in these times
     offloaded: OffloadedUpdate | None = None
+    launches: Launches | None = None  # of its host, at any speed of the device
 
     @property
     def of(self) -> LayerSizes | None:
@@ -95,17 +107,19 @@ class ClassProfile:
         )
 
     def at(self, kind: LayerKind, samples: float) -> tuple[float, float]:
-        """(forward, backward) seconds, linear between points and, by the last slope, beyond them."""
+        """(forward, backward) seconds, linear between points and, by the last slope, beyond them: but of fewer samples
+        than were measured no less than their share."""
         points = _never_slower_with_fewer(getattr(self, kind))
+        share = min(samples / points[0].samples, 1.0) if len(points) > 1 else samples / points[0].samples
+        least = points[0].forward_s * share, points[0].backward_s * share
         if len(points) == 1:
-            scale = samples / points[0].samples
-            return points[0].forward_s * scale, points[0].backward_s * scale
+            return least
         index = next((i for i, p in enumerate(points) if p.samples >= samples), len(points) - 1)
         a, b = points[max(index, 1) - 1], points[max(index, 1)]
         part = (samples - a.samples) / (b.samples - a.samples)
         forward = a.forward_s + part * (b.forward_s - a.forward_s)
         backward = a.backward_s + part * (b.backward_s - a.backward_s)
-        return max(forward, 0.0), max(backward, 0.0)
+        return max(forward, least[0]), max(backward, least[1])
 
 
 def _never_slower_with_fewer(points: tuple[Point, ...]) -> tuple[Point, ...]:
@@ -175,9 +189,9 @@ class Profile:
                 each = [s for p in getattr(entry, kind) for s in (p.forward_s, p.backward_s)]
                 if not all(0 <= s <= LONGEST_S for s in each) or (kind == "block" and min(each) < SHORTEST_S):
                     raise ConfigError(f"{where}: '{entry.device_class}' needs finite seconds of {kind}, as layers take")
-            updates = [entry.update_s or 0.0, *(astuple(entry.offloaded) if entry.offloaded else ())]
-            if not all(0 <= s <= LONGEST_S for s in updates):
-                raise ConfigError(f"{where}: '{entry.device_class}' needs finite seconds of an update")
+            parts = [astuple(part) for part in (entry.offloaded, entry.launches) if part]
+            if not all(0 <= s <= LONGEST_S for s in (entry.update_s or 0.0, *chain.from_iterable(parts))):
+                raise ConfigError(f"{where}: '{entry.device_class}' needs finite seconds of an update and launches")
             if entry.sizes is not None and min(astuple(entry.sizes)[:-1]) < 1:
                 raise ConfigError(f"{where}: '{entry.device_class}' needs sizes of at least one")
         if any(b.nbytes <= a.nbytes for a, b in pairwise(self.native_sums)):
