@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,10 +148,13 @@ def table(entry: ClassProfile) -> Table:
     for kind in ("embedding", "block", "head"):
         for point in getattr(entry, kind):
             shown.add_row(kind, str(point.samples), show_seconds(point.forward_s), show_seconds(point.backward_s))
+    if host := entry.launches:
+        for mode, seconds in asdict(host).items():
+            shown.add_row(f"block's launches, recompute={mode}", "", show_seconds(seconds), "")
     if entry.update_s is not None:
         shown.add_row("update, 10^9 parameters", "", show_seconds(entry.update_s * 1e9), "")
-    if host := entry.offloaded:
-        both = show_seconds((host.copies_s + host.alone_s) * 1e9)
+    if away := entry.offloaded:
+        both = show_seconds((away.copies_s + away.alone_s) * 1e9)
         shown.add_row("the same, offloaded, alone on its host", "", both, "")
     return shown
 

@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from hetctl.comm.contract.natives import native_of
 from hetctl.comm.operation.device import has_streams, mark, seconds_between, synchronize
 from hetctl.trainer.gradients.buckets import ShardPiece
 from hetctl.trainer.gradients.optimizer import build_optimizer
+from hetctl.trainer.model.activations import Recompute
 from hetctl.trainer.model.compute_precision import compute_in
 from hetctl.trainer.model.head_loss import head_loss
 from hetctl.trainer.model.model import StageModel
@@ -29,7 +30,7 @@ from hetctl.trainer.model.norms import norm_of
 from hetctl.trainer.model.sample_shares import share
 from hetctl.trainer.model.shapes import ModelShape
 from hetctl.trainer.model.tensor_parallel import ALONE, SharedVocabulary, TensorShare
-from hetctl.trainer.planning.profile import ClassProfile, LayerSizes, OffloadedUpdate, Point
+from hetctl.trainer.planning.profile import ClassProfile, Launches, LayerSizes, OffloadedUpdate, Point
 from hetctl.trainer.ranks.emulated_device import at_speed
 from hetctl.trainer.recipe import OptimizerSection
 
@@ -38,6 +39,7 @@ ROUNDS = 7  # at least
 WARM_UP = 2
 WARM_S = 1.5  # of work before a GPU is timed: its clock falls under load
 TIMED_S = 2.5  # of a GPU: where it reaches its power limit its clock swings, some 7 % within 1.2 s (H200)
+FEW = 32  # tokens of a block that is all launches
 UPDATED = 1 << 28  # parameters of a timed update, fewer on a CPU
 
 Reading = Callable[[], tuple[float, float]]  # seconds of one forward and one backward, once the device is through
@@ -60,7 +62,7 @@ def measure_class(
     """Seconds per layer kind for each number of samples that fits, on a device held to a share of its speed, of one
     rank's part in a tensor group: the job's ranks, if there is one, and all of them measure; otherwise its sums are
     over this process alone. `precision`: other than what is usual there. `warm_s` of work go before each, and
-    `known` says of another shape what an update takes.
+    `known` says of another shape what an update and launches take.
 
     Raises torch.OutOfMemoryError when not even the first fits, ConfigError where no device can be held back.
     """
@@ -73,7 +75,9 @@ def measure_class(
         embedding = _points(partial(_embedding, work), device, samples, warm_s)
         head = _points(partial(_head, work, part=part), device, samples, warm_s)
         update = _update(device, dtype) if known is None else known.update_s
-        offloaded = known.offloaded if known else _offloaded_update(device, dtype) if has_streams(device) else None
+        offloaded, launches = (known.offloaded, known.launches) if known else (None, None)
+        if known is None and has_streams(device):
+            offloaded, launches = _offloaded_update(device, dtype), _launches(work, part)
     return ClassProfile(
         device_class,
         shape.name,
@@ -88,6 +92,7 @@ def measure_class(
         LayerSizes.of(shape),
         sums=tensor > 1 and dist.is_initialized(),
         offloaded=offloaded,
+        launches=launches,
     )
 
 
@@ -133,12 +138,12 @@ def _points(
     return tuple(points)
 
 
-def _block(work: Workload, samples: int, *, part: TensorShare) -> Timed:
+def _block(work: Workload, samples: int, *, part: TensorShare, recompute: Recompute = "none") -> Timed:
     shape, device, dtype = work.shape, work.device, work.dtype
     count = min(BLOCKS, max(1, shape.layers - 2))
     layers = (1, 1 + count) if shape.layers > count + 1 else (0, shape.layers)
     with device:
-        model = StageModel(shape, layers, tensor=part).to(dtype)
+        model = StageModel(shape, layers, recompute=recompute, tensor=part).to(dtype)
     blocks = list(model.layers.values())
     _accumulate([p for block in blocks for p in block.parameters()])
     x = torch.randn(samples, work.seq_len, shape.hidden, dtype=dtype, device=device, requires_grad=True)
@@ -151,6 +156,14 @@ def _block(work: Workload, samples: int, *, part: TensorShare) -> Timed:
         return y
 
     return _timed(device, forward, torch.randn_like(x), layers=len(blocks))
+
+
+def _launches(work: Workload, part: TensorShare) -> Launches:
+    """Blocks of so few tokens that a device waits for each operation to be launched."""
+    few = replace(work, seq_len=FEW)
+    modes: tuple[Recompute, ...] = ("selective", "full")
+    selective, full = (sum(_typical(_block(few, 1, part=part, recompute=m), work.device, 0.0)) for m in modes)
+    return Launches(selective, full)
 
 
 def _embedding(work: Workload, samples: int) -> Timed:

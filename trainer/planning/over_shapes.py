@@ -99,6 +99,7 @@ def _estimates(entries: tuple[ClassProfile, ...], shape: ModelShape, seq_len: in
             head=head,
             update_s=median(updates) if updates else None,
             offloaded=next((e.offloaded for e in entries if e.offloaded), None),
+            launches=next((e.launches for e in entries if e.launches), None),
             speed=entries[0].speed,
             tensor=tensor,
             sizes=sizes,

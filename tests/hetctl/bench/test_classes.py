@@ -25,7 +25,9 @@ from hetctl.launcher.supervisor.launch import Launch
 from hetctl.trainer.bench import grid
 from hetctl.trainer.bench import ops as measuring
 from hetctl.trainer.bench.grid import ClassToMeasure, ShapeToMeasure
+from hetctl.trainer.model.config import find_shape
 from hetctl.trainer.model.shapes import SHAPES, ModelShape
+from hetctl.trainer.model.tensor_parallel import ALONE
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.planning.profile import ClassProfile, LayerSizes, Point, Profile, load_profile, save_profile
@@ -321,6 +323,15 @@ def test_ctrl_c_ends_it_with_its_code(tmp_path: Path) -> None:
     running.stdout.read()
     assert running.wait(120) == 130
     assert load_profile(tmp_path / "profile.yaml").classes
+
+
+def test_launches_are_those_of_blocks_that_compute_again() -> None:
+    """Here a block of few tokens is all launches, too: torch asks at each operation, or makes the block once more."""
+    work = measuring.Workload(find_shape("demo"), 128, torch.device("cpu"), torch.float32)
+    plain = sum(measuring._typical(measuring._block(replace(work, seq_len=32), 1, part=ALONE), work.device))
+    found = measuring._launches(work, ALONE)
+    assert found.selective > plain
+    assert found.full > plain
 
 
 def test_an_offloaded_update_is_timed_by_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,14 @@ from hetctl.comm.contract.emulate import describe_cluster, parse_spec
 from hetctl.comm.contract.errors import ConfigError
 from hetctl.comm.contract.plan import Plan
 from hetctl.trainer.model.config import find_shape
-from hetctl.trainer.planning.costs import LayerCosts, Seconds, ValueBytes, seconds_of
+from hetctl.trainer.planning.costs import LayerCosts, Mode, Seconds, ValueBytes, seconds_of
 from hetctl.trainer.planning.hardware import CLASSES
 from hetctl.trainer.planning.planner import make_plan
 from hetctl.trainer.planning.pools import Rates
 from hetctl.trainer.planning.profile import (
     BridgeProfile,
     ClassProfile,
+    Launches,
     OffloadedUpdate,
     Point,
     Profile,
@@ -32,9 +33,10 @@ from hetctl.trainer.recipe import load_recipe
 RATES = Rates(1e12, 1e12, 1e12, 1e12, 1e12, 1e-6, 1 << 30, 0)
 
 
-def layer_costs(profile: Profile) -> LayerCosts:
-    shape = find_shape("demo")
-    return LayerCosts(shape, 128, ValueBytes(), profile.matching(shape, 128), profile.native_sums)
+def layer_costs(profile: Profile, *, eager: bool = False) -> LayerCosts:
+    shape, selective_s = find_shape("demo"), 1e-12 if eager else 0.0
+    known = profile.matching(shape, 128)
+    return LayerCosts(shape, 128, ValueBytes(), known, profile.native_sums, selective_s=selective_s)
 
 
 def entry(name: str, *, block: float = 1.0, seq_len: int = 128) -> ClassProfile:
@@ -210,3 +212,27 @@ def test_an_offloaded_update_is_its_own_copies_and_a_share_of_the_host() -> None
     assert costs.update(replace(rates, host_devices=8), 1e6, offload=True) == pytest.approx(17e-3)
     by_table = 2 * sum((ValueBytes().weights, ValueBytes().gradients, ValueBytes().optimizer)) / RATES.host_bytes_per_s
     assert silent.update(rates, 1e6, offload=True) == pytest.approx(1e6 * by_table), "an older file says nothing of it"
+
+
+def test_what_a_host_takes_to_launch_bounds_what_is_computed_again() -> None:
+    """Of both passes together; blocks that compute nothing again were timed with their launches."""
+    rates = replace(RATES, base="h200")
+    plain = layer_costs(Profile((entry("h200"),)), eager=True).block(rates, 1)
+    slow = Launches(selective=3 * plain.both, full=4 * plain.both)
+    host, quick = (Profile((replace(entry("h200"), launches=one),)) for one in (slow, Launches(1e-9, 1e-9)))
+    for recompute, least in (("selective", slow.selective), ("full", slow.full)):
+        bound = layer_costs(host, eager=True).block(rates, 1, mode=Mode(recompute, False))
+        free = layer_costs(quick, eager=True).block(rates, 1, mode=Mode(recompute, False))
+        assert bound.both == pytest.approx(least)
+        assert bound.forward - free.forward == pytest.approx(bound.backward - free.backward)
+        assert free.both < 2 * plain.both
+        assert layer_costs(host).block(rates, 1, mode=Mode(recompute, False)).both < least, "compiled blocks"
+    assert layer_costs(host, eager=True).block(rates, 1) == plain
+    assert layer_costs(host, eager=True).block(replace(rates, speed=0.01), 1, mode=Mode("full", False)).both > slow.full
+
+
+def test_fewer_samples_than_were_measured_take_no_less_than_their_share() -> None:
+    """By the slope alone one sample would take no time at all."""
+    steep = replace(entry("h200"), block=(Point(3, 1.0, 2.0), Point(4, 2.5, 5.0)))
+    assert steep.at("block", 1) == pytest.approx((1 / 3, 2 / 3))
+    assert steep.at("block", 5) == pytest.approx((4.0, 8.0))
