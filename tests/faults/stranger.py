@@ -59,12 +59,18 @@ class Stranger:
                     *lines, rest = (rest + data).split(b"\n")
                     if lines:
                         self.targets = json.loads(lines[-1])
-                else:
+                        self.leave()
+                elif key.fileobj in self.calls:
                     self.turn(key.fileobj)
             now = time.monotonic()
             credit, last = min(credit + (now - last) * A_SECOND, A_SECOND), now
             self.hang_up(now)
             credit = self.call_all(credit, now)
+
+    def leave(self) -> None:
+        """What is at ports that are targets no longer."""
+        for sock in [sock for sock, call in self.calls.items() if call.place not in self.targets]:
+            self.close(sock)
 
     def call_all(self, credit: float, now: float) -> float:
         busy: dict[str, int] = {}

@@ -2,7 +2,8 @@
 
 Each kind of stranger calls at each kind of port in each phase of a run over two islands of two namespaced hosts, from a
 third host on their network, or (`--inside`) from a host of the run. Every run must end well with the losses of an
-undisturbed one; printed are what strangers got, and the time of a step beside that of runs without them.
+undisturbed one. With `--blocks` strangers come and go within each run: a block of steps with them is held against
+those before and after it, since two runs one after the other differ by more than strangers cost.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ KINDS = tuple(AT_ONCE)
 PHASES = ("startup", "run", "save", "end")
 STEPS = 40
 SETTINGS = (f"checkpoint.every={STEPS // 4}", "train.timeout_s=30")
+BLOCK, SETTLE, BLOCKS = 25, 8, 21  # steps of a block, those of its beginning that do not count, blocks of a run
+IN_BLOCKS = (f"checkpoint.every={BLOCK}", "train.timeout_s=30")
+THEIR_CORE = max(os.sched_getaffinity(0))  # strangers have machines of their own
 LOOK_S = 0.1
 PROGRAM = Path(__file__).with_name("stranger.py")
 
@@ -93,12 +97,15 @@ class Attack:
     tried: int = 0
     connected: int = 0
     answered: int = 0
-    step_s: float | None = None
     ports: int = 0
+    slower: list[float] = field(default_factory=list)  # each block's step, against those of the blocks beside it
 
 
-def attack(on: Stage, made: Attack, recorded: Mapping[str, Sequence[str]], *, inside: bool) -> Attack:
-    """One run that strangers of one kind call at while its phase lasts. Never raises for what the run did."""
+def attack(
+    on: Stage, made: Attack, recorded: Mapping[str, Sequence[str]], *, inside: bool, blocks: bool = False
+) -> Attack:
+    """One run that strangers of one kind call at while its phase lasts, in every other block of steps if `blocks`.
+    Never raises for what the run did."""
     run, caller = on.fresh(), on.rig.hosts[0 if inside else 2]
     launcher = on.start(run)
     seen: set[str] = set()
@@ -106,7 +113,8 @@ def attack(on: Stage, made: Attack, recorded: Mapping[str, Sequence[str]], *, in
         began = time.monotonic()
         while launcher.process.poll() is None and time.monotonic() - began < END_S:
             here = [p for p in ports_of(on.rig.hosts[:2], on.standing) if made.role in ("", p.role)]
-            targets = {p.place: list(recorded.get(p.role, ())) for p in here} if in_phase(on, run, made.phase) else {}
+            now = in_phase(on, run, made.phase) and not (blocks and steps_of(run) // BLOCK % 2 == 0)
+            targets = {p.place: list(recorded.get(p.role, ())) for p in here} if now else {}
             seen |= set(targets)
             tell(process, targets)
             time.sleep(LOOK_S)
@@ -116,6 +124,8 @@ def attack(on: Stage, made: Attack, recorded: Mapping[str, Sequence[str]], *, in
     made.tried, made.connected, made.answered = (sum(counts[n] for counts in told.values()) for n in range(3))
     made.ports = len(seen)
     judge(on, run, launcher, made)
+    if blocks and not made.problems:
+        made.slower = slower(run)
     return made
 
 
@@ -125,14 +135,13 @@ def judge(on: Stage, run: Path, launcher: Launcher, made: Attack) -> None:
         made.problems.append(f"exit {launcher.process.returncode}: {launcher.said[-400:]}")
     judge_losses(on, run, verdict)
     made.problems += verdict.problems
-    if not made.problems:
-        made.step_s = step_s(run)
 
 
-def step_s(run: Path) -> float:
-    """The median time of a step, without the first few."""
-    told = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return statistics.median(line["step_time_s"] for line in told[4:])
+def slower(run: Path) -> list[float]:
+    """Of each block with strangers: the time of a step against that of the blocks before and after it, by medians."""
+    seconds = [json.loads(line)["step_time_s"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    blocks = [statistics.median(seconds[n + SETTLE : n + BLOCK]) for n in range(0, len(seconds) - BLOCK + 1, BLOCK)]
+    return [2 * to / (a + b) for a, to, b in zip(blocks[::2], blocks[1::2], blocks[2::2], strict=False)]
 
 
 def in_phase(on: Stage, run: Path, phase: str) -> bool:
@@ -147,7 +156,19 @@ def in_phase(on: Stage, run: Path, phase: str) -> bool:
 
 @contextlib.contextmanager
 def strangers(host: netns.RigHost, kind: str) -> Iterator[subprocess.Popen[str]]:
-    argv = ["ip", "netns", "exec", host.namespace, netns.PYTHON, "-S", str(PROGRAM), kind]
+    argv = [
+        "ip",
+        "netns",
+        "exec",
+        host.namespace,
+        "taskset",
+        "-c",
+        str(THEIR_CORE),
+        netns.PYTHON,
+        "-S",
+        str(PROGRAM),
+        kind,
+    ]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield process
@@ -190,37 +211,46 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases with this word")
     parser.add_argument("--whole", action="store_true", help="all ports and phases at once, one run a kind")
+    parser.add_argument("--blocks", action="store_true", help="what they cost: in every other block of a run's steps")
     parser.add_argument("--inside", action="store_true", help="from a host of the run")
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, help="a line of JSON per run")
     options = parser.parse_args()
     if not netns.ready():
         return 3
-    cases = [(kind, "", "") for kind in KINDS] if options.whole else list(itertools.product(KINDS, ROLES, PHASES))
-    chosen = [case for case in cases if options.only in " ".join(case)] * options.rounds
+    os.sched_setaffinity(0, os.sched_getaffinity(0) - {THEIR_CORE} or {THEIR_CORE})
+    chosen = [case for case in cases(options.whole, options.blocks) if options.only in " ".join(case)]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hs"))
-        on = stack.enter_context(stage(Path(folder) / "rig", steps=STEPS, settings=SETTINGS, others=1))
+        steps, settings = (BLOCK * BLOCKS, IN_BLOCKS) if options.blocks else (STEPS, SETTINGS)
+        on = stack.enter_context(stage(Path(folder) / "rig", steps=steps, settings=settings, others=1))
         recorded = recordings(on) if any(case[0] == "replay" for case in chosen) else {}
         bad = 0
         for case in chosen:
-            quiet = attack(on, Attack("stay", "nobody", "run"), {}, inside=False)
-            made = attack(on, Attack(*case), recorded, inside=options.inside)
+            made = attack(on, Attack(*case), recorded, inside=options.inside, blocks=options.blocks)
             bad += bool(made.problems)
-            print(line(made, quiet), flush=True)
+            print(line(made), flush=True)
             if options.out:
                 with options.out.open("a") as file:
-                    file.write(json.dumps({**asdict(made), "quiet_s": quiet.step_s}) + "\n")
+                    file.write(json.dumps(asdict(made)) + "\n")
     return int(bad > 0)
 
 
 ROLES = ("store", "agent", "rank")
 
 
-def line(made: Attack, quiet: Attack) -> str:
-    ratio = f"{made.step_s / quiet.step_s:.2f}" if made.step_s and quiet.step_s else "-"
+def cases(whole: bool, blocks: bool) -> list[tuple[str, str, str]]:
+    """(kind, role, phase), '' for all. In blocks one comes first that calls at nobody: its difference is noise."""
+    if blocks:
+        return [("stay", "nobody", "run"), *itertools.product(KINDS, ("", *ROLES), ("run",))]
+    return [(kind, "", "") for kind in KINDS] if whole else list(itertools.product(KINDS, ROLES, PHASES))
+
+
+def line(made: Attack) -> str:
     what = f"{made.kind:9} {made.role or 'all':6} {made.phase or 'all':8} {made.ports:3} ports"
-    got = f"{made.tried:6} tried, {made.connected:6} connected, {made.answered:5} answered, step {ratio}"
+    got = f"{made.tried:6} tried, {made.connected:6} connected, {made.answered:5} answered"
+    if made.slower:
+        low, middle, high = statistics.quantiles(made.slower, n=4)
+        got += f", step {middle:.3f} ({low:.3f} - {high:.3f})"
     return f"{'BAD' if made.problems else 'ok '} {what} {got} {'; '.join(made.problems)}"
 
 
