@@ -33,9 +33,10 @@ KINDS = tuple(AT_ONCE)
 PHASES = ("startup", "run", "save", "end")
 STEPS = 40
 SETTINGS = (f"checkpoint.every={STEPS // 4}", "train.timeout_s=30")
-BLOCK, SETTLE, BLOCKS = 25, 8, 21  # steps of a block, those of its beginning that do not count, blocks of a run
+BLOCK, SETTLE, BLOCKS = 25, 8, 17  # steps of a block, those of its beginning that do not count, blocks of a run
 IN_BLOCKS = (f"checkpoint.every={BLOCK}", "train.timeout_s=30")
-THEIR_CORE = max(os.sched_getaffinity(0))  # strangers have machines of their own
+CORES = os.sched_getaffinity(0)
+THEIRS = {max(CORES)}  # strangers have machines of their own, and who watches a run is no part of it
 LOOK_S = 0.1
 PROGRAM = Path(__file__).with_name("stranger.py")
 
@@ -107,7 +108,9 @@ def attack(
     """One run that strangers of one kind call at while its phase lasts, in every other block of steps if `blocks`.
     Never raises for what the run did."""
     run, caller = on.fresh(), on.rig.hosts[0 if inside else 2]
+    os.sched_setaffinity(0, CORES - THEIRS or CORES)  # that processes have which are started now
     launcher = on.start(run)
+    os.sched_setaffinity(0, THEIRS)
     seen: set[str] = set()
     with strangers(caller, made.kind) as process:
         began = time.monotonic()
@@ -156,19 +159,8 @@ def in_phase(on: Stage, run: Path, phase: str) -> bool:
 
 @contextlib.contextmanager
 def strangers(host: netns.RigHost, kind: str) -> Iterator[subprocess.Popen[str]]:
-    argv = [
-        "ip",
-        "netns",
-        "exec",
-        host.namespace,
-        "taskset",
-        "-c",
-        str(THEIR_CORE),
-        netns.PYTHON,
-        "-S",
-        str(PROGRAM),
-        kind,
-    ]
+    there = ["ip", "netns", "exec", host.namespace, "taskset", "-c", str(*THEIRS)]
+    argv = [*there, netns.PYTHON, "-S", str(PROGRAM), kind]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield process
@@ -217,7 +209,7 @@ def main() -> int:
     options = parser.parse_args()
     if not netns.ready():
         return 3
-    os.sched_setaffinity(0, os.sched_getaffinity(0) - {THEIR_CORE} or {THEIR_CORE})
+    os.sched_setaffinity(0, CORES - THEIRS or CORES)
     chosen = [case for case in cases(options.whole, options.blocks) if options.only in " ".join(case)]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hs"))

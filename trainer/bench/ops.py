@@ -162,8 +162,7 @@ def _launches(work: Workload, part: TensorShare) -> Launches:
     """Blocks of so few tokens that a device waits for each operation to be launched."""
     few = replace(work, seq_len=FEW)
     modes: tuple[Recompute, ...] = ("selective", "full")
-    selective, full = (sum(_typical(_block(few, 1, part=part, recompute=m), work.device, 0.0)) for m in modes)
-    return Launches(selective, full)
+    return Launches(*(Point(1, *_typical(_block(few, 1, part=part, recompute=m), work.device, 0.0)) for m in modes))
 
 
 def _embedding(work: Workload, samples: int) -> Timed:

@@ -59,7 +59,7 @@ OVERLAP_COST = 0.3
 MASK_BYTES = 13 * 16 // 4 + 3
 # an H100 moves so many in the time in which it makes one value of its bytes (docs/benchmarks.md)
 MADE_WHOLE_BYTES: dict[Quantised, float] = {"int8": 38.0, "nf4": 36.0}
-# a block's two passes take no less where no profile says: torch asks Python at each operation (docs/benchmarks/313)
+# no block takes less, half of it each way, where no profile says: torch asks Python at each operation (record 313)
 SELECTIVE_S = 0.011
 UPDATE_8BIT_BYTES = 320.0  # of a parameter: what an H200 took for Llama-1B, 86 ms where AdamW takes 9 (120 by counting)
 READ_TOGETHER = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}  # which reads the same
@@ -178,17 +178,18 @@ class LayerCosts:
             again += self._of_adapters(rates, samples, tensor).forward
         else:
             again = 0.0
-        forward, backward = plain.forward, plain.backward + again
-        waits = max(self._launches(rates, tensor, mode.recompute) - forward - backward, 0.0) / 2  # of the device
-        return Seconds(forward + waits + before, backward + waits)
+        least = self._launches(rates, tensor, mode.recompute)
+        return Seconds(max(plain.forward, least.forward) + before, max(plain.backward + again, least.backward))
 
-    def _launches(self, rates: Rates, tensor: int, recompute: Recompute) -> float:
-        """Seconds that a host takes at least to launch an eager block's two passes that compute something again: as
-        measured beside its layers; else what one host took where torch asks at each operation, 0 where it does not."""
+    def _launches(self, rates: Rates, tensor: int, recompute: Recompute) -> Seconds:
+        """What a host takes at least to launch an eager block's passes that compute something again: as measured beside
+        its layers; else what one host took where torch asks at each operation, and nothing where it does not."""
         known = self.measured(rates, tensor)
         if recompute == "none" or not self.selective_s or known is None or known.launches is None:
-            return self.selective_s if recompute == "selective" else 0.0
-        return known.launches.full if recompute == "full" else known.launches.selective
+            half = self.selective_s / 2 if recompute == "selective" else 0.0
+            return Seconds(half, half)
+        point = known.launches.full if recompute == "full" else known.launches.selective
+        return Seconds(point.forward_s, point.backward_s)
 
     def weight_gradients(self, rates: Rates, samples: float, *, tensor: int = 1) -> float:
         """Of a block's backward, the half of its matrix products that makes weight gradients: attention has none."""

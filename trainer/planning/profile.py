@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, fields, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -54,13 +54,17 @@ class OffloadedUpdate:
 
 @dataclass(frozen=True)
 class Launches:
-    """Seconds a host takes at least to launch a block's forward and backward together, which computes again so much.
+    """What a host takes at least to launch the passes of a block of one sample that computes so much again.
 
     Blocks that compute nothing again were timed with their launches.
     """
 
-    selective: float  # torch asks at each operation whether it is kept
-    full: float
+    selective: Point  # torch asks at each operation whether it is kept
+    full: Point
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        return tuple(s for p in (self.selective, self.full) for s in (p.forward_s, p.backward_s))
 
 
 @dataclass(frozen=True)
@@ -189,8 +193,9 @@ class Profile:
                 each = [s for p in getattr(entry, kind) for s in (p.forward_s, p.backward_s)]
                 if not all(0 <= s <= LONGEST_S for s in each) or (kind == "block" and min(each) < SHORTEST_S):
                     raise ConfigError(f"{where}: '{entry.device_class}' needs finite seconds of {kind}, as layers take")
-            parts = [astuple(part) for part in (entry.offloaded, entry.launches) if part]
-            if not all(0 <= s <= LONGEST_S for s in (entry.update_s or 0.0, *chain.from_iterable(parts))):
+            others = [entry.update_s or 0.0, *(astuple(entry.offloaded) if entry.offloaded else ())]
+            others += entry.launches.seconds if entry.launches else ()
+            if not all(0 <= s <= LONGEST_S for s in others):
                 raise ConfigError(f"{where}: '{entry.device_class}' needs finite seconds of an update and launches")
             if entry.sizes is not None and min(astuple(entry.sizes)[:-1]) < 1:
                 raise ConfigError(f"{where}: '{entry.device_class}' needs sizes of at least one")
