@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 AT_ONCE = {"stay": 1, "flood": 200, "garbage": 4, "half-open": 20, "replay": 8}  # connections to a port
 KEEPS = ("stay", "flood", "half-open")  # what it has, until the other end closes it
 A_SECOND = 400.0  # new connections to all ports together: the hosts share this machine's cores
+TURN_S = 0.02  # no turn follows the last at once: this machine's cores share more than they say
 PATIENCE_S = 3.0  # with a connection that does not come about
 LINGER_S = 0.3  # after having said something
 MOST = 1 << 16  # bytes that are remembered of a connection
@@ -51,7 +52,8 @@ class Stranger:
         self.selector.register(0, selectors.EVENT_READ)
         rest, credit, last = b"", 0.0, time.monotonic()
         while True:
-            for key, _ in self.selector.select(0.02):
+            time.sleep(TURN_S)
+            for key, _ in self.selector.select(0):
                 if key.fileobj == 0:
                     data = os.read(0, 1 << 22)
                     if not data:
