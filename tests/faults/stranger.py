@@ -52,7 +52,7 @@ class Stranger:
         self.selector.register(0, selectors.EVENT_READ)
         rest, credit, last = b"", 0.0, time.monotonic()
         while True:
-            time.sleep(TURN_S)
+            time.sleep(0 if rest else TURN_S)
             for key, _ in self.selector.select(0):
                 if key.fileobj == 0:
                     data = os.read(0, 1 << 22)

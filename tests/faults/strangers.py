@@ -111,7 +111,7 @@ def attack(
     os.sched_setaffinity(0, CORES - THEIRS or CORES)  # that processes have which are started now
     launcher = on.start(run)
     os.sched_setaffinity(0, THEIRS)
-    seen: set[str] = set()
+    seen, told = set[str](), dict[str, list[str]]()
     with strangers(caller, made.kind) as process:
         began = time.monotonic()
         while launcher.process.poll() is None and time.monotonic() - began < END_S:
@@ -119,12 +119,14 @@ def attack(
             now = in_phase(on, run, made.phase) and not (blocks and steps_of(run) // BLOCK % 2 == 0)
             targets = {p.place: list(recorded.get(p.role, ())) for p in here} if now else {}
             seen |= set(targets)
-            tell(process, targets)
+            if targets != told:
+                told = targets
+                tell(process, targets)
             time.sleep(LOOK_S)
         if not launcher.end(5.0):
             made.problems.append(f"it did not end within {END_S:.0f} s: {launcher.said[-300:]}")
-    told = json.loads(process.communicate()[0] or "{}")
-    made.tried, made.connected, made.answered = (sum(counts[n] for counts in told.values()) for n in range(3))
+    counts = json.loads(process.communicate()[0] or "{}").values()
+    made.tried, made.connected, made.answered = (sum(count[n] for count in counts) for n in range(3))
     made.ports = len(seen)
     judge(on, run, launcher, made)
     if blocks and not made.problems:
