@@ -52,7 +52,7 @@ class Access:
 
 
 SCHEMA_VERSION = 1
-LONGEST_S = 3600.0  # of a latency
+LONGEST_LATENCY_S = 3600.0
 
 
 def plausible(rate: float) -> bool:
@@ -258,7 +258,7 @@ class Cluster:
         rates += [(f"{h.name}: device {d.index}", d.speed) for h in self.hosts for d in h.devices]
         rates += [(what, way.rate_bytes_per_s) for what, way in ways]
         wrong = [f"rate of {what}" for what, rate in rates if rate is not None and not plausible(rate)]
-        wrong += [f"latency of {what}" for what, way in ways if not 0 <= (way.latency_s or 0.0) <= LONGEST_S]
+        wrong += [f"latency of {what}" for what, way in ways if not 0 <= (way.latency_s or 0.0) <= LONGEST_LATENCY_S]
         if wrong:
             why = "is not above zero, or of no real thing"
             raise ConfigError(f"{where}: the {wrong[0]} {why}", hint="write null where it is unknown")

@@ -37,6 +37,7 @@ BLOCK, SETTLE, BLOCKS = 25, 8, 17  # steps of a block, those of its beginning th
 IN_BLOCKS = (f"checkpoint.every={BLOCK}", "train.timeout_s=30")
 CORES = os.sched_getaffinity(0)
 THEIRS = {max(CORES)}  # strangers have machines of their own, and who watches a run is no part of it
+OURS = CORES - THEIRS or CORES
 LOOK_S = 0.1
 PROGRAM = Path(__file__).with_name("stranger.py")
 
@@ -108,11 +109,10 @@ def attack(
     """One run that strangers of one kind call at while its phase lasts, in every other block of steps if `blocks`.
     Never raises for what the run did."""
     run, caller = on.fresh(), on.rig.hosts[0 if inside else 2]
-    os.sched_setaffinity(0, CORES - THEIRS or CORES)  # that processes have which are started now
-    launcher = on.start(run)
-    os.sched_setaffinity(0, THEIRS)
+    with on_cores(OURS):
+        launcher = on.start(run)
     seen, told = set[str](), dict[str, list[str]]()
-    with strangers(caller, made.kind) as process:
+    with on_cores(THEIRS), strangers(caller, made.kind) as process:
         began = time.monotonic()
         while launcher.process.poll() is None and time.monotonic() - began < END_S:
             here = [p for p in ports_of(on.rig.hosts[:2], on.standing) if made.role in ("", p.role)]
@@ -157,6 +157,17 @@ def in_phase(on: Stage, run: Path, phase: str) -> bool:
         runs = home_of(on.rig.hosts[0]) / ".local" / "state" / "hetctl" / "runs"
         return 0 < steps < on.steps and any(runs.glob("*/*/checkpoints/*.partial"))
     return {"startup": steps == 0, "run": 0 < steps < on.steps, "end": steps >= on.steps}[phase]
+
+
+@contextlib.contextmanager
+def on_cores(cores: set[int]) -> Iterator[None]:
+    """This process, and those that it starts meanwhile."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @contextlib.contextmanager
@@ -211,9 +222,9 @@ def main() -> int:
     options = parser.parse_args()
     if not netns.ready():
         return 3
-    os.sched_setaffinity(0, CORES - THEIRS or CORES)
     chosen = [case for case in cases(options.whole, options.blocks) if options.only in " ".join(case)]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(on_cores(OURS))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hs"))
         steps, settings = (BLOCK * BLOCKS, IN_BLOCKS) if options.blocks else (STEPS, SETTINGS)
         on = stack.enter_context(stage(Path(folder) / "rig", steps=steps, settings=settings, others=1))

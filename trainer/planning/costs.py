@@ -170,22 +170,22 @@ class LayerCosts:
         if mode.activations:  # copied beside the computation, out and back
             copies = self.activation_bytes(samples, tensor=tensor) / rates.host_bytes_per_s
             return Seconds(max(plain.forward, copies) + before, max(plain.backward, copies))
+        if mode.recompute == "none":
+            return Seconds(plain.forward + before, plain.backward)
         if mode.recompute == "full":
             again = plain.forward - self._not_again * self._without_adapters(rates, samples, tensor).forward
-        elif mode.recompute == "selective":
+        else:
             again = samples * self.seq_len * self._made_again_bytes(tensor) / rates.memory_bytes_per_s
             again += self._row_norms(rates, tensor) + self._dropout(rates, samples, tensor).forward
             again += self._of_adapters(rates, samples, tensor).forward
-        else:
-            again = 0.0
         least = self._launches(rates, tensor, mode.recompute)
         return Seconds(max(plain.forward, least.forward) + before, max(plain.backward + again, least.backward))
 
     def _launches(self, rates: Rates, tensor: int, recompute: Recompute) -> Seconds:
         """What a host takes at least to launch an eager block's passes that compute something again: as measured beside
         its layers; else what one host took where torch asks at each operation, and nothing where it does not."""
-        known = self.measured(rates, tensor)
-        if recompute == "none" or not self.selective_s or known is None or known.launches is None:
+        known = self.measured(rates, tensor) if self.selective_s else None
+        if known is None or known.launches is None:
             half = self.selective_s / 2 if recompute == "selective" else 0.0
             return Seconds(half, half)
         point = known.launches.full if recompute == "full" else known.launches.selective
