@@ -243,14 +243,21 @@ def hiding_all(times: PipelineTimes) -> tuple[int, ...]:
     return tuple(reversed(ahead))
 
 
-def further(ahead: Sequence[int], micro_batches: int) -> tuple[int, ...]:
-    """Half as many forwards in flight again, but for the last stage."""
-    return tuple(min(micro_batches, ceil(1.5 * a)) if a > 1 else 1 for a in ahead)
+def deeper(replicas: Sequence[PipelineTimes]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """More forwards in flight than each of these has, to be tried in this order: those that hide all, half as many
+    again, and one more."""
+    own = [times.forwards_ahead for times in replicas]
+    for ahead in dict.fromkeys(tuple(map(more, replicas)) for more in (hiding_all, _half_again, _one_more)):
+        if any(a > b for more, before in zip(ahead, own, strict=True) for a, b in zip(more, before, strict=True)):
+            yield ahead
 
 
-def one_more(ahead: Sequence[int], micro_batches: int) -> tuple[int, ...]:
-    """One more forward in flight, but for the last stage."""
-    return tuple(min(micro_batches, a + 1) if a > 1 else 1 for a in ahead)
+def _half_again(times: PipelineTimes) -> tuple[int, ...]:
+    return tuple(min(times.micro_batches, ceil(1.5 * a)) if a > 1 else 1 for a in times.forwards_ahead)
+
+
+def _one_more(times: PipelineTimes) -> tuple[int, ...]:
+    return tuple(min(times.micro_batches, a + 1) if a > 1 else 1 for a in times.forwards_ahead)
 
 
 def tied_sum(problem: Problem, stages: Sequence[PoolUse]) -> TiedSum:

@@ -10,14 +10,14 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from hetctl.trainer.planning.arrange import Arrangement, Batching, Pipeline, further, hiding_all, searched_schedules
+from hetctl.trainer.planning.arrange import Arrangement, Batching, Pipeline, deeper, hiding_all, searched_schedules
 from hetctl.trainer.planning.batching import divisors
 from hetctl.trainer.planning.bounds import UseBound, UseBounds, lower_bounds
 from hetctl.trainer.planning.likely_uses import likely_uses
 from hetctl.trainer.planning.partition import Floats, Whole
 from hetctl.trainer.planning.pools import Pool, Rates
 from hetctl.trainer.planning.problem import Problem
-from hetctl.trainer.planning.simulate import least_seconds
+from hetctl.trainer.planning.simulate import least_seconds, step_seconds
 from hetctl.trainer.planning.space import MANY_POOLS, PoolUse, orders, pool_uses
 from hetctl.trainer.planning.stages import StageCostCache, share
 from hetctl.trainer.schedule import SCHEDULES
@@ -208,6 +208,9 @@ class Pipelines:
     ) -> Iterator[Pipeline]:
         """Pipelines faster than the limit as it stands, until no bound is below it."""
         tried = searched_schedules(self.problem)
+        starts = [(schedule, schedule.in_flight) for schedule in tried]
+        if tried == [DEEP]:  # as deep as it must be: from few in flight, as where 1F1B is looked at as well
+            starts.insert(0, (DEEP, SCHEDULES["1f1b"].in_flight))
         for bound, found in islice(combinations, self.most_tried):
             if bound >= limit():
                 return
@@ -215,19 +218,26 @@ class Pipelines:
                 if bound + self._order_adds([found[i] for i in order], wanted.batching) / self.slack >= limit():
                     continue
                 ordered = tuple(found[i].use for i in order)
-                for schedule in tried if sum(u.stages for u in ordered) > 1 else tried[:1]:
+                stages = sum(u.stages for u in ordered)
+                for schedule, in_flight in starts if stages > 1 else starts[:1]:
                     little = schedule.hides_transfers and len(tried) > 1  # an asked one is tried whatever it gains
                     if little and self._waits_little(ordered, wanted.batching, limit()):
                         continue
                     self.tried += 1
-                    arrangement = Arrangement(self.problem, self.stage_costs, ordered, wanted.batching, schedule)
+                    ahead = self.problem.forwards_ahead or in_flight(stages, wanted.batching.micro_batches)
+                    arrangement = Arrangement(self.problem, self.stage_costs, ordered, wanted.batching, schedule, ahead)
                     made = arrangement.best(bound=limit() * self.slack)
                     if made is None or least_seconds(made.times) >= limit() * self.near:
                         continue
-                    if self.near > 1.0 and made.seconds < limit() * self.near:
+                    if self.near > 1.0 and self._could_be(made, limit() * self.near):
                         made = self._deeper(self._improved(arrangement, made))
                     if made.seconds < limit():
                         yield made
+
+    def _could_be(self, pipeline: Pipeline, limit: float) -> bool:
+        """Whether a pipeline takes less than a limit, or would with as many in flight as hide all."""
+        hidden = replace(pipeline.times, forwards_ahead=hiding_all(pipeline.times))
+        return pipeline.seconds < limit or step_seconds([hidden]) < limit
 
     def _order_adds(self, found: Sequence[UseBound], batching: Batching) -> float:
         """Seconds that an order of uses adds to what bounds any: hops between pools, and who holds which end."""
@@ -243,21 +253,20 @@ class Pipelines:
 
     def _deeper(self, pipeline: Pipeline) -> Pipeline:
         """With ever more forwards in flight, where transfers are long, while that shortens the step and fits."""
-        best, ahead = pipeline, hiding_all(pipeline.times)
         if self.problem.forwards_ahead is not None or DEEP not in searched_schedules(self.problem):
             return pipeline
-        while any(a > b for a, b in zip(ahead, best.forwards_ahead, strict=True)):
-            made = self.at_depth(best, ahead, bound=best.seconds * self.slack)
-            if made is None or made.seconds > best.seconds * (1 - WORTH_DEEPER):
-                break
-            best, ahead = made, further(ahead, best.batching.micro_batches)
-        return best
+        best: Pipeline | None = pipeline
+        while best is not None:
+            pipeline, worth = best, best.seconds * (1 - WORTH_DEEPER)
+            tried = (self.at_depth(pipeline, ahead) for (ahead,) in deeper([pipeline.times]))
+            best = next((made for made in tried if made is not None and made.seconds <= worth), None)
+        return pipeline
 
-    def at_depth(self, pipeline: Pipeline, ahead: tuple[int, ...], *, bound: float = math.inf) -> Pipeline | None:
-        """Its uses and batching with so many forwards in flight; None if that does not fit, or is above the bound."""
+    def at_depth(self, pipeline: Pipeline, ahead: tuple[int, ...]) -> Pipeline | None:
+        """Its uses and batching with so many forwards in flight, its layers where they fit; None if nothing does."""
         self.tried += 1
         arrangement = Arrangement(self.problem, self.stage_costs, pipeline.uses, pipeline.batching, DEEP, ahead)
-        made = arrangement.best(bound=bound)
+        made = arrangement.with_layers(pipeline.layers) or arrangement.best()
         return made and self._improved(arrangement, made)
 
     def _improved(self, arrangement: Arrangement, pipeline: Pipeline) -> Pipeline:

@@ -6,11 +6,11 @@ alone, for arrangements that the search has found under 1F1B.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hetctl.trainer.model.sample_shares import share as cut
-from hetctl.trainer.planning.arrange import Pipeline, bridged, further, one_more, tied_sum
+from hetctl.trainer.planning.arrange import Pipeline, bridged, deeper, tied_sum
 from hetctl.trainer.planning.costs import usable_bytes
 from hetctl.trainer.planning.pipelines import WORTH_DEEPER, Pipelines
 from hetctl.trainer.planning.problem import Problem
@@ -42,29 +42,28 @@ def deepened(problem: Problem, candidate: Candidate, pipelines: Pipelines) -> Ca
     search, which looks for the depth of others, does not time."""
     schedule = SCHEDULES[max(candidate.pipelines, key=lambda p: len(p.layers)).schedule]
     while problem.forwards_ahead is None and not schedule.timed_by_search and schedule.chunks == (1,):
-        deeper = (_with_more_in_flight(problem, candidate, pipelines, schedule, more) for more in (further, one_more))
-        gained = (c for c in deeper if c is not None and c.step_s <= candidate.step_s * (1 - WORTH_DEEPER))
+        tried = (
+            _at_depths(problem, candidate, pipelines, schedule, ahead)
+            for ahead in deeper([p.times for p in candidate.pipelines])
+        )
+        gained = (c for c in tried if c is not None and c.step_s <= candidate.step_s * (1 - WORTH_DEEPER))
         if (made := next(gained, None)) is None:
             break
         candidate = made
     return candidate
 
 
-def _with_more_in_flight(
-    problem: Problem,
-    candidate: Candidate,
-    pipelines: Pipelines,
-    schedule: Schedule,
-    more: Callable[[Sequence[int], int], tuple[int, ...]],
+def _at_depths(
+    problem: Problem, candidate: Candidate, pipelines: Pipelines, schedule: Schedule, depths: Sequence[tuple[int, ...]]
 ) -> Candidate | None:
     found = [
-        pipelines.at_depth(p, more(p.forwards_ahead, p.batching.micro_batches)) if len(p.layers) > 1 else p
-        for p in candidate.pipelines
+        pipelines.at_depth(p, ahead) if len(p.layers) > 1 else p
+        for p, ahead in zip(candidate.pipelines, depths, strict=True)
     ]
-    deeper = tuple(p for p in found if p is not None)
-    if len(deeper) < len(found):
+    made = tuple(p for p in found if p is not None)
+    if len(made) < len(found):
         return None
-    return next(rescheduled(problem, replace(candidate, pipelines=deeper), schedule), None)
+    return next(rescheduled(problem, replace(candidate, pipelines=made), schedule), None)
 
 
 def _costs(problem: Problem, pipeline: Pipeline, stage: int, held: int, stages: int) -> Coefficients[float]:
