@@ -18,7 +18,7 @@ from hetctl.trainer.planning.space import MANY_POOLS, partitions, views
 from hetctl.trainer.planning.stages import SyncRate
 
 MOST = 10  # groupings of many pools that are balanced in earnest
-BACKWARD = 2 / 3  # of a micro-batch's seconds: what gradient sums can hide behind
+BACKWARD = 2 / 3  # of a micro-batch's seconds
 SIZES = (1, 4, 8, 16, 64)  # micro-batches that the likely ones are estimated with
 
 Groups = frozenset[frozenset[int]]  # of indices into a view; pools in none of them stay idle
@@ -142,7 +142,7 @@ class _Descent:
             sizes = [s for s in SIZES if s <= max(share, 1)] if pinned is None else [pinned]
             sums = 0.0 if sync is None else sums_seconds(self.problem.costs, pools, sync, 2)
             beats = {size: self._with(pools, size, max(1, round(share / size)), sync) for size in sizes}
-            seconds = [beat * share / size + max(0.0, sums - BACKWARD * beat) for size, beat in beats.items()]
+            seconds = [beat * share / size + unhidden(self.problem.costs, sums, beat) for size, beat in beats.items()]
             self._known[group, alone] = min(seconds)
         return self._known[group, alone]
 
@@ -159,8 +159,14 @@ def sums_seconds(costs: LayerCosts, pools: Sequence[Pool], sync: SyncRate, repli
     return (replicas - 1) / replicas * parameters * costs.value_bytes.exchanged / rate
 
 
+def unhidden(costs: LayerCosts, sums: float, beat: float) -> float:
+    """Of seconds of sums what a micro-batch's cannot hide: its forward hides weights that come back."""
+    return max(0.0, sums - (beat if costs.value_bytes.over_replicas else BACKWARD * beat))
+
+
 def slowest_sync(links: LinkRates, replicas: Sequence[Sequence[Pool]], index: int) -> SyncRate:
     """How fast the ranks of a replica can exchange with the others, by the slowest of what joins them."""
     others = [p for i, pools in enumerate(replicas) for p in pools if i != index]
     rates = [links.sync_rate(a, b) for a in replicas[index] for b in others]
-    return SyncRate(*(min(column) for column in zip(*rates, strict=True)))
+    slowest = SyncRate(*(min(column) for column in zip(*rates, strict=True)))
+    return slowest._replace(launching_s=max(rate.launching_s for rate in rates))

@@ -104,7 +104,8 @@ class LinkRates:
             return SyncRate(RING_REACHED * min(p.rates.nic_bytes_per_s for p in (inside, outside)), inf, inf, 1)
         link = self._between(inside, outside)
         rate, most = link.sums or link.per_rank, link.host_of(inside.island, outside.island)
-        return SyncRate(rate, most, link.total, 1 - TRANSPORTS[link.transport].taken(rate))
+        row = TRANSPORTS[link.transport]
+        return SyncRate(rate, most, link.total, 1 - row.taken(rate), row.launching_s)
 
 
 def read_link_rates(

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 
 from hetctl.trainer.planning.arrange import Batching, Pipeline, PipelineStage
 from hetctl.trainer.planning.batching import TABULATED, balance, divisors, largest_remainder, settle
-from hetctl.trainer.planning.groupings import BACKWARD, Grouping, Groupings, slowest_sync, sums_seconds
+from hetctl.trainer.planning.groupings import Grouping, Groupings, slowest_sync, sums_seconds, unhidden
 from hetctl.trainer.planning.partition import ROUGH
 from hetctl.trainer.planning.pipelines import BoundedCombinations, Pipelines, WantedPipeline
 from hetctl.trainer.planning.problem import Problem
@@ -302,7 +302,7 @@ class UnequalReplicas:
         seconds, (_, count) = self.bound(replica, part, limit), self.batch(part)
         costs, pools = self.pipelines.problem.costs, self.grouping.replicas[replica]
         sums = sums_seconds(costs, pools, self.sync[replica], len(self.sync))
-        return seconds + max(0.0, sums - BACKWARD * seconds / count)
+        return seconds + unhidden(costs, sums, seconds / count)
 
     def faster(self, replica: int, part: int, limit: float) -> bool:
         """Whether a share takes less than a limit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
+from math import inf
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -52,7 +53,11 @@ class SyncRate(NamedTuple):
     per_rank: float
     per_host: float
     total: float
-    hidden: float  # of sums beside a backward pass, what that does not pay for: all where none are over a bridge
+    hidden: float  # of sums beside a pass, what that does not pay for: all where none are over a bridge
+    launching_s: float = inf  # of a block's pass beside them: a longer one pays for nothing
+
+
+NOTHING_OUTSIDE = SyncRate(inf, inf, inf, 1.0)
 
 
 @dataclass(frozen=True)
@@ -155,14 +160,24 @@ class Coefficients(Generic[Value]):
     memory: LinearCost[Value]
     host: LinearCost[Value]  # bytes per rank in its host's memory
     bridged: Value  # of the gradient sums' seconds, those over a bridge
-    hiding_cost: Value  # of those seconds that backward hides, what it takes longer
+    returned: Value  # of the gradient sums' seconds, those of weights that come back beside the next forward
+    hiding_cost: Value  # of those seconds that a pass hides, what it takes longer
+    launching_s: float = inf  # of a block's pass: a longer one loses nothing
     weights: float = 0.0  # seconds of a layer's backward that a schedule may put off
 
     def exposed(self, layers: Value | float) -> Value:
-        """Gradient sums that the last micro-batch's backward does not hide, and what hiding the others costs it."""
+        """Gradient sums that the last micro-batch's backward does not hide, weights that come back and the next forward
+        does not, and what hiding the others costs these passes."""
         sums = self.sums.at(layers)
-        left: Value = np.maximum(sums / np.maximum(layers, 1), sums - layers * self.backward.each)
-        return left + self.hiding_cost * (sums - left)
+        back: Value = self.returned * sums
+        return self._beside(sums - back, layers, self.backward) + self._beside(back, layers, self.forward)
+
+    def _beside(self, seconds: Value, layers: Value | float, computing: LinearCost[Value]) -> Value:
+        """What so many seconds of sums beside a pass add to it."""
+        left: Value = np.maximum(seconds / np.maximum(layers, 1), seconds - layers * computing.each)
+        each: Value = self.hiding_cost * (seconds - left) / np.maximum(layers, 1)
+        slower: Value = np.minimum(each, np.maximum(0.0, self.launching_s - computing.each))
+        return left + layers * slower
 
     def one(self: Coefficients[Floats], shards: int, mode: int, *, weights: float) -> Coefficients[float]:
         """Of one site's arrays those under one choice, by its place in them."""
@@ -181,7 +196,9 @@ class Coefficients(Generic[Value]):
             at(self.memory),
             at(self.host),
             chosen(self.bridged),
+            chosen(self.returned),
             chosen(self.hiding_cost),
+            self.launching_s,
             weights,
         )
 
@@ -238,7 +255,8 @@ def coefficient_arrays(
     state = state + (compute + gradients) * (1 / cut - 1 / count)
     saved = costs.value_bytes.written / width  # a checkpoint's copy, once of each
     on_host = mode.host_state / count + saved
-    outside, hidden = others / np.maximum(sums, TINY), place.sync.hidden if place.sync else 1.0
+    outside, sync = others / np.maximum(sums, TINY), place.sync or NOTHING_OUTSIDE
+    back = compute / costs.value_bytes.exchanged if costs.value_bytes.over_replicas else 0.0
     beside = costs.overlap_cost
     working = np.maximum(mode.working, logits) + np.where(count > 1, gathered, 0.0)
     return Coefficients(
@@ -253,8 +271,10 @@ def coefficient_arrays(
             each * state + frozen / cut + place.held * mode.held,
         ),
         host=LinearCost(fixed * on_host, each * on_host + place.held * mode.host_held),
-        bridged=outside * (hidden < 1),
-        hiding_cost=outside * (1 - hidden),
+        bridged=outside * (sync.hidden < 1),
+        returned=outside * back,
+        hiding_cost=outside * (1 - sync.hidden),
+        launching_s=sync.launching_s,
     )
 
 
@@ -280,8 +300,7 @@ def _sync_seconds(
 ) -> tuple[Floats, Floats]:
     """Seconds per parameter, once a step: gradients summed over copies inside the stage, and with other replicas.
 
-    Where replicas share out the update, what comes back are weights; the next forward, which may hide them, is not
-    asked.
+    Where replicas share out the update, what comes back are weights.
     """
     seconds: Floats = 2 * value_bytes.gradients / shards * _gather_seconds(rates, inside, width // shards, 1.0)
     if place.sync is None:

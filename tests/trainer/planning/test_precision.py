@@ -37,7 +37,8 @@ def planned(spec: str, precision: str, *pins: tuple[str, object]) -> Plan:
 
 
 def test_wider_values_take_longer_and_more_memory() -> None:
-    predicted = [planned("h200:2,a100:2", precision).predicted for precision in ("bf16", "fp32", "fp64")]
+    one = ("parallelism.data", 1)
+    predicted = [planned("h200:2,a100:2", precision, one).predicted for precision in ("bf16", "fp32", "fp64")]
     steps = [p.step_time_s for p in predicted if p]
     held = [sum(p.memory_bytes) for p in predicted if p]
     assert steps[1] > 5 * steps[0]

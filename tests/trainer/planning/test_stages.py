@@ -62,6 +62,32 @@ def test_what_backward_hides_of_a_bridges_sums_costs_it_part_of_their_time(
         assert found.exposed(layers) == pytest.approx(left + paid * (sums - left))
 
 
+def test_weights_that_come_back_hide_behind_the_next_forward() -> None:
+    """Where replicas share out the update: a third of what they exchange (bf16 back for fp32 there)."""
+    costs = replace(COSTS, value_bytes=replace(COSTS.value_bytes, over_replicas=True))
+    layers, site = 8, StageSite(RATES, 1)
+    slow = coefficients(
+        costs, site, replace(MIDDLE, sync=SyncRate(1e9, 1e9, 1e9, 1.0), replicas=2), MemoryChoice(PLAIN, 1)
+    )
+    sums, passes = slow.sums.at(layers), [layers * p.each for p in (slow.backward, slow.forward)]
+    assert sums / 3 > passes[1] and 2 / 3 * sums > passes[0]  # both hide all they can
+    assert slow.exposed(layers) == pytest.approx(sums - sum(passes))
+
+
+def test_passes_whose_kernels_are_launched_ahead_lose_nothing_to_sums_beside_them() -> None:
+    site, layers = StageSite(RATES, 1), 8
+    passes = coefficients(COSTS, site, MIDDLE, MemoryChoice(PLAIN, 1))
+    rate = SyncRate(1e12, 1e12, 1e12, 0.5)
+    exposed = {}
+    for times in (0.5, 1.0, 1.0 + 1e-3, 9.0):  # of the pass
+        place = replace(MIDDLE, sync=rate._replace(launching_s=times * passes.backward.each), replicas=2)
+        found = coefficients(COSTS, site, place, MemoryChoice(PLAIN, 1))
+        exposed[times] = found.exposed(layers)
+    left = found.sums.at(layers) / layers
+    assert exposed[0.5] == exposed[1.0] == pytest.approx(left)
+    assert left < exposed[1.0 + 1e-3] < exposed[9.0] == pytest.approx(left + (found.sums.at(layers) - left) / 2)
+
+
 def test_a_slow_network_leaves_a_ranks_threads_time_to_launch() -> None:
     taken = [TRANSPORTS["tcp"].taken(rate) for rate in (1e8, 1e9, 3e9)]
     assert taken == pytest.approx([1 / 60, 1 / 6, 1 / 2])
