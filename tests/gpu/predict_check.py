@@ -80,7 +80,7 @@ CASES = (
     Case(PAIR, "shm", LARGE, 8, _pipeline(_mb(1), "parallelism.layers=[16,16]")),
     Case(PAIR, "shm", LARGE, 16, _pipeline(_mb(2), "parallelism.recompute=full")),
     Case(PAIR, "tcp", SMALL, 16, _pipeline(_mb(1))),
-    Case(PAIR, "tcp", SMALL, 32, (*DATA, _mb(2))),
+    *(Case(PAIR, "tcp", SMALL, 16 * size, (*DATA, _mb(size))) for size in (2, 3, 4)),
     Case(PAIR, "tcp", LARGE, 16, _pipeline(_mb(1))),
     Case(PAIR, "shm", TIED, 16, _pipeline(_mb(1))),
     Case(PAIR, "tcp", TIED, 16, _pipeline(_mb(1))),
