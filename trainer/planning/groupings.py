@@ -44,7 +44,8 @@ class Groupings:
     def all(self) -> list[Grouping]:
         """In order of their bounds; of many pools the likely ones only."""
         found: list[Grouping] = []
-        for view in views(self.problem.pools):
+        pools = tuple(sorted(self.problem.pools, key=_kind))  # so that the order of islands means nothing
+        for view in views(pools):
             possible = (self._grouping(view, Groups(map(frozenset, groups))) for groups in self._ways(view))
             found += [g for g in possible if g is not None]
         return sorted(found, key=lambda g: g.bound)
@@ -73,6 +74,10 @@ class Groupings:
             return None
         clones = 1 if pins.replicas is None else pins.replicas // len(replicas)
         return Grouping(replicas, clones, self.problem.samples / sum(self.pipelines.samples_per_s(p) for p in used))
+
+
+def _kind(pool: Pool) -> tuple[object, ...]:
+    return -pool.rates.flops_per_s, pool.device_class, pool.speed, pool.rates.memory_bytes, pool.size
 
 
 class _Descent:

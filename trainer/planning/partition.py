@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
 WORTH_CAPPING = 0.01  # share of a step that its ends take, from which on ends are weighed against turns
-CAPS = 5
+CAPS, CAPS_APART = 12, 0.04  # at most, and as a share of a step
 ROUGH = 0.005  # tolerance from which on ends are not weighed so
 TRIPS = np.geomspace(1.0, 2.0, 6)  # how much longer than at least a round trip may be
 ROUNDING = 1 + 1e-12
@@ -136,13 +136,17 @@ class Splits:
     def _caps(self, seconds: float, *, rough: bool) -> list[float]:
         """Ends to weigh against turns: nobody's are below the first, and what a round allows anew is above its first.
 
-        `seconds`: least of a step without its end. A few are enough, since layers are moved one by one afterwards.
+        `seconds`: least of a step without its end. As near to each other as is worth it, or so many, since layers are
+        moved one by one afterwards.
         """
         lowest, highest = self._ends
         if rough or highest - lowest < WORTH_CAPPING * seconds:
             return [lowest, np.inf]
-        first = max(lowest, WORTH_CAPPING * seconds)
-        return [lowest, *(first * (highest / first) ** (k / (CAPS - 1)) for k in range(CAPS - 1)), np.inf]
+        caps, apart = [lowest], max(CAPS_APART * seconds, (highest - lowest) / CAPS)
+        for end in np.unique(self._stacked[1]):
+            if len(caps) == 1 or caps[-1] + apart <= end < np.inf:
+                caps.append(float(end))
+        return [*caps, np.inf]
 
 
 class _Found(NamedTuple):
