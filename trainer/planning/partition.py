@@ -142,10 +142,12 @@ class Splits:
         lowest, highest = self._ends
         if rough or highest - lowest < WORTH_CAPPING * seconds:
             return [lowest, np.inf]
-        caps, apart = [lowest], max(CAPS_APART * seconds, (highest - lowest) / CAPS)
-        for end in np.unique(self._stacked[1]):
-            if len(caps) == 1 or caps[-1] + apart <= end < np.inf:
-                caps.append(float(end))
+        apart, group, caps = max(CAPS_APART * seconds, (highest - lowest) / CAPS), lowest, [lowest]
+        ends = np.unique(self._stacked[1])
+        for before, end in pairwise(ends[np.isfinite(ends)].tolist()):
+            if end > group + apart:  # a cap is the last of those that are near each other
+                caps.append(before)
+                group = end
         return [*caps, np.inf]
 
 
