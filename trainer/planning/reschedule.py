@@ -12,7 +12,7 @@ from dataclasses import replace
 from hetctl.trainer.model.sample_shares import share as cut
 from hetctl.trainer.planning.arrange import Pipeline, bridged, deeper, tied_sum
 from hetctl.trainer.planning.costs import usable_bytes
-from hetctl.trainer.planning.pipelines import WORTH_DEEPER, Pipelines
+from hetctl.trainer.planning.pipelines import DEEP, WORTH_DEEPER, Pipelines
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Candidate
 from hetctl.trainer.planning.stages import Coefficients, coefficients, share
@@ -38,18 +38,24 @@ def rescheduled(problem: Problem, candidate: Candidate, schedule: Schedule) -> I
 
 
 def deepened(problem: Problem, candidate: Candidate, pipelines: Pipelines) -> Candidate:
-    """The candidate with ever more forwards in flight while that shortens the step and fits, under a schedule that the
-    search, which looks for the depth of others, does not time."""
+    """The candidate under a schedule that the search does not time with as many forwards in flight as make its step
+    shortest: from those that were found for it, and from few, which leave it other ways to fit."""
     schedule = SCHEDULES[max(candidate.pipelines, key=lambda p: len(p.layers)).schedule]
-    while problem.forwards_ahead is None and not schedule.timed_by_search and schedule.chunks == (1,):
-        tried = (
-            _at_depths(problem, candidate, pipelines, schedule, ahead)
-            for ahead in deeper([p.times for p in candidate.pipelines])
-        )
-        gained = (c for c in tried if c is not None and c.step_s <= candidate.step_s * (1 - WORTH_DEEPER))
-        if (made := next(gained, None)) is None:
-            break
-        candidate = made
+    if problem.forwards_ahead is not None or schedule.timed_by_search or schedule.chunks != (1,):
+        return candidate
+    few = [DEEP.in_flight(len(p.layers), p.batching.micro_batches) for p in candidate.pipelines]
+    starts = (candidate, _at_depths(problem, candidate, pipelines, schedule, few))
+    return min((_deepened(problem, c, pipelines, schedule) for c in starts if c is not None), key=lambda c: c.step_s)
+
+
+def _deepened(problem: Problem, candidate: Candidate, pipelines: Pipelines, schedule: Schedule) -> Candidate:
+    """With ever more forwards in flight, while that shortens the step and fits."""
+    best: Candidate | None = candidate
+    while best is not None:
+        candidate, worth = best, best.step_s * (1 - WORTH_DEEPER)
+        depths = deeper([p.times for p in candidate.pipelines])
+        tried = (_at_depths(problem, candidate, pipelines, schedule, ahead) for ahead in depths)
+        best = next((c for c in tried if c is not None and c.step_s <= worth), None)
     return candidate
 
 
