@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, permutations, starmap
@@ -243,21 +243,21 @@ def hiding_all(times: PipelineTimes) -> tuple[int, ...]:
     return tuple(reversed(ahead))
 
 
+def _each(more: Callable[[int], int]) -> Callable[[PipelineTimes], tuple[int, ...]]:
+    """More forwards in flight on each stage but the last."""
+    return lambda times: tuple(min(times.micro_batches, more(a)) if a > 1 else 1 for a in times.forwards_ahead)
+
+
+DEEPER = (hiding_all, _each(lambda a: ceil(1.5 * a)), _each(lambda a: a + 1))
+
+
 def deeper(replicas: Sequence[PipelineTimes]) -> Iterator[tuple[tuple[int, ...], ...]]:
     """More forwards in flight than each of these has, to be tried in this order: those that hide all, half as many
     again, and one more."""
     own = [times.forwards_ahead for times in replicas]
-    for ahead in dict.fromkeys(tuple(map(more, replicas)) for more in (hiding_all, _half_again, _one_more)):
+    for ahead in dict.fromkeys(tuple(map(more, replicas)) for more in DEEPER):
         if any(a > b for more, before in zip(ahead, own, strict=True) for a, b in zip(more, before, strict=True)):
             yield ahead
-
-
-def _half_again(times: PipelineTimes) -> tuple[int, ...]:
-    return tuple(min(times.micro_batches, ceil(1.5 * a)) if a > 1 else 1 for a in times.forwards_ahead)
-
-
-def _one_more(times: PipelineTimes) -> tuple[int, ...]:
-    return tuple(min(times.micro_batches, a + 1) if a > 1 else 1 for a in times.forwards_ahead)
 
 
 def tied_sum(problem: Problem, stages: Sequence[PoolUse]) -> TiedSum:

@@ -133,6 +133,11 @@ class Splits:
         every = [t.ends for t in self.tables]
         return min(least for least, _ in every), max(most for _, most in every)
 
+    @cached_property
+    def _every_end(self) -> list[float]:
+        ends = np.unique(self._stacked[1])
+        return ends[np.isfinite(ends)].tolist()  # type: ignore[no-any-return]
+
     def _caps(self, seconds: float, *, rough: bool) -> list[float]:
         """Ends to weigh against turns: nobody's are below the first, and what a round allows anew is above its first.
 
@@ -143,8 +148,7 @@ class Splits:
         if rough or highest - lowest < WORTH_CAPPING * seconds:
             return [lowest, np.inf]
         apart, group, caps = max(CAPS_APART * seconds, (highest - lowest) / CAPS), lowest, [lowest]
-        ends = np.unique(self._stacked[1])
-        for before, end in pairwise(ends[np.isfinite(ends)].tolist()):
+        for before, end in pairwise(self._every_end):
             if end > group + apart:  # a cap is the last of those that are near each other
                 caps.append(before)
                 group = end

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice, pairwise
+from operator import attrgetter
+from typing import TypeVar
 
 import numpy as np
 
@@ -30,6 +32,8 @@ LARGE_SLACK = 1.02  # in larger searches
 LIKELY = 6  # combinations whose split is worked out, of one pipeline and batch; smaller searches look at all
 FEW_COMBINATIONS = 5_000  # of many pools
 DEEP = SCHEDULES["eager-1f1b"]
+FROM_FEW = replace(DEEP, in_flight=SCHEDULES["1f1b"].in_flight)
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -208,9 +212,7 @@ class Pipelines:
     ) -> Iterator[Pipeline]:
         """Pipelines faster than the limit as it stands, until no bound is below it."""
         tried = searched_schedules(self.problem)
-        starts = [(schedule, schedule.in_flight) for schedule in tried]
-        if tried == [DEEP]:  # as deep as it must be: from few in flight, as where 1F1B is looked at as well
-            starts.insert(0, (DEEP, SCHEDULES["1f1b"].in_flight))
+        starts = [FROM_FEW, DEEP] if tried == [DEEP] else tried  # as where 1F1B is looked at as well
         for bound, found in islice(combinations, self.most_tried):
             if bound >= limit():
                 return
@@ -218,14 +220,12 @@ class Pipelines:
                 if bound + self._order_adds([found[i] for i in order], wanted.batching) / self.slack >= limit():
                     continue
                 ordered = tuple(found[i].use for i in order)
-                stages = sum(u.stages for u in ordered)
-                for schedule, in_flight in starts if stages > 1 else starts[:1]:
+                for schedule in starts if sum(u.stages for u in ordered) > 1 else starts[:1]:
                     little = schedule.hides_transfers and len(tried) > 1  # an asked one is tried whatever it gains
                     if little and self._waits_little(ordered, wanted.batching, limit()):
                         continue
                     self.tried += 1
-                    ahead = self.problem.forwards_ahead or in_flight(stages, wanted.batching.micro_batches)
-                    arrangement = Arrangement(self.problem, self.stage_costs, ordered, wanted.batching, schedule, ahead)
+                    arrangement = Arrangement(self.problem, self.stage_costs, ordered, wanted.batching, schedule)
                     made = arrangement.best(bound=limit() * self.slack)
                     if made is None or least_seconds(made.times) >= limit() * self.near:
                         continue
@@ -236,8 +236,9 @@ class Pipelines:
 
     def _could_be(self, pipeline: Pipeline, limit: float) -> bool:
         """Whether a pipeline takes less than a limit, or would with as many in flight as hide all."""
-        hidden = replace(pipeline.times, forwards_ahead=hiding_all(pipeline.times))
-        return pipeline.seconds < limit or step_seconds([hidden]) < limit
+        if pipeline.seconds < limit:
+            return True
+        return step_seconds([replace(pipeline.times, forwards_ahead=hiding_all(pipeline.times))]) < limit
 
     def _order_adds(self, found: Sequence[UseBound], batching: Batching) -> float:
         """Seconds that an order of uses adds to what bounds any: hops between pools, and who holds which end."""
@@ -255,12 +256,11 @@ class Pipelines:
         """With ever more forwards in flight, where transfers are long, while that shortens the step and fits."""
         if self.problem.forwards_ahead is not None or DEEP not in searched_schedules(self.problem):
             return pipeline
-        best: Pipeline | None = pipeline
-        while best is not None:
-            pipeline, worth = best, best.seconds * (1 - WORTH_DEEPER)
-            tried = (self.at_depth(pipeline, ahead) for (ahead,) in deeper([pipeline.times]))
-            best = next((made for made in tried if made is not None and made.seconds <= worth), None)
-        return pipeline
+
+        def tried(at: Pipeline) -> Iterator[Pipeline | None]:
+            return (self.at_depth(at, ahead) for (ahead,) in deeper([at.times]))
+
+        return deepest(pipeline, tried, attrgetter("seconds"))
 
     def at_depth(self, pipeline: Pipeline, ahead: tuple[int, ...]) -> Pipeline | None:
         """Its uses and batching with so many forwards in flight, its layers where they fit; None if nothing does."""
@@ -286,6 +286,15 @@ class Pipelines:
         links = self.problem.links
         found = orders(pools, self.problem.pins, alike=links.alike(pools))
         return [o for o in found if all(links.can_talk(pools[a], pools[b]) for a, b in pairwise(o))]
+
+
+def deepest(found: Found, tried: Callable[[Found], Iterable[Found | None]], seconds: Callable[[Found], float]) -> Found:
+    """What is come to by taking the first that takes less by what is worth it, as long as there is one."""
+    best: Found | None = found
+    while best is not None:
+        found, worth = best, seconds(best) * (1 - WORTH_DEEPER)
+        best = next((made for made in tried(found) if made is not None and seconds(made) <= worth), None)
+    return found
 
 
 class BoundedCombinations:

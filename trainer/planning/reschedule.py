@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from hetctl.trainer.model.sample_shares import share as cut
 from hetctl.trainer.planning.arrange import Pipeline, bridged, deeper, tied_sum
 from hetctl.trainer.planning.costs import usable_bytes
-from hetctl.trainer.planning.pipelines import DEEP, WORTH_DEEPER, Pipelines
+from hetctl.trainer.planning.pipelines import DEEP, Pipelines, deepest
 from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.search import Candidate
 from hetctl.trainer.planning.stages import Coefficients, coefficients, share
@@ -43,20 +44,14 @@ def deepened(problem: Problem, candidate: Candidate, pipelines: Pipelines) -> Ca
     schedule = SCHEDULES[max(candidate.pipelines, key=lambda p: len(p.layers)).schedule]
     if problem.forwards_ahead is not None or schedule.timed_by_search or schedule.chunks != (1,):
         return candidate
+
+    def tried(at: Candidate) -> Iterator[Candidate | None]:
+        return (_at_depths(problem, at, pipelines, schedule, d) for d in deeper([p.times for p in at.pipelines]))
+
     few = [DEEP.in_flight(len(p.layers), p.batching.micro_batches) for p in candidate.pipelines]
     starts = (candidate, _at_depths(problem, candidate, pipelines, schedule, few))
-    return min((_deepened(problem, c, pipelines, schedule) for c in starts if c is not None), key=lambda c: c.step_s)
-
-
-def _deepened(problem: Problem, candidate: Candidate, pipelines: Pipelines, schedule: Schedule) -> Candidate:
-    """With ever more forwards in flight, while that shortens the step and fits."""
-    best: Candidate | None = candidate
-    while best is not None:
-        candidate, worth = best, best.step_s * (1 - WORTH_DEEPER)
-        depths = deeper([p.times for p in candidate.pipelines])
-        tried = (_at_depths(problem, candidate, pipelines, schedule, ahead) for ahead in depths)
-        best = next((c for c in tried if c is not None and c.step_s <= worth), None)
-    return candidate
+    step_s = attrgetter("step_s")
+    return min((deepest(c, tried, step_s) for c in starts if c is not None), key=step_s)
 
 
 def _at_depths(

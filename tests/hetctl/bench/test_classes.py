@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hetctl.bench import classes
 from hetctl.bench.classes import Measured, bench_classes, places_of, raise_unless_all, turn
@@ -325,8 +326,19 @@ def test_ctrl_c_ends_it_with_its_code(tmp_path: Path) -> None:
     assert load_profile(tmp_path / "profile.yaml").classes
 
 
+class Operations(TorchDispatchMode):
+    """How many are launched."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
 def test_launches_are_those_of_blocks_that_compute_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of few tokens, selective and full: what each takes is timed, which on a busy machine says nothing."""
+    """Of few tokens, selective and full, which launch more than a block that does not (counted: times are the
+    machine's)."""
     made, work = [], measuring.Workload(find_shape("demo"), 128, torch.device("cpu"), torch.float32)
     block = measuring._block
 
@@ -334,10 +346,19 @@ def test_launches_are_those_of_blocks_that_compute_again(monkeypatch: pytest.Mon
         made.append((of.seq_len, samples, more["recompute"]))
         return block(of, samples, **more)
 
+    def launched(once: measuring.Timed) -> int:
+        with Operations() as counted:
+            once()
+        return counted.count
+
     monkeypatch.setattr(measuring, "_block", kept)
     found = measuring._launches(work, ALONE)
     assert made == [(measuring.FEW, 1, "selective"), (measuring.FEW, 1, "full")]
     assert min(found.seconds) > 0
+    few = replace(work, seq_len=measuring.FEW)
+    plain = launched(block(few, 1, part=ALONE))
+    assert launched(block(few, 1, part=ALONE, recompute="selective")) > plain
+    assert launched(block(few, 1, part=ALONE, recompute="full")) > plain
 
 
 def test_an_offloaded_update_is_timed_by_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:

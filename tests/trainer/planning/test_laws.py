@@ -31,11 +31,8 @@ from hetctl.trainer.recipe import load_recipe
 
 SMALL = 12  # seeds of small clusters: planned in little time
 INSTANCES = int(os.environ.get("HETCTL_PLANNER_INSTANCES", SMALL))
-FOUND = (
-    340,
-    800,
-    1761,
-)  # whose depths were looked for from one start only: pins and the order of islands gained 1 to 5 %
+# in which pins, or the order of islands, gained 1 to 5 %, since depths were looked for from one start only
+FOUND = (340, 800, 1761, 2268)
 ROUGHLY = 1.005  # more of something may seem so much slower: larger searches leave small gains out
 NAMES = ("rtx4090", "mi325x", "v100", "l40s", "a100", "h100", "h200", "a100-40g", "mi300x", "a40", "t4", "mi210")
 SCHEDULES = ("1f1b", "eager-1f1b", "gpipe", "zero-bubble", "interleaved")
@@ -170,7 +167,7 @@ def test_more_of_anything_is_never_slower(seed: int, folder: Path) -> None:
     assert seconds(planned(richer, folder)) <= seconds(planned(what, folder)) * ROUGHLY, (what.spec, richer.spec)
 
 
-@pytest.mark.parametrize("seed", (*range(INSTANCES), *FOUND))
+@pytest.mark.parametrize("seed", [*range(INSTANCES), *FOUND])
 def test_nothing_that_can_be_pinned_is_faster(seed: int, folder: Path) -> None:
     what, draw = instance(seed), random.Random(-seed)
     free = planned(what, folder)
@@ -182,7 +179,7 @@ def test_nothing_that_can_be_pinned_is_faster(seed: int, folder: Path) -> None:
         assert seconds(planned(what, folder, *own)) <= seconds(free) * 1.01, (what, own)
 
 
-@pytest.mark.parametrize("seed", (*range(INSTANCES), *FOUND))
+@pytest.mark.parametrize("seed", [*range(INSTANCES), *FOUND])
 def test_the_order_of_islands_means_nothing_and_plans_are_the_same_twice(seed: int, folder: Path) -> None:
     what = instance(seed)
     turned = replace(what, islands=what.islands[::-1])
