@@ -10,6 +10,7 @@ for part in ${PARTS:-measure predict run}; do
                 python3 -m hetctl bench ops --model $model --seq-len 4096 --samples 1,2,4 --at-speed $speed -o "$profile"
             done
         done
+        python3 -m hetctl bench ops --model llama-1b --seq-len 4096 --samples 1,2 -o "$profile"
         if [ "$gpus" -gt 1 ]; then
             python3 -m hetctl bench ops --model llama-1b-untied --seq-len 4096 --samples 1,2 --tensor 2 -o "$profile"
             python3 -m hetctl bench bridge --emulate h200:1,mi325x:1 -o "$profile"
