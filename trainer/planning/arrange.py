@@ -9,6 +9,8 @@ from itertools import pairwise, permutations, starmap
 from math import ceil, inf
 from typing import NamedTuple
 
+import numpy as np
+
 from hetctl.trainer.planning.costs import usable_bytes
 from hetctl.trainer.planning.partition import Split, fixed_split, holmes_layers, uniform_layers
 from hetctl.trainer.planning.problem import Problem
@@ -132,6 +134,9 @@ def searched_schedules(problem: Problem) -> list[Schedule]:
     return timed
 
 
+_Held = tuple[tuple[int, ...], tuple[int, ...]]  # layers of each stage, and its row of what it costs
+
+
 class Arrangement:
     """Pool uses in an order, with their micro-batches and a schedule: all but who holds which layers."""
 
@@ -187,36 +192,64 @@ class Arrangement:
         return split if split is not None and split.seconds < bound else None
 
     def improved(self, pipeline: Pipeline) -> Pipeline:
-        """One of its pipelines with layers moved between stages, one by one, for as long as it takes less simulated.
+        """One of its pipelines with layers moved between stages, or a stage run another way, one by one, for as long as
+        it takes less simulated.
 
-        The closed form knows no idle time that forwards in flight fill: so early stages may hold more than it says.
+        The closed form knows no idle time that forwards in flight fill: so early stages may hold more than it says, and
+        a late one may sum for longer, since those before it still run backwards.
         """
-        best: Pipeline | None = pipeline
+        rows = [costs.choices.index(choice) for costs, choice in zip(self.costs, pipeline.choices, strict=True)]
+        held = first = (pipeline.layers, tuple(rows))
+        best, worth = held if len(self.stages) > 1 else None, pipeline.seconds * (1 - WORTH_MOVING)
         while best is not None:
-            pipeline, best = best, None
-            worth = pipeline.seconds * (1 - WORTH_MOVING)
-            for moved in map(self.with_layers, _one_moved(pipeline.layers)):
-                if moved is not None and least_seconds(moved.times) < worth and moved.seconds < worth:
-                    best, worth = moved, moved.seconds
-        return pipeline
+            held, best = best, None
+            for moves in (self._moved(held), self._other_ways(held)):
+                for moved in moves if best is None else ():
+                    times = self._times(*moved)
+                    if least_seconds(times) < worth and (seconds := step_seconds([times])) < worth:
+                        best, worth = moved, seconds
+            worth *= 1 - WORTH_MOVING
+        return pipeline if held is first else self._made(*held)
 
     def with_layers(self, layers: tuple[int, ...]) -> Pipeline | None:
         """These layers, each stage in its fastest way; None where one does not fit."""
+        rows = self._fastest(layers)
+        return None if rows is None else self._made(layers, rows)
+
+    def _fastest(self, layers: tuple[int, ...]) -> tuple[int, ...] | None:
         rows = [c.fastest(self.batching.micro_batches)[k] for c, k in zip(self.costs, layers, strict=True)]
         found = tuple(row for row in rows if row is not None)
-        return self._made(layers, found) if len(found) == len(rows) else None
+        return found if len(found) == len(rows) else None
+
+    def _moved(self, held: _Held) -> Iterator[_Held]:
+        """A layer of one stage given to another, each stage in its fastest way."""
+        for layers in _one_moved(held[0]):
+            rows = self._fastest(layers)
+            if rows is not None:
+                yield layers, rows
+
+    def _other_ways(self, held: _Held) -> Iterator[_Held]:
+        """One stage run as another of its rows says, in less time a beat."""
+        layers, rows = held
+        for stage, (costs, own) in enumerate(zip(self.costs, rows, strict=True)):
+            beats = costs.table.beat[:, layers[stage]]
+            for row in np.flatnonzero(beats < beats[own]).tolist():
+                yield layers, (*rows[:stage], row, *rows[stage + 1 :])
+
+    def _times(self, layers: tuple[int, ...], rows: tuple[int, ...]) -> PipelineTimes:
+        timed = tuple(f.times(r, k) for f, r, k in zip(self.costs, rows, layers, strict=True))
+        count, name = self.batching.micro_batches, self.schedule.name
+        return PipelineTimes(timed, self.hops, self.bridged, count, self.ahead, layers, name, tied=self.tied)
 
     def _made(self, layers: tuple[int, ...], rows: tuple[int, ...]) -> Pipeline:
         held = list(zip(self.costs, rows, layers, strict=True))
-        timed = tuple(f.times(r, k) for f, r, k in held)
-        count, name = self.batching.micro_batches, self.schedule.name
         return Pipeline(
             self.uses,
             self.batching,
             tuple(f.choices[r] for f, r, _ in held),
             tuple(f.way(r) for f, r, _ in held),
             tuple(int(f.way(r).memory.at(k)) for f, r, k in held),
-            PipelineTimes(timed, self.hops, self.bridged, count, self.ahead, layers, name, tied=self.tied),
+            self._times(layers, rows),
         )
 
 

@@ -26,7 +26,8 @@ from hetctl.trainer.schedule import SCHEDULES
 
 COMBINATIONS = 100_000  # bounded one by one; of more only the likely ones are looked at
 SLACK = 1.1  # how much slower the closed form may take an arrangement for than it is, to be looked at all the same
-NEAR = 1.06  # what takes less than so many times what is looked for may come below it by moving layers
+FEW, FEW_SLACK = 4, 1.2  # of so few micro-batches: that some stages never wait for the last ones counts for more
+NEAR = 1.1  # what takes less than so many times what is looked for may come below it by moving layers
 WORTH_DEEPER = 5e-3  # relative gain, for which more is held
 LARGE_SLACK = 1.02  # in larger searches
 LIKELY = 6  # combinations whose split is worked out, of one pipeline and batch; smaller searches look at all
@@ -64,7 +65,6 @@ class Pipelines:
         self.use_bounds: UseBounds = like.use_bounds if like else UseBounds(problem)
         self.tried = 0
         self.thinned: bool = like is not None and like.thinned
-        self.slack = LARGE_SLACK if problem.tolerance else SLACK
         self.near = 1.0 if problem.tolerance else NEAR
         self.most_tried = LIKELY if problem.tolerance else None
         self._known: dict[WantedPipeline, _Known] = {}
@@ -129,16 +129,13 @@ class Pipelines:
         """The same uses in the same order with these micro-batches; None where they do not fit."""
         if batching.micro_batch_size < max(use.width for use in pipeline.uses):
             return None
-        return self._arranged(pipeline, batching).best()
-
-    def _arranged(self, pipeline: Pipeline, batching: Batching) -> Arrangement:
         schedule = SCHEDULES[pipeline.schedule]
-        return Arrangement(self.problem, self.stage_costs, pipeline.uses, batching, schedule)
+        return Arrangement(self.problem, self.stage_costs, pipeline.uses, batching, schedule).best()
 
     def combinations(self, wanted: WantedPipeline, limit: float) -> BoundedCombinations:
         """Every combination of uses that might fit and beat the limit, with its bound.
 
-        Bounds are of the closed form, which takes some arrangements for up to `slack` slower than they are. They leave
+        Bounds are of the closed form, which takes some arrangements for up to `_slack` slower than they are. They leave
         out what replicas exchange, so these serve every grouping.
         """
         key = (wanted.pools, wanted.batching.micro_batch_size, wanted.batching.micro_batches, wanted.clones)
@@ -149,7 +146,8 @@ class Pipelines:
         return found
 
     def _bounded_combinations(self, wanted: WantedPipeline, limit: float) -> BoundedCombinations:
-        batching, most = wanted.batching, limit * self.slack
+        batching, slack = wanted.batching, self._slack(wanted.batching)
+        most = limit * slack
         every = [self._uses(p, batching.micro_batch_size, wanted.clones) for p in wanted.pools]
         near = self._near(every, wanted, most)
         options = self.use_bounds.of(near, batching, waits=self._waits(wanted))
@@ -161,7 +159,12 @@ class Pipelines:
         combos, bounds = (likely_uses if many else every_one)(
             options, self.problem.costs.shape.layers, stages=self.problem.pins.stages, limit=most
         )
-        return BoundedCombinations(limit, options, combos, bounds / self.slack)
+        return BoundedCombinations(limit, options, combos, bounds / slack)
+
+    def _slack(self, batching: Batching) -> float:
+        if self.problem.tolerance:
+            return LARGE_SLACK
+        return FEW_SLACK if batching.micro_batches <= FEW else SLACK
 
     def _near(self, options: list[list[PoolUse]], wanted: WantedPipeline, limit: float) -> list[list[PoolUse]]:
         """Uses that could be part of something below the limit, were all others at their best and memory no matter.
@@ -211,13 +214,13 @@ class Pipelines:
         self, wanted: WantedPipeline, combinations: BoundedCombinations, limit: Callable[[], float]
     ) -> Iterator[Pipeline]:
         """Pipelines faster than the limit as it stands, until no bound is below it."""
-        tried = searched_schedules(self.problem)
+        tried, slack = searched_schedules(self.problem), self._slack(wanted.batching)
         starts = [FROM_FEW, DEEP] if tried == [DEEP] else tried  # as where 1F1B is looked at as well
         for bound, found in islice(combinations, self.most_tried):
             if bound >= limit():
                 return
             for order in self._orders(wanted.pools):
-                if bound + self._order_adds([found[i] for i in order], wanted.batching) / self.slack >= limit():
+                if bound + self._order_adds([found[i] for i in order], wanted.batching) / slack >= limit():
                     continue
                 ordered = tuple(found[i].use for i in order)
                 for schedule in starts if sum(u.stages for u in ordered) > 1 else starts[:1]:
@@ -226,7 +229,7 @@ class Pipelines:
                         continue
                     self.tried += 1
                     arrangement = Arrangement(self.problem, self.stage_costs, ordered, wanted.batching, schedule)
-                    made = arrangement.best(bound=limit() * self.slack)
+                    made = arrangement.best(bound=limit() * slack)
                     if made is None or least_seconds(made.times) >= limit() * self.near:
                         continue
                     if self.near > 1.0 and self._could_be(made, limit() * self.near):
@@ -250,7 +253,9 @@ class Pipelines:
     def improved(self, pipeline: Pipeline) -> Pipeline:
         """With layers moved between its stages, and more forwards in flight, where that shortens the simulated step;
         what is asked for stays."""
-        return self._deeper(self._improved(self._arranged(pipeline, pipeline.batching), pipeline))
+        uses, batching, schedule = pipeline.uses, pipeline.batching, SCHEDULES[pipeline.schedule]
+        held = Arrangement(self.problem, self.stage_costs, uses, batching, schedule, pipeline.forwards_ahead)
+        return self._deeper(self._improved(held, pipeline))
 
     def _deeper(self, pipeline: Pipeline) -> Pipeline:
         """With ever more forwards in flight, where transfers are long, while that shortens the step and fits."""

@@ -31,8 +31,9 @@ from hetctl.trainer.recipe import load_recipe
 
 SMALL = 12  # seeds of small clusters: planned in little time
 INSTANCES = int(os.environ.get("HETCTL_PLANNER_INSTANCES", SMALL))
-# in which pins, or the order of islands, gained 1 to 5 %, since depths were looked for from one start only
-FOUND = (340, 800, 1761, 2268)
+# in which pins, or the order of islands, gained 1 to 5 %: depths were looked for from one start only; splits were held
+# to take what the closed form says; ways to hold a stage were told apart by it alone
+FOUND = (340, 800, 1761, 2268, 17, 1422, 2183)
 ROUGHLY = 1.005  # more of something may seem so much slower: larger searches leave small gains out
 NAMES = ("rtx4090", "mi325x", "v100", "l40s", "a100", "h100", "h200", "a100-40g", "mi300x", "a40", "t4", "mi210")
 SCHEDULES = ("1f1b", "eager-1f1b", "gpipe", "zero-bubble", "interleaved")
@@ -160,7 +161,7 @@ def own_values(planning: Planning) -> list[tuple[str, object]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(INSTANCES))
+@pytest.mark.parametrize("seed", [*range(INSTANCES), 2142])  # in which more memory took 1 % longer
 def test_more_of_anything_is_never_slower(seed: int, folder: Path) -> None:
     what = instance(seed)
     richer = more(what, random.Random(-seed))
