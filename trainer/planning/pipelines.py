@@ -33,7 +33,7 @@ LARGE_SLACK = 1.02  # in larger searches
 LIKELY = 6  # combinations whose split is worked out, of one pipeline and batch; smaller searches look at all
 FEW_COMBINATIONS = 5_000  # of many pools
 DEEP = SCHEDULES["eager-1f1b"]
-FROM_FEW = replace(DEEP, in_flight=SCHEDULES["1f1b"].in_flight)
+FROM_FEW, FROM_ALL = (replace(DEEP, in_flight=SCHEDULES[name].in_flight) for name in ("1f1b", "gpipe"))
 Found = TypeVar("Found")
 
 
@@ -230,11 +230,13 @@ class Pipelines:
                     self.tried += 1
                     arrangement = Arrangement(self.problem, self.stage_costs, ordered, wanted.batching, schedule)
                     made = arrangement.best(bound=limit() * slack)
-                    if made is None or least_seconds(made.times) >= limit() * self.near:
+                    if made is None and schedule == DEEP and self.near > 1.0:
+                        made = self._hidden(ordered, wanted.batching, limit() * slack)
+                    elif made is None or least_seconds(made.times) >= limit() * self.near:
                         continue
-                    if self.near > 1.0 and self._could_be(made, limit() * self.near):
+                    elif self.near > 1.0 and self._could_be(made, limit() * self.near):
                         made = self._deeper(self._improved(arrangement, made))
-                    if made.seconds < limit():
+                    if made is not None and made.seconds < limit():
                         yield made
 
     def _could_be(self, pipeline: Pipeline, limit: float) -> bool:
@@ -266,6 +268,11 @@ class Pipelines:
             return (self.at_depth(at, ahead) for (ahead,) in deeper([at.times]))
 
         return deepest(pipeline, tried, attrgetter("seconds"))
+
+    def _hidden(self, uses: tuple[PoolUse, ...], batching: Batching, bound: float) -> Pipeline | None:
+        """With as many forwards in flight as hide all, from the layers that all of them in flight allow."""
+        made = Arrangement(self.problem, self.stage_costs, uses, batching, FROM_ALL).best(bound=bound)
+        return made and self.at_depth(made, hiding_all(made.times))
 
     def at_depth(self, pipeline: Pipeline, ahead: tuple[int, ...]) -> Pipeline | None:
         """Its uses and batching with so many forwards in flight, its layers where they fit; None if nothing does."""

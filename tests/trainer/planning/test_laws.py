@@ -33,7 +33,7 @@ SMALL = 12  # seeds of small clusters: planned in little time
 INSTANCES = int(os.environ.get("HETCTL_PLANNER_INSTANCES", SMALL))
 # in which pins, or the order of islands, gained 1 to 5 %: depths were looked for from one start only; splits were held
 # to take what the closed form says; ways to hold a stage were told apart by it alone
-FOUND = (340, 800, 1761, 2268, 17, 1422, 2183)
+FOUND = (340, 800, 1761, 2268, 17, 1422, 2183, 5002)
 ROUGHLY = 1.005  # more of something may seem so much slower: larger searches leave small gains out
 NAMES = ("rtx4090", "mi325x", "v100", "l40s", "a100", "h100", "h200", "a100-40g", "mi300x", "a40", "t4", "mi210")
 SCHEDULES = ("1f1b", "eager-1f1b", "gpipe", "zero-bubble", "interleaved")
@@ -151,9 +151,7 @@ def pins(draw: random.Random, samples: int) -> list[tuple[str, object]]:
 def own_values(planning: Planning) -> list[tuple[str, object]]:
     """What a plan has, as pins, where pins can say it."""
     replicas = planning.plan.replicas
-    found: list[tuple[str, object]] = [
-        ("parallelism.schedule", planning.predictions[0].candidate.pipelines[0].schedule)
-    ]
+    found: list[tuple[str, object]] = [("parallelism.schedule", planning.plan.schedule)]
     if len({len({s.ranks for s in r.stages}) for r in replicas}) == 1:
         found.append(("parallelism.pipeline", len({s.ranks for s in replicas[0].stages})))
     if len({s.tensor_parallel for r in replicas for s in r.stages}) == 1:
