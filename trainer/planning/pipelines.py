@@ -270,7 +270,8 @@ class Pipelines:
         return deepest(pipeline, tried, attrgetter("seconds"))
 
     def _hidden(self, uses: tuple[PoolUse, ...], batching: Batching, bound: float) -> Pipeline | None:
-        """With as many forwards in flight as hide all, from the layers that all of them in flight allow."""
+        """With as many forwards in flight as hide all, from the layers that all of them in flight allow; where they are
+        pinned, these arrangements are beyond the bound as well."""
         made = Arrangement(self.problem, self.stage_costs, uses, batching, FROM_ALL).best(bound=bound)
         return made and self.at_depth(made, hiding_all(made.times))
 
