@@ -22,7 +22,7 @@ from hetctl.trainer.planning.problem import Problem
 from hetctl.trainer.planning.simulate import least_seconds, step_seconds
 from hetctl.trainer.planning.space import MANY_POOLS, PoolUse, orders, pool_uses
 from hetctl.trainer.planning.stages import StageCostCache, share
-from hetctl.trainer.schedule import SCHEDULES
+from hetctl.trainer.schedule import SCHEDULES, Schedule
 
 COMBINATIONS = 100_000  # bounded one by one; of more only the likely ones are looked at
 SLACK = 1.1  # how much slower the closed form may take an arrangement for than it is, to be looked at all the same
@@ -129,8 +129,7 @@ class Pipelines:
         """The same uses in the same order with these micro-batches; None where they do not fit."""
         if batching.micro_batch_size < max(use.width for use in pipeline.uses):
             return None
-        schedule = SCHEDULES[pipeline.schedule]
-        return Arrangement(self.problem, self.stage_costs, pipeline.uses, batching, schedule).best()
+        return self._arranged(pipeline.uses, batching, SCHEDULES[pipeline.schedule]).best()
 
     def combinations(self, wanted: WantedPipeline, limit: float) -> BoundedCombinations:
         """Every combination of uses that might fit and beat the limit, with its bound.
@@ -228,16 +227,28 @@ class Pipelines:
                     if little and self._waits_little(ordered, wanted.batching, limit()):
                         continue
                     self.tried += 1
-                    arrangement = Arrangement(self.problem, self.stage_costs, ordered, wanted.batching, schedule)
-                    made = arrangement.best(bound=limit() * slack)
-                    if made is None and schedule == DEEP and self.near > 1.0:
-                        made = self._hidden(ordered, wanted.batching, limit() * slack)
-                    elif made is None or least_seconds(made.times) >= limit() * self.near:
-                        continue
-                    elif self.near > 1.0 and self._could_be(made, limit() * self.near):
-                        made = self._deeper(self._improved(arrangement, made))
+                    made = self._found(self._arranged(ordered, wanted.batching, schedule), limit(), slack)
                     if made is not None and made.seconds < limit():
                         yield made
+
+    def _found(self, arrangement: Arrangement, limit: float, slack: float) -> Pipeline | None:
+        """The arrangement's fastest pipeline, worked on where that may bring it below the limit; None where nothing
+        would."""
+        made, small = arrangement.best(bound=limit * slack), self.near > 1.0
+        if made is None:
+            return self._hidden(arrangement, limit * slack) if small and arrangement.schedule == DEEP else None
+        if least_seconds(made.times) >= limit * self.near:
+            return None
+        return (
+            self._deeper(self._improved(arrangement, made))
+            if small and self._could_be(made, limit * self.near)
+            else made
+        )
+
+    def _arranged(
+        self, uses: tuple[PoolUse, ...], batching: Batching, schedule: Schedule, ahead: tuple[int, ...] | None = None
+    ) -> Arrangement:
+        return Arrangement(self.problem, self.stage_costs, uses, batching, schedule, ahead)
 
     def _could_be(self, pipeline: Pipeline, limit: float) -> bool:
         """Whether a pipeline takes less than a limit, or would with as many in flight as hide all."""
@@ -255,8 +266,8 @@ class Pipelines:
     def improved(self, pipeline: Pipeline) -> Pipeline:
         """With layers moved between its stages, and more forwards in flight, where that shortens the simulated step;
         what is asked for stays."""
-        uses, batching, schedule = pipeline.uses, pipeline.batching, SCHEDULES[pipeline.schedule]
-        held = Arrangement(self.problem, self.stage_costs, uses, batching, schedule, pipeline.forwards_ahead)
+        schedule = SCHEDULES[pipeline.schedule]
+        held = self._arranged(pipeline.uses, pipeline.batching, schedule, pipeline.forwards_ahead)
         return self._deeper(self._improved(held, pipeline))
 
     def _deeper(self, pipeline: Pipeline) -> Pipeline:
@@ -269,16 +280,16 @@ class Pipelines:
 
         return deepest(pipeline, tried, attrgetter("seconds"))
 
-    def _hidden(self, uses: tuple[PoolUse, ...], batching: Batching, bound: float) -> Pipeline | None:
+    def _hidden(self, arrangement: Arrangement, bound: float) -> Pipeline | None:
         """With as many forwards in flight as hide all, from the layers that all of them in flight allow; where they are
         pinned, these arrangements are beyond the bound as well."""
-        made = Arrangement(self.problem, self.stage_costs, uses, batching, FROM_ALL).best(bound=bound)
+        made = self._arranged(arrangement.uses, arrangement.batching, FROM_ALL).best(bound=bound)
         return made and self.at_depth(made, hiding_all(made.times))
 
     def at_depth(self, pipeline: Pipeline, ahead: tuple[int, ...]) -> Pipeline | None:
         """Its uses and batching with so many forwards in flight, its layers where they fit; None if nothing does."""
         self.tried += 1
-        arrangement = Arrangement(self.problem, self.stage_costs, pipeline.uses, pipeline.batching, DEEP, ahead)
+        arrangement = self._arranged(pipeline.uses, pipeline.batching, DEEP, ahead)
         made = arrangement.with_layers(pipeline.layers) or arrangement.best()
         return made and self._improved(arrangement, made)
 
